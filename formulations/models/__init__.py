@@ -1,0 +1,1 @@
+"""One published model per file; each builds a :class:`~formulations.problem.StrategyProblem`."""
