@@ -1,16 +1,16 @@
-"""The canonical problem: one strategy per node, factor costs, memory over time.
+r"""The canonical problem: one strategy per node, factor costs, memory over time.
 
 Choose one strategy ``x_i`` for every node ``i`` so as to
 
 .. math::
 
-    \\min \\sum_i cost_i(x_i) + \\sum_f cost_f(x_{scope(f)})
+    \min \sum_i cost_i(x_i) + \sum_f cost_f(x_{scope(f)})
 
 subject to, for every resource ``r`` and every integer time ``t`` in ``[0, horizon)``,
 
 .. math::
 
-    \\sum_i usage_{i,r}(x_i, t) + \\sum_f usage_{f,r}(x_{scope(f)}, t) \\le limit_r .
+    \sum_i usage_{i,r}(x_i, t) + \sum_f usage_{f,r}(x_{scope(f)}, t) \le limit_r .
 
 Costs are integers in a time quantum that the builder writes down; usages are integers (bytes).
 A forbidden combination is a flag, never a large number inside a sum.
