@@ -25,9 +25,9 @@ class Compute:
     """Run operator ``operator`` on local tensors.
 
     ``inputs`` holds one buffer per tensor argument (in the operator's order), ``outputs`` one per
-    returned tensor (None where the operator returns none there). ``recompute`` says that this is a
-    further execution of an operator that already ran. Views are run wherever they are needed, so a
-    view's further executions are not recomputation.
+    returned tensor: None where the operator returns none there, and for outputs of a view that nobody
+    reads. ``recompute`` says that this is a further execution of an operator that already ran. Views are
+    run wherever they are needed, so a view's further executions are not recomputation.
     """
 
     operator: int

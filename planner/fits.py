@@ -1,0 +1,127 @@
+"""What one rank needs, in seconds and without a plan.
+
+Four figures bracket every plan: everything replicated, and everything divided by the number of ranks,
+each with all values kept and with all of them recomputed. The kept figures are the liveness of the
+captured graph. The recomputed figures are floors: they count the state and, at every operator, only what
+that operator itself reads and writes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from html import escape
+
+import numpy as np
+
+from formulations.problem import IntArray
+from planner.operator_graph import OperatorGraph, OutputRole, ValueRole
+from planner.optimizers import OptimizerSpec
+from planner.view_chains import view_chains
+
+
+@dataclass(frozen=True, slots=True)
+class FitsRow:
+    """One figure: ``kind`` says whether it is exact for that choice or a floor that none can beat."""
+
+    name: str
+    kind: str
+    peak_bytes: int
+    fits: bool | None
+
+
+@dataclass(frozen=True, slots=True)
+class FitsReport:
+    """Answer of :func:`fits_report`.
+
+    ``state_bytes`` is parameters, optimizer state and module buffers; ``limit`` the usable bytes of one
+    device or None.
+    """
+
+    rows: tuple[FitsRow, ...]
+    parameter_count: int
+    state_bytes: int
+    ranks: int
+    limit: int | None
+
+    def _repr_html_(self) -> str:
+        body = "".join(
+            f"<tr><td>{escape(row.name)}</td><td>{escape(row.kind)}</td>"
+            f"<td style='text-align:right'>{row.peak_bytes / 2**30:.3f}</td>"
+            f"<td>{'' if row.fits is None else 'fits' if row.fits else 'does not fit'}</td></tr>"
+            for row in self.rows
+        )
+        head = "<tr><th>one rank holds</th><th>figure</th><th>GiB</th><th></th></tr>"
+        return f"<table>{head}{body}</table>"
+
+
+def fits_report(graph: OperatorGraph, ranks: int, optimizer: OptimizerSpec, limit: int | None = None) -> FitsReport:
+    """Bracket the memory that one rank needs.
+
+    Parameters
+    ----------
+    graph
+        The captured step.
+    ranks
+        Devices that could share everything evenly.
+    optimizer
+        What is kept per trainable parameter.
+    limit
+        Usable bytes of one device, or None.
+
+    Returns
+    -------
+    FitsReport
+        Four rows; "divided by the ranks" assumes that every dimension divides and nothing is copied.
+    """
+    state, parameters = _state(graph, optimizer)
+    kept, floor = _peaks(graph, state)
+    rows = []
+    for name, kind, peak in (
+        ("everything replicated, all values kept", "exact", kept),
+        ("everything replicated, all values recomputed", "floor", floor),
+        (f"everything divided by {ranks}, all values kept", "without copies", -(-kept // ranks)),
+        (f"everything divided by {ranks}, all values recomputed", "floor", -(-floor // ranks)),
+    ):
+        rows.append(FitsRow(name, kind, peak, None if limit is None else peak <= limit))
+    return FitsReport(tuple(rows), parameters, state, ranks, limit)
+
+
+def _state(graph: OperatorGraph, optimizer: OptimizerSpec) -> tuple[int, int]:
+    """Bytes resident during the whole step and the number of parameters."""
+    state = parameters = 0
+    for index in graph.inputs:
+        value = graph.values[index]
+        copies = 1 + optimizer.state_tensors if value.trainable else 1
+        state += value.spec.nbytes * copies
+        parameters += value.spec.numel if value.role is ValueRole.PARAMETER else 0
+    return state, parameters
+
+
+def _peaks(graph: OperatorGraph, state: int) -> tuple[int, int]:
+    """Peak with every value kept to its last use, and the largest working set of one operator."""
+    chains = view_chains(graph)
+    count = len(graph.operators)
+    gradients = {chains[o.value].base for o in graph.outputs if o.role is OutputRole.GRADIENT}
+    kept_to_end = gradients | {chains[o.value].base for o in graph.outputs}
+    last = np.full(len(graph.values), -1, dtype=np.int64)
+    for operator in graph.operators:
+        for value in operator.inputs:
+            last[chains[value].base] = operator.index
+    change: IntArray = np.zeros(count + 1, dtype=np.int64)
+    floor: IntArray = np.zeros(count, dtype=np.int64)
+    held = 0
+    for operator in graph.operators:
+        if operator.is_view:
+            continue
+        read = {chains[value].base for value in operator.inputs}
+        owned = [v for v in operator.outputs if v is not None]
+        working = sum(graph.values[v].spec.nbytes for v in read if graph.values[v].producer is not None)
+        floor[operator.index] = held + working + sum(graph.values[v].spec.nbytes for v in owned)
+        for v in owned:
+            size = graph.values[v].spec.nbytes
+            change[operator.index] += size
+            end = count if v in kept_to_end else max(int(last[v]), operator.index) + 1
+            change[end] -= size
+            held += size if v in gradients else 0
+    profile = np.cumsum(change[:count])
+    return state + int(profile.max(initial=0)), state + int(floor.max(initial=0))
