@@ -45,6 +45,8 @@ class StrategySpace:
         In the order of ``model.nodes``.
     strategies
         Per node its layouts; a graph input's strategy has one output and no inputs.
+    operator_strategies
+        Strategies of every operator by index, views included.
     chains
         Per value of the graph, the views between it and the storage it reads.
     node_of_value
@@ -61,6 +63,7 @@ class StrategySpace:
     mesh: tuple[int, ...]
     nodes: tuple[SpaceNode, ...]
     strategies: tuple[tuple[Strategy, ...], ...]
+    operator_strategies: dict[int, tuple[Strategy, ...]]
     chains: tuple[ViewChain, ...]
     node_of_value: dict[int, int]
     router: ChainRouter
@@ -132,6 +135,7 @@ class _SpaceBuilder:
             self.mesh,
             nodes,
             strategies,
+            by_operator,
             self.chains,
             self.node_of_value,
             self.router,
@@ -254,6 +258,7 @@ class _SpaceBuilder:
                     producer,
                     output,
                     consumer,
+                    slot,
                     tables.cost,
                     tables.copy_bytes,
                     tables.peak_bytes,

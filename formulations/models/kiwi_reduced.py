@@ -11,7 +11,7 @@ Here it is a canonical problem, with a node's strategy = layout x {keep, recompu
 - rule 1 (9): (producer recomputed, consumer recomputed) is forbidden, where the producer has z = 1;
 - recomputation happens at ``H_i``, right before the first backward consumer (5);
 - memory (3)-(8): intervals of bytes, per output instead of per operator;
-- (10)-(11): a kept input of a recomputed operator is held until that recomputation. With one such
+- (10)-(11): a kept input of a recomputed operator is held until that recomputation has computed. With one such
   consumer this is usage on the pair; with several it is a maximum, so a *hold node* ``h`` chooses until
   when the value is held: usage on the pair (producer, h), and (h, consumer recomputed later) forbidden.
 
@@ -25,7 +25,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from formulations.models.sharding import StepProblemBuilder
+from formulations.models.liveness import LastUse
+from formulations.models.sharding import UNREAD, StepProblemBuilder
 from formulations.models.step import NodeKind, StepModel
 from formulations.problem import BoolArray, IntArray, StrategyProblem
 
@@ -54,13 +55,7 @@ def build_kiwi_reduced(model: StepModel, memory_limit: int | None) -> StrategyPr
         Its first nodes are the model's nodes; strategy ``mode * S + layout`` with mode 0 keep, 1
         recompute (only where the model allows it). Hold nodes follow.
     """
-    builder = KiwiReducedBuilder(model)
-    builder.add_resident_nodes()
-    builder.add_operators()
-    builder.add_edges()
-    builder.add_gradients()
-    builder.add_holds()
-    return builder.problem("kiwi_reduced", memory_limit)
+    return KiwiReducedBuilder(model).build("kiwi_reduced", memory_limit)
 
 
 def decode(model: StepModel, choices: tuple[int, ...]) -> StepDecision:
@@ -82,6 +77,7 @@ class KiwiReducedBuilder(StepProblemBuilder):
         super().__init__(model)
         self.candidate = model.recompute_candidates
         self._expanded: dict[tuple[int, int, int], tuple[IntArray, IntArray]] = {}
+        self._held: set[tuple[int, int]] = set()
         for i in np.flatnonzero(self.candidate):
             self.cost[i] = np.concatenate([self.cost[i], 2 * self.cost[i]])
 
@@ -103,49 +99,59 @@ class KiwiReducedBuilder(StepProblemBuilder):
         full[:, : table.shape[1]] = 0
         return full
 
+    def build(self, name: str, memory_limit: int | None) -> StrategyProblem:
+        """Add the families of sharding and the holds."""
+        self.add_holds()
+        return super().build(name, memory_limit)
+
+    def over_modes(self, table: BoolArray, producer: int, consumer: int) -> BoolArray:
+        """Repeat a table of layouts over the modes of both nodes."""
+        return np.tile(table, (self.modes(producer), self.modes(consumer)))
+
     def add_operators(self) -> None:
         """Add outputs: kept ones to their last use; recomputed ones in two intervals (rules 2 and 3)."""
         for i, node in enumerate(self.model.nodes):
             if node.kind not in (NodeKind.FORWARD, NodeKind.BACKWARD):
                 continue
-            start = 2 * self.timeline.compute[i] + 1
+            start = self.timeline.last_time(self.timeline.compute[i])
             for output in range(node.output_bytes.shape[1]):
-                forward_end, end = self.last_use_end.get((i, output), (0, 0))
                 amount = node.output_bytes[:, output]
+                life = self.lifetimes.get((i, output), UNREAD)
                 if not self.candidate[i]:
-                    self.node_usage[i] += self.term(start, max(end, start + 1), amount)
+                    self.add_life(i, start, self._own_end(i, output), amount)
                     continue
-                rerun = 2 * self.timeline.recompute[i] + 1
+                rerun = self.timeline.last_time(self.timeline.recompute[i])
                 nothing = np.zeros_like(amount)
                 kept, dropped = np.concatenate([amount, nothing]), np.concatenate([nothing, amount])
-                self.node_usage[i] += self.term(start, max(end, start + 1), kept)
-                self.node_usage[i] += self.term(start, max(forward_end, start + 1), dropped)
-                self.node_usage[i] += self.term(rerun, max(end, rerun + 1), dropped)
+                self.add_life(i, start, self._own_end(i, output), kept)
+                self.add_life(i, start, life.forward, dropped)
+                self.add_life(i, rerun, life.backward, dropped)
+
+    def _own_end(self, node: int, output: int) -> LastUse | None:
+        """Last use of a kept output; where it may be held longer, up to its reader's computation in any case."""
+        last = self.lifetimes.get((node, output), UNREAD).last
+        if last is not None and (node, output) in self._held:
+            return LastUse(last.computed_end, last.computed_end)
+        return last
 
     def add_edges(self) -> None:
         """Add resharding, paid and held again where the consumer is recomputed, and rule 1."""
         for edge in self.model.edges:
             u, v = edge.producer, edge.consumer
-            cost = self.expand(edge.cost, u, v)
-            forbidden: BoolArray = np.tile(edge.forbidden, (self.modes(u), self.modes(v)))
-            usage = self.copy_terms(
-                self.timeline.compute[v],
-                self.expand(edge.copy_bytes, u, v),
-                self.expand(edge.peak_bytes, u, v),
+            cost, copy_bytes, peak_bytes = (
+                self.expand(table, u, v) for table in (edge.cost, edge.copy_bytes, edge.peak_bytes)
             )
+            forbidden = self.over_modes(edge.forbidden, u, v)
+            usage = self.copy_terms(self.timeline.compute[v], edge.slot, copy_bytes, peak_bytes)
             if self.candidate[v]:
                 cost = cost + self.at_recompute(edge.cost, u, v)
-                usage += self.copy_terms(
-                    self.timeline.recompute[v],
-                    self.at_recompute(edge.copy_bytes, u, v),
-                    self.at_recompute(edge.peak_bytes, u, v),
+                copy_again, peak_again = (
+                    self.at_recompute(table, u, v) for table in (edge.copy_bytes, edge.peak_bytes)
                 )
+                usage += self.copy_terms(self.timeline.recompute[v], edge.slot, copy_again, peak_again)
                 if self.candidate[u]:
                     forbidden[edge.cost.shape[0] :, edge.cost.shape[1] :] = True
             self.factor((u, v), cost, forbidden, usage)
-        for k, result in enumerate(self.model.results):
-            # An operator with a result is never a candidate, so its tables need no second mode.
-            self.add_result(k, result.cost, result.forbidden, result.copy_bytes, result.peak_bytes)
 
     def add_holds(self) -> None:
         """Add how long kept inputs wait for recomputed consumers, equations (10) and (11)."""
@@ -161,31 +167,32 @@ class KiwiReducedBuilder(StepProblemBuilder):
 
     def _add_hold(self, u: int, output: int, readers: list[int]) -> None:
         """Hold one output for the recomputed ones among ``readers``, beyond its own last use."""
-        own_end = max(self.last_use_end.get((u, output), (0, 0))[1], 2 * self.timeline.compute[u] + 2)
-        ends = {v: 2 * self.timeline.recompute[v] + 2 for v in readers}
+        last = self.lifetimes[u, output].last
+        assert last is not None, "an output with recomputable readers is read"
+        own_end = last.computed_end
+        ends = {v: self.timeline.last_time(self.timeline.recompute[v]) + 1 for v in readers}
         late = {v: end for v, end in ends.items() if end > own_end}
         if not late:
             return
+        self._held.add((u, output))
         amount = self.model.nodes[u].output_bytes[:, output]
         if self.candidate[u]:
             amount = np.concatenate([amount, np.zeros_like(amount)])
         if len(late) == 1:
             ((v, end),) = late.items()
-            size = self.cost[v].shape[0]
-            held = np.zeros((amount.shape[0], size), dtype=np.int64)
-            held[:, size // 2 :] = amount[:, None]
-            self.factor((u, v), np.zeros_like(held), usage=self.term(own_end, end, held))
+            held = np.zeros((amount.shape[0], self.cost[v].shape[0]), dtype=np.int64)
+            held[:, held.shape[1] // 2 :] = amount[:, None]
+            self.pair_usage((u, v), self.term(own_end, end, held))
             return
         until = sorted({own_end, *late.values()})
         hold = self._new_node(f"{self.names[u]} held", len(until))
         for state in range(1, len(until)):
             held = np.zeros((amount.shape[0], len(until)), dtype=np.int64)
             held[:, state:] = amount[:, None]
-            self.factor((u, hold), np.zeros_like(held), usage=self.term(until[state - 1], until[state], held))
+            self.pair_usage((u, hold), self.term(until[state - 1], until[state], held))
         for v, end in late.items():
-            size = self.cost[v].shape[0]
-            too_early = np.zeros((len(until), size), dtype=np.bool_)
-            too_early[: until.index(end), size // 2 :] = True
+            too_early = np.zeros((len(until), self.cost[v].shape[0]), dtype=np.bool_)
+            too_early[: until.index(end), too_early.shape[1] // 2 :] = True
             self.factor((hold, v), np.zeros(too_early.shape, dtype=np.int64), too_early)
 
     def _new_node(self, name: str, size: int) -> int:

@@ -11,12 +11,9 @@ Where each family of terms is added:
 resident bytes, optimizer        :meth:`StepProblemBuilder.add_resident_nodes`
 cost and outputs of operators    :meth:`StepProblemBuilder.add_operators`
 resharding and its copies        :meth:`StepProblemBuilder.add_edges`
+loss and updated buffers         :meth:`StepProblemBuilder.add_results`
 gradients until their update     :meth:`StepProblemBuilder.add_gradients`
 ===============================  ==============================================
-
-A value is counted from the operator that produces it until the last operator that reads it has
-computed, and a resharded copy while its consumer reads; a replay that frees a value between two
-resharding steps can be lower, never higher.
 """
 
 from __future__ import annotations
@@ -25,11 +22,14 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from formulations.models.step import NodeKind, StepModel
+from formulations.models.liveness import LastUse, Lifetime, lifetimes
+from formulations.models.step import EventKind, NodeKind, StepModel
 from formulations.problem import BoolArray, Factor, IntArray, Node, Resource, StrategyProblem, UsageTerm
 
 MEMORY = 0
 """Index of the device-memory resource in problems built from a :class:`StepModel`."""
+
+UNREAD = Lifetime(None, None)
 
 
 def build_sharding(model: StepModel, memory_limit: int | None) -> StrategyProblem:
@@ -47,12 +47,7 @@ def build_sharding(model: StepModel, memory_limit: int | None) -> StrategyProble
     StrategyProblem
         Node ``i`` is node ``i`` of the model, its strategies the layouts.
     """
-    builder = StepProblemBuilder(model)
-    builder.add_resident_nodes()
-    builder.add_operators()
-    builder.add_edges()
-    builder.add_gradients()
-    return builder.problem("sharding", memory_limit)
+    return StepProblemBuilder(model).build("sharding", memory_limit)
 
 
 class StepProblemBuilder:
@@ -61,6 +56,7 @@ class StepProblemBuilder:
     def __init__(self, model: StepModel) -> None:
         self.model = model
         self.timeline = model.timeline
+        self.lifetimes = lifetimes(model)
         self.cost: list[IntArray] = [node.cost.copy() for node in model.nodes]
         self.node_forbidden: list[BoolArray | None] = [None] * len(model.nodes)
         self.node_usage: list[list[UsageTerm]] = [[] for _ in model.nodes]
@@ -68,7 +64,15 @@ class StepProblemBuilder:
         self._factor_cost: dict[tuple[int, ...], IntArray] = {}
         self._factor_forbidden: dict[tuple[int, ...], BoolArray] = {}
         self._factor_usage: dict[tuple[int, ...], list[UsageTerm]] = {}
-        self.last_use_end = self._last_use_ends()
+
+    def build(self, name: str, memory_limit: int | None) -> StrategyProblem:
+        """Add every family and assemble the problem."""
+        self.add_resident_nodes()
+        self.add_operators()
+        self.add_edges()
+        self.add_results()
+        self.add_gradients()
+        return self._problem(name, memory_limit)
 
     # ---------------------------------------------------------------- tables
 
@@ -89,6 +93,11 @@ class StepProblemBuilder:
             self._factor_forbidden[scope] = forbidden if known is None else known | forbidden
         self._factor_usage.setdefault(scope, []).extend(usage)
 
+    def pair_usage(self, scope: tuple[int, int], usage: list[UsageTerm]) -> None:
+        """Add usage to a pair of nodes at no cost."""
+        if usage:
+            self.factor(scope, np.zeros(usage[0].amount.shape, dtype=np.int64), usage=usage)
+
     def forbid(self, node: int, flags: BoolArray) -> None:
         """Forbid strategies of one node."""
         if flags.any():
@@ -102,26 +111,6 @@ class StepProblemBuilder:
             return []
         return [UsageTerm(MEMORY, start, end, amount)]
 
-    def _last_use_ends(self) -> dict[tuple[int, int], tuple[int, int]]:
-        """Ends of the last forward and of the last use at all, per (node, output); 0 where unused."""
-        ends: dict[tuple[int, int], tuple[int, int]] = {}
-
-        def use(key: tuple[int, int], event: int, forward: bool) -> None:
-            old_forward, old_any = ends.get(key, (0, 0))
-            end = 2 * event + 2
-            ends[key] = (max(old_forward, end) if forward else old_forward, max(old_any, end))
-
-        nodes, timeline = self.model.nodes, self.timeline
-        for edge in self.model.edges:
-            forward = nodes[edge.consumer].kind is NodeKind.FORWARD
-            use((edge.producer, edge.output), timeline.compute[edge.consumer], forward)
-        for k, gradient in enumerate(self.model.gradients):
-            use((gradient.producer, gradient.output), timeline.gradient[k], False)
-        for k, result in enumerate(self.model.results):
-            forward = nodes[result.producer].kind is NodeKind.FORWARD
-            use((result.producer, result.output), timeline.result[k], forward)
-        return ends
-
     # -------------------------------------------------------------- families
 
     def add_resident_nodes(self) -> None:
@@ -129,67 +118,74 @@ class StepProblemBuilder:
         for i, node in enumerate(self.model.nodes):
             self.node_usage[i] += self.term(0, self.timeline.horizon, node.resident_bytes)
             if node.update_bytes is not None and node.update_cost is not None:
-                event = self.timeline.update[i]
+                time = self.timeline.last_time(self.timeline.update[i])
                 self.cost[i] = self.cost[i] + node.update_cost
-                self.node_usage[i] += self.term(2 * event, 2 * event + 2, node.update_bytes)
+                self.node_usage[i] += self.term(time, time + 1, node.update_bytes)
 
     def add_operators(self) -> None:
         """Add the outputs of every operator from its computation to its last use."""
         for i, node in enumerate(self.model.nodes):
-            if node.kind not in (NodeKind.FORWARD, NodeKind.BACKWARD):
-                continue
-            start = 2 * self.timeline.compute[i] + 1
-            for output in range(node.output_bytes.shape[1]):
-                _, end = self.last_use_end.get((i, output), (0, 0))
-                self.node_usage[i] += self.term(start, max(end, start + 1), node.output_bytes[:, output])
+            if node.kind in (NodeKind.FORWARD, NodeKind.BACKWARD):
+                start = self.timeline.last_time(self.timeline.compute[i])
+                for output in range(node.output_bytes.shape[1]):
+                    life = self.lifetimes.get((i, output), UNREAD)
+                    self.add_life(i, start, life.last, node.output_bytes[:, output])
+
+    def add_life(self, node: int, start: int, last: LastUse | None, amount: IntArray) -> None:
+        """Hold ``amount`` per strategy of ``node`` from ``start`` to its last use, at least while it is made."""
+        if last is None:
+            self.node_usage[node] += self.term(start, start + 1, amount)
+            return
+        end = max(last.end, start + 1)
+        self.node_usage[node] += self.term(start, end, amount)
+        if last.aliases is not None:
+            held = amount[:, None] * self.over_modes(last.aliases, node, last.reader)
+            self.pair_usage((node, last.reader), self.term(end, last.computed_end, held))
+
+    def over_modes(self, table: BoolArray, producer: int, consumer: int) -> BoolArray:
+        """Repeat a table of layouts over further decisions of its nodes; here there are none."""
+        return table
 
     def add_edges(self) -> None:
-        """Add resharding cost and copies of every argument, and of results brought to their layout."""
+        """Add resharding cost and copies of every argument."""
         for edge in self.model.edges:
-            usage = self.copy_terms(self.timeline.compute[edge.consumer], edge.copy_bytes, edge.peak_bytes)
+            event = self.timeline.compute[edge.consumer]
+            usage = self.copy_terms(event, edge.slot, edge.copy_bytes, edge.peak_bytes)
             self.factor((edge.producer, edge.consumer), edge.cost, edge.forbidden, usage)
-        for k, result in enumerate(self.model.results):
-            self.add_result(k, result.cost, result.forbidden, result.copy_bytes, result.peak_bytes)
 
-    def add_result(
-        self, index: int, cost: IntArray, forbidden: BoolArray, copy_bytes: IntArray, peak_bytes: IntArray
-    ) -> None:
-        """Add one result: it stays until the end of the step."""
-        node = self.model.results[index].producer
-        event = self.timeline.result[index]
-        self.cost[node] = self.cost[node] + cost
-        self.forbid(node, forbidden)
-        own = self.model.nodes[node].output_bytes[:, self.model.results[index].output]
-        own = np.tile(own, cost.shape[0] // own.shape[0])
-        kept = np.where(copy_bytes > 0, copy_bytes, own)
-        self.node_usage[node] += self.term(2 * event, 2 * event + 1, peak_bytes)
-        self.node_usage[node] += self.term(2 * event + 1, 2 * event + 2, copy_bytes)
-        self.node_usage[node] += self.term(2 * event + 2, self.timeline.horizon, kept)
+    def copy_terms(self, event: int, slot: int, copy_bytes: IntArray, peak_bytes: IntArray) -> list[UsageTerm]:
+        """Usage of an argument's copy: more while it is made, then its bytes until the operator has computed."""
+        made = self.timeline.argument_time(event, slot)
+        return [
+            *self.term(made, made + 1, peak_bytes),
+            *self.term(made + 1, self.timeline.last_time(event) + 1, copy_bytes),
+        ]
+
+    def add_results(self) -> None:
+        """Add results: brought to their layout where they are produced, they stay until the end of the step."""
+        for k, result in enumerate(self.model.results):
+            node = result.producer
+            time = self.timeline.last_time(self.timeline.result[k])
+            self.cost[node] = self.cost[node] + result.cost
+            self.forbid(node, result.forbidden)
+            own = self.model.nodes[node].output_bytes[:, result.output]
+            kept = np.where(result.copy_bytes > 0, result.copy_bytes, own)
+            self.node_usage[node] += self.term(time, time + 1, result.peak_bytes)
+            self.node_usage[node] += self.term(time + 1, self.timeline.horizon, kept)
 
     def add_gradients(self) -> None:
         """Add the reduction of every gradient and the bytes it holds until its parameter's update."""
         for k, gradient in enumerate(self.model.gradients):
-            event = self.timeline.gradient[k]
-            update_end = 2 * self.timeline.update[gradient.parameter] + 2
+            time = self.timeline.last_time(self.timeline.gradient[k])
+            update = self.timeline.last_time(self.timeline.update[gradient.parameter])
             own = self.model.nodes[gradient.producer].output_bytes[:, gradient.output]
             kept = np.where(gradient.copy_bytes > 0, gradient.copy_bytes, own[:, None])
-            usage = [
-                *self.copy_terms(event, gradient.copy_bytes, gradient.peak_bytes),
-                *self.term(2 * event + 2, update_end, kept),
-            ]
+            usage = [*self.term(time, time + 1, gradient.peak_bytes), *self.term(time + 1, update + 1, kept)]
             self.factor((gradient.producer, gradient.parameter), gradient.cost, gradient.forbidden, usage)
-
-    def copy_terms(self, event: int, copy_bytes: IntArray, peak_bytes: IntArray) -> list[UsageTerm]:
-        """Usage of a resharding at an event: its peak while it is made, the copy while it is read."""
-        return [
-            *self.term(2 * event, 2 * event + 1, peak_bytes),
-            *self.term(2 * event + 1, 2 * event + 2, copy_bytes),
-        ]
 
     # --------------------------------------------------------------- problem
 
-    def problem(self, name: str, memory_limit: int | None) -> StrategyProblem:
-        """Assemble the canonical problem from everything added so far."""
+    def _problem(self, name: str, memory_limit: int | None) -> StrategyProblem:
         nodes = tuple(
             Node(name, cost, forbidden, tuple(usage))
             for name, cost, forbidden, usage in zip(
@@ -212,11 +208,14 @@ class StepProblemBuilder:
 
     def _time_names(self) -> tuple[str, ...]:
         names: list[str] = []
-        for event in self.timeline.events:
-            if event.kind.value in ("gradient", "result"):
-                edges = self.model.gradients if event.kind.value == "gradient" else self.model.results
-                subject = self.model.nodes[edges[event.index].producer].name
+        for position, event in enumerate(self.timeline.events):
+            if event.kind is EventKind.GRADIENT:
+                subject = self.model.nodes[self.model.gradients[event.index].parameter].name
+            elif event.kind is EventKind.RESULT:
+                subject = self.model.nodes[self.model.results[event.index].producer].name
             else:
                 subject = self.model.nodes[event.index].name
-            names += [f"{event.kind.value} of {subject} (inputs)", f"{event.kind.value} of {subject}"]
+            names += [f"{event.kind} of {subject}"] * (
+                self.timeline.start[position + 1] - self.timeline.start[position]
+            )
         return tuple(names)

@@ -6,8 +6,8 @@ the edges, so every node that computes owns the storages of its outputs.
 
 Time runs over *events* (:class:`Timeline`): a forward operator, the possible re-execution of one right
 before its first backward consumer, a backward operator, the reduction of a gradient, the optimizer's
-update of a parameter. An event has two times: while its inputs are resharded (even) and while it
-computes (odd).
+update of a parameter. The event of an operator has one time per argument, while that argument is brought
+to its layout, and a last one, while the operator computes. All other events have one time.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class StepNode:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StepEdge:
-    """One tensor argument: an output of ``producer`` read by ``consumer``.
+    """One tensor argument: an output of ``producer`` read by ``consumer`` as its argument ``slot``.
 
     Tables have shape ``(S_producer, S_consumer)``. ``copy_bytes`` is the resharded copy that lives while
     the consumer computes (0 where the producer's storage is read directly); ``peak_bytes`` the most that
@@ -81,6 +81,7 @@ class StepEdge:
     producer: int
     output: int
     consumer: int
+    slot: int
     cost: IntArray
     copy_bytes: IntArray
     peak_bytes: IntArray
@@ -140,9 +141,13 @@ class Event:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Timeline:
-    """Events in order of execution, and where each node's events are (-1 where it has none)."""
+    """Events in order of execution, and where each node's events are (-1 where it has none).
+
+    ``start`` is the first time of each event, with the horizon as one more entry at the end.
+    """
 
     events: tuple[Event, ...]
+    start: tuple[int, ...]
     compute: tuple[int, ...]
     recompute: tuple[int, ...]
     gradient: tuple[int, ...]
@@ -151,8 +156,16 @@ class Timeline:
 
     @property
     def horizon(self) -> int:
-        """Number of times: two per event."""
-        return 2 * len(self.events)
+        """Number of times."""
+        return self.start[-1]
+
+    def argument_time(self, event: int, slot: int) -> int:
+        """Time at which an operator's argument is brought to its layout."""
+        return self.start[event] + slot
+
+    def last_time(self, event: int) -> int:
+        """Last time of an event: while the operator computes."""
+        return self.start[event + 1] - 1
 
 
 @dataclass(frozen=True, eq=False)
@@ -221,22 +234,30 @@ def _timeline(model: StepModel) -> Timeline:
     for k, result_edge in enumerate(model.results):
         results_of.setdefault(result_edge.producer, []).append(k)
 
+    slots = [0] * count
+    for edge in model.edges:
+        slots[edge.consumer] = max(slots[edge.consumer], edge.slot + 1)
+
     events: list[Event] = []
+    start: list[int] = [0]
+
+    def add(kind: EventKind, index: int, times: int = 1) -> int:
+        events.append(Event(kind, index))
+        start.append(start[-1] + times)
+        return len(events) - 1
+
     for i, node in enumerate(model.nodes):
         if node.kind in (NodeKind.FORWARD, NodeKind.BACKWARD):
             for j in reruns[i]:
-                recompute[j] = len(events)
-                events.append(Event(EventKind.RECOMPUTE, j))
-            compute[i] = len(events)
-            events.append(Event(EventKind.COMPUTE, i))
+                recompute[j] = add(EventKind.RECOMPUTE, j, slots[j] + 1)
+            compute[i] = add(EventKind.COMPUTE, i, slots[i] + 1)
         for k in results_of.get(i, ()):
-            result[k] = len(events)
-            events.append(Event(EventKind.RESULT, k))
+            result[k] = add(EventKind.RESULT, k)
         for k in gradients_of.get(i, ()):
-            gradient[k] = len(events)
-            events.append(Event(EventKind.GRADIENT, k))
+            gradient[k] = add(EventKind.GRADIENT, k)
     for i, node in enumerate(model.nodes):
         if node.update_bytes is not None:
-            update[i] = len(events)
-            events.append(Event(EventKind.UPDATE, i))
-    return Timeline(tuple(events), tuple(compute), tuple(recompute), tuple(gradient), tuple(result), tuple(update))
+            update[i] = add(EventKind.UPDATE, i)
+    return Timeline(
+        tuple(events), tuple(start), tuple(compute), tuple(recompute), tuple(gradient), tuple(result), tuple(update)
+    )

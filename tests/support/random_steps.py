@@ -42,7 +42,13 @@ def random_step(seed: int, forward: int = 3, layouts: int = 2) -> StepModel:
         nothing = np.zeros(size, np.int64)
         nodes.append(
             StepNode(
-                f"p{k}", NodeKind.PARAMETER, nothing, nothing[:, None], vector(size, 6), vector(size, 3), vector(size, 4)
+                f"p{k}",
+                NodeKind.PARAMETER,
+                nothing,
+                nothing[:, None],
+                vector(size, 6),
+                vector(size, 3),
+                vector(size, 4),
             )
         )
     first = len(nodes)
@@ -67,11 +73,12 @@ def random_step(seed: int, forward: int = 3, layouts: int = 2) -> StepModel:
                 f"b{i}", NodeKind.BACKWARD, vector(size, 20), vector(size, 9).reshape(size, 1), np.zeros(size, np.int64)
             )
         )
-    edges = []
+    edges: list[StepEdge] = []
 
     def connect(producer: int, consumer: int) -> None:
         output = rng.randrange(nodes[producer].output_bytes.shape[1])
-        edges.append(StepEdge(producer, output, consumer, *tables(nodes[producer].size, nodes[consumer].size)))
+        slot = sum(edge.consumer == consumer for edge in edges)
+        edges.append(StepEdge(producer, output, consumer, slot, *tables(nodes[producer].size, nodes[consumer].size)))
 
     for i in range(first, middle):
         connect(rng.randrange(first), i)
@@ -117,27 +124,32 @@ def replay_rules(model: StepModel, decision: StepDecision) -> tuple[int, list[in
     if any(r.forbidden[layout[r.producer]] for r in model.results):
         return None
 
+    timeline = model.timeline
     happened = [
         (position, event)
-        for position, event in enumerate(model.timeline.events)
+        for position, event in enumerate(timeline.events)
         if event.kind is not EventKind.RECOMPUTE or event.index in again
     ]
-    horizon = 2 * len(model.timeline.events)
-    usage = [sum(int(node.resident_bytes[layout[i]]) for i, node in enumerate(model.nodes))] * horizon
+    usage = [sum(int(node.resident_bytes[layout[i]]) for i, node in enumerate(model.nodes))] * timeline.horizon
     cost = 0
-    version: dict[tuple[int, int], list[int]] = {}  # (node, output) -> [bytes, created, last read end]
+    version: dict[tuple[int, int], list[int]] = {}  # (node, output) -> [bytes, created, end of the last read]
     closed: list[list[int]] = []
+    held = held_outputs(model)
 
-    def read(producer: int, output: int, position: int) -> None:
+    def read(producer: int, output: int, end: int) -> None:
         if (producer, output) in version:
-            version[producer, output][2] = 2 * position + 2
+            entry = version[producer, output]
+            entry[2] = max(entry[2], end)
 
     def hold(start: int, end: int, amount: int) -> None:
         for time in range(start, end):
             usage[time] += amount
 
-    update_of = {event.index: position for position, event in happened if event.kind is EventKind.UPDATE}
+    update_of = {
+        event.index: timeline.start[position] for position, event in happened if event.kind is EventKind.UPDATE
+    }
     for position, event in happened:
+        start, computed = timeline.start[position], timeline.start[position + 1]
         if event.kind in (EventKind.COMPUTE, EventKind.RECOMPUTE):
             i = event.index
             cost += int(model.nodes[i].cost[layout[i]])
@@ -145,36 +157,56 @@ def replay_rules(model: StepModel, decision: StepDecision) -> tuple[int, list[in
                 if edge.consumer == i:
                     pair = layout[edge.producer], layout[i]
                     cost += int(edge.cost[pair])
-                    read(edge.producer, edge.output, position)
-                    hold(2 * position, 2 * position + 1, int(edge.peak_bytes[pair]))
-                    hold(2 * position + 1, 2 * position + 2, int(edge.copy_bytes[pair]))
+                    copied = int(edge.copy_bytes[pair]) > 0
+                    # What may be held for recomputed readers is counted through the computation in any case.
+                    through = not copied or ((edge.producer, edge.output) in held and edge.producer not in again)
+                    read(edge.producer, edge.output, computed if through else start + edge.slot + 1)
+                    hold(start + edge.slot, start + edge.slot + 1, int(edge.peak_bytes[pair]))
+                    hold(start + edge.slot + 1, computed, int(edge.copy_bytes[pair]))
             for output, amount in enumerate(model.nodes[i].output_bytes[layout[i]]):
                 if (i, output) in version:
                     closed.append(version[i, output])
-                version[i, output] = [int(amount), 2 * position + 1, 2 * position + 2]
+                version[i, output] = [int(amount), computed - 1, computed]
         elif event.kind is EventKind.GRADIENT:
             gradient = model.gradients[event.index]
             pair = layout[gradient.producer], layout[gradient.parameter]
             cost += int(gradient.cost[pair])
-            read(gradient.producer, gradient.output, position)
-            hold(2 * position, 2 * position + 1, int(gradient.peak_bytes[pair]))
-            hold(2 * position + 1, 2 * position + 2, int(gradient.copy_bytes[pair]))
+            read(gradient.producer, gradient.output, start + 1)
+            hold(start, start + 1, int(gradient.peak_bytes[pair]))
             own = int(model.nodes[gradient.producer].output_bytes[layout[gradient.producer], gradient.output])
-            kept = int(gradient.copy_bytes[pair]) or own
-            hold(2 * position + 2, 2 * update_of[gradient.parameter] + 2, kept)
+            hold(start + 1, update_of[gradient.parameter] + 1, int(gradient.copy_bytes[pair]) or own)
         elif event.kind is EventKind.RESULT:
             result = model.results[event.index]
             at = layout[result.producer]
             cost += int(result.cost[at])
-            read(result.producer, result.output, position)
-            hold(2 * position, 2 * position + 1, int(result.peak_bytes[at]))
-            hold(2 * position + 1, 2 * position + 2, int(result.copy_bytes[at]))
+            read(result.producer, result.output, start + 1)
+            hold(start, start + 1, int(result.peak_bytes[at]))
             own = int(model.nodes[result.producer].output_bytes[at, result.output])
-            hold(2 * position + 2, horizon, int(result.copy_bytes[at]) or own)
+            hold(start + 1, timeline.horizon, int(result.copy_bytes[at]) or own)
         else:
             node = model.nodes[event.index]
             cost += int(node.update_cost[layout[event.index]])
-            hold(2 * position, 2 * position + 2, int(node.update_bytes[layout[event.index]]))
+            hold(start, start + 1, int(node.update_bytes[layout[event.index]]))
     for amount, created, end in [*closed, *version.values()]:
         hold(created, end, amount)
     return cost, usage
+
+
+def held_outputs(model: StepModel) -> set[tuple[int, int]]:
+    """Outputs that some recomputation reads after their last use otherwise."""
+    timeline = model.timeline
+    last: dict[tuple[int, int], int] = {}
+    for edge in model.edges:
+        key = edge.producer, edge.output
+        last[key] = max(last.get(key, 0), timeline.compute[edge.consumer])
+    for k, gradient in enumerate(model.gradients):
+        key = gradient.producer, gradient.output
+        last[key] = max(last.get(key, 0), timeline.gradient[k])
+    for k, result in enumerate(model.results):
+        key = result.producer, result.output
+        last[key] = max(last.get(key, 0), timeline.result[k])
+    return {
+        (edge.producer, edge.output)
+        for edge in model.edges
+        if timeline.recompute[edge.consumer] > last[edge.producer, edge.output]
+    }

@@ -1,0 +1,73 @@
+"""Prices of single instructions, for the replay of schedules.
+
+The replay adds up what a schedule's instructions cost from their placements alone; it sees neither the
+tables that the models were built from nor the layouts that a solver chose.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+from planner.costs import CostModel, to_quanta
+from planner.operator_graph import OperatorGraph
+from planner.placement import Placement, local_numel
+from planner.sharding_rules import Strategy
+
+PICOSECONDS = 10**12
+"""Paths are added up in whole picoseconds, as :class:`planner.resharding.ReshardPlanner` does."""
+
+
+class InstructionCosts:
+    """Costs in nanoseconds of the instructions of a schedule.
+
+    Parameters
+    ----------
+    graph
+        The captured step.
+    costs
+        Cost model of the cluster on the schedule's mesh.
+    strategies
+        Strategies of every operator by index: the collectives inside an operator are found by placements.
+    optimizer
+        Name of the optimizer.
+    """
+
+    def __init__(
+        self,
+        graph: OperatorGraph,
+        costs: CostModel,
+        strategies: dict[int, tuple[Strategy, ...]],
+        optimizer: str,
+    ) -> None:
+        self._graph = graph
+        self._costs = costs
+        self._strategies = strategies
+        self._optimizer = optimizer
+
+    def compute_quanta(
+        self, operator: int, outputs: tuple[Placement | None, ...], inputs: tuple[Placement, ...]
+    ) -> int:
+        """Cost of one execution; KeyError where the operator has no such strategy."""
+        for strategy in self._strategies[operator]:
+            if strategy.outputs == outputs and strategy.inputs == inputs:
+                seconds = self._costs.operator_seconds(self._graph, self._graph.operators[operator], (strategy,))
+                return int(to_quanta(seconds)[0])
+        raise KeyError(operator)
+
+    def reshard_quanta(self, value: int, path: tuple[Placement, ...]) -> int:
+        """Cost of a path of single collectives."""
+        spec = self._graph.values[value].spec
+        try:
+            ticks = sum(
+                round(self._costs.resharding.step_seconds(spec.shape, spec.item_bytes, before, after) * PICOSECONDS)
+                for before, after in pairwise(path)
+            )
+        except ValueError as error:
+            raise KeyError(path) from error
+        return int(to_quanta(ticks / PICOSECONDS))
+
+    def update_quanta(self, parameter: int, placement: Placement) -> int:
+        """Cost of the optimizer's update of one parameter."""
+        value = self._graph.values[parameter]
+        numel = local_numel(value.spec.shape, placement, self._costs.mesh)
+        return int(to_quanta(self._costs.update_seconds(numel, value.spec.dtype, self._optimizer)))
