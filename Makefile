@@ -1,0 +1,65 @@
+# `make demo` and `make test` are all a fresh machine with git, make and Python >= 3.11 needs.
+VENV ?= .venv
+# Which torch: `pinned` installs the one in constraints.txt; `keep` uses the one that is there already
+# (in the environment at VENV, or in the interpreter PYTHON that a new one is made from).
+TORCH ?= $(or $(shell cat $(VENV)/.installed 2>/dev/null),pinned)
+# The CPU build, which spares a laptop the CUDA libraries; a GPU machine names another index or keeps its torch.
+TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
+PYTHON ?=
+
+python := $(VENV)/bin/python
+installed := $(VENV)/.installed
+# Two processes of one thread each are faster on two cores than one process of two.
+single_threaded := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
+
+.PHONY: install demo test fuzz lint bench notebooks clean
+install: $(installed)
+
+$(python):
+	@for candidate in $(PYTHON) python3.11 python3.12 python3.13 python3.14 python3 python; do \
+	  if "$$candidate" -c 'import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then \
+	    echo "creating $(VENV) with $$("$$candidate" --version)"; \
+	    exec "$$candidate" -m venv $(if $(filter keep,$(TORCH)),--system-site-packages) $(VENV); \
+	  fi; \
+	done; \
+	echo "No Python >= 3.11 with venv and ensurepip was found; name one: make install PYTHON=/path/to/python" >&2; \
+	exit 1
+
+$(installed): pyproject.toml constraints.txt | $(python)
+ifeq ($(TORCH),keep)
+	@$(python) -c 'import torch; v = tuple(map(int, torch.__version__.split(".")[:2])); \
+	  assert (2, 11) <= v < (2, 14), f"torch {torch.__version__} is outside >=2.11,<2.14"; \
+	  print("keeping torch", torch.__version__)'
+	grep -vE '^(torch|setuptools)==' constraints.txt > $(VENV)/constraints.txt
+else
+	cp constraints.txt $(VENV)/constraints.txt
+	$(python) -m pip install --quiet --no-deps --retries 1 --constraint $(VENV)/constraints.txt \
+	  --extra-index-url $(TORCH_INDEX) torch
+endif
+	$(python) -m pip install --quiet --constraint $(VENV)/constraints.txt --editable '.[dev,notebooks]'
+	$(python) -m formulations.warm_up
+	@echo $(TORCH) > $@
+
+demo: install
+	$(python) -m runtime.demo
+
+test: install
+	$(single_threaded) $(python) -m pytest -n 2 --dist loadfile
+
+fuzz: install
+	$(single_threaded) $(python) -m pytest -n 2 --dist loadfile -m fuzz --timeout 3600
+
+bench: install
+	$(single_threaded) $(python) -m pytest -m bench --benchmark-only
+
+lint: install
+	$(python) -m ruff check .
+	$(python) -m ruff format --check .
+	$(python) -m mypy
+
+notebooks: install
+	$(python) -m jupytext --sync notebooks/*.py
+	$(python) -m pytest --nbmake --nbmake-timeout 1200 --override-ini testpaths=notebooks notebooks
+
+clean:
+	rm -rf $(VENV) .demo

@@ -1,0 +1,106 @@
+"""Parallel factors grouped by scope, and strategies that forbidden combinations leave without support."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from formulations.problem import BoolArray, StrategyProblem
+
+_Scalar = TypeVar("_Scalar", bound=np.generic)
+
+
+@dataclass(frozen=True, slots=True)
+class FactorGroup:
+    """Factors over the same nodes.
+
+    Parameters
+    ----------
+    scope
+        The nodes, ascending; two or three of them.
+    members
+        Indices of the problem's factors.
+    axes
+        Per member the axes of its tables in the order of ``scope``.
+    """
+
+    scope: tuple[int, ...]
+    members: tuple[int, ...]
+    axes: tuple[tuple[int, ...], ...]
+
+    def oriented(self, member: int, table: NDArray[_Scalar]) -> NDArray[_Scalar]:
+        """Return a table of the ``member``-th factor with its axes in the order of the group's scope."""
+        return table.transpose(self.axes[member])
+
+
+def group_factors(problem: StrategyProblem) -> list[FactorGroup]:
+    """Group the factors of two or three nodes by their set of nodes, in order of first appearance."""
+    members: dict[tuple[int, ...], list[int]] = {}
+    for j, factor in enumerate(problem.factors):
+        if len(factor.scope) > 1:
+            members.setdefault(tuple(sorted(factor.scope)), []).append(j)
+    groups = []
+    for scope, factors in members.items():
+        axes = tuple(tuple(problem.factors[j].scope.index(i) for i in scope) for j in factors)
+        groups.append(FactorGroup(scope, tuple(factors), axes))
+    return groups
+
+
+def supported_strategies(problem: StrategyProblem, groups: list[FactorGroup]) -> tuple[list[BoolArray], int | None]:
+    """Drop strategies that no allowed combination of some factor contains, until none is left to drop.
+
+    Returns
+    -------
+    tuple
+        Flags of the remaining strategies per node, and a node that has none left (then the problem
+        is infeasible) or None. Generalised arc consistency, AC-3 (Mackworth 1977).
+    """
+    alive = [np.ones(node.size, dtype=np.bool_) for node in problem.nodes]
+    for i, node in enumerate(problem.nodes):
+        if node.forbidden is not None:
+            alive[i] &= ~node.forbidden
+    for factor in problem.factors:
+        if len(factor.scope) == 1 and factor.forbidden is not None:
+            alive[factor.scope[0]] &= ~factor.forbidden
+    for i, mask in enumerate(alive):
+        if not mask.any():
+            return alive, i
+    masks = {g: mask for g, group in enumerate(groups) if (mask := _allowed(problem, group)) is not None}
+    constraining: dict[int, list[int]] = {}
+    for g in masks:
+        for i in groups[g].scope:
+            constraining.setdefault(i, []).append(g)
+    queue = deque(masks)
+    queued = set(masks)
+    while queue:
+        g = queue.popleft()
+        queued.discard(g)
+        scope = groups[g].scope
+        possible = masks[g]
+        for axis, i in enumerate(scope):
+            possible = possible & alive[i].reshape([-1 if k == axis else 1 for k in range(len(scope))])
+        for axis, i in enumerate(scope):
+            kept = possible.any(axis=tuple(k for k in range(len(scope)) if k != axis))
+            if (alive[i] & ~kept).any():
+                alive[i] &= kept
+                if not alive[i].any():
+                    return alive, i
+                fresh = [h for h in constraining[i] if h not in queued and h != g]
+                queue.extend(fresh)
+                queued.update(fresh)
+    return alive, None
+
+
+def _allowed(problem: StrategyProblem, group: FactorGroup) -> BoolArray | None:
+    """Combinations that no member forbids, or None where nothing is forbidden."""
+    result: BoolArray | None = None
+    for m, j in enumerate(group.members):
+        forbidden = problem.factors[j].forbidden
+        if forbidden is not None and forbidden.any():
+            flags = ~group.oriented(m, forbidden)
+            result = flags if result is None else result & flags
+    return result

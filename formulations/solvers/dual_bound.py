@@ -1,0 +1,164 @@
+"""The lower bound of given prices and messages, in exact integers.
+
+Any prices that are not negative and any messages give a valid bound (weak duality; the formula stands in
+:mod:`formulations.solvers.trws`). So prices and messages, which a search found in floating point, are rounded
+to multiples of a power of two and the bound is evaluated anew, from the problem itself, in integers.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from formulations.arc_consistency import FactorGroup
+from formulations.flat import FlatProblem, FloatArray
+from formulations.problem import IntArray, StrategyProblem, UsageTerm
+
+_MOST_BITS = 40
+_LEAST_BITS = 12
+_INT64_SAFE = 2.0**60
+
+
+def exact_bound(problem: StrategyProblem, flat: FlatProblem, prices: FloatArray, messages: FloatArray) -> int:
+    """Return a lower bound on the cost of every feasible assignment, rounded up to an integer.
+
+    Parameters
+    ----------
+    flat
+        Of ``problem``, without contradiction.
+    prices
+        Cost per unit of flat usage, per row; negative ones count as zero.
+    messages
+        Laid out by ``flat.graph.message_start``.
+    """
+    evaluation = _Evaluation(problem, flat, np.maximum(prices, 0.0), messages)
+    total = evaluation.evaluate()
+    return -((-total) // evaluation.scale)
+
+
+class _Evaluation:
+    """Prices and messages as integers over a common denominator ``scale``."""
+
+    def __init__(self, problem: StrategyProblem, flat: FlatProblem, prices: FloatArray, messages: FloatArray) -> None:
+        self.problem = problem
+        self.flat = flat
+        self.bits, self.dtype = _representation(problem, flat, prices, messages)
+        self.scale = 1 << self.bits
+        rows = flat.rows
+        quantum = np.array([float(q) for q in rows.quantum])
+        per_unit = prices / quantum[rows.resource] if len(prices) else prices
+        self.prices = [round(float(price) * self.scale) for price in per_unit]
+        self.row_times: list[IntArray] = []
+        self.summed_prices: list[list[int]] = []
+        for r in range(len(problem.resources)):
+            own = np.flatnonzero(rows.resource == r)
+            self.row_times.append(rows.time[own])
+            summed = [0]
+            for t in own.tolist():
+                summed.append(summed[-1] + self.prices[t])
+            self.summed_prices.append(summed)
+        rounded = np.rint(messages * self.scale)
+        self.messages: NDArray[Any] = rounded.astype(np.int64) if self.dtype is np.int64 else _as_objects(rounded)
+
+    def evaluate(self) -> int:
+        """Return ``scale`` times the bound."""
+        total = 0
+        for price, r in zip(self.prices, self.flat.rows.resource.tolist(), strict=True):
+            limit = self.problem.resources[r].limit
+            if limit is not None:
+                total -= price * limit
+        unary = self._priced_nodes()
+        for g, group in enumerate(self.flat.groups):
+            values, allowed = self._priced_group(group)
+            for axis, i in enumerate(group.scope):
+                start = self.flat.graph.message_start[g, axis]
+                message = self.messages[start : start + len(self.flat.supported[i])]
+                unary[i] = unary[i] + message
+                values = values - message.reshape([-1 if k == axis else 1 for k in range(len(group.scope))])
+            total += int((values if allowed is None else values[allowed]).min())
+        return total + sum(int(values.min()) for values in unary)
+
+    def _priced_nodes(self) -> list[NDArray[Any]]:
+        unary = []
+        for node, kept in zip(self.problem.nodes, self.flat.supported, strict=True):
+            values = node.cost[kept].astype(self.dtype) * self.scale
+            for term in node.usage:
+                values = self._with_usage(values, term, term.amount[kept])
+            unary.append(values)
+        for factor in self.problem.factors:
+            if len(factor.scope) == 1:
+                i = factor.scope[0]
+                kept = self.flat.supported[i]
+                unary[i] = unary[i] + factor.cost[kept].astype(self.dtype) * self.scale
+                for term in factor.usage:
+                    unary[i] = self._with_usage(unary[i], term, term.amount[kept])
+        return unary
+
+    def _priced_group(self, group: FactorGroup) -> tuple[NDArray[Any], NDArray[np.bool_] | None]:
+        """The table of a group over supported strategies, and which of its entries are allowed (None: all)."""
+        grid = np.ix_(*(self.flat.supported[i] for i in group.scope))
+        values: NDArray[Any] = np.zeros(tuple(len(self.flat.supported[i]) for i in group.scope), dtype=self.dtype)
+        allowed: NDArray[np.bool_] | None = None
+        for m, j in enumerate(group.members):
+            factor = self.problem.factors[j]
+            values = values + group.oriented(m, factor.cost)[grid].astype(self.dtype) * self.scale
+            for term in factor.usage:
+                values = self._with_usage(values, term, group.oriented(m, term.amount)[grid])
+            if factor.forbidden is not None:
+                flags = ~group.oriented(m, factor.forbidden)[grid]
+                allowed = flags if allowed is None else allowed & flags
+        return values, allowed
+
+    def _with_usage(self, values: NDArray[Any], term: UsageTerm, amount: IntArray) -> NDArray[Any]:
+        times, summed = self.row_times[term.resource], self.summed_prices[term.resource]
+        low, high = np.searchsorted(times, (term.start, term.end))
+        price = summed[max(low, high)] - summed[low]
+        return values + amount.astype(self.dtype) * price if price and amount.any() else values
+
+
+def _representation(
+    problem: StrategyProblem, flat: FlatProblem, prices: FloatArray, messages: FloatArray
+) -> tuple[int, type[Any]]:
+    """Choose the denominator's bits and a type in which no table of scaled values can overflow."""
+    largest = _largest_table(problem, flat, prices)
+    degree = np.diff(flat.graph.incident_start).max(initial=0) + 3
+    largest += float(degree) * float(np.abs(messages).max(initial=0.0))
+    bits = _MOST_BITS
+    while bits >= _LEAST_BITS and largest * 2.0**bits >= _INT64_SAFE:
+        bits -= 1
+    positive = prices[prices > 1e-6 * prices.max(initial=0.0)]
+    quantum = float(max(flat.rows.quantum, default=1))
+    resolved = not len(positive) or float(positive.min()) / quantum * 2.0**bits >= 2.0**10
+    if bits >= _LEAST_BITS and resolved:
+        return bits, np.int64
+    smallest = float(positive.min()) / quantum if len(positive) else 1.0
+    return max(_MOST_BITS, 24 - int(np.floor(np.log2(smallest)))), np.object_
+
+
+def _largest_table(problem: StrategyProblem, flat: FlatProblem, prices: FloatArray) -> float:
+    """An upper estimate of the largest magnitude of a priced node or factor group, in cost units."""
+    total_price = [float(prices[flat.rows.resource == r].sum()) / q for r, q in enumerate(flat.rows.quantum)]
+    extent = np.zeros(len(problem.nodes))
+    grouped = 0.0
+
+    def magnitude(cost: IntArray, usage: tuple[UsageTerm, ...]) -> float:
+        value = max(float(cost.max()), -float(cost.min()))
+        return value + sum(total_price[term.resource] * float(term.amount.max()) for term in usage)
+
+    for i, node in enumerate(problem.nodes):
+        extent[i] += magnitude(node.cost, node.usage)
+    for factor in problem.factors:
+        if len(factor.scope) == 1:
+            extent[factor.scope[0]] += magnitude(factor.cost, factor.usage)
+    for group in flat.groups:
+        members = (problem.factors[j] for j in group.members)
+        grouped = max(grouped, sum(magnitude(factor.cost, factor.usage) for factor in members))
+    return 2.0 * max(float(extent.max(initial=0.0)), grouped)
+
+
+def _as_objects(values: FloatArray) -> NDArray[Any]:
+    result = np.empty(len(values), dtype=np.object_)
+    result[:] = [int(value) for value in values.tolist()]
+    return result

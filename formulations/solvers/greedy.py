@@ -1,0 +1,65 @@
+"""A quick feasible assignment: decode at rising memory prices, repair, fill.
+
+No bound is claimed. Prices start flat over all rows that can bind and are raised where usage is over its
+limit; each level is decoded from a few sweeps of message passing, repaired and filled.
+"""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+
+from formulations.flat import flatten
+from formulations.problem import StrategyProblem
+from formulations.solution import Claim, Progress, SolveOptions
+from formulations.solvers.base import ReportIncumbent, ReportProgress
+from formulations.solvers.compiled import seed_compiled
+from formulations.solvers.incumbent_search import IncumbentSearch
+from formulations.solvers.price_ascent import PriceAscent
+from formulations.solvers.steering import raised_prices
+
+_ROUNDS = 12
+_FORCED_STEPS = 3000
+
+
+def solve(problem: StrategyProblem, options: SolveOptions, report: ReportProgress, incumbent: ReportIncumbent) -> Claim:
+    """Run a dozen rounds (or ``iteration_limit``, or until the time limit) and return the best assignment."""
+    started = time.monotonic()
+    flat = flatten(problem)
+    if flat.contradiction:
+        return Claim(None, None, proved_infeasible=True, message=flat.contradiction)
+    seed_compiled(options.seed)
+
+    def found(choices: tuple[int, ...], objective: int) -> None:
+        incumbent(choices)
+        report(Progress(time.monotonic() - started, objective, None, "greedy"))
+
+    search = IncumbentSearch(problem, flat, found)
+    ascent = PriceAscent(flat)
+    limit = flat.usage.limit
+    prices = np.zeros(len(limit))
+    nodes = len(flat.graph.sizes)
+    if options.initial_choices is not None:
+        start = flat.flat_choices(options.initial_choices)
+        if start is not None:
+            search.finish(start, prices)
+    rounds = 0
+    most = _ROUNDS if options.iteration_limit is None else options.iteration_limit
+    while rounds < most and time.monotonic() - started < options.time_limit:
+        rounds += 1
+        ascent.prices = prices
+        ascent.sweeps(2)
+        choices = ascent.choices.copy()
+        search.set_prices(prices)
+        search.settle(choices)
+        search.finish(choices, prices)
+        if search.best is None:
+            search.force_feasible(choices, _FORCED_STEPS, started + options.time_limit)
+        usage = search.usage(choices)
+        if not (usage > limit).any():
+            break
+        prices = raised_prices(prices, usage, limit, ascent.temperature_scale() * nodes * 0.02)
+    if search.best is None:
+        return Claim(None, None, message=f"no feasible assignment in {rounds} rounds", iterations=rounds)
+    return Claim(flat.original_choices(search.best), None, iterations=rounds)

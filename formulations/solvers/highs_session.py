@@ -1,0 +1,210 @@
+"""One HiGHS instance holding a linear model whose usage rows are added as they turn out to matter.
+
+Costs are scaled so that HiGHS's absolute tolerances mean less than one unit of cost wherever doubles
+allow that, and every bound that leaves this file has been reduced by what tolerances and rounding can
+have added to it (:func:`margin`), so it is valid for the integer problem.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from formulations.linear_model import LinearModel
+from formulations.problem import IntArray
+from formulations.usage_rows import UsageRow
+
+FEASIBILITY_TOLERANCE = 1e-6
+_DUAL_TOLERANCE = 1e-7
+_LARGEST_SCALED_COST = 1 << 20
+
+Values = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class CostScale:
+    """``cost = scaled * divisor * 2**exponent``: all costs are multiples of ``divisor``.
+
+    Two different objectives differ by at least ``2**-exponent`` after scaling.
+    """
+
+    divisor: int
+    exponent: int
+
+    @classmethod
+    def of(cls, cost: IntArray) -> CostScale:
+        """Choose a scale that brings the largest cost to at most about a million."""
+        divisor = max(1, int(np.gcd.reduce(cost))) if cost.size else 1
+        largest = int(cost.max(initial=0)) // divisor
+        return cls(divisor, max(0, largest.bit_length() - _LARGEST_SCALED_COST.bit_length() + 1))
+
+    def apply(self, cost: IntArray) -> Values:
+        """Scale costs; exact, because only a power of two is divided away."""
+        return np.ldexp((cost // self.divisor).astype(np.float64), -self.exponent)
+
+    def round_up(self, scaled_bound: float) -> int:
+        """Return the least achievable cost that is not below ``scaled_bound``."""
+        return math.ceil(Fraction(scaled_bound) * (1 << self.exponent)) * self.divisor
+
+
+def margin(scaled_cost: Values, groups: int) -> float:
+    """How far a bound of HiGHS may exceed the true one.
+
+    A reduced cost may be negative by the dual tolerance in every group (exactly one column of each
+    is chosen), a node is pruned within the feasibility tolerance of the incumbent, and a sum of
+    ``groups`` doubles is off by ``groups`` roundings of its size.
+    """
+    size = groups * float(scaled_cost.max(initial=0.0))
+    return FEASIBILITY_TOLERANCE + _DUAL_TOLERANCE * groups + float(np.finfo(np.float64).eps) * groups * size
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What one run of HiGHS ended with, in scaled units; ``values`` is None where it has none."""
+
+    values: Values | None
+    reduced_cost: Values | None
+    bound: float
+    infeasible: bool
+    finished: bool
+    message: str
+
+
+class HighsSession:
+    """A HiGHS instance over the columns of a linear model, and possibly one more for the peak.
+
+    Parameters
+    ----------
+    model
+        The linear model.
+    scaled_cost
+        Objective per column.
+    peak_unit
+        If given, one more column is appended with objective 1: the peak of the usage in units of
+        ``peak_unit``; rows of unlimited resources then stay below it.
+    seed
+        Seed of HiGHS.
+    """
+
+    def __init__(self, model: LinearModel, scaled_cost: Values, seed: int, peak_unit: float | None = None) -> None:
+        import highspy
+
+        self.model = model
+        self.peak_unit = peak_unit
+        self._integer = False
+        self._library = highspy
+        self._highs = highspy.Highs()
+        for option, value in {
+            "output_flag": False,
+            "threads": 1,
+            "random_seed": seed % (1 << 31),
+            "mip_feasibility_tolerance": FEASIBILITY_TOLERANCE,
+            "primal_feasibility_tolerance": FEASIBILITY_TOLERANCE,
+            "dual_feasibility_tolerance": _DUAL_TOLERANCE,
+            "mip_rel_gap": 0.0,
+        }.items():
+            self._highs.setOptionValue(option, value)
+        self._highs.passModel(self._arrays(scaled_cost))
+        self._on_solution: Callable[[Values], None] | None = None
+        self._on_bound: Callable[[float], None] | None = None
+
+    def _arrays(self, scaled_cost: Values) -> Any:
+        model, extra = self.model, self.peak_unit is not None
+        lp = self._library.HighsLp()
+        lp.num_col_ = model.columns + extra
+        lp.num_row_ = len(model.row_rhs)
+        lp.col_cost_ = np.append(scaled_cost, [1.0] * extra)
+        lp.col_lower_ = np.zeros(lp.num_col_)
+        lp.col_upper_ = np.append(model.allowed.astype(np.float64), [self._library.kHighsInf] * extra)
+        lp.row_lower_ = model.row_rhs
+        lp.row_upper_ = model.row_rhs
+        lp.a_matrix_.format_ = self._library.MatrixFormat.kRowwise
+        lp.a_matrix_.start_ = model.row_start.astype(np.int32)
+        lp.a_matrix_.index_ = model.row_column.astype(np.int32)
+        lp.a_matrix_.value_ = model.row_value
+        return lp
+
+    def add_usage_row(self, row: UsageRow) -> None:
+        """Add a usage row, scaled."""
+        if row.limit is not None:
+            scaled = row.scaled()
+            self.fix_to_zero(scaled.impossible)
+            self._add_row(scaled.columns, scaled.coefficients, scaled.upper)
+            return
+        if self.peak_unit is None:
+            raise ValueError("a row without a limit needs a peak column")
+        unit = self.peak_unit / (1 << row.shift)
+        columns = np.append(row.columns, self.model.columns)
+        self._add_row(columns, np.append(row.values / unit, -1.0), -row.base / unit)
+
+    def forbid_together(self, columns: IntArray) -> None:
+        """Add the cover cut ``sum(z[columns]) <= len(columns) - 1``: exact whatever the amounts are."""
+        self._add_row(columns, np.ones(len(columns)), float(len(columns) - 1))
+
+    def _add_row(self, columns: IntArray, values: Values, upper: float) -> None:
+        self._highs.addRow(-self._library.kHighsInf, upper, len(columns), columns.astype(np.int32), values)
+
+    def fix_to_zero(self, columns: IntArray) -> None:
+        """Fix columns that cannot be part of a better solution."""
+        if len(columns):
+            zeros = np.zeros(len(columns))
+            self._highs.changeColsBounds(len(columns), columns.astype(np.int32), zeros, zeros)
+
+    def make_integer(self, absolute_gap: float) -> None:
+        """Demand binary one-hot columns from now on, and stop at ``absolute_gap`` (scaled)."""
+        ones = self.model.one_hot_columns
+        kinds = np.full(ones, int(self._library.HighsVarType.kInteger), dtype=np.uint8)
+        self._highs.changeColsIntegrality(ones, np.arange(ones, dtype=np.int32), kinds)
+        self._highs.setOptionValue("mip_abs_gap", absolute_gap)
+        self._integer = True
+
+    def listen(self, on_solution: Callable[[Values], None], on_bound: Callable[[float], None]) -> None:
+        """Call back with every improving solution and, now and then, with the bound (scaled)."""
+        self._on_solution, self._on_bound = on_solution, on_bound
+        self._highs.cbMipImprovingSolution.subscribe(self._solution_event)
+        self._highs.cbMipLogging.subscribe(self._bound_event)
+
+    def _solution_event(self, event: Any) -> None:
+        if self._on_solution is not None:
+            self._on_solution(np.array(event.data_out.mip_solution))
+
+    def _bound_event(self, event: Any) -> None:
+        bound = float(event.data_out.mip_dual_bound)
+        if self._on_bound is not None and math.isfinite(bound):
+            self._on_bound(bound)
+
+    def start_from(self, values: Values) -> None:
+        """Offer a starting solution to the next integer run."""
+        solution = self._library.HighsSolution()
+        solution.col_value = list(values)
+        self._highs.setSolution(solution)
+
+    def run(self, deadline: float) -> Outcome:
+        """Run until solved or until ``time.monotonic()`` reaches ``deadline``."""
+        # HiGHS compares the limit with the run time of all runs so far.
+        remaining = max(0.0, deadline - time.monotonic())
+        self._highs.setOptionValue("time_limit", self._highs.getRunTime() + remaining)
+        self._highs.run()
+        status = self._highs.getModelStatus()
+        kinds = self._library.HighsModelStatus
+        info = self._highs.getInfo()
+        is_mip = self._integer
+        found = info.primal_solution_status == self._library.SolutionStatus.kSolutionStatusFeasible
+        optimal = status == kinds.kOptimal
+        solution = self._highs.getSolution()
+        bound = float(info.mip_dual_bound) if is_mip else float(info.objective_function_value)
+        return Outcome(
+            values=np.array(solution.col_value) if found else None,
+            reduced_cost=np.array(solution.col_dual) if optimal and not is_mip else None,
+            bound=bound if is_mip or optimal else -math.inf,
+            infeasible=status == kinds.kInfeasible,
+            finished=optimal or status == kinds.kInfeasible,
+            message=self._highs.modelStatusToString(status),
+        )

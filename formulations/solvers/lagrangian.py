@@ -1,0 +1,225 @@
+"""Memory prices over tree-reweighted messages: a proven bound and a good incumbent for large problems.
+
+1. Raise the bound by prices on memory rows (:mod:`formulations.solvers.price_ascent`).
+2. At those prices decode, improve by random trees, and steer usage to the limits by small price changes;
+   near the limits repair greedily and fill what is left (:mod:`formulations.solvers.incumbent_search`).
+3. Intensify: perturb the incumbent at noisy prices within the limits.
+
+The bound that is claimed is evaluated anew in exact integers (:mod:`formulations.solvers.dual_bound`).
+"""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+
+from formulations.flat import FlatProblem, FloatArray, flatten
+from formulations.problem import IntArray, StrategyProblem
+from formulations.solution import Claim, Progress, SolveOptions
+from formulations.solvers.base import ReportIncumbent, ReportProgress
+from formulations.solvers.compiled import seed_compiled
+from formulations.solvers.decimation import decimate
+from formulations.solvers.dual_bound import exact_bound
+from formulations.solvers.incumbent_search import IncumbentSearch
+from formulations.solvers.price_ascent import PriceAscent
+from formulations.solvers.steering import steered_prices
+
+_ASCENT_SHARE = 0.45
+_STEER_SHARE = 0.75
+_STEPS_BETWEEN_CHECKS = 10
+_DEFAULT_STALL = 40
+_FORCED_STEPS = 2000
+_STEERED_MASS = 0.02
+
+
+def solve(problem: StrategyProblem, options: SolveOptions, report: ReportProgress, incumbent: ReportIncumbent) -> Claim:
+    """Solve by prices; stops early where the gap closes.
+
+    With ``iteration_limit`` the solver makes that many price steps and as many search rounds, and is
+    deterministic as long as the time limit does not cut it short.
+    """
+    started = time.monotonic()
+    flat = flatten(problem)
+    if flat.contradiction:
+        return Claim(None, None, proved_infeasible=True, message=flat.contradiction)
+    return _Run(problem, flat, options, report, incumbent, started).run()
+
+
+class _Run:
+    """One solve: the clock, the bound, the incumbent, and the phases in order."""
+
+    def __init__(
+        self,
+        problem: StrategyProblem,
+        flat: FlatProblem,
+        options: SolveOptions,
+        report: ReportProgress,
+        incumbent: ReportIncumbent,
+        started: float,
+    ) -> None:
+        self.problem = problem
+        self.flat = flat
+        self.options = options
+        self.started = started
+        self.bound: int | None = None
+        self.rounds = 0
+        self._report = report
+        self._incumbent = incumbent
+        self._exact_at = -np.inf
+        self._random = np.random.default_rng(options.seed)
+        seed_compiled(options.seed)
+        self.ascent = PriceAscent(flat)
+        self.search = IncumbentSearch(problem, flat, self._found)
+        self._worst_total = sum(int(node.cost.max()) for node in problem.nodes)
+        self._worst_total += sum(int(factor.cost.max()) for factor in problem.factors)
+
+    def run(self) -> Claim:
+        """Run all phases and return the claim."""
+        if self.options.initial_choices is not None:
+            start = self.flat.flat_choices(self.options.initial_choices)
+            if start is not None:
+                self.search.finish(start, self.ascent.prices)
+        self._raise_bound()
+        if not self._done():
+            self._steer()
+        if not self._done():
+            self._intensify()
+        self._prove()
+        if self._infeasible():
+            message = f"the bound {self.bound} is above the cost {self._worst_total} of any assignment"
+            return Claim(None, None, proved_infeasible=True, message=message, iterations=self.ascent.iterations)
+        best = self.search.best
+        choices = None if best is None else self.flat.original_choices(best)
+        return Claim(choices, self.bound, iterations=self.ascent.iterations + self.rounds)
+
+    def _raise_bound(self) -> None:
+        """Phase 1: price steps, with a quick incumbent whenever their number has doubled."""
+        limit = self.options.iteration_limit
+        seconds = _ASCENT_SHARE * self.options.time_limit
+        self.ascent.sweeps(5)
+        next_incumbent, stalled, last = 2, 0, self.ascent.best_bound
+        while not self._out_of_time(_ASCENT_SHARE) and (limit is None or self.ascent.iterations < limit):
+            done = self.ascent.iterations
+            if not len(self.flat.usage.limit) and stalled > _DEFAULT_STALL:
+                return
+            progress = done / limit if limit is not None else self._elapsed() / (0.85 * seconds)
+            self.ascent.step(progress)
+            stalled = stalled + 1 if self.ascent.best_bound <= last + 1e-9 * abs(last) else 0
+            last = max(last, self.ascent.best_bound)
+            if self.ascent.iterations >= next_incumbent:
+                next_incumbent *= 2
+                self.search.finish(self.ascent.choices, self.ascent.prices)
+            if self.ascent.iterations % _STEPS_BETWEEN_CHECKS == 0:
+                self._tell()
+                if self._done():
+                    return
+
+    def _steer(self) -> None:
+        """Phase 2: from decoded assignments to feasible ones, prices rising where usage is over its limit."""
+        prices = self.ascent.best_prices.copy()
+        limit = self.flat.usage.limit
+        nodes = len(self.flat.graph.sizes)
+        choices = self._best_start(prices)
+        steered = best_prices = prices.copy()
+        while not self._out_of_time(_STEER_SHARE) and not self._out_of_rounds(0.5):
+            self.rounds += 1
+            self.search.set_prices(prices)
+            self.search.grow_trees(choices, 2 * nodes, 4000 if self.rounds % 2 else 400)
+            usage = self.search.usage(choices)
+            load = self.search.load(choices)
+            before = self.search.objective
+            if (load < 1.02 and self.rounds % 4 == 0) or self.rounds % 25 == 0:
+                self.search.finish(choices, prices)
+                if self.search.best is None:
+                    self.search.force_feasible(choices, _FORCED_STEPS, self._deadline(_STEER_SHARE))
+                if self.search.objective != before:
+                    steered = best_prices = prices.copy()
+                self._tell()
+                if self._done():
+                    return
+            if len(limit):
+                scale = self.ascent.temperature_scale() * nodes
+                mass = _STEERED_MASS * max(float(prices @ limit), 1e-3 * scale)
+                prices = steered_prices(prices, usage, limit, mass)
+        self._steered = steered if self.search.best is not None else best_prices
+
+    def _best_start(self, prices: FloatArray) -> IntArray:
+        """The better of two decodings by their cost at the prices, after tree moves; both are finished too."""
+        nodes = len(self.flat.graph.sizes)
+        starts = [
+            self.ascent.decode(prices, 2),
+            decimate(self.ascent, prices, self._random),
+        ]
+        costs = []
+        for choices in starts:
+            self.search.set_prices(prices)
+            self.search.settle(choices)
+            self.search.grow_trees(choices, 10 * nodes, 4000)
+            costs.append(self.search.priced_cost(choices))
+            self.search.finish(choices, prices)
+            if self.search.best is None:
+                self.search.force_feasible(choices, _FORCED_STEPS, self._deadline(_STEER_SHARE))
+        return starts[int(np.argmin(costs))]
+
+    def _intensify(self) -> None:
+        """Phase 3: rebuild parts of the incumbent at noisy prices, always within the limits."""
+        base = self._steered
+        nodes = len(self.flat.graph.sizes)
+        while self.search.best is not None and not self._out_of_time(0.95) and not self._out_of_rounds(1.0):
+            self.rounds += 1
+            factor = float(self._random.uniform(0.4, 1.5))
+            noise = self._random.uniform(0.0, 0.8) * self._random.standard_normal(len(base))
+            prices = (base if self._random.random() < 0.5 else self.ascent.best_prices) * factor * np.exp(noise)
+            choices = self.search.best.copy()
+            usage = self.search.usage(choices)
+            self.search.set_prices(prices)
+            self.search.improve(choices, usage, 1)
+            largest = int(np.exp(self._random.uniform(np.log(5), np.log(300))))
+            self.search.grow_feasible_trees(choices, usage, 2 * nodes, largest)
+            self.search.fill(choices, usage, prices, (0.6, 0.3, 0.0))
+            if self.rounds % _STEPS_BETWEEN_CHECKS == 0 and self._done():
+                return
+
+    def _found(self, choices: tuple[int, ...], objective: int) -> None:
+        self._incumbent(choices)
+        self._report(Progress(self._elapsed(), objective, self.bound, "lagrangian"))
+
+    def _prove(self) -> None:
+        """Evaluate the best prices and messages exactly, where they are better than those last evaluated."""
+        if self.ascent.best_bound > self._exact_at:
+            self._exact_at = self.ascent.best_bound
+            value = exact_bound(self.problem, self.flat, self.ascent.best_prices, self.ascent.best_messages)
+            self.bound = value if self.bound is None else max(self.bound, value)
+
+    def _tell(self) -> None:
+        objective, floating = self.search.objective, self.ascent.best_bound
+        if floating > self._worst_total or (objective is not None and self._gap_closed(objective, floating + 1)):
+            self._prove()
+        shown = self.bound if self.bound is not None else None
+        self._report(Progress(self._elapsed(), objective, shown, "lagrangian"))
+
+    def _gap_closed(self, objective: int, bound: float) -> bool:
+        return objective - bound <= self.options.relative_gap * abs(objective)
+
+    def _infeasible(self) -> bool:
+        return self.bound is not None and self.bound > self._worst_total
+
+    def _done(self) -> bool:
+        if self._infeasible():
+            return True
+        objective = self.search.objective
+        return objective is not None and self.bound is not None and self._gap_closed(objective, self.bound)
+
+    def _elapsed(self) -> float:
+        return time.monotonic() - self.started
+
+    def _deadline(self, share: float) -> float:
+        return self.started + share * self.options.time_limit
+
+    def _out_of_time(self, share: float) -> bool:
+        return self._elapsed() >= share * self.options.time_limit
+
+    def _out_of_rounds(self, share: float) -> bool:
+        limit = self.options.iteration_limit
+        return limit is not None and self.rounds >= share * limit

@@ -1,0 +1,101 @@
+"""Names of solvers and where their functions live; nothing is imported until a solver is run."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from importlib.metadata import entry_points
+from types import MappingProxyType
+from typing import cast
+
+from formulations.solvers.base import Solver
+
+ENTRY_POINT_GROUP = "meshwright.solvers"
+
+SOLVERS: dict[str, str] = {
+    "brute_force": "formulations.solvers.brute_force:solve",
+    "cpsat": "formulations.solvers.cpsat:solve",
+    "greedy": "formulations.solvers.greedy:solve",
+    "highs": "formulations.solvers.highs:solve",
+    "lagrangian": "formulations.solvers.lagrangian:solve",
+    "pyomo": "formulations.solvers.pyomo_mirror:solve",
+    "tree_dp": "formulations.solvers.tree_dp:solve",
+}
+"""Built-in solvers, name -> ``module:function``."""
+
+EXACT_KINDS: Mapping[str, str] = MappingProxyType(
+    {
+        "brute_force": "enumeration",
+        "cpsat": "constraint programming",
+        "highs": "branch and cut",
+        "pyomo": "branch and cut",
+        "tree_dp": "dynamic programming",
+    }
+)
+"""Solvers whose word counts when nothing seems feasible, by the kind of their method."""
+
+_NEEDS_OWN_PROCESS = frozenset({"cpsat", "highs", "pyomo"})
+
+
+class UnknownSolverError(ValueError):
+    """A solver name that is neither built in, nor an entry point, nor ``module:function``."""
+
+
+@dataclass(frozen=True, slots=True)
+class SolverSpec:
+    """A solver by name, the function behind it and keywords that the name adds.
+
+    ``pyomo:NAME`` is the solver ``pyomo`` with the keyword ``solver_name=NAME``.
+    """
+
+    name: str
+    target: str
+    keywords: Mapping[str, str | int] = field(default_factory=dict)
+
+    @property
+    def kind(self) -> str | None:
+        """Kind of method if the solver is exact, else None."""
+        return EXACT_KINDS.get(self.name.partition(":")[0])
+
+    @property
+    def needs_own_process(self) -> bool:
+        """Whether its library must not be loaded beside others (HiGHS and CP-SAT exclude each other)."""
+        return self.name.partition(":")[0] in _NEEDS_OWN_PROCESS
+
+    def load(self) -> Solver:
+        """Import the function; call only in the process that will run it."""
+        module, _, function = self.target.partition(":")
+        found = getattr(importlib.import_module(module), function)
+        return cast(Solver, partial(found, **self.keywords) if self.keywords else found)
+
+
+def find_solver(name: str) -> SolverSpec:
+    """Resolve a solver name without importing its module.
+
+    Parameters
+    ----------
+    name
+        A key of :data:`SOLVERS`, ``pyomo:NAME`` for any solver that Pyomo knows, the name of an entry
+        point of the group ``meshwright.solvers``, or ``module:function``.
+
+    Raises
+    ------
+    UnknownSolverError
+        With the names that exist.
+    """
+    if name in SOLVERS:
+        return SolverSpec(name, SOLVERS[name])
+    head, colon, tail = name.partition(":")
+    if head == "pyomo" and tail:
+        return SolverSpec(name, SOLVERS["pyomo"], {"solver_name": tail})
+    plugins = {point.name: point.value for point in entry_points(group=ENTRY_POINT_GROUP)}
+    if name in plugins:
+        return SolverSpec(name, plugins[name])
+    if colon and all(part.isidentifier() for part in (*head.split("."), tail)):
+        return SolverSpec(name, name)
+    known = ", ".join(sorted({*SOLVERS, *plugins}))
+    raise UnknownSolverError(
+        f"unknown solver {name!r}; known are {known}, pyomo:NAME for a solver of Pyomo, or module:function"
+    )

@@ -1,0 +1,168 @@
+"""The public way to solve: a worker finds, the exact checker judges, a second solver confirms."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+from formulations.checker import ViolationKind, check
+from formulations.problem import StrategyProblem
+from formulations.solution import Claim, Progress, SolveOptions, SolveResult, Status
+from formulations.solvers.ledger import Ledger, SolverContradiction
+from formulations.solvers.registry import SolverSpec, find_solver
+from formulations.solvers.worker import Ending, Listener, SolverPool
+
+CONFIRMERS = ("cpsat", "highs")
+"""Exact solvers of different kinds, on independent encodings, asked whether nothing is feasible."""
+
+_KINDS_THAT_MUST_AGREE = 2
+_INDEX_DEFECTS = {ViolationKind.WRONG_LENGTH, ViolationKind.CHOICE_NOT_INTEGER, ViolationKind.CHOICE_OUT_OF_RANGE}
+
+
+class SolveOptionsError(ValueError):
+    """An option that makes no sense; the message names it, its value and the remedy."""
+
+
+class SolverInputError(ValueError):
+    """A solver refuses the problem; the message is the solver's own."""
+
+
+def solve(
+    problem: StrategyProblem,
+    solver: str = "lagrangian",
+    options: SolveOptions | None = None,
+    progress: Callable[[Progress], None] | None = None,
+    pool: SolverPool | None = None,
+) -> SolveResult:
+    """Solve a problem in a worker process and report only what has been checked.
+
+    Every incumbent is replayed by :func:`formulations.checker.check` and its objective recomputed in
+    exact integers. ``optimal`` means that it equals a valid bound (or is within
+    ``options.relative_gap`` of it); ``infeasible`` means that two exact solvers of different kinds say
+    so. A worker that is killed, hangs or crashes leaves its best incumbent and bound, and Ctrl-C
+    returns the best so far; ``message`` then says what happened.
+
+    Parameters
+    ----------
+    problem
+        What to solve.
+    solver
+        A name that :func:`formulations.solvers.registry.find_solver` knows.
+    options
+        Limits and seeds; the defaults of :class:`SolveOptions` if None.
+    progress
+        Called in this thread when the checked incumbent or the bound improves.
+    pool
+        Warm workers to use; without one a process is started and ended for this solve.
+
+    Raises
+    ------
+    ProblemError
+        If the problem is not well formed.
+    SolveOptionsError, UnknownSolverError, SolverInputError
+        If an option, the solver's name or the problem's size does not fit.
+    SolverContradiction
+        If a bound exceeds a checked objective, or solvers disagree about feasibility.
+    WorkerStartError
+        If no process can be started.
+    """
+    spec = find_solver(solver)
+    ledger = _open(problem, spec, options or SolveOptions(), progress)
+    workers = pool if pool is not None else SolverPool()
+    try:
+        claims_infeasible = _work(workers, spec, ledger, ledger.options)
+        verdict = _confirm_infeasible(workers, spec, ledger) if claims_infeasible else None
+    finally:
+        if pool is None:
+            workers.close()
+    return ledger.result(verdict)
+
+
+def solve_in_process(problem: StrategyProblem, solver: str, options: SolveOptions | None = None) -> SolveResult:
+    """Solve without a worker: for thousands of tiny problems with solvers that cannot hang or crash.
+
+    Checks and statuses are those of :func:`solve`, except that nothing confirms infeasibility and no
+    limit is enforced from outside.
+
+    Raises
+    ------
+    SolveOptionsError
+        For solvers whose libraries must stay in a process of their own.
+    """
+    spec = find_solver(solver)
+    if spec.needs_own_process:
+        raise SolveOptionsError(f"solver {solver} must run in a process of its own; use solve() with a SolverPool")
+    ledger = _open(problem, spec, options or SolveOptions(), None)
+    started = time.process_time()
+    claim = spec.load()(problem, ledger.options, ledger.hear, lambda choices: _take(ledger, [choices], solver))
+    ledger.spend(time.process_time() - started, 0)
+    return ledger.result(Status.INFEASIBLE_UNCONFIRMED if _enter(ledger, claim, solver) else None)
+
+
+def _open(
+    problem: StrategyProblem, spec: SolverSpec, options: SolveOptions, progress: Callable[[Progress], None] | None
+) -> Ledger:
+    if not (math.isfinite(options.time_limit) and options.time_limit > 0):
+        raise SolveOptionsError(f"time_limit is {options.time_limit}; give a positive number of seconds")
+    if not 0 <= options.relative_gap < 1:
+        raise SolveOptionsError(f"relative_gap is {options.relative_gap}; give a number in [0, 1), 0 for a proof")
+    if options.memory_limit_bytes is not None and options.memory_limit_bytes <= 0:
+        raise SolveOptionsError(f"memory_limit_bytes is {options.memory_limit_bytes}; give a positive size or None")
+    problem.validate()
+    ledger = Ledger(problem, spec.name, options, progress)
+    start = options.initial_choices
+    if start is not None:
+        report = check(problem, start)
+        defect = next((v for v in report.violations if v.kind in _INDEX_DEFECTS), None)
+        if defect is not None:
+            raise SolveOptionsError(f"initial_choices do not belong to the problem: {defect.message}")
+        if report.ok:
+            ledger.offer([start], "initial choices")
+    return ledger
+
+
+def _work(workers: SolverPool, spec: SolverSpec, ledger: Ledger, options: SolveOptions) -> bool:
+    """Run one solver and enter what it finds; True if it claims that nothing is feasible."""
+    listener = Listener(ledger.hear, lambda found: _take(ledger, found, spec.name))
+    outcome = workers.run(spec, ledger.problem, options, listener)
+    ledger.spend(outcome.cpu_seconds, outcome.peak_rss_bytes)
+    if outcome.ending is Ending.FAILED and outcome.bad_input:
+        raise SolverInputError(f"{spec.name}: {outcome.message}")
+    ledger.note(outcome.message if outcome.claim is not None else f"{spec.name} {outcome.ending}: {outcome.message}")
+    return outcome.claim is not None and _enter(ledger, outcome.claim, spec.name)
+
+
+def _take(ledger: Ledger, found: list[tuple[int, ...]], source: str) -> None:
+    ledger.offer(found, source)
+
+
+def _enter(ledger: Ledger, claim: Claim, source: str) -> bool:
+    if claim.choices is not None:
+        ledger.offer([claim.choices], source)
+    if claim.proved_infeasible:
+        return True
+    ledger.raise_bound(claim.bound, source)
+    return False
+
+
+def _confirm_infeasible(workers: SolverPool, spec: SolverSpec, ledger: Ledger) -> Status:
+    """Ask exact solvers of other kinds within the time that is left."""
+    agreed = {spec.kind} - {None}
+    for name in CONFIRMERS:
+        confirmer = find_solver(name)
+        if len(agreed) >= _KINDS_THAT_MUST_AGREE or confirmer.kind in agreed or ledger.remaining_seconds <= 0:
+            continue
+        options = replace(ledger.options, time_limit=ledger.remaining_seconds, initial_choices=None)
+        if _work(workers, confirmer, ledger, options):
+            agreed.add(confirmer.kind)
+        elif ledger.choices is not None:
+            raise SolverContradiction(
+                f"problem {ledger.problem.name}: {spec.name} reports that nothing is feasible, but {name} found an "
+                f"assignment that passes the checker and costs {ledger.objective}"
+            )
+    if len(agreed) >= _KINDS_THAT_MUST_AGREE:
+        return Status.INFEASIBLE
+    ledger.note("no second exact solver confirmed it in time")
+    return Status.INFEASIBLE_UNCONFIRMED

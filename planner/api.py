@@ -1,0 +1,193 @@
+"""What notebooks and the command line call: plan, fits, sweep, explain, compare."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from formulations.solution import Progress
+from planner.cluster import ClusterSpec
+from planner.explanation import Explanation, explain_plan
+from planner.fits import FitsReport, fits_report
+from planner.infeasibility import InfeasibleError
+from planner.models import ModelReference
+from planner.plan import Plan
+from planner.plan_rendering import html_table, text_table
+from planner.session import PlanningSession, PlanRequest, session_of
+from planner.units import format_bytes, format_gap, format_seconds
+
+__all__ = [
+    "Comparison",
+    "InfeasibleError",
+    "ModelReference",
+    "PlanRequest",
+    "PlanningSession",
+    "compare",
+    "explain",
+    "fits",
+    "plan",
+    "sweep",
+]
+
+
+def plan(
+    reference: ModelReference,
+    *,
+    cluster: ClusterSpec | str,
+    mesh: tuple[int, ...],
+    memory: int | None = None,
+    optimizer: str = "adamw",
+    formulation: str = "kiwi_reduced",
+    solver: str = "lagrangian",
+    time_limit: float = 60.0,
+    seed: int = 0,
+    progress: Callable[[Progress], None] | None = None,
+) -> Plan:
+    """Plan one training step.
+
+    Parameters
+    ----------
+    reference
+        Which step.
+    cluster
+        A cluster, or the name or file of one.
+    mesh
+        Size of each mesh axis.
+    memory
+        Bytes of one device, the cluster's reserve included; None for all that the device has.
+    optimizer
+        ``adamw`` or ``sgd``.
+    formulation, solver
+        Names of the model and the solver.
+    time_limit
+        Seconds for the solver.
+    seed
+        Seed of the solver.
+    progress
+        Called with every better incumbent or bound.
+
+    Returns
+    -------
+    Plan
+        Checked by replay and cross-checked by solvers of another kind.
+
+    Raises
+    ------
+    InfeasibleError
+        No plan fits; the message says what would.
+    ValueError
+        Bad input; the message names it and the remedy.
+    """
+    session = PlanningSession(reference, cluster, mesh, optimizer)
+    return session.plan(PlanRequest(memory, formulation, solver, time_limit, seed), progress)
+
+
+def fits(
+    reference: ModelReference,
+    *,
+    cluster: ClusterSpec | str,
+    mesh: tuple[int, ...],
+    memory: int | None = None,
+    optimizer: str = "adamw",
+) -> FitsReport:
+    """Say in seconds, without a plan, what one rank needs; parameters as for :func:`plan`."""
+    session = PlanningSession(reference, cluster, mesh, optimizer)
+    total, reserve = session.limits(memory)
+    ranks = 1
+    for size in mesh:
+        ranks *= size
+    return fits_report(session.captured.graph, ranks, session.optimizer, total - reserve)
+
+
+def sweep(
+    session: PlanningSession,
+    memories: Sequence[int],
+    request: PlanRequest | None = None,
+    progress: Callable[[Progress], None] | None = None,
+) -> list[Plan | InfeasibleError]:
+    """Plan one step under several memory limits.
+
+    Parameters
+    ----------
+    session
+        The prepared step.
+    memories
+        Bytes of one device, per plan.
+    request
+        Everything else; the default request if None.
+    progress
+        As for :func:`plan`.
+
+    Returns
+    -------
+    list
+        Per limit a plan, or the reason why there is none.
+    """
+    base = request or PlanRequest()
+    found: list[Plan | InfeasibleError] = []
+    for memory in memories:
+        here = PlanRequest(memory, base.formulation, base.solver, base.time_limit, base.seed)
+        try:
+            found.append(session.plan(here, progress))
+        except InfeasibleError as error:
+            found.append(error)
+    return found
+
+
+def explain(
+    plan: Plan,
+    *,
+    cluster: ClusterSpec | str | None = None,
+    time_limit: float = 20.0,
+    progress: Callable[[Progress], None] | None = None,
+) -> Explanation:
+    """Say why a plan is as it is.
+
+    Parameters
+    ----------
+    plan
+        The plan.
+    cluster
+        The cluster where it is not known by name.
+    time_limit
+        Seconds for each of the two solves that price memory.
+    progress
+        As for :func:`plan`.
+    """
+    return explain_plan(session_of(plan, cluster), plan, time_limit, progress)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Plans side by side; shows itself as a table."""
+
+    names: tuple[str, ...]
+    plans: tuple[Plan, ...]
+
+    def rows(self) -> list[tuple[str, ...]]:
+        """Name, step time, bound's gap, peak, recomputed operators and collectives, per plan."""
+        found: list[tuple[str, ...]] = []
+        for name, made in zip(self.names, self.plans, strict=True):
+            recomputed = sum(step.op == "recompute" for step in made.decision.schedule.instructions)
+            found.append(
+                (
+                    name,
+                    format_seconds(made.objective_seconds),
+                    format_gap(made.gap),
+                    format_bytes(made.peak_bytes),
+                    f"{recomputed} recomputed",
+                    f"{made.collectives} collectives",
+                )
+            )
+        return found
+
+    def __str__(self) -> str:
+        return text_table([(row[0], "  ".join(row[1:])) for row in self.rows()])
+
+    def _repr_html_(self) -> str:
+        return html_table([(row[0], ", ".join(row[1:])) for row in self.rows()])
+
+
+def compare(**plans: Plan) -> Comparison:
+    """Put plans side by side, by the names given to them."""
+    return Comparison(tuple(plans), tuple(plans.values()))

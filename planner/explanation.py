@@ -1,0 +1,184 @@
+"""Why a plan is as it is: what moves, what is recomputed, what fills the memory, what memory is worth."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass
+from html import escape
+
+from formulations.solution import Progress
+from planner.infeasibility import InfeasibleError
+from planner.placement import local_numel
+from planner.plan import Plan, schedule_of, verify_plan
+from planner.replay import ReplayReport
+from planner.schedule import Compute, Reshard, Schedule
+from planner.session import PlanningSession, PlanRequest
+from planner.units import format_bytes, format_seconds
+
+GIB = 2**30
+TOP = 10
+"""Lines per section."""
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """A heading and its lines."""
+
+    title: str
+    lines: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """Sections of text; prints as such and shows itself as lists in notebooks."""
+
+    sections: tuple[Section, ...]
+
+    def __str__(self) -> str:
+        return "\n\n".join(
+            "\n".join([section.title, *(f"  {line}" for line in section.lines)]) for section in self.sections
+        )
+
+    def _repr_html_(self) -> str:
+        return "".join(
+            f"<h4>{escape(section.title)}</h4><ul>{''.join(f'<li>{escape(line)}</li>' for line in section.lines)}</ul>"
+            for section in self.sections
+        )
+
+
+def explain_plan(
+    session: PlanningSession,
+    plan: Plan,
+    time_limit: float,
+    progress: Callable[[Progress], None] | None = None,
+) -> Explanation:
+    """Explain a plan in the session that it was made in.
+
+    Parameters
+    ----------
+    session
+        The step, mesh and cluster of the plan.
+    plan
+        The plan; it is verified first.
+    time_limit
+        Seconds for each of the two solves that price memory.
+    progress
+        Called with every better incumbent or bound of these solves.
+
+    Raises
+    ------
+    PlanError
+        The plan was made for something else or does not hold.
+    """
+    graph = session.captured.graph
+    report = verify_plan(
+        plan,
+        graph,
+        session.fingerprints,
+        seconds=session.instruction_costs,
+        allowed=session.allowed_strategies,
+    )
+    schedule = schedule_of(plan, graph)
+    return Explanation(
+        (
+            _reshardings(session, schedule),
+            _recomputed(session, schedule, report),
+            _alive(report),
+            _memory_price(session, plan, time_limit, progress),
+        )
+    )
+
+
+def _reshardings(session: PlanningSession, schedule: Schedule) -> Section:
+    """The costliest ways of a tensor between placements, equal ones of different layers together."""
+    graph = session.captured.graph
+    cost: dict[tuple[str, str], int] = defaultdict(int)
+    count: dict[tuple[str, str], int] = defaultdict(int)
+    for instruction in schedule.instructions:
+        if isinstance(instruction, Reshard):
+            value = graph.values[schedule.buffers[instruction.source].value]
+            way = " -> ".join(",".join(placement) for placement in instruction.path)
+            key = value.name, way
+            cost[key] += session.instruction_costs.reshard_quanta(value.index, instruction.path)
+            count[key] += 1
+    total = sum(cost.values())
+    lines = [f"{format_seconds(total * 1e-9)} a step in {sum(count.values())} reshardings"]
+    for key in sorted(cost, key=lambda entry: (-cost[entry], entry))[:TOP]:
+        name, way = key
+        lines.append(f"{format_seconds(cost[key] * 1e-9)}  {count[key]} x  {name}: {way}")
+    return Section("Costliest reshardings", tuple(lines))
+
+
+def _recomputed(session: PlanningSession, schedule: Schedule, report: ReplayReport) -> Section:
+    """What runs again, what that costs, and how many bytes are not held through the peak for it."""
+    graph = session.captured.graph
+    first: dict[int, int] = {}
+    rows = []
+    saved_at_peak = 0
+    for position, instruction in enumerate(schedule.instructions):
+        if not isinstance(instruction, Compute):
+            continue
+        if not instruction.recompute:
+            first.setdefault(instruction.operator, position)
+            continue
+        buffers = [schedule.buffers[buffer] for buffer in instruction.outputs if buffer is not None]
+        nbytes = sum(
+            local_numel(graph.values[buffer.value].spec.shape, buffer.placement, schedule.mesh)
+            * graph.values[buffer.value].spec.item_bytes
+            for buffer in buffers
+        )
+        outputs = tuple(None if b is None else schedule.buffers[b].placement for b in instruction.outputs)
+        inputs = tuple(schedule.buffers[b].placement for b in instruction.inputs)
+        quanta = session.instruction_costs.compute_quanta(instruction.operator, outputs, inputs)
+        spans_peak = first[instruction.operator] < report.peak_instruction < position
+        saved_at_peak += nbytes if spans_peak else 0
+        rows.append((nbytes, quanta, graph.operators[instruction.operator].identity, spans_peak))
+    if not rows:
+        return Section("Recomputed", ("nothing: every value that backward needs is kept",))
+    total = sum(quanta for _, quanta, _, _ in rows)
+    lines = [
+        f"{len(rows)} operators, {format_seconds(total * 1e-9)} a step; "
+        f"{format_bytes(saved_at_peak)} less are held at the moment of the peak"
+    ]
+    for nbytes, quanta, identity, spans_peak in sorted(rows, reverse=True)[:TOP]:
+        moment = "at the peak" if spans_peak else "elsewhere"
+        lines.append(f"{format_bytes(nbytes)} saved {moment} for {format_seconds(quanta * 1e-9)}: {identity}")
+    return Section("Recomputed", tuple(lines))
+
+
+def _alive(report: ReplayReport) -> Section:
+    lines = [f"{format_bytes(report.peak_bytes)} at instruction {report.peak_instruction}"]
+    for tensor in report.alive_at_peak[:TOP]:
+        lines.append(f"{format_bytes(tensor.nbytes)}  {tensor.category}  {tensor.name} ({','.join(tensor.placement)})")
+    rest = report.alive_at_peak[TOP:]
+    if rest:
+        lines.append(f"{format_bytes(sum(tensor.nbytes for tensor in rest))} in {len(rest)} more tensors")
+    return Section("Alive at the peak", tuple(lines))
+
+
+def _memory_price(
+    session: PlanningSession, plan: Plan, time_limit: float, progress: Callable[[Progress], None] | None
+) -> Section:
+    """Plan again with one GiB less and one GiB more."""
+    options, certificate = plan.decision.options, plan.record.certificate
+    if options.memory_bytes is None:
+        return Section("Price of memory", ("there is no limit",))
+    lines = []
+    for word, memory in (("less", options.memory_bytes - GIB), ("more", options.memory_bytes + GIB)):
+        if memory <= options.reserve_bytes:
+            lines.append(f"1 GiB {word}: nothing would be left for tensors")
+            continue
+        request = PlanRequest(memory, options.formulation, certificate.solver, time_limit)
+        try:
+            other = session.plan(request, progress)
+        except InfeasibleError as error:
+            lines.append(f"1 GiB {word}: {error}")
+            continue
+        change = other.objective_seconds - plan.objective_seconds
+        sign = "+" if change >= 0 else "-"
+        lines.append(
+            f"1 GiB {word}: {sign}{format_seconds(abs(change))} a step ({format_seconds(other.objective_seconds)}, "
+            f"peak {format_bytes(other.peak_bytes)})"
+        )
+    return Section("Price of memory", tuple(lines))

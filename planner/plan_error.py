@@ -1,0 +1,7 @@
+"""The error of everything that is wrong with a plan."""
+
+from __future__ import annotations
+
+
+class PlanError(ValueError):
+    """A plan that cannot be read, does not fit, or does not hold; one line that says what to do."""

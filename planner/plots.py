@@ -1,0 +1,114 @@
+"""Figures of a plan for notebooks: what is held when, and how each module is placed.
+
+matplotlib is imported when a figure is drawn; every function returns the figure and shows nothing itself.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from planner.placement import is_partial, is_shard
+from planner.plan_format import ComputeStep, Plan
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+GIBIBYTE = 2**30
+PLACEMENT_COLOURS = {"replicated": "#9aa5b1", "sharded": "#2f6f9f", "partial": "#d98032"}
+
+
+def memory_over_time(plan: Plan) -> Figure:
+    """Predicted bytes on one device during the step, by what they are held for, with the limit.
+
+    Parameters
+    ----------
+    plan
+        Any plan; its own prediction is drawn, nothing is replayed.
+
+    Returns
+    -------
+    Figure
+        Gibibytes over the instructions of the schedule; between two points the highest moment is shown.
+    """
+    from matplotlib import color_sequences, pyplot
+
+    predicted, limit = plan.decision.predicted, plan.decision.options.limit_bytes
+    figure, axes = pyplot.subplots(figsize=(9.0, 4.0), layout="constrained")
+    held = {category.replace("_", " "): np.array(row) / GIBIBYTE for category, row in predicted.memory.bytes.items()}
+    axes.stackplot(predicted.memory.instructions, *held.values(), labels=list(held), colors=color_sequences["tab10"])
+    if limit is not None:
+        axes.axhline(limit / GIBIBYTE, color="black", linestyle="--", label="limit")
+    axes.annotate(
+        "peak",
+        (predicted.peak_instruction, predicted.peak_bytes / GIBIBYTE),
+        textcoords="offset points",
+        xytext=(0, 6),
+        ha="center",
+    )
+    axes.set(xlabel="instruction of the schedule", ylabel="bytes on one device (GiB)", title=_title(plan))
+    axes.margins(x=0, y=0.12)
+    axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
+    pyplot.close(figure)
+    return figure
+
+
+def placements_by_module(plan: Plan, depth: int = 3) -> Figure:
+    """How the results of each module's operators lie on the mesh, first executions only.
+
+    Parameters
+    ----------
+    plan
+        Any plan.
+    depth
+        Modules are told apart by this many parts of their path.
+
+    Returns
+    -------
+    Figure
+        Per module the number of results that are replicated on every axis, sharded on some axis, or
+        partial on some axis (to be reduced later).
+    """
+    from matplotlib import pyplot
+
+    counts = placement_counts(plan, depth)
+    figure, axes = pyplot.subplots(figsize=(9.0, 1.2 + 0.22 * len(counts)), layout="constrained")
+    names = list(counts)
+    left = np.zeros(len(names))
+    for kind, colour in PLACEMENT_COLOURS.items():
+        width = np.array([counts[name][kind] for name in names])
+        axes.barh(names, width, left=left, color=colour, label=kind)
+        left += width
+    axes.invert_yaxis()
+    axes.set(xlabel="results of operators (count)", ylabel="module", title=_title(plan))
+    axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
+    pyplot.close(figure)
+    return figure
+
+
+def placement_counts(plan: Plan, depth: int) -> dict[str, Counter[str]]:
+    """Per module, in order of execution, how many results are ``replicated``, ``sharded`` or ``partial``."""
+    decision = plan.decision
+    counts: dict[str, Counter[str]] = {}
+    for step in decision.schedule.instructions:
+        if not isinstance(step, ComputeStep) or step.op != "compute":
+            continue
+        path = decision.operators[step.operator].split("/", 1)[0]
+        kinds = counts.setdefault(".".join(path.split(".")[:depth]) or "(root)", Counter())
+        for buffer in step.outputs:
+            if buffer is not None:
+                kinds[_kind(decision.schedule.placements[decision.schedule.buffers[buffer][1]])] += 1
+    return counts
+
+
+def _kind(placement: tuple[str, ...]) -> str:
+    if any(map(is_partial, placement)):
+        return "partial"
+    return "sharded" if any(map(is_shard, placement)) else "replicated"
+
+
+def _title(plan: Plan) -> str:
+    options = plan.decision.options
+    return f"{plan.decision.model.source} on {'x'.join(map(str, options.mesh))} {options.cluster}"

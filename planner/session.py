@@ -1,0 +1,303 @@
+"""One step on one mesh, prepared once and planned as often as wanted.
+
+Capture, rules and tables depend on the model, the cluster and the mesh, not on the memory limit or the
+solver; so a session holds them, and every further plan costs only its solve.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import platform
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+
+from formulations.models.kiwi_reduced import StepDecision, decode
+from formulations.models.registry import build_problem
+from formulations.problem import StrategyProblem
+from formulations.solution import Progress, SolveOptions, SolveResult
+from formulations.solvers import SolverPool, solve
+from planner.capture import CapturedStep, capture
+from planner.cluster import ClusterSpec, load_cluster
+from planner.costs import CostModel
+from planner.infeasibility import refusal
+from planner.models import ModelReference, load_step
+from planner.optimizers import OptimizerSpec, optimizer_named
+from planner.plan import (
+    Certificate,
+    CrossCheck,
+    Fingerprints,
+    Plan,
+    PlannedModel,
+    PlanOptions,
+    Record,
+    make_plan,
+)
+from planner.replay import OptimizerMemory, ReplayReport, StrategyTable, replay
+from planner.schedule import Schedule
+from planner.schedule_builder import build_schedule
+from planner.step_costs import InstructionCosts
+from planner.strategy_space import StrategySpace, build_strategy_space
+
+CROSS_CHECK_SECONDS = 15.0
+"""Longest time of one cross-checking solver."""
+
+CROSS_CHECKERS = {"tree_dp": ("lagrangian", "greedy"), "greedy": ("lagrangian", "tree_dp")}
+"""Solvers of another kind that are set beside one; all others are checked by a DP bound and a greedy plan."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlanRequest:
+    """What one plan of a session is asked for.
+
+    Parameters
+    ----------
+    memory
+        Bytes of one device, the cluster's reserve included; None for what the cluster's device has.
+    formulation, solver
+        Names.
+    time_limit
+        Seconds for the solver.
+    seed
+        Seed of the solver.
+    """
+
+    memory: int | None = None
+    formulation: str = "kiwi_reduced"
+    solver: str = "lagrangian"
+    time_limit: float = 60.0
+    seed: int = 0
+
+
+class PlanningSession:
+    """A captured step with its strategies and costs on a mesh of a cluster.
+
+    Parameters
+    ----------
+    reference
+        Which training step.
+    cluster
+        A cluster, or the name or file of one.
+    mesh
+        Size of each mesh axis.
+    optimizer
+        ``adamw`` or ``sgd``.
+
+    Raises
+    ------
+    ValueError
+        Unknown model, cluster or optimizer, a step that cannot be captured, a mesh that does not fit the
+        cluster; the message names the remedy.
+    """
+
+    def __init__(
+        self,
+        reference: ModelReference,
+        cluster: ClusterSpec | str,
+        mesh: tuple[int, ...],
+        optimizer: str = "adamw",
+    ) -> None:
+        self.reference = reference
+        self.cluster = load_cluster(cluster) if isinstance(cluster, str) else cluster
+        self.mesh = mesh
+        self.optimizer: OptimizerSpec = optimizer_named(optimizer)
+        self.costs = CostModel(self.cluster, mesh)
+        self.times: dict[str, float] = {}
+        started = time.perf_counter()
+        step = load_step(reference, device="meta")
+        self.times["load"] = time.perf_counter() - started
+        self.captured: CapturedStep = capture(step.module, step.example_args, step.example_kwargs, step.loss_fn)
+        self.times["capture"] = self.captured.seconds
+
+    @cached_property
+    def space(self) -> StrategySpace:
+        """Strategies and tables; built when first needed."""
+        started = time.perf_counter()
+        space = build_strategy_space(self.captured, self.costs, self.mesh, self.optimizer)
+        self.times["strategies"] = time.perf_counter() - started
+        return space
+
+    @cached_property
+    def instruction_costs(self) -> InstructionCosts:
+        """Prices of single instructions."""
+        return InstructionCosts(self.captured.graph, self.costs, self.space.operator_strategies, self.optimizer.name)
+
+    @cached_property
+    def allowed_strategies(self) -> StrategyTable:
+        """Verified strategies per operator, as the replay wants them."""
+        tables = self.space.operator_strategies
+        return lambda operator: {(strategy.outputs, strategy.inputs) for strategy in tables[operator]}
+
+    @cached_property
+    def fingerprints(self) -> Fingerprints:
+        """What a plan of this session is made for."""
+        rules = hashlib.sha256()
+        for strategies in dict.fromkeys(self.space.operator_strategies.values()):
+            rules.update(repr(strategies).encode())
+        measured = self.cluster.measured
+        return Fingerprints(
+            graph=self.captured.fingerprint,
+            cluster=self.cluster.fingerprint(),
+            calibration=hashlib.sha256(measured.model_dump_json().encode()).hexdigest() if measured else None,
+            rules=rules.hexdigest(),
+        )
+
+    def limits(self, memory: int | None) -> tuple[int, int]:
+        """Bytes of one device and the reserve in them that torch's tensors cannot have."""
+        device = self.costs.device
+        return (device.memory_bytes if memory is None else memory), device.reserve_bytes
+
+    def problem(self, request: PlanRequest) -> StrategyProblem:
+        """Build the canonical problem of a request.
+
+        Raises
+        ------
+        ValueError
+            Unknown formulation, or a memory that the reserve uses up.
+        """
+        memory, reserve = self.limits(request.memory)
+        if memory <= reserve:
+            raise ValueError(
+                f"memory {memory} bytes: the cluster reserves {reserve} bytes of it, which leaves nothing for "
+                f"tensors; give more than the reserve"
+            )
+        return build_problem(request.formulation, self.space.model, memory - reserve)
+
+    def replay(self, schedule: Schedule, limit: int | None = None) -> ReplayReport:
+        """Replay a schedule with this session's costs and rules."""
+        return replay(
+            self.captured.graph,
+            schedule,
+            optimizer=OptimizerMemory(self.optimizer),
+            seconds=self.instruction_costs,
+            limit=limit,
+            allowed=self.allowed_strategies,
+            counter_based_random=True,
+        )
+
+    def schedule(self, decision: StepDecision) -> Schedule:
+        """Write a decision out as a schedule."""
+        return build_schedule(self.space, decision)
+
+    def plan(self, request: PlanRequest, progress: Callable[[Progress], None] | None = None) -> Plan:
+        """Solve, cross-check, write the schedule, replay it, and make the plan.
+
+        Parameters
+        ----------
+        request
+            Limit, formulation, solver.
+        progress
+            Called with every better incumbent or bound.
+
+        Returns
+        -------
+        Plan
+            Replayed cleanly; the cross-checks agree with it.
+
+        Raises
+        ------
+        InfeasibleError
+            No plan fits, or none was found; says what would.
+        PlanError
+            The solvers contradict one another or the replay refuses the schedule.
+        """
+        started = time.perf_counter()
+        problem = self.problem(request)
+        times = {**self.times, "problem": time.perf_counter() - started}
+        options = SolveOptions(time_limit=request.time_limit, seed=request.seed)
+        with SolverPool() as pool:
+            result = solve(problem, request.solver, options, progress, pool)
+            times["solve"] = result.seconds
+            if result.choices is None:
+                raise refusal(problem, result, pool, self.limits(request.memory)[1])
+            started = time.perf_counter()
+            checks = self._cross_checks(problem, request, pool)
+            times["cross_checks"] = time.perf_counter() - started
+        started = time.perf_counter()
+        schedule = self.schedule(decode(self.space.model, result.choices))
+        memory, reserve = self.limits(request.memory)
+        report = self.replay(schedule, memory - reserve)
+        times["replay"] = time.perf_counter() - started
+        return self._make_plan(request, result, checks, schedule, report, times)
+
+    def _cross_checks(self, problem: StrategyProblem, request: PlanRequest, pool: SolverPool) -> tuple[CrossCheck, ...]:
+        """Set solvers of other kinds beside the chosen one."""
+        found = []
+        options = SolveOptions(time_limit=min(CROSS_CHECK_SECONDS, request.time_limit), seed=request.seed)
+        for name in CROSS_CHECKERS.get(request.solver, ("tree_dp", "greedy")):
+            result = solve(problem, name, options, None, pool)
+            found.append(
+                CrossCheck(
+                    solver=name,
+                    status=result.status,
+                    objective_ns=result.objective,
+                    bound_ns=None if result.bound is None else max(0, result.bound),
+                    seconds=result.seconds,
+                )
+            )
+        return tuple(found)
+
+    def _make_plan(
+        self,
+        request: PlanRequest,
+        result: SolveResult,
+        checks: tuple[CrossCheck, ...],
+        schedule: Schedule,
+        report: ReplayReport,
+        times: dict[str, float],
+    ) -> Plan:
+        memory, reserve = self.limits(request.memory)
+        reference = self.reference
+        return make_plan(
+            self.captured.graph,
+            schedule,
+            report,
+            model=PlannedModel(
+                source=reference.source,
+                batch=reference.batch,
+                sequence=reference.sequence,
+                dtype=reference.dtype,
+                seed=reference.seed,
+                layers=reference.layers,
+                dropout=reference.dropout,
+            ),
+            options=PlanOptions(
+                cluster=self.cluster.name,
+                mesh=self.mesh,
+                optimizer="adamw" if self.optimizer.name == "adamw" else "sgd",
+                formulation=request.formulation,
+                memory_bytes=memory,
+                reserve_bytes=reserve,
+                counter_based_random=True,
+            ),
+            fingerprints=self.fingerprints,
+            bound_ns=None if result.bound is None else max(0, result.bound),
+            record=Record(
+                certificate=Certificate(
+                    solver=result.solver, status=result.status, seconds=result.seconds, cross_checks=checks
+                ),
+                times=times,
+                hardware={"machine": platform.machine(), "python": platform.python_version()},
+            ),
+        )
+
+
+def session_of(plan: Plan, cluster: ClusterSpec | str | None = None) -> PlanningSession:
+    """Prepare the session that a plan was made in.
+
+    Parameters
+    ----------
+    plan
+        A plan as it was read.
+    cluster
+        The cluster where it is not known by name.
+
+    Raises
+    ------
+    ValueError
+        The model or the cluster cannot be loaded.
+    """
+    model, options = plan.decision.model, plan.decision.options
+    reference = ModelReference(**model.model_dump())
+    return PlanningSession(reference, cluster or options.cluster, options.mesh, options.optimizer)

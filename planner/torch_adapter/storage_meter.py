@@ -1,0 +1,77 @@
+"""Bytes of live tensor storages on CPU, where torch keeps no allocation record.
+
+A dispatch mode watches every operator: a new storage is counted once, and a weak reference takes it off
+when the storage dies. What operators allocate and free inside themselves is not seen.
+"""
+
+from __future__ import annotations
+
+import time
+import weakref
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+_WAIT = torch.ops._c10d_functional.wait_tensor.default
+_RELEASE_SECONDS = 2e-4
+
+
+class StorageMeter(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts the storages of the tensors that operators return while the mode is on.
+
+    It slows a step down; once entered and left it can be entered again and goes on counting.
+
+    Attributes
+    ----------
+    live_bytes
+        Bytes alive now.
+    peak_bytes
+        Most bytes alive at once.
+    peak_operator
+        Operator whose result reached the peak.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.live_bytes = 0
+        self.peak_bytes = 0
+        self.peak_operator = ""
+        self._live: dict[int, weakref.ref[Any]] = {}
+
+    def track(self, *tensors: Tensor) -> None:
+        """Count tensors that no operator returned while the mode was on."""
+        for tensor in tensors:
+            self._count(tensor, "before the step")
+
+    def __torch_dispatch__(
+        self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """Run the operator and count the storages it returns."""
+        result = func(*args, **(kwargs or {}))
+        if func is _WAIT:
+            # Gloo's worker thread drops the tensors of a finished collective a moment after the wait.
+            time.sleep(_RELEASE_SECONDS)
+        for leaf in tree_leaves(result):
+            if isinstance(leaf, Tensor):
+                self._count(leaf, func)
+        return result
+
+    def _count(self, tensor: Tensor, operator: object) -> None:
+        storage = tensor.untyped_storage()
+        key = storage._cdata
+        if key in self._live:
+            return
+        size = storage.nbytes()
+
+        def release(_: weakref.ref[Any]) -> None:
+            del self._live[key]
+            self.live_bytes -= size
+
+        self._live[key] = weakref.ref(storage, release)
+        self.live_bytes += size
+        if self.live_bytes > self.peak_bytes:
+            self.peak_bytes, self.peak_operator = self.live_bytes, str(operator)

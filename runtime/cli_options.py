@@ -1,0 +1,28 @@
+"""Options that several commands share: what is trained, on what, and how much memory there is."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+Model = Annotated[
+    str,
+    typer.Argument(metavar="MODEL", help="hf:NAME, hf:PATH/config.json or module.path:function.", show_default=False),
+]
+Mesh = Annotated[str, typer.Option(metavar="2x2", help="Ranks along each mesh axis.", show_default=False)]
+Cluster = Annotated[str, typer.Option(metavar="NAME|FILE", help="Preset, local-cpu, or a cluster file.")]
+Memory = Annotated[
+    str | None,
+    typer.Option(metavar="4GiB", help="Bytes of tensors on one device; what the device has if absent."),
+]
+Batch = Annotated[int, typer.Option(min=1, help="Sequences in one step, over all ranks.")]
+SequenceLength = Annotated[int, typer.Option("--seq", min=1, help="Tokens in one sequence.")]
+Dtype = Annotated[str, typer.Option(help="Parameters and activations: float32, bfloat16 or float16.")]
+Optimizer = Annotated[str, typer.Option(help="adamw or sgd.")]
+GradAccum = Annotated[int, typer.Option(min=1, help="Micro-batches in one step.")]
+Seed = Annotated[int, typer.Option(help="Seed of the parameters and of everything random.")]
+Layers = Annotated[int | None, typer.Option(min=1, help="Use this many layers of an hf: model.", show_default="all")]
+Dropout = Annotated[
+    float | None, typer.Option(min=0.0, max=1.0, help="Dropout of an hf: model.", show_default="its own")
+]

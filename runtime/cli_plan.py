@@ -1,0 +1,125 @@
+"""The commands around a plan: ``plan``, ``fits`` and ``explain``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from planner.units import format_bytes
+from runtime.cli_options import (
+    Batch,
+    Cluster,
+    Dropout,
+    Dtype,
+    Layers,
+    Memory,
+    Mesh,
+    Model,
+    Optimizer,
+    Seed,
+    SequenceLength,
+)
+from runtime.cli_progress import progress_line
+from runtime.cli_values import parse_bytes, parse_mesh, readable_file, writable_file
+
+if TYPE_CHECKING:
+    from planner.fits import FitsReport
+
+NANOSECOND = 1e-9
+
+
+def plan(
+    model: Model,
+    mesh: Mesh,
+    out: Annotated[Path, typer.Option(help="Plan file to write.", show_default=False)],
+    cluster: Cluster = "local-cpu",
+    memory: Memory = None,
+    batch: Batch = 8,
+    sequence: SequenceLength = 256,
+    dtype: Dtype = "float32",
+    optimizer: Optimizer = "adamw",
+    seed: Seed = 0,
+    layers: Layers = None,
+    dropout: Dropout = None,
+    model_formulation: Annotated[str, typer.Option(help="kiwi_reduced or sharding.")] = "kiwi_reduced",
+    solver: Annotated[str, typer.Option(help="Name of the solver.")] = "lagrangian",
+    time_limit: Annotated[float, typer.Option(min=0.1, help="Seconds for the solver.")] = 60.0,
+) -> None:
+    """Plan the training step of MODEL and write the plan."""
+    ranks, limit = parse_mesh(mesh, "--mesh"), None if memory is None else parse_bytes(memory, "--memory")
+    writable_file(out, "--out")
+
+    from planner import api
+    from planner.models import ModelReference
+    from planner.plan import save_plan
+
+    reference = ModelReference(model, batch, sequence, dtype, seed, layers, dropout)
+    with progress_line(f"planning {model}", NANOSECOND) as report:
+        made = api.plan(
+            reference,
+            cluster=cluster,
+            mesh=ranks,
+            memory=limit,
+            optimizer=optimizer,
+            formulation=model_formulation,
+            solver=solver,
+            time_limit=time_limit,
+            seed=seed,
+            progress=report,
+        )
+    save_plan(made, out)
+    typer.echo(f"{made.summary()}\nwrote {out}")
+
+
+def fits(
+    model: Model,
+    mesh: Mesh,
+    cluster: Cluster = "local-cpu",
+    memory: Memory = None,
+    batch: Batch = 8,
+    sequence: SequenceLength = 256,
+    dtype: Dtype = "float32",
+    optimizer: Optimizer = "adamw",
+    seed: Seed = 0,
+    layers: Layers = None,
+    dropout: Dropout = None,
+) -> None:
+    """Say in seconds, without a plan, what one rank needs and what of it fits."""
+    ranks, limit = parse_mesh(mesh, "--mesh"), None if memory is None else parse_bytes(memory, "--memory")
+
+    from planner import api
+    from planner.models import ModelReference
+
+    reference = ModelReference(model, batch, sequence, dtype, seed, layers, dropout)
+    with progress_line(f"capturing {model}"):
+        report = api.fits(reference, cluster=cluster, mesh=ranks, memory=limit, optimizer=optimizer)
+    print_fits(report)
+
+
+def print_fits(report: FitsReport) -> None:
+    """Print the rows of a report as a table."""
+    from rich.console import Console
+    from rich.table import Table
+
+    limit = "no limit" if report.limit is None else f"limit {format_bytes(report.limit)}"
+    table = Table(title=f"{report.parameter_count:,} parameters, {report.ranks} ranks, {limit}", title_justify="left")
+    for heading in ("one rank holds", "figure", "bytes", ""):
+        table.add_column(heading, justify="right" if heading == "bytes" else "left")
+    for row in report.rows:
+        verdict = {None: "", True: "fits", False: "does not fit"}[row.fits]
+        table.add_row(row.name, row.kind, format_bytes(row.peak_bytes), verdict)
+    Console().print(table)
+
+
+def explain(plan_file: Annotated[Path, typer.Argument(metavar="PLAN", help="Plan file.", show_default=False)]) -> None:
+    """Say why a plan is as it is: what costs most, what is recomputed, what is alive at the peak."""
+    readable_file(plan_file, "PLAN")
+
+    from planner import api
+    from planner.plan import load_plan
+
+    with progress_line(f"replaying {plan_file.name}"):
+        explanation = api.explain(load_plan(plan_file))
+    typer.echo(str(explanation))

@@ -1,0 +1,77 @@
+"""Values on the command line: sizes, meshes and files."""
+
+from __future__ import annotations
+
+import re
+from decimal import Decimal
+from pathlib import Path
+
+UNITS = {"B": 1} | {
+    f"{prefix}{suffix}": base**power
+    for power, prefix in enumerate("KMGT", start=1)
+    for suffix, base in (("iB", 1024), ("B", 1000))
+}
+"""Bytes per unit; binary units as ``GiB``, decimal ones as ``GB``."""
+
+
+class OptionError(ValueError):
+    """A value on the command line that means nothing; the message names the option, the value and the remedy."""
+
+
+def parse_bytes(text: str, option: str) -> int:
+    """Read a size such as ``4GiB``, ``1.5GB`` or ``4294967296`` (bytes), rounded down.
+
+    Raises
+    ------
+    OptionError
+        When ``text`` is no positive number with a known unit.
+    """
+    match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*", text)
+    units = {unit.lower(): size for unit, size in UNITS.items()} | {"": 1}
+    if match is None or match[2].lower() not in units:
+        raise OptionError(f"{option}: {text!r} is no size; write 4GiB, 512MiB, 1.5GB or a number of bytes")
+    count = int(Decimal(match[1]) * units[match[2].lower()])
+    if count == 0:
+        raise OptionError(f"{option}: {text!r} is no memory at all; give at least one byte")
+    return count
+
+
+def parse_mesh(text: str, option: str) -> tuple[int, ...]:
+    """Read a mesh such as ``2`` or ``2x4``: ranks along each axis.
+
+    Raises
+    ------
+    OptionError
+        When ``text`` is not positive whole numbers with ``x`` between them.
+    """
+    if re.fullmatch(r"[1-9][0-9]*(x[1-9][0-9]*)*", text) is None:
+        raise OptionError(f"{option}: {text!r} is no mesh; write the ranks along each axis, such as 2 or 2x4")
+    return tuple(int(axis) for axis in text.split("x"))
+
+
+def writable_file(path: Path, option: str) -> Path:
+    """Return ``path`` if a file can be written there, before minutes are spent on what it should hold.
+
+    Raises
+    ------
+    OptionError
+        When the folder does not exist or the path is a folder.
+    """
+    if path.is_dir():
+        raise OptionError(f"{option}: {str(path)!r} is a folder; name a file in it")
+    if not path.absolute().parent.is_dir():
+        raise OptionError(f"{option}: the folder {str(path.parent)!r} does not exist; create it first")
+    return path
+
+
+def readable_file(path: Path, option: str) -> Path:
+    """Return ``path`` if it is a file.
+
+    Raises
+    ------
+    OptionError
+        When there is no such file.
+    """
+    if not path.is_file():
+        raise OptionError(f"{option}: there is no file {str(path)!r}")
+    return path

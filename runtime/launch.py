@@ -1,0 +1,142 @@
+"""Runs a plan on this machine: one process per rank through torch's launcher, and one report.
+
+If a rank dies the launcher ends the others, so a failure is one error and never a hang. The ranks are
+fresh interpreters that import nothing but torch, numpy and pydantic (and transformers for ``hf:`` models).
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import tempfile
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from math import prod
+from pathlib import Path
+
+from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, Std
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+from planner.plan import Plan, load_plan, save_plan
+from runtime.process_group import LaunchError
+from runtime.run_report import RunReport, read_report
+
+LOG_LINES = 15
+"""Last lines of a failed rank's log that an error shows when the rank left no message."""
+
+
+def run_plan(
+    plan: Plan | Path | str,
+    *,
+    steps: int = 5,
+    check: bool = False,
+    data: Path | str | None = None,
+    device: str = "cpu",
+) -> RunReport:
+    """Run a plan on this machine.
+
+    Parameters
+    ----------
+    plan
+        A plan or its file.
+    steps
+        Optimizer steps; the first is metered, the others are timed.
+    check
+        Train in one process as well, without a plan, and compare losses, gradients and parameters.
+    data
+        Text whose bytes are the token ids; None: the model's example batch in every step.
+    device
+        ``cpu`` (gloo) or ``cuda`` (NCCL, one device per rank).
+
+    Returns
+    -------
+    RunReport
+
+    Raises
+    ------
+    PlanError
+        If the plan cannot be read.
+    LaunchError
+        If the run cannot be started or a rank fails.
+    """
+    if steps < 1:
+        raise LaunchError(f"steps {steps}: a run has at least one step")
+    if data is not None and not Path(data).is_file():
+        raise LaunchError(f"data {data} is no file: give a text file")
+    with tempfile.TemporaryDirectory(prefix="meshwright-run-") as name:
+        folder = Path(name)
+        if not isinstance(plan, Plan):
+            plan = load_plan(Path(plan))
+        save_plan(plan, folder / "plan.json")
+        report = folder / "report.json"
+        arguments = [str(folder / "plan.json"), "--steps", str(steps), "--device", device]
+        arguments += ["--report", str(report), "--scratch", str(folder / "scratch")]
+        if check:
+            arguments.append("--check")
+        if data is not None:
+            arguments += ["--data", str(Path(data).resolve())]
+        _launch(prod(plan.decision.options.mesh), arguments, folder / "logs")
+        return read_report(report)
+
+
+def _launch(ranks: int, arguments: list[str], logs: Path) -> None:
+    """Start ``ranks`` local processes of :mod:`runtime.rank_main` and wait for them."""
+    logs.mkdir()
+    config = LaunchConfig(
+        min_nodes=1,
+        max_nodes=1,
+        nproc_per_node=ranks,
+        run_id=uuid.uuid4().hex,
+        rdzv_backend="c10d",
+        rdzv_endpoint="localhost:0",
+        local_addr="localhost",
+        max_restarts=0,
+        monitor_interval=0.1,
+        logs_specs=DefaultLogsSpecs(log_dir=str(logs), redirects=Std.ALL),
+    )
+    try:
+        with _quiet_launcher(), _inherited_import_path():
+            elastic_launch(config, sys.executable)("-m", "runtime.rank_main", *arguments)
+    except ChildFailedError as error:
+        rank, failure = error.get_first_failure()
+        raise LaunchError(
+            f"rank {rank} of {ranks} failed: {_reason(failure.message, logs, failure.local_rank)}"
+        ) from None
+
+
+def _reason(message: str, logs: Path, local_rank: int) -> str:
+    """Message of a failed rank, or the end of its log where it died without one (a signal, out of memory)."""
+    if message and "To enable traceback" not in message:
+        return message
+    found = sorted(logs.rglob(f"{local_rank}/stderr.log"))
+    lines = found[-1].read_text(encoding="utf-8", errors="replace").strip().splitlines() if found else []
+    return "\n".join([message, *lines[-LOG_LINES:]])
+
+
+@contextmanager
+def _quiet_launcher() -> Iterator[None]:
+    """Keep the launcher from logging what the error says anyway."""
+    logger = logging.getLogger("torch.distributed.elastic")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+
+
+@contextmanager
+def _inherited_import_path() -> Iterator[None]:
+    """Let the ranks import what this process can: a model that a notebook or script finds beside itself."""
+    before = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["PYTHONPATH"]
+        else:
+            os.environ["PYTHONPATH"] = before

@@ -1,0 +1,60 @@
+"""Measured peak memory of a rank: torch's own allocation record, and the resident set beside it.
+
+On CUDA the caching allocator keeps the record; on CPU :class:`StorageMeter` does, which slows a step
+down: meter some steps, time others.
+"""
+
+from __future__ import annotations
+
+import resource
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+from planner.torch_adapter.storage_meter import StorageMeter
+
+
+class MemoryMeter:
+    """Peak bytes of tensors on one device, over everything that runs inside :meth:`metering`.
+
+    Parameters
+    ----------
+    device
+        Device of the rank.
+    resident
+        Tensors that exist already: parameters, module buffers, optimizer state. On CUDA the allocator
+        knows them and its record, from process start on, is taken.
+    """
+
+    def __init__(self, device: torch.device, resident: Iterable[Tensor]) -> None:
+        self._device = device
+        self._storages: StorageMeter | None = None
+        if device.type != "cuda":
+            self._storages = StorageMeter()
+            self._storages.track(*resident)
+
+    @property
+    def peak_bytes(self) -> int:
+        """Most bytes alive at once so far."""
+        if self._storages is None:
+            return torch.cuda.max_memory_allocated(self._device)
+        return self._storages.peak_bytes
+
+    @contextmanager
+    def metering(self, *inputs: Tensor) -> Iterator[None]:
+        """Watch what runs inside; ``inputs`` are tensors that were made for it just before."""
+        if self._storages is None:
+            yield
+            return
+        self._storages.track(*inputs)
+        with self._storages:
+            yield
+
+
+def resident_set_peak_bytes() -> int:
+    """Largest resident set of this process so far, in bytes: Python, torch and libraries included."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024

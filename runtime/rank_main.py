@@ -1,0 +1,240 @@
+"""What every rank of a run does: read the plan, rebuild its schedule, train, compare, report.
+
+Started by :mod:`runtime.launch`, or by torch's own launcher, one process per device::
+
+    torchrun --nproc-per-node 4 -m runtime.rank_main plan.json --steps 5 --check --report report.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.elastic.multiprocessing.errors import record
+
+from planner.capture import CapturedStep, capture
+from planner.models import ModelReference, TrainingStep, load_step
+from planner.plan import Plan, load_plan, save_plan, schedule_of
+from planner.plan_format import canonical_json
+from planner.torch_adapter.collectives import MeshGroups
+from planner.torch_adapter.step_module import StepArguments
+from runtime.batches import Batches
+from runtime.comparison import NO_ERROR, ReferenceComparison, WorstError
+from runtime.initial_state import local_state, read_initial_state
+from runtime.measure import Measurement, train_and_measure
+from runtime.process_group import LaunchError, broadcast_text, gather_texts, joined, rank_device
+from runtime.reference import read_reference
+from runtime.run_report import RankReport, RunReport, write_report
+from runtime.training import LocalTraining
+
+PLAN_FILE = "plan.json"
+
+
+@dataclass(frozen=True, slots=True)
+class RunOptions:
+    """How a plan is run; the options of the command."""
+
+    plan: Path
+    steps: int
+    check: bool
+    data: Path | None
+    device: str
+    report: Path | None
+    scratch: Path
+
+
+def run_rank(options: RunOptions) -> None:
+    """Do this rank's part; rank 0 writes the report.
+
+    Raises
+    ------
+    LaunchError
+        If the job does not have the plan's ranks, or this machine captures another step than was planned.
+    PlanError
+        If the plan cannot be read.
+    """
+    device = rank_device(options.device)
+    with joined(device):
+        plan = _shared_plan(options)
+        step = load_step(_reference_of(plan), "meta")
+        captured = capture(step.module, step.example_args, step.example_kwargs, step.loss_fn)
+        _check_fingerprint(plan, captured)
+        _prepare(options)
+        report = _train(plan, step, captured, options, device)
+        reports = [RankReport.model_validate_json(text) for text in gather_texts(report.model_dump_json())]
+        if dist.get_rank() == 0 and options.report is not None:
+            write_report(merged_report(plan, reports, options), options.report)
+        if _is_first_here():
+            shutil.rmtree(options.scratch, ignore_errors=True)
+
+
+def _shared_plan(options: RunOptions) -> Plan:
+    """The plan that rank 0 reads; every machine keeps a copy for the process that makes the initial state."""
+    text = canonical_json(load_plan(options.plan)) if dist.get_rank() == 0 else ""
+    text = broadcast_text(text)
+    plan = Plan.model_validate_json(text)
+    ranks, mesh = dist.get_world_size(), plan.decision.options.mesh
+    if prod(mesh) != ranks:
+        name = "x".join(map(str, mesh))
+        raise LaunchError(f"the plan is for mesh {name}, {prod(mesh)} ranks, the job has {ranks}: start {prod(mesh)}")
+    if _is_first_here():
+        shutil.rmtree(options.scratch, ignore_errors=True)
+        options.scratch.mkdir(parents=True, mode=0o700)
+        save_plan(plan, options.scratch / PLAN_FILE)
+    return plan
+
+
+def _check_fingerprint(plan: Plan, captured: CapturedStep) -> None:
+    planned = plan.decision.fingerprints.graph
+    if captured.fingerprint != planned:
+        raise LaunchError(
+            f"this machine captures {plan.decision.model.source} as graph {captured.fingerprint[:12]}, the plan is of "
+            f"graph {planned[:12]}: the model, torch {torch.__version__} or transformers differ from when it was "
+            "planned; plan again here"
+        )
+
+
+def _prepare(options: RunOptions) -> None:
+    """Have one process per machine make the initial state and, for a check, train for comparison."""
+    if _is_first_here():
+        command = [sys.executable, "-m", "runtime.reference", str(options.scratch / PLAN_FILE), str(options.scratch)]
+        command += ["--steps", str(options.steps if options.check else 0)]
+        if options.data is not None:
+            command += ["--data", str(options.data)]
+        made = subprocess.run(command, stderr=subprocess.PIPE, text=True, check=False)
+        if made.returncode != 0:
+            last = (made.stderr.strip().splitlines() or [f"exit code {made.returncode}"])[-1]
+            raise LaunchError(f"the process that makes the initial state failed: {last}")
+    dist.barrier()
+
+
+def _train(
+    plan: Plan, step: TrainingStep, captured: CapturedStep, options: RunOptions, device: torch.device
+) -> RankReport:
+    decision = plan.decision
+    schedule = schedule_of(plan, captured.graph)
+    groups = MeshGroups.of(init_device_mesh(device.type, decision.options.mesh))
+    initial = read_initial_state(options.scratch)
+    training = LocalTraining(
+        captured,
+        schedule,
+        groups,
+        local_state(initial, captured.constants, captured.graph, schedule, groups, device),
+        decision.options.optimizer,
+        decision.model.seed,
+        device,
+    )
+    arguments = StepArguments.of(step.module, step.example_args, step.example_kwargs)
+    examples = tuple(initial.examples[name] for name in arguments.names)
+    batches = Batches.of(step.module, arguments, examples, options.data)
+    if not options.check:
+        return _rank_report(train_and_measure(training, batches, options.steps, device), NO_ERROR, NO_ERROR)
+    comparison = ReferenceComparison(read_reference(options.scratch), training.placements, groups)
+    gradient_errors: list[WorstError] = []
+    measured = train_and_measure(
+        training,
+        batches,
+        options.steps,
+        device,
+        lambda gradients: gradient_errors.append(comparison.gradients(gradients)),
+    )
+    return _rank_report(measured, gradient_errors[0], comparison.updated(training.state))
+
+
+def _rank_report(measured: Measurement, gradients: WorstError, updated: WorstError) -> RankReport:
+    return RankReport(
+        losses=measured.losses,
+        measured_peak_bytes=measured.peak_bytes,
+        resident_set_bytes=measured.resident_set_bytes,
+        measured_step_s=measured.step_seconds,
+        grad_rel_error=gradients.error,
+        worst_gradient=gradients.name,
+        param_rel_error=updated.error,
+        worst_parameter=updated.name,
+    )
+
+
+def merged_report(plan: Plan, ranks: list[RankReport], options: RunOptions) -> RunReport:
+    """One report of all ranks' reports."""
+    checked = options.check
+    gradients, updated = NO_ERROR, NO_ERROR
+    for rank in ranks:
+        gradients = gradients.worse_of(WorstError(rank.grad_rel_error, rank.worst_gradient))
+        updated = updated.worse_of(WorstError(rank.param_rel_error, rank.worst_parameter))
+    times = [rank.measured_step_s for rank in ranks if rank.measured_step_s is not None]
+    return RunReport(
+        plan_digest=plan.digest,
+        mesh=plan.decision.options.mesh,
+        device=options.device,
+        dtype=plan.decision.model.dtype,
+        steps=options.steps,
+        predicted_peak_bytes=[plan.peak_bytes] * len(ranks),
+        measured_peak_bytes=[rank.measured_peak_bytes for rank in ranks],
+        resident_set_bytes=[rank.resident_set_bytes for rank in ranks],
+        predicted_step_s=plan.objective_seconds,
+        measured_step_s=max(times) if times else None,
+        loss=list(ranks[0].losses),
+        reference_loss=list(read_reference(options.scratch).losses) if checked else None,
+        max_grad_rel_error=gradients.error if checked else None,
+        worst_gradient=gradients.name,
+        max_param_rel_error=updated.error if checked else None,
+        worst_parameter=updated.name,
+    )
+
+
+def _reference_of(plan: Plan) -> ModelReference:
+    return ModelReference(**plan.decision.model.model_dump())
+
+
+def _is_first_here() -> bool:
+    """Whether this is the first rank of its machine."""
+    return int(os.environ.get("LOCAL_RANK", "0")) == 0
+
+
+def _default_scratch() -> Path:
+    run, port = os.environ.get("TORCHELASTIC_RUN_ID", "none"), os.environ.get("MASTER_PORT", "0")
+    return Path(tempfile.gettempdir()) / f"meshwright-{os.getuid()}-{run}-{port}"
+
+
+def parse_options(arguments: list[str] | None = None) -> RunOptions:
+    """Options of the command line."""
+    parser = argparse.ArgumentParser(prog="runtime.rank_main", description="Run a plan as one rank of a job.")
+    parser.add_argument("plan", type=Path, help="plan file; rank 0 reads it")
+    parser.add_argument("--steps", type=int, default=5, help="optimizer steps (at least 1)")
+    parser.add_argument("--check", action="store_true", help="compare with one process")
+    parser.add_argument("--data", type=Path, help="text whose bytes are the tokens, on every machine")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--report", type=Path, help="where rank 0 writes its report (JSON)")
+    parser.add_argument("--scratch", type=Path, help="folder of this machine for the initial state; emptied")
+    found = parser.parse_args(arguments)
+    if found.steps < 1:
+        raise LaunchError(f"--steps {found.steps}: a run has at least one step")
+    return RunOptions(
+        plan=found.plan,
+        steps=found.steps,
+        check=found.check,
+        data=found.data,
+        device=found.device,
+        report=found.report,
+        scratch=found.scratch or _default_scratch(),
+    )
+
+
+@record
+def main() -> None:
+    """Run one rank."""
+    run_rank(parse_options())
+
+
+if __name__ == "__main__":
+    main()

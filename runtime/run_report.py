@@ -1,0 +1,110 @@
+"""What a run of a plan found, beside what the plan predicted."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict
+
+from planner.atomic_file import write_text_atomically
+
+LOSS_TOLERANCE, GRADIENT_TOLERANCE = 1e-5, 1e-4
+"""Largest relative differences to one process that pass in single precision; see :meth:`RunReport.failures`."""
+
+_PRECISION = {"float64": 1.0, "float32": 1.0, "float16": 2.0**13, "bfloat16": 2.0**16}
+"""Rounding of a dtype relative to single precision (double precision is held to the same tolerance)."""
+
+
+class RankReport(BaseModel):
+    """What one rank measured, and its largest relative errors and where they are (0 where nothing was checked)."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, ser_json_inf_nan="constants")
+
+    losses: tuple[float, ...]
+    measured_peak_bytes: int
+    resident_set_bytes: int
+    measured_step_s: float | None
+    grad_rel_error: float
+    worst_gradient: str
+    param_rel_error: float
+    worst_parameter: str
+
+
+class RunReport(BaseModel):
+    """A run of a plan; lists are by rank or by step.
+
+    Parameters
+    ----------
+    plan_digest
+        Digest of the plan's decision.
+    mesh, device, dtype, steps
+        How it was run.
+    predicted_peak_bytes, measured_peak_bytes
+        Most bytes of tensors alive on a rank at once.
+    resident_set_bytes
+        Largest resident set of each rank's process, all of Python and torch included.
+    predicted_step_s, measured_step_s
+        Seconds of one step; measured is the slowest rank's median (None with one step).
+    loss, reference_loss
+        Loss of each step, and that of one process (None where not checked).
+    max_grad_rel_error, worst_gradient
+        Largest relative error of the gradients of the first step, and whose it is.
+    max_param_rel_error, worst_parameter
+        The same of parameters and module buffers after the last step; see :mod:`runtime.comparison`.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, ser_json_inf_nan="constants")
+
+    plan_digest: str
+    mesh: tuple[int, ...]
+    device: str
+    dtype: str
+    steps: int
+    predicted_peak_bytes: list[int]
+    measured_peak_bytes: list[int]
+    resident_set_bytes: list[int]
+    predicted_step_s: float
+    measured_step_s: float | None
+    loss: list[float]
+    reference_loss: list[float] | None
+    max_grad_rel_error: float | None
+    worst_gradient: str
+    max_param_rel_error: float | None
+    worst_parameter: str
+
+    @property
+    def max_loss_rel_error(self) -> float | None:
+        """Largest relative difference of a step's loss to one process; None where not checked."""
+        if self.reference_loss is None:
+            return None
+        pairs = zip(self.loss, self.reference_loss, strict=True)
+        return max(abs(ours - theirs) / (abs(theirs) or 1.0) for ours, theirs in pairs)
+
+    def failures(self) -> list[str]:
+        """What a check found wrong, one line each; empty where nothing was checked or all is well.
+
+        The first step's loss must be within 1e-5 of one process and its gradients within 1e-4 (relative, in
+        single precision; more in half precision). Later losses and updated parameters are reported only:
+        AdamW turns rounding differences of tiny gradients into differences of the size of the learning rate.
+        """
+        if self.reference_loss is None or self.max_grad_rel_error is None:
+            return []
+        coarser = _PRECISION[self.dtype]
+        first, expected = self.loss[0], self.reference_loss[0]
+        error = abs(first - expected) / (abs(expected) or 1.0)
+        found = []
+        if not error <= LOSS_TOLERANCE * coarser:
+            found.append(f"loss of the first step {first} differs from one process's {expected} by {error:.1e}")
+        if not self.max_grad_rel_error <= GRADIENT_TOLERANCE * coarser:
+            found.append(f"gradient of {self.worst_gradient} differs from one process by {self.max_grad_rel_error:.1e}")
+        return found
+
+
+def write_report(report: RunReport, path: Path) -> None:
+    """Write a report as JSON, completely or not at all."""
+    write_text_atomically(path, report.model_dump_json(indent=2) + "\n")
+
+
+def read_report(path: Path) -> RunReport:
+    """Read what :func:`write_report` wrote."""
+    return RunReport.model_validate_json(path.read_text(encoding="utf-8"))

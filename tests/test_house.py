@@ -1,0 +1,173 @@
+"""The rules of the house, so that a change that breaks one is told by name."""
+
+from __future__ import annotations
+
+import ast
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+FLOORS = ("formulations", "planner", "runtime")
+TOP_LEVEL = {*FLOORS, "notebooks", "tests", ".ci"}
+LONGEST_FILE = 500
+SOLVER_LIBRARIES = ("highspy", "ortools", "pyomo", "networkx", "numba", "transformers", "typer", "rich")
+EXECUTION_MODULES = (
+    "planner.operator_graph",
+    "planner.placement",
+    "planner.schedule",
+    "planner.plan",
+    "planner.capture",
+    "planner.torch_adapter",
+    "planner.replay",
+)
+COMMAND_LINE = ("cli", "demo")
+
+
+def sources(*folders: str) -> list[Path]:
+    return sorted(path for folder in folders for path in (ROOT / folder).rglob("*.py"))
+
+
+def imported_names(path: Path) -> Iterator[tuple[int, str]]:
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield node.lineno, alias.name
+        elif isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
+            for alias in node.names:
+                yield node.lineno, f"{node.module}.{alias.name}"
+
+
+def attribute_names(path: Path) -> Iterator[tuple[int, str]]:
+    """Dotted names in the code, with what the file calls a module by put back to the module's own name."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    aliases = {a.asname: a.name for n in ast.walk(tree) if isinstance(n, ast.Import) for a in n.names if a.asname} | {
+        a.asname or a.name: f"{n.module}.{a.name}"
+        for n in ast.walk(tree)
+        if isinstance(n, ast.ImportFrom) and n.module
+        for a in n.names
+    }
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute):
+            first, _, rest = ast.unparse(node).partition(".")
+            yield node.lineno, f"{aliases.get(first, first)}.{rest}"
+
+
+def is_private(name: str) -> bool:
+    return is_under(name, "torch") and any(p.startswith("_") and not p.startswith("__") for p in name.split("."))
+
+
+def is_under(name: str, *packages: str) -> bool:
+    return any(name == package or name.startswith(package + ".") for package in packages)
+
+
+def in_a_new_process(code: str) -> str:
+    finished = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert finished.returncode == 0, finished.stderr
+    return finished.stdout
+
+
+def test_imports_run_downwards() -> None:
+    wrong = [
+        f"{path.relative_to(ROOT)}:{line} imports {name}"
+        for floor, package in enumerate(FLOORS)
+        for path in sources(package)
+        for line, name in imported_names(path)
+        if is_under(name, *FLOORS[floor + 1 :])
+    ]
+    assert wrong == []
+
+
+def test_the_mathematics_never_imports_torch() -> None:
+    wrong = [
+        f"{path.relative_to(ROOT)}:{line} imports {name}"
+        for path in sources("formulations")
+        for line, name in imported_names(path)
+        if is_under(name, "torch", "transformers")
+    ]
+    assert wrong == []
+
+
+def test_private_torch_is_touched_in_the_adapter_only() -> None:
+    adapter = ROOT / "planner" / "torch_adapter"
+    wrong = [
+        f"{path.relative_to(ROOT)}:{line} uses {name}"
+        for path in sources("planner", "runtime", "notebooks")
+        if adapter not in path.parents
+        for line, name in (*imported_names(path), *attribute_names(path))
+        if is_private(name)
+    ]
+    assert wrong == []
+
+
+def test_solver_libraries_are_imported_where_they_are_used() -> None:
+    """At the top of a module, highspy or ortools would reach a process that has the other already."""
+    wrong = []
+    for path in sources(*FLOORS):
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.Import | ast.ImportFrom):
+                names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else [node.module or ""]
+                wrong += [f"{path.relative_to(ROOT)}: {n}" for n in names if is_under(n, "highspy", "ortools", "pyomo")]
+    assert wrong == []
+
+
+def test_files_are_short() -> None:
+    lengths = {path: len(path.read_text(encoding="utf-8").splitlines()) for path in sources(*FLOORS, "tests")}
+    assert [f"{path.relative_to(ROOT)}: {count}" for path, count in lengths.items() if count > LONGEST_FILE] == []
+
+
+def test_tests_are_no_packages_and_have_names_of_their_own() -> None:
+    assert list((ROOT / "tests").rglob("__init__.py")) == []
+    names = [path.name for path in (ROOT / "tests").rglob("test_*.py")]
+    assert sorted(names) == sorted(set(names))
+
+
+def test_top_level_folders_are_the_agreed_ones() -> None:
+    listed = subprocess.run(["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT, capture_output=True, text=True)
+    if listed.returncode == 0:
+        folders = {line.split("/", 1)[0] for line in listed.stdout.splitlines() if "/" in line}
+    else:  # an unpacked sdist has no git, and no ignored folders either
+        folders = {path.name for path in ROOT.iterdir() if path.is_dir() and not path.name.startswith((".", "__"))}
+    assert folders <= TOP_LEVEL
+
+
+@pytest.mark.parametrize("package", FLOORS)
+def test_packages_are_typed(package: str) -> None:
+    assert (ROOT / package / "py.typed").exists()
+
+
+def test_execution_needs_torch_numpy_and_pydantic_alone() -> None:
+    modules = [
+        *EXECUTION_MODULES,
+        *(f"runtime.{p.stem}" for p in sources("runtime") if not p.stem.startswith((*COMMAND_LINE, "__"))),
+    ]
+    in_a_new_process(f"""
+import importlib, importlib.abc, sys
+class Refuse(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in {SOLVER_LIBRARIES!r}:
+            raise ModuleNotFoundError("blocked by the test: " + name, name=name)
+sys.meta_path.insert(0, Refuse())
+for module in {modules!r}:
+    importlib.import_module(module)
+""")
+
+
+def test_help_imports_neither_torch_nor_solvers() -> None:
+    heavy = ("torch", "numpy", "highspy", "ortools", "pyomo", "networkx", "numba", "transformers", "pydantic")
+    loaded = json.loads(
+        in_a_new_process(f"""
+import contextlib, io, json, sys
+from runtime.cli import main
+text = io.StringIO()
+with contextlib.redirect_stdout(text), contextlib.suppress(SystemExit):
+    main(["--help"])
+assert "calibrate" in text.getvalue()
+print(json.dumps([name for name in {heavy!r} if name in sys.modules]))
+""")
+    )
+    assert loaded == []
