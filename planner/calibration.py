@@ -7,8 +7,6 @@ time. Collectives: latency and bandwidth are a least squares fit of relative err
 
 from __future__ import annotations
 
-import os
-import tempfile
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -17,6 +15,7 @@ from typing import TypeVar
 import numpy as np
 from pydantic import BaseModel, ConfigDict, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
+from planner.atomic_file import write_text_atomically
 from planner.cluster import LOCAL_NAME, ClusterSpec, Collective, DeviceSpec, FreshMemorySpec, LinkSpec, Measurement
 from planner.machine import current_machine, physical_memory_bytes
 from planner.operator_classes import ARITHMETIC, OperatorClass
@@ -211,17 +210,7 @@ def local_cluster(reports: Sequence[RankReport]) -> ClusterSpec:
 
 def save_cluster(cluster: ClusterSpec, path: Path) -> None:
     """Write a cluster file atomically; its folder is made where missing."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".tmp")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(cluster.model_dump_json(indent=2) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(name, path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
+    write_text_atomically(path, cluster.model_dump_json(indent=2) + "\n")
 
 
 def _fresh_memory(seconds_per_byte: float) -> FreshMemorySpec | None:

@@ -129,11 +129,6 @@ class DeviceSpec(_Spec):
             }
         )
 
-    @property
-    def usable_bytes(self) -> int:
-        """Bytes that torch's tensors can have."""
-        return self.memory_bytes - self.reserve_bytes
-
     def flops_of(self, dtype: str) -> float:
         """Achievable FLOP/s of a matrix product in ``dtype``."""
         return self.flops.get(dtype, self.flops["float32"])

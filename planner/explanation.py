@@ -148,9 +148,13 @@ def _recomputed(session: PlanningSession, schedule: Schedule, report: ReplayRepo
 
 
 def _alive(report: ReplayReport) -> Section:
-    lines = [f"{format_bytes(report.peak_bytes)} at instruction {report.peak_instruction}"]
-    for tensor in report.alive_at_peak[:TOP]:
-        lines.append(f"{format_bytes(tensor.nbytes)}  {tensor.category}  {tensor.name} ({','.join(tensor.placement)})")
+    lines = [
+        f"{format_bytes(report.peak_bytes)} at instruction {report.peak_instruction}",
+        *(
+            f"{format_bytes(tensor.nbytes)}  {tensor.category}  {tensor.name} ({','.join(tensor.placement)})"
+            for tensor in report.alive_at_peak[:TOP]
+        ),
+    ]
     rest = report.alive_at_peak[TOP:]
     if rest:
         lines.append(f"{format_bytes(sum(tensor.nbytes for tensor in rest))} in {len(rest)} more tensors")

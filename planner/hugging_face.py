@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from planner.model_error import ModelError
+
 _SIZES: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt2": ("gpt2", {}),
     "gpt2-medium": ("gpt2", {"n_layer": 24, "n_embd": 1024, "n_head": 16}),
@@ -84,7 +86,7 @@ def hugging_face_step(
 
     Raises
     ------
-    ValueError
+    ModelError
         The name or model type is unknown, the file cannot be read, or the sequence is too long.
     """
     config = _configuration(name)
@@ -92,7 +94,7 @@ def hugging_face_step(
     task = _task(config, name)
     positions = getattr(config, "max_position_embeddings", None) if task != "image_classification" else None
     if positions is not None and sequence > positions:
-        raise ValueError(
+        raise ModelError(
             f"model hf:{name} has {positions} positions, the sequence has {sequence}: shorten it, "
             "or raise max_position_embeddings in a config.json"
         )
@@ -111,26 +113,26 @@ def _configuration(name: str) -> Any:
     try:
         from transformers import AutoConfig
     except ImportError:
-        raise ValueError(f"model hf:{name} needs the transformers package: pip install transformers") from None
+        raise ModelError(f"model hf:{name} needs the transformers package: pip install transformers") from None
     if name in _SIZES:
         model_type, differences = _SIZES[name]
         return AutoConfig.for_model(model_type, **differences)
     path = Path(name)
     if path.suffix != ".json":
-        raise ValueError(f"model hf:{name} is unknown; known are {', '.join(_SIZES)}, and paths of a config.json")
+        raise ModelError(f"model hf:{name} is unknown; known are {', '.join(_SIZES)}, and paths of a config.json")
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise ValueError(f"model hf:{name}: the file cannot be read ({error.strerror})") from error
+        raise ModelError(f"model hf:{name}: the file cannot be read ({error.strerror})") from error
     except ValueError as error:
-        raise ValueError(f"model hf:{name}: the file is not JSON ({error})") from error
+        raise ModelError(f"model hf:{name}: the file is not JSON ({error})") from error
     if not isinstance(content, dict) or "model_type" not in content:
-        raise ValueError(f"model hf:{name}: the configuration has no model_type, as the ones of transformers have")
+        raise ModelError(f"model hf:{name}: the configuration has no model_type, as the ones of transformers have")
     try:
         return AutoConfig.for_model(**content)
     except (ValueError, TypeError, KeyError) as error:
         reason = str(error).splitlines()[0]
-        raise ValueError(f"model hf:{name}: transformers rejects the configuration ({reason})") from error
+        raise ModelError(f"model hf:{name}: transformers rejects the configuration ({reason})") from error
 
 
 def _override(config: Any, name: str, layers: int | None, dropout: float | None) -> None:
@@ -138,7 +140,7 @@ def _override(config: Any, name: str, layers: int | None, dropout: float | None)
     if layers is not None:
         counts = [key for key in _LAYER_COUNTS if isinstance(getattr(config, key, None), int)]
         if not counts:
-            raise ValueError(f"model hf:{name}: its configuration has no number of layers that could be set")
+            raise ModelError(f"model hf:{name}: its configuration has no number of layers that could be set")
         for key in counts:
             setattr(config, key, layers)
     if dropout is not None:
@@ -158,7 +160,7 @@ def _task(config: Any, name: str) -> str:
     }
     possible = [task for task, classes in tasks.items() if config.model_type in classes]
     if not possible:
-        raise ValueError(
+        raise ModelError(
             f"model hf:{name}: model type {config.model_type!r} has no class with a loss for text or image "
             "classification; write a function module.path:function instead"
         )

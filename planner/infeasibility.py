@@ -2,14 +2,55 @@
 
 from __future__ import annotations
 
-from formulations.problem import StrategyProblem
-from formulations.solution import SolveResult
-from formulations.solvers import SolverPool
+from math import ceil
+
+from formulations.solvers.minimum_peak import MinimumPeak
+from planner.units import format_bytes
+
+MIB = 2**20
+NAMED_TENSORS = 3
 
 
 class InfeasibleError(ValueError):
     """No plan fits the memory, or none was found in time; one line that names the limit that would."""
 
 
-def refusal(problem: StrategyProblem, result: SolveResult, pool: SolverPool, reserve: int) -> InfeasibleError:
-    return InfeasibleError(f"{result.status}: {result.message}")
+def refusal(smallest: MinimumPeak, limit: int, reserve: int) -> InfeasibleError:
+    """Say why nothing fits.
+
+    Parameters
+    ----------
+    smallest
+        The smallest peak found, without a limit, and what is proven about it.
+    limit
+        Bytes that torch's tensors were allowed on one device.
+    reserve
+        Bytes of the device beyond these.
+
+    Returns
+    -------
+    InfeasibleError
+        Where the bound is above the limit that is a proof; else it says that none was found.
+    """
+    asked = format_bytes(limit + reserve)
+    kept = f" ({format_bytes(reserve)} of it reserved)" if reserve else ""
+    if smallest.peak is None:
+        bound = smallest.bound
+        if bound is not None and bound > limit:
+            needed = format_bytes(bound + reserve)
+            return InfeasibleError(f"memory {asked}{kept} is too little: every plan needs at least {needed}")
+        return InfeasibleError(f"memory {asked}{kept}: no plan was found in the time limit; give more of either")
+    if smallest.bound is not None and smallest.bound > limit:
+        lacking = format_bytes(smallest.bound - limit)
+        verdict = f"is too little: every plan needs at least {format_bytes(smallest.bound + reserve)}, {lacking} more"
+    else:
+        verdict = f"is too little for every plan found: {format_bytes(smallest.peak - limit)} more are needed"
+    tensors = ", ".join(
+        f"{' / '.join(names)} ({format_bytes(amount)})" for names, amount in smallest.alive[:NAMED_TENSORS]
+    )
+    # Rounded up to whole MiB, so that the figure can be typed as it stands.
+    fits = ceil((smallest.peak + reserve) / MIB)
+    return InfeasibleError(
+        f"memory {asked}{kept} {verdict}; it binds at {smallest.time_name}, where {tensors} are alive; "
+        f"--memory {fits}MiB fits"
+    )

@@ -18,6 +18,7 @@ import torch
 from torch import nn
 
 from planner.hugging_face import hugging_face_step
+from planner.model_error import ModelError
 
 DTYPES = {name: getattr(torch, name) for name in ("float32", "bfloat16", "float16", "float64")}
 
@@ -58,7 +59,7 @@ class ModelReference:
 
     Raises
     ------
-    ValueError
+    ModelError
         A value is out of range.
     """
 
@@ -72,16 +73,16 @@ class ModelReference:
 
     def __post_init__(self) -> None:
         if ":" not in self.source:
-            raise ValueError(f"model {self.source!r}: write hf:NAME, hf:PATH/config.json or module.path:function")
+            raise ModelError(f"model {self.source!r}: write hf:NAME, hf:PATH/config.json or module.path:function")
         for name, value in (("batch", self.batch), ("sequence", self.sequence), ("layers", self.layers)):
             if value is not None and value < 1:
-                raise ValueError(f"{name} {value}: it must be at least 1")
+                raise ModelError(f"{name} {value}: it must be at least 1")
         if self.dtype not in DTYPES:
-            raise ValueError(f"dtype {self.dtype!r} is unknown; known are {', '.join(DTYPES)}")
+            raise ModelError(f"dtype {self.dtype!r} is unknown; known are {', '.join(DTYPES)}")
         if not 0 <= self.seed < 2**63:
-            raise ValueError(f"seed {self.seed}: it must be from 0 to 2**63 - 1")
+            raise ModelError(f"seed {self.seed}: it must be from 0 to 2**63 - 1")
         if self.dropout is not None and not 0 <= self.dropout < 1:
-            raise ValueError(f"dropout {self.dropout}: it is a probability from 0 to below 1")
+            raise ModelError(f"dropout {self.dropout}: it is a probability from 0 to below 1")
 
 
 def load_step(reference: ModelReference, device: str = "meta") -> TrainingStep:
@@ -101,7 +102,7 @@ def load_step(reference: ModelReference, device: str = "meta") -> TrainingStep:
 
     Raises
     ------
-    ValueError
+    ModelError
         The model is unknown, cannot be built, or does not return what it must.
     """
     prefix, _, name = reference.source.partition(":")
@@ -126,34 +127,36 @@ def _find_function(module_name: str, function_name: str, source: str) -> Callabl
     if os.getcwd() not in sys.path and "" not in sys.path:
         sys.path.insert(0, os.getcwd())  # as `python -m` does, so that a model beside the user is found
     try:
-        found = getattr(importlib.import_module(module_name), function_name)
+        module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
-        raise ValueError(
+        raise ModelError(
             f"model {source!r}: no module named {error.name!r}; run from the folder that holds it or install it"
         ) from error
-    except AttributeError:
-        raise ValueError(f"model {source!r}: module {module_name} has no function {function_name!r}") from None
+    except Exception as error:
+        reason = f"{type(error).__name__}: {error}"
+        raise ModelError(f"model {source!r}: importing {module_name} failed ({reason})") from error
+    found = getattr(module, function_name, None)
+    if found is None:
+        raise ModelError(f"model {source!r}: module {module_name} has no function {function_name!r}")
     if not callable(found):
-        raise ValueError(f"model {source!r}: {function_name} is a {type(found).__name__}, not a function")
+        raise ModelError(f"model {source!r}: {function_name} is a {type(found).__name__}, not a function")
     function: Callable[..., Any] = found
     return function
 
 
 def _call_function(function: Callable[..., Any], reference: ModelReference, device: str) -> TrainingStep:
     options = _options(function, reference)
-    if device == "meta":
+    # Some models read tensors while they are built (`linspace(...).tolist()`): that needs data.
+    attempts = ("meta", "cpu") if device == "meta" else (device,)
+    for attempt in attempts:
+        torch.manual_seed(reference.seed)
         try:
-            with torch.device("meta"):
-                return _checked(function(**options), reference.source)
-        except (RuntimeError, NotImplementedError, TypeError):
-            # Some models read tensors while they are built (`linspace(...).tolist()`): that needs data.
-            torch.manual_seed(reference.seed)
-            device = "cpu"
-    try:
-        with torch.device(device):
-            result = function(**options)
-    except Exception as error:
-        raise ValueError(f"model {reference.source!r} failed: {type(error).__name__}: {error}") from error
+            with torch.device(attempt):
+                result = function(**options)
+            break
+        except Exception as error:
+            if attempt == attempts[-1]:
+                raise ModelError(f"model {reference.source!r} failed: {type(error).__name__}: {error}") from error
     return _checked(result, reference.source)
 
 
@@ -171,12 +174,12 @@ def _options(function: Callable[..., Any], reference: ModelReference) -> dict[st
     parameters = inspect.signature(function).parameters
     for name in overrides:
         if name not in parameters:
-            raise ValueError(f"model {reference.source!r}: its function has no parameter {name!r} that could be set")
+            raise ModelError(f"model {reference.source!r}: its function has no parameter {name!r} that could be set")
     options = {name: value for name, value in (offered | overrides).items() if name in parameters}
     for name, parameter in parameters.items():
         open_ended = parameter.kind in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
         if parameter.default is inspect.Parameter.empty and name not in options and not open_ended:
-            raise ValueError(
+            raise ModelError(
                 f"model {reference.source!r}: its function needs {name!r}, but only batch, sequence (or seq), dtype, "
                 "seed, layers and dropout are passed; give it a default"
             )
@@ -186,7 +189,8 @@ def _options(function: Callable[..., Any], reference: ModelReference) -> dict[st
 def _checked(result: Any, source: str) -> TrainingStep:
     expected = "(module, example_args, example_kwargs, loss_fn)"
     if not isinstance(result, tuple) or len(result) != 4:
-        raise ValueError(f"model {source!r} must return {expected}, got {type(result).__name__}")
+        got = f"a tuple of {len(result)}" if isinstance(result, tuple) else type(result).__name__
+        raise ModelError(f"model {source!r} must return {expected}, got {got}")
     module, args, kwargs, loss_fn = result
     kinds: tuple[tuple[str, Any, type | tuple[type, ...]], ...] = (
         ("module", module, nn.Module),
@@ -195,7 +199,7 @@ def _checked(result: Any, source: str) -> TrainingStep:
     )
     for name, value, kind in kinds:
         if not isinstance(value, kind):
-            raise ValueError(f"model {source!r} must return {expected}: {name} is a {type(value).__name__}")
+            raise ModelError(f"model {source!r} must return {expected}: {name} is a {type(value).__name__}")
     if loss_fn is not None and not callable(loss_fn):
-        raise ValueError(f"model {source!r} must return {expected}: loss_fn is a {type(loss_fn).__name__}")
+        raise ModelError(f"model {source!r} must return {expected}: loss_fn is a {type(loss_fn).__name__}")
     return TrainingStep(module, tuple(args), dict(kwargs or {}), loss_fn)

@@ -5,6 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 
+class OptimizerError(ValueError):
+    """An optimizer that does not exist; the message lists those that do."""
+
+
 @dataclass(frozen=True, slots=True)
 class OptimizerSpec:
     """Memory of one optimizer.
@@ -35,9 +39,9 @@ def optimizer_named(name: str) -> OptimizerSpec:
 
     Raises
     ------
-    ValueError
+    OptimizerError
         If there is none of that name; the message lists the known ones.
     """
     if name not in OPTIMIZERS:
-        raise ValueError(f"optimizer {name!r} is not known; choose one of {', '.join(OPTIMIZERS)}")
+        raise OptimizerError(f"optimizer {name!r} is not known; choose one of {', '.join(OPTIMIZERS)}")
     return OPTIMIZERS[name]

@@ -10,14 +10,16 @@ import hashlib
 import platform
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from formulations.models.kiwi_reduced import StepDecision, decode
 from formulations.models.registry import build_problem
+from formulations.models.sharding import MEMORY
 from formulations.problem import StrategyProblem
 from formulations.solution import Progress, SolveOptions, SolveResult
 from formulations.solvers import SolverPool, solve
+from formulations.solvers.minimum_peak import minimum_peak
 from planner.capture import CapturedStep, capture
 from planner.cluster import ClusterSpec, load_cluster
 from planner.costs import CostModel
@@ -39,6 +41,9 @@ from planner.schedule import Schedule
 from planner.schedule_builder import build_schedule
 from planner.step_costs import InstructionCosts
 from planner.strategy_space import StrategySpace, build_strategy_space
+
+PEAK_SECONDS = 30.0
+"""Longest search for the smallest peak, where a solver found no plan."""
 
 CROSS_CHECK_SECONDS = 15.0
 """Longest time of one cross-checking solver."""
@@ -205,21 +210,45 @@ class PlanningSession:
         started = time.perf_counter()
         problem = self.problem(request)
         times = {**self.times, "problem": time.perf_counter() - started}
-        options = SolveOptions(time_limit=request.time_limit, seed=request.seed)
         with SolverPool() as pool:
-            result = solve(problem, request.solver, options, progress, pool)
-            times["solve"] = result.seconds
-            if result.choices is None:
-                raise refusal(problem, result, pool, self.limits(request.memory)[1])
+            started = time.perf_counter()
+            result = self._solve(problem, request, progress, pool)
+            times["solve"] = time.perf_counter() - started
             started = time.perf_counter()
             checks = self._cross_checks(problem, request, pool)
             times["cross_checks"] = time.perf_counter() - started
         started = time.perf_counter()
+        assert result.choices is not None
         schedule = self.schedule(decode(self.space.model, result.choices))
         memory, reserve = self.limits(request.memory)
         report = self.replay(schedule, memory - reserve)
         times["replay"] = time.perf_counter() - started
         return self._make_plan(request, result, checks, schedule, report, times)
+
+    def _solve(
+        self,
+        problem: StrategyProblem,
+        request: PlanRequest,
+        progress: Callable[[Progress], None] | None,
+        pool: SolverPool,
+    ) -> SolveResult:
+        """Solve; where nothing was found, minimise the peak and start again from that assignment.
+
+        Raises
+        ------
+        InfeasibleError
+            The smallest peak found does not fit either.
+        """
+        options = SolveOptions(time_limit=request.time_limit, seed=request.seed)
+        result = solve(problem, request.solver, options, progress, pool)
+        if result.choices is not None:
+            return result
+        smallest = minimum_peak(problem, MEMORY, replace(options, time_limit=PEAK_SECONDS), pool)
+        limit = problem.resources[MEMORY].limit
+        assert limit is not None, "without a limit every layout fits"
+        if smallest.peak is None or smallest.peak > limit:
+            raise refusal(smallest, limit, self.limits(request.memory)[1])
+        return solve(problem, request.solver, replace(options, initial_choices=smallest.choices), progress, pool)
 
     def _cross_checks(self, problem: StrategyProblem, request: PlanRequest, pool: SolverPool) -> tuple[CrossCheck, ...]:
         """Set solvers of other kinds beside the chosen one."""

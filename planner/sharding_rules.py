@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import product
+from math import prod
 from typing import NamedTuple
 
 from planner.axis_rule import AxisRule
@@ -161,16 +163,46 @@ def compose(
     tuple
         In the order of the product of the rules, so that all-replicate comes first.
     """
-    inputs = [graph.values[index].spec for index in operator.inputs]
-    outputs = [None if index is None else graph.values[index].spec for index in operator.outputs]
+    inputs = tuple(graph.values[index].spec for index in operator.inputs)
+    outputs = tuple(None if index is None else graph.values[index].spec for index in operator.outputs)
+    groups = _groups(operator.target, inputs, outputs)
+    return _compose(inputs, outputs, groups, tuple(map(tuple, rules_per_axis)), tuple(mesh))
+
+
+@lru_cache(maxsize=4096)
+def _compose(
+    inputs: tuple[TensorSpec, ...],
+    outputs: tuple[TensorSpec | None, ...],
+    groups: int,
+    rules_per_axis: tuple[tuple[AxisRule, ...], ...],
+    mesh: tuple[int, ...],
+) -> tuple[Strategy, ...]:
+    """Equal operators of different layers share their strategies."""
     strategies: dict[Strategy, None] = {}
     for rules in product(*rules_per_axis):
         placed_in = tuple(zip(*(rule.inputs for rule in rules), strict=True)) if inputs else ()
         placed_out = tuple(_placement([rule.outputs[at] for rule in rules]) for at in range(len(outputs)))
         fits = all(divides(spec.shape, placement, mesh) for spec, placement in zip(inputs, placed_in, strict=True))
-        if fits and all(_fits(spec, placement, mesh) for spec, placement in zip(outputs, placed_out, strict=True)):
+        fits = fits and all(_fits(spec, placed, mesh) for spec, placed in zip(outputs, placed_out, strict=True))
+        if fits and (groups == 1 or groups % _parts(rules, mesh) == 0):
             strategies[Strategy(placed_out, placed_in, _collectives(rules, mesh))] = None
     return tuple(strategies)
+
+
+def _groups(target: str, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec | None]) -> int:
+    """Groups of a convolution, from its shapes; 1 for other operators."""
+    if target == "aten.convolution.default" and outputs[0] is not None:
+        made, source, weight = outputs[0].shape, inputs[0].shape, inputs[1].shape
+    elif target == "aten.convolution_backward.default":
+        made, source, weight = inputs[0].shape, inputs[1].shape, inputs[2].shape
+    else:
+        return 1
+    return (source[1] if weight[0] == made[1] else made[1]) // weight[1]
+
+
+def _parts(rules: Sequence[AxisRule], mesh: Sequence[int]) -> int:
+    """Parts that the axes cut channels into; with groups that is only right for whole groups."""
+    return prod(count for rule, count in zip(rules, mesh, strict=True) if "S1" in rule.inputs)
 
 
 def _placement(words: Sequence[str | None]) -> Placement | None:

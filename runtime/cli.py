@@ -6,6 +6,7 @@ Nothing heavy is imported here: torch and the solvers are imported by the comman
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from importlib.metadata import version
@@ -59,13 +60,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     0 is success; 1 a run whose check failed; 2 input that cannot be used, an infeasible limit among it, told in
     one line on stderr; 130 an interrupt.
     """
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # its advice is about weights, which plans never load
     try:
         code = app(arguments, prog_name="meshwright", standalone_mode=False)
     except typer.TyperException as error:
         code = complain(error.format_message(), BAD_INPUT)
-    except KeyboardInterrupt:
-        code = complain("interrupted", INTERRUPTED)
-    except typer.Abort:
+    except (KeyboardInterrupt, typer.Abort):
         code = complain("interrupted", INTERRUPTED)
     except ValueError as error:
         if not is_for_the_user(error):
@@ -75,6 +75,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def complain(message: str, code: int) -> int:
-    """Say on one line of stderr what is wrong and return the exit code."""
-    print("meshwright:", " ".join(message.split()), file=sys.stderr)
+    """Say on one line of stderr what is wrong, if there is anything to say, and return the exit code."""
+    if message:  # without arguments typer has printed the help and says no more
+        print("meshwright:", " ".join(message.split()), file=sys.stderr)
     return code
+
+
+if __name__ == "__main__":
+    main()

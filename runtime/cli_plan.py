@@ -103,7 +103,7 @@ def print_fits(report: FitsReport) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    limit = "no limit" if report.limit is None else f"limit {format_bytes(report.limit)}"
+    limit = "no limit" if report.limit is None else f"{format_bytes(report.limit)} for tensors beyond the reserve"
     table = Table(title=f"{report.parameter_count:,} parameters, {report.ranks} ranks, {limit}", title_justify="left")
     for heading in ("one rank holds", "figure", "bytes", ""):
         table.add_column(heading, justify="right" if heading == "bytes" else "left")
@@ -113,13 +113,20 @@ def print_fits(report: FitsReport) -> None:
     Console().print(table)
 
 
-def explain(plan_file: Annotated[Path, typer.Argument(metavar="PLAN", help="Plan file.", show_default=False)]) -> None:
+def explain(
+    plan_file: Annotated[Path, typer.Argument(metavar="PLAN", help="Plan file.", show_default=False)],
+    cluster: Annotated[
+        str | None, typer.Option(metavar="NAME|FILE", help="Cluster of the plan, where its name does not find it.")
+    ] = None,
+    time_limit: Annotated[float, typer.Option(min=0.1, help="Seconds for each solve that prices memory.")] = 20.0,
+) -> None:
     """Say why a plan is as it is: what costs most, what is recomputed, what is alive at the peak."""
     readable_file(plan_file, "PLAN")
 
     from planner import api
     from planner.plan import load_plan
 
-    with progress_line(f"replaying {plan_file.name}"):
-        explanation = api.explain(load_plan(plan_file))
+    plan = load_plan(plan_file)
+    with progress_line(f"explaining {plan_file.name}", NANOSECOND) as report:
+        explanation = api.explain(plan, cluster=cluster, time_limit=time_limit, progress=report)
     typer.echo(str(explanation))

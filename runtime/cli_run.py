@@ -2,29 +2,82 @@
 
 from __future__ import annotations
 
+import os
+from math import prod
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from planner.units import format_seconds
 from runtime.cli_progress import progress_line
-from runtime.cli_values import readable_file, writable_file
+from runtime.cli_values import OptionError, readable_file, writable_file
+
+if TYPE_CHECKING:
+    from planner.plan import Plan
+
+CHECK_FAILED = 1
 
 
 def run(
     plan_file: Annotated[Path, typer.Argument(metavar="PLAN", help="Plan file.", show_default=False)],
-    steps: Annotated[int, typer.Option(min=1, help="Optimizer steps.")] = 1,
+    steps: Annotated[int, typer.Option(min=1, help="Optimizer steps; the first is metered, the others timed.")] = 5,
     check: Annotated[bool, typer.Option("--check", help="Compare with one process; code 1 if they differ.")] = False,
     report: Annotated[Path | None, typer.Option(help="Report to write as JSON.", show_default=False)] = None,
     data: Annotated[Path | None, typer.Option(help="File whose bytes are the tokens.", show_default=False)] = None,
+    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
 ) -> int:
-    """Run a plan on local processes, or on those that torchrun started."""
+    """Run a plan on local processes, or as one rank of a job that torchrun started."""
     readable_file(plan_file, "PLAN")
     if report is not None:
         writable_file(report, "--report")
     if data is not None:
         readable_file(data, "--data")
+    if device not in ("cpu", "cuda"):
+        raise OptionError(f"--device: {device!r} is unknown; choose cpu or cuda")
+
+    from planner.plan import load_plan
+
+    plan = load_plan(plan_file)
+    if "WORLD_SIZE" in os.environ:
+        return _run_as_rank(plan, plan_file, steps, check, report, data, device)
+    return _run_locally(plan, steps, check, report, data, device)
+
+
+def _run_locally(plan: Plan, steps: int, check: bool, report: Path | None, data: Path | None, device: str) -> int:
+    from rich.console import Console
+
+    from runtime.cli_report import run_table
+    from runtime.launch import run_plan
+    from runtime.run_report import write_report
+
+    ranks = prod(plan.decision.options.mesh)
+    with progress_line(f"running {steps} steps on {ranks} ranks" + (" and on one process" if check else "")):
+        found = run_plan(plan, steps=steps, check=check, data=data, device=device)
+    if report is not None:
+        write_report(found, report)
+    Console().print(run_table(plan, found))
+    failures = found.failures()
+    for failure in failures:
+        typer.echo(f"meshwright: {failure}", err=True)
+    return CHECK_FAILED if failures else 0
+
+
+def _run_as_rank(
+    plan: Plan, plan_file: Path, steps: int, check: bool, report: Path | None, data: Path | None, device: str
+) -> int:
+    """Do one rank's part; a job of another size is refused before its ranks wait for one another."""
+    ranks, started = prod(plan.decision.options.mesh), int(os.environ["WORLD_SIZE"])
+    if ranks != started:
+        raise OptionError(f"PLAN: {plan_file} is for {ranks} ranks, but the job has {started}; start {ranks}")
+
+    from runtime.rank_main import parse_options, run_rank
+
+    arguments = [str(plan_file), "--steps", str(steps), "--device", device]
+    arguments += ["--check"] if check else []
+    arguments += ["--report", str(report)] if report is not None else []
+    arguments += ["--data", str(data)] if data is not None else []
+    run_rank(parse_options(arguments))
     return 0
 
 

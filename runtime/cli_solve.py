@@ -23,15 +23,15 @@ def solve(
     readable_file(problem, "PROBLEM")
     writable_file(out, "--out")
 
-    from formulations.formats.contest import read_problem, write_solution
-
+    from formulations.formats.contest import read_contest_problem, write_solution
     from formulations.solution import SolveOptions
     from formulations.solvers import solve as solve_problem
 
-    loaded = read_problem(problem)
-    with progress_line(f"reading and solving {problem.name}", loaded.seconds_per_cost) as report:
+    with progress_line(f"reading {problem.name}") as report:
+        loaded = read_contest_problem(problem)
+        report.what, report.seconds_per_cost = f"solving {problem.name}", loaded.seconds_per_cost
         result = solve_problem(loaded, solver, SolveOptions(time_limit=time_limit, seed=seed), report)
-    write_solution(result, out)
+    write_solution(out, result)
     typer.echo(
         f"{result.status}: objective {result.objective}, bound {result.bound}, gap {format_gap(result.gap)}, "
         f"{result.seconds:.1f} s by {result.solver}; wrote {out}"

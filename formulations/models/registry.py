@@ -9,6 +9,11 @@ from formulations.models.sharding import build_sharding
 from formulations.models.step import StepModel
 from formulations.problem import StrategyProblem
 
+
+class UnknownFormulationError(ValueError):
+    """A name of no formulation; the message lists those that exist."""
+
+
 MODELS: dict[str, Callable[[StepModel, int | None], StrategyProblem]] = {
     "sharding": build_sharding,
     "kiwi_reduced": build_kiwi_reduced,
@@ -20,9 +25,9 @@ def build_problem(name: str, model: StepModel, memory_limit: int | None) -> Stra
 
     Raises
     ------
-    ValueError
+    UnknownFormulationError
         If there is no such model; the message lists the known ones.
     """
     if name not in MODELS:
-        raise ValueError(f"model formulation {name!r} is not known; choose one of {', '.join(MODELS)}")
+        raise UnknownFormulationError(f"model formulation {name!r} is not known; choose one of {', '.join(MODELS)}")
     return MODELS[name](model, memory_limit)

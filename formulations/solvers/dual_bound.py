@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from formulations.arc_consistency import FactorGroup
 from formulations.flat import FlatProblem, FloatArray
 from formulations.problem import IntArray, StrategyProblem, UsageTerm
+from formulations.solvers.elimination import CostTable, OutOfTimeError, TooWideError, minimise
 
 _MOST_BITS = 40
 _LEAST_BITS = 12
@@ -36,6 +37,25 @@ def exact_bound(problem: StrategyProblem, flat: FlatProblem, prices: FloatArray,
     evaluation = _Evaluation(problem, flat, np.maximum(prices, 0.0), messages)
     total = evaluation.evaluate()
     return -((-total) // evaluation.scale)
+
+
+def eliminated_bound(problem: StrategyProblem, flat: FlatProblem, prices: FloatArray, deadline: float) -> int | None:
+    """Minimise the priced costs exactly by elimination: the best bound that these prices can give.
+
+    Returns
+    -------
+    int or None
+        The bound, or None where the graph is too wide, the time (of :func:`time.monotonic`) too short, or
+        forbidden combinations leave nothing.
+    """
+    sizes = flat.graph.sizes.tolist()
+    nothing = np.zeros(int(flat.graph.message_start.max(initial=0)) + max(sizes, default=0))
+    evaluation = _Evaluation(problem, flat, np.maximum(prices, 0.0), nothing)
+    try:
+        found = minimise(sizes, evaluation.priced_tables(), deadline)
+    except (TooWideError, OutOfTimeError):
+        return None
+    return None if found is None else -((evaluation.price_of_limits() - found[0]) // evaluation.scale)
 
 
 class _Evaluation:
@@ -64,11 +84,7 @@ class _Evaluation:
 
     def evaluate(self) -> int:
         """Return ``scale`` times the bound."""
-        total = 0
-        for price, r in zip(self.prices, self.flat.rows.resource.tolist(), strict=True):
-            limit = self.problem.resources[r].limit
-            if limit is not None:
-                total -= price * limit
+        total = -self.price_of_limits()
         unary = self._priced_nodes()
         for g, group in enumerate(self.flat.groups):
             values, allowed = self._priced_group(group)
@@ -79,6 +95,19 @@ class _Evaluation:
                 values = values - message.reshape([-1 if k == axis else 1 for k in range(len(group.scope))])
             total += int((values if allowed is None else values[allowed]).min())
         return total + sum(int(values.min()) for values in unary)
+
+    def price_of_limits(self) -> int:
+        """Return ``scale`` times what all limits together cost at the prices."""
+        limits = [resource.limit or 0 for resource in self.problem.resources]
+        return sum(price * limits[r] for price, r in zip(self.prices, self.flat.rows.resource.tolist(), strict=True))
+
+    def priced_tables(self) -> list[CostTable]:
+        """Return all tables, ``scale`` times cost plus price of usage, over supported strategies."""
+        tables = [CostTable((i,), values) for i, values in enumerate(self._priced_nodes())]
+        for group in self.flat.groups:
+            values, allowed = self._priced_group(group)
+            tables.append(CostTable(group.scope, values, None if allowed is None else ~allowed))
+        return tables
 
     def _priced_nodes(self) -> list[NDArray[Any]]:
         unary = []

@@ -32,6 +32,9 @@ class OutOfTimeError(Exception):
     """The deadline passed during elimination."""
 
 
+_Piece = tuple[tuple[int, ...], NDArray[Any]]
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class CostTable:
     """Costs over the nodes of ``scope`` (one axis each), integers; flags of forbidden entries or None."""
@@ -114,7 +117,7 @@ def minimise(
     sizes
         Strategies per node.
     tables
-        Tables over any nodes; several may share a scope.
+        Tables of integers over any nodes; several may share a scope.
     deadline
         Of :func:`time.monotonic`, looked at between eliminations.
 
@@ -122,20 +125,50 @@ def minimise(
     ------
     TooWideError, OutOfTimeError
     """
-    order, _, _ = elimination_order(sizes, [table.scope for table in tables])
+    order = elimination_order(sizes, [table.scope for table in tables])[0]
     magnitude = sum(max(int(table.cost.max()), -int(table.cost.min())) for table in tables)
     # A sum with a forbidden entry stays above all sums without one: costs lower it by `magnitude` at most.
-    dtype: type[Any] = np.int64 if magnitude < _INT64_SAFE_MAGNITUDE else np.object_
-    forbidden_cost = 2 * _INT64_SAFE_MAGNITUDE if dtype is np.int64 else 4 * magnitude
-    place = {node: rank for rank, node in enumerate(order)}
-    buckets: list[list[tuple[tuple[int, ...], NDArray[Any]]]] = [[] for _ in sizes]
-    constant = 0
+    narrow = magnitude < _INT64_SAFE_MAGNITUDE
+    dtype: type[Any] = np.int64 if narrow else np.object_
+    forbidden_cost = 2 * _INT64_SAFE_MAGNITUDE if narrow else 4 * magnitude
+    prepared: list[_Piece] = []
     for table in tables:
         values: NDArray[Any] = table.cost.astype(dtype)
         if table.forbidden is not None:
             values[table.forbidden] = forbidden_cost
-        buckets[min(table.scope, key=place.__getitem__)].append((table.scope, values))
+        prepared.append((table.scope, values))
+    minima, choices = _eliminate(sizes, order, prepared, dtype, forbidden_cost, deadline)
+    if any(int(value) > magnitude for value in minima):
+        return None
+    return sum(int(value) for value in minima), choices
+
+
+def minimise_floats(
+    sizes: Sequence[int],
+    order: Sequence[int],
+    tables: Sequence[tuple[tuple[int, ...], NDArray[np.float64]]],
+    deadline: float = math.inf,
+) -> tuple[float, tuple[int, ...]]:
+    """Like :func:`minimise`, in floating point and in a given order, for finite tables (scope, costs)."""
+    minima, choices = _eliminate(sizes, order, tables, np.float64, math.inf, deadline)
+    return float(sum(minima)), choices
+
+
+def _eliminate(
+    sizes: Sequence[int],
+    order: Sequence[int],
+    tables: Sequence[_Piece],
+    dtype: type[Any],
+    forbidden_cost: float,
+    deadline: float,
+) -> tuple[list[Any], tuple[int, ...]]:
+    """Eliminate all nodes; return the minimum of every component of the graph, and the choices."""
+    place = {node: rank for rank, node in enumerate(order)}
+    buckets: list[list[_Piece]] = [[] for _ in sizes]
+    for scope, values in tables:
+        buckets[min(scope, key=place.__getitem__)].append((scope, values))
     eliminated: list[_Eliminated] = []
+    minima: list[Any] = []
     for node in order:
         if time.monotonic() > deadline:
             raise OutOfTimeError(f"{len(eliminated)} of {len(sizes)} nodes eliminated")
@@ -147,22 +180,20 @@ def minimise(
         if near:
             buckets[min(near, key=place.__getitem__)].append((near, least))
         else:
-            constant += int(least[()])
-            if int(least[()]) > magnitude:
-                return None
+            minima.append(least[()])
     choices = [0] * len(sizes)
     for step in reversed(eliminated):
         choices[step.node] = int(step.best[tuple(choices[i] for i in step.neighbours)])
-    return constant, tuple(choices)
+    return minima, tuple(choices)
 
 
 def _joined(
     node: int,
     near: tuple[int, ...],
     sizes: Sequence[int],
-    bucket: list[tuple[tuple[int, ...], NDArray[Any]]],
+    bucket: list[_Piece],
     dtype: type[Any],
-    forbidden_cost: int,
+    forbidden_cost: float,
 ) -> NDArray[Any]:
     """Sum of a bucket's tables, the node's axis first; capped so that forbidden entries never add up."""
     axes = (node, *near)
@@ -171,7 +202,8 @@ def _joined(
         by_axis = sorted(range(len(scope)), key=lambda k: axes.index(scope[k]))
         shape = [sizes[i] if i in scope else 1 for i in axes]
         joint += values.transpose(by_axis).reshape(shape)
-        np.minimum(joint, forbidden_cost, out=joint)
+        if forbidden_cost < math.inf:
+            np.minimum(joint, forbidden_cost, out=joint)
     return joint
 
 

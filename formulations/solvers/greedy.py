@@ -35,7 +35,8 @@ def solve(problem: StrategyProblem, options: SolveOptions, report: ReportProgres
         incumbent(choices)
         report(Progress(time.monotonic() - started, objective, None, "greedy"))
 
-    search = IncumbentSearch(problem, flat, found)
+    deadline = started + options.time_limit
+    search = IncumbentSearch(problem, flat, found, deadline)
     ascent = PriceAscent(flat)
     limit = flat.usage.limit
     prices = np.zeros(len(limit))
@@ -46,7 +47,7 @@ def solve(problem: StrategyProblem, options: SolveOptions, report: ReportProgres
             search.finish(start, prices)
     rounds = 0
     most = _ROUNDS if options.iteration_limit is None else options.iteration_limit
-    while rounds < most and time.monotonic() - started < options.time_limit:
+    while rounds < most and time.monotonic() < deadline:
         rounds += 1
         ascent.prices = prices
         ascent.sweeps(2)
@@ -55,7 +56,7 @@ def solve(problem: StrategyProblem, options: SolveOptions, report: ReportProgres
         search.settle(choices)
         search.finish(choices, prices)
         if search.best is None:
-            search.force_feasible(choices, _FORCED_STEPS, started + options.time_limit)
+            search.force_feasible(choices, _FORCED_STEPS, deadline)
         usage = search.usage(choices)
         if not (usage > limit).any():
             break

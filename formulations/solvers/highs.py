@@ -13,9 +13,16 @@ import numpy as np
 
 from formulations.linear_model import LinearModel, build_linear_model
 from formulations.problem import StrategyProblem
-from formulations.solution import Claim, Progress, SolveOptions
+from formulations.solution import Claim, Progress, SolveOptions, relative_gap
 from formulations.solvers.base import ReportIncumbent, ReportProgress
-from formulations.solvers.highs_session import CostScale, HighsSession, Values, margin
+from formulations.solvers.highs_session import (
+    TIGHT_TOLERANCE,
+    USUAL_TOLERANCE,
+    CostScale,
+    HighsSession,
+    Values,
+    margin,
+)
 from formulations.solvers.lazy_rows import LazyRows
 
 
@@ -38,25 +45,58 @@ class _Search:
         self.deadline = self.started + options.time_limit
         self.options, self.report, self.incumbent = options, report, incumbent
         self.model: LinearModel = build_linear_model(problem)
-        self.scale = CostScale.of(self.model.cost)
-        scaled = self.scale.apply(self.model.cost)
-        self.session = HighsSession(self.model, scaled, options.seed)
-        self.margin = margin(scaled, len(self.model.group_start) - 1)
         self.best: tuple[int, tuple[int, ...]] | None = None
         self.bound = self.model.constant << self.model.cost_shift
         self.excluded_from: int | None = None
         """Assignments that cost at least this much may have been excluded by fixed columns."""
         self.rounds = 0
+        self.finished = False
+        self.prepare(USUAL_TOLERANCE)
+
+    def prepare(self, tolerance: float) -> None:
+        """Make a session without the columns that alone cost more than the incumbent."""
+        hopeless = np.zeros(self.model.columns, dtype=np.bool_)
+        if self.best is not None:
+            hopeless = self.model.cost > self.excess_of_best()
+            self.excluded_from = self.best[0]
+        cost = np.where(hopeless, 0, self.model.cost)
+        self.scale = CostScale.of(cost)
+        scaled = self.scale.apply(cost)
+        self.session = HighsSession(self.model, scaled, self.options.seed, tolerance=tolerance)
+        self.session.fix_to_zero(np.flatnonzero(hopeless))
+        self.margin = margin(scaled, len(self.model.group_start) - 1, tolerance)
 
     def run(self) -> Claim:
-        rows = LazyRows(self.session)
-        rows.add_all_if_few()
         if self.options.initial_choices is not None:
             self.offer(self.options.initial_choices)
-        relaxation_infeasible = self.relax(rows)
-        if relaxation_infeasible:
-            return Claim(None, None, proved_infeasible=True, message="LP relaxation infeasible", iterations=self.rounds)
+            self.prepare(USUAL_TOLERANCE)
+        claim = self.attempt()
+        if self.may_be_proved_by_tightening():
+            self.prepare(TIGHT_TOLERANCE)
+            claim = self.attempt()
+        return claim
+
+    def may_be_proved_by_tightening(self) -> bool:
+        """Whether HiGHS was done, and only tolerances keep its bound below the incumbent."""
+        if self.best is None or not self.finished or self.best[0] == self.bound:
+            return False
+        gap = relative_gap(self.best[0], self.bound)
+        within = gap is not None and 0 < gap <= self.options.relative_gap
+        return not within and self.model.cost_shift == 0 and time.monotonic() < self.deadline
+
+    def attempt(self) -> Claim:
+        """Relax, then branch and cut."""
+        rows = LazyRows(self.session)
+        rows.add_all_if_few()
+        if self.relax(rows):
+            return self.exhausted("LP relaxation infeasible")
         return self.branch(rows)
+
+    def excess_of_best(self) -> int:
+        """Cost of the incumbent beyond the constant, in units of the model, rounded up."""
+        if self.best is None:
+            raise ValueError("there is no incumbent")
+        return (self.best[0] >> self.model.cost_shift) + 1 - self.model.constant
 
     def relax(self, rows: LazyRows) -> bool:
         """LP rounds; True if the relaxation has no solution."""
@@ -79,8 +119,7 @@ class _Search:
         """Fix columns that would cost at least as much as the incumbent (they stay possible in it)."""
         if self.best is None or reduced_cost is None:
             return
-        excess = (self.best[0] >> self.model.cost_shift) + 1 - self.model.constant
-        allowance = excess / self.scale.divisor / 2.0**self.scale.exponent - bound + self.margin
+        allowance = self.excess_of_best() / self.scale.divisor / 2.0**self.scale.exponent - bound + self.margin
         hopeless = (reduced_cost > allowance) & (values < 0.5)
         chosen = self.model.column_values(self.best[1])
         if chosen is not None:
@@ -111,6 +150,7 @@ class _Search:
             local = self.model.local_choice(choices)
             self.offer(choices)
             if local is None or not rows.add_for_choice(local):
+                self.finished = outcome.finished
                 return self.claim(outcome.message)
         return self.claim("time limit")
 

@@ -21,8 +21,10 @@ from formulations.linear_model import LinearModel
 from formulations.problem import IntArray
 from formulations.usage_rows import UsageRow
 
-FEASIBILITY_TOLERANCE = 1e-6
-_DUAL_TOLERANCE = 1e-7
+USUAL_TOLERANCE = 1e-6
+TIGHT_TOLERANCE = 1e-9
+_DUAL_SHARE = 0.1
+"""HiGHS's branch and cut asks its LPs for a tenth of its own tolerance on reduced costs."""
 _LARGEST_SCALED_COST = 1 << 20
 
 Values = NDArray[np.float64]
@@ -54,7 +56,7 @@ class CostScale:
         return math.ceil(Fraction(scaled_bound) * (1 << self.exponent)) * self.divisor
 
 
-def margin(scaled_cost: Values, groups: int) -> float:
+def margin(scaled_cost: Values, groups: int, tolerance: float = USUAL_TOLERANCE) -> float:
     """How far a bound of HiGHS may exceed the true one.
 
     A reduced cost may be negative by the dual tolerance in every group (exactly one column of each
@@ -62,7 +64,7 @@ def margin(scaled_cost: Values, groups: int) -> float:
     ``groups`` doubles is off by ``groups`` roundings of its size.
     """
     size = groups * float(scaled_cost.max(initial=0.0))
-    return FEASIBILITY_TOLERANCE + _DUAL_TOLERANCE * groups + float(np.finfo(np.float64).eps) * groups * size
+    return tolerance * (1 + _DUAL_SHARE * groups) + float(np.finfo(np.float64).eps) * groups * size
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,9 +93,18 @@ class HighsSession:
         ``peak_unit``; rows of unlimited resources then stay below it.
     seed
         Seed of HiGHS.
+    tolerance
+        Feasibility tolerance; the tighter one costs time and buys bounds closer to the truth.
     """
 
-    def __init__(self, model: LinearModel, scaled_cost: Values, seed: int, peak_unit: float | None = None) -> None:
+    def __init__(
+        self,
+        model: LinearModel,
+        scaled_cost: Values,
+        seed: int,
+        peak_unit: float | None = None,
+        tolerance: float = USUAL_TOLERANCE,
+    ) -> None:
         import highspy
 
         self.model = model
@@ -105,9 +116,9 @@ class HighsSession:
             "output_flag": False,
             "threads": 1,
             "random_seed": seed % (1 << 31),
-            "mip_feasibility_tolerance": FEASIBILITY_TOLERANCE,
-            "primal_feasibility_tolerance": FEASIBILITY_TOLERANCE,
-            "dual_feasibility_tolerance": _DUAL_TOLERANCE,
+            "mip_feasibility_tolerance": tolerance,
+            "primal_feasibility_tolerance": tolerance,
+            "dual_feasibility_tolerance": tolerance * _DUAL_SHARE,
             "mip_rel_gap": 0.0,
         }.items():
             self._highs.setOptionValue(option, value)

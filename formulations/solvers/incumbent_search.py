@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 
@@ -28,6 +29,8 @@ class IncumbentSearch:
         The problem and its flat form (without contradiction).
     found
         Called with every better assignment (original strategies) and its exact objective.
+    deadline
+        Of :func:`time.monotonic`; after it, filling stops at the next opportunity.
 
     Attributes
     ----------
@@ -36,13 +39,18 @@ class IncumbentSearch:
     """
 
     def __init__(
-        self, problem: StrategyProblem, flat: FlatProblem, found: Callable[[tuple[int, ...], int], None]
+        self,
+        problem: StrategyProblem,
+        flat: FlatProblem,
+        found: Callable[[tuple[int, ...], int], None],
+        deadline: float = math.inf,
     ) -> None:
         self.problem = problem
         self.flat = flat
         self.best: IntArray | None = None
         self.objective: int | None = None
         self._found = found
+        self._deadline = deadline
         self._rows = flat.usage
         self._best_cost = np.inf
         self._unary = flat.unary.copy()
@@ -113,7 +121,11 @@ class IncumbentSearch:
         for factor in factors:
             self.set_prices(prices * factor)
             self.improve(choices, usage_now, 2)
+            if time.monotonic() > self._deadline:
+                break
             self.grow_feasible_trees(choices, usage_now, work, 30)
+            if time.monotonic() > self._deadline:
+                break
             self.improve(choices, usage_now, 2 if factor else 10)
         self.offer(choices)
 

@@ -1,6 +1,7 @@
 """Memory prices over tree-reweighted messages: a proven bound and a good incumbent for large problems.
 
-1. Raise the bound by prices on memory rows (:mod:`formulations.solvers.price_ascent`).
+1. Raise the bound by prices on memory rows (:mod:`formulations.solvers.price_ascent`); where the graph is
+   narrow, go on with exact minimisation (:mod:`formulations.solvers.price_bundle`).
 2. At those prices decode, improve by random trees, and steer usage to the limits by small price changes;
    near the limits repair greedily and fill what is left (:mod:`formulations.solvers.incumbent_search`).
 3. Intensify: perturb the incumbent at noisy prices within the limits.
@@ -20,13 +21,17 @@ from formulations.solution import Claim, Progress, SolveOptions
 from formulations.solvers.base import ReportIncumbent, ReportProgress
 from formulations.solvers.compiled import seed_compiled
 from formulations.solvers.decimation import decimate
-from formulations.solvers.dual_bound import exact_bound
+from formulations.solvers.dual_bound import eliminated_bound, exact_bound
+from formulations.solvers.elimination import OutOfTimeError, TooWideError
 from formulations.solvers.incumbent_search import IncumbentSearch
 from formulations.solvers.price_ascent import PriceAscent
+from formulations.solvers.price_bundle import PriceBundle
 from formulations.solvers.steering import steered_prices
 
 _ASCENT_SHARE = 0.45
+_TIGHTEN_SHARE = 0.6
 _STEER_SHARE = 0.75
+_MOST_ENTRIES = 1 << 24
 _STEPS_BETWEEN_CHECKS = 10
 _DEFAULT_STALL = 40
 _FORCED_STEPS = 2000
@@ -64,13 +69,14 @@ class _Run:
         self.started = started
         self.bound: int | None = None
         self.rounds = 0
+        self.prices: FloatArray = np.zeros(len(flat.usage.limit))
         self._report = report
         self._incumbent = incumbent
         self._exact_at = -np.inf
         self._random = np.random.default_rng(options.seed)
         seed_compiled(options.seed)
         self.ascent = PriceAscent(flat)
-        self.search = IncumbentSearch(problem, flat, self._found)
+        self.search = IncumbentSearch(problem, flat, self._found, self._deadline(1.0))
         self._worst_total = sum(int(node.cost.max()) for node in problem.nodes)
         self._worst_total += sum(int(factor.cost.max()) for factor in problem.factors)
 
@@ -81,6 +87,10 @@ class _Run:
             if start is not None:
                 self.search.finish(start, self.ascent.prices)
         self._raise_bound()
+        self._prove()
+        self.prices = self.ascent.best_prices
+        if not self._done():
+            self._tighten()
         if not self._done():
             self._steer()
         if not self._done():
@@ -115,9 +125,35 @@ class _Run:
                 if self._done():
                     return
 
+    def _tighten(self) -> None:
+        """On narrow graphs: raise the bound further by exact minimisation, whose minimisers are starts as well."""
+        prices = self.ascent.best_prices
+        mass = float(prices @ self.flat.usage.limit)
+        change = 0.01 * max(mass, self.ascent.temperature_scale() * len(self.flat.graph.sizes))
+        deadline = self._deadline(_TIGHTEN_SHARE)
+        limit = self.options.iteration_limit
+        try:
+            bundle = PriceBundle(self.flat, prices, change, _MOST_ENTRIES, deadline)
+            self.search.finish(bundle.choices, bundle.prices)
+            last, steps = bundle.bound, 0
+            while len(prices) and (limit is None or steps < limit) and bundle.improve():
+                steps += 1
+                if bundle.bound > last:
+                    last = bundle.bound
+                    self.prices = bundle.prices
+                    self.search.finish(bundle.choices, bundle.prices)
+        except TooWideError:
+            return
+        except OutOfTimeError:
+            pass
+        found = eliminated_bound(self.problem, self.flat, self.prices, self._deadline(1.0))
+        if found is not None:
+            self.bound = found if self.bound is None else max(self.bound, found)
+        self._tell()
+
     def _steer(self) -> None:
         """Phase 2: from decoded assignments to feasible ones, prices rising where usage is over its limit."""
-        prices = self.ascent.best_prices.copy()
+        prices = self.prices.copy()
         limit = self.flat.usage.limit
         nodes = len(self.flat.graph.sizes)
         choices = self._best_start(prices)
@@ -170,7 +206,7 @@ class _Run:
             self.rounds += 1
             factor = float(self._random.uniform(0.4, 1.5))
             noise = self._random.uniform(0.0, 0.8) * self._random.standard_normal(len(base))
-            prices = (base if self._random.random() < 0.5 else self.ascent.best_prices) * factor * np.exp(noise)
+            prices = (base if self._random.random() < 0.5 else self.prices) * factor * np.exp(noise)
             choices = self.search.best.copy()
             usage = self.search.usage(choices)
             self.search.set_prices(prices)

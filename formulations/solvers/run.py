@@ -70,6 +70,8 @@ def solve(
     """
     spec = find_solver(solver)
     ledger = _open(problem, spec, options or SolveOptions(), progress)
+    if not problem.nodes:
+        return _without_decisions(ledger)
     workers = pool if pool is not None else SolverPool()
     try:
         claims_infeasible = _work(workers, spec, ledger, ledger.options)
@@ -95,6 +97,8 @@ def solve_in_process(problem: StrategyProblem, solver: str, options: SolveOption
     if spec.needs_own_process:
         raise SolveOptionsError(f"solver {solver} must run in a process of its own; use solve() with a SolverPool")
     ledger = _open(problem, spec, options or SolveOptions(), None)
+    if not problem.nodes:
+        return _without_decisions(ledger)
     started = time.process_time()
     claim = spec.load()(problem, ledger.options, ledger.hear, lambda choices: _take(ledger, [choices], solver))
     ledger.spend(time.process_time() - started, 0)
@@ -121,6 +125,13 @@ def _open(
         if report.ok:
             ledger.offer([start], "initial choices")
     return ledger
+
+
+def _without_decisions(ledger: Ledger) -> SolveResult:
+    """No nodes: nothing to choose, nothing to pay, and no solver to trouble with it."""
+    ledger.offer([()], "no decisions")
+    ledger.raise_bound(0, "no decisions")
+    return ledger.result()
 
 
 def _work(workers: SolverPool, spec: SolverSpec, ledger: Ledger, options: SolveOptions) -> bool:

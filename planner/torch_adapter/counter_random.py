@@ -8,7 +8,7 @@ from torch's generators and no state is saved.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from math import prod
 
 import torch
@@ -38,6 +38,18 @@ def _mix(bits: Tensor) -> Tensor:
     return bits.bitwise_xor_(_shift_right(bits, 31))
 
 
+def _merged(shape: Sequence[int], starts: Sequence[int], whole: Sequence[int]) -> list[tuple[int, int, int]]:
+    """Dimensions as (local size, start, global size), each joined with those after it that are not sharded."""
+    dims = [(1, 0, 1)]
+    for size, start, count in zip(reversed(shape), reversed(starts), reversed(whole), strict=True):
+        local, _, total = dims[0]
+        if local == total:
+            dims[0] = (size * local, start * local, count * total)
+        else:
+            dims.insert(0, (size, start, count))
+    return dims
+
+
 class _Counter:
     """Counters of this rank's elements of output 0, chunk by chunk in the order of a contiguous tensor."""
 
@@ -45,9 +57,8 @@ class _Counter:
         spec = context.output_specs[0]
         assert spec is not None
         self.shape = context.output_shape()
-        self.starts = context.output_starts()
-        self.global_shape = spec.shape
         self.numel = prod(self.shape)
+        self.dims = _merged(self.shape, context.output_starts(), spec.shape)
         self.draws = draws
         self.seed, self.stream = context.seed, context.stream
 
@@ -59,14 +70,13 @@ class _Counter:
 
     def _global_index(self, start: int, stop: int, device: torch.device) -> Tensor:
         index = torch.arange(start, stop, device=device)
-        if self.shape == self.global_shape:
-            return index
+        if len(self.dims) == 1:
+            return index.add_(self.dims[0][1])
         total = torch.zeros_like(index)
         inner, global_inner = 1, 1
-        for size, first, whole in zip(
-            reversed(self.shape), reversed(self.starts), reversed(self.global_shape), strict=True
-        ):
-            total.add_((index.div(inner, rounding_mode="floor") % size).add_(first).mul_(global_inner))
+        for size, first, whole in reversed(self.dims):
+            position = index if inner == 1 else index.div(inner, rounding_mode="floor")
+            total.add_((position % size).add_(first).mul_(global_inner))
             inner, global_inner = inner * size, global_inner * whole
         return total
 

@@ -103,7 +103,8 @@ class GraphBuilder:
         dtype, supported = dtype_name(tensor), ", ".join(ITEM_BYTES)
         if dtype not in ITEM_BYTES or tensor.layout is not torch.strided:
             raise CaptureError(
-                f"{name} is a {tensor.layout} tensor of dtype {dtype}; supported are dense tensors of {supported} (gradients too: sparse=False)"
+                f"{name} is a {tensor.layout} tensor of dtype {dtype}; supported are dense tensors of {supported}, "
+                "also as gradients (sparse=False)"
             )
         spec = TensorSpec(tuple(tensor.shape), tuple(tensor.stride()), dtype)
         index = len(self._values)
@@ -128,7 +129,7 @@ class GraphBuilder:
         identity = f"{base}/{self._occurrences[base]}"
         self._occurrences[base] += 1
         fake_args, fake_kwargs = arguments_of(node)
-        result = result_of(node)
+        returned = returned_tensors(target, fake_args, fake_kwargs, result_of(node))
         self._operators.append(
             Operator(
                 index=index,
@@ -138,12 +139,10 @@ class GraphBuilder:
                 module_path=module_path,
                 phase=phase,
                 inputs=tuple(template.inputs),
-                outputs=self._add_outputs(
-                    node, identity, index, returned_tensors(target, fake_args, fake_kwargs, result)
-                ),
+                outputs=self._add_outputs(node, identity, index, returned),
                 is_view=is_view(target),
                 is_random=draws_random_numbers(target, fake_args, fake_kwargs),
-                flops=operator_flops(target, fake_args, fake_kwargs, result),
+                flops=operator_flops(target, fake_args, fake_kwargs, result_of(node)),
                 forward=forward,
                 source=source_of(node),
             )

@@ -78,7 +78,7 @@ class RuleCache:
             return
         self._entries = _read(self.path) | self._entries
         content = {
-            "code": _code_digest(),
+            "code": code_digest(),
             "entries": {key: _to_json(self._entries[key]) for key in sorted(self._entries)},
         }
         try:
@@ -109,7 +109,7 @@ def _write(path: Path, text: str) -> None:
 def _read(path: Path) -> dict[str, OperatorRules]:
     try:
         content = json.loads(path.read_text())
-        if content["code"] != _code_digest():
+        if content["code"] != code_digest():
             return {}
         return {key: _from_json(entry) for key, entry in content["entries"].items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
@@ -132,7 +132,8 @@ def _from_json(entry: dict[str, Any]) -> OperatorRules:
 
 
 @cache
-def _code_digest() -> str:
+def code_digest() -> str:
+    """Digest of the code that makes and checks rules."""
     folder = Path(__file__).parent
     files = sorted({file for pattern in _SOURCES for file in folder.glob(pattern)})
     digest = hashlib.sha256((folder.parent / "axis_rule.py").read_bytes())

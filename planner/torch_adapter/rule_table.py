@@ -55,6 +55,12 @@ def _table(axis_size: int, path: Path) -> RuleTable:
     return RuleTable(axis_size, _stored(path))
 
 
+def forget() -> None:
+    """Drop what this process remembers; the cache on disk stays."""
+    _table.cache_clear()
+    _stored.cache_clear()
+
+
 @cache
 def _stored(path: Path) -> RuleCache:
     return RuleCache(path)

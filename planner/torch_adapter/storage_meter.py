@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 _WAIT = torch.ops._c10d_functional.wait_tensor.default
-_RELEASE_SECONDS = 2e-4
+_SETTLE_SECONDS, _SETTLE_TRIES = 1e-3, 5
 
 
 class StorageMeter(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -41,6 +41,7 @@ class StorageMeter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.peak_bytes = 0
         self.peak_operator = ""
         self._live: dict[int, weakref.ref[Any]] = {}
+        self._unsettled = False
 
     def track(self, *tensors: Tensor) -> None:
         """Count tensors that no operator returned while the mode was on."""
@@ -52,9 +53,7 @@ class StorageMeter(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> Any:
         """Run the operator and count the storages it returns."""
         result = func(*args, **(kwargs or {}))
-        if func is _WAIT:
-            # Gloo's worker thread drops the tensors of a finished collective a moment after the wait.
-            time.sleep(_RELEASE_SECONDS)
+        self._unsettled |= func is _WAIT
         for leaf in tree_leaves(result):
             if isinstance(leaf, Tensor):
                 self._count(leaf, func)
@@ -73,5 +72,18 @@ class StorageMeter(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
         self._live[key] = weakref.ref(storage, release)
         self.live_bytes += size
+        if self.live_bytes > self.peak_bytes and self._unsettled:
+            self._settle()
         if self.live_bytes > self.peak_bytes:
             self.peak_bytes, self.peak_operator = self.live_bytes, str(operator)
+
+    def _settle(self) -> None:
+        """Wait until gloo's worker threads have dropped the tensors of collectives that were waited for.
+
+        They do so a moment after the wait, for which they need the interpreter's lock.
+        """
+        for _ in range(_SETTLE_TRIES):
+            time.sleep(_SETTLE_SECONDS)
+            if self.live_bytes <= self.peak_bytes:
+                return
+        self._unsettled = False

@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from support.random_problems import random_problem, with_limits
 
 from formulations.checker import CheckReport, ViolationKind, check, check_result, tensors_alive, usage_profile
 from formulations.problem import Factor, Node, ProblemError, Resource, StrategyProblem, UsageTerm
 from formulations.solution import SolveResult, Status, relative_gap
-from support.random_problems import random_problem, with_limits
 
 
 def _term(resource: int, start: int, end: int, amount: list) -> UsageTerm:

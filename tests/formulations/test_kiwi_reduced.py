@@ -15,9 +15,7 @@ from formulations.problem import StrategyProblem
 
 
 def choices_of(model: StepModel, decision) -> list[int]:
-    return [
-        (node.size if i in decision.recomputed else 0) + decision.layouts[i] for i, node in enumerate(model.nodes)
-    ]
+    return [(node.size if i in decision.recomputed else 0) + decision.layouts[i] for i, node in enumerate(model.nodes)]
 
 
 def best_holds(problem: StrategyProblem, model: StepModel, choices: list[int]) -> list[int]:

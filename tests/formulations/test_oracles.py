@@ -7,6 +7,7 @@ from functools import cache
 
 import numpy as np
 import pytest
+from support.random_problems import random_problem, relabelled, scaled, training_step_problem, with_limits
 
 from formulations.checker import check
 from formulations.flat import flatten
@@ -16,7 +17,6 @@ from formulations.solvers import brute_force, greedy, lagrangian, tree_dp
 from formulations.solvers.brute_force import TooManyAssignmentsError
 from formulations.solvers.dual_bound import exact_bound
 from formulations.solvers.elimination import CostTable, TooWideError, minimise
-from support.random_problems import random_problem, relabelled, scaled, training_step_problem, with_limits
 
 SEEDS_PER_CASE = 100
 CASES = 22

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import os
-
 import pytest
 
-from planner import calibration
 from planner.calibration import (
     CalibrationError,
     CollectiveSample,
@@ -149,17 +146,3 @@ def test_a_local_cluster_is_this_machines(tmp_path):
     assert cluster.host_link.bandwidth == pytest.approx(2e10)
     save_cluster(cluster, tmp_path / "deep" / "file.json")
     assert load_cluster(str(tmp_path / "deep" / "file.json")) == cluster
-
-
-def test_a_failed_save_leaves_the_old_file_alone(tmp_path, monkeypatch):
-    path = tmp_path / "file.json"
-    path.write_text("old")
-
-    def fail(*_):
-        raise OSError("disk full")
-
-    monkeypatch.setattr(calibration.os, "replace", fail)
-    with pytest.raises(OSError, match="disk full"):
-        save_cluster(local_cluster([report(), report()]), path)
-    assert path.read_text() == "old"
-    assert os.listdir(tmp_path) == ["file.json"]

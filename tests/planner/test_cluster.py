@@ -56,7 +56,7 @@ def test_presets_say_what_they_are_and_where_from(name):
     assert len(cluster.source) > 200
     assert cluster.measured is None
     assert (cluster.inter_node is not None) == (cluster.nodes > 1)
-    assert cluster.device.usable_bytes > 0.85 * cluster.device.memory_bytes
+    assert cluster.device.reserve_bytes < 0.15 * cluster.device.memory_bytes
     assert cluster.mesh_links((cluster.devices,))[0].bandwidth <= cluster.intra_node.bandwidth
 
 
@@ -85,6 +85,10 @@ def test_rings_that_leave_a_node_share_its_network(mesh, axis, rings):
     link = spec().mesh_links(mesh)[axis]
     assert link.latency_seconds == NETWORK.latency_seconds
     assert link.bandwidth == NETWORK.bandwidth / rings
+
+
+def test_a_node_sends_at_most_one_ring_per_device():
+    assert spec(per_node=2, nodes=4).mesh_links((2, 4))[0].bandwidth == NETWORK.bandwidth / 2
 
 
 def test_a_ring_that_straddles_nodes_has_the_network():

@@ -162,9 +162,10 @@ def test_updates_move_each_tensor_once():
 def test_updates_pay_the_pages_of_their_workspace():
     fresh = FreshMemorySpec(threshold_bytes=4000, bandwidth=1e9)
     plain, paid = CostModel(cluster(), (4,)), CostModel(cluster(fresh_memory=fresh), (4,))
-    extra = [
-        paid.update_seconds(n, "float32", "adamw") - plain.update_seconds(n, "float32", "adamw") for n in (999, 1000)
-    ]
+    below, at = (
+        paid.update_seconds(numel, "float32", "adamw") - plain.update_seconds(numel, "float32", "adamw")
+        for numel in (999, 1000)
+    )
     assert (below, at) == pytest.approx((0.0, 2 * 4000 / 1e9))
 
 

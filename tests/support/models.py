@@ -5,7 +5,9 @@ Each function returns ``(module, example_args, example_kwargs, loss_fn)`` as the
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -153,9 +155,7 @@ class ResidualBlock(nn.Module):
         self.norm1 = nn.BatchNorm2d(channels)
         self.conv2 = nn.Conv2d(channels, channels, 3, 1, 1, bias=False)
         self.norm2 = nn.BatchNorm2d(channels)
-        self.shortcut = nn.Sequential(
-            nn.Conv2d(channels_in, channels, 1, stride, bias=False), nn.BatchNorm2d(channels)
-        )
+        self.shortcut = nn.Sequential(nn.Conv2d(channels_in, channels, 1, stride, bias=False), nn.BatchNorm2d(channels))
 
     def forward(self, hidden: Tensor) -> Tensor:
         inner = F.relu(self.norm1(self.conv1(hidden)), inplace=True)
@@ -165,7 +165,9 @@ class ResidualBlock(nn.Module):
 class ResNet(nn.Module):
     def __init__(self, width: int = 8, classes: int = 8) -> None:
         super().__init__()
-        self.stem = nn.Sequential(nn.Conv2d(3, width, 3, 1, 1, bias=False), nn.BatchNorm2d(width), nn.ReLU(inplace=True))
+        self.stem = nn.Sequential(
+            nn.Conv2d(3, width, 3, 1, 1, bias=False), nn.BatchNorm2d(width), nn.ReLU(inplace=True)
+        )
         self.blocks = nn.Sequential(ResidualBlock(width, width, 1), ResidualBlock(width, 2 * width, 2))
         self.head = nn.Linear(2 * width, classes)
 
@@ -259,3 +261,40 @@ class SquareLayer(nn.Module):
 
 def custom_function(batch: int = 8) -> Step:
     return nn.Sequential(nn.Linear(16, 16), SquareLayer()), (torch.randn(batch, 16),), {}, mean_square
+
+
+SMALL_CONFIGURATIONS: dict[str, dict[str, Any]] = {
+    "gpt2": {"n_layer": 2, "n_embd": 32, "n_head": 4, "vocab_size": 96, "n_positions": 32},
+    "llama": {
+        "num_hidden_layers": 2,
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "vocab_size": 96,
+    },
+    "bert": {
+        "num_hidden_layers": 2,
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_attention_heads": 4,
+        "vocab_size": 96,
+    },
+    "vit": {
+        "num_hidden_layers": 2,
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_attention_heads": 4,
+        "image_size": 32,
+        "patch_size": 8,
+    },
+    "t5": {"num_layers": 2, "d_model": 32, "d_ff": 64, "d_kv": 8, "num_heads": 4, "vocab_size": 96},
+}
+"""Differences from the default configuration of each model type of transformers, small enough to run."""
+
+
+def write_configuration(folder: Path, model_type: str) -> str:
+    """Write a small ``config.json`` and give the source that names it."""
+    path = folder / f"{model_type}.json"
+    path.write_text(json.dumps({"model_type": model_type, **SMALL_CONFIGURATIONS[model_type]}), encoding="utf-8")
+    return f"hf:{path}"

@@ -1,0 +1,128 @@
+"""Solvers that misbehave, to see what a worker makes of them; named ``support.fake_solvers:NAME``."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+
+from formulations.problem import StrategyProblem
+from formulations.solution import Claim, Progress, SolveOptions
+from formulations.solvers.base import ReportIncumbent, ReportProgress
+
+GRANULE = 16 * 1024 * 1024
+
+
+def _cheapest(problem: StrategyProblem) -> tuple[int, ...]:
+    return tuple(int(node.cost.argmin()) for node in problem.nodes)
+
+
+def hang(problem: StrategyProblem, options: SolveOptions, report: ReportProgress, incumbent: ReportIncumbent) -> Claim:
+    """Find something, prove something, and never return."""
+    incumbent(_cheapest(problem))
+    report(Progress(0.0, None, 0, "hang"))
+    while True:
+        time.sleep(60)
+
+
+def crash(problem: StrategyProblem, options: SolveOptions, report: ReportProgress, incumbent: ReportIncumbent) -> Claim:
+    """Find something and die as a segmentation fault does."""
+    incumbent(_cheapest(problem))
+    print("last words", file=sys.stderr, flush=True)
+    os.abort()
+
+
+def eat(problem: StrategyProblem, options: SolveOptions, report: ReportProgress, incumbent: ReportIncumbent) -> Claim:
+    """Find something and take more and more memory."""
+    incumbent(_cheapest(problem))
+    eaten = []
+    while True:
+        eaten.append(bytearray(os.urandom(1024) * (GRANULE // 1024)))
+        time.sleep(0.01)
+
+
+def fail(problem: StrategyProblem, options: SolveOptions, report: ReportProgress, incumbent: ReportIncumbent) -> Claim:
+    """Find something and raise."""
+    incumbent(_cheapest(problem))
+    raise RuntimeError("a bug in the solver")
+
+
+def refuse(
+    problem: StrategyProblem, options: SolveOptions, report: ReportProgress, incumbent: ReportIncumbent
+) -> Claim:
+    """Refuse the problem in words meant for the user."""
+    raise ValueError("this solver takes at most two nodes; use another solver")
+
+
+def wrong_bound(
+    problem: StrategyProblem, options: SolveOptions, report: ReportProgress, incumbent: ReportIncumbent
+) -> Claim:
+    """Claim a bound above what the assignment costs."""
+    return Claim(_cheapest(problem), 10**15)
+
+
+def wrong_assignment(
+    problem: StrategyProblem, options: SolveOptions, report: ReportProgress, incumbent: ReportIncumbent
+) -> Claim:
+    """Offer assignments that are none, then a right one, then claim a wrong one."""
+    incumbent((999,) * len(problem.nodes))
+    incumbent(_cheapest(problem))
+    incumbent(())
+    return Claim((-1,) * len(problem.nodes), 0)
+
+
+def wrong_infeasible(
+    problem: StrategyProblem, options: SolveOptions, report: ReportProgress, incumbent: ReportIncumbent
+) -> Claim:
+    """Claim that nothing is feasible."""
+    return Claim(None, None, proved_infeasible=True)
+
+
+def environment(
+    problem: StrategyProblem, options: SolveOptions, report: ReportProgress, incumbent: ReportIncumbent
+) -> Claim:
+    """Say which process this is and which of the excluding libraries it has loaded."""
+    loaded = [name for name in ("highspy", "ortools", "torch") if name in sys.modules]
+    return Claim(_cheapest(problem), None, message=f"pid={os.getpid()} loaded={loaded}")
+
+
+def burn(problem: StrategyProblem, options: SolveOptions, report: ReportProgress, incumbent: ReportIncumbent) -> Claim:
+    """Use half a second of processor time and 64 MiB."""
+    end = time.process_time() + 0.5
+    block = bytearray(os.urandom(1024) * (4 * GRANULE // 1024))
+    while time.process_time() < end:
+        block[0] = (block[0] + 1) % 256
+    return Claim(_cheapest(problem), None)
+
+
+def interrupt_parent(
+    problem: StrategyProblem, options: SolveOptions, report: ReportProgress, incumbent: ReportIncumbent
+) -> Claim:
+    """Find something, then press Ctrl-C in the parent."""
+    import signal
+
+    incumbent(_cheapest(problem))
+    time.sleep(0.3)
+    os.kill(os.getppid(), signal.SIGINT)
+    while True:
+        time.sleep(60)
+
+
+def highs_lazily(
+    problem: StrategyProblem, options: SolveOptions, report: ReportProgress, incumbent: ReportIncumbent
+) -> Claim:
+    """HiGHS as on a large problem: usage rows only where a solution exceeds a limit."""
+    from formulations.solvers import highs, lazy_rows
+
+    lazy_rows._EAGER_ENTRIES = -1
+    return highs.solve(problem, options, report, incumbent)
+
+
+def cpsat_lazily(
+    problem: StrategyProblem, options: SolveOptions, report: ReportProgress, incumbent: ReportIncumbent
+) -> Claim:
+    """CP-SAT as on a large problem: limits only where a solution exceeds them."""
+    from formulations.solvers import cpsat
+
+    cpsat._EAGER_TERMS = -1
+    return cpsat.solve(problem, options, report, incumbent)
