@@ -27,9 +27,9 @@ $(python):
 
 $(installed): pyproject.toml constraints.txt | $(python)
 ifeq ($(TORCH),keep)
-	@$(python) -c 'import torch; v = tuple(map(int, torch.__version__.split(".")[:2])); \
-	  assert (2, 11) <= v < (2, 14), f"torch {torch.__version__} is outside >=2.11,<2.14"; \
-	  print("keeping torch", torch.__version__)'
+	@$(python) -c 'from importlib.metadata import version; v = tuple(map(int, version("torch").split(".")[:2])); \
+	  exit(not (2, 11) <= v < (2, 14))' 2>/dev/null || \
+	  { echo "TORCH=keep: $(VENV) has no torch >=2.11,<2.14; install one there or leave TORCH=keep out" >&2; exit 1; }
 	grep -vE '^(torch|setuptools)==' constraints.txt > $(VENV)/constraints.txt
 else
 	cp constraints.txt $(VENV)/constraints.txt

@@ -69,7 +69,7 @@ def supported_strategies(problem: StrategyProblem, groups: list[FactorGroup]) ->
     for i, mask in enumerate(alive):
         if not mask.any():
             return alive, i
-    masks = {g: mask for g, group in enumerate(groups) if (mask := _allowed(problem, group)) is not None}
+    masks = {g: flags for g, group in enumerate(groups) if (flags := _allowed(problem, group)) is not None}
     constraining: dict[int, list[int]] = {}
     for g in masks:
         for i in groups[g].scope:

@@ -9,8 +9,9 @@ assignment stays feasible then, and whoever finds one at a coarse quantum must c
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +21,7 @@ from formulations.flat_rows import RowMap, build_rows
 from formulations.problem import BoolArray, Factor, IntArray, StrategyProblem, UsageTerm
 
 FloatArray = NDArray[np.float64]
+_Scalar = TypeVar("_Scalar", bound=np.generic)
 
 
 class Graph(NamedTuple):
@@ -134,6 +136,19 @@ def flatten(problem: StrategyProblem) -> FlatProblem:
     return FlatProblem(graph, Usage(*usage), unary, tables, penalty, supported, tuple(groups), rows, contradiction)
 
 
+def message_entries(graph: Graph) -> int:
+    """Return the length of an array of messages, one entry per factor, axis and strategy."""
+    held = graph.scope >= 0
+    return int(graph.sizes[graph.scope[held]].sum())
+
+
+def restricted(table: NDArray[_Scalar], kept: Sequence[IntArray]) -> NDArray[_Scalar]:
+    """Return a table over the kept strategies of each axis; the table itself where all are kept."""
+    if table.shape == tuple(len(strategies) for strategies in kept):
+        return table
+    return table[np.ix_(*kept)]
+
+
 def _is_trivial(problem: StrategyProblem, group: FactorGroup) -> bool:
     members = [problem.factors[j] for j in group.members]
     return not any(factor.cost.any() or factor.usage or factor.forbidden is not None for factor in members)
@@ -198,14 +213,13 @@ def _tables(
             if key in seen:
                 starts[g] = seen[key]
                 continue
-        grid = np.ix_(*kept)
         cost: FloatArray = np.zeros(tuple(len(k) for k in kept))
         for m, factor in enumerate(members):
-            cost += group.oriented(m, factor.cost)[grid]
+            cost += restricted(group.oriented(m, factor.cost), kept)
         flag = np.zeros(cost.shape, dtype=np.bool_)
         for m, factor in enumerate(members):
             if factor.forbidden is not None:
-                flag |= group.oriented(m, factor.forbidden)[grid]
+                flag |= restricted(group.oriented(m, factor.forbidden), kept)
         cost[flag] = 0.0
         starts[g] = end
         if key is not None:
@@ -226,24 +240,24 @@ def _usage_terms(
 ) -> tuple[list[list[UsageTerm]], list[list[UsageTerm]]]:
     """Usage terms per node and per flat factor, amounts restricted to supported strategies and raveled."""
     of_nodes = [
-        [_restricted(term, term.amount[kept]) for term in node.usage]
+        [_raveled(term, restricted(term.amount, [kept])) for term in node.usage]
         for node, kept in zip(problem.nodes, supported, strict=True)
     ]
     for factor in unary_factors:
         i = factor.scope[0]
-        of_nodes[i] += [_restricted(term, term.amount[supported[i]]) for term in factor.usage]
+        of_nodes[i] += [_raveled(term, term.amount[supported[i]]) for term in factor.usage]
     of_factors = []
     for group in groups:
-        grid = np.ix_(*(supported[i] for i in group.scope))
+        kept = [supported[i] for i in group.scope]
         terms = []
         for m, j in enumerate(group.members):
             usage = problem.factors[j].usage
-            terms += [_restricted(term, group.oriented(m, term.amount)[grid]) for term in usage]
+            terms += [_raveled(term, restricted(group.oriented(m, term.amount), kept)) for term in usage]
         of_factors.append(terms)
     return of_nodes, of_factors
 
 
-def _restricted(term: UsageTerm, amount: IntArray) -> UsageTerm:
+def _raveled(term: UsageTerm, amount: IntArray) -> UsageTerm:
     return UsageTerm(term.resource, term.start, term.end, np.ascontiguousarray(amount).ravel())
 
 

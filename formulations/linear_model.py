@@ -34,7 +34,7 @@ COST_BITS = 50
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class FactorGroup:
+class FactorColumns:
     """Columns of one factor (parallel factors over the same nodes are merged).
 
     Parameters
@@ -116,7 +116,7 @@ class LinearModel:
     cost: IntArray
     allowed: BoolArray
     group_start: IntArray
-    factors: tuple[FactorGroup, ...]
+    factors: tuple[FactorColumns, ...]
     lookup: EntryLookup
     row_start: IntArray
     row_column: IntArray
@@ -301,7 +301,7 @@ class _Builder:
         group_start = np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)]).astype(np.int64)
         nodes = len(self.node_cost)
         factors = tuple(
-            FactorGroup(scope, int(group_start[nodes + f]), entries[f]) for f, (scope, _) in enumerate(pairs)
+            FactorColumns(scope, int(group_start[nodes + f]), entries[f]) for f, (scope, _) in enumerate(pairs)
         )
         pieces = [*self.node_cost, *(t.cost[t.allowed] for _, t in pairs)]
         cost = np.concatenate(pieces) if pieces else np.zeros(0, dtype=np.int64)
@@ -338,7 +338,7 @@ class _Builder:
         )
 
     def _rows(
-        self, group_start: IntArray, factors: tuple[FactorGroup, ...]
+        self, group_start: IntArray, factors: tuple[FactorColumns, ...]
     ) -> tuple[IntArray, IntArray, NDArray[np.float64], NDArray[np.float64]]:
         nodes = len(self.node_cost)
         ones = int(group_start[nodes])

@@ -7,6 +7,7 @@ time. Collectives: latency and bandwidth are a least squares fit of relative err
 
 from __future__ import annotations
 
+import os
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -198,7 +199,8 @@ def local_cluster(reports: Sequence[RankReport]) -> ClusterSpec:
     return ClusterSpec(
         name=LOCAL_NAME,
         source=f"Measured on {machine.processor}, {machine.cores} cores, torch {machine.torch_version}, "
-        f"{ranks} processes at once over gloo. Host link: a copy within this machine's memory.",
+        f"{ranks} processes at once over gloo (load average {os.getloadavg()[0]:.1f} at the end). "
+        "Host link: a copy within this machine's memory.",
         device=device,
         devices_per_node=ranks,
         nodes=1,

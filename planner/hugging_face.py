@@ -98,8 +98,12 @@ def hugging_face_step(
             f"model hf:{name} has {positions} positions, the sequence has {sequence}: shorten it, "
             "or raise max_position_embeddings in a config.json"
         )
-    with torch.device(device):
-        module: nn.Module = _auto_class(task).from_config(config, dtype=dtype)
+    try:
+        with torch.device(device):
+            module: nn.Module = _auto_class(task).from_config(config, dtype=dtype)
+    except Exception as error:
+        reason = f"{type(error).__name__}: {error}"
+        raise ModelError(f"model hf:{name}: transformers cannot build it from its configuration ({reason})") from error
     module.train()
     examples = (
         _images(config, batch, dtype, seed)
@@ -164,9 +168,16 @@ def _task(config: Any, name: str) -> str:
             f"model hf:{name}: model type {config.model_type!r} has no class with a loss for text or image "
             "classification; write a function module.path:function instead"
         )
-    wanted = set(getattr(config, "architectures", None) or ())
-    named = [task for task in possible if tasks[task][config.model_type] in wanted]
-    return (named or possible)[0]
+    classes = {task: _class_names(tasks[task][config.model_type]) for task in possible}
+    wanted = set(config.architectures or ())
+    chosen = next((task for task in possible if wanted.intersection(classes[task])), possible[0])
+    if not wanted.intersection(classes[chosen]):
+        config.architectures = [classes[chosen][0]]
+    return chosen
+
+
+def _class_names(names: str | tuple[str, ...]) -> tuple[str, ...]:
+    return (names,) if isinstance(names, str) else names
 
 
 def _auto_class(task: str) -> Any:

@@ -243,7 +243,9 @@ class PlanningSession:
         result = solve(problem, request.solver, options, progress, pool)
         if result.choices is not None:
             return result
-        smallest = minimum_peak(problem, MEMORY, replace(options, time_limit=PEAK_SECONDS), pool)
+        smallest = minimum_peak(
+            problem, MEMORY, replace(options, time_limit=min(PEAK_SECONDS, 3 * request.time_limit)), pool
+        )
         limit = problem.resources[MEMORY].limit
         assert limit is not None, "without a limit every layout fits"
         if smallest.peak is None or smallest.peak > limit:

@@ -22,5 +22,7 @@ def format_seconds(seconds: float) -> str:
 
 
 def format_gap(gap: float | None) -> str:
-    """Relative gap in per cent; a dash where there is none."""
-    return "-" if gap is None else f"{100 * gap:.2f} %"
+    """Relative gap in per cent; a dash where there is none. Only a closed gap is printed as zero."""
+    if gap is None:
+        return "-"
+    return "< 0.01 %" if 0 < gap < 1e-4 else f"{100 * gap:.2f} %"

@@ -24,7 +24,7 @@ TIME_LIMIT_SECONDS = 300.0
 def calibrate(ranks: int = 2, path: Path | str | None = None, seconds_per_kernel: float = 0.3) -> ClusterSpec:
     """Measure this machine with ``ranks`` processes at once and save it as cluster ``local-cpu``.
 
-    Takes about half a minute. Each process uses ``cores // ranks`` threads (at least one).
+    Takes about half a minute, a minute on a busy machine. Each process uses ``cores // ranks`` threads (at least one).
 
     Parameters
     ----------

@@ -47,7 +47,7 @@ def run_table(plan: Plan, report: RunReport) -> Table:
     table.add_section()
     table.add_row("", "one process", "ranks", "relative difference")
     references: Sequence[float | None] = report.reference_loss or [None] * report.steps
-    for number, (loss, reference) in enumerate(zip(report.loss, references, strict=True)):
+    for number, (loss, reference) in enumerate(zip(report.loss, references, strict=True), start=1):
         if reference is None:
             table.add_row(f"loss of step {number}", "-", f"{loss:.6f}", "-")
         else:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import isnan
 
 from torch import Tensor
 
@@ -35,8 +36,8 @@ class WorstError:
     name: str
 
     def worse_of(self, other: WorstError) -> WorstError:
-        """The larger of two; a number that is not finite is the largest."""
-        return other if not other.error <= self.error else self
+        """The larger of two; what is no number is the largest."""
+        return self if isnan(self.error) or other.error <= self.error else other
 
 
 NO_ERROR = WorstError(0.0, "")

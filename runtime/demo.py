@@ -20,7 +20,7 @@ from runtime.run_report import RunReport
 
 RANKS = 2
 BATCH, SEQUENCE = 4, 256
-MEMORY_BYTES = 2_500 * 2**20
+MEMORY_BYTES = 2_000 * 2**20
 STEPS = 3
 SOLVER_SECONDS = 60.0
 DATA = Path("README.md")

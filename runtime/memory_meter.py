@@ -10,6 +10,7 @@ import resource
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -43,6 +44,13 @@ class MemoryMeter:
             return torch.cuda.max_memory_allocated(self._device)
         return self._storages.peak_bytes
 
+    @property
+    def live_bytes(self) -> int:
+        """Bytes alive now."""
+        if self._storages is None:
+            return torch.cuda.memory_allocated(self._device)
+        return self._storages.live_bytes
+
     @contextmanager
     def metering(self, *inputs: Tensor) -> Iterator[None]:
         """Watch what runs inside; ``inputs`` are tensors that were made for it just before."""
@@ -55,6 +63,14 @@ class MemoryMeter:
 
 
 def resident_set_peak_bytes() -> int:
-    """Largest resident set of this process so far, in bytes: Python, torch and libraries included."""
+    """Largest resident set of this process so far, in bytes: Python, torch and libraries included.
+
+    Linux keeps it per process image; ``getrusage``, used elsewhere, may count the parent's from before.
+    """
+    status = Path("/proc/self/status")
+    if status.exists():
+        for line in status.read_text(encoding="ascii", errors="replace").splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from statistics import quantiles
-from time import perf_counter
+from time import perf_counter, thread_time
 
 import torch
 import torch.distributed as dist
@@ -25,6 +25,7 @@ from planner.torch_adapter.collectives import MeshGroups, reshard_step
 
 aten = torch.ops.aten
 COLLECTIVE_WIDTHS = (16, 64, 256, 512, 1024)
+LAUNCHES = 1000
 # Results stay below REUSED_BYTES, so that no kernel's time holds the making of new pages.
 ROWS, WIDTH, WORDS = 1024, 768, 4096
 
@@ -53,9 +54,8 @@ class Kernel:
 
 def measure_rank(groups: MeshGroups, seconds: float) -> RankReport:
     """Time everything on this rank, each thing for about ``seconds`` seconds; all ranks must call it."""
-    one = torch.ones(1)
     return RankReport(
-        launch_seconds=time_call(lambda: torch.ops.aten.add.Tensor(one, one), seconds),
+        launch_seconds=time_call(_launch_many, seconds) / LAUNCHES,
         fresh_seconds_per_byte=_fresh_seconds_per_byte(seconds),
         kernels=tuple(_kernel_sample(kernel, seconds) for kernel in kernels()),
         collectives=tuple(_collective_samples(groups, seconds)),
@@ -67,13 +67,21 @@ def time_call(call: Callable[[], object], seconds: float) -> float:
     call()
     if dist.is_initialized():
         dist.barrier()
+    # What the processor spent on one thread leaves out other programs; several threads it would add up.
+    clock = thread_time if torch.get_num_threads() == 1 else perf_counter
     times: list[float] = []
     end = perf_counter() + seconds
     while len(times) < 3 or perf_counter() < end:
-        start = perf_counter()
+        start = clock()
         call()
-        times.append(perf_counter() - start)
+        times.append(clock() - start)
     return _undisturbed(times)
+
+
+def _launch_many() -> None:
+    one = torch.ones(1)
+    for _ in range(LAUNCHES):
+        aten.add.Tensor(one, one)
 
 
 def kernels() -> Iterator[Kernel]:

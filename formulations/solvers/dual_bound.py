@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from formulations.arc_consistency import FactorGroup
-from formulations.flat import FlatProblem, FloatArray
+from formulations.flat import FlatProblem, FloatArray, message_entries, restricted
 from formulations.problem import IntArray, StrategyProblem, UsageTerm
 from formulations.solvers.elimination import CostTable, OutOfTimeError, TooWideError, minimise
 
@@ -49,7 +49,7 @@ def eliminated_bound(problem: StrategyProblem, flat: FlatProblem, prices: FloatA
         forbidden combinations leave nothing.
     """
     sizes = flat.graph.sizes.tolist()
-    nothing = np.zeros(int(flat.graph.message_start.max(initial=0)) + max(sizes, default=0))
+    nothing = np.zeros(message_entries(flat.graph))
     evaluation = _Evaluation(problem, flat, np.maximum(prices, 0.0), nothing)
     try:
         found = minimise(sizes, evaluation.priced_tables(), deadline)
@@ -127,16 +127,16 @@ class _Evaluation:
 
     def _priced_group(self, group: FactorGroup) -> tuple[NDArray[Any], NDArray[np.bool_] | None]:
         """The table of a group over supported strategies, and which of its entries are allowed (None: all)."""
-        grid = np.ix_(*(self.flat.supported[i] for i in group.scope))
-        values: NDArray[Any] = np.zeros(tuple(len(self.flat.supported[i]) for i in group.scope), dtype=self.dtype)
+        kept = [self.flat.supported[i] for i in group.scope]
+        values: NDArray[Any] = np.zeros(tuple(len(strategies) for strategies in kept), dtype=self.dtype)
         allowed: NDArray[np.bool_] | None = None
         for m, j in enumerate(group.members):
             factor = self.problem.factors[j]
-            values = values + group.oriented(m, factor.cost)[grid].astype(self.dtype) * self.scale
+            values = values + restricted(group.oriented(m, factor.cost), kept).astype(self.dtype) * self.scale
             for term in factor.usage:
-                values = self._with_usage(values, term, group.oriented(m, term.amount)[grid])
+                values = self._with_usage(values, term, restricted(group.oriented(m, term.amount), kept))
             if factor.forbidden is not None:
-                flags = ~group.oriented(m, factor.forbidden)[grid]
+                flags = ~restricted(group.oriented(m, factor.forbidden), kept)
                 allowed = flags if allowed is None else allowed & flags
         return values, allowed
 

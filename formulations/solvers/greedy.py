@@ -26,6 +26,9 @@ _FORCED_STEPS = 3000
 def solve(problem: StrategyProblem, options: SolveOptions, report: ReportProgress, incumbent: ReportIncumbent) -> Claim:
     """Run a dozen rounds (or ``iteration_limit``, or until the time limit) and return the best assignment."""
     started = time.monotonic()
+    if not problem.nodes:
+        incumbent(())
+        return Claim((), None)
     flat = flatten(problem)
     if flat.contradiction:
         return Claim(None, None, proved_infeasible=True, message=flat.contradiction)

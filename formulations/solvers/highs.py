@@ -67,6 +67,7 @@ class _Search:
         self.margin = margin(scaled, len(self.model.group_start) - 1, tolerance)
 
     def run(self) -> Claim:
+        self.tell()
         if self.options.initial_choices is not None:
             self.offer(self.options.initial_choices)
             self.prepare(USUAL_TOLERANCE)

@@ -45,6 +45,9 @@ def solve(problem: StrategyProblem, options: SolveOptions, report: ReportProgres
     deterministic as long as the time limit does not cut it short.
     """
     started = time.monotonic()
+    if not problem.nodes:
+        incumbent(())
+        return Claim((), 0)
     flat = flatten(problem)
     if flat.contradiction:
         return Claim(None, None, proved_infeasible=True, message=flat.contradiction)
@@ -70,6 +73,7 @@ class _Run:
         self.bound: int | None = None
         self.rounds = 0
         self.prices: FloatArray = np.zeros(len(flat.usage.limit))
+        self._steered = self.prices
         self._report = report
         self._incumbent = incumbent
         self._exact_at = -np.inf
@@ -136,7 +140,7 @@ class _Run:
             bundle = PriceBundle(self.flat, prices, change, _MOST_ENTRIES, deadline)
             self.search.finish(bundle.choices, bundle.prices)
             last, steps = bundle.bound, 0
-            while len(prices) and (limit is None or steps < limit) and bundle.improve():
+            while (limit is None or steps < limit) and not self._reached(bundle.bound) and bundle.improve():
                 steps += 1
                 if bundle.bound > last:
                     last = bundle.bound
@@ -153,11 +157,11 @@ class _Run:
 
     def _steer(self) -> None:
         """Phase 2: from decoded assignments to feasible ones, prices rising where usage is over its limit."""
-        prices = self.prices.copy()
+        prices = self.prices
         limit = self.flat.usage.limit
         nodes = len(self.flat.graph.sizes)
         choices = self._best_start(prices)
-        steered = best_prices = prices.copy()
+        self._steered = prices
         while not self._out_of_time(_STEER_SHARE) and not self._out_of_rounds(0.5):
             self.rounds += 1
             self.search.set_prices(prices)
@@ -170,7 +174,7 @@ class _Run:
                 if self.search.best is None:
                     self.search.force_feasible(choices, _FORCED_STEPS, self._deadline(_STEER_SHARE))
                 if self.search.objective != before:
-                    steered = best_prices = prices.copy()
+                    self._steered = prices
                 self._tell()
                 if self._done():
                     return
@@ -178,7 +182,6 @@ class _Run:
                 scale = self.ascent.temperature_scale() * nodes
                 mass = _STEERED_MASS * max(float(prices @ limit), 1e-3 * scale)
                 prices = steered_prices(prices, usage, limit, mass)
-        self._steered = steered if self.search.best is not None else best_prices
 
     def _best_start(self, prices: FloatArray) -> IntArray:
         """The better of two decodings by their cost at the prices, after tree moves; both are finished too."""
@@ -230,10 +233,14 @@ class _Run:
 
     def _tell(self) -> None:
         objective, floating = self.search.objective, self.ascent.best_bound
-        if floating > self._worst_total or (objective is not None and self._gap_closed(objective, floating + 1)):
+        if floating > self._worst_total or self._reached(floating + 1):
             self._prove()
-        shown = self.bound if self.bound is not None else None
-        self._report(Progress(self._elapsed(), objective, shown, "lagrangian"))
+        self._report(Progress(self._elapsed(), objective, self.bound, "lagrangian"))
+
+    def _reached(self, bound: float) -> bool:
+        """Whether a bound would close the gap to the incumbent."""
+        objective = self.search.objective
+        return objective is not None and self._gap_closed(objective, bound)
 
     def _gap_closed(self, objective: int, bound: float) -> bool:
         return objective - bound <= self.options.relative_gap * abs(objective)
@@ -244,8 +251,7 @@ class _Run:
     def _done(self) -> bool:
         if self._infeasible():
             return True
-        objective = self.search.objective
-        return objective is not None and self.bound is not None and self._gap_closed(objective, self.bound)
+        return self.bound is not None and self._reached(self.bound)
 
     def _elapsed(self) -> float:
         return time.monotonic() - self.started

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from formulations.flat import FlatProblem, FloatArray
+from formulations.flat import FlatProblem, FloatArray, message_entries
 from formulations.problem import IntArray
 from formulations.solvers.moves import add_prices
 from formulations.solvers.price_model import gather_blocks, newton_step, soft_usage
@@ -39,9 +39,7 @@ class PriceAscent:
         graph = flat.graph
         nodes = len(graph.sizes)
         self.prices: FloatArray = np.zeros(len(flat.usage.limit))
-        self.messages: FloatArray = np.zeros(
-            int((graph.sizes[graph.scope] * (graph.scope >= 0)).sum()) if graph.scope.size else 0
-        )
+        self.messages: FloatArray = np.zeros(message_entries(graph))
         self.choices: IntArray = np.zeros(nodes, dtype=np.int64)
         self.unary = flat.unary.copy()
         self.tables = flat.tables.copy()

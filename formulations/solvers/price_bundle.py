@@ -88,6 +88,8 @@ class PriceBundle:
 
     def improve(self) -> bool:
         """Try one step; return whether the bundle can still expect to raise the bound."""
+        if not any(cut.slope[self._active].any() for cut in self._cuts):
+            return False
         target, expected = self._model_maximiser()
         gain = expected - self.bound
         if gain <= _CONVERGED * abs(self.bound):
@@ -144,7 +146,9 @@ class PriceBundle:
             merit = expected - float(((trial - centre) ** 2).sum()) / (2.0 * self._step)
             if merit > best_merit:
                 best, best_expected, best_merit = trial, expected, merit
-            following = _onto_simplex(ahead - heights / curvature)
+            if abs(float(ahead @ heights) - expected) <= 0.01 * (expected - self.bound):
+                break
+            following = _onto_simplex(ahead - (heights - heights.min()) / curvature)
             faster = (1.0 + np.sqrt(1.0 + 4.0 * momentum**2)) / 2.0
             ahead = following + (momentum - 1.0) / faster * (following - weights)
             weights, momentum = following, faster

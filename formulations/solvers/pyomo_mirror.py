@@ -107,7 +107,7 @@ def build_pyomo_model(linear: LinearModel) -> Any:
     def marginal(model: Any, f: int, k: int, s: int) -> Any:
         factor = linear.factors[f]
         matching = np.flatnonzero(factor.entries[:, k] == s).tolist()
-        return pyo.quicksum(model.e[f, entry] for entry in matching) == model.x[factor.scope[k], s]
+        return pyo.quicksum(model.e[f, entry] for entry in matching) - model.x[factor.scope[k], s] == 0
 
     model.cuts = pyo.ConstraintList(doc="assignments that fit within a solver's tolerance, but not exactly")
     model.usage = pyo.Constraint(pyo.Any)

@@ -49,13 +49,19 @@ def _without_onednn() -> Iterator[None]:
 
 @contextmanager
 def no_custom_functions(provenance: Provenance) -> Iterator[None]:
-    """Refuse ``torch.autograd.Function``: its backward may be any code, so no rule could be trusted for it."""
+    """Refuse ``torch.autograd.Function``: its backward may be any code, so no rule could be trusted for it.
 
-    def refuse(cls: type, *args: Any, **kwargs: Any) -> None:
+    The functions that torch generates for a ``torch.library.custom_op`` pass: those are operators.
+    """
+    apply = torch.autograd.Function.apply.__func__  # type: ignore[attr-defined]
+
+    def guarded(cls: type, *args: Any, **kwargs: Any) -> Any:
+        if cls.__module__.startswith("torch._library."):
+            return apply(cls, *args, **kwargs)
         raise CaptureError(
             f"{provenance.place()}: custom autograd.Function {cls.__module__}.{cls.__qualname__}; write it with "
             "differentiable torch operators, or as a torch.library.custom_op with register_autograd"
         )
 
-    with patch.object(torch.autograd.Function, "apply", classmethod(refuse)):
+    with patch.object(torch.autograd.Function, "apply", classmethod(guarded)):
         yield

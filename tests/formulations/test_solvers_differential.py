@@ -85,6 +85,13 @@ def test_exact_solvers_agree(batch: int, pool: SolverPool) -> None:
         known.judge_exact(solve(known.problem, "cpsat", OPTIONS, pool=pool))
 
 
+def test_an_optimum_that_cpsat_got_wrong(pool: SolverPool) -> None:
+    """CP-SAT 9.15 with its default presolve certifies 6086985631780834780 here (or-tools issue 5293)."""
+    known = Truth.of(random_problem(102_937))
+    assert known.optimum == 6_008_562_594_875_551_129
+    known.judge_exact(solve(known.problem, "cpsat", OPTIONS, pool=pool))
+
+
 @pytest.mark.parametrize("name", ["highs_lazily", "cpsat_lazily"])
 def test_rows_added_as_they_turn_out_to_matter(name: str, pool: SolverPool) -> None:
     for seed in range(5000, 5150):

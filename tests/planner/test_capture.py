@@ -64,6 +64,7 @@ def assert_equals_eager(step: models.Step, captured: CapturedStep | None = None)
     results = run_reference(captured, inputs)
     for before, after in zip(untouched, inputs, strict=True):
         assert torch.equal(before, after)
+    buffers_before = {name: buffer.clone() for name, buffer in module.named_buffers()}
     torch.manual_seed(7)
     loss = eager(module, args, kwargs, loss_fn)
     parameters, buffers = dict(module.named_parameters()), dict(module.named_buffers())
@@ -78,6 +79,8 @@ def assert_equals_eager(step: models.Step, captured: CapturedStep | None = None)
         assert torch.equal(result, expected), captured.graph.values[output.value].name
         seen.add((output.role, output.of))
     assert len(seen) == len(results)
+    updated = {captured.graph.values[of].name for role, of in seen if role is OutputRole.BUFFER_UPDATE}
+    assert {name for name, before in buffers_before.items() if not torch.equal(buffers[name], before)} <= updated
     with_gradient = {name for name, parameter in parameters.items() if parameter.grad is not None}
     assert {value.name for value in captured.graph.parameters if value.trainable} == with_gradient
     return captured
@@ -116,7 +119,7 @@ def test_views_shapes_strides_and_dtypes_are_those_of_the_real_run(case: str, tm
     assert views > 5
 
 
-@pytest.mark.parametrize("case", ["gpt", "res_net", "mixture_of_experts", "llama-plain"])
+@pytest.mark.parametrize("case", ["gpt", "res_net", "mixture_of_experts", "gpt2-plain", "llama-plain"])
 def test_graph_is_in_order_alive_and_named_uniquely(case: str, tmp_path: Path) -> None:
     graph = capture(*build(case, tmp_path)).graph
     available = set(graph.inputs)
@@ -133,6 +136,7 @@ def test_graph_is_in_order_alive_and_named_uniquely(case: str, tmp_path: Path) -
         if operator.forward is not None:
             assert operator.phase is Phase.BACKWARD
             assert graph.operators[operator.forward].phase is Phase.FORWARD
+            assert graph.operators[operator.forward].module_path == operator.module_path
         phases.append(operator.phase)
     assert phases == sorted(phases, key=[Phase.FORWARD, Phase.BACKWARD].index)
     assert len({operator.identity for operator in graph.operators}) == len(graph.operators)
@@ -276,6 +280,28 @@ def test_meta_and_real_modules_give_one_graph() -> None:
     with torch.device("meta"):
         on_meta = capture(*models.gpt())
     assert on_meta.fingerprint == capture(*models.gpt()).fingerprint
+
+
+def test_custom_operator_of_a_library_is_one_operator() -> None:
+    @torch.library.custom_op("capture_test::cube", mutates_args=())
+    def cube(value: Tensor) -> Tensor:
+        return value**3
+
+    cube.register_fake(torch.empty_like)
+    cube.register_autograd(
+        lambda ctx, gradient: 3 * ctx.saved_tensors[0] ** 2 * gradient,
+        setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs),
+    )
+    step = (nn.Linear(4, 4), (torch.randn(2, 4),), {}, lambda output: cube(output).mean())
+    captured = assert_equals_eager(step)
+    assert "capture_test.cube.default" in {operator.target for operator in captured.graph.operators}
+
+
+def test_results_that_a_backward_operator_leaves_out_have_no_value() -> None:
+    module = nn.Sequential(nn.BatchNorm1d(4))  # nothing before it is trained
+    captured = assert_equals_eager((module, (torch.randn(3, 4),), {}, models.mean_square))
+    (backward,) = [o for o in captured.graph.operators if "native_batch_norm_backward" in o.target]
+    assert [output is None for output in backward.outputs] == [True, False, False]
 
 
 def test_compiled_module_is_captured_as_the_module_inside() -> None:

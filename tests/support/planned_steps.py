@@ -4,14 +4,23 @@ from __future__ import annotations
 
 import json
 import tempfile
+from dataclasses import asdict
 from functools import cache
 from pathlib import Path
 
+from support.random_plans import random_decision
+
+from formulations.solution import Status
 from planner.capture import CapturedStep, capture
 from planner.cluster import load_cluster
 from planner.costs import CostModel
 from planner.models import ModelReference, TrainingStep, load_step
 from planner.optimizers import optimizer_named
+from planner.plan import Certificate, Fingerprints, Plan, PlannedModel, PlanOptions, Record, make_plan
+from planner.plan_format import decision_digest
+from planner.replay import OptimizerMemory, replay
+from planner.schedule_builder import build_schedule
+from planner.step_costs import InstructionCosts
 from planner.strategy_space import StrategySpace, build_strategy_space
 
 CONFIGURATIONS = {
@@ -64,3 +73,37 @@ def strategy_space(name: str, mesh: tuple[int, ...], optimizer: str = "adamw") -
 def real_step(name: str) -> TrainingStep:
     """Step with initialised parameters on the CPU."""
     return load_step(step_reference(name), "cpu")
+
+
+def random_plan(name: str, mesh: tuple[int, ...], seed: int, optimizer: str = "adamw") -> Plan:
+    """Plan with random layouts and recomputation; certified by nobody."""
+    space, captured = strategy_space(name, mesh, optimizer), captured_step(name)
+    schedule = build_schedule(space, random_decision(space, seed))
+    costs = InstructionCosts(
+        captured.graph, CostModel(load_cluster("a100-8-nvlink"), mesh), space.operator_strategies, optimizer
+    )
+    memory = OptimizerMemory(optimizer_named(optimizer))
+    report = replay(captured.graph, schedule, optimizer=memory, seconds=costs, counter_based_random=True)
+    return make_plan(
+        captured.graph,
+        schedule,
+        report,
+        model=PlannedModel(**asdict(step_reference(name))),
+        options=PlanOptions(
+            cluster="a100-8-nvlink", mesh=mesh, optimizer=optimizer, formulation="random", counter_based_random=True
+        ),
+        fingerprints=Fingerprints(graph=captured.fingerprint, cluster="0" * 64, rules="0" * 64),
+        bound_ns=None,
+        record=Record(certificate=Certificate(solver="random", status=Status.FEASIBLE, seconds=0.0)),
+    )
+
+
+def with_source(plan: Plan, source: str | None = None, graph_fingerprint: str | None = None) -> Plan:
+    """A plan that claims to be of another model or graph."""
+    decision = plan.decision
+    if source is not None:
+        decision = decision.model_copy(update={"model": decision.model.model_copy(update={"source": source})})
+    if graph_fingerprint is not None:
+        fingerprints = decision.fingerprints.model_copy(update={"graph": graph_fingerprint})
+        decision = decision.model_copy(update={"fingerprints": fingerprints})
+    return plan.model_copy(update={"decision": decision, "digest": decision_digest(decision)})

@@ -1,0 +1,137 @@
+"""From a reference to a checked plan: certificates, limits, refusals, determinism, explanations."""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+
+import pytest
+from support.planned_steps import step_reference
+
+from formulations.solution import Status
+from planner import api
+from planner.infeasibility import InfeasibleError
+from planner.plan import canonical_json, verify_plan
+from planner.session import PlanningSession, PlanRequest, session_of
+
+CLUSTER = "a100-8-nvlink"
+
+
+@cache
+def session(name: str, mesh: tuple[int, ...]) -> PlanningSession:
+    return PlanningSession(step_reference(name), CLUSTER, mesh)
+
+
+def usable(session: PlanningSession, tensors: int) -> int:
+    """Memory whose part for tensors is ``tensors`` bytes."""
+    return tensors + session.costs.device.reserve_bytes
+
+
+@pytest.mark.parametrize("mesh", [(2,), (2, 2)])
+@pytest.mark.parametrize("name", ["gpt2", "conv_net"])
+def test_a_plan_is_certified_and_holds(name, mesh):
+    here = session(name, mesh)
+    plan = here.plan(PlanRequest(time_limit=5))
+    certificate = plan.record.certificate
+    assert certificate.status in (Status.OPTIMAL, Status.FEASIBLE)
+    assert plan.bound_seconds <= plan.objective_seconds
+    assert {check.solver for check in certificate.cross_checks} == {"tree_dp", "greedy"}
+    again = session_of(plan)
+    report = verify_plan(
+        plan,
+        again.captured.graph,
+        again.fingerprints,
+        seconds=again.instruction_costs,
+        allowed=again.allowed_strategies,
+    )
+    assert report.peak_bytes == plan.peak_bytes
+
+
+def test_more_memory_never_costs_more_and_recomputation_reaches_lower():
+    here = session("gpt2", (2,))
+    free = here.plan(PlanRequest(time_limit=5))
+    memories = [usable(here, int(free.peak_bytes * share)) for share in (1.0, 0.97, 0.94)]
+    joint = api.sweep(here, memories, PlanRequest(time_limit=2))
+    alone = api.sweep(here, memories, PlanRequest(formulation="sharding", time_limit=2))
+    bounds = [plan.bound_seconds for plan in joint if not isinstance(plan, InfeasibleError)]
+    assert joint[0].objective_seconds == pytest.approx(free.objective_seconds, rel=1e-9)
+    assert len(bounds) >= 2
+    for tighter, looser in zip(joint[1:], joint, strict=False):
+        if not isinstance(tighter, InfeasibleError):
+            assert tighter.objective_seconds >= looser.bound_seconds
+    for with_recompute, without in zip(joint, alone, strict=True):
+        if not isinstance(without, InfeasibleError):
+            assert with_recompute.bound_seconds <= without.objective_seconds
+
+
+def test_too_little_memory_says_the_minimum_that_then_fits():
+    here = session("gpt2", (2,))
+    smallest = usable(here, 2**16)
+    with pytest.raises(InfeasibleError, match="too little: every plan needs at least") as refused:
+        here.plan(PlanRequest(memory=smallest, time_limit=3))
+    message = str(refused.value)
+    assert "it binds at" in message
+    assert "alive" in message
+    fits = int(re.search(r"--memory (\d+)MiB fits", message)[1]) * 2**20
+    assert here.plan(PlanRequest(memory=fits, time_limit=3)).peak_bytes <= fits
+
+
+def test_a_memory_that_the_reserve_uses_up_is_refused():
+    here = session("gpt2", (2,))
+    with pytest.raises(ValueError, match="leaves nothing for tensors"):
+        here.plan(PlanRequest(memory=here.costs.device.reserve_bytes))
+
+
+def test_equal_requests_give_equal_decisions():
+    request = PlanRequest(time_limit=20)
+    first = PlanningSession(step_reference("conv_net"), CLUSTER, (2,)).plan(request)
+    second = PlanningSession(step_reference("conv_net"), CLUSTER, (2,)).plan(request)
+    assert first.record.certificate.status is Status.OPTIMAL
+    assert canonical_json(first.decision) == canonical_json(second.decision)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"formulation": "kiwi"}, "model formulation 'kiwi' is not known"),
+        ({"solver": "magic"}, "magic"),
+        ({"time_limit": -1.0}, "time_limit"),
+    ],
+)
+def test_bad_requests_name_the_remedy(change, message):
+    with pytest.raises(ValueError, match=message):
+        session("conv_net", (2,)).plan(PlanRequest(**change))
+
+
+def test_unknown_optimizer():
+    with pytest.raises(ValueError, match="'adam' is not known; choose one of adamw, sgd"):
+        PlanningSession(step_reference("conv_net"), CLUSTER, (2,), "adam")
+
+
+def test_an_explanation_says_what_moves_what_is_alive_and_what_memory_is_worth():
+    here = session("gpt2", (2,))
+    free = here.plan(PlanRequest(time_limit=3))
+    tight = here.plan(PlanRequest(memory=usable(here, int(free.peak_bytes * 0.97)), time_limit=3))
+    text = str(api.explain(tight, time_limit=2))
+    for heading in ("Costliest reshardings", "Recomputed", "Alive at the peak", "Price of memory"):
+        assert heading in text
+    assert "1 GiB more: -" in text or "1 GiB more: +0" in text
+    assert "<h4>Recomputed</h4>" in api.explain(tight, time_limit=2)._repr_html_()
+
+
+def test_fits_brackets_the_plans():
+    report = api.fits(step_reference("gpt2"), cluster=CLUSTER, mesh=(2,))
+    kept, floor, kept_divided, floor_divided = (row.peak_bytes for row in report.rows)
+    assert floor_divided < kept_divided < kept
+    assert floor < kept
+    assert all(row.fits for row in report.rows)
+    here = session("gpt2", (2,))
+    assert floor_divided <= here.plan(PlanRequest(time_limit=3)).peak_bytes <= kept
+
+
+def test_plans_side_by_side():
+    here = session("conv_net", (2,))
+    one, two = here.plan(PlanRequest(time_limit=3)), here.plan(PlanRequest(formulation="sharding", time_limit=3))
+    table = api.compare(joint=one, sharding=two)
+    assert "joint" in str(table)
+    assert "sharding" in table._repr_html_()

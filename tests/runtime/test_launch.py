@@ -1,0 +1,137 @@
+"""Whole runs of plan files in fresh processes, and what users see when one cannot run."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from support.planned_steps import random_plan, with_source
+
+from planner.plan import load_plan, save_plan
+from runtime.launch import run_plan
+from runtime.process_group import LaunchError
+from runtime.run_report import read_report
+
+ROOT = Path(__file__).parents[2]
+ENVIRONMENT = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}", "OMP_NUM_THREADS": "1"}
+
+
+def torchrun(ranks, *arguments):
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks), "-m", "runtime.rank_main"]
+    return subprocess.run(
+        [*command, *map(str, arguments)], capture_output=True, text=True, timeout=180, check=False, env=ENVIRONMENT
+    )
+
+
+@pytest.mark.parametrize(("name", "mesh", "optimizer"), [("gpt", (2,), "adamw"), ("res_net", (2, 2), "sgd")])
+def test_a_run_is_what_was_predicted_and_equal_to_one_process(name, mesh, optimizer):
+    plan = random_plan(name, mesh, 0, optimizer)
+    report = run_plan(plan, steps=3, check=True)
+    assert report.plan_digest == plan.digest
+    assert report.measured_peak_bytes == report.predicted_peak_bytes == [plan.peak_bytes] * (2 ** len(mesh))
+    assert report.failures() == []
+    assert report.max_loss_rel_error <= 1e-5
+    assert report.max_grad_rel_error <= 1e-5
+    assert report.max_param_rel_error <= 1e-4
+    assert report.loss[2] < report.loss[0]
+    assert report.measured_step_s > 0
+    assert all(100e6 < resident < 4e9 for resident in report.resident_set_bytes)
+
+
+def test_training_on_a_text_started_by_torchrun(tmp_path):
+    text, path, out = tmp_path / "text.txt", tmp_path / "plan.json", tmp_path / "report.json"
+    text.write_text("it was the best of times, it was the worst of times; " * 40)
+    save_plan(random_plan("gpt2", (2,), 1), path)
+    ended = torchrun(2, path, "--steps", 6, "--check", "--data", text, "--report", out)
+    assert ended.returncode == 0, ended.stderr[-2000:]
+    report = read_report(out)
+    assert report.failures() == []
+    assert len(set(report.loss)) == 6
+    assert report.loss[-1] < report.loss[0]
+    assert report.max_loss_rel_error <= 1e-4
+    assert json.loads(out.read_text())["reference_loss"] is not None
+
+
+def test_a_wrong_number_of_ranks_is_refused(tmp_path):
+    save_plan(random_plan("mlp", (2,), 0), tmp_path / "plan.json")
+    ended = torchrun(1, tmp_path / "plan.json")
+    assert ended.returncode != 0
+    assert "the plan is for mesh 2, 2 ranks, the job has 1: start 2" in ended.stderr
+
+
+def test_without_a_launcher_the_message_says_how_to_start(tmp_path):
+    save_plan(random_plan("mlp", (2,), 0), tmp_path / "plan.json")
+    ended = subprocess.run(
+        [sys.executable, "-m", "runtime.rank_main", str(tmp_path / "plan.json")],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={key: value for key, value in ENVIRONMENT.items() if key != "RANK"},
+    )
+    assert ended.returncode != 0
+    assert "no launcher: start with `torchrun" in ended.stderr
+
+
+def test_a_plan_of_another_graph_is_refused():
+    plan = with_source(random_plan("mlp", (2,), 0), graph_fingerprint="1" * 64)
+    with pytest.raises(
+        LaunchError, match=r"captures support.models:mlp as graph [0-9a-f]{12}, the plan is of graph 1{12}"
+    ):
+        run_plan(plan, steps=1)
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("support.failing_models:raises_on_rank_one", r"rank 1 of 2 failed.*the disk of this rank is on fire"),
+        ("support.failing_models:killed_on_rank_one", r"rank 1 of 2 failed.*Signal 9 \(SIGKILL\)"),
+    ],
+)
+def test_a_rank_that_fails_ends_the_run_with_one_error(source, message):
+    plan = with_source(random_plan("mlp", (2,), 0), source=source)
+    started = time.monotonic()
+    with pytest.raises(LaunchError, match=message):
+        run_plan(plan, steps=1)
+    assert time.monotonic() - started < 60
+
+
+def test_input_that_cannot_be_run_is_refused_before_anything_starts(tmp_path):
+    plan = random_plan("mlp", (2,), 0)
+    with pytest.raises(LaunchError, match="steps 0"):
+        run_plan(plan, steps=0)
+    with pytest.raises(LaunchError, match=r"missing\.txt is no file"):
+        run_plan(plan, data=tmp_path / "missing.txt")
+    with pytest.raises(ValueError, match=r"plan .*none\.json cannot be read"):
+        run_plan(tmp_path / "none.json")
+
+
+def test_data_for_a_model_that_reads_no_text(tmp_path):
+    (tmp_path / "text.txt").write_text("words " * 100)
+    with pytest.raises(LaunchError, match="the model takes no token ids"):
+        run_plan(random_plan("mlp", (2,), 0), steps=1, data=tmp_path / "text.txt")
+
+
+def test_a_rank_needs_no_solver_and_no_command_line():
+    # Torch itself depends on networkx.
+    blocked = ("typer", "rich", "numba", "highspy", "ortools", "pyomo", "scipy", "transformers")
+    script = (
+        f"import sys\nsys.modules.update(dict.fromkeys({blocked}))\n"
+        "import runtime.rank_main, runtime.launch, runtime.debug_oracle\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, env=ENVIRONMENT)
+    assert ended.returncode == 0, ended.stderr
+
+
+def test_a_plan_file_is_run_like_the_plan(tmp_path):
+    save_plan(random_plan("mlp", (2,), 0), tmp_path / "plan.json")
+    report = run_plan(str(tmp_path / "plan.json"), steps=1)
+    assert report.plan_digest == load_plan(tmp_path / "plan.json").digest
+    assert report.reference_loss is None
+    assert report.max_grad_rel_error is None
+    assert report.measured_step_s is None
+    assert report.failures() == []
