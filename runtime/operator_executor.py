@@ -160,7 +160,7 @@ class _Lowering:
         else:
             node = self._graph.call_function(function, tuple(tensors))
         call = self._captured.calls[instruction.operator]
-        if returns_one_tensor(call.target):
+        if call.returns_one_tensor:
             (output,) = instruction.outputs
             assert output is not None
             self._nodes[output] = node
@@ -203,12 +203,6 @@ class _Lowering:
                 self._shared[key] = _named(reshard_step(before, after, self._groups), f"reshard_{words}")
             node = self._graph.call_function(self._shared[key], (node,))
         self._nodes[instruction.target] = node
-
-
-def returns_one_tensor(target: torch._ops.OpOverload) -> bool:
-    """Whether an ATen operator returns a bare tensor, not a tuple or list."""
-    returns = target._schema.returns
-    return len(returns) == 1 and str(returns[0].type) == "Tensor"
 
 
 def _named(function: Callable[..., Any], name: str) -> Callable[..., Any]:

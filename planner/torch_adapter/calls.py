@@ -46,6 +46,12 @@ class OperatorCall:
         args, kwargs = tree_unflatten(self.leaves, self.treespec)
         return args, kwargs
 
+    @property
+    def returns_one_tensor(self) -> bool:
+        """Whether the overload returns a bare tensor, not a tuple or list."""
+        returns = self.target._schema.returns
+        return len(returns) == 1 and str(returns[0].type) == "Tensor"
+
     def arguments(
         self, tensors: Sequence[object], device: torch.device | None = None
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
