@@ -16,7 +16,7 @@ from typing import TypeVar
 import numpy as np
 from pydantic import BaseModel, ConfigDict, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
-from planner.atomic_file import write_text_atomically
+from formulations.files import write_text_atomically
 from planner.cluster import LOCAL_NAME, ClusterSpec, Collective, DeviceSpec, FreshMemorySpec, LinkSpec, Measurement
 from planner.machine import current_machine, physical_memory_bytes
 from planner.operator_classes import ARITHMETIC, OperatorClass

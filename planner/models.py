@@ -19,6 +19,7 @@ from torch import nn
 
 from planner.hugging_face import hugging_face_step
 from planner.model_error import ModelError
+from planner.plan_format import Plan
 
 DTYPES = {name: getattr(torch, name) for name in ("float32", "bfloat16", "float16", "float64")}
 
@@ -83,6 +84,11 @@ class ModelReference:
             raise ModelError(f"seed {self.seed}: it must be from 0 to 2**63 - 1")
         if self.dropout is not None and not 0 <= self.dropout < 1:
             raise ModelError(f"dropout {self.dropout}: it is a probability from 0 to below 1")
+
+
+def reference_of(plan: Plan) -> ModelReference:
+    """Which step a plan is of."""
+    return ModelReference(**plan.decision.model.model_dump())
 
 
 def load_step(reference: ModelReference, device: str = "meta") -> TrainingStep:

@@ -13,7 +13,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from planner.atomic_file import write_text_atomically
+from formulations.files import write_text_atomically
 from planner.operator_graph import OperatorGraph
 from planner.plan_check import certificate_contradiction, memory_over_time, verify_plan
 from planner.plan_error import PlanError

@@ -10,7 +10,7 @@ import hashlib
 import platform
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 
 from formulations.models.kiwi_reduced import StepDecision, decode
@@ -24,7 +24,7 @@ from planner.capture import CapturedStep, capture
 from planner.cluster import ClusterSpec, load_cluster
 from planner.costs import CostModel
 from planner.infeasibility import refusal
-from planner.models import ModelReference, load_step
+from planner.models import ModelReference, load_step, reference_of
 from planner.optimizers import OptimizerSpec, optimizer_named
 from planner.plan import (
     Certificate,
@@ -279,20 +279,11 @@ class PlanningSession:
         times: dict[str, float],
     ) -> Plan:
         memory, reserve = self.limits(request.memory)
-        reference = self.reference
         return make_plan(
             self.captured.graph,
             schedule,
             report,
-            model=PlannedModel(
-                source=reference.source,
-                batch=reference.batch,
-                sequence=reference.sequence,
-                dtype=reference.dtype,
-                seed=reference.seed,
-                layers=reference.layers,
-                dropout=reference.dropout,
-            ),
+            model=PlannedModel(**asdict(self.reference)),
             options=PlanOptions(
                 cluster=self.cluster.name,
                 mesh=self.mesh,
@@ -329,6 +320,5 @@ def session_of(plan: Plan, cluster: ClusterSpec | str | None = None) -> Planning
     ValueError
         The model or the cluster cannot be loaded.
     """
-    model, options = plan.decision.model, plan.decision.options
-    reference = ModelReference(**model.model_dump())
-    return PlanningSession(reference, cluster or options.cluster, options.mesh, options.optimizer)
+    options = plan.decision.options
+    return PlanningSession(reference_of(plan), cluster or options.cluster, options.mesh, options.optimizer)

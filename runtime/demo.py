@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from planner.atomic_file import write_text_atomically
+from formulations.files import write_text_atomically
 from planner.cluster import LOCAL_NAME, ClusterError, load_cluster
 from planner.plan import Plan, load_plan, save_plan, verify_plan
 from runtime.cli_progress import progress_line

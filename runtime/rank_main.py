@@ -23,8 +23,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.elastic.multiprocessing.errors import record
 
 from planner.capture import CapturedStep, capture
-from planner.models import ModelReference, TrainingStep, load_step
-from planner.plan import Plan, load_plan, save_plan, schedule_of
+from planner.models import TrainingStep, load_step, reference_of
+from planner.plan import Plan, load_plan, save_plan, schedule_of, verify_plan
 from planner.plan_format import canonical_json
 from planner.torch_adapter.collectives import MeshGroups
 from planner.torch_adapter.step_module import StepArguments
@@ -59,16 +59,16 @@ def run_rank(options: RunOptions) -> None:
     Raises
     ------
     LaunchError
-        If the job does not have the plan's ranks, or this machine captures another step than was planned.
+        If the job does not have the plan's ranks.
     PlanError
-        If the plan cannot be read.
+        If the plan cannot be read, or is not a correct plan of the step that this machine captures.
     """
     device = rank_device(options.device)
     with joined(device):
         plan = _shared_plan(options)
-        step = load_step(_reference_of(plan), "meta")
+        step = load_step(reference_of(plan), "meta")
         captured = capture(step.module, step.example_args, step.example_kwargs, step.loss_fn)
-        _check_fingerprint(plan, captured)
+        _check_plan(plan, captured)
         _prepare(options)
         report = _train(plan, step, captured, options, device)
         reports = [RankReport.model_validate_json(text) for text in gather_texts(report.model_dump_json())]
@@ -94,14 +94,16 @@ def _shared_plan(options: RunOptions) -> Plan:
     return plan
 
 
-def _check_fingerprint(plan: Plan, captured: CapturedStep) -> None:
-    planned = plan.decision.fingerprints.graph
-    if captured.fingerprint != planned:
-        raise LaunchError(
-            f"this machine captures {plan.decision.model.source} as graph {captured.fingerprint[:12]}, the plan is of "
-            f"graph {planned[:12]}: the model, torch {torch.__version__} or transformers differ from when it was "
-            "planned; plan again here"
-        )
+def _check_plan(plan: Plan, captured: CapturedStep) -> None:
+    """Replay the plan on the step that this machine captures; nothing else is ever run.
+
+    Raises
+    ------
+    PlanError
+        The plan is of another step, is no correct step, or does not keep what it promises.
+    """
+    here = plan.decision.fingerprints.model_copy(update={"graph": captured.fingerprint})
+    verify_plan(plan, captured.graph, here, devices=dist.get_world_size())
 
 
 def _prepare(options: RunOptions) -> None:
@@ -190,10 +192,6 @@ def merged_report(plan: Plan, ranks: list[RankReport], options: RunOptions) -> R
         max_param_rel_error=updated.error if checked else None,
         worst_parameter=updated.name,
     )
-
-
-def _reference_of(plan: Plan) -> ModelReference:
-    return ModelReference(**plan.decision.model.model_dump())
 
 
 def _is_first_here() -> bool:

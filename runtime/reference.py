@@ -15,8 +15,8 @@ from pathlib import Path
 
 from torch import Tensor
 
-from planner.atomic_file import write_text_atomically
-from planner.models import ModelReference, TrainingStep, load_step
+from formulations.files import write_text_atomically
+from planner.models import ModelReference, TrainingStep, load_step, reference_of
 from planner.plan import load_plan
 from planner.torch_adapter.step_module import StepArguments, step_loss
 from runtime.batches import Batches
@@ -113,9 +113,8 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=0)
     parser.add_argument("--data", type=Path)
     options = parser.parse_args()
-    decision = load_plan(options.plan).decision
-    reference = ModelReference(**decision.model.model_dump())
-    prepare(reference, decision.options.optimizer, options.steps, options.data, options.folder)
+    plan = load_plan(options.plan)
+    prepare(reference_of(plan), plan.decision.options.optimizer, options.steps, options.data, options.folder)
 
 
 if __name__ == "__main__":

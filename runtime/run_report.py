@@ -6,7 +6,7 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict
 
-from planner.atomic_file import write_text_atomically
+from formulations.files import write_text_atomically
 
 LOSS_TOLERANCE, GRADIENT_TOLERANCE = 1e-5, 1e-4
 """Largest relative differences to one process that pass in single precision; see :meth:`RunReport.failures`."""

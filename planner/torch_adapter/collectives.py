@@ -124,7 +124,7 @@ def _join_from_front(tensor: Tensor, dim: int, count: int, shape: Sequence[int])
     """Undo :func:`_split_to_front`: contiguous tensor of ``shape``, copied only where it must be."""
     if dim == 0:
         return tensor
-    return _split_dim(tensor, 0, count).movedim(0, dim).reshape(tuple(shape))
+    return _split_dim(tensor, 0, count).movedim(0, dim).reshape(tuple(shape)).contiguous()
 
 
 def _split_dim(tensor: Tensor, dim: int, count: int) -> Tensor:

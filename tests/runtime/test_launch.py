@@ -80,7 +80,7 @@ def test_without_a_launcher_the_message_says_how_to_start(tmp_path):
 def test_a_plan_of_another_graph_is_refused():
     plan = with_source(random_plan("mlp", (2,), 0), graph_fingerprint="1" * 64)
     with pytest.raises(
-        LaunchError, match=r"captures support.models:mlp as graph [0-9a-f]{12}, the plan is of graph 1{12}"
+        LaunchError, match=r"the plan was made for something else: graph is [0-9a-f]{64}, the plan has 1{64}"
     ):
         run_plan(plan, steps=1)
 

@@ -163,3 +163,10 @@ def test_another_mesh_is_refused(captured_mlp):
     _, schedule, _ = captured_mlp
     with pytest.raises(ScheduleError, match=r"for mesh \(1,\), the job has mesh \(2, 2\)"):
         check_schedule(schedule, (2, 2))
+
+
+def test_attention_that_only_cpus_have_is_refused_elsewhere():
+    module, args, kwargs, loss_fn = gpt()
+    captured = capture(module, args, kwargs, loss_fn)
+    with pytest.raises(ScheduleError, match=r"flash_attention_for_cpu.* runs on CPU only, the device is cuda:0"):
+        lower(replicated_schedule(captured.graph, (1,)), captured, ALONE, 0, torch.device("cuda", 0))

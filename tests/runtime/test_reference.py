@@ -61,7 +61,7 @@ def test_the_reference_is_plain_training(prepared):
 
 
 def test_blocks_of_a_reference_agree_with_themselves_and_differ_when_changed(prepared):
-    name, folder = prepared
+    _, folder = prepared
     reference = read_reference(folder)
     placements = {
         key: ("S0",) if tensor.ndim and tensor.shape[0] % 2 == 0 else ("R",)

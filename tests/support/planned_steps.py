@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import os
 import tempfile
 from dataclasses import asdict
 from functools import cache
@@ -10,6 +12,7 @@ from pathlib import Path
 
 from support.random_plans import random_decision
 
+from formulations.files import write_text_atomically
 from formulations.solution import Status
 from planner.capture import CapturedStep, capture
 from planner.cluster import load_cluster
@@ -48,11 +51,12 @@ def step_reference(name: str) -> ModelReference:
 
 
 def configuration_file(name: str) -> Path:
-    """File of a configuration; every process writes the same."""
-    path = Path(tempfile.gettempdir()) / "meshwright-tests" / name / "config.json"
+    """File of a configuration; every process writes the same content to the same place."""
+    content = json.dumps(CONFIGURATIONS[name])
+    digest = hashlib.sha256(content.encode()).hexdigest()[:12]
+    path = Path(tempfile.gettempdir()) / f"meshwright-tests-{os.getuid()}" / f"{name}-{digest}" / "config.json"
     if not path.exists():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(CONFIGURATIONS[name]), encoding="utf-8")
+        write_text_atomically(path, content)
     return path
 
 

@@ -39,6 +39,7 @@ class RankPool:
         self.size = size
         self._processes: list[Any] = []
         self._pipes: list[Connection] = []
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
         atexit.register(self.close)
 
     def run(self, function: Callable[..., Any], *args: Any, timeout: float = 120.0) -> list[Any]:
@@ -65,10 +66,14 @@ class RankPool:
             process.kill()
             process.join()
         self._pipes, self._processes = [], []
+        if self._folder is not None:
+            self._folder.cleanup()
+            self._folder = None
 
     def _start(self) -> None:
         context = multiprocessing.get_context("spawn")
-        store = Path(tempfile.mkdtemp(prefix="rank_pool_")) / "store"
+        self._folder = tempfile.TemporaryDirectory(prefix="rank_pool_")
+        store = Path(self._folder.name) / "store"
         os.environ.setdefault("OMP_NUM_THREADS", "1")
         for rank in range(self.size):
             ours, theirs = context.Pipe()
