@@ -12,6 +12,7 @@ import numpy as np
 
 from planner.placement import is_partial, is_shard
 from planner.plan_format import ComputeStep, Plan
+from planner.replay_report import Category
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -37,8 +38,13 @@ def memory_over_time(plan: Plan) -> Figure:
 
     predicted, limit = plan.decision.predicted, plan.decision.options.limit_bytes
     figure, axes = pyplot.subplots(figsize=(9.0, 4.0), layout="constrained")
-    held = {category.replace("_", " "): np.array(row) / GIBIBYTE for category, row in predicted.memory.bytes.items()}
-    axes.stackplot(predicted.memory.instructions, *held.values(), labels=list(held), colors=color_sequences["tab10"])
+    held = [category for category in Category if category in predicted.memory.bytes]  # what stays longest lies lowest
+    axes.stackplot(
+        predicted.memory.instructions,
+        *(np.array(predicted.memory.bytes[category]) / GIBIBYTE for category in held),
+        labels=[category.replace("_", " ") for category in held],
+        colors=color_sequences["tab10"],
+    )
     if limit is not None:
         axes.axhline(limit / GIBIBYTE, color="black", linestyle="--", label="limit")
     axes.annotate(
@@ -50,7 +56,7 @@ def memory_over_time(plan: Plan) -> Figure:
     )
     axes.set(xlabel="instruction of the schedule", ylabel="bytes on one device (GiB)", title=_title(plan))
     axes.margins(x=0, y=0.12)
-    axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
+    axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), reverse=True)
     pyplot.close(figure)
     return figure
 
@@ -111,4 +117,4 @@ def _kind(placement: tuple[str, ...]) -> str:
 
 def _title(plan: Plan) -> str:
     options = plan.decision.options
-    return f"{plan.decision.model.source} on {'x'.join(map(str, options.mesh))} {options.cluster}"
+    return f"{plan.decision.model.source} on mesh {'x'.join(map(str, options.mesh))} of {options.cluster}"

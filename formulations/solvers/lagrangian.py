@@ -36,6 +36,8 @@ _STEPS_BETWEEN_CHECKS = 10
 _DEFAULT_STALL = 40
 _FORCED_STEPS = 2000
 _STEERED_MASS = 0.02
+_FIRST_PROOF_SECONDS = 2.0
+_PROOF_SPACING = 1.5
 
 
 def solve(problem: StrategyProblem, options: SolveOptions, report: ReportProgress, incumbent: ReportIncumbent) -> Claim:
@@ -77,6 +79,7 @@ class _Run:
         self._report = report
         self._incumbent = incumbent
         self._exact_at = -np.inf
+        self._next_proof = _FIRST_PROOF_SECONDS
         self._random = np.random.default_rng(options.seed)
         seed_compiled(options.seed)
         self.ascent = PriceAscent(flat)
@@ -233,7 +236,11 @@ class _Run:
 
     def _tell(self) -> None:
         objective, floating = self.search.objective, self.ascent.best_bound
-        if floating > self._worst_total or self._reached(floating + 1):
+        # Now and then whatever the gap, so that a run that is cut short leaves a proven bound.
+        due = self._elapsed() >= self._next_proof
+        if due:
+            self._next_proof = _PROOF_SPACING * self._elapsed()
+        if due or floating > self._worst_total or self._reached(floating + 1):
             self._prove()
         self._report(Progress(self._elapsed(), objective, self.bound, "lagrangian"))
 

@@ -2,16 +2,20 @@
 
 Each step of a path of :mod:`planner.resharding` is built here as that module's table says: which
 collective, which copies, what is alive when. Torch's functional collectives are used (out of place,
-traceable) and waited for at once. Where all dimensions before the one that is gathered, split or
-scattered have size one, the copy that the table counts is not needed and not made; a source that is
-not contiguous is copied first, which the table does not count. Results are contiguous and never alias
-their source.
+traceable) and waited for at once.
+
+A tensor whose dimensions lie in another order in memory (a transposed view) is handled in that order, so
+its dimension 0 of the table is the outermost one in memory, and its result lies in the same order: a view
+that needed no copy before needs none after. Results are dense and never alias their source. Where all
+dimensions outside the one that is gathered, split or scattered have size one, the copy that the table
+counts is not needed and not made.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -20,6 +24,9 @@ from torch.distributed.device_mesh import DeviceMesh
 from planner.placement import REPLICATE, Placement, is_partial, is_shard, shard_dim
 
 LocalFunction = Callable[[Tensor], Tensor]
+
+_Step = Callable[["MeshGroups", int, Tensor, int, int], Tensor]
+"""Of groups, mesh axis, tensor, and the dimensions that the axis shards before and after (0 where none)."""
 
 
 class ReshardStepError(ValueError):
@@ -146,8 +153,8 @@ def reshard_step(before: Placement, after: Placement, groups: MeshGroups) -> Loc
     Returns
     -------
     Callable
-        From the local tensor under ``before`` to a new contiguous local tensor under ``after``. A
-        collective: every rank of the mesh must call it.
+        From the local tensor under ``before`` to a new local tensor under ``after``. A collective: every
+        rank of the mesh must call it.
 
     Raises
     ------
@@ -156,60 +163,63 @@ def reshard_step(before: Placement, after: Placement, groups: MeshGroups) -> Loc
     """
     axis = changed_axis(before, after)
     _check_innermost(before, after, axis)
-    count, old, new = groups.shape[axis], before[axis], after[axis]
+    old, new = before[axis], after[axis]
+    dims = tuple(shard_dim(word) if is_shard(word) else 0 for word in (old, new))
     if old == REPLICATE and is_shard(new):
-        return _slice_step(shard_dim(new), count, groups.coordinate[axis])
+        return _in_memory_order(_slice, groups, axis, dims)
     if is_shard(old) and new == REPLICATE:
-        return _gather_step(shard_dim(old), axis, groups)
+        return _in_memory_order(_all_gather, groups, axis, dims)
     if is_partial(old) and new == REPLICATE:
-        reduction = old[1:]
-        return lambda tensor: groups.all_reduce(tensor, reduction, axis)
+        return _in_memory_order(partial(_all_reduce, old[1:]), groups, axis, dims)
     if is_partial(old) and is_shard(new):
-        return _reduce_scatter_step(old[1:], shard_dim(new), axis, groups)
+        return _in_memory_order(partial(_reduce_scatter, old[1:]), groups, axis, dims)
     if is_shard(old) and is_shard(new):
-        return _exchange_step(shard_dim(old), shard_dim(new), axis, groups)
+        return _in_memory_order(_all_to_all, groups, axis, dims)
     raise ReshardStepError(f"{before} -> {after}: no collective turns {old!r} into {new!r}")
 
 
-def _slice_step(dim: int, count: int, position: int) -> LocalFunction:
-    def take_slice(tensor: Tensor) -> Tensor:
-        size = tensor.shape[dim] // count
-        return tensor.narrow(dim, position * size, size).clone(memory_format=torch.contiguous_format)
+def _in_memory_order(step: _Step, groups: MeshGroups, axis: int, dims: tuple[int, ...]) -> LocalFunction:
+    """Run a step on the contiguous tensor behind a transposed one, and transpose its result alike."""
+    old_dim, new_dim = dims
 
-    return take_slice
+    def run(tensor: Tensor) -> Tensor:
+        if tensor.is_contiguous():
+            return step(groups, axis, tensor, old_dim, new_dim)
+        strides = tensor.stride()
+        order = sorted(range(tensor.ndim), key=lambda dim: -strides[dim])
+        place = [order.index(dim) for dim in range(tensor.ndim)]
+        return step(groups, axis, tensor.permute(order), place[old_dim], place[new_dim]).permute(place)
+
+    return run
 
 
-def _gather_step(dim: int, axis: int, groups: MeshGroups) -> LocalFunction:
+def _slice(groups: MeshGroups, axis: int, tensor: Tensor, _: int, dim: int) -> Tensor:
+    size = tensor.shape[dim] // groups.shape[axis]
+    block = tensor.narrow(dim, groups.coordinate[axis] * size, size)
+    return block.clone(memory_format=torch.contiguous_format)
+
+
+def _all_gather(groups: MeshGroups, axis: int, tensor: Tensor, dim: int, _: int) -> Tensor:
+    shape = list(tensor.shape)
+    shape[dim] *= groups.shape[axis]
+    gathered = groups.gather_blocks(tensor.contiguous(), axis)
+    return _join_from_front(gathered, dim, groups.shape[axis], shape)
+
+
+def _all_reduce(reduction: str, groups: MeshGroups, axis: int, tensor: Tensor, *_: int) -> Tensor:
+    return groups.all_reduce(tensor, reduction, axis)
+
+
+def _reduce_scatter(reduction: str, groups: MeshGroups, axis: int, tensor: Tensor, _: int, dim: int) -> Tensor:
+    shape = list(tensor.shape)
+    shape[dim] //= groups.shape[axis]
+    return groups.reduce_blocks(_split_to_front(tensor, dim, groups.shape[axis]), axis, reduction).view(shape)
+
+
+def _all_to_all(groups: MeshGroups, axis: int, tensor: Tensor, gathered_dim: int, split_dim: int) -> Tensor:
     count = groups.shape[axis]
-
-    def all_gather(tensor: Tensor) -> Tensor:
-        shape = list(tensor.shape)
-        shape[dim] *= count
-        gathered = groups.gather_blocks(tensor.contiguous(), axis)
-        return _join_from_front(gathered, dim, count, shape)
-
-    return all_gather
-
-
-def _reduce_scatter_step(reduction: str, dim: int, axis: int, groups: MeshGroups) -> LocalFunction:
-    count = groups.shape[axis]
-
-    def reduce_scatter(tensor: Tensor) -> Tensor:
-        shape = list(tensor.shape)
-        shape[dim] //= count
-        return groups.reduce_blocks(_split_to_front(tensor, dim, count), axis, reduction).view(shape)
-
-    return reduce_scatter
-
-
-def _exchange_step(gathered_dim: int, split_dim: int, axis: int, groups: MeshGroups) -> LocalFunction:
-    count = groups.shape[axis]
-
-    def all_to_all(tensor: Tensor) -> Tensor:
-        shape = list(tensor.shape)
-        shape[split_dim] //= count
-        shape[gathered_dim] *= count
-        exchanged = groups.exchange_blocks(_split_to_front(tensor, split_dim, count), axis)
-        return _join_from_front(exchanged, gathered_dim, count, shape)
-
-    return all_to_all
+    shape = list(tensor.shape)
+    shape[split_dim] //= count
+    shape[gathered_dim] *= count
+    exchanged = groups.exchange_blocks(_split_to_front(tensor, split_dim, count), axis)
+    return _join_from_front(exchanged, gathered_dim, count, shape)

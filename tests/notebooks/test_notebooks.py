@@ -31,6 +31,7 @@ def test_script_and_notebook_are_one(script: Path) -> None:
     assert all(cell.outputs == [] and cell.execution_count is None for cell in notebook.cells if "outputs" in cell)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", sorted(NOTEBOOKS.glob("*.ipynb")), ids=lambda path: path.stem)
 def test_a_notebook_runs(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = tmp_path / "config.json"

@@ -97,10 +97,20 @@ def check_transposed_source():
     full = torch.randn(SHAPE, generator=torch.Generator().manual_seed(3))
     for before, after in single_steps(mesh):
         source = local_tensor(full, before, mesh, groups.coordinate)
-        scrambled = source.permute(2, 0, 1).contiguous().permute(1, 2, 0)
-        result = reshard_step(before, after, groups)(scrambled)
+        transposed = source.permute(2, 0, 1).contiguous().permute(1, 2, 0)
+        result = reshard_step(before, after, groups)(transposed)
         assert torch.equal(result, reshard_step(before, after, groups)(source)), (before, after)
-        assert result.is_contiguous()
+        assert result.permute(2, 0, 1).is_contiguous(), (before, after)
+        assert result.untyped_storage().nbytes() == result.nbytes
+        assert result.untyped_storage().data_ptr() != transposed.untyped_storage().data_ptr()
+
+
+def check_expanded_source():
+    groups = groups_of((2,))
+    source = torch.arange(4.0).view(4, 1).expand(4, 6)
+    for before, after in [(("S1",), ("R",)), (("S0",), ("S1",)), (("Psum",), ("S1",)), (("R",), ("S0",))]:
+        step = reshard_step(before, after, groups)
+        assert torch.equal(step(source), step(source.contiguous())), (before, after)
 
 
 def check_other_dtypes():
@@ -145,6 +155,7 @@ def test_gathering_a_full_tensor_from_any_placement(four_ranks):
 
 def test_source_that_is_not_contiguous(two_ranks):
     two_ranks.run(check_transposed_source)
+    two_ranks.run(check_expanded_source)
 
 
 def test_integers_booleans_and_half_precision(two_ranks):

@@ -1,0 +1,66 @@
+from __future__ import annotations
+
+from collections import Counter
+
+import matplotlib as mpl
+import numpy as np
+import pytest
+from support.planned_steps import random_plan
+
+from planner.placement import is_partial, is_shard
+from planner.plan import Plan
+from planner.plan_format import ComputeStep
+from planner.plots import memory_over_time, placement_counts, placements_by_module
+
+mpl.use("agg")
+
+
+@pytest.fixture(scope="module")
+def plan() -> Plan:
+    found = random_plan("gpt2", (2,), seed=1)
+    options = found.decision.options.model_copy(update={"memory_bytes": 3 * 2**30, "reserve_bytes": 2**30})
+    return found.model_copy(update={"decision": found.decision.model_copy(update={"options": options})})
+
+
+def test_memory_is_stacked_to_the_peak_under_the_limit(plan: Plan) -> None:
+    (axes,) = memory_over_time(plan).axes
+    predicted = plan.decision.predicted
+    top = max(path.vertices[:, 1].max() for layer in axes.collections for path in layer.get_paths())
+    assert top == pytest.approx(predicted.peak_bytes / 2**30)
+    (limit,) = axes.lines
+    assert set(np.asarray(limit.get_ydata())) == {2.0}
+    names = [text.get_text() for text in axes.get_legend().get_texts()]
+    assert sorted(names) == sorted([*(word.replace("_", " ") for word in predicted.memory.bytes), "limit"])
+    assert "GiB" in axes.get_ylabel()
+    assert "instruction" in axes.get_xlabel()
+
+
+def test_every_result_of_a_first_execution_is_counted_once(plan: Plan) -> None:
+    schedule = plan.decision.schedule
+    placements = [
+        schedule.placements[schedule.buffers[buffer][1]]
+        for step in schedule.instructions
+        if isinstance(step, ComputeStep) and step.op == "compute"
+        for buffer in step.outputs
+        if buffer is not None
+    ]
+    total = sum(placement_counts(plan, depth=3).values(), Counter())
+    assert total["partial"] == sum(any(map(is_partial, placement)) for placement in placements)
+    assert total["replicated"] == sum(set(placement) == {"R"} for placement in placements)
+    assert total["sharded"] == len(placements) - total["partial"] - total["replicated"]
+    assert total["sharded"] > 0
+    assert any(is_shard(word) for placement in placements for word in placement)
+
+
+def test_modules_are_told_apart_by_depth(plan: Plan) -> None:
+    assert {"transformer.h.0", "transformer.h.1", "lm_head"} <= placement_counts(plan, depth=3).keys()
+    assert "transformer.h" in placement_counts(plan, depth=2)
+
+
+def test_each_module_is_a_bar(plan: Plan) -> None:
+    (axes,) = placements_by_module(plan).axes
+    counts = placement_counts(plan, depth=3)
+    assert [label.get_text() for label in axes.get_yticklabels()] == list(counts)
+    assert sum(bar.get_width() for bar in axes.patches) == sum(sum(kinds.values()) for kinds in counts.values())
+    assert axes.get_xlabel()
+    assert axes.get_ylabel() == "module"
