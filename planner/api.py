@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import prod
 
 from formulations.solution import Progress
 from planner.cluster import ClusterSpec
@@ -31,7 +32,7 @@ __all__ = [
 
 
 def plan(
-    reference: ModelReference,
+    reference: ModelReference | str,
     *,
     cluster: ClusterSpec | str,
     mesh: tuple[int, ...],
@@ -48,7 +49,7 @@ def plan(
     Parameters
     ----------
     reference
-        Which step.
+        Which step; a name alone stands for a reference with the defaults of :class:`ModelReference`.
     cluster
         A cluster, or the name or file of one.
     mesh
@@ -78,12 +79,12 @@ def plan(
     ValueError
         Bad input; the message names it and the remedy.
     """
-    session = PlanningSession(reference, cluster, mesh, optimizer)
+    session = PlanningSession(_reference(reference), cluster, mesh, optimizer)
     return session.plan(PlanRequest(memory, formulation, solver, time_limit, seed), progress)
 
 
 def fits(
-    reference: ModelReference,
+    reference: ModelReference | str,
     *,
     cluster: ClusterSpec | str,
     mesh: tuple[int, ...],
@@ -91,12 +92,13 @@ def fits(
     optimizer: str = "adamw",
 ) -> FitsReport:
     """Say in seconds, without a plan, what one rank needs; parameters as for :func:`plan`."""
-    session = PlanningSession(reference, cluster, mesh, optimizer)
+    session = PlanningSession(_reference(reference), cluster, mesh, optimizer)
     total, reserve = session.limits(memory)
-    ranks = 1
-    for size in mesh:
-        ranks *= size
-    return fits_report(session.captured.graph, ranks, session.optimizer, total - reserve)
+    return fits_report(session.captured.graph, prod(mesh), session.optimizer, total - reserve)
+
+
+def _reference(given: ModelReference | str) -> ModelReference:
+    return ModelReference(given) if isinstance(given, str) else given
 
 
 def sweep(

@@ -8,7 +8,7 @@ little is left to split).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -117,13 +117,13 @@ class ChainRouter:
         return self._tables[key]
 
     def signature(self, chain: ViewChain) -> object:
-        """Hashable identity of a chain's shapes and rules."""
+        """Hashable identity of a chain's shapes, layouts in memory and rules."""
         base = self._graph.values[chain.base].spec
         steps = tuple(
-            (id(self._views[step.operator]), step.output, self._spec_after(chain, k + 1).shape)
-            for k, step in enumerate(chain.steps)
+            (id(self._views[step.operator]), step.output, after.shape, after.memory_order)
+            for step, after in zip(chain.steps, self._specs_after_views(chain), strict=True)
         )
-        return (base.shape, base.dtype, steps)
+        return (base.shape, base.memory_order, base.dtype, steps)
 
     def route(self, chain: ViewChain, source: Placement, target: Placement) -> Route | None:
         """Find the cheapest route (then the smallest copy, then the earliest position), or None."""
@@ -131,6 +131,9 @@ class ChainRouter:
         if key not in self._routes:
             self._routes[key] = self._search(chain, source, target)
         return self._routes[key]
+
+    def _specs_after_views(self, chain: ViewChain) -> Iterator[TensorSpec]:
+        return (self._spec_after(chain, position + 1) for position in range(len(chain.steps)))
 
     def _spec_after(self, chain: ViewChain, position: int) -> TensorSpec:
         if position == 0:
@@ -178,7 +181,7 @@ class ChainRouter:
             spec = self._spec_after(chain, position)
             for at, way in reached[position].items():
                 for to, rest in leading[position].items():
-                    path = self._planner.path(spec.shape, spec.item_bytes, at, to)
+                    path = self._planner.path(spec.shape, spec.item_bytes, at, to, spec.memory_order)
                     if path is None:
                         continue
                     copy = local_numel(spec.shape, to, self._mesh) * spec.item_bytes

@@ -65,10 +65,10 @@ class ModelReference:
     """
 
     source: str
-    batch: int
-    sequence: int
-    dtype: str
-    seed: int
+    batch: int = 8
+    sequence: int = 256
+    dtype: str = "float32"
+    seed: int = 0
     layers: int | None = None
     dropout: float | None = None
 

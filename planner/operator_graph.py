@@ -64,6 +64,18 @@ class TensorSpec:
         """Bytes of a dense tensor of this shape."""
         return self.numel * self.item_bytes
 
+    @property
+    def memory_order(self) -> tuple[int, ...]:
+        """Dimensions from the outermost to the innermost in memory; 0, 1, ... for a contiguous tensor."""
+        plain = tuple(range(len(self.shape)))
+        expected = 1
+        for dim in reversed(plain):
+            if self.shape[dim] != 1:
+                if self.stride[dim] != expected:
+                    return tuple(sorted(plain, key=lambda dim: -self.stride[dim]))
+                expected *= self.shape[dim]
+        return plain
+
 
 @dataclass(frozen=True, slots=True)
 class Value:

@@ -67,6 +67,20 @@ def divides(shape: Sequence[int], placement: Placement, mesh: Sequence[int]) -> 
     return all(shape[dim] > 0 and shape[dim] % count == 0 for dim, count in parts.items())
 
 
+def reordered(placement: Placement, order: Sequence[int]) -> Placement:
+    """Placement of the same tensor with its dimensions permuted: dimension ``k`` becomes what was ``order[k]``.
+
+    A word for a dimension that the tensor does not have stays as it is.
+    """
+    place = {shard(dim): shard(position) for position, dim in enumerate(order)}
+    return tuple(place.get(word, word) for word in placement)
+
+
+def restored(placement: Placement, order: Sequence[int]) -> Placement:
+    """Undo :func:`reordered`."""
+    return tuple(shard(order[shard_dim(word)]) if is_shard(word) else word for word in placement)
+
+
 def block_index(coordinate: Sequence[int], placement: Placement, mesh: Sequence[int], dim: int) -> int:
     """Index of the block of dimension ``dim`` that the rank at ``coordinate`` holds."""
     index = 0

@@ -237,10 +237,12 @@ class Certificate(_Part):
 class Record(_Part):
     """How the plan was found; differs from run to run.
 
-    ``times`` is seconds per stage, ``hardware`` what the planner ran on.
+    ``times`` is seconds per stage, ``hardware`` what the planner ran on, ``notes`` what the planner left out:
+    operators without a rule, dimensions that an axis does not divide, and what that may cost.
     """
 
     certificate: Certificate
+    notes: tuple[str, ...] = ()
     times: dict[str, NonNegativeFloat] = Field(default_factory=dict)
     hardware: dict[str, str] = Field(default_factory=dict)
 
@@ -295,6 +297,7 @@ class Plan(_Part):
             ("memory limit", "-" if limit is None else format_bytes(limit)),
             ("recomputed operators", str(words["recompute"])),
             ("collectives", str(self.collectives)),
+            *(("note", note) for note in self.record.notes),
         ]
 
     @property

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from planner.operator_graph import ITEM_BYTES, OperatorGraph, OutputRole, TensorSpec, ValueRole
 from planner.optimizers import OptimizerSpec
-from planner.placement import Placement, divides, local_numel
+from planner.placement import Placement, divides, local_numel, reordered
 from planner.replay_report import AliveTensor, Category, MemoryProfile
 from planner.replay_wording import Wording
 from planner.schedule import Compute, Instruction, Reshard, Schedule, Update
@@ -219,7 +219,10 @@ def _transient(
         case Reshard(source, target, path):
             value = buffers[source].value
             sizes = tuple(local_bytes(value, placement) for placement in path)
-            return max(0, path_peak(path, sizes) - local_bytes(buffers[target].value, buffers[target].placement))
+            # The first dimension of a collective is the outermost one in memory.
+            order = graph.values[value].spec.memory_order
+            lying = tuple(reordered(placement, order) for placement in path)
+            return max(0, path_peak(lying, sizes) - local_bytes(buffers[target].value, buffers[target].placement))
         case Update(parameter, _):
             value, placement = buffers[parameter].value, buffers[parameter].placement
             return optimizer.workspace_bytes(graph.values[value].spec, local_bytes.numel(value, placement))

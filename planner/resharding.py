@@ -22,6 +22,9 @@ S(d) -> S(e)   cat of the chunks       2 after (send and receive buffer, then re
 R -> S(d)      local slice, copied     after                                              after
 =============  ======================  =================================================  ================
 
+The table's dimension 0 is the outermost one in memory (``order``, see :attr:`TensorSpec.memory_order`): a
+transposed tensor is handled in the order in which its dimensions lie, and its copies lie in the same order.
+
 ``Pavg`` behaves as ``Psum``; ``Pmax`` and ``Pmin`` can only be all-reduced. Nothing becomes partial.
 Where several axes shard one dimension the left one is outer, so a step may only add or remove the
 innermost shard of a dimension. The source of a path stays alive throughout, a buffer between two steps is
@@ -31,7 +34,7 @@ freed when the second is done: while step i > 1 runs, the output of step i - 1 i
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from heapq import heappop, heappush
 from math import inf
 
@@ -39,7 +42,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.cluster import Collective, FreshMemorySpec, LinkSpec
-from planner.placement import REPLICATE, Placement, divides, is_partial, is_shard, local_numel, shard, shard_dim
+from planner.placement import (
+    REPLICATE,
+    Placement,
+    divides,
+    is_partial,
+    is_shard,
+    local_numel,
+    reordered,
+    restored,
+    shard,
+    shard_dim,
+)
 
 _LINEAR = frozenset({"Psum", "Pavg"})
 _TICKS_PER_SECOND = 10**12
@@ -172,7 +186,14 @@ class ReshardPlanner:
         self._neighbours: dict[tuple[tuple[int, ...], Placement], tuple[tuple[Placement, Step], ...]] = {}
         self._tables: dict[object, tuple[NDArray[np.float64], NDArray[np.int64], NDArray[np.int64]]] = {}
 
-    def path(self, shape: Sequence[int], item_bytes: int, source: Placement, target: Placement) -> ReshardPath | None:
+    def path(
+        self,
+        shape: Sequence[int],
+        item_bytes: int,
+        source: Placement,
+        target: Placement,
+        order: Sequence[int] | None = None,
+    ) -> ReshardPath | None:
         """Cheapest path between two placements of a global tensor.
 
         Parameters
@@ -183,6 +204,8 @@ class ReshardPlanner:
             Bytes per element.
         source, target
             Placements, one word per mesh axis.
+        order
+            Dimensions from the outermost to the innermost in memory; None: as they are numbered.
 
         Returns
         -------
@@ -190,7 +213,13 @@ class ReshardPlanner:
             None where no path exists: the target is partial where the source is not equally so, a
             dimension does not divide, or the source's pending reductions do not commute.
         """
-        return self._tree(tuple(shape), item_bytes, source).get(target)
+        if order is None or tuple(order) == tuple(range(len(shape))):
+            return self._tree(tuple(shape), item_bytes, source).get(target)
+        lying = tuple(shape[dim] for dim in order)
+        found = self._tree(lying, item_bytes, reordered(source, order)).get(reordered(target, order))
+        if found is None:
+            return None
+        return replace(found, placements=tuple(restored(placement, order) for placement in found.placements))
 
     def tables(
         self, shape: Sequence[int], item_bytes: int, sources: Sequence[Placement], targets: Sequence[Placement]

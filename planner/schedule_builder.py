@@ -74,9 +74,9 @@ class _ScheduleBuilder:
                 result_of[output.value, output.of] = gradient
                 gradient_of_node[space.node_of_value[output.of]] = gradient
             else:
-                value = space.nodes[event.index].value
-                assert value is not None
-                self.instructions.append(Update(self.current[value], gradient_of_node[event.index]))
+                updated = space.nodes[event.index].value
+                assert updated is not None, "only parameters are updated"
+                self.instructions.append(Update(self.current[updated], gradient_of_node[event.index]))
         results = tuple(result_of[output.value, output.of] for output in graph.outputs)
         kept = {*inputs} | {
             buffer

@@ -23,8 +23,9 @@ from formulations.solvers.minimum_peak import minimum_peak
 from planner.capture import CapturedStep, capture
 from planner.cluster import ClusterSpec, load_cluster
 from planner.costs import CostModel
-from planner.infeasibility import refusal
+from planner.infeasibility import InfeasibleError, refusal
 from planner.models import ModelReference, load_step, reference_of
+from planner.notes import planning_notes
 from planner.optimizers import OptimizerSpec, optimizer_named
 from planner.plan import (
     Certificate,
@@ -41,6 +42,7 @@ from planner.schedule import Schedule
 from planner.schedule_builder import build_schedule
 from planner.step_costs import InstructionCosts
 from planner.strategy_space import StrategySpace, build_strategy_space
+from planner.units import format_bytes
 
 PEAK_SECONDS = 30.0
 """Longest search for the smallest peak, where a solver found no plan."""
@@ -149,8 +151,19 @@ class PlanningSession:
         )
 
     def limits(self, memory: int | None) -> tuple[int, int]:
-        """Bytes of one device and the reserve in them that torch's tensors cannot have."""
+        """Bytes of one device and the reserve in them that torch's tensors cannot have.
+
+        Raises
+        ------
+        InfeasibleError
+            The reserve uses the memory up.
+        """
         device = self.costs.device
+        if memory is not None and memory <= device.reserve_bytes:
+            raise InfeasibleError(
+                f"memory {format_bytes(memory)}: the cluster reserves {format_bytes(device.reserve_bytes)} of it, "
+                f"which leaves nothing for tensors; give more than the reserve"
+            )
         return (device.memory_bytes if memory is None else memory), device.reserve_bytes
 
     def problem(self, request: PlanRequest) -> StrategyProblem:
@@ -162,11 +175,6 @@ class PlanningSession:
             Unknown formulation, or a memory that the reserve uses up.
         """
         memory, reserve = self.limits(request.memory)
-        if memory <= reserve:
-            raise ValueError(
-                f"memory {memory} bytes: the cluster reserves {reserve} bytes of it, which leaves nothing for "
-                f"tensors; give more than the reserve"
-            )
         return build_problem(request.formulation, self.space.model, memory - reserve)
 
     def replay(self, schedule: Schedule, limit: int | None = None) -> ReplayReport:
@@ -299,6 +307,7 @@ class PlanningSession:
                 certificate=Certificate(
                     solver=result.solver, status=result.status, seconds=result.seconds, cross_checks=checks
                 ),
+                notes=planning_notes(self.captured.graph, schedule, self.space.report, self.instruction_costs),
                 times=times,
                 hardware={"machine": platform.machine(), "python": platform.python_version()},
             ),

@@ -36,11 +36,14 @@ class RuleReport:
         Operators that lost a rule because a dimension is not divided by the axis.
     dropped
         Wrong rules that verification removed, counted once per distinct operator.
+    undivided
+        Indices of the operators counted in ``not_dividing``.
     """
 
     without_rule: dict[str, int]
     not_dividing: dict[str, int]
     dropped: dict[str, int]
+    undivided: frozenset[int] = frozenset()
 
     @classmethod
     def merged(cls, reports: Sequence[RuleReport]) -> RuleReport:
@@ -50,7 +53,8 @@ class RuleReport:
             for counts, more in zip(found, (report.without_rule, report.not_dividing, report.dropped), strict=True):
                 for target, count in more.items():
                     counts[target] = max(counts.get(target, 0), count)
-        return cls(*found)
+        undivided: frozenset[int] = frozenset().union(*(report.undivided for report in reports))
+        return cls(*found, undivided)
 
 
 class InnerCollective(NamedTuple):
@@ -100,6 +104,7 @@ def axis_rules(captured: CapturedStep, axis_size: int) -> tuple[tuple[tuple[Axis
     graph, table = captured.graph, rule_table(axis_size)
     without_rule: Counter[str] = Counter()
     not_dividing: Counter[str] = Counter()
+    undivided: list[int] = []
     dropped: dict[int, tuple[str, int]] = {}
     entries: list[OperatorRules] = []
     for operator, call in zip(graph.operators, captured.calls, strict=True):
@@ -108,13 +113,16 @@ def axis_rules(captured: CapturedStep, axis_size: int) -> tuple[tuple[tuple[Axis
         entry = table.rules(call, inputs, outputs)
         entries.append(entry)
         without_rule[operator.target] += not entry.in_table
-        not_dividing[operator.target] += entry.not_dividing > 0
+        if entry.not_dividing > 0:
+            not_dividing[operator.target] += 1
+            undivided.append(operator.index)
         dropped[id(entry)] = (operator.target, entry.dropped)
     table.save()
     wrong: Counter[str] = Counter()
     for target, count in dropped.values():
         wrong[target] += count
-    return _deliverable(graph, entries), RuleReport(*(_positive(c) for c in (without_rule, not_dividing, wrong)))
+    report = RuleReport(_positive(without_rule), _positive(not_dividing), _positive(wrong), frozenset(undivided))
+    return _deliverable(graph, entries), report
 
 
 def _positive(counts: Counter[str]) -> dict[str, int]:

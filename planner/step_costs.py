@@ -10,7 +10,7 @@ from itertools import pairwise
 
 from planner.costs import CostModel, to_quanta
 from planner.operator_graph import OperatorGraph
-from planner.placement import Placement, local_numel
+from planner.placement import Placement, local_numel, reordered
 from planner.sharding_rules import Strategy
 
 PICOSECONDS = 10**12
@@ -57,10 +57,13 @@ class InstructionCosts:
     def reshard_quanta(self, value: int, path: tuple[Placement, ...]) -> int:
         """Cost of a path of single collectives."""
         spec = self._graph.values[value].spec
+        order = spec.memory_order
+        shape = tuple(spec.shape[dim] for dim in order)
+        lying = [reordered(placement, order) for placement in path]
         try:
             ticks = sum(
-                round(self._costs.resharding.step_seconds(spec.shape, spec.item_bytes, before, after) * PICOSECONDS)
-                for before, after in pairwise(path)
+                round(self._costs.resharding.step_seconds(shape, spec.item_bytes, before, after) * PICOSECONDS)
+                for before, after in pairwise(lying)
             )
         except ValueError as error:
             raise KeyError(path) from error

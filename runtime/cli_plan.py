@@ -13,6 +13,7 @@ from runtime.cli_options import (
     Cluster,
     Dropout,
     Dtype,
+    GradAccum,
     Layers,
     Memory,
     Mesh,
@@ -22,7 +23,7 @@ from runtime.cli_options import (
     SequenceLength,
 )
 from runtime.cli_progress import progress_line
-from runtime.cli_values import parse_bytes, parse_mesh, readable_file, writable_file
+from runtime.cli_values import OptionError, parse_bytes, parse_mesh, readable_file, writable_file
 
 if TYPE_CHECKING:
     from planner.fits import FitsReport
@@ -40,6 +41,7 @@ def plan(
     sequence: SequenceLength = 256,
     dtype: Dtype = "float32",
     optimizer: Optimizer = "adamw",
+    grad_accum: GradAccum = 1,
     seed: Seed = 0,
     layers: Layers = None,
     dropout: Dropout = None,
@@ -50,6 +52,8 @@ def plan(
     """Plan the training step of MODEL and write the plan."""
     ranks, limit = parse_mesh(mesh, "--mesh"), None if memory is None else parse_bytes(memory, "--memory")
     writable_file(out, "--out")
+    if grad_accum != 1:
+        raise OptionError(f"--grad-accum: {grad_accum} micro-batches are not planned yet; use 1 and a larger --batch")
 
     from planner import api
     from planner.models import ModelReference

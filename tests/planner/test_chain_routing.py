@@ -55,7 +55,7 @@ def cheapest_by_enumeration(space, resharding, chain, source, target):
         if spent is None:
             spec = value_at(space, chain, position).spec
             for other in space.placements_seen[position]:
-                path = resharding.path(spec.shape, spec.item_bytes, placement, other)
+                path = resharding.path(spec.shape, spec.item_bytes, placement, other, spec.memory_order)
                 if path is not None and other != placement:
                     walk(position, other, int(to_quanta(path.seconds)))
         if position < len(chain.steps):
