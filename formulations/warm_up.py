@@ -20,6 +20,8 @@ STRATEGIES = 4
 LENGTH = 12
 STRATEGY_BYTES = (90, 60, 30, 10)
 LIMITS_BYTES = (260, 170)
+# The clock runs while loops are compiled, so the iterations are the limit.
+OPTIONS = SolveOptions(time_limit=600.0, iteration_limit=20)
 
 
 def warm_up_problem(limit_bytes: int) -> StrategyProblem:
@@ -56,11 +58,9 @@ def _factor(rng: np.random.Generator, scope: tuple[int, ...]) -> Factor:
 def main() -> None:
     """Solve the problem once with every solver that has compiled loops."""
     started = time.perf_counter()
-    # The clock runs while loops are compiled, so the iterations are the limit.
-    options = SolveOptions(time_limit=600.0, iteration_limit=20)
     for solver in COMPILED_SOLVERS:
         for limit_bytes in LIMITS_BYTES:
-            solve_in_process(warm_up_problem(limit_bytes), solver, options)
+            solve_in_process(warm_up_problem(limit_bytes), solver, OPTIONS)
     print(f"compiled the solvers' loops in {time.perf_counter() - started:.1f} s")
 
 

@@ -3,8 +3,9 @@
 Every instruction becomes one node: an operator on local tensors with its constants localised, or one
 collective per step of a resharding path. Nothing is traced, so each operator runs exactly under the
 placements of the schedule. The graph's generated code drops each value after its last use, which
-:func:`~runtime.schedule_lifetimes.check_schedule` holds equal to the schedule's frees. Updates follow after
-the graph, one parameter after another.
+:func:`~runtime.schedule_lifetimes.check_schedule` holds equal to the schedule's frees (only the source of a
+path of several steps may go earlier, after the first of them). Updates follow after the graph, one parameter
+after another.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from planner.schedule import Compute, Free, Reshard, Schedule, Update
 from planner.torch_adapter.collectives import MeshGroups, reshard_step
 from planner.torch_adapter.local_context import LocalOperator
 from planner.torch_adapter.local_operators import build_local
-from runtime.schedule_lifetimes import ScheduleError, check_schedule
+from runtime.schedule_lifetimes import check_schedule
 
 
 @dataclass(slots=True)
@@ -105,8 +106,7 @@ def lower(
     Raises
     ------
     ScheduleError
-        If the schedule is for another mesh, cannot be run, does not free its buffers at their last use, or
-        holds an operator that ``device`` does not have.
+        If the schedule is for another mesh, cannot be run or does not free its buffers at their last use.
     ReshardStepError
         If a step of a resharding path is not one collective.
     """
@@ -178,11 +178,6 @@ class _Lowering:
         key = (instruction.operator, outputs, inputs)
         if key not in self._shared:
             described = graph.operators[instruction.operator]
-            if self._device.type != "cpu" and "_for_cpu" in described.target:
-                raise ScheduleError(
-                    f"{described.identity} runs on CPU only, the device is {self._device}: plan the model with an "
-                    "attention written in plain operators (attn_implementation 'eager' in transformers), or run on cpu"
-                )
             function = build_local(
                 self._captured.calls[instruction.operator],
                 described,

@@ -17,7 +17,7 @@ from formulations.solvers import solve_in_process
 def test_the_limit_binds_and_can_be_met(limit_bytes: int) -> None:
     problem = warm_up.warm_up_problem(limit_bytes)
     problem.validate()
-    result = solve_in_process(problem, "lagrangian")
+    result = solve_in_process(problem, "lagrangian", warm_up.OPTIONS)
     assert result.choices is not None
     assert check(problem, result.choices).ok
     cheapest = tuple(int(node.cost.argmin()) for node in problem.nodes)

@@ -165,8 +165,11 @@ def test_another_mesh_is_refused(captured_mlp):
         check_schedule(schedule, (2, 2))
 
 
-def test_attention_that_only_cpus_have_is_refused_elsewhere():
+def test_attention_on_another_device_is_not_the_cpu_kernel():
     module, args, kwargs, loss_fn = gpt()
     captured = capture(module, args, kwargs, loss_fn)
-    with pytest.raises(ScheduleError, match=r"flash_attention_for_cpu.* runs on CPU only, the device is cuda:0"):
-        lower(replicated_schedule(captured.graph, (1,)), captured, ALONE, 0, torch.device("cuda", 0))
+    schedule = replicated_schedule(captured.graph, (1,))
+    for device, expected in ((CPU, True), (torch.device("cuda", 0), False)):
+        graph = lower(schedule, captured, ALONE, 0, device).module.graph
+        called = {str(node.target) for node in graph.nodes}
+        assert ("aten._scaled_dot_product_flash_attention_for_cpu.default" in called) == expected

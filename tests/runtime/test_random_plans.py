@@ -14,7 +14,7 @@ from support.random_plans import random_decision
 from planner.capture import input_tensors
 from planner.optimizers import optimizer_named
 from planner.replay import OptimizerMemory, replay
-from planner.schedule import Compute, Schedule
+from planner.schedule import Compute, Reshard, Schedule
 from planner.schedule_builder import build_schedule
 from planner.torch_adapter.collectives import MeshGroups
 from planner.torch_adapter.step_module import step_loss
@@ -92,10 +92,11 @@ def check_plan(pool, name, mesh, seed, ignored_rows=0):
         where = f"{name} on {mesh}, seed {seed}: {blame}"
         assert loss_error <= 1e-5, where
         assert gradient_error <= 1e-4, f"{where}; gradient of {worst}"
-        # A collective along a dimension behind dimensions of size one needs no copy; the replay counts it.
+        # A path's source is freed after its first step where nothing else reads it, and a collective along a
+        # dimension that only dimensions of size one precede needs no copy: the replay counts both.
+        resharding = isinstance(schedule.instructions[predicted.peak_instruction], Reshard)
         assert 0.6 * predicted.peak_bytes <= measured <= predicted.peak_bytes, where
-        if mesh == (2,):
-            assert measured == predicted.peak_bytes, where
+        assert resharding or measured == predicted.peak_bytes, where
 
 
 @pytest.mark.parametrize("seed", range(5))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+from dataclasses import replace
 
 from formulations.problem import StrategyProblem
 from formulations.solution import Claim, Progress, SolveOptions
@@ -126,3 +127,25 @@ def cpsat_lazily(
 
     cpsat._EAGER_TERMS = -1
     return cpsat.solve(problem, options, report, incumbent)
+
+
+def listen(
+    problem: StrategyProblem, options: SolveOptions, report: ReportProgress, incumbent: ReportIncumbent
+) -> Claim:
+    """Wait for what another solver found, and claim it."""
+    from formulations.solvers.exchange import FROM_OTHERS
+
+    while (found := FROM_OTHERS.take()) is None:
+        time.sleep(0.01)
+    return Claim(found, None)
+
+
+def highs_told(
+    problem: StrategyProblem, options: SolveOptions, report: ReportProgress, incumbent: ReportIncumbent
+) -> Claim:
+    """HiGHS that hears of ``options.initial_choices`` from another solver instead of starting with them."""
+    from formulations.solvers import highs
+    from formulations.solvers.exchange import FROM_OTHERS
+
+    FROM_OTHERS.put(options.initial_choices)
+    return highs.solve(problem, replace(options, initial_choices=None), report, incumbent)
