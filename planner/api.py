@@ -40,7 +40,7 @@ def plan(
     optimizer: str = "adamw",
     formulation: str = "kiwi_reduced",
     solver: str = "lagrangian",
-    time_limit: float = 60.0,
+    time_limit: float = 30.0,
     seed: int = 0,
     progress: Callable[[Progress], None] | None = None,
 ) -> Plan:

@@ -74,7 +74,7 @@ def fits_report(graph: OperatorGraph, ranks: int, optimizer: OptimizerSpec, limi
         Four rows; "divided by the ranks" assumes that every dimension divides and nothing is copied.
     """
     state, parameters = _state(graph, optimizer)
-    kept, floor = _peaks(graph, state)
+    kept, floor = (max(peak, _update_peak(graph, state, optimizer)) for peak in _peaks(graph, state))
     rows = []
     for name, kind, peak in (
         ("everything replicated, all values kept", "exact", kept),
@@ -97,6 +97,17 @@ def _state(graph: OperatorGraph, optimizer: OptimizerSpec) -> tuple[int, int]:
     return state, parameters
 
 
+def _update_peak(graph: OperatorGraph, state: int, optimizer: OptimizerSpec) -> int:
+    """Most bytes during the updates: all gradients are there when the first parameter is updated, then fewer."""
+    trained = [
+        graph.values[o.of].spec.nbytes for o in graph.outputs if o.role is OutputRole.GRADIENT and o.of is not None
+    ]
+    left = np.cumsum(trained[::-1], dtype=np.int64)[::-1]
+    results = sum(graph.values[o.value].spec.nbytes for o in graph.outputs if o.role is not OutputRole.GRADIENT)
+    during = left + optimizer.workspace_tensors * np.array(trained, dtype=np.int64)
+    return state + results + int(during.max(initial=0))
+
+
 def _peaks(graph: OperatorGraph, state: int) -> tuple[int, int]:
     """Peak with every value kept to its last use, and the largest working set of one operator."""
     chains = view_chains(graph)
@@ -115,7 +126,7 @@ def _peaks(graph: OperatorGraph, state: int) -> tuple[int, int]:
             continue
         read = {chains[value].base for value in operator.inputs}
         owned = [v for v in operator.outputs if v is not None]
-        working = sum(graph.values[v].spec.nbytes for v in read if graph.values[v].producer is not None)
+        working = sum(graph.values[v].spec.nbytes for v in read - gradients if graph.values[v].producer is not None)
         floor[operator.index] = held + working + sum(graph.values[v].spec.nbytes for v in owned)
         for v in owned:
             size = graph.values[v].spec.nbytes

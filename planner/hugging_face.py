@@ -101,16 +101,22 @@ def hugging_face_step(
     try:
         with torch.device(device):
             module: nn.Module = _auto_class(task).from_config(config, dtype=dtype)
+        module.train()
+        examples = (
+            _images(config, batch, dtype, seed)
+            if task == "image_classification"
+            else _texts(config, task, batch, sequence, seed)
+        )
+        return module, {key: tensor.to(device) for key, tensor in examples.items()}
     except Exception as error:
-        reason = f"{type(error).__name__}: {error}"
-        raise ModelError(f"model hf:{name}: transformers cannot build it from its configuration ({reason})") from error
-    module.train()
-    examples = (
-        _images(config, batch, dtype, seed)
-        if task == "image_classification"
-        else _texts(config, task, batch, sequence, seed)
-    )
-    return module, {key: tensor.to(device) for key, tensor in examples.items()}
+        raise ModelError(
+            f"model hf:{name}: transformers cannot build it from its configuration ({_reason(error)})"
+        ) from error
+
+
+def _reason(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
 
 
 def _configuration(name: str) -> Any:
@@ -134,9 +140,8 @@ def _configuration(name: str) -> Any:
         raise ModelError(f"model hf:{name}: the configuration has no model_type, as the ones of transformers have")
     try:
         return AutoConfig.for_model(**content)
-    except (ValueError, TypeError, KeyError) as error:
-        reason = str(error).splitlines()[0]
-        raise ModelError(f"model hf:{name}: transformers rejects the configuration ({reason})") from error
+    except Exception as error:
+        raise ModelError(f"model hf:{name}: transformers rejects the configuration ({_reason(error)})") from error
 
 
 def _override(config: Any, name: str, layers: int | None, dropout: float | None) -> None:

@@ -38,11 +38,17 @@ def refusal(smallest: MinimumPeak, limit: int, reserve: int) -> InfeasibleError:
         bound = smallest.bound
         if bound is not None and bound > limit:
             needed = format_bytes(bound + reserve)
-            return InfeasibleError(f"memory {asked}{kept} is too little: every plan needs at least {needed}")
+            return InfeasibleError(
+                f"memory {asked}{kept} is too little: every plan of this formulation needs at least {needed} "
+                "(bound by HiGHS)"
+            )
         return InfeasibleError(f"memory {asked}{kept}: no plan was found in the time limit; give more of either")
     if smallest.bound is not None and smallest.bound > limit:
         lacking = format_bytes(smallest.bound - limit)
-        verdict = f"is too little: every plan needs at least {format_bytes(smallest.bound + reserve)}, {lacking} more"
+        needed = format_bytes(smallest.bound + reserve)
+        verdict = (
+            f"is too little: every plan of this formulation needs at least {needed} (bound by HiGHS), {lacking} more"
+        )
     else:
         verdict = f"is too little for every plan found: {format_bytes(smallest.peak - limit)} more are needed"
     tensors = ", ".join(

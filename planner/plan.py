@@ -134,7 +134,10 @@ def save_plan(plan: Plan, path: Path) -> None:
 
 
 def load_plan(path: Path) -> Plan:
-    """Read a plan.
+    """Read a plan; nothing that it names is imported.
+
+    Whoever runs or explains it loads the model that it names: a ``module.path:function`` is code, so do that
+    only with plans from people whose code you would run.
 
     Raises
     ------

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
+from math import prod
 
 from formulations.models.kiwi_reduced import StepDecision, decode
 from formulations.models.registry import build_problem
@@ -21,7 +22,7 @@ from formulations.solution import Progress, SolveOptions, SolveResult
 from formulations.solvers import SolverPool, solve
 from formulations.solvers.minimum_peak import minimum_peak
 from planner.capture import CapturedStep, capture
-from planner.cluster import ClusterSpec, load_cluster
+from planner.cluster import ClusterError, ClusterSpec, load_cluster
 from planner.costs import CostModel
 from planner.infeasibility import InfeasibleError, refusal
 from planner.models import ModelReference, load_step, reference_of
@@ -32,6 +33,7 @@ from planner.plan import (
     CrossCheck,
     Fingerprints,
     Plan,
+    PlanError,
     PlannedModel,
     PlanOptions,
     Record,
@@ -73,7 +75,7 @@ class PlanRequest:
     memory: int | None = None
     formulation: str = "kiwi_reduced"
     solver: str = "lagrangian"
-    time_limit: float = 60.0
+    time_limit: float = 30.0
     seed: int = 0
 
 
@@ -110,6 +112,11 @@ class PlanningSession:
         self.mesh = mesh
         self.optimizer: OptimizerSpec = optimizer_named(optimizer)
         self.costs = CostModel(self.cluster, mesh)
+        if self.cluster.measured is None and self.cluster.devices % prod(mesh):
+            raise ClusterError(
+                f"mesh {'x'.join(map(str, mesh))} has {prod(mesh)} ranks, which do not divide the "
+                f"{self.cluster.devices} devices of cluster {self.cluster.name}: use a mesh that does"
+            )
         self.times: dict[str, float] = {}
         started = time.perf_counter()
         step = load_step(reference, device="meta")
@@ -157,12 +164,19 @@ class PlanningSession:
         ------
         InfeasibleError
             The reserve uses the memory up.
+        ClusterError
+            The device has less memory.
         """
         device = self.costs.device
         if memory is not None and memory <= device.reserve_bytes:
             raise InfeasibleError(
                 f"memory {format_bytes(memory)}: the cluster reserves {format_bytes(device.reserve_bytes)} of it, "
                 f"which leaves nothing for tensors; give more than the reserve"
+            )
+        if memory is not None and memory > device.memory_bytes:
+            raise ClusterError(
+                f"memory {format_bytes(memory)}: a device of cluster {self.cluster.name} has "
+                f"{format_bytes(device.memory_bytes)}; give at most that"
             )
         return (device.memory_bytes if memory is None else memory), device.reserve_bytes
 
@@ -215,15 +229,13 @@ class PlanningSession:
         PlanError
             The solvers contradict one another or the replay refuses the schedule.
         """
-        started = time.perf_counter()
-        problem = self.problem(request)
-        times = {**self.times, "problem": time.perf_counter() - started}
+        times: dict[str, float] = {}
         with SolverPool() as pool:
             started = time.perf_counter()
-            result = self._solve(problem, request, progress, pool)
+            result = self.solve(request, progress, pool)
             times["solve"] = time.perf_counter() - started
             started = time.perf_counter()
-            checks = self._cross_checks(problem, request, pool)
+            checks = self._cross_checks(self.problem(request), request, pool)
             times["cross_checks"] = time.perf_counter() - started
         started = time.perf_counter()
         assert result.choices is not None
@@ -231,22 +243,38 @@ class PlanningSession:
         memory, reserve = self.limits(request.memory)
         report = self.replay(schedule, memory - reserve)
         times["replay"] = time.perf_counter() - started
-        return self._make_plan(request, result, checks, schedule, report, times)
+        if not report.violations and report.total_quanta != result.objective:
+            raise PlanError(
+                f"the model promises a step of {result.objective} ns, the replay of its schedule gives "
+                f"{report.total_quanta} ns: this is a defect of the planner, please report it"
+            )
+        return self._make_plan(request, result, checks, schedule, report, {**self.times, **times})
 
-    def _solve(
-        self,
-        problem: StrategyProblem,
-        request: PlanRequest,
-        progress: Callable[[Progress], None] | None,
-        pool: SolverPool,
+    def solve(
+        self, request: PlanRequest, progress: Callable[[Progress], None] | None = None, pool: SolverPool | None = None
     ) -> SolveResult:
         """Solve; where nothing was found, minimise the peak and start again from that assignment.
+
+        Parameters
+        ----------
+        request
+            Limit, formulation, solver.
+        progress
+            Called with every better incumbent or bound.
+        pool
+            Warm workers, or None.
+
+        Returns
+        -------
+        SolveResult
+            With choices.
 
         Raises
         ------
         InfeasibleError
             The smallest peak found does not fit either.
         """
+        problem = self.problem(request)
         options = SolveOptions(time_limit=request.time_limit, seed=request.seed)
         result = solve(problem, request.solver, options, progress, pool)
         if result.choices is not None:

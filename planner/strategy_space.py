@@ -214,7 +214,9 @@ class _SpaceBuilder:
         )
 
     def _operator_node(self, op: Operator, strategies: tuple[Strategy, ...]) -> StepNode:
-        key = ("cost", op.target, id(strategies), tuple(self.graph.values[v].spec for v in op.inputs), op.flops)
+        inputs = tuple(self.graph.values[v].spec for v in op.inputs)
+        outputs = tuple(None if v is None else self.graph.values[v].spec for v in op.outputs)
+        key = ("cost", op.target, id(strategies), inputs, outputs, op.flops)
         cost = self._table(key, lambda: to_quanta(self.costs.operator_seconds(self.graph, op, strategies)))
         columns = [
             self._bytes(value, [strategy.outputs[j] for strategy in strategies])

@@ -47,7 +47,7 @@ def plan(
     dropout: Dropout = None,
     model_formulation: Annotated[str, typer.Option(help="kiwi_reduced or sharding.")] = "kiwi_reduced",
     solver: Annotated[str, typer.Option(help="Name of the solver.")] = "lagrangian",
-    time_limit: Annotated[float, typer.Option(min=0.1, help="Seconds for the solver.")] = 60.0,
+    time_limit: Annotated[float, typer.Option(min=0.1, help="Seconds for the solver.")] = 30.0,
 ) -> None:
     """Plan the training step of MODEL and write the plan."""
     ranks, limit = parse_mesh(mesh, "--mesh"), None if memory is None else parse_bytes(memory, "--memory")

@@ -25,7 +25,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from formulations.models.liveness import LastUse
 from formulations.models.sharding import UNREAD, StepProblemBuilder
 from formulations.models.step import NodeKind, StepModel
 from formulations.problem import BoolArray, IntArray, StrategyProblem
@@ -77,7 +76,6 @@ class KiwiReducedBuilder(StepProblemBuilder):
         super().__init__(model)
         self.candidate = model.recompute_candidates
         self._expanded: dict[tuple[int, int, int], tuple[IntArray, IntArray]] = {}
-        self._held: set[tuple[int, int]] = set()
         for i in np.flatnonzero(self.candidate):
             self.cost[i] = np.concatenate([self.cost[i], 2 * self.cost[i]])
 
@@ -118,21 +116,14 @@ class KiwiReducedBuilder(StepProblemBuilder):
                 amount = node.output_bytes[:, output]
                 life = self.lifetimes.get((i, output), UNREAD)
                 if not self.candidate[i]:
-                    self.add_life(i, start, self._own_end(i, output), amount)
+                    self.add_life(i, start, self.own_life(i, output), amount)
                     continue
                 rerun = self.timeline.last_time(self.timeline.recompute[i])
                 nothing = np.zeros_like(amount)
                 kept, dropped = np.concatenate([amount, nothing]), np.concatenate([nothing, amount])
-                self.add_life(i, start, self._own_end(i, output), kept)
+                self.add_life(i, start, self.own_life(i, output), kept)
                 self.add_life(i, start, life.forward, dropped)
                 self.add_life(i, rerun, life.backward, dropped)
-
-    def _own_end(self, node: int, output: int) -> LastUse | None:
-        """Last use of a kept output; where it may be held longer, up to its reader's computation in any case."""
-        last = self.lifetimes.get((node, output), UNREAD).last
-        if last is not None and (node, output) in self._held:
-            return LastUse(last.computed_end, last.computed_end)
-        return last
 
     def add_edges(self) -> None:
         """Add resharding, paid and held again where the consumer is recomputed, and rule 1."""
@@ -174,7 +165,7 @@ class KiwiReducedBuilder(StepProblemBuilder):
         late = {v: end for v, end in ends.items() if end > own_end}
         if not late:
             return
-        self._held.add((u, output))
+        self.lives_on.add((u, output))
         amount = self.model.nodes[u].output_bytes[:, output]
         if self.candidate[u]:
             amount = np.concatenate([amount, np.zeros_like(amount)])

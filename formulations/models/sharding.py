@@ -23,7 +23,7 @@ from collections.abc import Iterable
 import numpy as np
 
 from formulations.models.liveness import LastUse, Lifetime, lifetimes
-from formulations.models.step import EventKind, NodeKind, StepModel
+from formulations.models.step import EventKind, GradientEdge, NodeKind, StepModel
 from formulations.problem import BoolArray, Factor, IntArray, Node, Resource, StrategyProblem, UsageTerm
 
 MEMORY = 0
@@ -57,6 +57,8 @@ class StepProblemBuilder:
         self.model = model
         self.timeline = model.timeline
         self.lifetimes = lifetimes(model)
+        self.lives_on = {(edge.producer, edge.output) for edge in model.gradients}
+        self.lives_on |= {(edge.producer, edge.output) for edge in model.results}
         self.cost: list[IntArray] = [node.cost.copy() for node in model.nodes]
         self.node_forbidden: list[BoolArray | None] = [None] * len(model.nodes)
         self.node_usage: list[list[UsageTerm]] = [[] for _ in model.nodes]
@@ -128,8 +130,7 @@ class StepProblemBuilder:
             if node.kind in (NodeKind.FORWARD, NodeKind.BACKWARD):
                 start = self.timeline.last_time(self.timeline.compute[i])
                 for output in range(node.output_bytes.shape[1]):
-                    life = self.lifetimes.get((i, output), UNREAD)
-                    self.add_life(i, start, life.last, node.output_bytes[:, output])
+                    self.add_life(i, start, self.own_life(i, output), node.output_bytes[:, output])
 
     def add_life(self, node: int, start: int, last: LastUse | None, amount: IntArray) -> None:
         """Hold ``amount`` per strategy of ``node`` from ``start`` to its last use, at least while it is made."""
@@ -168,20 +169,70 @@ class StepProblemBuilder:
             time = self.timeline.last_time(self.timeline.result[k])
             self.cost[node] = self.cost[node] + result.cost
             self.forbid(node, result.forbidden)
-            own = self.model.nodes[node].output_bytes[:, result.output]
-            kept = np.where(result.copy_bytes > 0, result.copy_bytes, own)
-            self.node_usage[node] += self.term(time, time + 1, result.peak_bytes)
-            self.node_usage[node] += self.term(time + 1, self.timeline.horizon, kept)
+            own = np.where(result.copy_bytes > 0, 0, self.model.nodes[node].output_bytes[:, result.output])
+            alone_from = max(time + 1, self.read_until(node, result.output))
+            self.node_usage[node] += [
+                *self.term(time, time + 1, result.peak_bytes),
+                *self.term(time + 1, self.timeline.horizon, result.copy_bytes),
+                *self.term(alone_from, self.timeline.horizon, own),
+            ]
 
     def add_gradients(self) -> None:
-        """Add the reduction of every gradient and the bytes it holds until its parameter's update."""
+        """Add the reduction of every gradient and the bytes it holds until its parameter's update.
+
+        A gradient that needs no copy is the producer's own storage, which is counted once: until its last
+        reader, then until the last update that reads it.
+        """
+        by_storage: dict[tuple[int, int], list[int]] = {}
         for k, gradient in enumerate(self.model.gradients):
             time = self.timeline.last_time(self.timeline.gradient[k])
-            update = self.timeline.last_time(self.timeline.update[gradient.parameter])
-            own = self.model.nodes[gradient.producer].output_bytes[:, gradient.output]
-            kept = np.where(gradient.copy_bytes > 0, gradient.copy_bytes, own[:, None])
-            usage = [*self.term(time, time + 1, gradient.peak_bytes), *self.term(time + 1, update + 1, kept)]
+            usage = [
+                *self.term(time, time + 1, gradient.peak_bytes),
+                *self.term(time + 1, self._updated(gradient) + 1, gradient.copy_bytes),
+            ]
             self.factor((gradient.producer, gradient.parameter), gradient.cost, gradient.forbidden, usage)
+            by_storage.setdefault((gradient.producer, gradient.output), []).append(k)
+        for (producer, output), members in by_storage.items():
+            sharing = sorted((self.model.gradients[k] for k in members), key=self._updated, reverse=True)
+            alone_from = max(
+                self.read_until(producer, output),
+                *(self.timeline.last_time(self.timeline.gradient[k]) + 1 for k in members),
+            )
+            self._add_shared_storage(sharing, alone_from)
+
+    def _updated(self, gradient: GradientEdge) -> int:
+        """Time of the update that reads a gradient."""
+        return self.timeline.last_time(self.timeline.update[gradient.parameter])
+
+    def _add_shared_storage(self, sharing: list[GradientEdge], start: int) -> None:
+        """Hold a producer's storage for the gradients that are it; the first is updated last.
+
+        A further gradient adds bytes only where the first one has a copy of its own. Three and more gradients
+        of one storage with different layouts are counted too high.
+        """
+        longest = sharing[0]
+        own = self.model.nodes[longest.producer].output_bytes[:, longest.output]
+        aliases = longest.copy_bytes == 0
+        pair = longest.producer, longest.parameter
+        self.pair_usage(pair, self.term(start, self._updated(longest) + 1, own[:, None] * aliases))
+        for gradient in sharing[1:]:
+            alone = ~aliases[:, :, None] & (gradient.copy_bytes == 0)[:, None, :]
+            usage = self.term(start, self._updated(gradient) + 1, own[:, None, None] * alone)
+            if usage:
+                scope = (*pair, gradient.parameter)
+                self.factor(scope, np.zeros(alone.shape, dtype=np.int64), usage=usage)
+
+    def own_life(self, node: int, output: int) -> LastUse | None:
+        """Last use of an output; what may live on as a gradient or result is counted through the computation."""
+        last = self.lifetimes.get((node, output), UNREAD).last
+        if last is not None and (node, output) in self.lives_on:
+            return LastUse(last.computed_end, last.computed_end)
+        return last
+
+    def read_until(self, node: int, output: int) -> int:
+        """Time up to which an output is counted as read, from whenever it is made."""
+        last = self.own_life(node, output)
+        return 0 if last is None else last.end
 
     # --------------------------------------------------------------- problem
 

@@ -227,14 +227,18 @@ def random_operator(context: LocalContext) -> LocalFunction | None:
     UnsupportedOperatorError
         For a random operator that has no counter-based form: ranks would disagree silently.
     """
-    name = str(context.call.target)
-    build = RANDOM_OPERATORS.get(name)
+    build = RANDOM_OPERATORS.get(str(context.call.target))
     if build is not None:
         return build(context)
     args, kwargs = context.call.arguments(context.input_specs)
     if draws_random_numbers(context.call.target, args, kwargs):
-        raise UnsupportedOperatorError(
-            f"{name} draws random numbers and has no counter-based form: use one of "
-            f"{', '.join(sorted(RANDOM_OPERATORS))} or remove it from the step"
-        )
+        raise UnsupportedOperatorError(without_counter_form(str(context.call.target)))
     return None
+
+
+def without_counter_form(name: str) -> str:
+    """What to say about a random operator that is none of :data:`RANDOM_OPERATORS`."""
+    return (
+        f"{name} draws random numbers and has no counter-based form: use one of "
+        f"{', '.join(sorted(RANDOM_OPERATORS))} or remove it from the step"
+    )

@@ -28,6 +28,7 @@ from planner.operator_graph import (
 )
 from planner.torch_adapter.calls import OperatorCall, Slot
 from planner.torch_adapter.capture_error import CaptureError
+from planner.torch_adapter.counter_random import RANDOM_OPERATORS, without_counter_form
 from planner.torch_adapter.flops import operator_flops
 from planner.torch_adapter.operator_traits import draws_random_numbers, is_view, returned_tensors
 from planner.torch_adapter.provenance import module_path_of, source_of
@@ -118,8 +119,9 @@ class GraphBuilder:
             return
         target = node.target
         if not isinstance(target, torch._ops.OpOverload):
-            place = f"module {module_path_of(node) or '(root)'} ({source_of(node)})"
-            raise CaptureError(f"{place}: {target} is no ATen operator and has no plan; write it with torch operators")
+            raise CaptureError(
+                f"{_place(node)}: {target} is no ATen operator and has no plan; write it with torch operators"
+            )
         template = _Template(self._results)
         args, kwargs = template.fill(node.args), template.fill(node.kwargs)
         index = len(self._operators)
@@ -129,6 +131,9 @@ class GraphBuilder:
         identity = f"{base}/{self._occurrences[base]}"
         self._occurrences[base] += 1
         fake_args, fake_kwargs = arguments_of(node)
+        is_random = draws_random_numbers(target, fake_args, fake_kwargs)
+        if is_random and str(target) not in RANDOM_OPERATORS:
+            raise CaptureError(f"{_place(node)}: {without_counter_form(str(target))}")
         returned = returned_tensors(target, fake_args, fake_kwargs, result_of(node))
         self._operators.append(
             Operator(
@@ -141,7 +146,7 @@ class GraphBuilder:
                 inputs=tuple(template.inputs),
                 outputs=self._add_outputs(node, identity, index, returned),
                 is_view=is_view(target),
-                is_random=draws_random_numbers(target, fake_args, fake_kwargs),
+                is_random=is_random,
                 flops=operator_flops(target, fake_args, fake_kwargs, result_of(node)),
                 forward=forward,
                 source=source_of(node),
@@ -198,6 +203,10 @@ class GraphBuilder:
             assert of is None or isinstance(of, int)
             outputs.append(GraphOutput(output.role, value, of))
         return tuple(outputs)
+
+
+def _place(node: Node) -> str:
+    return f"module {module_path_of(node) or '(root)'} ({source_of(node)})"
 
 
 class _Template:

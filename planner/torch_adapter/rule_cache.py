@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import tempfile
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -17,7 +15,9 @@ from typing import Any
 
 import torch
 
+from formulations.files import write_text_atomically
 from planner.axis_rule import AxisRule
+from planner.machine import cache_directory
 
 _SOURCES = (
     "attention_rules.py", "counter_random.py", "dtensor_rules.py", "local_*.py", "own_rules.py", "reference_inputs.py",
@@ -47,9 +47,7 @@ class OperatorRules:
 
 def cache_path() -> Path:
     """File of the rules of the running torch version."""
-    folder = os.environ.get("MESHWRIGHT_CACHE")
-    base = Path(folder) if folder else Path.home() / ".cache" / "meshwright"
-    return base / f"rules-{torch.__version__}.json"
+    return cache_directory() / f"rules-{torch.__version__}.json"
 
 
 class RuleCache:
@@ -82,7 +80,7 @@ class RuleCache:
             "entries": {key: _to_json(self._entries[key]) for key in sorted(self._entries)},
         }
         try:
-            _write(self.path, json.dumps(content, separators=(",", ":")))
+            write_text_atomically(self.path, json.dumps(content, separators=(",", ":")))
         except OSError:
             return
         self._unsaved = False
@@ -90,20 +88,6 @@ class RuleCache:
 
 def _key(signature: str) -> str:
     return hashlib.sha256(signature.encode()).hexdigest()[:32]
-
-
-def _write(path: Path, text: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=path.name)
-    try:
-        with os.fdopen(handle, "w") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(name, path)
-    except OSError:
-        Path(name).unlink(missing_ok=True)
-        raise
 
 
 def _read(path: Path) -> dict[str, OperatorRules]:

@@ -131,10 +131,18 @@ class StepModule(nn.Module):
         with self._provenance:
             output = _functional_call(module, state, args, module_kwargs, tie_weights=False)
             loss = _scalar_loss(output, self._loss_fn, loss_kwargs)
+            if _aliases(loss, (*tensors, *state.values())):
+                loss = loss * 1  # an output that aliases an input is traced without its gradient
             for name, tensor in before.items():
                 if state[name] is not tensor:  # the module assigned a new tensor to its buffer
                     tensor.copy_(state[name].detach())
         return (loss,)
+
+
+def _aliases(tensor: Tensor, others: Iterable[Tensor]) -> bool:
+    """Whether a tensor is one of the others or a view of one."""
+    base = tensor._base if tensor._is_view() else tensor
+    return any(base is (other._base if other._is_view() else other) for other in others)
 
 
 def _stand_in(tensor: Tensor) -> Tensor:

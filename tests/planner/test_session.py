@@ -8,6 +8,7 @@ from functools import cache
 import pytest
 from support.planned_steps import step_reference
 
+from formulations.models.kiwi_reduced import StepDecision
 from formulations.solution import Status
 from planner import api
 from planner.infeasibility import InfeasibleError
@@ -67,7 +68,7 @@ def test_more_memory_never_costs_more_and_recomputation_reaches_lower():
 def test_too_little_memory_says_the_minimum_that_then_fits():
     here = session("gpt2", (2,))
     smallest = usable(here, 2**16)
-    with pytest.raises(InfeasibleError, match="too little: every plan needs at least") as refused:
+    with pytest.raises(InfeasibleError, match="too little: every plan of this formulation needs at least") as refused:
         here.plan(PlanRequest(memory=smallest, time_limit=3))
     message = str(refused.value)
     assert "it binds at" in message
@@ -135,3 +136,20 @@ def test_plans_side_by_side():
     table = api.compare(joint=one, sharding=two)
     assert "joint" in str(table)
     assert "sharding" in table._repr_html_()
+
+
+def test_a_mesh_must_divide_the_cluster_and_memory_must_exist():
+    with pytest.raises(ValueError, match="mesh 3 has 3 ranks, which do not divide the 8 devices"):
+        PlanningSession(step_reference("conv_net"), CLUSTER, (3,))
+    here = session("conv_net", (2,))
+    with pytest.raises(ValueError, match="give at most that"):
+        here.plan(PlanRequest(memory=2**50))
+
+
+def test_fits_counts_the_updates():
+    from planner.fits import fits_report
+
+    here = session("mlp", (2,))
+    report = fits_report(here.captured.graph, 2, here.optimizer)
+    whole = StepDecision((0,) * len(here.space.nodes), frozenset())
+    assert report.rows[0].peak_bytes == here.replay(here.schedule(whole)).peak_bytes

@@ -95,7 +95,7 @@ def random_step(seed: int, forward: int = 3, layouts: int = 2) -> StepModel:
             connect(rng.randrange(1, first), i)
     gradients = []
     for parameter in range(1, first):
-        producer = rng.randrange(middle, len(nodes))
+        producer = gradients[0].producer if gradients and rng.random() < 0.4 else rng.randrange(middle, len(nodes))
         shape = nodes[producer].size, nodes[parameter].size
         gradients.append(GradientEdge(producer, 0, parameter, *tables(*shape)))
     cost, copy, peak, forbidden = tables(nodes[middle - 1].size, 1)
@@ -173,16 +173,21 @@ def replay_rules(model: StepModel, decision: StepDecision) -> tuple[int, list[in
             cost += int(gradient.cost[pair])
             read(gradient.producer, gradient.output, start + 1)
             hold(start, start + 1, int(gradient.peak_bytes[pair]))
-            own = int(model.nodes[gradient.producer].output_bytes[layout[gradient.producer], gradient.output])
-            hold(start + 1, update_of[gradient.parameter] + 1, int(gradient.copy_bytes[pair]) or own)
+            end = update_of[gradient.parameter] + 1
+            if gradient.copy_bytes[pair]:
+                hold(start + 1, end, int(gradient.copy_bytes[pair]))
+            else:
+                read(gradient.producer, gradient.output, end)
         elif event.kind is EventKind.RESULT:
             result = model.results[event.index]
             at = layout[result.producer]
             cost += int(result.cost[at])
             read(result.producer, result.output, start + 1)
             hold(start, start + 1, int(result.peak_bytes[at]))
-            own = int(model.nodes[result.producer].output_bytes[at, result.output])
-            hold(start + 1, timeline.horizon, int(result.copy_bytes[at]) or own)
+            if result.copy_bytes[at]:
+                hold(start + 1, timeline.horizon, int(result.copy_bytes[at]))
+            else:
+                read(result.producer, result.output, timeline.horizon)
         else:
             node = model.nodes[event.index]
             cost += int(node.update_cost[layout[event.index]])
@@ -193,7 +198,7 @@ def replay_rules(model: StepModel, decision: StepDecision) -> tuple[int, list[in
 
 
 def held_outputs(model: StepModel) -> set[tuple[int, int]]:
-    """Outputs that some recomputation reads after their last use otherwise."""
+    """Outputs that live on as a gradient or result, or that a recomputation reads after their last use otherwise."""
     timeline = model.timeline
     last: dict[tuple[int, int], int] = {}
     for edge in model.edges:
@@ -205,7 +210,8 @@ def held_outputs(model: StepModel) -> set[tuple[int, int]]:
     for k, result in enumerate(model.results):
         key = result.producer, result.output
         last[key] = max(last.get(key, 0), timeline.result[k])
-    return {
+    lives_on = {(edge.producer, edge.output) for edge in (*model.gradients, *model.results)}
+    return lives_on | {
         (edge.producer, edge.output)
         for edge in model.edges
         if timeline.recompute[edge.consumer] > last[edge.producer, edge.output]
