@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Mapping, MutableSequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -69,30 +70,47 @@ def supported_strategies(problem: StrategyProblem, groups: list[FactorGroup]) ->
     for i, mask in enumerate(alive):
         if not mask.any():
             return alive, i
-    masks = {g: flags for g, group in enumerate(groups) if (flags := _allowed(problem, group)) is not None}
-    constraining: dict[int, list[int]] = {}
-    for g in masks:
-        for i in groups[g].scope:
-            constraining.setdefault(i, []).append(g)
+    masks = {group.scope: flags for group in groups if (flags := _allowed(problem, group)) is not None}
+    return alive, propagate(alive, masks)
+
+
+def propagate(alive: MutableSequence[BoolArray], masks: Mapping[tuple[int, ...], BoolArray]) -> int | None:
+    """Drop strategies without support from ``alive``, in place, until none is left to drop.
+
+    Parameters
+    ----------
+    alive
+        Flags of the remaining strategies per node.
+    masks
+        Allowed combinations by the nodes of their axes.
+
+    Returns
+    -------
+    int or None
+        A node that has no strategy left; the others are then not worked out to the end.
+    """
+    constraining: dict[int, list[tuple[int, ...]]] = {}
+    for scope in masks:
+        for i in scope:
+            constraining.setdefault(i, []).append(scope)
     queue = deque(masks)
     queued = set(masks)
     while queue:
-        g = queue.popleft()
-        queued.discard(g)
-        scope = groups[g].scope
-        possible = masks[g]
+        scope = queue.popleft()
+        queued.discard(scope)
+        possible = masks[scope]
         for axis, i in enumerate(scope):
             possible = possible & alive[i].reshape([-1 if k == axis else 1 for k in range(len(scope))])
         for axis, i in enumerate(scope):
             kept = possible.any(axis=tuple(k for k in range(len(scope)) if k != axis))
             if (alive[i] & ~kept).any():
-                alive[i] &= kept
+                alive[i] = alive[i] & kept
                 if not alive[i].any():
-                    return alive, i
-                fresh = [h for h in constraining[i] if h not in queued and h != g]
+                    return i
+                fresh = [other for other in constraining[i] if other not in queued and other != scope]
                 queue.extend(fresh)
                 queued.update(fresh)
-    return alive, None
+    return None
 
 
 def _allowed(problem: StrategyProblem, group: FactorGroup) -> BoolArray | None:

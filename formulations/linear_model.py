@@ -190,6 +190,12 @@ def build_linear_model(problem: StrategyProblem, peak_resource: int | None = Non
     return _Builder(problem, peak_resource).build()
 
 
+def linear_columns(problem: StrategyProblem) -> int:
+    """Return how many columns the model of a problem has at most: strategies and allowed entries of factors."""
+    allowed = (f.cost.size - (0 if f.forbidden is None else int(f.forbidden.sum())) for f in problem.factors)
+    return sum(node.size for node in problem.nodes) + sum(allowed)
+
+
 @dataclass(slots=True, eq=False)
 class _Table:
     """Parallel factors merged: normalised cost, allowed entries, usage terms."""

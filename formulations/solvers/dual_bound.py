@@ -7,6 +7,7 @@ to multiples of a power of two and the bound is evaluated anew, from the problem
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -39,6 +40,13 @@ def exact_bound(problem: StrategyProblem, flat: FlatProblem, prices: FloatArray,
     return -((-total) // evaluation.scale)
 
 
+def reparametrise(
+    problem: StrategyProblem, flat: FlatProblem, prices: FloatArray, messages: FloatArray
+) -> Reparametrised:
+    """Return what :func:`exact_bound` adds up: how far every strategy and combination is from the bound."""
+    return _Evaluation(problem, flat, np.maximum(prices, 0.0), messages).reparametrised()
+
+
 def eliminated_bound(problem: StrategyProblem, flat: FlatProblem, prices: FloatArray, deadline: float) -> int | None:
     """Minimise the priced costs exactly by elimination: the best bound that these prices can give.
 
@@ -56,6 +64,28 @@ def eliminated_bound(problem: StrategyProblem, flat: FlatProblem, prices: FloatA
     except (TooWideError, OutOfTimeError):
         return None
     return None if found is None else -((evaluation.price_of_limits() - found[0]) // evaluation.scale)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Reparametrised:
+    """A problem as non-negative tables and a number: no assignment within the limits costs less than their sum.
+
+    Parameters
+    ----------
+    scale
+        All numbers are in units of one part in ``scale`` of the cost quantum.
+    bound
+        The number: the lower bound.
+    nodes
+        Per node what each supported strategy costs beyond the cheapest.
+    tables
+        Per factor group the same for each combination; meaningless where forbidden.
+    """
+
+    scale: int
+    bound: int
+    nodes: list[NDArray[Any]]
+    tables: list[NDArray[Any]]
 
 
 class _Evaluation:
@@ -84,8 +114,13 @@ class _Evaluation:
 
     def evaluate(self) -> int:
         """Return ``scale`` times the bound."""
+        return self.reparametrised().bound
+
+    def reparametrised(self) -> Reparametrised:
+        """Return all tables with the messages moved, and ``scale`` times the bound that they give."""
         total = -self.price_of_limits()
         unary = self._priced_nodes()
+        tables = []
         for g, group in enumerate(self.flat.groups):
             values, allowed = self._priced_group(group)
             for axis, i in enumerate(group.scope):
@@ -93,8 +128,13 @@ class _Evaluation:
                 message = self.messages[start : start + len(self.flat.supported[i])]
                 unary[i] = unary[i] + message
                 values = values - message.reshape([-1 if k == axis else 1 for k in range(len(group.scope))])
-            total += int((values if allowed is None else values[allowed]).min())
-        return total + sum(int(values.min()) for values in unary)
+            least = int((values if allowed is None else values[allowed]).min())
+            total += least
+            slack = values - least
+            tables.append(slack if allowed is None else np.where(allowed, slack, np.maximum(slack, 0)))
+        lows = [int(values.min()) for values in unary]
+        slacks = [values - low for values, low in zip(unary, lows, strict=True)]
+        return Reparametrised(self.scale, total + sum(lows), slacks, tables)
 
     def price_of_limits(self) -> int:
         """Return ``scale`` times what all limits together cost at the prices."""

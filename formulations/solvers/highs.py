@@ -15,6 +15,7 @@ from formulations.linear_model import LinearModel, build_linear_model
 from formulations.problem import StrategyProblem
 from formulations.solution import Claim, Progress, SolveOptions, relative_gap
 from formulations.solvers.base import ReportIncumbent, ReportProgress
+from formulations.solvers.exchange import FROM_OTHERS
 from formulations.solvers.highs_session import (
     TIGHT_TOLERANCE,
     USUAL_TOLERANCE,
@@ -108,6 +109,7 @@ class _Search:
             if outcome.infeasible:
                 return True
             self.raise_bound(outcome.bound)
+            self.hear_others()
             if outcome.values is None or not outcome.finished or time.monotonic() > self.deadline:
                 break
             if not rows.add_violated(outcome.values, limits):
@@ -135,7 +137,9 @@ class _Search:
         wanted = self.options.relative_gap * units * 2.0**-self.scale.exponent
         self.session.make_integer(max(exact, wanted))
         self.session.listen(lambda values: self.offer(self.model.choices(values)), self.raise_bound)
+        self.session.ask_for_solutions(self.column_values_of_others)
         while time.monotonic() < self.deadline:
+            self.hear_others()
             if self.best is not None:
                 start = self.model.column_values(self.best[1])
                 if start is not None:
@@ -154,6 +158,20 @@ class _Search:
                 self.finished = outcome.finished
                 return self.claim(outcome.message)
         return self.claim("time limit")
+
+    def hear_others(self) -> None:
+        """Take over what another solver found meanwhile, if it is better."""
+        choices = FROM_OTHERS.take()
+        if choices is not None:
+            self.offer(choices)
+
+    def column_values_of_others(self) -> Values | None:
+        """Column values of a better assignment that another solver found, for HiGHS in the midst of its search."""
+        before = self.best
+        self.hear_others()
+        if self.best is None or self.best is before:
+            return None
+        return self.model.column_values(self.best[1])
 
     def offer(self, choices: tuple[int, ...]) -> None:
         """Keep and report an assignment if it fits and is better."""

@@ -125,6 +125,7 @@ class HighsSession:
         self._highs.passModel(self._arrays(scaled_cost))
         self._on_solution: Callable[[Values], None] | None = None
         self._on_bound: Callable[[float], None] | None = None
+        self._ask: Callable[[], Values | None] | None = None
 
     def _arrays(self, scaled_cost: Values) -> Any:
         model, extra = self.model, self.peak_unit is not None
@@ -190,6 +191,16 @@ class HighsSession:
         bound = float(event.data_out.mip_dual_bound)
         if self._on_bound is not None and math.isfinite(bound):
             self._on_bound(bound)
+
+    def ask_for_solutions(self, ask: Callable[[], Values | None]) -> None:
+        """Ask now and then during branch and cut for a better solution than any so far."""
+        self._ask = ask
+        self._highs.cbMipUserSolution.subscribe(self._user_solution_event)
+
+    def _user_solution_event(self, event: Any) -> None:
+        values = None if self._ask is None else self._ask()
+        if values is not None:
+            event.data_in.setSolution(values)
 
     def start_from(self, values: Values) -> None:
         """Offer a starting solution to the next integer run."""

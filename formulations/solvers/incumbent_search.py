@@ -59,6 +59,10 @@ class IncumbentSearch:
         self._tolerance = max(0.25, 1e-19 * flat.penalty)
         self._order: IntArray = np.arange(len(flat.graph.sizes), dtype=np.int64)
 
+    def extend(self, deadline: float) -> None:
+        """Move the time (of :func:`time.monotonic`) after which filling stops."""
+        self._deadline = deadline
+
     def set_prices(self, prices: FloatArray) -> None:
         """Add prices per unit of usage to the costs that all moves see."""
         flat = self.flat

@@ -12,6 +12,7 @@ The bound that is claimed is evaluated anew in exact integers (:mod:`formulation
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
 import numpy as np
 
@@ -23,6 +24,7 @@ from formulations.solvers.compiled import seed_compiled
 from formulations.solvers.decimation import decimate
 from formulations.solvers.dual_bound import eliminated_bound, exact_bound
 from formulations.solvers.elimination import OutOfTimeError, TooWideError
+from formulations.solvers.exchange import FROM_OTHERS
 from formulations.solvers.incumbent_search import IncumbentSearch
 from formulations.solvers.price_ascent import PriceAscent
 from formulations.solvers.price_bundle import PriceBundle
@@ -53,10 +55,10 @@ def solve(problem: StrategyProblem, options: SolveOptions, report: ReportProgres
     flat = flatten(problem)
     if flat.contradiction:
         return Claim(None, None, proved_infeasible=True, message=flat.contradiction)
-    return _Run(problem, flat, options, report, incumbent, started).run()
+    return PriceSearch(problem, flat, options, report, incumbent, started).run()
 
 
-class _Run:
+class PriceSearch:
     """One solve: the clock, the bound, the incumbent, and the phases in order."""
 
     def __init__(
@@ -102,6 +104,26 @@ class _Run:
             self._steer()
         if not self._done():
             self._intensify()
+        return self._claim()
+
+    def go_on(self, time_limit: float) -> Claim:
+        """From where :meth:`run` ended, raise the bound and intensify until ``time_limit`` seconds after the start."""
+        self.options = replace(self.options, time_limit=time_limit)
+        self.search.extend(self._deadline(1.0))
+        midway = (time.monotonic() + self._deadline(1.0)) / 2
+        if self.options.iteration_limit is None and not self._done():
+            self.ascent.sweeps(2)
+            while time.monotonic() < midway:
+                self.ascent.step(1.0)
+                if self.ascent.iterations % _STEPS_BETWEEN_CHECKS == 0:
+                    self._tell()
+                    if self._done():
+                        break
+        if not self._done():
+            self._intensify()
+        return self._claim()
+
+    def _claim(self) -> Claim:
         self._prove()
         if self._infeasible():
             message = f"the bound {self.bound} is above the cost {self._worst_total} of any assignment"
@@ -167,6 +189,7 @@ class _Run:
         self._steered = prices
         while not self._out_of_time(_STEER_SHARE) and not self._out_of_rounds(0.5):
             self.rounds += 1
+            self._hear_others()
             self.search.set_prices(prices)
             self.search.grow_trees(choices, 2 * nodes, 4000 if self.rounds % 2 else 400)
             usage = self.search.usage(choices)
@@ -210,6 +233,7 @@ class _Run:
         nodes = len(self.flat.graph.sizes)
         while self.search.best is not None and not self._out_of_time(0.95) and not self._out_of_rounds(1.0):
             self.rounds += 1
+            self._hear_others()
             factor = float(self._random.uniform(0.4, 1.5))
             noise = self._random.uniform(0.0, 0.8) * self._random.standard_normal(len(base))
             prices = (base if self._random.random() < 0.5 else self.prices) * factor * np.exp(noise)
@@ -222,6 +246,13 @@ class _Run:
             self.search.fill(choices, usage, prices, (0.6, 0.3, 0.0))
             if self.rounds % _STEPS_BETWEEN_CHECKS == 0 and self._done():
                 return
+
+    def _hear_others(self) -> None:
+        """Take over what another solver found meanwhile, if it is better."""
+        found = FROM_OTHERS.take()
+        choices = None if found is None else self.flat.flat_choices(found)
+        if choices is not None:
+            self.search.offer(choices)
 
     def _found(self, choices: tuple[int, ...], objective: int) -> None:
         self._incumbent(choices)

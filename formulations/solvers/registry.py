@@ -10,7 +10,7 @@ from importlib.metadata import entry_points
 from types import MappingProxyType
 from typing import cast
 
-from formulations.solvers.base import Solver
+from formulations.solvers.base import Coordinator, Solver
 
 ENTRY_POINT_GROUP = "meshwright.solvers"
 
@@ -20,6 +20,8 @@ SOLVERS: dict[str, str] = {
     "greedy": "formulations.solvers.greedy:solve",
     "highs": "formulations.solvers.highs:solve",
     "lagrangian": "formulations.solvers.lagrangian:solve",
+    "portfolio": "formulations.solvers.portfolio:solve",
+    "price_and_branch": "formulations.solvers.price_and_branch:solve",
     "pyomo": "formulations.solvers.pyomo_mirror:solve",
     "tree_dp": "formulations.solvers.tree_dp:solve",
 }
@@ -36,7 +38,8 @@ EXACT_KINDS: Mapping[str, str] = MappingProxyType(
 )
 """Solvers whose word counts when nothing seems feasible, by the kind of their method."""
 
-_NEEDS_OWN_PROCESS = frozenset({"cpsat", "highs", "pyomo"})
+_NEEDS_OWN_PROCESS = frozenset({"cpsat", "highs", "price_and_branch", "pyomo"})
+_COORDINATORS = frozenset({"portfolio"})
 
 
 class UnknownSolverError(ValueError):
@@ -64,11 +67,23 @@ class SolverSpec:
         """Whether its library must not be loaded beside others (HiGHS and CP-SAT exclude each other)."""
         return self.name.partition(":")[0] in _NEEDS_OWN_PROCESS
 
+    @property
+    def is_coordinator(self) -> bool:
+        """Whether it lets other solvers work for it, from the caller's process."""
+        return self.name in _COORDINATORS
+
     def load(self) -> Solver:
         """Import the function; call only in the process that will run it."""
+        return cast(Solver, self._function())
+
+    def load_coordinator(self) -> Coordinator:
+        """Import the function of a solver that :attr:`is_coordinator`."""
+        return cast(Coordinator, self._function())
+
+    def _function(self) -> object:
         module, _, function = self.target.partition(":")
         found = getattr(importlib.import_module(module), function)
-        return cast(Solver, partial(found, **self.keywords) if self.keywords else found)
+        return partial(found, **self.keywords) if self.keywords else found
 
 
 def find_solver(name: str) -> SolverSpec:

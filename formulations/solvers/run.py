@@ -10,6 +10,7 @@ from dataclasses import replace
 from formulations.checker import ViolationKind, check
 from formulations.problem import StrategyProblem
 from formulations.solution import Claim, Progress, SolveOptions, SolveResult, Status
+from formulations.solvers.base import Desk
 from formulations.solvers.ledger import Ledger, SolverContradiction
 from formulations.solvers.registry import SolverSpec, find_solver
 from formulations.solvers.worker import Ending, Listener, SolverPool
@@ -94,8 +95,10 @@ def solve_in_process(problem: StrategyProblem, solver: str, options: SolveOption
         For solvers whose libraries must stay in a process of their own.
     """
     spec = find_solver(solver)
-    if spec.needs_own_process:
-        raise SolveOptionsError(f"solver {solver} must run in a process of its own; use solve() with a SolverPool")
+    if spec.needs_own_process or spec.is_coordinator:
+        raise SolveOptionsError(
+            f"solver {solver} needs a process of its own, or several; use solve() with a SolverPool"
+        )
     ledger = _open(problem, spec, options or SolveOptions(), None)
     if not problem.nodes:
         return _without_decisions(ledger)
@@ -136,6 +139,11 @@ def _without_decisions(ledger: Ledger) -> SolveResult:
 
 def _work(workers: SolverPool, spec: SolverSpec, ledger: Ledger, options: SolveOptions) -> bool:
     """Run one solver and enter what it finds; True if it claims that nothing is feasible."""
+    if spec.is_coordinator:
+        desk = Desk(workers, ledger.hear, lambda found, source: _take(ledger, [found], source), ledger.spend)
+        claim = spec.load_coordinator()(ledger.problem, options, desk)
+        ledger.note(claim.message)
+        return _enter(ledger, claim, spec.name)
     listener = Listener(ledger.hear, lambda found: _take(ledger, found, spec.name))
     outcome = workers.run(spec, ledger.problem, options, listener)
     ledger.spend(outcome.cpu_seconds, outcome.peak_rss_bytes)

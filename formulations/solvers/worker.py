@@ -26,7 +26,7 @@ from formulations.problem import StrategyProblem
 from formulations.solution import Claim, Progress, SolveOptions
 from formulations.solvers.registry import SolverSpec
 from formulations.solvers.transfer import pack
-from formulations.solvers.worker_process import Failed, Finished, Incumbent, Job, Message, Ready, Started
+from formulations.solvers.worker_process import Better, Failed, Finished, Incumbent, Job, Message, Ready, Started
 from formulations.solvers.worker_process import read_status_bytes as _status_bytes
 
 STARTUP_SECONDS = 120.0
@@ -48,6 +48,7 @@ class Ending(StrEnum):
     TIME_LIMIT = "time limit"
     MEMORY_LIMIT = "memory limit"
     INTERRUPTED = "interrupted"
+    STOPPED = "stopped"
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,10 +86,22 @@ class _Usage:
 
 @dataclass(slots=True)
 class Listener:
-    """What to call while a job runs, in the caller's thread."""
+    """What to call while a job runs, in the caller's thread.
+
+    Parameters
+    ----------
+    on_progress, on_incumbents
+        Take what the solver found.
+    from_others
+        Returns a better assignment of another solver that was not told yet, or None.
+    should_stop
+        Returns whether the job has become pointless; it is then killed.
+    """
 
     on_progress: Callable[[Progress], None] = field(default=lambda _: None)
     on_incumbents: Callable[[list[tuple[int, ...]]], None] = field(default=lambda _: None)
+    from_others: Callable[[], tuple[int, ...] | None] = field(default=lambda: None)
+    should_stop: Callable[[], bool] = field(default=lambda: False)
 
 
 def grace_seconds(time_limit: float) -> float:
@@ -201,6 +214,11 @@ class Worker:
                     return WorkerOutcome(
                         Ending.FAILED, None, text, message.bad_input, message.cpu_seconds, message.peak_rss_bytes
                     )
+            better = listener.from_others()
+            if better is not None:
+                self._connection.send(Better(better))
+            if listener.should_stop():
+                return self._kill(Ending.STOPPED, "stopped", listener, used)
             used.measure()
             limit = options.memory_limit_bytes
             resident = _status_bytes(self.process_id, "VmRSS") if limit is not None else 0
@@ -274,6 +292,15 @@ class SolverPool:
             with self._lock:
                 self._idle[spec.target].append(worker)
         return outcome
+
+    def warm(self, spec: SolverSpec) -> None:
+        """Start a worker for a later :meth:`run`, unless an idle one is there."""
+        with self._lock:
+            if self._idle.get(spec.target):
+                return
+        worker = Worker()
+        with self._lock:
+            self._idle.setdefault(spec.target, []).append(worker)
 
     def close(self) -> None:
         """End all idle workers."""

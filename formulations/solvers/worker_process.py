@@ -7,6 +7,7 @@ The process ends when the connection closes or when its parent is gone.
 from __future__ import annotations
 
 import os
+import queue
 import sys
 import threading
 import time
@@ -16,6 +17,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 from formulations.solution import Claim, Progress, SolveOptions
+from formulations.solvers.exchange import FROM_OTHERS
 from formulations.solvers.registry import SolverSpec
 from formulations.solvers.transfer import PackedProblem, unpack
 
@@ -29,6 +31,13 @@ class Job:
     spec: SolverSpec
     problem: PackedProblem
     options: SolveOptions
+
+
+@dataclass(frozen=True, slots=True)
+class Better:
+    """What another solver found meanwhile, for the solver that runs."""
+
+    choices: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,13 +94,26 @@ def read_status_bytes(process: int | str, field: str) -> int:
 
 def serve(connection: Connection) -> None:
     """Run jobs until the connection closes."""
+    jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
+    threading.Thread(target=_receive, args=(connection, jobs), daemon=True).start()
     connection.send(Ready())
+    while (job := jobs.get()) is not None:
+        connection.send(_run(job, connection))
+
+
+def _receive(connection: Connection, jobs: queue.SimpleQueue[Job | None]) -> None:
+    """Read what the parent sends, also while a job runs; None ends the jobs."""
     while True:
         try:
-            job = connection.recv()
-        except EOFError:
+            message = connection.recv()
+        except (EOFError, OSError):
+            jobs.put(None)
             return
-        connection.send(_run(job, connection))
+        if isinstance(message, Better):
+            FROM_OTHERS.put(message.choices)
+        else:
+            FROM_OTHERS.put(None)
+            jobs.put(message)
 
 
 def _run(job: Job, connection: Connection) -> Message:

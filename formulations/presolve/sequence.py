@@ -1,0 +1,128 @@
+"""The reductions in order, until nothing becomes smaller."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from formulations.presolve import (
+    arc_consistency,
+    dominated_strategies,
+    fixed_nodes,
+    free_components,
+    free_nodes,
+    maximal_times,
+    separable_tables,
+    tied_nodes,
+)
+from formulations.presolve.export import export
+from formulations.presolve.lift import Lift
+from formulations.presolve.workspace import Workspace
+from formulations.problem import StrategyProblem
+
+Reduction = Callable[[Workspace], bool]
+"""Makes a workspace smaller without changing the optimum; returns whether it did."""
+
+REDUCTIONS: dict[str, Reduction] = {
+    "arc_consistency": arc_consistency.reduce,
+    "tied_nodes": tied_nodes.reduce,
+    "fixed_nodes": fixed_nodes.reduce,
+    "separable_tables": separable_tables.reduce,
+    "maximal_times": maximal_times.reduce,
+    "free_nodes": free_nodes.reduce,
+    "free_components": free_components.reduce,
+    "dominated_strategies": dominated_strategies.reduce,
+}
+"""All reductions by name, the cheap ones first."""
+
+_MOST_ROUNDS = 50
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """How large a problem is; ``times`` counts those of all resources at which something begins or ends."""
+
+    nodes: int
+    strategies: int
+    factors: int
+    entries: int
+    usage_terms: int
+    times: int
+
+    @classmethod
+    def of(cls, problem: StrategyProblem) -> Size:
+        """Measure a problem."""
+        terms = [term for _, term in problem.usage_terms() if term.start < term.end]
+        events = {(term.resource, t) for term in terms for t in (term.start, term.end)}
+        return cls(
+            len(problem.nodes),
+            sum(node.size for node in problem.nodes),
+            len(problem.factors),
+            sum(factor.cost.size for factor in problem.factors),
+            len(terms),
+            len(events),
+        )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Presolved:
+    """A smaller problem with the same optimum.
+
+    Parameters
+    ----------
+    problem
+        The reduced problem; its times and resources' limits are its own.
+    lift
+        From its choices to those of the original problem.
+    offset
+        The objective of lifted choices is that of the reduced ones plus this, exactly.
+    before, after
+        Sizes of the original and the reduced problem.
+    steps
+        Reductions that made it smaller, in order.
+    contradiction
+        Why nothing is feasible, where that was noticed (``problem`` is then the original one); else empty.
+    """
+
+    problem: StrategyProblem
+    lift: Lift
+    offset: int
+    before: Size
+    after: Size
+    steps: tuple[str, ...]
+    contradiction: str
+
+
+def presolve(
+    problem: StrategyProblem, reductions: Sequence[str] = tuple(REDUCTIONS), deadline: float = math.inf
+) -> Presolved:
+    """Reduce a problem exactly: an optimum of the result, lifted, is an optimum of ``problem``.
+
+    Parameters
+    ----------
+    problem
+        A validated problem.
+    reductions
+        Names from :data:`REDUCTIONS`, in the order in which they are tried.
+    deadline
+        Of :func:`time.monotonic`; no further reduction is begun after it.
+    """
+    work = Workspace(problem)
+    steps: list[str] = []
+    for _ in range(_MOST_ROUNDS):
+        shrunk = False
+        for name in reductions:
+            if work.contradiction or time.monotonic() > deadline:
+                break
+            if REDUCTIONS[name](work):
+                steps.append(name)
+                shrunk = True
+        if not shrunk or work.contradiction or time.monotonic() > deadline:
+            break
+    before = Size.of(problem)
+    if work.contradiction or work.check_constant_usage():
+        return Presolved(problem, Lift.identity(problem), 0, before, before, tuple(steps), work.contradiction)
+    reduced, lift, offset = export(work, problem)
+    return Presolved(reduced, lift, offset, before, Size.of(reduced), tuple(steps), "")

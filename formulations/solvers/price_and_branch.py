@@ -1,0 +1,121 @@
+"""Memory prices first; then branch and cut on what the prices leave open.
+
+1. :mod:`formulations.solvers.lagrangian` for part of the time: a bound, prices and an incumbent.
+2. Whatever cannot be part of a better assignment is forbidden (:mod:`formulations.solvers.price_fixing`) and
+   presolve runs again on the rest, the *core*.
+3. :mod:`formulations.solvers.highs` on the core, where that is small enough (on the problem itself where the first
+   step found no assignment). An assignment is either in the core or costs at least as much as the incumbent, so the
+   smaller of the core's bound and the incumbent's cost is a bound.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+
+from formulations.flat import flatten
+from formulations.linear_model import linear_columns
+from formulations.presolve import Presolved, presolve
+from formulations.problem import StrategyProblem
+from formulations.solution import Claim, Progress, SolveOptions
+from formulations.solvers import highs
+from formulations.solvers.base import ReportIncumbent, ReportProgress
+from formulations.solvers.exchange import FROM_OTHERS
+from formulations.solvers.incumbent_search import exact_objective
+from formulations.solvers.lagrangian import PriceSearch
+from formulations.solvers.price_fixing import without_hopeless
+
+MOST_CORE_COLUMNS = 400_000
+"""Columns of the core's linear model up to which branch and cut is tried."""
+
+_FIRST_SHARE, _SECOND_SHARE = 0.3, 0.6
+"""Parts of the time after which the core is looked at; a better incumbent in between makes it smaller."""
+
+
+def solve(problem: StrategyProblem, options: SolveOptions, report: ReportProgress, incumbent: ReportIncumbent) -> Claim:
+    """Solve by prices, then exactly on what remains.
+
+    With ``iteration_limit`` (of the first step) the solver is deterministic as long as the time limit does
+    not cut it short.
+    """
+    started = time.monotonic()
+    if not problem.nodes:
+        incumbent(())
+        return Claim((), 0)
+    flat = flatten(problem)
+    if flat.contradiction:
+        return Claim(None, None, proved_infeasible=True, message=flat.contradiction)
+    first = replace(options, time_limit=_FIRST_SHARE * options.time_limit)
+    prices = PriceSearch(problem, flat, first, report, incumbent, started)
+    claim = prices.run()
+    for share in (_SECOND_SHARE, 1.0):
+        remaining = replace(options, time_limit=max(0.0, started + options.time_limit - time.monotonic()))
+        if claim.proved_infeasible or claim.bound is None or not remaining.time_limit:
+            return claim
+        if claim.choices is None:
+            small = linear_columns(problem) <= MOST_CORE_COLUMNS
+            return highs.solve(problem, remaining, report, incumbent) if small else claim
+        objective = exact_objective(problem, claim.choices)
+        if objective - claim.bound <= options.relative_gap * abs(objective):
+            return claim
+        ascent = prices.ascent
+        hopeful = without_hopeless(problem, flat, ascent.best_prices, ascent.best_messages, objective)
+        core = presolve(hopeful, deadline=started + options.time_limit)
+        columns = linear_columns(core.problem)
+        if columns <= MOST_CORE_COLUMNS:
+            return _Core(core, claim, objective, report, incumbent, started).run(remaining)
+        claim = prices.go_on(share * options.time_limit)
+    return replace(claim, message=f"the core has {columns} columns, too many for branch and cut")
+
+
+class _Core:
+    """Branch and cut on the core, in terms of the problem."""
+
+    def __init__(
+        self,
+        core: Presolved,
+        claim: Claim,
+        objective: int,
+        report: ReportProgress,
+        incumbent: ReportIncumbent,
+        started: float,
+    ) -> None:
+        self.core, self.claim, self.objective = core, claim, objective
+        self.best = objective
+        self.bound = claim.bound
+        self._report, self._incumbent, self._started = report, incumbent, started
+
+    def run(self, options: SolveOptions) -> Claim:
+        """Solve the core and return what that says about the problem."""
+        assert self.claim.choices is not None
+        if not self.core.problem.nodes:
+            found = Claim((), 0)
+        else:
+            start = self.core.lift.project(self.claim.choices)
+            options = replace(options, relative_gap=0.0, initial_choices=start)
+            with FROM_OTHERS.translated(self.core.lift.project):
+                found = highs.solve(self.core.problem, options, self._hear, self._take)
+        self._raise(found.bound)
+        choices = self.claim.choices
+        if found.choices is not None:
+            cost = exact_objective(self.core.problem, found.choices) + self.core.offset
+            if cost < self.objective:
+                choices = self.core.lift(found.choices)
+        message = f"core of {self.core.after.nodes} nodes: {found.message}"
+        return Claim(choices, self.bound, message=message, iterations=self.claim.iterations + found.iterations)
+
+    def _raise(self, bound: int | None) -> None:
+        """Take a bound of the core; what lies outside costs at least as much as the first incumbent."""
+        if bound is not None:
+            valid = min(bound + self.core.offset, self.objective)
+            self.bound = valid if self.bound is None else max(self.bound, valid)
+
+    def _hear(self, progress: Progress) -> None:
+        self._raise(progress.bound)
+        self._report(Progress(time.monotonic() - self._started, self.best, self.bound, "price_and_branch"))
+
+    def _take(self, choices: tuple[int, ...]) -> None:
+        cost = exact_objective(self.core.problem, choices) + self.core.offset
+        if cost < self.best:
+            self.best = cost
+            self._incumbent(self.core.lift(choices))
