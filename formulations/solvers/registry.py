@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -37,6 +38,9 @@ EXACT_KINDS: Mapping[str, str] = MappingProxyType(
     }
 )
 """Solvers whose word counts when nothing seems feasible, by the kind of their method."""
+
+_SOLVER_ARGUMENTS = ("problem", "options", "report", "incumbent")
+_COORDINATOR_ARGUMENTS = ("problem", "options", "desk")
 
 _NEEDS_OWN_PROCESS = frozenset({"cpsat", "highs", "price_and_branch", "pyomo"})
 _COORDINATORS = frozenset({"portfolio"})
@@ -73,16 +77,28 @@ class SolverSpec:
         return self.name in _COORDINATORS
 
     def load(self) -> Solver:
-        """Import the function; call only in the process that will run it."""
-        return cast(Solver, self._function())
+        """Import the function; call only in the process that will run it.
+
+        Raises
+        ------
+        UnknownSolverError
+            There is no such function, or it cannot be called as a solver.
+        """
+        return cast(Solver, self._function(_SOLVER_ARGUMENTS))
 
     def load_coordinator(self) -> Coordinator:
         """Import the function of a solver that :attr:`is_coordinator`."""
-        return cast(Coordinator, self._function())
+        return cast(Coordinator, self._function(_COORDINATOR_ARGUMENTS))
 
-    def _function(self) -> object:
+    def _function(self, arguments: tuple[str, ...]) -> object:
         module, _, function = self.target.partition(":")
-        found = getattr(importlib.import_module(module), function)
+        try:
+            found = getattr(importlib.import_module(module), function)
+            inspect.signature(found).bind(*arguments, **self.keywords)
+        except (ImportError, AttributeError, TypeError, ValueError) as error:
+            raise UnknownSolverError(
+                f"{self.name!r} is no solver: {self.target} must be a function of {', '.join(arguments)} ({error})"
+            ) from error
         return partial(found, **self.keywords) if self.keywords else found
 
 

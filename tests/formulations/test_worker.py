@@ -265,9 +265,15 @@ def test_initial_choices_count_as_incumbent() -> None:
     assert (result.status, result.objective) == (Status.FEASIBLE, 5)
 
 
+@pytest.mark.parametrize("name", ["nosuch.module:function", "json:nosuch", "os:getcwd"])
+def test_what_is_no_solver_is_refused(name: str, pool: SolverPool) -> None:
+    with pytest.raises(SolverInputError, match="is no solver"):
+        solve(two_nodes(), name, pool=pool)
+
+
 @pytest.mark.parametrize("name", ["highs", "cpsat"])
 def test_relative_gap_is_the_contracts(name: str, pool: SolverPool) -> None:
-    problem = training_step_problem(4, operators=40, strategies=4, memory=0.6)
+    problem = training_step_problem(4, operators=16, strategies=4, memory=0.6)
     exact = solve(problem, "highs", SolveOptions(time_limit=60), pool=pool)
     assert exact.status is Status.OPTIMAL
     loose = solve(problem, name, SolveOptions(time_limit=60, relative_gap=0.2), pool=pool)
