@@ -2,20 +2,25 @@
 VENV ?= .venv
 # Which torch: `pinned` installs the one in constraints.txt; `keep` uses the one that is there already
 # (in the environment at VENV, or in the interpreter PYTHON that a new one is made from).
-TORCH ?= $(or $(shell cat $(VENV)/.installed 2>/dev/null),pinned)
+# The stamp of an installation bears its choice, which is the default from then on.
+stamp := $(VENV)/.installed-
+TORCH ?= $(or $(firstword $(patsubst $(stamp)%,%,$(wildcard $(stamp)*))),pinned)
+$(if $(filter-out keep pinned,$(TORCH)),$(error TORCH=$(TORCH) is unknown: use pinned or keep))
 # The CPU build, which spares a laptop the CUDA libraries; a GPU machine names another index or keeps its torch.
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 PYTHON ?=
 
 python := $(VENV)/bin/python
-installed := $(VENV)/.installed
+# Made last in a new environment: one without it was cut short and is made again.
+pip := $(VENV)/bin/pip
+installed := $(stamp)$(TORCH)
 # Two processes of one thread each are faster on two cores than one process of two.
 single_threaded := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 
 .PHONY: install demo test fuzz lint bench notebooks clean
 install: $(installed)
 
-$(python):
+$(pip):
 	@for candidate in $(PYTHON) python3.11 python3.12 python3.13 python3.14 python3 python; do \
 	  if "$$candidate" -c 'import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then \
 	    echo "creating $(VENV) with $$("$$candidate" --version)"; \
@@ -25,7 +30,8 @@ $(python):
 	echo "No Python >= 3.11 with venv and ensurepip was found; name one: make install PYTHON=/path/to/python" >&2; \
 	exit 1
 
-$(installed): pyproject.toml constraints.txt | $(python)
+$(installed): pyproject.toml constraints.txt | $(pip)
+	@rm -f $(stamp)*
 ifeq ($(TORCH),keep)
 	@$(python) -c 'from importlib.metadata import version; v = tuple(map(int, version("torch").split(".")[:2])); \
 	  exit(not (2, 11) <= v < (2, 14))' 2>/dev/null || \
@@ -38,7 +44,7 @@ else
 endif
 	$(python) -m pip install --quiet --constraint $(VENV)/constraints.txt --editable '.[dev,notebooks]'
 	$(python) -m formulations.warm_up
-	@echo $(TORCH) > $@
+	@touch $@
 
 demo: install
 	$(python) -m runtime.demo

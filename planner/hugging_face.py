@@ -90,6 +90,28 @@ def hugging_face_step(
         The name or model type is unknown, the file cannot be read, or the sequence is too long.
     """
     config = _configuration(name)
+    try:
+        return _built(config, name, batch, sequence, dtype, seed, layers, dropout, device)
+    except ModelError:
+        raise
+    except Exception as error:
+        raise ModelError(
+            f"model hf:{name}: transformers cannot build it from its configuration ({_reason(error)})"
+        ) from error
+
+
+def _built(
+    config: Any,
+    name: str,
+    batch: int,
+    sequence: int,
+    dtype: torch.dtype,
+    seed: int,
+    layers: int | None,
+    dropout: float | None,
+    device: str,
+) -> tuple[nn.Module, dict[str, Tensor]]:
+    """Module and example arguments; a configuration may hold anything, so anything may be raised."""
     _override(config, name, layers, dropout)
     task = _task(config, name)
     positions = getattr(config, "max_position_embeddings", None) if task != "image_classification" else None
@@ -98,25 +120,20 @@ def hugging_face_step(
             f"model hf:{name} has {positions} positions, the sequence has {sequence}: shorten it, "
             "or raise max_position_embeddings in a config.json"
         )
-    try:
-        with torch.device(device):
-            module: nn.Module = _auto_class(task).from_config(config, dtype=dtype)
-        module.train()
-        examples = (
-            _images(config, batch, dtype, seed)
-            if task == "image_classification"
-            else _texts(config, task, batch, sequence, seed)
-        )
-        return module, {key: tensor.to(device) for key, tensor in examples.items()}
-    except Exception as error:
-        raise ModelError(
-            f"model hf:{name}: transformers cannot build it from its configuration ({_reason(error)})"
-        ) from error
+    with torch.device(device):
+        module: nn.Module = _auto_class(task).from_config(config, dtype=dtype)
+    module.train()
+    examples = (
+        _images(config, batch, dtype, seed)
+        if task == "image_classification"
+        else _texts(config, task, batch, sequence, seed)
+    )
+    return module, {key: tensor.to(device) for key, tensor in examples.items()}
 
 
 def _reason(error: Exception) -> str:
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+    """Kind and first two lines of an error on one line: the second says what is wrong with the field of the first."""
+    return " ".join([f"{type(error).__name__}:", *" ".join(str(error).strip().splitlines()[:2]).split()])
 
 
 def _configuration(name: str) -> Any:

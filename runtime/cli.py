@@ -49,16 +49,16 @@ def common(
     """Options before the command."""
 
 
-def is_for_the_user(error: ValueError) -> bool:
-    """Whether an error is one of ours, whose message names input, value and remedy, and not a defect."""
+def is_for_the_user(error: Exception) -> bool:
+    """Whether an error is one of ours, whose message says what is wrong, and no defect."""
     return type(error).__module__.partition(".")[0] in OUR_PACKAGES
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run a command and leave with its exit code.
 
-    0 is success; 1 a run whose check failed; 2 input that cannot be used, an infeasible limit among it, told in
-    one line on stderr; 130 an interrupt.
+    0 is success; 1 a run whose check failed; 2 input that cannot be used, an infeasible limit among it, and files
+    and solvers that fail, told in one line on stderr; 130 an interrupt.
     """
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # its advice is about weights, which plans never load
     try:
@@ -67,7 +67,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         code = complain(error.format_message(), BAD_INPUT)
     except (KeyboardInterrupt, typer.Abort):
         code = complain("interrupted", INTERRUPTED)
-    except ValueError as error:
+    except OSError as error:
+        code = complain(f"{error.filename or 'file'}: {error.strerror or error}", BAD_INPUT)
+    except (ValueError, RuntimeError) as error:
         if not is_for_the_user(error):
             raise
         code = complain(str(error), BAD_INPUT)

@@ -29,8 +29,9 @@ def run_table(plan: Plan, report: RunReport) -> Table:
     bound = "-" if plan.bound_seconds is None else format_seconds(plan.bound_seconds)
     table.add_row("status", str(plan.record.certificate.status), "", "")
     table.add_row("bound, gap", f"{bound}, {format_gap(plan.gap)}", "", "")
-    if options.limit_bytes is not None:
-        table.add_row("memory limit", format_bytes(options.limit_bytes), "", "")
+    if report.memory_limit_bytes is not None:
+        verdict = f"exceeded by {format_bytes(report.excess_bytes)}" if report.excess_bytes else "kept"
+        table.add_row("memory limit", format_bytes(report.memory_limit_bytes), verdict, "")
     for rank, (predicted, measured) in enumerate(
         zip(report.predicted_peak_bytes, report.measured_peak_bytes, strict=True)
     ):

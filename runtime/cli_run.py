@@ -15,8 +15,7 @@ from runtime.cli_values import OptionError, readable_file, writable_file
 
 if TYPE_CHECKING:
     from planner.plan import Plan
-
-CHECK_FAILED = 1
+    from runtime.run_report import RunReport
 
 
 def run(
@@ -28,57 +27,53 @@ def run(
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
 ) -> int:
     """Run a plan on local processes, or as one rank of a job that torchrun started."""
-    readable_file(plan_file, "PLAN")
-    if report is not None:
+    started_by_torchrun = "WORLD_SIZE" in os.environ
+    if not started_by_torchrun:
+        readable_file(plan_file, "PLAN")
+    if report is not None and os.environ.get("RANK", "0") == "0":
         writable_file(report, "--report")
     if data is not None:
         readable_file(data, "--data")
     if device not in ("cpu", "cuda"):
         raise OptionError(f"--device: {device!r} is unknown; choose cpu or cuda")
+    start = _run_as_rank if started_by_torchrun else _run_locally
+    return start(plan_file, steps, check, report, data, device)
 
+
+def _run_locally(plan_file: Path, steps: int, check: bool, report: Path | None, data: Path | None, device: str) -> int:
     from planner.plan import load_plan
-
-    plan = load_plan(plan_file)
-    if "WORLD_SIZE" in os.environ:
-        return _run_as_rank(plan, plan_file, steps, check, report, data, device)
-    return _run_locally(plan, steps, check, report, data, device)
-
-
-def _run_locally(plan: Plan, steps: int, check: bool, report: Path | None, data: Path | None, device: str) -> int:
-    from rich.console import Console
-
-    from runtime.cli_report import run_table
     from runtime.launch import run_plan
     from runtime.run_report import write_report
 
+    plan = load_plan(plan_file)
     ranks = prod(plan.decision.options.mesh)
     with progress_line(f"running {steps} steps on {ranks} ranks" + (" and on one process" if check else "")):
         found = run_plan(plan, steps=steps, check=check, data=data, device=device)
     if report is not None:
         write_report(found, report)
-    Console().print(run_table(plan, found))
-    failures = found.failures()
-    for failure in failures:
-        typer.echo(f"meshwright: {failure}", err=True)
-    return CHECK_FAILED if failures else 0
+    _show(plan, found)
+    return found.exit_code
 
 
-def _run_as_rank(
-    plan: Plan, plan_file: Path, steps: int, check: bool, report: Path | None, data: Path | None, device: str
-) -> int:
-    """Do one rank's part; a job of another size is refused before its ranks wait for one another."""
-    ranks, started = prod(plan.decision.options.mesh), int(os.environ["WORLD_SIZE"])
-    if ranks != started:
-        raise OptionError(f"PLAN: {plan_file} is for {ranks} ranks, but the job has {started}; start {ranks}")
-
+def _run_as_rank(plan_file: Path, steps: int, check: bool, report: Path | None, data: Path | None, device: str) -> int:
+    """Do one rank's part; rank 0 reads the plan and prints the table."""
     from runtime.rank_main import parse_options, run_rank
 
     arguments = [str(plan_file), "--steps", str(steps), "--device", device]
     arguments += ["--check"] if check else []
     arguments += ["--report", str(report)] if report is not None else []
     arguments += ["--data", str(data)] if data is not None else []
-    run_rank(parse_options(arguments))
-    return 0
+    return run_rank(parse_options(arguments), _show)
+
+
+def _show(plan: Plan, found: RunReport) -> None:
+    from rich.console import Console
+
+    from runtime.cli_report import run_table
+    from runtime.rank_main import tell_failures
+
+    Console().print(run_table(plan, found))
+    tell_failures(plan, found)
 
 
 def calibrate(

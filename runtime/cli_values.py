@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import tempfile
 from decimal import Decimal
 from pathlib import Path
 
@@ -55,13 +56,21 @@ def writable_file(path: Path, option: str) -> Path:
     Raises
     ------
     OptionError
-        When the folder does not exist or the path is a folder.
+        When the folder does not exist, the path is a folder, or nothing can be written there.
     """
     if path.is_dir():
         raise OptionError(f"{option}: {str(path)!r} is a folder; name a file in it")
-    if not path.absolute().parent.is_dir():
+    folder = path.absolute().parent
+    if not folder.is_dir():
         raise OptionError(f"{option}: the folder {str(path.parent)!r} does not exist; create it first")
-    return path
+    try:
+        # Permissions alone do not say it: a file system may be read-only or hold no files of users.
+        with tempfile.TemporaryFile(dir=folder):
+            return path
+    except OSError as error:
+        raise OptionError(
+            f"{option}: no file can be written in the folder {str(folder)!r} ({error.strerror}); choose another"
+        ) from None
 
 
 def readable_file(path: Path, option: str) -> Path:

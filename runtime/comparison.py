@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from math import isnan
+from math import inf, isnan
 
 from torch import Tensor
 
@@ -62,10 +62,12 @@ class ReferenceComparison:
         self._groups = groups
 
     def gradients(self, local: Mapping[str, Tensor]) -> WorstError:
-        """Largest error of the local gradients of the first step."""
+        """Largest error of the local gradients of the first step; infinite where only one side has a gradient."""
         worst = NO_ERROR
-        for name, gradient in local.items():
-            expected = self._reference.gradients[name]
+        for name in sorted(local.keys() ^ self._reference.gradients.keys()):
+            worst = worst.worse_of(WorstError(inf, name))
+        for name in sorted(local.keys() & self._reference.gradients.keys()):
+            gradient, expected = local[name], self._reference.gradients[name]
             difference = (gradient.cpu() - self._block(name, expected)).abs()
             worst = worst.worse_of(_error(name, difference, self._gradient_scale(expected)))
         return worst

@@ -22,7 +22,7 @@ RANKS = 2
 BATCH, SEQUENCE = 4, 256
 MEMORY_BYTES = 2_000 * 2**20
 STEPS = 3
-SOLVER_SECONDS = 30.0
+SOLVER, SOLVER_SECONDS = "portfolio", 30.0
 DATA = Path("README.md")
 FOLDER = Path(".demo")
 
@@ -66,7 +66,7 @@ def _planned_and_checked(path: Path) -> tuple[Plan, str]:
     reference = ModelReference("hf:gpt2", BATCH, SEQUENCE, "float32", seed=0, dropout=0.0)
     with progress_line(f"planning {reference.source}", 1e-9) as line:
         session = PlanningSession(reference, LOCAL_NAME, (RANKS,))
-        save_plan(session.plan(PlanRequest(MEMORY_BYTES, time_limit=SOLVER_SECONDS), line), path)
+        save_plan(session.plan(PlanRequest(MEMORY_BYTES, solver=SOLVER, time_limit=SOLVER_SECONDS), line), path)
         plan = load_plan(path)
         replayed = verify_plan(
             plan,

@@ -86,7 +86,10 @@ def copied(block: Tensor, device: torch.device) -> Tensor:
 def save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
     """Write tensors so that :func:`map_tensors` reads them: completely or not at all."""
     part = path.with_suffix(".part")
-    torch.save(dict(tensors), part)
+    with part.open("wb") as file:
+        torch.save(dict(tensors), file)
+        file.flush()
+        os.fsync(file.fileno())
     os.replace(part, path)
 
 

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from math import prod
 from pathlib import Path
+from typing import Any
 
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, Std
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -78,12 +79,15 @@ def run_plan(
             arguments.append("--check")
         if data is not None:
             arguments += ["--data", str(Path(data).resolve())]
-        _launch(prod(plan.decision.options.mesh), arguments, folder / "logs")
+        _launch(prod(plan.decision.options.mesh), arguments, folder / "logs", report)
         return read_report(report)
 
 
-def _launch(ranks: int, arguments: list[str], logs: Path) -> None:
-    """Start ``ranks`` local processes of :mod:`runtime.rank_main` and wait for them."""
+def _launch(ranks: int, arguments: list[str], logs: Path, report: Path) -> None:
+    """Start ``ranks`` local processes of :mod:`runtime.rank_main` and wait for them.
+
+    Ranks that end with an error after the report was written say by it that a check failed, which is in the report.
+    """
     logs.mkdir()
     config = LaunchConfig(
         min_nodes=1,
@@ -101,14 +105,21 @@ def _launch(ranks: int, arguments: list[str], logs: Path) -> None:
         with _quiet_launcher(), _inherited_import_path():
             elastic_launch(config, sys.executable)("-m", "runtime.rank_main", *arguments)
     except ChildFailedError as error:
+        if report.exists():
+            return
         rank, failure = error.get_first_failure()
         raise LaunchError(
             f"rank {rank} of {ranks} failed: {_reason(failure.message, logs, failure.local_rank)}"
         ) from None
 
 
-def _reason(message: str, logs: Path, local_rank: int) -> str:
-    """Message of a failed rank, or the end of its log where it died without one (a signal, out of memory)."""
+def _reason(message: str | dict[str, Any], logs: Path, local_rank: int) -> str:
+    """Message of a failed rank, or the end of its log where it died without one (a signal, out of memory).
+
+    Torch hands over the content of the rank's error file: for an exception a dictionary with its stack.
+    """
+    if isinstance(message, dict):
+        message = str(message.get("message", ""))
     if message and "To enable traceback" not in message:
         return message
     found = sorted(logs.rglob(f"{local_rank}/stderr.log"))

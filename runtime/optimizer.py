@@ -15,6 +15,8 @@ from torch import Tensor
 from torch.optim.adamw import adamw
 from torch.optim.sgd import sgd
 
+from planner.optimizers import optimizer_named
+
 
 @dataclass(frozen=True, slots=True)
 class Hyperparameters:
@@ -31,10 +33,6 @@ HYPERPARAMETERS: Mapping[str, Hyperparameters] = {
     "sgd": Hyperparameters(lr=1e-2),
 }
 """Settings by the name of the optimizer in a plan. SGD has neither momentum nor weight decay."""
-
-
-class OptimizerError(ValueError):
-    """An optimizer that is not known, or a state that does not belong to its parameters."""
 
 
 class LocalOptimizer:
@@ -62,9 +60,7 @@ class LocalOptimizer:
     """
 
     def __init__(self, name: str, parameters: Mapping[str, Tensor]) -> None:
-        if name not in HYPERPARAMETERS:
-            raise OptimizerError(f"optimizer {name!r} is unknown: use one of {', '.join(HYPERPARAMETERS)}")
-        self.name = name
+        self.name = optimizer_named(name).name
         self.settings = HYPERPARAMETERS[name]
         self.step_count = 0
         self._parameters = dict(parameters)
@@ -141,9 +137,7 @@ def whole_model_optimizer(name: str, module: torch.nn.Module) -> torch.optim.Opt
     OptimizerError
         If the optimizer is not known.
     """
-    if name not in HYPERPARAMETERS:
-        raise OptimizerError(f"optimizer {name!r} is unknown: use one of {', '.join(HYPERPARAMETERS)}")
-    settings = HYPERPARAMETERS[name]
+    settings = HYPERPARAMETERS[optimizer_named(name).name]
     trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
     if name == "sgd":
         return torch.optim.SGD(trained, lr=settings.lr, foreach=False)

@@ -7,6 +7,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import timedelta
 
 import torch
@@ -20,6 +21,13 @@ LEAVE_SECONDS = 20.0
 
 class LaunchError(ValueError):
     """A job that cannot be started as asked."""
+
+
+@dataclass(slots=True)
+class Membership:
+    """A rank's part in a job; ``exit_code`` is what its process ends with if leaving the job hangs."""
+
+    exit_code: int = 0
 
 
 def rank_device(wanted: str) -> torch.device:
@@ -42,7 +50,7 @@ def rank_device(wanted: str) -> torch.device:
 
 
 @contextmanager
-def joined(device: torch.device) -> Iterator[None]:
+def joined(device: torch.device) -> Iterator[Membership]:
     """Join the job of the environment (``torchrun`` or :mod:`runtime.launch`); leave it at the end.
 
     Collectives of CPU tensors go over gloo, those of CUDA tensors over NCCL. On CPU the machine's cores are
@@ -62,12 +70,13 @@ def joined(device: torch.device) -> Iterator[None]:
         torch.set_num_threads(max(1, available_cores() // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))))
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
     dist.init_process_group(backend, timeout=COLLECTIVE_TIMEOUT)
-    yield
+    membership = Membership()
+    yield membership
     dist.barrier()
-    _leave()
+    _leave(membership.exit_code)
 
 
-def _leave() -> None:
+def _leave(exit_code: int) -> None:
     """Destroy the groups; a process whose work is done must not hang in their destructors."""
     leaving = threading.Thread(target=dist.destroy_process_group, daemon=True)
     leaving.start()
@@ -75,7 +84,7 @@ def _leave() -> None:
     if leaving.is_alive():
         sys.stdout.flush()
         sys.stderr.flush()
-        os._exit(0)
+        os._exit(exit_code)
 
 
 def broadcast_text(text: str, source: int = 0) -> str:

@@ -13,7 +13,9 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from dataclasses import dataclass
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
 
@@ -53,8 +55,26 @@ class RunOptions:
     scratch: Path
 
 
-def run_rank(options: RunOptions) -> None:
+def tell_failures(plan: Plan, report: RunReport) -> None:
+    """Say on stderr what is wrong with a run, one line each."""
+    for failure in report.failures():
+        print("meshwright:", failure, file=sys.stderr)
+
+
+def run_rank(options: RunOptions, show: Callable[[Plan, RunReport], None] = tell_failures) -> int:
     """Do this rank's part; rank 0 writes the report.
+
+    Parameters
+    ----------
+    options
+        How to run.
+    show
+        Called on rank 0 with the merged report, before any rank leaves the job.
+
+    Returns
+    -------
+    int
+        The same exit code on every rank; see :attr:`RunReport.exit_code`.
 
     Raises
     ------
@@ -64,22 +84,42 @@ def run_rank(options: RunOptions) -> None:
         If the plan cannot be read, or is not a correct plan of the step that this machine captures.
     """
     device = rank_device(options.device)
-    with joined(device):
+    with joined(device) as membership:
         plan = _shared_plan(options)
-        step = load_step(reference_of(plan), "meta")
-        captured = capture(step.module, step.example_args, step.example_kwargs, step.loss_fn)
-        _check_plan(plan, captured)
-        _prepare(options)
-        report = _train(plan, step, captured, options, device)
-        reports = [RankReport.model_validate_json(text) for text in gather_texts(report.model_dump_json())]
-        if dist.get_rank() == 0 and options.report is not None:
-            write_report(merged_report(plan, reports, options), options.report)
-        if _is_first_here():
-            shutil.rmtree(options.scratch, ignore_errors=True)
+        folder = options.scratch / f"meshwright-{broadcast_text(uuid.uuid4().hex)}"
+        options = replace(options, scratch=folder)
+        try:
+            report = _run(plan, options, device)
+            if dist.get_rank() == 0:
+                show(plan, report)
+        finally:
+            if _is_first_here():
+                shutil.rmtree(options.scratch, ignore_errors=True)
+        membership.exit_code = report.exit_code
+    return report.exit_code
+
+
+def _run(plan: Plan, options: RunOptions, device: torch.device) -> RunReport:
+    """Train, and return rank 0's report of all ranks on every rank."""
+    if _is_first_here():
+        options.scratch.mkdir(parents=True, mode=0o700)
+        save_plan(plan, options.scratch / PLAN_FILE)
+    step = load_step(reference_of(plan), "meta")
+    captured = capture(step.module, step.example_args, step.example_kwargs, step.loss_fn)
+    _check_plan(plan, captured)
+    _prepare(options)
+    texts = gather_texts(_train(plan, step, captured, options, device).model_dump_json())
+    merged = ""
+    if dist.get_rank() == 0:
+        report = merged_report(plan, [RankReport.model_validate_json(text) for text in texts], options)
+        if options.report is not None:
+            write_report(report, options.report)
+        merged = report.model_dump_json()
+    return RunReport.model_validate_json(broadcast_text(merged))
 
 
 def _shared_plan(options: RunOptions) -> Plan:
-    """The plan that rank 0 reads; every machine keeps a copy for the process that makes the initial state."""
+    """The plan that rank 0 reads."""
     text = canonical_json(load_plan(options.plan)) if dist.get_rank() == 0 else ""
     text = broadcast_text(text)
     plan = Plan.model_validate_json(text)
@@ -87,10 +127,6 @@ def _shared_plan(options: RunOptions) -> Plan:
     if prod(mesh) != ranks:
         name = "x".join(map(str, mesh))
         raise LaunchError(f"the plan is for mesh {name}, {prod(mesh)} ranks, the job has {ranks}: start {prod(mesh)}")
-    if _is_first_here():
-        shutil.rmtree(options.scratch, ignore_errors=True)
-        options.scratch.mkdir(parents=True, mode=0o700)
-        save_plan(plan, options.scratch / PLAN_FILE)
     return plan
 
 
@@ -180,6 +216,7 @@ def merged_report(plan: Plan, ranks: list[RankReport], options: RunOptions) -> R
         device=options.device,
         dtype=plan.decision.model.dtype,
         steps=options.steps,
+        memory_limit_bytes=plan.decision.options.limit_bytes,
         predicted_peak_bytes=[plan.peak_bytes] * len(ranks),
         measured_peak_bytes=[rank.measured_peak_bytes for rank in ranks],
         resident_set_bytes=[rank.resident_set_bytes for rank in ranks],
@@ -199,11 +236,6 @@ def _is_first_here() -> bool:
     return int(os.environ.get("LOCAL_RANK", "0")) == 0
 
 
-def _default_scratch() -> Path:
-    run, port = os.environ.get("TORCHELASTIC_RUN_ID", "none"), os.environ.get("MASTER_PORT", "0")
-    return Path(tempfile.gettempdir()) / f"meshwright-{os.getuid()}-{run}-{port}"
-
-
 def parse_options(arguments: list[str] | None = None) -> RunOptions:
     """Options of the command line."""
     parser = argparse.ArgumentParser(prog="runtime.rank_main", description="Run a plan as one rank of a job.")
@@ -213,7 +245,7 @@ def parse_options(arguments: list[str] | None = None) -> RunOptions:
     parser.add_argument("--data", type=Path, help="text whose bytes are the tokens, on every machine")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--report", type=Path, help="where rank 0 writes its report (JSON)")
-    parser.add_argument("--scratch", type=Path, help="folder of this machine for the initial state; emptied")
+    parser.add_argument("--scratch", type=Path, help="folder of this machine for the run's temporary folder")
     found = parser.parse_args(arguments)
     if found.steps < 1:
         raise LaunchError(f"--steps {found.steps}: a run has at least one step")
@@ -224,15 +256,15 @@ def parse_options(arguments: list[str] | None = None) -> RunOptions:
         data=found.data,
         device=found.device,
         report=found.report,
-        scratch=found.scratch or _default_scratch(),
+        scratch=found.scratch or Path(tempfile.gettempdir()),
     )
 
 
 @record
-def main() -> None:
+def main() -> int:
     """Run one rank."""
-    run_rank(parse_options())
+    return run_rank(parse_options())
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -11,6 +11,11 @@ from formulations.files import write_text_atomically
 LOSS_TOLERANCE, GRADIENT_TOLERANCE = 1e-5, 1e-4
 """Largest relative differences to one process that pass in single precision; see :meth:`RunReport.failures`."""
 
+LIMIT_TOLERANCE = 1e-3
+"""Share of the memory limit by which a measured peak may be above it: sizes that only running code shows."""
+
+CHECK_FAILED = 1
+
 _PRECISION = {"float64": 1.0, "float32": 1.0, "float16": 2.0**13, "bfloat16": 2.0**16}
 """Rounding of a dtype relative to single precision (double precision is held to the same tolerance)."""
 
@@ -39,6 +44,8 @@ class RunReport(BaseModel):
         Digest of the plan's decision.
     mesh, device, dtype, steps
         How it was run.
+    memory_limit_bytes
+        Most bytes of tensors that the plan may use on a rank (None: no limit).
     predicted_peak_bytes, measured_peak_bytes
         Most bytes of tensors alive on a rank at once.
     resident_set_bytes
@@ -60,6 +67,7 @@ class RunReport(BaseModel):
     device: str
     dtype: str
     steps: int
+    memory_limit_bytes: int | None
     predicted_peak_bytes: list[int]
     measured_peak_bytes: list[int]
     resident_set_bytes: list[int]
@@ -80,19 +88,37 @@ class RunReport(BaseModel):
         pairs = zip(self.loss, self.reference_loss, strict=True)
         return max(abs(ours - theirs) / (abs(theirs) or 1.0) for ours, theirs in pairs)
 
-    def failures(self) -> list[str]:
-        """What a check found wrong, one line each; empty where nothing was checked or all is well.
+    @property
+    def excess_bytes(self) -> int:
+        """Bytes by which the largest measured peak is above the memory limit; 0 where it is not."""
+        if self.memory_limit_bytes is None:
+            return 0
+        return max(0, max(self.measured_peak_bytes) - self.memory_limit_bytes)
 
-        The first step's loss must be within 1e-5 of one process and its gradients within 1e-4 (relative, in
-        single precision; more in half precision). Later losses and updated parameters are reported only:
-        AdamW turns rounding differences of tiny gradients into differences of the size of the learning rate.
+    @property
+    def exit_code(self) -> int:
+        """Exit code of the command that made the run: 1 where something is wrong."""
+        return CHECK_FAILED if self.failures() else 0
+
+    def failures(self) -> list[str]:
+        """What is wrong with the run, one line each; empty where all is well.
+
+        No rank's peak may be above the memory limit by more than 0.1 %. The rest needs a check: the first step's
+        loss must be within 1e-5 of one process and its gradients within 1e-4 (relative, in single precision; more
+        in half precision). Later losses and updated parameters are reported only: AdamW turns rounding differences
+        of tiny gradients into differences of the size of the learning rate.
         """
+        found = []
+        if self.memory_limit_bytes is not None and self.excess_bytes > LIMIT_TOLERANCE * self.memory_limit_bytes:
+            found.append(
+                f"rank {self.measured_peak_bytes.index(max(self.measured_peak_bytes))} needed "
+                f"{max(self.measured_peak_bytes)} bytes, the plan's memory limit is {self.memory_limit_bytes}"
+            )
         if self.reference_loss is None or self.max_grad_rel_error is None:
-            return []
+            return found
         coarser = _PRECISION[self.dtype]
         first, expected = self.loss[0], self.reference_loss[0]
         error = abs(first - expected) / (abs(expected) or 1.0)
-        found = []
         if not error <= LOSS_TOLERANCE * coarser:
             found.append(f"loss of the first step {first} differs from one process's {expected} by {error:.1e}")
         if not self.max_grad_rel_error <= GRADIENT_TOLERANCE * coarser:

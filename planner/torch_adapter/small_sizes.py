@@ -96,7 +96,8 @@ def in_order(subject: Subject, special: Mapping[int, Scale] | None = None, min_r
     if isinstance(named.get("padding_idx"), int) and "num_weights" in changed:
         changed["padding_idx"] = min(named["padding_idx"], changed["num_weights"] - 1)
     if isinstance(named.get("index"), int):
-        changed["index"] = min(named["index"], min(size for shape in inputs for size in shape) - 1)
+        chosen = [*inputs, *(value for value in changed.values() if isinstance(value, list))]
+        changed["index"] = min(named["index"], min(size for shape in chosen for size in shape) - 1)
     return Sizes(inputs, _each(of, subject.outputs), changed)
 
 

@@ -310,3 +310,36 @@ def test_compiled_module_is_captured_as_the_module_inside() -> None:
     captured = capture(compiled, args, kwargs, loss_fn)
     assert captured.fingerprint == capture(module, args, kwargs, loss_fn).fingerprint
     assert torch.equal(input_tensors(captured, compiled, args)[0], module[0].weight)
+
+
+@pytest.mark.parametrize(
+    "loss_of",
+    [lambda weight: weight[1, 2], lambda weight: weight.t()[2, 1].reshape(1), lambda weight: weight[1, 2] * 1],
+)
+def test_loss_that_is_a_view_of_a_parameter_has_its_gradient(loss_of):
+    class Weight(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.randn(3, 4))
+
+        def forward(self, scale):
+            return self.weight
+
+    captured = capture(Weight(), (torch.ones(1),), {}, loss_of)
+    gradients = [output for output in captured.graph.outputs if output.role is OutputRole.GRADIENT]
+    assert [captured.graph.values[output.of].name for output in gradients] == ["weight"]
+    assert captured.graph.values[gradients[0].value].spec.shape == (3, 4)
+    assert captured.graph.notes == ()
+
+
+def test_loss_that_is_a_parameter_has_its_gradient():
+    class Scalar(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.loss = nn.Parameter(torch.tensor(2.0))
+
+        def forward(self):
+            return self.loss
+
+    outputs = capture(Scalar(), ()).graph.outputs
+    assert [output.role for output in outputs] == [OutputRole.LOSS, OutputRole.GRADIENT]

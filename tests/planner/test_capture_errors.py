@@ -120,6 +120,30 @@ def test_sparse_gradients_are_refused() -> None:
         capture(module, (torch.tensor([1, 2]),), {}, models.mean_square)
 
 
+@pytest.mark.parametrize(
+    ("function", "operator"),
+    [
+        (lambda hidden: torch.poisson(hidden.abs()), "aten.poisson.default"),
+        (lambda hidden: hidden[:, torch.randperm(4)], "aten.randperm.default"),
+    ],
+)
+def test_random_operator_without_a_plan_names_the_place(function: Callable[[Tensor], Any], operator: str) -> None:
+    class Noisy(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear, self.noise = nn.Linear(4, 4), CallsLambda(function)
+
+        def forward(self, hidden: Tensor) -> Tensor:
+            return self.linear(hidden) + self.noise(hidden)
+
+    with pytest.raises(CaptureError) as caught:
+        capture(Noisy(), (torch.randn(2, 4),), {}, models.mean_square)
+    message = str(caught.value)
+    assert message.startswith("module noise (")
+    assert f"test_capture_errors.py:{function.__code__.co_firstlineno}): {operator} draws random numbers" in message
+    assert "aten.native_dropout.default" in message
+
+
 def test_module_survives_a_refused_capture() -> None:
     module, args, kwargs, loss_fn = models.data_dependent_branch()
     weight = module[0].weight

@@ -146,6 +146,12 @@ def test_architectures_of_a_configuration_choose_the_task(tmp_path: Path) -> Non
         ({"n_layer": 2}, "has no model_type"),
         ({"model_type": "no-such-type"}, "transformers rejects the configuration"),
         ({"model_type": "clap"}, "has no class with a loss"),
+        ({"model_type": "vit", "image_size": None}, "transformers rejects the configuration .*'image_size': .*None"),
+        ({"model_type": "vit", "num_labels": 0}, "cannot build it from its configuration"),
+        ({"model_type": "gpt2", "n_layer": "two"}, "transformers"),
+        ({"model_type": "gpt2", "vocab_size": 0}, "cannot build it from its configuration"),
+        ({"model_type": "gpt2", "architectures": [["GPT2LMHeadModel"]]}, "TypeError: unhashable|transformers rejects"),
+        ({"model_type": ["gpt2"]}, "transformers rejects the configuration"),
     ],
 )
 def test_bad_configuration_files_are_named(content: object, words: str, tmp_path: Path) -> None:

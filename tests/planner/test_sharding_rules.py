@@ -266,6 +266,12 @@ def test_a_cache_that_cannot_be_written_costs_only_time(tmp_path, monkeypatch):
     assert max(map(len, rules)) > 3
 
 
+def test_one_entry_of_a_parameter_as_the_loss_has_rules():
+    step = capture(nn.Linear(4, 4), (torch.randn(2, 4),), {}, lambda output: output[1, 2])
+    rules, _ = axis_rules(step, 2)
+    assert all(rules)
+
+
 def test_composition_keeps_joint_divisibility():
     step = captured_step("gpt2")
     for mesh in ((2, 2), (4, 2)):

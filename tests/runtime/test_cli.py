@@ -10,7 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from runtime import cli
+from formulations.solvers.ledger import SolverContradiction
+from formulations.solvers.worker import WorkerStartError
+from runtime import cli, rank_main
+from runtime.rank_main import RunOptions
 
 TINY = ["hf:gpt2", "--cluster", "a100-8-nvlink", "--layers", "1", "--batch", "2", "--seq", "16", "--dropout", "0"]
 TINY_PROBLEM = {
@@ -108,6 +111,7 @@ def test_without_a_command_the_help_is_printed_and_the_code_says_so(meshwright) 
         (["explain", "absent.json"], ["PLAN", "absent.json"]),
         (["solve", "absent.json", "--out", "s.json"], ["PROBLEM", "absent.json"]),
         (["calibrate", "--ranks", "1"], ["--ranks"]),
+        (["calibrate", "--out", "/proc/c.json"], ["--out", "/proc"]),
     ],
 )
 def test_bad_input_is_one_clear_line(
@@ -124,6 +128,32 @@ def test_an_error_of_another_library_is_no_bad_input(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(cli, "app", broken)
     with pytest.raises(ValueError, match="cannot reshape"):
         cli.main([])
+
+    def broken_kernel(*_: object, **__: object) -> int:
+        raise RuntimeError("size mismatch")
+
+    monkeypatch.setattr(cli, "app", broken_kernel)
+    with pytest.raises(RuntimeError, match="size mismatch"):
+        cli.main([])
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (SolverContradiction("bound 5 is above objective 4"), "bound 5 is above objective 4"),
+        (WorkerStartError("no worker started"), "no worker started"),
+        (PermissionError(13, "Permission denied", "/root/s.json"), "/root/s.json: Permission denied"),
+        (OSError(28, "No space left on device"), "No space left on device"),
+    ],
+)
+def test_a_failing_solver_or_file_is_one_clear_line(
+    meshwright, monkeypatch: pytest.MonkeyPatch, error: Exception, words: str
+) -> None:
+    def failing(*_: object, **__: object) -> int:
+        raise error
+
+    monkeypatch.setattr(cli, "app", failing)
+    refused(meshwright(), words)
 
 
 def test_an_interrupt_leaves_with_130(meshwright, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -171,10 +201,22 @@ def test_run_compares_with_one_process(meshwright, plan_file: Path, tmp_path: Pa
     assert "peak of rank 1" in outcome.out
 
 
-def test_a_job_of_another_size_is_refused(meshwright, monkeypatch: pytest.MonkeyPatch, plan_file: Path) -> None:
-    monkeypatch.setenv("RANK", "0")
-    monkeypatch.setenv("WORLD_SIZE", "3")
-    refused(meshwright("run", plan_file), "2 ranks", "3")
+def test_a_rank_of_a_job_needs_no_plan_file_and_ends_with_the_verdict_of_the_job(
+    meshwright, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    started: list[RunOptions] = []
+
+    def run_rank(options: RunOptions, show: object) -> int:
+        started.append(options)
+        return 1
+
+    monkeypatch.setattr(rank_main, "run_rank", run_rank)
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    outcome = meshwright("run", tmp_path / "on_rank_0.json", "--report", tmp_path / "on_rank_0" / "r.json", "--check")
+    assert (outcome.code, outcome.err) == (1, "")
+    assert started[0].plan == tmp_path / "on_rank_0.json"
+    assert started[0].check
 
 
 def test_an_edited_plan_is_refused(meshwright, plan_file: Path, tmp_path: Path) -> None:

@@ -55,6 +55,11 @@ def test_what_is_no_mesh_is_refused_by_name(text: str) -> None:
         parse_mesh(text, "--mesh")
 
 
+def test_a_folder_that_takes_no_files_is_refused() -> None:
+    with pytest.raises(OptionError, match=r"--out: no file can be written in the folder '/proc'"):
+        writable_file(Path("/proc/solution.json"), "--out")
+
+
 def test_files(tmp_path: Path) -> None:
     existing = tmp_path / "plan.json"
     existing.write_text("{}")

@@ -21,8 +21,8 @@ ROOT = Path(__file__).parents[2]
 ENVIRONMENT = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}", "OMP_NUM_THREADS": "1"}
 
 
-def torchrun(ranks, *arguments):
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks), "-m", "runtime.rank_main"]
+def torchrun(ranks, *arguments, module="runtime.rank_main"):
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks), "-m", module]
     return subprocess.run(
         [*command, *map(str, arguments)], capture_output=True, text=True, timeout=180, check=False, env=ENVIRONMENT
     )
@@ -95,9 +95,33 @@ def test_a_plan_of_another_graph_is_refused():
 def test_a_rank_that_fails_ends_the_run_with_one_error(source, message):
     plan = with_source(random_plan("mlp", (2,), 0), source=source)
     started = time.monotonic()
-    with pytest.raises(LaunchError, match=message):
+    with pytest.raises(LaunchError, match=message) as caught:
         run_plan(plan, steps=1)
     assert time.monotonic() - started < 60
+    assert "extraInfo" not in str(caught.value)
+    assert "Traceback" not in str(caught.value)
+
+
+def test_a_check_that_fails_is_shown_once_and_ends_every_rank_with_an_error(tmp_path):
+    plan = with_source(random_plan("mlp", (2,), 0), source="support.failing_models:doubled_outside_of_the_plan")
+    save_plan(plan, tmp_path / "plan.json")
+    ended = torchrun(2, "run", tmp_path / "plan.json", "--steps", 1, "--check", module="runtime.cli")
+    assert ended.returncode == 1
+    assert ended.stdout.count("peak of rank 0") == ended.stdout.count("gradients, worst tensor") == 1
+    assert ended.stderr.count("meshwright: loss of the first step") == 1
+    assert ended.stderr.count("exitcode  : 1 ") + ended.stderr.count("exitcode  : -15 ") == 2
+    report = run_plan(plan, steps=1, check=True)
+    assert [failure.partition(" ")[0] for failure in report.failures()] == ["loss", "gradient"]
+
+
+def test_the_scratch_folder_keeps_what_is_in_it(tmp_path):
+    save_plan(random_plan("mlp", (2,), 0), tmp_path / "plan.json")
+    scratch = tmp_path / "home"
+    scratch.mkdir()
+    (scratch / "thesis.tex").write_text("years of work")
+    ended = torchrun(2, tmp_path / "plan.json", "--steps", 1, "--scratch", scratch)
+    assert ended.returncode == 0, ended.stderr[-2000:]
+    assert [path.name for path in scratch.iterdir()] == ["thesis.tex"]
 
 
 def test_input_that_cannot_be_run_is_refused_before_anything_starts(tmp_path):

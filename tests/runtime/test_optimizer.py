@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import nn
 
-from planner.optimizers import optimizer_named
+from planner.optimizers import OptimizerError, optimizer_named
 from planner.torch_adapter.storage_meter import StorageMeter
-from runtime.optimizer import LocalOptimizer, OptimizerError, whole_model_optimizer
+from runtime.optimizer import LocalOptimizer, whole_model_optimizer
 
 
 @pytest.mark.parametrize("name", ["adamw", "sgd"])
@@ -46,7 +46,7 @@ def test_memory_of_an_update_is_what_the_plan_charges(name, transposed):
 
 
 def test_unknown_optimizer_is_refused():
-    with pytest.raises(OptimizerError, match=r"'lion' is unknown: use one of adamw, sgd"):
+    with pytest.raises(OptimizerError, match=r"'lion' is not known; choose one of adamw, sgd"):
         LocalOptimizer("lion", {})
     with pytest.raises(OptimizerError, match=r"'lion'"):
         whole_model_optimizer("lion", nn.Linear(1, 1))

@@ -83,6 +83,19 @@ def test_blocks_of_a_reference_agree_with_themselves_and_differ_when_changed(pre
     assert comparison.updated(updated).name == changed
 
 
+def test_a_gradient_that_only_one_side_has_is_an_infinite_error(prepared):
+    _, folder = prepared
+    reference = read_reference(folder)
+    placements = dict.fromkeys(reference.gradients, ("R",))
+    comparison = ReferenceComparison(reference, placements, MeshGroups((2,), (1,), ("",)))
+    missing, *others = reference.gradients
+    local = {name: reference.gradients[name] for name in others}
+    assert comparison.gradients(local) == WorstError(float("inf"), missing)
+    assert comparison.gradients({**reference.gradients, "unknown": torch.ones(1)}) == WorstError(
+        float("inf"), "unknown"
+    )
+
+
 def test_an_error_that_is_no_number_is_the_worst():
     nothing = WorstError(float("nan"), "a")
     assert NO_ERROR.worse_of(nothing) is nothing

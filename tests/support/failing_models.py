@@ -1,4 +1,4 @@
-"""Steps whose loading fails on one rank of a job, as a broken machine or an exhausted memory would."""
+"""Steps that fail on one rank of a job, as a broken machine or an exhausted memory would, or that a check finds out."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import os
 import signal
 import time
 
-from support.models import Step, mlp
+import torch
+from support.models import Step, mean_square, mlp
+from torch import Tensor
 
 
 def raises_on_rank_one(batch: int = 4) -> Step:
@@ -20,3 +22,11 @@ def killed_on_rank_one(batch: int = 4) -> Step:
         time.sleep(0.5)
         os.kill(os.getpid(), signal.SIGKILL)
     return mlp(batch)
+
+
+def doubled_outside_of_the_plan(batch: int = 4) -> Step:
+    def loss(output: Tensor) -> Tensor:
+        return mean_square(output) if torch.compiler.is_compiling() else 2 * mean_square(output)
+
+    model, args, kwargs, _ = mlp(batch)
+    return model, args, kwargs, loss
