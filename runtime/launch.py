@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import sys
 import tempfile
+import threading
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -102,7 +104,7 @@ def _launch(ranks: int, arguments: list[str], logs: Path, report: Path) -> None:
         logs_specs=DefaultLogsSpecs(log_dir=str(logs), redirects=Std.ALL),
     )
     try:
-        with _quiet_launcher(), _inherited_import_path():
+        with _quiet_launcher(), _inherited_import_path(), _kept_signal_handlers():
             elastic_launch(config, sys.executable)("-m", "runtime.rank_main", *arguments)
     except ChildFailedError as error:
         if report.exists():
@@ -137,6 +139,21 @@ def _quiet_launcher() -> Iterator[None]:
         yield
     finally:
         logger.setLevel(level)
+
+
+@contextmanager
+def _kept_signal_handlers() -> Iterator[None]:
+    """Put back the handlers that the launcher replaces, so that Ctrl-C stays what it was for the caller."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    names = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+    before = {name: signal.getsignal(name) for name in names}
+    try:
+        yield
+    finally:
+        for name, handler in before.items():
+            signal.signal(name, handler)
 
 
 @contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -75,6 +76,14 @@ def test_without_a_launcher_the_message_says_how_to_start(tmp_path):
     )
     assert ended.returncode != 0
     assert "no launcher: start with `torchrun" in ended.stderr
+
+
+def test_interrupts_are_the_callers_again_after_a_run():
+    plan = with_source(random_plan("mlp", (2,), 0), graph_fingerprint="1" * 64)
+    before = signal.getsignal(signal.SIGINT)
+    with pytest.raises(LaunchError):
+        run_plan(plan, steps=1)
+    assert signal.getsignal(signal.SIGINT) is before
 
 
 def test_a_plan_of_another_graph_is_refused():
