@@ -30,6 +30,7 @@ from planner.plan_format import (
     Record,
     canonical_json,
     decision_digest,
+    part_digests,
     plan_schema,
 )
 from planner.plan_schedule import decode_schedule, encode_schedule
@@ -116,7 +117,13 @@ def make_plan(
         schedule=encoded.schedule,
         predicted=predicted,
     )
-    return Plan(version=PLAN_VERSION, decision=decision, digest=decision_digest(decision), record=record)
+    return Plan(
+        version=PLAN_VERSION,
+        decision=decision,
+        digest=decision_digest(decision),
+        part_digests=part_digests(decision),
+        record=record,
+    )
 
 
 def save_plan(plan: Plan, path: Path) -> None:
@@ -167,7 +174,12 @@ def load_plan(path: Path) -> Plan:
         raise PlanError(f"plan {path}: {_field_path(first['loc'])}: {first['msg']}{more}") from error
     digest = decision_digest(plan.decision)
     if digest != plan.digest:
-        raise PlanError(f"plan {path} was edited: its decision has digest {digest}, it says {plan.digest}: plan again")
+        made_of = part_digests(plan.decision)
+        edited = [name for name, made in plan.part_digests.items() if made_of.get(name) != made]
+        where = f" in {', '.join(edited)}" if edited else ""
+        raise PlanError(
+            f"plan {path} was edited{where}: its decision has digest {digest}, it says {plan.digest}: plan again"
+        )
     return plan
 
 

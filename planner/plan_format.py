@@ -248,11 +248,15 @@ class Record(_Part):
 
 
 class Plan(_Part):
-    """A plan: the decision, the SHA-256 of its canonical JSON, and the record of how it was found."""
+    """A plan: the decision, the SHA-256 of its canonical JSON, and the record of how it was found.
+
+    ``part_digests`` holds the same per field of the decision, so that an edit can be named.
+    """
 
     version: Literal[1]
     decision: Decision
     digest: Fingerprint
+    part_digests: dict[str, Fingerprint] = Field(default_factory=dict)
     record: Record
 
     @property
@@ -325,6 +329,17 @@ def canonical_json(part: BaseModel) -> str:
 def decision_digest(decision: Decision) -> str:
     """SHA-256 of the canonical JSON of a decision."""
     return hashlib.sha256(canonical_json(decision).encode()).hexdigest()
+
+
+def part_digests(decision: Decision) -> dict[str, str]:
+    """SHA-256 of the canonical JSON of each field of a decision."""
+    parts = decision.model_dump(mode="json")
+    return {
+        name: hashlib.sha256(
+            json.dumps(part, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
+        ).hexdigest()
+        for name, part in parts.items()
+    }
 
 
 def plan_schema() -> dict[str, Any]:
