@@ -45,6 +45,9 @@ class SolveOptions:
         Iterations of an iterative solver, or None: makes it deterministic whatever the clock does.
     initial_choices
         A start, or None; solvers that cannot use one ignore it.
+    workers
+        Processes at work at once, for solvers that let others work for them; one per core if None. With 1
+        the result is deterministic where the solve ends before its time limit.
     """
 
     time_limit: float = 60.0
@@ -53,6 +56,7 @@ class SolveOptions:
     memory_limit_bytes: int | None = None
     iteration_limit: int | None = None
     initial_choices: tuple[int, ...] | None = None
+    workers: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from math import prod
 
 from formulations.solution import Progress
+from formulations.solvers import DEFAULT_SOLVER
 from planner.cluster import ClusterSpec
 from planner.explanation import Explanation, explain_plan
 from planner.fits import FitsReport, fits_report
@@ -39,9 +40,10 @@ def plan(
     memory: int | None = None,
     optimizer: str = "adamw",
     formulation: str = "kiwi_reduced",
-    solver: str = "lagrangian",
+    solver: str = DEFAULT_SOLVER,
     time_limit: float = 30.0,
     seed: int = 0,
+    workers: int | None = None,
     progress: Callable[[Progress], None] | None = None,
 ) -> Plan:
     """Plan one training step.
@@ -64,6 +66,8 @@ def plan(
         Seconds for the solver.
     seed
         Seed of the solver.
+    workers
+        Processes at work at once; with 1 a solve that ends before its limit is deterministic. One per core if None.
     progress
         Called with every better incumbent or bound.
 
@@ -80,7 +84,7 @@ def plan(
         Bad input; the message names it and the remedy.
     """
     session = PlanningSession(_reference(reference), cluster, mesh, optimizer)
-    return session.plan(PlanRequest(memory, formulation, solver, time_limit, seed), progress)
+    return session.plan(PlanRequest(memory, formulation, solver, time_limit, seed, workers), progress)
 
 
 def fits(

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from html import escape
 
 from formulations.solution import Progress
-from formulations.solvers import SOLVERS
+from formulations.solvers import DEFAULT_SOLVER, SOLVERS
 from planner.cluster import ClusterError
 from planner.infeasibility import InfeasibleError
 from planner.placement import local_numel
@@ -19,7 +19,6 @@ from planner.session import PlanningSession, PlanRequest
 from planner.units import format_bytes, format_seconds
 
 GIB = 2**30
-DEFAULT_SOLVER = "lagrangian"
 TOP = 10
 """Lines per section."""
 

@@ -19,7 +19,7 @@ from formulations.models.registry import build_problem
 from formulations.models.sharding import MEMORY
 from formulations.problem import StrategyProblem
 from formulations.solution import Progress, SolveOptions, SolveResult
-from formulations.solvers import SolverPool, solve
+from formulations.solvers import DEFAULT_SOLVER, SolverPool, solve
 from formulations.solvers.minimum_peak import minimum_peak
 from planner.capture import CapturedStep, capture
 from planner.cluster import ClusterError, ClusterSpec, load_cluster
@@ -70,13 +70,16 @@ class PlanRequest:
         Seconds for the solver.
     seed
         Seed of the solver.
+    workers
+        Processes at work at once; with 1 a solve that ends before its limit is deterministic. One per core if None.
     """
 
     memory: int | None = None
     formulation: str = "kiwi_reduced"
-    solver: str = "lagrangian"
+    solver: str = DEFAULT_SOLVER
     time_limit: float = 30.0
     seed: int = 0
+    workers: int | None = None
 
 
 class PlanningSession:
@@ -275,7 +278,7 @@ class PlanningSession:
             The smallest peak found does not fit either.
         """
         problem = self.problem(request)
-        options = SolveOptions(time_limit=request.time_limit, seed=request.seed)
+        options = SolveOptions(time_limit=request.time_limit, seed=request.seed, workers=request.workers)
         result = solve(problem, request.solver, options, progress, pool)
         if result.choices is not None:
             return result

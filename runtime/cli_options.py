@@ -21,6 +21,14 @@ SequenceLength = Annotated[int, typer.Option("--seq", min=1, help="Tokens in one
 Dtype = Annotated[str, typer.Option(help="Parameters and activations: float32, bfloat16 or float16.")]
 Optimizer = Annotated[str, typer.Option(help="adamw or sgd.")]
 GradAccum = Annotated[int, typer.Option(min=1, help="Micro-batches in one step.")]
+DEFAULT_SOLVER = "portfolio"
+"""Spelled out, because asking the registry would import numpy before ``--help`` answers."""
+
+Solver = Annotated[str, typer.Option(help="Name of the solver.")]
+Workers = Annotated[
+    int | None,
+    typer.Option(min=1, help="Processes of the solver; 1 is deterministic.", show_default="one per core"),
+]
 Seed = Annotated[int, typer.Option(help="Seed of the parameters and of everything random.")]
 Layers = Annotated[int | None, typer.Option(min=1, help="Use this many layers of an hf: model.", show_default="all")]
 Dropout = Annotated[

@@ -9,6 +9,7 @@ import typer
 
 from planner.units import format_bytes
 from runtime.cli_options import (
+    DEFAULT_SOLVER,
     Batch,
     Cluster,
     Dropout,
@@ -21,6 +22,8 @@ from runtime.cli_options import (
     Optimizer,
     Seed,
     SequenceLength,
+    Solver,
+    Workers,
 )
 from runtime.cli_progress import progress_line
 from runtime.cli_values import OptionError, parse_bytes, parse_mesh, readable_file, writable_file
@@ -46,7 +49,8 @@ def plan(
     layers: Layers = None,
     dropout: Dropout = None,
     model_formulation: Annotated[str, typer.Option(help="kiwi_reduced or sharding.")] = "kiwi_reduced",
-    solver: Annotated[str, typer.Option(help="Name of the solver.")] = "lagrangian",
+    solver: Solver = DEFAULT_SOLVER,
+    workers: Workers = None,
     time_limit: Annotated[float, typer.Option(min=0.1, help="Seconds for the solver.")] = 30.0,
 ) -> None:
     """Plan the training step of MODEL and write the plan."""
@@ -71,6 +75,7 @@ def plan(
             solver=solver,
             time_limit=time_limit,
             seed=seed,
+            workers=workers,
             progress=report,
         )
     save_plan(made, out)

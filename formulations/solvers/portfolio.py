@@ -11,22 +11,17 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from formulations.checker import check
-from formulations.linear_model import linear_columns
 from formulations.presolve import Presolved, presolve
 from formulations.problem import StrategyProblem
 from formulations.solution import Claim, Progress, SolveOptions, relative_gap
 from formulations.solvers.base import Desk
+from formulations.solvers.portfolio_lanes import PRICES, SETTLES, Lane, Turn, fair_share_of_memory, lanes_for
 from formulations.solvers.registry import find_solver
 from formulations.solvers.team import Choices, Event, Team
 from formulations.solvers.worker import Ending, WorkerOutcome, WorkerStartError
-
-PRICES, BRANCH_AND_CUT, PRICES_AND_BRANCH = "lagrangian", "highs", "price_and_branch"
-MOST_COLUMNS = 150_000
-"""Columns of the linear model up to which branch and cut starts at once."""
 
 _PRESOLVE_SHARE = 0.5
 _CLEANUP_SHARE = 0.02
@@ -72,10 +67,14 @@ def _warm(desk: Desk) -> None:
         return
 
 
-def members_for(problem: StrategyProblem) -> tuple[str, ...]:
-    """Return the solvers that suit the size of a reduced problem."""
-    small = linear_columns(problem) <= MOST_COLUMNS
-    return (PRICES, BRANCH_AND_CUT if small else PRICES_AND_BRANCH)
+@dataclass(slots=True)
+class _Running:
+    """A lane at work: whose turn it is, who comes after, and when the turn ends (of :func:`time.monotonic`)."""
+
+    rest: Lane
+    solver: str = ""
+    ends: float = -math.inf
+    peak_rss_bytes: int = 0
 
 
 class _Search:
@@ -93,7 +92,8 @@ class _Search:
         self.notes = [shape]
         self._pending: dict[str, Choices] = {}
         self._next_check = -math.inf
-        self._peak_rss_bytes = 0
+        self._lanes: list[_Running] = []
+        self._turns = 0
 
     def run(self) -> Claim:
         """Run the members and return what they found."""
@@ -102,35 +102,53 @@ class _Search:
             projected = self.reduced.lift.project(start)
             if projected is not None:
                 self._pending["initial choices"] = projected
-        members = members_for(self.reduced.problem)
-        shifts = [members] if self.options.iteration_limit is None else [(member,) for member in members]
         with Team(self.desk.workers) as team:
             try:
-                for shift in shifts:
-                    self._check(team)
-                    self._shift(team, shift)
+                self._check(team)
+                self._work(team)
             except KeyboardInterrupt:
                 self.notes.append("interrupted")
             team.stop()
             self._read(team, 0.0)
-            self._next_check = -math.inf
-            self._check(team)
-        self.desk.spend(0.0, self._peak_rss_bytes)
+            self._check(team, at_once=True)
+        self.desk.spend(0.0, sum(lane.peak_rss_bytes for lane in self._lanes))
         return self._claim()
 
-    def _shift(self, team: Team, members: Sequence[str]) -> None:
-        """Let members run side by side until they are done, or nothing is left to do."""
-        cleanup = min(_MOST_CLEANUP_SECONDS, _CLEANUP_SHARE * self.options.time_limit)
-        remaining = self._remaining() - cleanup
-        if remaining <= 0 or self._done():
-            return
-        start = None if self.best is None else self.best[1]
-        options = replace(self.options, time_limit=remaining, relative_gap=0.0, initial_choices=start)
-        for k, member in enumerate(members):
-            team.start(member, self.reduced.problem, replace(options, seed=options.seed + k))
-        while team.running and not self._done() and self._remaining() > -_OVERTIME_SECONDS:
+    def _work(self, team: Team) -> None:
+        """Let the lanes run side by side until they are done, or nothing is left to do."""
+        self._lanes = [_Running(lane) for lane in lanes_for(self.reduced.problem, self.options)]
+        while self._remaining() > -_OVERTIME_SECONDS:
+            for lane in self._lanes:
+                if lane.solver not in team.running:
+                    self._begin(team, lane)
+            if not team.running or self._done():
+                return
             self._read(team, _POLL_SECONDS)
             self._check(team)
+
+    def _begin(self, team: Team, lane: _Running) -> None:
+        """Let the next member of a lane that has time left begin, from the best so far."""
+        cleanup = min(_MOST_CLEANUP_SECONDS, _CLEANUP_SHARE * self.options.time_limit)
+        while lane.rest and not self._done():
+            turn, lane.rest = lane.rest[0], lane.rest[1:]
+            seconds = self._remaining() - (1.0 - turn.until) * self.options.time_limit - cleanup
+            if seconds > 0:
+                self._check(team, at_once=True)
+                lane.solver, lane.ends = turn.solver, time.monotonic() + seconds
+                team.start(turn.solver, self.reduced.problem, self._options_of(turn, seconds))
+                return
+
+    def _options_of(self, turn: Turn, seconds: float) -> SolveOptions:
+        self._turns += 1
+        return replace(
+            self.options,
+            time_limit=seconds,
+            relative_gap=0.0,
+            iteration_limit=self.options.iteration_limit or turn.iterations,
+            memory_limit_bytes=self.options.memory_limit_bytes or fair_share_of_memory(len(self._lanes)),
+            initial_choices=None if self.best is None else self.best[1],
+            seed=self.options.seed + self._turns - 1,
+        )
 
     def _remaining(self) -> float:
         return self.started + self.options.time_limit - time.monotonic()
@@ -148,7 +166,8 @@ class _Search:
 
     def _end(self, event: Event, outcome: WorkerOutcome) -> None:
         self.desk.spend(outcome.cpu_seconds, 0)
-        self._peak_rss_bytes += outcome.peak_rss_bytes
+        lane = next(lane for lane in self._lanes if lane.solver == event.source)
+        lane.peak_rss_bytes = max(lane.peak_rss_bytes, outcome.peak_rss_bytes)
         claim = outcome.claim
         if claim is None:
             if outcome.ending is not Ending.STOPPED:
@@ -164,12 +183,13 @@ class _Search:
         if claim.message:
             self.notes.append(f"{event.source}: {claim.message}")
         self._raise_bound(claim.bound, event.source)
-        self.settled |= event.source == BRANCH_AND_CUT and claim.choices is not None
+        in_time = time.monotonic() < lane.ends
+        self.settled |= event.source in SETTLES and claim.choices is not None and in_time
 
-    def _check(self, team: Team) -> None:
+    def _check(self, team: Team, at_once: bool = False) -> None:
         """Check what members have found, pass the best on and report it; not more often than that pays."""
         begin = time.monotonic()
-        if not self._pending or begin < self._next_check:
+        if not self._pending or (begin < self._next_check and not at_once):
             return
         pending, self._pending = self._pending, {}
         for source, choices in pending.items():

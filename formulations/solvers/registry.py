@@ -14,6 +14,7 @@ from typing import cast
 from formulations.solvers.base import Coordinator, Solver
 
 ENTRY_POINT_GROUP = "meshwright.solvers"
+DEFAULT_SOLVER = "portfolio"
 
 SOLVERS: dict[str, str] = {
     "brute_force": "formulations.solvers.brute_force:solve",

@@ -12,7 +12,7 @@ from formulations.problem import StrategyProblem
 from formulations.solution import Claim, Progress, SolveOptions, SolveResult, Status
 from formulations.solvers.base import Desk
 from formulations.solvers.ledger import Ledger, SolverContradiction
-from formulations.solvers.registry import SolverSpec, find_solver
+from formulations.solvers.registry import DEFAULT_SOLVER, SolverSpec, find_solver
 from formulations.solvers.worker import Ending, Listener, SolverPool
 
 CONFIRMERS = ("cpsat", "highs")
@@ -32,7 +32,7 @@ class SolverInputError(ValueError):
 
 def solve(
     problem: StrategyProblem,
-    solver: str = "lagrangian",
+    solver: str = DEFAULT_SOLVER,
     options: SolveOptions | None = None,
     progress: Callable[[Progress], None] | None = None,
     pool: SolverPool | None = None,
@@ -117,6 +117,8 @@ def _open(
         raise SolveOptionsError(f"relative_gap is {options.relative_gap}; give a number in [0, 1), 0 for a proof")
     if options.memory_limit_bytes is not None and options.memory_limit_bytes <= 0:
         raise SolveOptionsError(f"memory_limit_bytes is {options.memory_limit_bytes}; give a positive size or None")
+    if options.workers is not None and options.workers < 1:
+        raise SolveOptionsError(f"workers is {options.workers}; give a positive number, or None for one per core")
     problem.validate()
     ledger = Ledger(problem, spec.name, options, progress)
     start = options.initial_choices

@@ -20,10 +20,12 @@ from formulations.solvers import (
     SolverPool,
     find_solver,
     portfolio,
+    portfolio_lanes,
     price_and_branch,
     solve,
     solve_in_process,
 )
+from formulations.solvers.portfolio_lanes import Turn
 from formulations.solvers.price_fixing import without_hopeless
 from formulations.solvers.worker import Ending, Listener
 
@@ -45,13 +47,13 @@ def step() -> StrategyProblem:
 
 def only(monkeypatch: pytest.MonkeyPatch, member: str) -> None:
     """Leave one member, a solver that misbehaves, and nothing for presolve to do."""
-    monkeypatch.setattr(portfolio, "members_for", lambda problem: (FAKE + member,))
+    monkeypatch.setattr(portfolio, "lanes_for", lambda problem, options: ((Turn(FAKE + member),),))
     monkeypatch.setattr(portfolio, "presolve", lambda problem, deadline: presolve(problem, ()))
 
 
 def beside(monkeypatch: pytest.MonkeyPatch, member: str) -> None:
     """Put a solver that misbehaves in the place of memory prices, beside HiGHS."""
-    monkeypatch.setattr(portfolio, "PRICES", FAKE + member)
+    monkeypatch.setattr(portfolio_lanes, "PRICES", FAKE + member)
 
 
 def test_agrees_with_enumeration(pool: SolverPool) -> None:
@@ -138,10 +140,27 @@ def test_is_deterministic_with_an_iteration_limit(monkeypatch: pytest.MonkeyPatc
     options = SolveOptions(time_limit=60, iteration_limit=12, seed=3)
     first, second = (solve(problem, "portfolio", options, pool=pool) for _ in range(2))
     assert (first.choices, first.bound) == (second.choices, second.bound)
-    monkeypatch.setattr(portfolio, "MOST_COLUMNS", 0)
+    monkeypatch.setattr(portfolio_lanes, "MOST_COLUMNS", 0)
     first, second = (solve(problem, "portfolio", options, pool=pool) for _ in range(2))
     assert (first.choices, first.bound) == (second.choices, second.bound)
     assert first.status in (Status.FEASIBLE, Status.OPTIMAL)
+
+
+@pytest.mark.parametrize("columns", [portfolio_lanes.MOST_COLUMNS, 0])
+def test_one_worker_is_deterministic_without_an_iteration_limit(
+    columns: int, monkeypatch: pytest.MonkeyPatch, pool: SolverPool
+) -> None:
+    monkeypatch.setattr(portfolio_lanes, "MOST_COLUMNS", columns)
+    problem = training_step_problem(9, operators=60, strategies=5, memory=0.15)
+    options = SolveOptions(time_limit=100, workers=1)
+    first, second = (solve(problem, "portfolio", options, pool=pool) for _ in range(2))
+    assert first.status is Status.OPTIMAL
+    assert (first.choices, first.bound) == (second.choices, second.bound)
+
+
+def test_workers_are_counted(step: StrategyProblem) -> None:
+    with pytest.raises(SolveOptionsError, match="workers is 0"):
+        solve(step, "portfolio", SolveOptions(workers=0))
 
 
 @pytest.mark.parametrize("member", ["crash", "fail"])

@@ -1,0 +1,77 @@
+"""Who works when in a portfolio: one lane per worker process, each a sequence of turns.
+
+Two exact methods that complement each other come first, so that two workers suffice; a lane that ends early, or
+more workers, give the others their turn. With one worker the turns are limited by iterations and not by the
+clock, so that a solve that ends before its limit is deterministic.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from formulations.linear_model import linear_columns
+from formulations.problem import StrategyProblem
+from formulations.solution import SolveOptions
+
+PRICES, BRANCH_AND_CUT, PRICES_AND_BRANCH = "lagrangian", "highs", "price_and_branch"
+SETTLES = frozenset({BRANCH_AND_CUT})
+"""Members that have found all there is to find when they end before their time."""
+
+MOST_COLUMNS = 150_000
+"""Columns of the linear model up to which branch and cut starts at once."""
+
+_ITERATIONS_ALONE = 200
+"""Of a turn, where one worker does everything."""
+
+_MEMORY_SHARE = 0.8
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """A member's time in a lane.
+
+    Parameters
+    ----------
+    solver
+        Name of the member.
+    until
+        Part of the portfolio's time limit after which it has to end.
+    iterations
+        Its iteration limit where the caller gave none, or None.
+    """
+
+    solver: str
+    until: float = 1.0
+    iterations: int | None = None
+
+
+Lane = tuple[Turn, ...]
+
+
+def worker_count(options: SolveOptions) -> int:
+    """Return the number of processes that may work at once: the option, or one per core of this process."""
+    return len(os.sched_getaffinity(0)) if options.workers is None else options.workers
+
+
+def fair_share_of_memory(lanes: int) -> int | None:
+    """Return the resident bytes that each of some processes may take at most; None where nothing is known.
+
+    Most of the memory that is free now, in equal parts: a member that eats more is killed before the machine is.
+    """
+    try:
+        text = Path("/proc/meminfo").read_text()
+    except OSError:
+        return None
+    free = next((int(line.split()[1]) for line in text.splitlines() if line.startswith("MemAvailable:")), None)
+    return None if free is None else int(_MEMORY_SHARE * free * 1024 / max(1, lanes))
+
+
+def lanes_for(problem: StrategyProblem, options: SolveOptions) -> tuple[Lane, ...]:
+    """Return the lanes that suit the size of a reduced problem and the number of workers."""
+    exact = BRANCH_AND_CUT if linear_columns(problem) <= MOST_COLUMNS else PRICES_AND_BRANCH
+    workers = worker_count(options)
+    if workers == 1 or options.iteration_limit is not None:
+        return ((Turn(PRICES, iterations=_ITERATIONS_ALONE), Turn(exact, iterations=_ITERATIONS_ALONE)),)
+    return ((Turn(PRICES),), (Turn(exact),))
