@@ -28,6 +28,7 @@ _CLEANUP_SHARE = 0.02
 _MOST_CLEANUP_SECONDS = 1.0
 _OVERTIME_SECONDS = 0.5
 _POLL_SECONDS = 0.1
+_WORTH_WARMING_SECONDS = 0.05
 _CHECK_EFFORT = 10
 """Checking incumbents takes at most about one part in this many of the time."""
 
@@ -40,13 +41,14 @@ def solve(problem: StrategyProblem, options: SolveOptions, desk: Desk) -> Claim:
     """
     started = time.monotonic()
     before = time.process_time()
-    warming = threading.Thread(target=_warm, args=(desk,), daemon=True)
+    warming = threading.Timer(_WORTH_WARMING_SECONDS, _warm, (desk,))
     warming.start()
     try:
         reduced = presolve(problem, deadline=started + _PRESOLVE_SHARE * options.time_limit)
     except KeyboardInterrupt:
         return Claim(None, None, message="interrupted")
     finally:
+        warming.cancel()
         warming.join()
     desk.spend(time.process_time() - before, 0)
     shape = f"presolve: {reduced.before.nodes} nodes to {reduced.after.nodes}"
@@ -117,9 +119,11 @@ class _Search:
     def _work(self, team: Team) -> None:
         """Let the lanes run side by side until they are done, or nothing is left to do."""
         self._lanes = [_Running(lane) for lane in lanes_for(self.reduced.problem, self.options)]
+        begun = time.monotonic()
         while self._remaining() > -_OVERTIME_SECONDS:
             for lane in self._lanes:
-                if lane.solver not in team.running:
+                waits = lane.rest and lane.rest[0].head_start > time.monotonic() - begun and team.running
+                if lane.solver not in team.running and not waits:
                     self._begin(team, lane)
             if not team.running or self._done():
                 return

@@ -22,6 +22,11 @@ SETTLES = frozenset({BRANCH_AND_CUT})
 MOST_COLUMNS = 150_000
 """Columns of the linear model up to which branch and cut starts at once."""
 
+TINY_COLUMNS = 2_000
+"""Columns up to which branch and cut is mostly done before another process is up."""
+
+HEAD_START_SECONDS = 0.3
+
 _ITERATIONS_ALONE = 200
 """Of a turn, where one worker does everything."""
 
@@ -40,11 +45,14 @@ class Turn:
         Part of the portfolio's time limit after which it has to end.
     iterations
         Its iteration limit where the caller gave none, or None.
+    head_start
+        Seconds that the other lanes have before it begins.
     """
 
     solver: str
     until: float = 1.0
     iterations: int | None = None
+    head_start: float = 0.0
 
 
 Lane = tuple[Turn, ...]
@@ -70,8 +78,10 @@ def fair_share_of_memory(lanes: int) -> int | None:
 
 def lanes_for(problem: StrategyProblem, options: SolveOptions) -> tuple[Lane, ...]:
     """Return the lanes that suit the size of a reduced problem and the number of workers."""
-    exact = BRANCH_AND_CUT if linear_columns(problem) <= MOST_COLUMNS else PRICES_AND_BRANCH
+    columns = linear_columns(problem)
+    exact = BRANCH_AND_CUT if columns <= MOST_COLUMNS else PRICES_AND_BRANCH
     workers = worker_count(options)
     if workers == 1 or options.iteration_limit is not None:
         return ((Turn(PRICES, iterations=_ITERATIONS_ALONE), Turn(exact, iterations=_ITERATIONS_ALONE)),)
-    return ((Turn(PRICES),), (Turn(exact),))
+    head_start = HEAD_START_SECONDS if columns <= TINY_COLUMNS else 0.0
+    return ((Turn(exact),), (Turn(PRICES, head_start=head_start),))
