@@ -1,4 +1,4 @@
-"""Figures of a plan for notebooks: what is held when, and how each module is placed.
+"""Figures for notebooks: what a plan holds when, how each module is placed, and how solvers close their gaps.
 
 matplotlib is imported when a figure is drawn; every function returns the figure and shows nothing itself.
 """
@@ -6,18 +6,24 @@ matplotlib is imported when a figure is drawn; every function returns the figure
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from planner.benchmarks.profile import profiles
+from planner.benchmarks.rows import BenchRow
 from planner.placement import is_partial, is_shard
 from planner.plan_format import ComputeStep, Plan
 from planner.replay_report import Category
+from planner.units import format_gap
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 GIBIBYTE = 2**30
+EARLIEST_SECOND = 1e-3
+SMALLEST_GAP_PERCENT = 0.01
 PLACEMENT_COLOURS = {"replicated": "#9aa5b1", "sharded": "#2f6f9f", "partial": "#d98032"}
 
 
@@ -90,6 +96,52 @@ def placements_by_module(plan: Plan, depth: int = 3) -> Figure:
     axes.invert_yaxis()
     axes.set(xlabel="results of operators (count)", ylabel="module", title=_title(plan))
     axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
+    pyplot.close(figure)
+    return figure
+
+
+def performance_profile(rows: Sequence[BenchRow], target_gap: float = 1e-3) -> Figure:
+    """Gap over time of every solver of a benchmark, and on how many instances it is closed.
+
+    Parameters
+    ----------
+    rows
+        Rows of one benchmark, :attr:`planner.benchmarks.BenchResult.rows`; those of one instance show that
+        instance alone.
+    target_gap
+        Gap up to which an instance counts as solved.
+
+    Returns
+    -------
+    Figure
+        Left the mean gap over the instances in per cent, 100 % where an incumbent or a bound is missing;
+        right the share of the instances within ``target_gap``; both over seconds as the rows count them.
+
+    Raises
+    ------
+    ValueError
+        If there are no rows.
+    """
+    from matplotlib import pyplot
+
+    if not rows:
+        raise ValueError("there are no rows to draw; run a benchmark or load one first")
+    figure, (left, right) = pyplot.subplots(1, 2, figsize=(11.0, 4.0), layout="constrained", sharex=True)
+    made = profiles(rows, target_gap)
+    for profile in made:
+        left.step(profile.seconds, 100 * profile.mean_gap, where="post", label=profile.solver)
+        right.step(profile.seconds, 100 * profile.share_within, where="post", label=profile.solver)
+    first = min((second for second in made[0].seconds if second > 0), default=EARLIEST_SECOND)
+    left.set_xscale("log")
+    left.set_xlim(left=max(first, EARLIEST_SECOND))
+    left.set_yscale("symlog", linthresh=SMALLEST_GAP_PERCENT)
+    lowest = min(100 * float(profile.mean_gap.min()) for profile in made)
+    left.set_ylim(lowest / 2 if lowest > SMALLEST_GAP_PERCENT else 0, 100)
+    right.set_ylim(0, 102)
+    count = len({row.instance for row in rows})
+    left.set(xlabel="time (s)", ylabel="mean gap (%)", title=f"{count} instances" if count > 1 else rows[0].instance)
+    right.set(xlabel="time (s)", ylabel="instances (%)", title=f"gap at most {format_gap(target_gap)}")
+    right.legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
     pyplot.close(figure)
     return figure
 

@@ -14,6 +14,7 @@ from typing import Annotated
 
 import typer
 
+from runtime.cli_bench import bench
 from runtime.cli_plan import explain, fits, plan
 from runtime.cli_run import calibrate, run
 from runtime.cli_solve import solve
@@ -29,7 +30,7 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
-for command in (plan, run, explain, fits, solve, calibrate):
+for command in (plan, run, explain, fits, solve, bench, calibrate):
     app.command()(command)
 
 

@@ -1,0 +1,205 @@
+"""Rows together: ratios to the best of each instance, contradictions between solvers, and tables."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+
+from formulations.files import write_text_atomically
+from formulations.solution import Status
+from planner.benchmarks.rows import BenchRow, RowError, row_from_document
+from planner.units import format_bytes, format_gap
+
+_DASH = "-"
+
+
+@dataclass(frozen=True, slots=True)
+class Ratios:
+    """A row beside the best of its instance; None where there is nothing to compare.
+
+    Parameters
+    ----------
+    objective
+        Objective over the smallest one of any solver.
+    seconds
+        Seconds over those of the fastest solver that reached the smallest objective; where nobody has an
+        objective, of the fastest that found the instance infeasible. A quick solver that found less is below 1.
+    best_known
+        Relative distance of the objective from the best known one, negative where it is smaller.
+    """
+
+    objective: float | None
+    seconds: float | None
+    best_known: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column of the table."""
+
+    heading: str
+    is_number: bool
+    cell: Callable[[BenchRow, Ratios], str]
+
+
+@dataclass(frozen=True)
+class BenchResult:
+    """Rows of one benchmark; shows itself as a table.
+
+    Parameters
+    ----------
+    rows
+        In the order in which they were finished.
+    interrupted
+        Whether Ctrl-C ended the benchmark; the last row may then be one that was cut short.
+    """
+
+    rows: tuple[BenchRow, ...]
+    interrupted: bool = False
+
+    @classmethod
+    def load(cls, path: str | Path) -> BenchResult:
+        """Read the rows that :meth:`save` or ``meshwright bench --json`` wrote.
+
+        Raises
+        ------
+        RowError
+            The file holds no list of rows.
+        OSError
+            The file cannot be read.
+        """
+        try:
+            document = json.loads(Path(path).read_bytes())
+        except ValueError as error:
+            raise RowError(f"{path}: not valid JSON: {error}") from None
+        if not isinstance(document, list):
+            raise RowError(f"{path}: must be a list of rows")
+        return cls(tuple(map(row_from_document, document)))
+
+    def save(self, path: str | Path) -> None:
+        """Write the rows as a JSON list, atomically.
+
+        Raises
+        ------
+        OSError
+            The file cannot be written.
+        """
+        rows = ",\n".join(json.dumps(row.as_document(), ensure_ascii=False) for row in self.rows)
+        write_text_atomically(path, f"[\n{rows}\n]\n")
+
+    def ratios(self) -> list[Ratios]:
+        """Return the ratios of every row."""
+        return [_ratios(row, self._of(row.instance)) for row in self.rows]
+
+    def contradictions(self) -> list[str]:
+        """Return what cannot be true: of one solver, and between solvers of one instance."""
+        found = [f"{row.instance}: {row.contradiction}" for row in self.rows if row.contradiction]
+        for instance in dict.fromkeys(row.instance for row in self.rows):
+            found += _contradictions_between(self._of(instance))
+        return found
+
+    def columns(self) -> list[Column]:
+        """Return the columns that the rows have something for."""
+        with_best = any(row.best_known is not None for row in self.rows)
+        return [*COLUMNS, *(BEST_KNOWN_COLUMNS if with_best else [])]
+
+    def cells(self) -> list[list[str]]:
+        """Return the text of every cell, row by row."""
+        columns = self.columns()
+        return [
+            [column.cell(row, ratios) for column in columns]
+            for row, ratios in zip(self.rows, self.ratios(), strict=True)
+        ]
+
+    def to_markdown(self) -> str:
+        """Return the table in Markdown."""
+        columns = self.columns()
+        lines = [
+            [column.heading for column in columns],
+            ["---:" if column.is_number else "---" for column in columns],
+            *self.cells(),
+        ]
+        return "\n".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |" for line in lines)
+
+    def _repr_html_(self) -> str:
+        columns = self.columns()
+        styles = [f" style='text-align:{'right' if column.is_number else 'left'}'" for column in columns]
+        head = "".join(f"<th{style}>{escape(c.heading)}</th>" for c, style in zip(columns, styles, strict=True))
+        body = "".join(
+            f"<tr>{''.join(f'<td{style}>{escape(cell)}</td>' for cell, style in zip(line, styles, strict=True))}</tr>"
+            for line in self.cells()
+        )
+        return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+
+    def _of(self, instance: str) -> list[BenchRow]:
+        return [row for row in self.rows if row.instance == instance]
+
+
+def _ratios(row: BenchRow, rivals: Sequence[BenchRow]) -> Ratios:
+    best = min((other.objective for other in rivals if other.objective is not None), default=None)
+    winners = [other for other in rivals if other.objective == best and (best is not None or _is_infeasible(other))]
+    fastest = min((winner.seconds for winner in winners), default=None)
+    return Ratios(
+        _ratio(row.objective, best),
+        row.seconds / fastest if fastest else None,
+        None if (known := _ratio(row.objective, row.best_known)) is None else known - 1,
+    )
+
+
+def _ratio(value: int | None, reference: int | None) -> float | None:
+    if value is None or reference is None:
+        return None
+    if value == reference:
+        return 1.0
+    return value / reference if reference > 0 else None
+
+
+def _is_infeasible(row: BenchRow) -> bool:
+    return row.status in (Status.INFEASIBLE, Status.INFEASIBLE_UNCONFIRMED)
+
+
+def _contradictions_between(rows: Sequence[BenchRow]) -> list[str]:
+    """Compare what solvers proved with what others found; a checked objective is beyond doubt."""
+    solved = [row for row in rows if row.objective is not None]
+    if not solved:
+        return []
+    best = min(solved, key=lambda row: (row.objective is None, row.objective))
+    found = []
+    for row in rows:
+        if row.status is Status.INFEASIBLE:
+            found.append(f"{row.instance}: {row.solver} reports infeasible, but {best.solver} found {best.objective}")
+        elif row.bound is not None and best.objective is not None and row.bound > best.objective:
+            found.append(
+                f"{row.instance}: {row.solver} reports the bound {row.bound}, but {best.solver} found {best.objective}"
+            )
+    return found
+
+
+def _integer(value: int | None) -> str:
+    return _DASH if value is None else f"{value:,}"
+
+
+def _times(ratio: float | None, digits: int) -> str:
+    return _DASH if ratio is None else f"{ratio:.{digits}f}"
+
+
+COLUMNS = (
+    Column("instance", False, lambda row, _: row.instance),
+    Column("solver", False, lambda row, _: row.solver),
+    Column("status", False, lambda row, _: "contradiction" if row.contradiction else str(row.status)),
+    Column("objective", True, lambda row, _: _integer(row.objective)),
+    Column("bound", True, lambda row, _: _integer(row.bound)),
+    Column("gap", True, lambda row, _: format_gap(row.gap)),
+    Column("seconds", True, lambda row, _: f"{row.seconds:.3f}"),
+    Column("CPU seconds", True, lambda row, _: f"{row.cpu_seconds:.3f}"),
+    Column("peak RSS", True, lambda row, _: format_bytes(row.peak_rss_bytes)),
+    Column("objective / best", True, lambda _, ratios: _times(ratios.objective, 4)),
+    Column("seconds / best", True, lambda _, ratios: _times(ratios.seconds, 2)),
+)
+BEST_KNOWN_COLUMNS = (
+    Column("best known", True, lambda row, _: _integer(row.best_known)),
+    Column("to best known", True, lambda _, r: _DASH if r.best_known is None else f"{100 * r.best_known:+.3f} %"),
+)

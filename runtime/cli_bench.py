@@ -1,0 +1,122 @@
+"""The command ``bench``: solvers side by side, rows into a file, a table on the terminal."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, cast
+
+import typer
+
+from runtime.cli_values import OptionError, readable_file, writable_file
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from formulations.random_families import Size
+    from planner.benchmarks import Suite
+
+CHECK_FAILED = 1
+INTERRUPTED = 130
+SUITES = ("random", "contest")
+
+
+def bench(
+    suite: Annotated[str, typer.Argument(metavar="SUITE", help="random or contest.", show_default=False)],
+    paths: Annotated[
+        list[Path] | None,
+        typer.Argument(metavar="PATH", help="Of contest: problem files, or folders of them.", show_default=False),
+    ] = None,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", help="Rows as JSON, written after each.")
+    ] = None,
+    solvers: Annotated[
+        str | None,
+        typer.Option(
+            metavar="A,B",
+            help="Built-in names, module:function, or entry points of the group meshwright.solvers.",
+            show_default="portfolio,lagrangian,highs",
+        ),
+    ] = None,
+    time_limit: Annotated[
+        float | None,
+        typer.Option(
+            min=0.1,
+            help="Seconds for one instance and solver; of contest, reading the file included.",
+            show_default="2 for random, 60 for contest",
+        ),
+    ] = None,
+    size: Annotated[
+        str | None,
+        typer.Option(metavar="small,middle,large", help="Of random: which sizes.", show_default="small,middle"),
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the generated problems and of the solvers.")] = 0,
+    best: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="JSON, instance -> best known cost, printed beside what is found."),
+    ] = None,
+) -> int:
+    """Run solvers side by side: on generated problems (random) or on files of the contest (contest PATH...).
+
+    Every result is checked. Small generated problems are enumerated beside. The exit code is 1 where solvers
+    contradict what was checked.
+    """
+    if suite not in SUITES:
+        raise OptionError(f"SUITE: {suite!r} is no suite; use {' or '.join(SUITES)}")
+    if suite == "random" and paths:
+        raise OptionError(f"PATH: the suite random reads no files, got {str(paths[0])!r}; use contest for files")
+    if suite == "contest" and size is not None:
+        raise OptionError(f"--size: {size!r} belongs to the suite random; leave it out")
+    names = None if solvers is None else _listed(solvers, "--solvers")
+    sizes = None if size is None else _listed(size, "--size")
+    if json_file is not None:
+        writable_file(json_file, "--json")
+    if best is not None:
+        readable_file(best, "--best")
+
+    from planner.benchmarks import DEFAULT_SOLVERS, load_best_known
+    from planner.benchmarks import bench as run_bench
+    from runtime.cli_bench_display import live_rows, print_result
+
+    chosen = _suite(suite, paths or [], sizes, seed)
+    with live_rows(chosen) as observer:
+        result = run_bench(
+            chosen,
+            DEFAULT_SOLVERS if names is None else names,
+            time_limit=time_limit,
+            seed=seed,
+            best_known=None if best is None else load_best_known(best),
+            json_path=json_file,
+            observer=observer,
+        )
+    if result.rows:
+        print_result(result)
+        if json_file is not None:
+            typer.echo(f"wrote {json_file}")
+    if result.interrupted:
+        typer.echo(f"meshwright: interrupted after {len(result.rows)} rows", err=True)
+        return INTERRUPTED
+    contradictions = result.contradictions()
+    for contradiction in contradictions:
+        typer.echo(f"meshwright: contradiction: {contradiction}", err=True)
+    return CHECK_FAILED if contradictions else 0
+
+
+def _listed(text: str, option: str) -> list[str]:
+    names = [name.strip() for name in text.split(",")]
+    if not all(names):
+        raise OptionError(f"{option}: {text!r} is no list; write names with a comma between them")
+    if len(set(names)) < len(names):
+        raise OptionError(f"{option}: {text!r} names something twice; name each once")
+    return names
+
+
+def _suite(name: str, paths: Sequence[Path], sizes: Sequence[str] | None, seed: int) -> Suite:
+    from formulations.random_families import SIZES
+    from planner.benchmarks import DEFAULT_SIZES, contest_suite, random_suite
+
+    if name == "contest":
+        return contest_suite(paths)
+    unknown = [size for size in sizes or () if size not in SIZES]
+    if unknown:
+        raise OptionError(f"--size: {unknown[0]!r} is no size; use {', '.join(SIZES)}")
+    return random_suite(DEFAULT_SIZES if sizes is None else [cast("Size", size) for size in sizes], seed)
