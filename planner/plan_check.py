@@ -15,7 +15,6 @@ from planner.plan_error import PlanError
 from planner.plan_format import Certificate, Decision, Fingerprints, MemoryOverTime, Plan, Predicted
 from planner.plan_schedule import decode_schedule
 from planner.replay import OptimizerMemory, ReplayReport, StepCosts, StrategyTable, replay
-from planner.replay_memory import OperatorWorkspace
 from planner.replay_report import Category
 
 PROFILE_POINTS = 200
@@ -39,7 +38,6 @@ def verify_plan(
     *,
     seconds: StepCosts | None = None,
     allowed: StrategyTable | None = None,
-    workspace: OperatorWorkspace | None = None,
     devices: int | None = None,
 ) -> ReplayReport:
     """Check a plan against the captured step and the cluster on which it is to run.
@@ -52,7 +50,7 @@ def verify_plan(
         The captured step.
     fingerprints
         Of this graph, cluster, calibration and these rules.
-    seconds, allowed, workspace, devices
+    seconds, allowed, devices
         As for :func:`planner.replay.replay`; without ``seconds`` the objective is not checked, without
         ``allowed`` the strategies are not.
 
@@ -80,7 +78,6 @@ def verify_plan(
         seconds=seconds,
         limit=options.limit_bytes,
         allowed=allowed,
-        workspace=workspace,
         devices=devices,
         counter_based_random=options.counter_based_random,
     )

@@ -14,7 +14,7 @@ import numpy as np
 
 from planner.operator_graph import OperatorGraph
 from planner.placement import Placement
-from planner.replay_memory import LocalBytes, OperatorWorkspace, OptimizerMemory, memory_profile
+from planner.replay_memory import LocalBytes, OptimizerMemory, memory_profile
 from planner.replay_order import OrderedReplay
 from planner.replay_report import (
     AliveTensor,
@@ -39,7 +39,6 @@ __all__ = [
     "AliveTensor",
     "Category",
     "MemoryProfile",
-    "OperatorWorkspace",
     "OptimizerMemory",
     "ReplayReport",
     "StepCosts",
@@ -77,7 +76,6 @@ def replay(
     seconds: StepCosts | None = None,
     limit: int | None = None,
     allowed: StrategyTable | None = None,
-    workspace: OperatorWorkspace | None = None,
     devices: int | None = None,
     counter_based_random: bool = False,
 ) -> ReplayReport:
@@ -102,8 +100,6 @@ def replay(
         Bytes that one device may hold.
     allowed
         Verified strategies per operator, views included; None checks no strategy.
-    workspace
-        Bytes that operators need beyond inputs and outputs.
     devices
         Number of ranks of the job.
     counter_based_random
@@ -126,8 +122,7 @@ def replay(
         total, unpriced = _total_quanta(graph, schedule, seconds)
         violations.extend(unpriced)
     local_bytes = LocalBytes(graph, schedule.mesh)
-    extra = None if violations else workspace
-    profile, peak, at, alive = memory_profile(graph, schedule, lifetimes, local_bytes, optimizer, extra)
+    profile, peak, at, alive = memory_profile(graph, schedule, lifetimes, local_bytes, optimizer)
     if limit is not None and peak > limit:
         where = Wording(graph, schedule).instruction(schedule.instructions[at]) if at >= 0 else "the start"
         message = f"{peak} bytes at {where}, {peak - limit} more than the limit of {limit}"

@@ -6,7 +6,6 @@ storage lives as long as any buffer that aliases it. All shards are even, so eve
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -18,10 +17,7 @@ from planner.optimizers import OptimizerSpec
 from planner.placement import Placement, divides, local_numel, reordered
 from planner.replay_report import AliveTensor, Category, MemoryProfile
 from planner.replay_wording import Wording
-from planner.schedule import Compute, Instruction, Reshard, Schedule, Update
-
-OperatorWorkspace = Callable[[int, tuple[Placement | None, ...], tuple[Placement, ...]], int]
-"""Bytes that an operator needs beyond inputs and outputs, by operator index, output and input placements."""
+from planner.schedule import Instruction, Reshard, Schedule, Update
 
 _INPUT_CATEGORY = {ValueRole.PARAMETER: Category.PARAMETERS, ValueRole.BUFFER: Category.MODULE_BUFFERS}
 
@@ -114,7 +110,6 @@ def memory_profile(
     lifetimes: Lifetimes,
     local_bytes: LocalBytes,
     optimizer: OptimizerMemory,
-    workspace: OperatorWorkspace | None,
 ) -> tuple[MemoryProfile, int, int, tuple[AliveTensor, ...]]:
     """Bytes over time, the peak, the first instruction that reaches it (-1: the start), what is alive then."""
     count = len(schedule.instructions)
@@ -135,7 +130,7 @@ def memory_profile(
     transient = {category: np.zeros(count, dtype=np.int64) for category in Category}
     for index, instruction in enumerate(schedule.instructions):
         category = Category.RESHARDED if isinstance(instruction, Reshard) else Category.WORKSPACE
-        transient[category][index] = _transient(graph, schedule, instruction, local_bytes, optimizer, workspace)
+        transient[category][index] = _transient(graph, schedule, instruction, local_bytes, optimizer)
     profile = MemoryProfile(at_start, after, transient)
     during = profile.total_during
     peak, at = sum(at_start.values()), -1
@@ -211,7 +206,6 @@ def _transient(
     instruction: Instruction,
     local_bytes: LocalBytes,
     optimizer: OptimizerMemory,
-    workspace: OperatorWorkspace | None,
 ) -> int:
     """Bytes that an instruction holds while it runs and no longer afterwards."""
     buffers = schedule.buffers
@@ -226,7 +220,4 @@ def _transient(
         case Update(parameter, _):
             value, placement = buffers[parameter].value, buffers[parameter].placement
             return optimizer.workspace_bytes(graph.values[value].spec, local_bytes.numel(value, placement))
-        case Compute(operator, inputs, outputs) if workspace is not None and not graph.operators[operator].is_view:
-            placements = tuple(None if buffer is None else buffers[buffer].placement for buffer in outputs)
-            return workspace(operator, placements, tuple(buffers[buffer].placement for buffer in inputs))
     return 0

@@ -108,11 +108,6 @@ class MemoryProfile:
     transient: Mapping[Category, NDArray[np.int64]]
 
     @property
-    def total_after(self) -> NDArray[np.int64]:
-        """Bytes of all categories after each instruction."""
-        return _total(self.after)
-
-    @property
     def total_during(self) -> NDArray[np.int64]:
         """Largest bytes of all categories while each instruction runs."""
         return _total(self.after) + _total(self.transient)

@@ -83,6 +83,30 @@ class Prefetch:
 Instruction = Compute | Reshard | Update | Free | Offload | Prefetch
 
 
+def reads(instruction: Instruction) -> tuple[int, ...]:
+    """Buffers that an instruction reads."""
+    match instruction:
+        case Compute(inputs=inputs):
+            return inputs
+        case Update(parameter, gradient):
+            return (parameter, gradient)
+        case Reshard() | Offload() | Prefetch():
+            return (instruction.source,)
+        case Free(buffers):
+            return buffers
+
+
+def creates(instruction: Instruction) -> tuple[int, ...]:
+    """Buffers that an instruction creates."""
+    match instruction:
+        case Compute(outputs=outputs):
+            return tuple(buffer for buffer in outputs if buffer is not None)
+        case Reshard() | Offload() | Prefetch():
+            return (instruction.target,)
+        case _:
+            return ()
+
+
 @dataclass(frozen=True, slots=True)
 class Schedule:
     """A whole training step on a mesh.

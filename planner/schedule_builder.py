@@ -13,7 +13,7 @@ from formulations.models.kiwi_reduced import StepDecision
 from formulations.models.step import EventKind
 from planner.operator_graph import OutputRole
 from planner.placement import Placement, replicated
-from planner.schedule import Buffer, Compute, Free, Instruction, Reshard, Schedule, Update
+from planner.schedule import Buffer, Compute, Free, Instruction, Reshard, Schedule, Update, creates, reads
 from planner.strategy_space import StrategySpace
 
 
@@ -148,7 +148,7 @@ def with_frees(instructions: list[Instruction], kept: set[int]) -> tuple[Instruc
     """Insert a :class:`Free` after the last use of every buffer that is not kept."""
     last: dict[int, int] = {}
     for position, instruction in enumerate(instructions):
-        for buffer in touched(instruction):
+        for buffer in (*reads(instruction), *creates(instruction)):
             last[buffer] = position
     freed: dict[int, list[int]] = {}
     for buffer, position in last.items():
@@ -160,16 +160,3 @@ def with_frees(instructions: list[Instruction], kept: set[int]) -> tuple[Instruc
         if position in freed:
             found.append(Free(tuple(sorted(freed[position]))))
     return tuple(found)
-
-
-def touched(instruction: Instruction) -> tuple[int, ...]:
-    """Buffers that an instruction reads or creates."""
-    match instruction:
-        case Compute():
-            return (*instruction.inputs, *(b for b in instruction.outputs if b is not None))
-        case Update():
-            return (instruction.parameter, instruction.gradient)
-        case Free():
-            return instruction.buffers
-        case _:
-            return (instruction.source, instruction.target)

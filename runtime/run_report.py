@@ -81,14 +81,6 @@ class RunReport(BaseModel):
     worst_parameter: str
 
     @property
-    def max_loss_rel_error(self) -> float | None:
-        """Largest relative difference of a step's loss to one process; None where not checked."""
-        if self.reference_loss is None:
-            return None
-        pairs = zip(self.loss, self.reference_loss, strict=True)
-        return max(abs(ours - theirs) / (abs(theirs) or 1.0) for ours, theirs in pairs)
-
-    @property
     def excess_bytes(self) -> int:
         """Bytes by which the largest measured peak is above the memory limit; 0 where it is not."""
         if self.memory_limit_bytes is None:

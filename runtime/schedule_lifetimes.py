@@ -7,35 +7,11 @@ code that runs.
 
 from __future__ import annotations
 
-from planner.schedule import Compute, Free, Instruction, Offload, Prefetch, Reshard, Schedule, Update
+from planner.schedule import Free, Offload, Prefetch, Schedule, Update, creates, reads
 
 
 class ScheduleError(ValueError):
     """A schedule that cannot be run as it is written."""
-
-
-def reads(instruction: Instruction) -> tuple[int, ...]:
-    """Buffers that an instruction reads."""
-    match instruction:
-        case Compute(inputs=inputs):
-            return inputs
-        case Update(parameter, gradient):
-            return (parameter, gradient)
-        case Reshard() | Offload() | Prefetch():
-            return (instruction.source,)
-        case Free(buffers):
-            return buffers
-
-
-def creates(instruction: Instruction) -> tuple[int, ...]:
-    """Buffers that an instruction creates."""
-    match instruction:
-        case Compute(outputs=outputs):
-            return tuple(buffer for buffer in outputs if buffer is not None)
-        case Reshard() | Offload() | Prefetch():
-            return (instruction.target,)
-        case _:
-            return ()
 
 
 def check_schedule(schedule: Schedule, mesh: tuple[int, ...]) -> None:

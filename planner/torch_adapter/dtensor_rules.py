@@ -1,7 +1,8 @@
-"""Candidate rules from DTensor's own tables, for one mesh axis.
+"""Candidate rules from DTensor's tables, for one mesh axis.
 
 DTensor keeps two kinds of tables: functions that list the rows of one axis, and functions that answer a
-question about given input placements. The latter are asked about every combination of input words.
+question about given input placements. The latter are asked about every combination of input words, but for
+those that ``register_sharding`` put there: they list the rows of one axis in answer to any question.
 No process group is needed, and the redistribution costs that DTensor computes while it enumerates
 (the bulk of its time) are left out: this planner has its own.
 """
@@ -11,7 +12,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, partial
 from itertools import islice, product
 from math import prod
 from typing import Any
@@ -21,11 +22,13 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 from torch.distributed.tensor._op_schema import OpSchema, OpSpec, OpStrategy, TupleStrategy
+from torch.distributed.tensor.experimental import _register_sharding
 
 from planner.axis_rule import AxisRule
 from planner.operator_graph import TensorSpec
 from planner.placement import REPLICATE
 from planner.torch_adapter.calls import OperatorCall
+from planner.torch_adapter.local_collectives import local_collectives
 from planner.torch_adapter.local_context import torch_dtype
 
 _MAX_QUESTIONS = 256
@@ -36,7 +39,7 @@ _REDUCTIONS = {"sum": "Psum", "avg": "Pavg", "max": "Pmax", "min": "Pmin"}
 def dtensor_candidates(
     call: OperatorCall, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec | None], axis_size: int
 ) -> tuple[AxisRule, ...] | None:
-    """Rules that DTensor's tables list for one operator, None where it is in no table.
+    """Rules that DTensor's tables list for one operator with tensor arguments, None where it is in no table.
 
     Rows that this planner has no words for (strided shards, products) are left out. Divisibility is
     not checked here.
@@ -47,7 +50,7 @@ def dtensor_candidates(
     if rows_of_axis is not None:
         rows = _listed_rows(rows_of_axis, call, inputs, outputs)
     elif answer is not None:
-        with _without_costs():
+        with _rows_only():
             rows = list(_answered_rows(answer, call, inputs, axis_size))
     else:
         return None
@@ -79,7 +82,8 @@ def _rule_of_row(
         word is None and spec is not None for word, spec in zip(words_out, outputs, strict=True)
     ):
         return None
-    return AxisRule(tuple(words_out), tuple(word for word in words_in if word is not None))
+    inputs_known = tuple(word for word in words_in if word is not None)
+    return AxisRule(tuple(words_out), inputs_known, local_collectives(call, inputs, outputs, inputs_known))
 
 
 def _word(placement: Any, masked: str | None) -> str | None:
@@ -112,7 +116,8 @@ def _answered_rows(
     propagator = DTensor._op_dispatcher.sharding_propagator
     info = propagator.op_to_schema_info.get(call.target)
     mesh = _mesh(axis_size)
-    for placements in _questions(inputs, axis_size):
+    questions = _questions(inputs, axis_size)
+    for placements in islice(questions, 1) if _lists_rows(function) else questions:
         strategies = [
             OpStrategy([OpSpec(DTensorSpec(mesh, (placement,), tensor_meta=_meta(spec)))])
             for placement, spec in zip(placements, inputs, strict=True)
@@ -130,6 +135,17 @@ def _answered_rows(
             given = chosen[0].input_specs
             row_in = list(placements) if given is None else [spec.placements[0] for spec in given if spec is not None]
             yield [None if spec is None else spec.placements[0] for spec in row_out], row_in
+
+
+def registered_by_user(target: torch._ops.OpOverload) -> Callable[..., Any] | None:
+    """The function that someone gave to ``register_sharding`` for an operator; None for torch's own tables."""
+    answer = DTensor._op_dispatcher.sharding_propagator.op_strategy_funcs.get(target)
+    return answer.args[0] if isinstance(answer, partial) and _lists_rows(answer) else None
+
+
+def _lists_rows(function: Callable[[OpSchema], Any]) -> bool:
+    """Whether ``register_sharding`` made the function."""
+    return getattr(getattr(function, "func", None), "__module__", None) == _register_sharding.__name__
 
 
 def _questions(inputs: Sequence[TensorSpec], axis_size: int) -> Iterator[tuple[Any, ...]]:
@@ -175,16 +191,21 @@ def _mesh(axis_size: int) -> DeviceMesh:
 
 
 @contextmanager
-def _without_costs() -> Iterator[None]:
-    """Leave out the redistribution costs while the tables are asked."""
-    name, patched = "generate_redistribute_costs", []
+def _rows_only() -> Iterator[None]:
+    """While the tables are asked, leave out redistribution costs and the check of sizes, which this planner reports."""
+    replacements: dict[str, Callable[..., Any]] = {
+        "generate_redistribute_costs": lambda source, target: [0.0] * len(source.strategies),
+        "is_tensor_shardable": lambda *arguments, **options: True,
+    }
+    patched = []
     for module_name in _RULE_MODULES:
         module = importlib.import_module(f"torch.distributed.tensor._ops.{module_name}")
-        if hasattr(module, name):
-            patched.append((module, getattr(module, name)))
-            setattr(module, name, lambda source, target: [0.0] * len(source.strategies))
+        for name, replacement in replacements.items():
+            if hasattr(module, name):
+                patched.append((module, name, getattr(module, name)))
+                setattr(module, name, replacement)
     try:
         yield
     finally:
-        for module, original in patched:
+        for module, name, original in patched:
             setattr(module, name, original)

@@ -15,7 +15,6 @@ from torch import Tensor
 from planner.operator_graph import Operator, OperatorGraph, TensorSpec
 from planner.placement import Placement
 from planner.torch_adapter import local_attention, local_losses
-from planner.torch_adapter.attention_rules import ATTENTION_BACKWARD, ATTENTION_FORWARD
 from planner.torch_adapter.calls import OperatorCall
 from planner.torch_adapter.counter_random import random_operator
 from planner.torch_adapter.local_context import AxisReducer, LocalContext, LocalFunction
@@ -177,8 +176,8 @@ _BUILDERS: dict[str, Builder] = {
         ),
         _mean_loss_backward,
     ),
-    ATTENTION_FORWARD: local_attention.attention_forward,
-    ATTENTION_BACKWARD: local_attention.attention_backward,
+    "aten._scaled_dot_product_flash_attention_for_cpu.default": local_attention.attention_forward,
+    "aten._scaled_dot_product_flash_attention_for_cpu_backward.default": local_attention.attention_backward,
     "aten.as_strided.default": _as_strided,
     "aten.convolution.default": _convolution,
     "aten.convolution_backward.default": _convolution_backward,

@@ -1,271 +1,278 @@
-"""Sharding rules that DTensor lacks or that it does differently on local tensors.
+"""Sharding rules that DTensor lacks, or that hold only because operators run on local tensors here.
 
-A table of functions from a request (one operator's tensors and constants) to candidate rules. Nothing
-here is believed as it stands: every candidate is checked by :mod:`planner.torch_adapter.rule_verification`.
+A table of functions from a request (one operator's tensor shapes and constants) to rows of words. The
+planner reads them through DTensor, see :mod:`planner.torch_adapter.rule_registration`. Nothing here is
+believed as it stands: every row is checked by :mod:`planner.torch_adapter.rule_verification`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
+import numpy as np
 import torch
 
-from planner.axis_rule import AxisRule
-from planner.operator_graph import TensorSpec
-from planner.torch_adapter.attention_rules import ATTENTION_BACKWARD, ATTENTION_FORWARD, SHARDED_DIMS, mask_word
-from planner.torch_adapter.calls import Slot
+from planner.torch_adapter.calls import OperatorCall, Slot
+from planner.torch_adapter.local_context import bind
+from planner.torch_adapter.small_sizes import Shape
 
-Candidates = Iterator[AxisRule]
+Row = tuple[tuple[str, ...], tuple[str, ...]]
+"""Words of the outputs and of the tensor arguments on one mesh axis."""
+
+Rows = Iterator[Row]
 
 
 @dataclass(frozen=True)
 class RuleRequest:
-    """One operator: its target, constants by schema name, tensors, and the size of the mesh axis."""
+    """One operator: its call, the shapes of its tensor arguments in order, and the size of the mesh axis."""
 
-    target: Any
-    named: dict[str, Any]
-    inputs: tuple[TensorSpec, ...]
-    outputs: tuple[TensorSpec | None, ...]
+    call: OperatorCall
+    shapes: tuple[Shape, ...]
     axis_size: int
+
+    @cached_property
+    def named(self) -> dict[str, Any]:
+        """Arguments by schema name, tensors as :class:`~planner.torch_adapter.calls.Slot`; do not change it."""
+        return bind(self.call, len(self.shapes))
+
+    @property
+    def output_count(self) -> int:
+        """Outputs of the operator's schema, the ones that this call leaves out included."""
+        return len(self.call.target._schema.returns)
 
     def has(self, name: str) -> bool:
         """Whether the argument called ``name`` is a tensor of this call."""
         return isinstance(self.named.get(name), Slot)
 
-    def spec(self, name: str) -> TensorSpec:
-        """Tensor of an argument."""
+    def shape(self, name: str) -> Shape:
+        """Shape of a tensor argument."""
         slot = self.named[name]
         assert isinstance(slot, Slot)
-        return self.inputs[slot.position]
+        return self.shapes[slot.position]
 
-    def rule(self, outputs: Sequence[str] | str, /, *collectives: tuple[str, int], **words: str) -> AxisRule:
-        """A rule from words per argument name; tensors that are not named are replicated.
+    def row(self, outputs: Sequence[str] | str, /, **words: str) -> Row:
+        """A row from words per argument name; tensors that are not named are replicated.
 
         ``outputs`` given as one word stands for every output.
         """
-        inputs = ["R"] * len(self.inputs)
+        inputs = ["R"] * len(self.shapes)
         for name, word in words.items():
             if self.has(name):
                 inputs[self.named[name].position] = word
-        per_output = [outputs] * len(self.outputs) if isinstance(outputs, str) else outputs
-        words_out = tuple(None if spec is None else word for spec, word in zip(self.outputs, per_output, strict=True))
-        return AxisRule(words_out, tuple(inputs), collectives)
+        per_output = [outputs] * self.output_count if isinstance(outputs, str) else outputs
+        return tuple(per_output), tuple(inputs)
 
 
-def _pointwise(request: RuleRequest) -> Candidates:
+def _pointwise(request: RuleRequest) -> Rows:
     """Shard any dimension of the result; inputs broadcast over dimensions they lack or have once."""
-    result = request.outputs[0]
-    assert result is not None
-    rank = len(result.shape)
-    for dim in range(rank):
-        inputs = []
-        for spec in request.inputs:
-            own = dim - (rank - len(spec.shape))
-            inputs.append(f"S{own}" if own >= 0 and spec.shape[own] == result.shape[dim] else "R")
-        yield AxisRule(tuple(None if spec is None else f"S{dim}" for spec in request.outputs), tuple(inputs))
+    result = np.broadcast_shapes(*request.shapes)
+    for dim in range(len(result)):
+        words = tuple(_broadcast_word(shape, result, dim) for shape in request.shapes)
+        yield (f"S{dim}",) * request.output_count, words
 
 
-def _dropout(request: RuleRequest) -> Candidates:
+def _broadcast_word(shape: Sequence[int], result: Sequence[int], dim: int) -> str:
+    """Word of a tensor that broadcasts to a ``result`` that is sharded on ``dim``."""
+    own = dim - (len(result) - len(shape))
+    return f"S{own}" if own >= 0 and shape[own] == result[dim] else "R"
+
+
+def _dropout(request: RuleRequest) -> Rows:
     yield from _pointwise(request)
-    yield request.rule(["Psum", "R"], input="Psum")  # linear once the mask is given
+    yield request.row(["Psum", "R"], input="Psum")  # linear once the mask is given
 
 
-def _factory(request: RuleRequest) -> Candidates:
-    result = request.outputs[0]
-    assert result is not None
-    for dim in range(len(result.shape)):
-        yield request.rule(f"S{dim}")
+def _factory(request: RuleRequest) -> Rows:
+    for dim in range(len(request.named.get("size", ()))):
+        yield request.row(f"S{dim}")
 
 
-def _arange(request: RuleRequest) -> Candidates:
-    result = request.outputs[0]
-    assert result is not None
-    if "int" in result.dtype:  # a block of a float range may round differently
-        yield request.rule("S0")
+def _arange(request: RuleRequest) -> Rows:
+    dtype = request.named["dtype"]
+    bounds = [request.named[name] for name in ("start", "end", "step") if name in request.named]
+    integers = all(isinstance(bound, int) for bound in bounds) if dtype is None else not dtype.is_floating_point
+    if integers:  # a block of a float range may round differently
+        yield request.row("S0")
 
 
-def _expand(request: RuleRequest) -> Candidates:
+def _expand(request: RuleRequest) -> Rows:
     """Expanded dimensions shard for nothing: the source stays replicated."""
-    result, source = request.outputs[0], request.inputs[0].shape
-    assert result is not None
-    lead = len(result.shape) - len(source)
-    for dim, size in enumerate(result.shape):
-        if dim < lead or source[dim - lead] != size:
-            yield request.rule(f"S{dim}")
+    source, sizes = request.shape("self"), request.named["size"]
+    lead = len(sizes) - len(source)
+    for dim, size in enumerate(sizes):
+        if dim < lead or size not in (-1, source[dim - lead]):
+            yield request.row(f"S{dim}")
 
 
-def _matrix_sum(request: RuleRequest) -> Candidates:
+def _matrix_sum(request: RuleRequest) -> Rows:
     """Inner dimension sharded, the summand replicated and added by one rank (row-parallel with bias)."""
     inner = {
         "aten.addmm.default": ("mat1", "S1", "mat2", "S0"),
         "aten.baddbmm.default": ("batch1", "S2", "batch2", "S1"),
     }
-    left, left_word, right, right_word = inner[str(request.target)]
-    yield request.rule("Psum", **{left: left_word, right: right_word})
+    left, left_word, right, right_word = inner[str(request.call.target)]
+    yield request.row("Psum", **{left: left_word, right: right_word})
 
 
-def _embedding(request: RuleRequest) -> Candidates:
-    yield request.rule("Psum", weight="S0")
+def _embedding(request: RuleRequest) -> Rows:
+    yield request.row("Psum", weight="S0")
 
 
-def _embedding_backward(request: RuleRequest) -> Candidates:
-    yield request.rule("S0")
+def _embedding_backward(request: RuleRequest) -> Rows:
+    yield request.row("S0")
 
 
-def _convolution(request: RuleRequest) -> Candidates:
+def _convolution(request: RuleRequest) -> Rows:
     out_dim, in_dim = ("S1", "S0") if request.named["transposed"] else ("S0", "S1")
-    yield request.rule("S0", input="S0")
+    yield request.row("S0", input="S0")
     if int(request.named["groups"]) == 1:
-        yield request.rule("S1", weight=out_dim, bias="S0")
-        yield request.rule("Psum", input="S1", weight=in_dim)
+        yield request.row("S1", weight=out_dim, bias="S0")
+        yield request.row("Psum", input="S1", weight=in_dim)
     elif int(request.named["groups"]) % request.axis_size == 0:
-        yield request.rule("S1", input="S1", weight="S0", bias="S0")
+        yield request.row("S1", input="S1", weight="S0", bias="S0")
 
 
-def _convolution_backward(request: RuleRequest) -> Candidates:
+def _convolution_backward(request: RuleRequest) -> Rows:
     out_dim, in_dim = ("S1", "S0") if request.named["transposed"] else ("S0", "S1")
-    yield request.rule(["S0", "Psum", "Psum"], grad_output="S0", input="S0")
+    yield request.row(["S0", "Psum", "Psum"], grad_output="S0", input="S0")
     if int(request.named["groups"]) == 1:
-        yield request.rule(["Psum", out_dim, "S0"], grad_output="S1", weight=out_dim)
-        yield request.rule(["S1", in_dim, "R"], input="S1", weight=in_dim)
+        yield request.row(["Psum", out_dim, "S0"], grad_output="S1", weight=out_dim)
+        yield request.row(["S1", in_dim, "R"], input="S1", weight=in_dim)
     elif int(request.named["groups"]) % request.axis_size == 0:
-        yield request.rule(["S1", "S0", "S0"], grad_output="S1", input="S1", weight="S0")
+        yield request.row(["S1", "S0", "S0"], grad_output="S1", input="S1", weight="S0")
 
 
-def _planes(request: RuleRequest) -> Candidates:
+def _planes(request: RuleRequest) -> Rows:
     """Operators on planes: every tensor is (batch, channels, ...)."""
-    if all(len(spec.shape) >= 3 for spec in request.inputs) and len({len(spec.shape) for spec in request.inputs}) == 1:
+    ranks = {len(shape) for shape in request.shapes}
+    if len(ranks) == 1 and min(ranks) >= 3:
         for dim in (0, 1):
-            yield AxisRule((f"S{dim}",) * len(request.outputs), (f"S{dim}",) * len(request.inputs))
+            yield (f"S{dim}",) * request.output_count, (f"S{dim}",) * len(request.shapes)
 
 
-def _group_norm(request: RuleRequest) -> Candidates:
-    yield request.rule("S0", input="S0")
+def _group_norm(request: RuleRequest) -> Rows:
+    yield request.row("S0", input="S0")
     if int(request.named["group"]) % request.axis_size == 0:
-        yield request.rule("S1", input="S1", weight="S0", bias="S0")
+        yield request.row("S1", input="S1", weight="S0", bias="S0")
 
 
-def _group_norm_backward(request: RuleRequest) -> Candidates:
-    yield request.rule(["S0", "Psum", "Psum"], grad_out="S0", input="S0", mean="S0", rstd="S0")
+def _group_norm_backward(request: RuleRequest) -> Rows:
+    yield request.row(["S0", "Psum", "Psum"], grad_out="S0", input="S0", mean="S0", rstd="S0")
     if int(request.named["group"]) % request.axis_size == 0:
-        yield request.rule(["S1", "S0", "S0"], grad_out="S1", input="S1", mean="S1", rstd="S1", weight="S0")
+        yield request.row(["S1", "S0", "S0"], grad_out="S1", input="S1", mean="S1", rstd="S1", weight="S0")
 
 
-def _batch_norm(request: RuleRequest) -> Candidates:
+def _batch_norm(request: RuleRequest) -> Rows:
     """Channels; in training the batch's statistics need the whole batch."""
     per_channel = dict.fromkeys(("weight", "bias", "running_mean", "running_var"), "S0")
-    channels = ["S1"] + ["S0"] * (len(request.outputs) - 1)
-    yield request.rule(channels, input="S1", **per_channel)
+    channels = ["S1"] + ["S0"] * (request.output_count - 1)
+    yield request.row(channels, input="S1", **per_channel)
     if not request.named.get("training", False):
-        yield request.rule(["S0"] + ["R"] * (len(request.outputs) - 1), input="S0")
+        yield request.row(["S0"] + ["R"] * (request.output_count - 1), input="S0")
 
 
-def _batch_norm_backward(request: RuleRequest) -> Candidates:
+def _batch_norm_backward(request: RuleRequest) -> Rows:
     names = ("weight", "running_mean", "running_var", "save_mean", "save_invstd", "save_var")
-    yield request.rule(["S1", "S0", "S0"], grad_out="S1", input="S1", **dict.fromkeys(names, "S0"))
+    yield request.row(["S1", "S0", "S0"], grad_out="S1", input="S1", **dict.fromkeys(names, "S0"))
 
 
-def _softmax(request: RuleRequest) -> Candidates:
-    """The reduced dimension sharded: one maximum and one sum per row are all-reduced."""
-    row, word = _rows(request, request.spec("self"))
-    yield request.rule(word, ("all_reduce", row), ("all_reduce", row), self=word)
+def _softmax(request: RuleRequest) -> Rows:
+    """The reduced dimension sharded: ranks exchange one maximum and one sum per row."""
+    word = f"S{_reduced_dim(request, 'self')}"
+    yield request.row(word, self=word)
 
 
-def _softmax_backward(request: RuleRequest) -> Candidates:
-    row, word = _rows(request, request.spec("output"))
-    yield request.rule(word, ("all_reduce", row), grad_output=word, output=word)
+def _softmax_backward(request: RuleRequest) -> Rows:
+    """The reduced dimension sharded: ranks exchange one sum per row."""
+    word = f"S{_reduced_dim(request, 'output')}"
+    yield request.row(word, grad_output=word, output=word)
 
 
-def _rows(request: RuleRequest, spec: TensorSpec) -> tuple[int, str]:
-    """Bytes of one number per row, and the word that shards the reduced dimension."""
-    result, dim = request.outputs[0], int(request.named["dim"]) % max(len(spec.shape), 1)
-    assert result is not None
-    size = spec.shape[dim] if spec.shape else 1
-    return spec.numel // max(size, 1) * max(result.item_bytes, 4), f"S{dim}"
+def _reduced_dim(request: RuleRequest, name: str) -> int:
+    return int(request.named["dim"]) % max(len(request.shape(name)), 1)
 
 
-def _nll_loss(request: RuleRequest) -> Candidates:
+def _nll_loss(request: RuleRequest) -> Rows:
     if request.named.get("weight") is not None:
         return
-    scores = request.spec("self")
-    class_word = "S1" if len(scores.shape) > 1 else "S0"
-    yield request.rule(["Psum", "R"], self=class_word)
-    if len(scores.shape) > 1 and int(request.named["reduction"]) == 1:
+    batched = len(request.shape("self")) > 1
+    yield request.row(["Psum", "R"], self="S1" if batched else "S0")
+    if batched and int(request.named["reduction"]) == 1:
         # the mean divides by the counted rows of all ranks, so that ignored labels count nowhere
-        yield request.rule(["Psum", "R"], ("all_reduce", scores.item_bytes), self="S0", target="S0")
+        yield request.row(["Psum", "R"], self="S0", target="S0")
 
 
-def _nll_loss_backward(request: RuleRequest) -> Candidates:
+def _nll_loss_backward(request: RuleRequest) -> Rows:
     if request.named.get("weight") is None:
-        class_word = "S1" if len(request.spec("self").shape) > 1 else "S0"
-        yield request.rule(class_word, self=class_word)
+        class_word = "S1" if len(request.shape("self")) > 1 else "S0"
+        yield request.row(class_word, self=class_word)
 
 
-def _mean_loss(request: RuleRequest) -> Candidates:
-    for dim in range(len(request.spec("self").shape)):
+def _mean_loss(request: RuleRequest) -> Rows:
+    for dim in range(len(request.shape("self"))):
         word = {0: f"S{dim}", 1: "Pavg", 2: "Psum"}[int(request.named["reduction"])]
-        yield request.rule(word, self=f"S{dim}", target=f"S{dim}")
+        yield request.row(word, self=f"S{dim}", target=f"S{dim}")
 
 
-def _mean_loss_backward(request: RuleRequest) -> Candidates:
-    whole = len(request.spec("grad_output").shape) > 0
-    for dim in range(len(request.spec("self").shape)):
+def _mean_loss_backward(request: RuleRequest) -> Rows:
+    whole = len(request.shape("grad_output")) > 0
+    for dim in range(len(request.shape("self"))):
         word = f"S{dim}"
-        yield request.rule(word, grad_output=word if whole else "R", self=word, target=word)
+        yield request.row(word, grad_output=word if whole else "R", self=word, target=word)
 
 
-def _attention(request: RuleRequest) -> Candidates:
-    for dim in SHARDED_DIMS:
-        words = [f"S{dim}"] * len(request.inputs)
+def _attention(request: RuleRequest) -> Rows:
+    """Batch and heads; a head's rows and columns stay together, and a mask broadcasts where its size is one."""
+    for dim in (0, 1):
+        words = [f"S{dim}"] * len(request.shapes)
         if request.has("attn_mask"):
-            words[request.named["attn_mask"].position] = mask_word(request.spec("attn_mask").shape, dim)
-        yield AxisRule((f"S{dim}",) * len(request.outputs), tuple(words))
+            mask = request.shape("attn_mask")
+            words[request.named["attn_mask"].position] = f"S{dim}" if len(mask) == 4 and mask[dim] > 1 else "R"
+        yield (f"S{dim}",) * request.output_count, tuple(words)
 
 
-def _index(request: RuleRequest) -> Candidates:
+def _index(request: RuleRequest) -> Rows:
     """Dimensions that no index touches; the dimensions of the indices, with the source replicated."""
-    result = request.outputs[0]
-    assert result is not None
-    for source_dim, result_dim in _untouched(request, len(result.shape)):
-        yield request.rule(f"S{result_dim}", self=f"S{source_dim}")
-    first, added = _indexed_block(request, len(result.shape))
-    for dim in range(added):
-        words = ["R"]
-        for spec in request.inputs[1:]:
-            own = dim - (added - len(spec.shape))
-            words.append(f"S{own}" if own >= 0 and spec.shape[own] == result.shape[first + dim] else "R")
-        yield AxisRule((f"S{first + dim}",), tuple(words))
+    for source_dim, result_dim in _untouched(request):
+        yield request.row(f"S{result_dim}", self=f"S{source_dim}")
+    first, block = _indexed_block(request)
+    for dim in range(len(block)):
+        words = tuple(_broadcast_word(shape, block, dim) for shape in request.shapes[1:])
+        yield (f"S{first + dim}",), ("R", *words)
 
 
-def _index_put(request: RuleRequest) -> Candidates:
+def _index_put(request: RuleRequest) -> Rows:
     """Dimensions that no index touches."""
-    source, values = request.spec("self").shape, request.spec("values").shape
-    indices = [request.inputs[slot.position].shape for slot in request.named["indices"] if slot is not None]
-    indexed_rank = len(source) - len(indices) + max(map(len, indices))
-    for source_dim, result_dim in _untouched(request, indexed_rank):
+    source, values = request.shape("self"), request.shape("values")
+    indices = [slot for slot in request.named["indices"] if slot is not None]
+    indexed_rank = len(source) - len(indices) + len(_indexed_block(request)[1])
+    for source_dim, result_dim in _untouched(request):
         own = result_dim - (indexed_rank - len(values))
         follows = own >= 0 and values[own] == source[source_dim]
-        yield request.rule(f"S{source_dim}", self=f"S{source_dim}", values=f"S{own}" if follows else "R")
+        yield request.row(f"S{source_dim}", self=f"S{source_dim}", values=f"S{own}" if follows else "R")
 
 
-def _indexed_block(request: RuleRequest, result_rank: int) -> tuple[int, int]:
-    """First dimension that the indices make in an indexing's result, and how many they make."""
-    at = [dim for dim, slot in enumerate(request.named["indices"]) if slot is not None]
+def _indexed_block(request: RuleRequest) -> tuple[int, Shape]:
+    """First dimension that the indices make in an indexing's result, and the sizes that they make there."""
+    slots = {dim: slot for dim, slot in enumerate(request.named["indices"]) if slot is not None}
+    at = list(slots)
     adjacent = at == list(range(at[0], at[0] + len(at)))
-    return (at[0] if adjacent else 0), result_rank - (len(request.spec("self").shape) - len(at))
+    block = np.broadcast_shapes(*(request.shapes[slot.position] for slot in slots.values()))
+    return (at[0] if adjacent else 0), block
 
 
-def _untouched(request: RuleRequest, result_rank: int) -> Iterator[tuple[int, int]]:
+def _untouched(request: RuleRequest) -> Iterator[tuple[int, int]]:
     """Dimensions of the source without an index, and where they are in an indexing's result."""
     indices = request.named["indices"]
-    first, added = _indexed_block(request, result_rank)
+    first, block = _indexed_block(request)
     passed = 0
-    for dim in range(len(request.spec("self").shape)):
+    for dim in range(len(request.shape("self"))):
         if dim < len(indices) and indices[dim] is not None:
             continue
-        yield dim, passed if passed < first else passed + added
+        yield dim, passed if passed < first else passed + len(block)
         passed += 1
 
 
@@ -287,7 +294,9 @@ _BATCH_NORM = (
 )  # fmt: skip
 _FACTORIES = ("full", "zeros", "ones", "rand", "randn", "randint", "empty_strided", "new_zeros", "new_ones", "new_full")
 
-OWN_RULES: dict[str, Callable[[RuleRequest], Candidates]] = {
+OwnRule = Callable[[RuleRequest], Rows]
+
+_OWN_RULES: dict[str, OwnRule] = {
     **{f"aten.{name}.default": _planes for name in _PLANES},
     **{f"aten.{name}.default": _factory for name in _FACTORIES},
     **{f"aten.{name}.default": _mean_loss for name in _LOSSES},
@@ -328,17 +337,16 @@ OWN_RULES: dict[str, Callable[[RuleRequest], Candidates]] = {
     "aten._unsafe_index.Tensor": _index,
     "aten.index_put.default": _index_put,
     "aten._unsafe_index_put.default": _index_put,
-    ATTENTION_FORWARD: _attention,
-    ATTENTION_BACKWARD: _attention,
+    "aten._scaled_dot_product_flash_attention_for_cpu.default": _attention,
+    "aten._scaled_dot_product_flash_attention_for_cpu_backward.default": _attention,
 }
 
 
-def own_candidates(request: RuleRequest) -> tuple[AxisRule, ...] | None:
-    """Candidate rules of our own, None where the operator is in no table.
+def own_rule(target: torch._ops.OpOverload) -> OwnRule | None:
+    """Our own rule of an operator, None where there is none.
 
     Operators that torch tags as pointwise need no entry.
     """
-    build = OWN_RULES.get(str(request.target))
-    if build is None and torch.Tag.pointwise in request.target.tags and len(request.outputs) == 1:
-        build = _pointwise
-    return None if build is None else tuple(build(request))
+    if torch.Tag.pointwise in target.tags and len(target._schema.returns) == 1:
+        return _OWN_RULES.get(str(target), _pointwise)
+    return _OWN_RULES.get(str(target))

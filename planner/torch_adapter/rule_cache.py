@@ -20,7 +20,7 @@ from planner.axis_rule import AxisRule
 from planner.machine import cache_directory
 
 _SOURCES = (
-    "attention_rules.py", "counter_random.py", "dtensor_rules.py", "local_*.py", "own_rules.py", "reference_inputs.py",
+    "counter_random.py", "dtensor_rules.py", "local_*.py", "own_rules.py", "reference_inputs.py",
     "rule_*.py", "simulated_ranks.py", "small_sizes.py",
 )  # fmt: skip
 

@@ -10,10 +10,10 @@ from planner.axis_rule import AxisRule
 from planner.operator_graph import TensorSpec
 from planner.placement import REPLICATE, divides, is_partial
 from planner.torch_adapter.calls import OperatorCall
-from planner.torch_adapter.dtensor_rules import dtensor_candidates
-from planner.torch_adapter.local_context import bind
-from planner.torch_adapter.own_rules import RuleRequest, own_candidates
+from planner.torch_adapter.dtensor_rules import dtensor_candidates, registered_by_user
+from planner.torch_adapter.own_rules import own_rule
 from planner.torch_adapter.rule_cache import OperatorRules, RuleCache, cache_path
+from planner.torch_adapter.rule_registration import factory_rows, registered
 from planner.torch_adapter.rule_verification import verified_rules
 
 Specs = Sequence[TensorSpec | None]
@@ -25,18 +25,23 @@ class RuleTable:
     def __init__(self, axis_size: int, stored: RuleCache) -> None:
         self.axis_size = axis_size
         self._stored = stored
-        self._known: dict[str, OperatorRules] = {}
+        self._known: dict[tuple[str, object], OperatorRules] = {}
 
     def rules(self, call: OperatorCall, inputs: Sequence[TensorSpec], outputs: Specs) -> OperatorRules:
-        """Rules of one operator; equal operators share one object."""
-        key = signature(call, inputs, outputs)
+        """Rules of one operator; equal operators share one object.
+
+        The cache on disk holds what torch's tables and ours say; a user's rule is of this process only.
+        """
+        users = registered_by_user(call.target)
+        key = signature(call, inputs, outputs), users
         known = self._known.get(key)
         if known is None:
-            stored_key = f"{self.axis_size}|{key}"
-            known = self._stored.get(stored_key)
+            stored_key = f"{self.axis_size}|{key[0]}"
+            known = self._stored.get(stored_key) if users is None else None
             if known is None:
                 known = _compute(call, tuple(inputs), tuple(outputs), self.axis_size)
-                self._stored.put(stored_key, known)
+                if users is None:
+                    self._stored.put(stored_key, known)
             self._known[key] = known
         return known
 
@@ -53,12 +58,6 @@ def rule_table(axis_size: int) -> RuleTable:
 @cache
 def _table(axis_size: int, path: Path) -> RuleTable:
     return RuleTable(axis_size, _stored(path))
-
-
-def forget() -> None:
-    """Drop what this process remembers; the cache on disk stays."""
-    _table.cache_clear()
-    _stored.cache_clear()
 
 
 @cache
@@ -90,13 +89,22 @@ def _compute(
 def candidate_rules(
     call: OperatorCall, inputs: Sequence[TensorSpec], outputs: Specs, axis_size: int
 ) -> tuple[AxisRule, ...] | None:
-    """Rules of DTensor's and our own tables, sorted and not yet believed; None if no table knows the operator."""
-    known = dtensor_candidates(call, inputs, outputs, axis_size) if inputs else None
-    request = RuleRequest(call.target, bind(call, len(inputs)), tuple(inputs), tuple(outputs), axis_size)
-    own = own_candidates(request)
-    if known is None and own is None:
-        return None
-    return tuple(sorted({*(known or ()), *(own or ())}, key=lambda rule: rule.sort_key))
+    """Rules that DTensor's tables list for one operator, as they are and with our own rule registered.
+
+    Sorted, and not yet believed; None if no table knows the operator.
+    """
+    own = own_rule(call.target)
+    if not inputs:
+        if own is None:
+            return None
+        return tuple(AxisRule(words, ()) for words, _ in factory_rows(call, own, axis_size))
+    known = dtensor_candidates(call, inputs, outputs, axis_size)
+    if own is not None:
+        with registered(call.target, own):
+            added = dtensor_candidates(call, inputs, outputs, axis_size)
+        assert added, f"{call.target}: DTensor refused the rule that was registered for it"
+        known = (*(known or ()), *added)
+    return None if known is None else tuple(sorted(set(known), key=lambda rule: rule.sort_key))
 
 
 def _placed(rule: AxisRule, inputs: Sequence[TensorSpec], outputs: Specs) -> Iterator[tuple[str, TensorSpec]]:

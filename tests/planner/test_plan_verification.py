@@ -35,6 +35,10 @@ def test_other_fingerprint_is_named_with_both_values(name):
         verify_plan(PLAN, GRAPH, here)
 
 
+def plan_with(**changes):
+    return PLAN.model_copy(update={"decision": PLAN.decision.model_copy(update=changes)})
+
+
 def test_promises_are_held_against_the_replay():
     class Dearer(Prices):
         def update_quanta(self, parameter, placement):
@@ -42,13 +46,12 @@ def test_promises_are_held_against_the_replay():
 
     with pytest.raises(PlanError, match=r"a step takes \d+ ns, \d+ ns predicted"):
         verified(PLAN, seconds=Dearer())
-    with pytest.raises(PlanError, match="the peak is 1912 bytes, 1160 predicted"):
-        verified(
-            made(options=OPTIONS.model_copy(update={"memory_bytes": None})),
-            workspace=lambda operator, outputs, inputs: 1000 * (operator == 12),
-        )
-    with pytest.raises(PlanError, match=r"over_limit: .* 712 more than the limit of 1200"):
-        verified(PLAN, workspace=lambda operator, outputs, inputs: 1000 * (operator == 12))
+    lower = PLAN.decision.predicted.model_copy(update={"peak_bytes": 1000})
+    with pytest.raises(PlanError, match="the peak is 1160 bytes, 1000 predicted"):
+        verified(plan_with(predicted=lower))
+    tighter = OPTIONS.model_copy(update={"memory_bytes": OPTIONS.memory_bytes - 100})
+    with pytest.raises(PlanError, match=r"over_limit: .* 60 more than the limit of 1100"):
+        verified(plan_with(options=tighter))
     with pytest.raises(PlanError, match=r"strategy: net/forward/aten\.t/0 has no rule"):
         verified(PLAN, allowed=lambda operator: set())
     with pytest.raises(PlanError, match=r"mesh \(2,\) has 2 ranks, the job has 4"):

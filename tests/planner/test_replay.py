@@ -31,7 +31,7 @@ def test_correct_schedule_has_the_bytes_computed_by_hand():
     assert report.profile.at_start[Category.OPTIMIZER] == 256
     during = {0: 648, 2: 904, 4: 1096, 8: 1160, 10: 908, 13: 848, 18: 1104, 24: 912, 26: 1040, 34: 720, 36: 720}
     assert {at: int(report.profile.total_during[at]) for at in during} == during
-    assert int(report.profile.total_after[-1]) == 528
+    assert sum(int(held[-1]) for held in report.profile.after.values()) == 528
     assert (report.peak_bytes, report.peak_instruction) == (1160, 8)
     # At the peak: 256 dropped, 64 mask, 256 active, 64 y; w1 was gathered and is freed.
     assert {(tensor.name, tensor.nbytes) for tensor in report.alive_at_peak[:4]} == {
@@ -61,13 +61,6 @@ def test_sgd_holds_no_state_and_state_dtype_counts():
     # The update of w2 overtakes: 912 held, 256 more of state, 2 * 16 elements of 8 bytes of workspace.
     assert (report.peak_bytes, report.peak_instruction) == (912 + 256 + 256, 26)
     assert sum(tensor.nbytes for tensor in report.alive_at_peak) == report.peak_bytes
-
-
-def test_workspace_of_operators_adds_while_they_run():
-    report = check(SCHEDULE, workspace=lambda operator, outputs, inputs: 1000 if operator == 12 else 0)
-    assert (report.peak_bytes, report.peak_instruction) == (1912, 24)
-    assert report.alive_at_peak[0].name == "during compute of net/backward/aten.mm/12"
-    assert int(report.profile.total_after[24]) == 912
 
 
 @pytest.mark.parametrize(
@@ -215,7 +208,7 @@ def test_bytes_equal_a_naive_simulation(data):
     report = replay(graph, schedule, optimizer=SGD)
     assert report.violations == ()
     expected = naive_bytes(graph, schedule)
-    assert report.profile.total_after.tolist() == expected
+    assert sum(report.profile.after.values()).tolist() == expected
     assert report.peak_bytes == report.profile.total_during.max()
     assert sum(tensor.nbytes for tensor in report.alive_at_peak) == expected[report.peak_instruction]
 
@@ -259,5 +252,5 @@ def test_thirty_thousand_instructions_in_a_second():
     elapsed = time.process_time() - begin
     assert report.ok
     assert report.peak_bytes == 64 * 64 * 4 * 2
-    assert report.profile.total_after.dtype == np.int64
+    assert report.profile.total_during.dtype == np.int64
     assert elapsed < 1.0

@@ -13,11 +13,14 @@ from support import models
 from support.captured_steps import ALL_STEPS, captured_step
 from torch import nn
 
+from planner import sharding_rules
 from planner.capture import CapturedStep, capture
 from planner.models import ModelReference, load_step
 from planner.placement import divides, is_partial
 from planner.sharding_rules import AxisRule, axis_rules, compose
 from planner.torch_adapter import rule_cache, rule_table
+from planner.torch_adapter.rule_cache import RuleCache
+from planner.torch_adapter.rule_table import RuleTable
 
 AT_LEAST = {
     "aten.mm.default": 4,
@@ -77,6 +80,11 @@ AT_LEAST = {
 @pytest.fixture(autouse=True)
 def _fresh_cache(tmp_path, monkeypatch):
     monkeypatch.setenv("MESHWRIGHT_CACHE", str(tmp_path))
+
+
+def as_a_new_process(monkeypatch):
+    """From now on every question finds only the cache on disk."""
+    monkeypatch.setattr(sharding_rules, "rule_table", lambda size: RuleTable(size, RuleCache(rule_cache.cache_path())))
 
 
 def rules_of(step: CapturedStep, axis_size: int, target: str) -> list[tuple[AxisRule, ...]]:
@@ -182,7 +190,7 @@ def test_wrong_rules_are_dropped_and_counted(monkeypatch, tmp_path):
     step = captured_step("vit")
     before, _ = axis_rules(step, 4)
     monkeypatch.setattr(rule_table, "candidate_rules", with_wrong)
-    rule_table.forget()
+    as_a_new_process(monkeypatch)
     monkeypatch.setenv("MESHWRIGHT_CACHE", str(tmp_path / "other"))
     after, report = axis_rules(step, 4)
     assert after == before
@@ -239,15 +247,13 @@ def test_rules_are_cached_on_disk(tmp_path, monkeypatch):
     def unexpected(*arguments):
         raise AssertionError("verified again")
 
-    rule_table.forget()
-    monkeypatch.setattr(rule_table, "verified_rules", unexpected)
-    assert axis_rules(step, 2)[0] == first
-    monkeypatch.undo()
-    monkeypatch.setenv("MESHWRIGHT_CACHE", str(tmp_path))
+    as_a_new_process(monkeypatch)
+    with monkeypatch.context() as patch:
+        patch.setattr(rule_table, "verified_rules", unexpected)
+        assert axis_rules(step, 2)[0] == first
 
     for damaged in ("{", '{"code": 1}', json.dumps({"code": rule_cache.code_digest(), "entries": {"x": 3}}), ""):
         file.write_text(damaged)
-        rule_table.forget()
         assert axis_rules(step, 2)[0] == first
         assert json.loads(file.read_text())["entries"].keys() != {"x"}
 
@@ -255,7 +261,6 @@ def test_rules_are_cached_on_disk(tmp_path, monkeypatch):
     for entry in content["entries"].values():
         entry["rules"] = entry["rules"][:1]
     file.write_text(json.dumps(content | {"code": "of other code"}))
-    rule_table.forget()
     assert axis_rules(step, 2)[0] == first
 
 

@@ -69,7 +69,7 @@ def test_version(meshwright) -> None:
 
 
 def test_every_command_has_help(meshwright) -> None:
-    for command in ("plan", "run", "explain", "fits", "solve", "calibrate"):
+    for command in ("plan", "run", "explain", "fits", "solve", "bench", "calibrate"):
         outcome = meshwright(command, "--help")
         assert outcome.code == 0
         assert f"meshwright {command}" in outcome.out
