@@ -52,8 +52,9 @@ demo: install
 test: install
 	$(single_threaded) $(python) -m pytest -n 2 --dist loadfile
 
+# A problem that a solver gets wrong is shrunk and written to tests/fixtures/problems, where `make test` finds it again.
 fuzz: install
-	$(single_threaded) $(python) -m pytest -n 2 --dist loadfile -m fuzz --timeout 3600
+	$(single_threaded) $(python) -m pytest -n 2 --dist worksteal -m fuzz --timeout 3600
 
 bench: install
 	$(single_threaded) $(python) -m pytest -m bench --benchmark-only

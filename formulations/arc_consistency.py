@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections import deque
 from collections.abc import Mapping, MutableSequence
 from dataclasses import dataclass
@@ -35,6 +37,8 @@ class FactorGroup:
 
     def oriented(self, member: int, table: NDArray[_Scalar]) -> NDArray[_Scalar]:
         """Return a table of the ``member``-th factor with its axes in the order of the group's scope."""
+        if self.axes[member] == (0, 1):
+            return table
         return table.transpose(self.axes[member])
 
 
@@ -43,12 +47,18 @@ def group_factors(problem: StrategyProblem) -> list[FactorGroup]:
     members: dict[tuple[int, ...], list[int]] = {}
     for j, factor in enumerate(problem.factors):
         if len(factor.scope) > 1:
-            members.setdefault(tuple(sorted(factor.scope)), []).append(j)
-    groups = []
-    for scope, factors in members.items():
-        axes = tuple(tuple(problem.factors[j].scope.index(i) for i in scope) for j in factors)
-        groups.append(FactorGroup(scope, tuple(factors), axes))
-    return groups
+            ascending = len(factor.scope) == 2 and factor.scope[0] < factor.scope[1]
+            members.setdefault(factor.scope if ascending else tuple(sorted(factor.scope)), []).append(j)
+    return [
+        FactorGroup(scope, tuple(factors), tuple(_axes(problem.factors[j].scope, scope) for j in factors))
+        for scope, factors in members.items()
+    ]
+
+
+def _axes(scope: tuple[int, ...], ascending: tuple[int, ...]) -> tuple[int, ...]:
+    if scope == ascending:
+        return tuple(range(len(scope)))
+    return tuple(scope.index(i) for i in ascending)
 
 
 def supported_strategies(problem: StrategyProblem, groups: list[FactorGroup]) -> tuple[list[BoolArray], int | None]:
@@ -74,7 +84,9 @@ def supported_strategies(problem: StrategyProblem, groups: list[FactorGroup]) ->
     return alive, propagate(alive, masks)
 
 
-def propagate(alive: MutableSequence[BoolArray], masks: Mapping[tuple[int, ...], BoolArray]) -> int | None:
+def propagate(
+    alive: MutableSequence[BoolArray], masks: Mapping[tuple[int, ...], BoolArray], deadline: float = math.inf
+) -> int | None:
     """Drop strategies without support from ``alive``, in place, until none is left to drop.
 
     Parameters
@@ -83,6 +95,8 @@ def propagate(alive: MutableSequence[BoolArray], masks: Mapping[tuple[int, ...],
         Flags of the remaining strategies per node.
     masks
         Allowed combinations by the nodes of their axes.
+    deadline
+        Of :func:`time.monotonic`; after it, what else has no support stays.
 
     Returns
     -------
@@ -95,7 +109,7 @@ def propagate(alive: MutableSequence[BoolArray], masks: Mapping[tuple[int, ...],
             constraining.setdefault(i, []).append(scope)
     queue = deque(masks)
     queued = set(masks)
-    while queue:
+    while queue and time.monotonic() <= deadline:
         scope = queue.popleft()
         queued.discard(scope)
         possible = masks[scope]

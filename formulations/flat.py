@@ -144,7 +144,7 @@ def message_entries(graph: Graph) -> int:
 
 def restricted(table: NDArray[_Scalar], kept: Sequence[IntArray]) -> NDArray[_Scalar]:
     """Return a table over the kept strategies of each axis; the table itself where all are kept."""
-    if table.shape == tuple(len(strategies) for strategies in kept):
+    if table.shape == tuple(map(len, kept)):
         return table
     return table[np.ix_(*kept)]
 
@@ -213,14 +213,14 @@ def _tables(
             if key in seen:
                 starts[g] = seen[key]
                 continue
-        cost: FloatArray = np.zeros(tuple(len(k) for k in kept))
-        for m, factor in enumerate(members):
+        cost: FloatArray = restricted(group.oriented(0, members[0].cost), kept).astype(np.float64, order="C")
+        for m, factor in enumerate(members[1:], 1):
             cost += restricted(group.oriented(m, factor.cost), kept)
         flag = np.zeros(cost.shape, dtype=np.bool_)
         for m, factor in enumerate(members):
             if factor.forbidden is not None:
                 flag |= restricted(group.oriented(m, factor.forbidden), kept)
-        cost[flag] = 0.0
+                cost[flag] = 0.0
         starts[g] = end
         if key is not None:
             seen[key] = end
@@ -258,6 +258,8 @@ def _usage_terms(
 
 
 def _raveled(term: UsageTerm, amount: IntArray) -> UsageTerm:
+    if amount is term.amount and amount.ndim == 1 and amount.flags.c_contiguous:
+        return term
     return UsageTerm(term.resource, term.start, term.end, np.ascontiguousarray(amount).ravel())
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 
 import numpy as np
@@ -42,8 +43,8 @@ class _ResourceTerms:
     terms: list[UsageTerm]
     starts: IntArray
     ends: IntArray
-    least: FloatArray
-    most: FloatArray
+    least: IntArray
+    most: IntArray
 
 
 UsageArrays = tuple[IntArray, IntArray, IntArray, IntArray, IntArray, FloatArray, FloatArray]
@@ -80,7 +81,9 @@ def build_rows(
             high = base + np.searchsorted(times, found.ends)
             for owner, term, a, b in zip(found.owner, found.terms, low.tolist(), high.tolist(), strict=True):
                 if a < b:
-                    amount = (term.amount // quantum).astype(np.float64)
+                    amount = (term.amount if quantum == 1 else term.amount // quantum).astype(np.float64)
+                    if quantum > 1 and not amount.any():
+                        continue
                     intervals = laid.setdefault(owner, {})
                     intervals[(a, b)] = intervals[(a, b)] + amount if (a, b) in intervals else amount
             row_resource += [r] * len(times)
@@ -92,23 +95,23 @@ def build_rows(
 
 
 def _terms_of(resource: int, node_terms: list[list[UsageTerm]], factor_terms: list[list[UsageTerm]]) -> _ResourceTerms:
-    owner: list[int] = []
-    terms: list[UsageTerm] = []
-    for sign, tables in ((1, node_terms), (-1, factor_terms)):
-        for k, usage in enumerate(tables):
-            for term in usage:
-                if term.resource == resource and term.start < term.end and term.amount.any():
-                    owner.append(k if sign > 0 else -1 - k)
-                    terms.append(term)
-    starts = np.array([term.start for term in terms], dtype=np.int64)
-    ends = np.array([term.end for term in terms], dtype=np.int64)
-    least = np.array([float(term.amount.min()) for term in terms])
-    most = np.array([float(term.amount.max()) for term in terms])
-    return _ResourceTerms(owner, terms, starts, ends, least, most)
+    owned = itertools.chain(enumerate(node_terms), ((-1 - f, usage) for f, usage in enumerate(factor_terms)))
+    found = [(k, t) for k, usage in owned for t in usage if t.resource == resource and t.start < t.end]
+    amounts = [term.amount for _, term in found]
+    sizes = np.array([amount.size for amount in amounts], dtype=np.int64)
+    joined = np.concatenate([np.zeros(0, np.int64), *amounts])
+    begins = np.cumsum(sizes) - sizes
+    most = np.maximum.reduceat(joined, begins) if found else joined
+    least = np.minimum.reduceat(joined, begins) if found else joined
+    used = most > 0
+    kept = list(itertools.compress(found, used.tolist()))
+    starts = np.array([term.start for _, term in kept], dtype=np.int64)
+    ends = np.array([term.end for _, term in kept], dtype=np.int64)
+    return _ResourceTerms([k for k, _ in kept], [term for _, term in kept], starts, ends, least[used], most[used])
 
 
 def _quantum(found: _ResourceTerms) -> int:
-    total = int(found.most.sum()) + 2 * len(found.terms)
+    total = int(found.most.sum(dtype=np.float64)) + 2 * len(found.terms)
     quantum = 1
     while total // quantum + len(found.terms) >= _EXACT_IN_FLOAT:
         quantum *= 2
@@ -121,11 +124,12 @@ def _binding_times(found: _ResourceTerms, limit: int) -> IntArray:
     following = events[np.searchsorted(events, starts, side="right")]
     candidates = starts[np.isin(following, ends)]
     horizon = int(ends[-1])
+    most = found.most.astype(np.float64)
     change = np.zeros(horizon + 1)
-    np.add.at(change, found.starts, found.most)
-    np.subtract.at(change, found.ends, found.most)
+    np.add.at(change, found.starts, most)
+    np.subtract.at(change, found.ends, most)
     # Float sums of rounded integers: the margin keeps a time whose exact total is over the limit.
-    margin = 1e-9 * float(found.most.sum())
+    margin = 1e-9 * float(most.sum())
     return candidates[np.cumsum(change)[candidates] > limit - margin].astype(np.int64)
 
 
@@ -133,11 +137,10 @@ def _contradiction(problem: StrategyProblem, resource: int, found: _ResourceTerm
     """Say so where the least usages together exceed the limit, in exact integers."""
     limit = problem.resources[resource].limit
     events: dict[int, int] = {}
-    for term in found.terms:
-        least = int(term.amount.min())
+    for start, end, least in zip(found.starts.tolist(), found.ends.tolist(), found.least.tolist(), strict=True):
         if least:
-            events[term.start] = events.get(term.start, 0) + least
-            events[term.end] = events.get(term.end, 0) - least
+            events[start] = events.get(start, 0) + least
+            events[end] = events.get(end, 0) - least
     usage = 0
     for time in sorted(events):
         usage += events[time]
@@ -161,12 +164,11 @@ def _lay_out(
         for owner in owners:
             start.append(len(low))
             for (a, b), amount in laid.get(owner, {}).items():
-                if amount.any():
-                    low.append(a)
-                    high.append(b)
-                    amount_start.append(end)
-                    pieces.append(amount)
-                    end += amount.size
+                low.append(a)
+                high.append(b)
+                amount_start.append(end)
+                pieces.append(amount)
+                end += amount.size
         start.append(len(low))
         starts.append(start)
     amounts = np.concatenate(pieces) if pieces else np.zeros(0)

@@ -159,39 +159,50 @@ class StrategyProblem:
             On the first defect found; the message names the node or factor and the field.
         """
         for i, node in enumerate(self.nodes):
-            where = f"node {i} ({node.name})"
+            defect = self._defect(node.cost, node.forbidden, node.usage)
             if node.cost.ndim != 1 or node.size == 0:
-                raise ProblemError(f"{where}: cost must be a non-empty vector, got shape {node.cost.shape}")
-            self._validate_tables(where, node.cost, node.forbidden, node.usage)
+                defect = f"cost must be a non-empty vector, got shape {node.cost.shape}"
+            if defect:
+                raise ProblemError(f"node {i} ({node.name}): {defect}")
+        sizes = [node.size for node in self.nodes]
         for j, factor in enumerate(self.factors):
-            where = f"factor {j} over {factor.scope}"
-            if not 1 <= len(factor.scope) <= 3 or len(set(factor.scope)) != len(factor.scope):
-                raise ProblemError(f"{where}: a scope has one to three distinct nodes")
-            if any(not 0 <= i < len(self.nodes) for i in factor.scope):
-                raise ProblemError(f"{where}: there are only {len(self.nodes)} nodes")
-            shape = tuple(self.nodes[i].size for i in factor.scope)
-            if factor.cost.shape != shape:
-                raise ProblemError(f"{where}: cost has shape {factor.cost.shape}, the nodes have {shape}")
-            self._validate_tables(where, factor.cost, factor.forbidden, factor.usage)
+            scope = factor.scope
+            if not 1 <= len(scope) <= 3 or len(set(scope)) != len(scope):
+                defect = "a scope has one to three distinct nodes"
+            elif not 0 <= min(scope) <= max(scope) < len(sizes):
+                defect = f"there are only {len(sizes)} nodes"
+            elif factor.cost.shape != (shape := tuple([sizes[i] for i in scope])):
+                defect = f"cost has shape {factor.cost.shape}, the nodes have {shape}"
+            else:
+                defect = self._defect(factor.cost, factor.forbidden, factor.usage)
+            if defect:
+                raise ProblemError(f"factor {j} over {scope}: {defect}")
+        self._validate_amounts()
         for resource in self.resources:
             if resource.limit is not None and resource.limit < 0:
                 raise ProblemError(f"resource {resource.name}: limit {resource.limit} is negative")
 
-    def _validate_tables(
-        self, where: str, cost: IntArray, forbidden: BoolArray | None, usage: tuple[UsageTerm, ...]
-    ) -> None:
+    def _defect(self, cost: IntArray, forbidden: BoolArray | None, usage: tuple[UsageTerm, ...]) -> str:
+        """Return what is wrong with the tables of a node or factor, empty where nothing is."""
         if cost.dtype != np.int64:
-            raise ProblemError(f"{where}: cost must be int64, got {cost.dtype}")
+            return f"cost must be int64, got {cost.dtype}"
         if forbidden is not None and (forbidden.shape != cost.shape or forbidden.dtype != np.bool_):
-            raise ProblemError(f"{where}: forbidden must be boolean of shape {cost.shape}")
+            return f"forbidden must be boolean of shape {cost.shape}"
         for term in usage:
             if not 0 <= term.resource < len(self.resources):
-                raise ProblemError(f"{where}: usage of resource {term.resource}, which does not exist")
+                return f"usage of resource {term.resource}, which does not exist"
             if not 0 <= term.start <= term.end <= self.horizon:
-                raise ProblemError(
-                    f"{where}: usage interval [{term.start}, {term.end}) is not within [0, {self.horizon})"
-                )
+                return f"usage interval [{term.start}, {term.end}) is not within [0, {self.horizon})"
             if term.amount.shape != cost.shape or term.amount.dtype != np.int64:
-                raise ProblemError(f"{where}: usage amounts must be int64 of shape {cost.shape}")
-            if term.amount.size and int(term.amount.min()) < 0:
+                return f"usage amounts must be int64 of shape {cost.shape}"
+        return ""
+
+    def _validate_amounts(self) -> None:
+        """Look at all amounts at once, and for the place of a negative one only where there is one."""
+        amounts = list({id(term.amount): term.amount.ravel() for _, term in self.usage_terms()}.values())
+        if not amounts or int(np.concatenate(amounts).min(initial=0)) >= 0:
+            return
+        for scope, term in self.usage_terms():
+            if int(term.amount.min(initial=0)) < 0:
+                where = f"node {scope[0]} ({self.nodes[scope[0]].name})" if len(scope) == 1 else f"factor over {scope}"
                 raise ProblemError(f"{where}: usage amounts must not be negative")

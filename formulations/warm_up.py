@@ -7,19 +7,23 @@ repairs meet it, once so that only a search for feasibility does.
 
 from __future__ import annotations
 
+import json
 import time
 
 import numpy as np
 
+from formulations.formats.contest import parse_contest_problem
+from formulations.presolve import presolve
 from formulations.problem import Factor, IntArray, Node, Resource, StrategyProblem, UsageTerm
 from formulations.solution import SolveOptions
-from formulations.solvers import solve_in_process
+from formulations.solvers import large_neighbourhood, solve_in_process
 
-COMPILED_SOLVERS = ("greedy", "lagrangian", "tree_dp")
+COMPILED_SOLVERS = ("greedy", "hub_branching", "lagrangian", "tree_dp")
 STRATEGIES = 4
 LENGTH = 12
 STRATEGY_BYTES = (90, 60, 30, 10)
 LIMITS_BYTES = (260, 170)
+PART_COLUMNS = 150
 # The clock runs while loops are compiled, so the iterations are the limit.
 OPTIONS = SolveOptions(time_limit=600.0, iteration_limit=20)
 
@@ -55,12 +59,42 @@ def _factor(rng: np.random.Generator, scope: tuple[int, ...]) -> Factor:
     return Factor(scope, rng.integers(0, 50, shape), rng.random(shape) < 0.1, (usage,))
 
 
+def warm_up_contest_file() -> bytes:
+    """A contest file that presolve makes smaller: a node that follows another, and one with a strategy for nothing."""
+    tie = [10**18, 3, 4, 10**18]
+    return json.dumps(
+        {
+            "problem": {
+                "nodes": {
+                    "intervals": [[0, 3], [1, 4], [2, 5]],
+                    "costs": [[5, 6], [7, 1], [1, 9]],
+                    "usages": [[9, 2], [3, 4], [5, 5]],
+                },
+                "edges": {"nodes": [[0, 1], [1, 2]], "costs": [tie, [1, 9, 4, 9]]},
+                "usage_limit": 16,
+            }
+        }
+    ).encode()
+
+
 def main() -> None:
-    """Solve the problem once with every solver that has compiled loops."""
+    """Read a file, reduce problems and solve one with every solver that has compiled loops."""
     started = time.perf_counter()
+    for problem in (parse_contest_problem(warm_up_contest_file()), *map(warm_up_problem, LIMITS_BYTES)):
+        presolve(problem)
     for solver in COMPILED_SOLVERS:
         for limit_bytes in LIMITS_BYTES:
             solve_in_process(warm_up_problem(limit_bytes), solver, OPTIONS)
+    for limit_bytes in LIMITS_BYTES:
+        # Parts of the usual size would be the whole of a problem as small as this.
+        large_neighbourhood.solve(
+            warm_up_problem(limit_bytes),
+            OPTIONS,
+            lambda _: None,
+            lambda _: None,
+            part_solver="brute_force",
+            first_columns=PART_COLUMNS,
+        )
     print(f"compiled the solvers' loops in {time.perf_counter() - started:.1f} s")
 
 

@@ -35,25 +35,31 @@ def refusal(smallest: MinimumPeak, limit: int, reserve: int) -> InfeasibleError:
     asked = format_bytes(limit + reserve)
     kept = f" ({format_bytes(reserve)} of it reserved)" if reserve else ""
     if smallest.peak is None:
-        bound = smallest.bound
-        if bound is not None and bound > limit:
-            needed = format_bytes(bound + reserve)
+        if smallest.bound > limit:
+            needed = format_bytes(smallest.bound + reserve)
             return InfeasibleError(
                 f"memory {asked}{kept} is too little: every plan of this formulation needs at least {needed} "
-                "(bound by HiGHS)"
+                "(a proven bound)"
             )
         return InfeasibleError(f"memory {asked}{kept}: no plan was found in the time limit; give more of either")
-    if smallest.bound is not None and smallest.bound > limit:
+    if smallest.bound > limit:
         lacking = format_bytes(smallest.bound - limit)
         needed = format_bytes(smallest.bound + reserve)
         verdict = (
-            f"is too little: every plan of this formulation needs at least {needed} (bound by HiGHS), {lacking} more"
+            f"is too little: every plan of this formulation needs at least {needed} (a proven bound), {lacking} more"
         )
     else:
-        verdict = f"is too little for every plan found: {format_bytes(smallest.peak - limit)} more are needed"
+        proven = format_bytes(smallest.bound + reserve)
+        verdict = (
+            f"is too little for every plan found: {format_bytes(smallest.peak - limit)} more are needed "
+            f"(proven is that every plan needs at least {proven})"
+        )
     tensors = ", ".join(
         f"{' / '.join(names)} ({format_bytes(amount)})" for names, amount in smallest.alive[:NAMED_TENSORS]
     )
+    others = [amount for _, amount in smallest.alive[NAMED_TENSORS:]]
+    if others:
+        tensors += f" and {len(others)} more ({format_bytes(sum(others))})"
     # Rounded up to whole MiB, so that the figure can be typed as it stands.
     fits = ceil((smallest.peak + reserve) / MIB)
     return InfeasibleError(

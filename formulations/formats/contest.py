@@ -14,17 +14,22 @@ three nodes and edges that name a node twice are accepted. The resource is calle
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import gzip
 import itertools
 import json
 import math
 import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from formulations.files import write_text_atomically
+from formulations.formats.contest_scan import TOO_LARGE, Rows, cut_out_rows
 from formulations.problem import BoolArray, Factor, IntArray, Node, ProblemError, Resource, StrategyProblem, UsageTerm
 from formulations.solution import SolveResult
 
@@ -35,11 +40,25 @@ LATEST_TIME = 10_000_000
 _GZIP_MAGIC = b"\x1f\x8b"
 _LARGEST_AMOUNT = (1 << 63) - 1
 _LARGEST_ARITY = 3
+_LATE = "reaches time {value}; renumber times to at most {most}"
+_LARGE = "has {value}, which does not fit into 63 bits; use a coarser unit"
 _KEYS = {
     "problem": ({"nodes", "edges"}, {"name", "usage_limit"}),
     "problem.nodes": ({"intervals", "costs", "usages"}, set[str]()),
     "problem.edges": ({"nodes", "costs"}, set[str]()),
 }
+
+
+@dataclass(frozen=True, slots=True)
+class _Field:
+    """A list of lists: what it is called, and what to say of a number beyond the largest that it may hold."""
+
+    where: str
+    most: int | None = None
+    complaint: str = ""
+
+
+_Reader = Callable[[Any, _Field], Rows]
 
 
 def read_contest_problem(path: str | Path) -> StrategyProblem:
@@ -75,12 +94,43 @@ def read_contest_problem(path: str | Path) -> StrategyProblem:
 
 def parse_contest_problem(text: str | bytes, default_name: str = "contest") -> StrategyProblem:
     """Parse the text of a contest problem; see :func:`read_contest_problem`."""
+    data = text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text
+    with _without_collection():
+        return _parsed(data, default_name)
+
+
+@contextlib.contextmanager
+def _without_collection() -> Iterator[None]:
+    """Let the collector rest: nothing here is a circle, and it would walk all nodes and factors again and again."""
+    enabled = gc.isenabled()
+    gc.disable()
     try:
-        document = json.loads(text, object_pairs_hook=_unique_keys, parse_constant=_no_constant)
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+def _parsed(data: bytes, default_name: str) -> StrategyProblem:
+    cut = cut_out_rows(data)
+    if cut is not None:
+        skeleton, tables = cut
+        # What is wrong is said in terms of the whole text, below.
+        with contextlib.suppress(ProblemError):
+            return _problem(_document(skeleton), lambda value, field: _cut_out(value, tables, field), default_name)
+    return _problem(_document(data), _listed, default_name)
+
+
+def _document(text: bytes) -> Any:
+    try:
+        return json.loads(text, object_pairs_hook=_unique_keys, parse_constant=_no_constant)
     except ProblemError:
         raise
     except (ValueError, RecursionError) as error:
         raise ProblemError(f"not valid JSON: {error}") from None
+
+
+def _problem(document: Any, read: _Reader, default_name: str) -> StrategyProblem:
     if not isinstance(document, dict) or "problem" not in document:
         raise ProblemError('the document must be an object with the key "problem"')
     problem = _object(document["problem"], "problem")
@@ -90,9 +140,9 @@ def parse_contest_problem(text: str | bytes, default_name: str = "contest") -> S
     limit = problem.get("usage_limit")
     if limit is not None and (type(limit) is not int or limit < 0):
         raise ProblemError(f"problem.usage_limit must be a non-negative integer, got {_show(limit)}")
-    nodes = _nodes(_object(problem["nodes"], "problem.nodes"))
-    factors = _factors(_object(problem["edges"], "problem.edges"), [node.size for node in nodes])
-    horizon = max((term.end for node in nodes for term in node.usage), default=1)
+    nodes, horizon = _nodes(_object(problem["nodes"], "problem.nodes"), read)
+    sizes = np.array([node.size for node in nodes], dtype=np.int64)
+    factors = _factors(_object(problem["edges"], "problem.edges"), sizes, read)
     return StrategyProblem(name, nodes, factors, (Resource("memory", limit),), horizon)
 
 
@@ -111,75 +161,87 @@ def write_solution(path: str | Path, result: SolveResult) -> None:
     write_text_atomically(path, json.dumps(document, indent=1) + "\n")
 
 
-def _nodes(table: dict[str, Any]) -> tuple[Node, ...]:
-    intervals, sizes = _integers(table["intervals"], "problem.nodes.intervals")
-    costs, cost_sizes = _integers(table["costs"], "problem.nodes.costs")
-    usages, usage_sizes = _integers(table["usages"], "problem.nodes.usages")
-    if not len(sizes) == len(cost_sizes) == len(usage_sizes):
+def _nodes(table: dict[str, Any], read: _Reader) -> tuple[tuple[Node, ...], int]:
+    """Return the nodes and the horizon."""
+    intervals = read(table["intervals"], _Field("problem.nodes.intervals", LATEST_TIME, _LATE))
+    costs = read(table["costs"], _Field("problem.nodes.costs"))
+    usages = read(table["usages"], _Field("problem.nodes.usages", _LARGEST_AMOUNT, _LARGE))
+    if not len(intervals.sizes) == len(costs.sizes) == len(usages.sizes):
         raise ProblemError(
-            f"problem.nodes has {len(sizes)} intervals, {len(cost_sizes)} costs and {len(usage_sizes)} usages; "
-            "there must be one of each per node"
+            f"problem.nodes has {len(intervals.sizes)} intervals, {len(costs.sizes)} costs and {len(usages.sizes)} "
+            "usages; there must be one of each per node"
         )
-    for i, (size, cost_size, usage_size) in enumerate(zip(sizes, cost_sizes, usage_sizes, strict=True)):
-        if size != 2:
-            raise ProblemError(f"problem.nodes.intervals[{i}] has {size} numbers; it must be [start, end]")
-        if not cost_size:
-            raise ProblemError(f"problem.nodes.costs[{i}] is empty; a node needs at least one strategy")
-        if cost_size != usage_size:
-            raise ProblemError(f"node {i} has {cost_size} costs and {usage_size} usages; give one of each per strategy")
-    late = max(intervals, default=0)
-    if late > LATEST_TIME:
-        raise ProblemError(f"problem.nodes.intervals reaches time {late}; renumber times to at most {LATEST_TIME}")
-    large = max(usages, default=0)
-    if large > _LARGEST_AMOUNT:
-        raise ProblemError(f"problem.nodes.usages has {large}, which does not fit into 63 bits; use a coarser unit")
-    cost, forbidden = _costs(costs)
-    amount = np.array(usages, dtype=np.int64)
+    for i in np.flatnonzero(intervals.sizes != 2).tolist():
+        raise ProblemError(f"problem.nodes.intervals[{i}] has {intervals.sizes[i]} numbers; it must be [start, end]")
+    for i in np.flatnonzero(costs.sizes == 0).tolist():
+        raise ProblemError(f"problem.nodes.costs[{i}] is empty; a node needs at least one strategy")
+    for i in np.flatnonzero(costs.sizes != usages.sizes).tolist():
+        raise ProblemError(
+            f"node {i} has {costs.sizes[i]} costs and {usages.sizes[i]} usages; give one of each per strategy"
+        )
+    cost, forbidden = _costs(costs.values)
+    bounds = _bounds(costs.sizes)
+    any_forbidden = np.logical_or.reduceat(forbidden, bounds[:-1]) if len(costs.sizes) else forbidden
+    starts, ends = intervals.values[::2], intervals.values[1::2]
     nodes = []
-    first = 0
-    for i, size in enumerate(cost_sizes):
-        own = slice(first, first + size)
-        first += size
-        start, end = intervals[2 * i], intervals[2 * i + 1]
-        usage = (UsageTerm(0, start, end, amount[own]),) if start < end else ()
-        flags = forbidden[own]
-        nodes.append(Node(f"node{i}", cost[own], flags if flags.any() else None, usage))
-    return tuple(nodes)
+    amount = usages.values
+    for i, ((first, last), flagged, start, end) in enumerate(
+        zip(itertools.pairwise(bounds.tolist()), any_forbidden.tolist(), starts.tolist(), ends.tolist(), strict=True)
+    ):
+        usage = (UsageTerm(0, start, end, amount[first:last]),) if start < end else ()
+        nodes.append(Node(f"node{i}", cost[first:last], forbidden[first:last] if flagged else None, usage))
+    return tuple(nodes), int(ends[starts < ends].max(initial=0)) or 1
 
 
-def _factors(table: dict[str, Any], sizes: list[int]) -> tuple[Factor, ...]:
-    members, arities = _integers(table["nodes"], "problem.edges.nodes")
-    costs, cost_sizes = _integers(table["costs"], "problem.edges.costs")
-    if len(arities) != len(cost_sizes):
-        raise ProblemError(f"problem.edges has {len(arities)} nodes and {len(cost_sizes)} costs; give one per edge")
-    cost, forbidden = _costs(costs)
-    factors = []
-    first_member = first_cost = 0
-    for e, (arity, cost_size) in enumerate(zip(arities, cost_sizes, strict=True)):
-        listed = members[first_member : first_member + arity]
-        own = slice(first_cost, first_cost + cost_size)
-        first_member += arity
-        first_cost += cost_size
-        if not 1 <= len(set(listed)) <= _LARGEST_ARITY:
+def _factors(table: dict[str, Any], sizes: IntArray, read: _Reader) -> tuple[Factor, ...]:
+    absent = f"names node {{value}}; there are {len(sizes)} nodes"
+    members = read(table["nodes"], _Field("problem.edges.nodes", len(sizes) - 1, absent))
+    costs = read(table["costs"], _Field("problem.edges.costs"))
+    if len(members.sizes) != len(costs.sizes):
+        raise ProblemError(
+            f"problem.edges has {len(members.sizes)} nodes and {len(costs.sizes)} costs; give one per edge"
+        )
+    if not len(costs.sizes):
+        return ()
+    member_bounds, bounds = _bounds(members.sizes), _bounds(costs.sizes)
+    scopes = [members.values[a:b].tolist() for a, b in itertools.pairwise(member_bounds.tolist())]
+    for e, scope in enumerate(scopes):
+        if not 1 <= len(set(scope)) <= _LARGEST_ARITY:
             raise ProblemError(
-                f"problem.edges.nodes[{e}] is {_show(listed)}; an edge has one to {_LARGEST_ARITY} different nodes"
+                f"problem.edges.nodes[{e}] is {_show(scope)}; an edge has one to {_LARGEST_ARITY} different nodes"
             )
-        if max(listed) >= len(sizes):
-            raise ProblemError(f"problem.edges.nodes[{e}] names node {max(listed)}; there are {len(sizes)} nodes")
-        shape = tuple(sizes[i] for i in listed)
-        if math.prod(shape) != cost_size:
-            raise ProblemError(
-                f"problem.edges.costs[{e}] has {cost_size} entries; nodes {listed} have {math.prod(shape)} combinations"
-            )
-        flags = forbidden[own] if forbidden[own].any() else None
-        factors.append(_factor(listed, cost[own].reshape(shape), None if flags is None else flags.reshape(shape)))
-    return tuple(factors)
+    # Products that int64 could not hold are too large in any case.
+    combinations = np.multiply.reduceat(sizes[members.values].astype(np.float64), member_bounds[:-1])
+    for e in np.flatnonzero(combinations != costs.sizes).tolist():
+        product = math.prod(int(sizes[i]) for i in scopes[e])
+        raise ProblemError(
+            f"problem.edges.costs[{e}] has {costs.sizes[e]} entries; nodes {scopes[e]} have {product} combinations"
+        )
+    cost, forbidden = _costs(costs.values)
+    any_forbidden = np.logical_or.reduceat(forbidden, bounds[:-1])
+    size = sizes.tolist()
+    return tuple(
+        _factor(
+            scope,
+            cost[first:last].reshape([size[i] for i in scope]),
+            forbidden[first:last].reshape([size[i] for i in scope]) if flagged else None,
+        )
+        for scope, (first, last), flagged in zip(
+            scopes, itertools.pairwise(bounds.tolist()), any_forbidden.tolist(), strict=True
+        )
+    )
+
+
+def _bounds(sizes: IntArray) -> IntArray:
+    """Return where rows of these sizes begin, and where the last one ends."""
+    return np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(sizes, dtype=np.int64)])
 
 
 def _factor(listed: list[int], cost: IntArray, flags: BoolArray | None) -> Factor:
     """Make a factor; a node that is listed twice has one strategy, so only the diagonal counts."""
-    scope = tuple(dict.fromkeys(listed))
-    if len(scope) < len(listed):
+    scope = tuple(listed)
+    if len(set(scope)) < len(listed):
+        scope = tuple(dict.fromkeys(listed))
         shape = tuple(cost.shape[listed.index(i)] for i in scope)
         grid = np.indices(shape)
         diagonal = tuple(grid[scope.index(i)] for i in listed)
@@ -187,29 +249,37 @@ def _factor(listed: list[int], cost: IntArray, flags: BoolArray | None) -> Facto
     return Factor(scope, cost, flags)
 
 
-def _costs(values: list[int]) -> tuple[IntArray, BoolArray]:
+def _costs(values: IntArray) -> tuple[IntArray, BoolArray]:
     """Costs and flags of all tables; a forbidden entry costs zero, because nothing may add it up."""
-    if max(values, default=0) > _LARGEST_AMOUNT:
-        values = [min(value, FORBIDDEN_COST) for value in values]
-    cost = np.array(values, dtype=np.int64)
-    forbidden = cost >= FORBIDDEN_COST
-    cost[forbidden] = 0
-    return cost, forbidden
+    forbidden = (values >= FORBIDDEN_COST) | (values == TOO_LARGE)
+    return np.where(forbidden, 0, values), forbidden
 
 
-def _integers(rows: Any, where: str) -> tuple[list[int], list[int]]:
-    """Flatten a list of lists of non-negative integers; also return the length of every row."""
+def _cut_out(value: Any, tables: list[Rows], field: _Field) -> Rows:
+    """Return the rows that a list in the shortened text stands for, if that is in order."""
+    if not isinstance(value, list):
+        raise ProblemError(f"{field.where} must be a list, got {_show(value)}")
+    rows = tables[value[0]]
+    if field.most is not None and len(rows.values) and not 0 <= rows.values.min() <= rows.values.max() <= field.most:
+        raise ProblemError(f"{field.where} has a number beyond {field.most}")
+    return rows
+
+
+def _listed(rows: Any, field: _Field) -> Rows:
+    """Read a list of lists of non-negative integers, or say what is wrong with it."""
     if not isinstance(rows, list):
-        raise ProblemError(f"{where} must be a list, got {_show(rows)}")
+        raise ProblemError(f"{field.where} must be a list, got {_show(rows)}")
     for i, row in enumerate(rows):
         if type(row) is not list:
-            raise ProblemError(f"{where}[{i}] must be a list, got {_show(row)}")
-    flat: list[int] = list(itertools.chain.from_iterable(rows))
-    # bool is a subclass of int, and JSON's 1.0 is a float: compare exact types.
-    if set(map(type, flat)) <= {int} and min(flat, default=0) >= 0:
-        return flat, [len(row) for row in rows]
-    i, value = next((i, v) for i, row in enumerate(rows) for v in row if type(v) is not int or v < 0)
-    raise ProblemError(f"{where}[{i}] must hold non-negative integers, got {_show(value)}")
+            raise ProblemError(f"{field.where}[{i}] must be a list, got {_show(row)}")
+        for value in row:
+            # bool is a subclass of int, and JSON's 1.0 is a float: compare exact types.
+            if type(value) is not int or value < 0:
+                raise ProblemError(f"{field.where}[{i}] must hold non-negative integers, got {_show(value)}")
+            if field.most is not None and value > field.most:
+                raise ProblemError(f"{field.where}[{i}] " + field.complaint.format(value=_show(value), most=field.most))
+    values = [value if value <= _LARGEST_AMOUNT else TOO_LARGE for value in itertools.chain.from_iterable(rows)]
+    return Rows(np.array(values, dtype=np.int64), np.array([len(row) for row in rows], dtype=np.int64))
 
 
 def _object(value: Any, where: str) -> dict[str, Any]:

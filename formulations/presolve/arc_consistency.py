@@ -14,7 +14,7 @@ def reduce(work: Workspace) -> bool:
     if not masks:
         return False
     alive = [np.ones(len(strategies), dtype=np.bool_) for strategies in work.strategies]
-    emptied = propagate(alive, masks)
+    emptied = propagate(alive, masks, work.deadline)
     if emptied is not None:
         work.contradiction = f"node {work.names[emptied]}: every strategy is forbidden"
         return True

@@ -11,10 +11,13 @@ with the maximum over all combinations ``y`` of the neighbours that ``s`` allows
 from __future__ import annotations
 
 from collections import deque
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from formulations.presolve.workspace import Integers, Scope, Table, Usage, Workspace
+from formulations.compiled import compiled
+from formulations.presolve.workspace import Integers, Table, Usage, Workspace
 from formulations.problem import BoolArray
 
 _MOST_COMPARISONS = 1 << 21
@@ -28,7 +31,7 @@ def reduce(work: Workspace) -> bool:
     queued = set(waiting)
     changed = False
     remaining = _ALL_COMPARISONS
-    while waiting and remaining > 0:
+    while waiting and remaining > 0 and not work.out_of_time():
         node = waiting.popleft()
         queued.discard(node)
         size = len(work.strategies[node])
@@ -45,6 +48,7 @@ def reduce(work: Workspace) -> bool:
             near = sorted({i for scope in work.incident[node] for i in scope} - queued)
             waiting.extend(near)
             queued.update(near)
+    work.touched.update(waiting)
     return changed
 
 
@@ -55,9 +59,9 @@ def _undominated(work: Workspace, node: int) -> BoolArray:
         return np.ones(len(better), dtype=np.bool_)
     loss: Integers = work.cost[node][:, None] - work.cost[node][None, :]
     for scope in work.incident[node]:
-        worst, possible = _worst_loss(work.tables[scope], scope, node)
-        loss = loss + worst
-        better &= possible
+        _add_worst_loss(work.tables[scope], scope.index(node), loss, better)
+        if not better.any():
+            break
     better &= np.asarray(loss <= 0, dtype=np.bool_)
     keep = np.ones(len(better), dtype=np.bool_)
     for s in np.flatnonzero(better.any(axis=0)):
@@ -80,22 +84,54 @@ def _uses_no_more(usage: Usage, size: int) -> BoolArray:
     return result
 
 
-def _worst_loss(table: Table, scope: Scope, node: int) -> tuple[Integers, BoolArray]:
-    """Return how much worse ``t`` can be than ``s``, and whether it is allowed and fits wherever ``s`` does."""
-    axis = scope.index(node)
-    size = table.cost.shape[axis]
-    cost = np.moveaxis(table.cost, axis, 0).reshape(size, -1)
-    difference = cost[:, None, :] - cost[None, :, :]
-    possible = np.ones((size, size), dtype=np.bool_)
-    if table.forbidden is not None:
-        flags = np.moveaxis(table.forbidden, axis, 0).reshape(size, -1)
-        possible &= ~(flags[:, None, :] & ~flags[None, :, :]).any(axis=2)
-        counted = ~np.broadcast_to(flags[None, :, :], difference.shape)
-        least = int(difference.min())
-        worst = np.where(counted, difference, least).max(axis=2)
+def _add_worst_loss(table: Table, axis: int, loss: Integers, better: BoolArray) -> None:
+    """Add how much worse ``t`` can be than ``s``; clear ``better`` where it is not allowed or does not fit."""
+    cost = _rows(table.cost, axis)
+    flags = np.zeros((0, 0), np.bool_) if table.forbidden is None else _rows(table.forbidden, axis)
+    if cost.dtype == np.int64:
+        add_worst_loss(cost, flags, loss, better)
     else:
-        worst = difference.max(axis=2)
+        add_worst_loss.py_func(cost, flags, loss, better)  # type: ignore[attr-defined]
     for amount in table.usage.values():
-        used = np.moveaxis(amount, axis, 0).reshape(size, -1)
-        possible &= np.asarray((used[:, None, :] <= used[None, :, :]).all(axis=2), dtype=np.bool_)
-    return worst, possible
+        used = _rows(amount, axis)
+        better &= np.asarray((used[:, None, :] <= used[None, :, :]).all(axis=2), dtype=np.bool_)
+
+
+def _rows(values: NDArray[Any], axis: int) -> NDArray[Any]:
+    """Return a copy with one row per strategy of the node on an axis."""
+    if axis:
+        values = values.T if values.ndim == 2 else np.moveaxis(values, axis, 0)
+    return np.array(values, order="C").reshape(len(values), -1)
+
+
+@compiled
+def add_worst_loss(cost: Integers, flags: BoolArray, loss: Integers, better: BoolArray) -> None:
+    """Add the largest ``cost[t] - cost[s]`` where ``s`` is allowed to ``loss``, for pairs with ``better``.
+
+    Parameters
+    ----------
+    cost
+        One row per strategy, one column per combination of the other nodes.
+    flags
+        What is forbidden, or empty where nothing is; ``t`` is then no longer better where it forbids more.
+    loss, better
+        Shape ``(strategies, strategies)``, changed in place.
+    """
+    size, columns = cost.shape
+    for t in range(size):
+        for s in range(size):
+            if not better[t, s]:
+                continue
+            if len(flags):
+                worst, counted = cost[t, 0] - cost[s, 0], False
+                for y in range(columns):
+                    if not flags[s, y]:
+                        better[t, s] = better[t, s] and not flags[t, y]
+                        difference = cost[t, y] - cost[s, y]
+                        worst = difference if not counted else max(worst, difference)
+                        counted = True
+            else:
+                worst = cost[t, 0] - cost[s, 0]
+                for y in range(columns):
+                    worst = max(worst, cost[t, y] - cost[s, y])
+            loss[t, s] += worst

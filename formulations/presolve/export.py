@@ -9,7 +9,7 @@ import numpy as np
 
 from formulations.presolve.lift import Lift
 from formulations.presolve.workspace import Integers, Table, Usage, Workspace
-from formulations.problem import BoolArray, Factor, IntArray, Node, Resource, StrategyProblem, UsageTerm
+from formulations.problem import Factor, IntArray, Node, Resource, StrategyProblem, UsageTerm
 
 _LARGEST = 2**63 - 1
 
@@ -82,12 +82,8 @@ def _runs(resource: int, profile: Integers) -> Iterator[UsageTerm]:
 
 
 def _least_allowed(table: Table) -> int:
-    allowed: Integers = table.cost if table.forbidden is None else table.cost[~_flags(table)]
+    allowed: Integers = table.cost if table.forbidden is None else table.cost[~table.forbidden]
     return int(allowed.min()) if allowed.size else 0
-
-
-def _flags(table: Table) -> BoolArray:
-    return np.zeros(table.cost.shape, np.bool_) if table.forbidden is None else table.forbidden
 
 
 def _terms(usage: Usage) -> Iterator[UsageTerm]:
@@ -98,6 +94,8 @@ def _terms(usage: Usage) -> Iterator[UsageTerm]:
 
 def _within_int64(values: Integers) -> list[IntArray]:
     """Split non-negative integers into summands that fit into int64."""
+    if values.dtype == np.int64:
+        return [np.ascontiguousarray(values)]
     parts: list[IntArray] = []
     rest = values
     while int(rest.max()) > _LARGEST:

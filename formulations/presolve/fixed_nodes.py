@@ -13,6 +13,8 @@ def reduce(work: Workspace) -> bool:
     changed = bool(waiting)
     while waiting and not work.contradiction:
         for node in waiting:
+            if work.out_of_time():
+                return True
             work.remove_forbidden()  # an earlier fold may have forbidden the only strategy
             if work.contradiction:
                 return True

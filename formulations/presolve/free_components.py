@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from formulations.presolve.component_parts import components
 from formulations.presolve.workspace import Workspace
-from formulations.solvers.elimination import CostTable, TooWideError, elimination_order, minimise
 
 _MOST_ENTRIES = 1 << 26
 """Entries of all tables of an elimination, to keep presolve within seconds."""
@@ -14,7 +14,9 @@ _MOST_ENTRIES = 1 << 26
 def reduce(work: Workspace) -> bool:
     """Fix every memory-free narrow component at its optimum; return whether there was any."""
     changed = False
-    for component in _components(work):
+    for component in components(work):
+        if work.out_of_time():
+            break
         if not any(work.uses_memory(i) for i in component):
             changed |= _solve(work, component)
         if work.contradiction:
@@ -22,25 +24,10 @@ def reduce(work: Workspace) -> bool:
     return changed
 
 
-def _components(work: Workspace) -> list[list[int]]:
-    seen: set[int] = set()
-    components = []
-    for start in work.living():
-        if start in seen:
-            continue
-        seen.add(start)
-        component = [start]
-        for node in component:
-            for scope in work.incident[node]:
-                for i in scope:
-                    if i not in seen:
-                        seen.add(i)
-                        component.append(i)
-        components.append(sorted(component))
-    return components
-
-
 def _solve(work: Workspace, component: list[int]) -> bool:
+    # Here, because solvers import presolve.
+    from formulations.solvers.elimination import CostTable, OutOfTimeError, TooWideError, elimination_order, minimise
+
     place = {node: k for k, node in enumerate(component)}
     sizes = [len(work.strategies[i]) for i in component]
     scopes = list(dict.fromkeys(scope for i in component for scope in work.incident[i]))
@@ -53,7 +40,10 @@ def _solve(work: Workspace, component: list[int]) -> bool:
     tables = [CostTable((k,), work.cost[i]) for k, i in enumerate(component)]
     for scope, own in zip(scopes, local, strict=True):
         tables.append(CostTable(own, work.tables[scope].cost, work.tables[scope].forbidden))
-    found = minimise(sizes, tables)
+    try:
+        found = minimise(sizes, tables, work.deadline)
+    except OutOfTimeError:
+        return False
     if found is None:
         work.contradiction = f"no allowed combination is left around node {work.names[component[0]]}"
         return True

@@ -24,7 +24,7 @@ def reduce(work: Workspace) -> bool:
     waiting = deque(work.living())
     queued = set(waiting)
     changed = False
-    while waiting and not work.contradiction:
+    while waiting and not work.contradiction and not work.out_of_time():
         node = waiting.popleft()
         queued.discard(node)
         others = _neighbours(work, node)

@@ -11,6 +11,8 @@ def reduce(work: Workspace) -> bool:
     """Dissolve every separable table; return whether there was any."""
     changed = False
     for scope, table in list(work.tables.items()):
+        if work.out_of_time():
+            break
         if table.forbidden is not None or table.usage:
             continue
         parts = _split(table.cost)

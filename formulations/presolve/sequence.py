@@ -9,15 +9,18 @@ from dataclasses import dataclass
 
 from formulations.presolve import (
     arc_consistency,
+    component_fronts,
     dominated_strategies,
     fixed_nodes,
     free_components,
     free_nodes,
+    isolated_nodes,
     maximal_times,
     separable_tables,
     tied_nodes,
 )
 from formulations.presolve.export import export
+from formulations.presolve.first_pass import REPLACES, FirstPass, sums_are_safe
 from formulations.presolve.lift import Lift
 from formulations.presolve.workspace import Workspace
 from formulations.problem import StrategyProblem
@@ -34,6 +37,8 @@ REDUCTIONS: dict[str, Reduction] = {
     "free_nodes": free_nodes.reduce,
     "free_components": free_components.reduce,
     "dominated_strategies": dominated_strategies.reduce,
+    "component_fronts": component_fronts.reduce,
+    "isolated_nodes": isolated_nodes.reduce,
 }
 """All reductions by name, the cheap ones first."""
 
@@ -107,10 +112,11 @@ def presolve(
     reductions
         Names from :data:`REDUCTIONS`, in the order in which they are tried.
     deadline
-        Of :func:`time.monotonic`; no further reduction is begun after it.
+        Of :func:`time.monotonic`; reductions end soon after it, wherever they are.
     """
-    work = Workspace(problem)
     steps: list[str] = []
+    work = _first_pass(problem, steps, deadline) if REPLACES.issubset(reductions) else Workspace(problem)
+    work.deadline = deadline
     for _ in range(_MOST_ROUNDS):
         shrunk = False
         for name in reductions:
@@ -126,3 +132,13 @@ def presolve(
         return Presolved(problem, Lift.identity(problem), 0, before, before, tuple(steps), work.contradiction)
     reduced, lift, offset = export(work, problem)
     return Presolved(reduced, lift, offset, before, Size.of(reduced), tuple(steps), "")
+
+
+def _first_pass(problem: StrategyProblem, steps: list[str], deadline: float) -> Workspace:
+    """Return the workspace that the first pass leaves, or the whole problem where it cannot work."""
+    if time.monotonic() > deadline or not sums_are_safe(problem):
+        return Workspace(problem)
+    first = FirstPass(problem)
+    if first.run(deadline):
+        steps.append("first_pass")
+    return first.workspace()

@@ -20,6 +20,8 @@ def reduce(work: Workspace) -> bool:
     leaders: dict[int, tuple[int, IntArray]] = {}
     roots: dict[int, int] = {}
     for scope, table in work.tables.items():
+        if work.out_of_time():
+            break
         if len(scope) == 2 and table.forbidden is not None:
             _tie(leaders, roots, scope, ~table.forbidden)
     resolved = {node: _leader(leaders, node) for node in leaders}

@@ -7,6 +7,8 @@ Where sums could leave int64, arrays hold Python integers.
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,8 +16,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from formulations.presolve.lift import Follow
-from formulations.problem import BoolArray, IntArray, StrategyProblem, UsageTerm
+from formulations.presolve.lift import Follow, Merged, Tied
+from formulations.problem import BoolArray, Factor, IntArray, StrategyProblem, UsageTerm
 
 Integers = NDArray[Any]
 """int64, or Python integers in an object array."""
@@ -26,7 +28,10 @@ Interval = tuple[int, int, int]
 Usage = dict[Interval, Integers]
 Scope = tuple[int, ...]
 
-_SAFE_TOTAL = 2**60
+SAFE_TOTAL = 2**60
+"""Below this no sum of totals leaves int64."""
+
+_NOTHING: IntArray = np.zeros(0, dtype=np.int64)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -99,40 +104,68 @@ class Workspace:
         Nodes that changed, or whose tables did, since someone last emptied the set.
     contradiction
         Why nothing is feasible, where a step noticed that; else empty.
+    deadline
+        Of :func:`time.monotonic`; a reduction that finds it passed (:meth:`out_of_time`) stops where it is.
     """
 
     def __init__(self, problem: StrategyProblem) -> None:
-        self.cost_type, self.amount_type = _types(problem)
-        self.limits = [resource.limit for resource in problem.resources]
-        self.horizons = [problem.horizon] * len(problem.resources)
-        self.constant_usage: list[Integers] = [
-            np.zeros(problem.horizon, dtype=self.amount_type) for _ in problem.resources
-        ]
-        self.offset = 0
-        self.follows: list[Follow] = []
-        self.touched: set[int] = set()
-        self.contradiction = ""
-        self.names = [node.name for node in problem.nodes]
-        self.alive = [True] * len(problem.nodes)
-        self.strategies: list[IntArray] = [np.arange(node.size, dtype=np.int64) for node in problem.nodes]
-        self.cost: list[Integers] = [self._costs(node.cost) for node in problem.nodes]
-        self.usage: list[Usage] = [self._usage(node.usage, None) for node in problem.nodes]
-        self.tables: dict[Scope, Table] = {}
-        self.incident: list[dict[Scope, None]] = [{} for _ in problem.nodes]
-        self._forbidden: dict[int, BoolArray] = {
-            i: node.forbidden for i, node in enumerate(problem.nodes) if node.forbidden is not None
-        }
+        self._begin(problem, *_types(problem))
+        for i, node in enumerate(problem.nodes):
+            self.alive[i] = True
+            self.strategies[i] = np.arange(node.size, dtype=np.int64)
+            self.cost[i] = self._costs(node.cost)
+            self.usage[i] = self._usage(node.usage, None)
+            if node.forbidden is not None:
+                self._forbidden[i] = node.forbidden
         for factor in problem.factors:
-            order = sorted(range(len(factor.scope)), key=factor.scope.__getitem__)
-            scope = tuple(factor.scope[k] for k in order)
-            cost, forbidden = self._costs(factor.cost).transpose(order), factor.forbidden
-            if forbidden is not None:
-                forbidden = forbidden.transpose(order) if forbidden.any() else None
-            if forbidden is not None:
-                cost = np.where(forbidden, 0, cost)
-            self.add_table(scope, Table(cost, forbidden, self._usage(factor.usage, order)))
+            self.add_factor(factor)
         self.touched.update(range(len(problem.nodes)))
         self.remove_forbidden()
+
+    @classmethod
+    def without_nodes(cls, problem: StrategyProblem) -> Workspace:
+        """Return a workspace in which no node is alive yet, for who fills it; sums must not leave int64."""
+        work = cls.__new__(cls)
+        work._begin(problem, np.int64, np.int64)
+        return work
+
+    def _begin(self, problem: StrategyProblem, cost_type: type[Any], amount_type: type[Any]) -> None:
+        count = len(problem.nodes)
+        self.cost_type, self.amount_type = cost_type, amount_type
+        self.limits = [resource.limit for resource in problem.resources]
+        self.horizons = [problem.horizon] * len(problem.resources)
+        self.constant_usage: list[Integers] = [np.zeros(problem.horizon, dtype=amount_type) for _ in problem.resources]
+        self.offset = 0
+        self.follows: list[Follow | Tied | Merged] = []
+        self.touched: set[int] = set()
+        self.contradiction = ""
+        self.deadline = math.inf
+        self.names = [node.name for node in problem.nodes]
+        self.alive = [False] * count
+        self.strategies: list[IntArray] = [_NOTHING] * count
+        self.cost: list[Integers] = [_NOTHING] * count
+        self.usage: list[Usage] = [{} for _ in range(count)]
+        self.tables: dict[Scope, Table] = {}
+        self.incident: list[dict[Scope, None]] = [{} for _ in range(count)]
+        self._forbidden: dict[int, BoolArray] = {}
+
+    def out_of_time(self) -> bool:
+        """Return whether ``deadline`` has passed."""
+        return time.monotonic() > self.deadline
+
+    def add_factor(self, factor: Factor) -> None:
+        """Add a factor of the problem, as far as strategies of its nodes are left."""
+        order = sorted(range(len(factor.scope)), key=factor.scope.__getitem__)
+        scope = tuple(factor.scope[k] for k in order)
+        cost, forbidden = self._costs(factor.cost).transpose(order), factor.forbidden
+        if forbidden is not None:
+            forbidden = forbidden.transpose(order) if forbidden.any() else None
+        if forbidden is not None:
+            cost = np.where(forbidden, 0, cost)
+        table = Table(cost, forbidden, self._usage(factor.usage, order))
+        if cost.shape != tuple(len(self.strategies[i]) for i in scope):
+            table = table.at(np.ix_(*(self.strategies[i] for i in scope)))
+        self.add_table(scope, table)
 
     def _costs(self, cost: IntArray) -> Integers:
         return cost if self.cost_type is np.int64 else cost.astype(object)
@@ -234,4 +267,4 @@ def _types(problem: StrategyProblem) -> tuple[type[Any], type[Any]]:
     tables = [node.cost for node in problem.nodes] + [factor.cost for factor in problem.factors]
     cost = sum(max(int(table.max(initial=0)), -int(table.min(initial=0))) for table in tables)
     amount = sum(int(term.amount.max(initial=0)) for _, term in problem.usage_terms())
-    return np.int64 if 4 * cost < _SAFE_TOTAL else np.object_, np.int64 if amount < _SAFE_TOTAL else np.object_
+    return np.int64 if 4 * cost < SAFE_TOTAL else np.object_, np.int64 if amount < SAFE_TOTAL else np.object_

@@ -1,23 +1,12 @@
-"""The one way in which this package compiles its hot loops."""
+"""Compiled loops of solvers: :func:`compiled`, and the seed of their random numbers."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, TypeVar, cast
-
-import numba
 import numpy as np
 
-_Function = TypeVar("_Function", bound=Callable[..., Any])
+from formulations.compiled import compiled
 
-
-def compiled(function: _Function) -> _Function:
-    """Compile a function to machine code on its first call and cache it on disk.
-
-    Floating-point operations may be reordered (min and sum loops vectorise), so compiled code must
-    not meet infinities or NaN: large finite numbers stand for what is forbidden.
-    """
-    return cast(_Function, numba.njit(cache=True, fastmath=True, error_model="numpy")(function))
+__all__ = ["compiled", "seed_compiled"]
 
 
 @compiled

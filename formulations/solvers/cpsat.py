@@ -214,6 +214,8 @@ class _Search:
         solver.parameters.random_seed = self.options.seed % (1 << 31)
         solver.parameters.max_time_in_seconds = remaining
         solver.parameters.relative_gap_limit = self.options.relative_gap
+        # The default ends the search where bound and objective are equal as doubles: units apart beyond 2^53.
+        solver.parameters.absolute_gap_limit = 0.0
         # This presolve step certifies wrong optima in 9.15 (or-tools issue 5293; ours is among the tests).
         solver.parameters.presolve_inclusion_work_limit = 0
 

@@ -17,10 +17,13 @@ from formulations.arc_consistency import FactorGroup
 from formulations.flat import FlatProblem, FloatArray, message_entries, restricted
 from formulations.problem import IntArray, StrategyProblem, UsageTerm
 from formulations.solvers.elimination import CostTable, OutOfTimeError, TooWideError, minimise
+from formulations.solvers.integer_bound import holds_exact_costs, integer_bound
 
 _MOST_BITS = 40
 _LEAST_BITS = 12
 _INT64_SAFE = 2.0**60
+_NOTABLE_LOSS = 1e-6
+"""Part of the price of all limits that the rounding of a quick evaluation may take from a bound."""
 
 
 def exact_bound(problem: StrategyProblem, flat: FlatProblem, prices: FloatArray, messages: FloatArray) -> int:
@@ -35,6 +38,11 @@ def exact_bound(problem: StrategyProblem, flat: FlatProblem, prices: FloatArray,
     messages
         Laid out by ``flat.graph.message_start``.
     """
+    if holds_exact_costs(flat):
+        found = integer_bound(flat, prices, messages)
+        notable = _NOTABLE_LOSS * max(float(np.maximum(prices, 0.0) @ flat.usage.limit), 1.0 / _NOTABLE_LOSS)
+        if found is not None and not found.contradiction and found.rounding < notable:
+            return found.bound
     evaluation = _Evaluation(problem, flat, np.maximum(prices, 0.0), messages)
     total = evaluation.evaluate()
     return -((-total) // evaluation.scale)

@@ -2,10 +2,13 @@
 
 Breakout local search (Morris 1993): violated rows and forbidden combinations carry weights; a step moves one
 node that takes part in a violation to where the weighted violation is least (cost breaks ties), and where no
-step helps, the weights of what is violated grow.
+step helps, the weights of what is violated grow. A step costs as much as the rows and factors around the nodes
+that it looks at: usage and conflicts are kept up to date, and nodes are drawn from an index by blocks of rows.
 """
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import numpy as np
 
@@ -16,6 +19,24 @@ from formulations.solvers.moves import change_rows, conditional_costs, entry_wit
 
 _NEVER = 1e300
 _SAMPLED_NODES = 24
+_DRAWS_PER_NODE = 4
+_BLOCKS_OF_ROWS = 64
+
+
+class _RowIndex(NamedTuple):
+    """The nodes with a usage term over block ``b`` of rows: ``node[start[b]:start[b + 1]]``, with repetitions."""
+
+    rows_per_block: int
+    start: IntArray
+    node: IntArray
+
+
+class _Conflicts(NamedTuple):
+    """The factors at a forbidden combination: ``factor[:number[0]]``, and the place of every factor in it or -1."""
+
+    number: IntArray
+    factor: IntArray
+    place: IntArray
 
 
 @compiled
@@ -61,22 +82,103 @@ def _conflict_weight(
 
 
 @compiled
-def _pick_violation(
-    graph: Graph, usage: Usage, tables: FloatArray, penalty: float, choices: IntArray, usage_now: FloatArray
-) -> tuple[int, int]:
+def _index_rows(graph: Graph, usage: Usage) -> _RowIndex:
+    """Say which nodes may change each block of rows."""
+    rows = len(usage.limit)
+    length = max(1, -(-rows // _BLOCKS_OF_ROWS))
+    start = np.zeros(-(-rows // length) + 2, np.int64)
+    node = np.empty(0, np.int64)
+    nodes = len(graph.sizes)
+    # Counted in the first pass, entered in the second; start[b + 1] moves from the first to the last of block b.
+    for entering in range(2):
+        for b in range(nodes + len(graph.arity)):
+            if b < nodes:
+                first, end, arity = usage.node_start[b], usage.node_start[b + 1], 1
+            else:
+                first, end = usage.factor_start[b - nodes], usage.factor_start[b - nodes + 1]
+                arity = graph.arity[b - nodes]
+            for q in range(first, end):
+                for block in range(usage.low[q] // length, (usage.high[q] - 1) // length + 1):
+                    for k in range(arity):
+                        if entering == 0:
+                            start[block + 2] += 1
+                        else:
+                            node[start[block + 1]] = b if b < nodes else graph.scope[b - nodes, k]
+                            start[block + 1] += 1
+        if entering == 0:
+            start = np.cumsum(start)
+            node = np.empty(start[-1], np.int64)
+    return _RowIndex(length, start[:-1], node)
+
+
+@compiled
+def _draw_nodes(
+    graph: Graph, usage: Usage, index: _RowIndex, row: int, stamp: int, stamps: IntArray, nodes: IntArray
+) -> int:
+    """Write a few different random nodes that may change a row; return how many. ``stamps`` marks who was drawn."""
+    block = row // index.rows_per_block
+    first, end = index.start[block], index.start[block + 1]
+    found = 0
+    for _ in range(min(end - first, _SAMPLED_NODES) * _DRAWS_PER_NODE):
+        i = index.node[np.random.randint(first, end)]  # noqa: NPY002
+        if stamps[i] != stamp and graph.sizes[i] > 1 and _touches(graph, usage, i, row):
+            nodes[found] = i
+            found += 1
+            if found == _SAMPLED_NODES:
+                break
+        stamps[i] = stamp
+    return found
+
+
+@compiled
+def _update_conflict(
+    graph: Graph, tables: FloatArray, penalty: float, choices: IntArray, conflicts: _Conflicts, f: int
+) -> None:
+    """Enter or remove a factor, as it is now."""
+    forbidden = tables[graph.table_start[f] + entry_without(graph, f, -1, choices)] >= penalty
+    place = conflicts.place[f]
+    if forbidden and place < 0:
+        conflicts.place[f] = conflicts.number[0]
+        conflicts.factor[conflicts.number[0]] = f
+        conflicts.number[0] += 1
+    elif not forbidden and place >= 0:
+        conflicts.number[0] -= 1
+        last = conflicts.factor[conflicts.number[0]]
+        conflicts.factor[place] = last
+        conflicts.place[last] = place
+        conflicts.place[f] = -1
+
+
+@compiled
+def _pick_violation(usage: Usage, usage_now: FloatArray, conflicts: _Conflicts) -> tuple[int, int]:
     """Return a random violated row or conflicting factor (the other is -1), or (-1, -1)."""
-    row, factor, seen = -1, -1, 0
+    over = 0
     for t in range(len(usage_now)):
         if usage_now[t] > usage.limit[t]:
-            seen += 1
-            if np.random.random() * seen < 1.0:  # noqa: NPY002
-                row = t
-    for f in range(len(graph.arity)):
-        if tables[graph.table_start[f] + entry_without(graph, f, -1, choices)] >= penalty:
-            seen += 1
-            if np.random.random() * seen < 1.0:  # noqa: NPY002
-                row, factor = -1, f
-    return row, factor
+            over += 1
+    if over + conflicts.number[0] == 0:
+        return -1, -1
+    pick = np.random.randint(over + conflicts.number[0])  # noqa: NPY002
+    if pick >= over:
+        return -1, conflicts.factor[pick - over]
+    for t in range(len(usage_now)):
+        if usage_now[t] > usage.limit[t]:
+            if pick == 0:
+                return t, -1
+            pick -= 1
+    return -1, -1
+
+
+@compiled
+def _raise_weights(
+    usage: Usage, usage_now: FloatArray, conflicts: _Conflicts, row_weights: FloatArray, factor_weights: FloatArray
+) -> None:
+    """Make what is violated now count for more."""
+    for t in range(len(usage_now)):
+        if usage_now[t] > usage.limit[t]:
+            row_weights[t] += 1.0
+    for z in range(conflicts.number[0]):
+        factor_weights[conflicts.factor[z]] += 1.0
 
 
 @compiled
@@ -103,18 +205,24 @@ def find_feasible(
     bool
         Whether ``choices`` is feasible now.
     """
-    count, rows = len(graph.sizes), len(usage.limit)
+    count, rows, factors = len(graph.sizes), len(usage.limit), len(graph.arity)
     widest = 1
     for i in range(count):
         widest = max(widest, graph.sizes[i])
     costs = np.empty(widest)
     change = np.zeros(rows + 1)
+    span = np.empty(2, np.int64)
     usage_now = usage_of(graph, usage, choices)
+    index = _index_rows(graph, usage)
+    conflicts = _Conflicts(np.zeros(1, np.int64), np.empty(factors, np.int64), np.full(factors, -1, np.int64))
+    for f in range(factors):
+        _update_conflict(graph, tables, penalty, choices, conflicts, f)
     proposal = choices.copy()
-    nodes = np.empty(count, np.int64)
+    nodes = np.empty(max(3, _SAMPLED_NODES), np.int64)
+    stamps = np.full(count, -1, np.int64)
     forbidden_until = np.zeros(graph.offset[count], np.int64)
     for step in range(steps):
-        row, factor = _pick_violation(graph, usage, tables, penalty, choices, usage_now)
+        row, factor = _pick_violation(usage, usage_now, conflicts)
         if row < 0 and factor < 0:
             return True
         found = 0
@@ -123,14 +231,9 @@ def find_feasible(
                 nodes[found] = graph.scope[factor, k]
                 found += 1
         else:
-            for i in range(count):
-                if graph.sizes[i] > 1 and _touches(graph, usage, i, row):
-                    nodes[found] = i
-                    found += 1
+            found = _draw_nodes(graph, usage, index, row, step, stamps, nodes)
         best_node, best_strategy, best_change, best_cost = -1, -1, _NEVER, _NEVER
-        for z in range(min(found, _SAMPLED_NODES)):
-            pick = np.random.randint(z, found)  # noqa: NPY002
-            nodes[z], nodes[pick] = nodes[pick], nodes[z]
+        for z in range(found):
             i = nodes[z]
             present = choices[i]
             conditional_costs(graph, unary, tables, choices, i, costs)
@@ -138,7 +241,7 @@ def find_feasible(
             for s in range(graph.sizes[i]):
                 if s == present or forbidden_until[graph.offset[i] + s] > step:
                     continue
-                span = np.array([rows, 0])
+                span[0], span[1] = rows, 0
                 proposal[i] = s
                 change_rows(graph, usage, i, choices, proposal, change, span)
                 worse = _row_violation_change(usage, usage_now, row_weights, change, span[0], span[1])
@@ -150,16 +253,20 @@ def find_feasible(
                     best_node, best_strategy, best_change, best_cost = i, s, worse, costs[s]
             proposal[i] = present
         if best_change >= 0.0:
-            for t in range(rows):
-                if usage_now[t] > usage.limit[t]:
-                    row_weights[t] *= 1.3
-            for f in range(len(graph.arity)):
-                if tables[graph.table_start[f] + entry_without(graph, f, -1, choices)] >= penalty:
-                    factor_weights[f] *= 1.3
+            _raise_weights(usage, usage_now, conflicts, row_weights, factor_weights)
         if best_node >= 0:
             forbidden_until[graph.offset[best_node] + choices[best_node]] = step + 2 + np.random.randint(5)  # noqa: NPY002
-            choices[best_node] = best_strategy
             proposal[best_node] = best_strategy
-            usage_now = usage_of(graph, usage, choices)
-    row, factor = _pick_violation(graph, usage, tables, penalty, choices, usage_now)
+            span[0], span[1] = rows, 0
+            change_rows(graph, usage, best_node, choices, proposal, change, span)
+            running = 0.0
+            for t in range(span[0], min(span[1], rows) + 1):
+                running += change[t]
+                change[t] = 0.0
+                if t < rows:
+                    usage_now[t] += running
+            choices[best_node] = best_strategy
+            for a in range(graph.incident_start[best_node], graph.incident_start[best_node + 1]):
+                _update_conflict(graph, tables, penalty, choices, conflicts, graph.incident_factor[a])
+    row, factor = _pick_violation(usage, usage_now, conflicts)
     return row < 0 and factor < 0

@@ -29,6 +29,7 @@ _MOST_CLEANUP_SECONDS = 1.0
 _OVERTIME_SECONDS = 0.5
 _POLL_SECONDS = 0.1
 _WORTH_WARMING_SECONDS = 0.05
+_LAST_WORDS_SECONDS = 0.02
 _CHECK_EFFORT = 10
 """Checking incumbents takes at most about one part in this many of the time."""
 
@@ -125,6 +126,9 @@ class _Search:
                 waits = lane.rest and lane.rest[0].head_start > time.monotonic() - begun and team.running
                 if lane.solver not in team.running and not waits:
                     self._begin(team, lane)
+            if self._done():
+                # A member that has just proved the optimum returns in a moment; killed, it would have to be replaced.
+                self._read(team, _LAST_WORDS_SECONDS)
             if not team.running or self._done():
                 return
             self._read(team, _POLL_SECONDS)
@@ -136,7 +140,7 @@ class _Search:
         while lane.rest and not self._done():
             turn, lane.rest = lane.rest[0], lane.rest[1:]
             seconds = self._remaining() - (1.0 - turn.until) * self.options.time_limit - cleanup
-            if seconds > 0:
+            if seconds > 0 and not (turn.without_incumbent and self.best is not None):
                 self._check(team, at_once=True)
                 lane.solver, lane.ends = turn.solver, time.monotonic() + seconds
                 team.start(turn.solver, self.reduced.problem, self._options_of(turn, seconds))

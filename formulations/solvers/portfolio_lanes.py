@@ -8,7 +8,7 @@ clock, so that a solve that ends before its limit is deterministic.
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from formulations.linear_model import linear_columns
@@ -16,7 +16,8 @@ from formulations.problem import StrategyProblem
 from formulations.solution import SolveOptions
 
 PRICES, BRANCH_AND_CUT, PRICES_AND_BRANCH = "lagrangian", "highs", "price_and_branch"
-SETTLES = frozenset({BRANCH_AND_CUT})
+ANYTHING, PARTS, CONSTRAINTS = "peak_prices", "large_neighbourhood", "cpsat"
+SETTLES = frozenset({BRANCH_AND_CUT, CONSTRAINTS})
 """Members that have found all there is to find when they end before their time."""
 
 MOST_COLUMNS = 150_000
@@ -27,9 +28,16 @@ TINY_COLUMNS = 2_000
 
 HEAD_START_SECONDS = 0.3
 
+MOST_NODES_IN_PARTS = 12_000
+"""Nodes up to which solving parts exactly improves more than further moves at prices (measured on six graphs)."""
+
 _ITERATIONS_ALONE = 200
 """Of a turn, where one worker does everything."""
 
+_EXACT_AND_PRICES = 2
+"""Lanes that every search has."""
+
+_PRICES_UNTIL = 0.6
 _MEMORY_SHARE = 0.8
 
 
@@ -47,12 +55,15 @@ class Turn:
         Its iteration limit where the caller gave none, or None.
     head_start
         Seconds that the other lanes have before it begins.
+    without_incumbent
+        Whether it is left out where anything feasible is known already.
     """
 
     solver: str
     until: float = 1.0
     iterations: int | None = None
     head_start: float = 0.0
+    without_incumbent: bool = False
 
 
 Lane = tuple[Turn, ...]
@@ -79,9 +90,18 @@ def fair_share_of_memory(lanes: int) -> int | None:
 def lanes_for(problem: StrategyProblem, options: SolveOptions) -> tuple[Lane, ...]:
     """Return the lanes that suit the size of a reduced problem and the number of workers."""
     columns = linear_columns(problem)
-    exact = BRANCH_AND_CUT if columns <= MOST_COLUMNS else PRICES_AND_BRANCH
+    small = columns <= MOST_COLUMNS
+    exact = BRANCH_AND_CUT if small else PRICES_AND_BRANCH
     workers = worker_count(options)
     if workers == 1 or options.iteration_limit is not None:
-        return ((Turn(PRICES, iterations=_ITERATIONS_ALONE), Turn(exact, iterations=_ITERATIONS_ALONE)),)
-    head_start = HEAD_START_SECONDS if columns <= TINY_COLUMNS else 0.0
-    return ((Turn(exact),), (Turn(PRICES, head_start=head_start),))
+        turns = Turn(PRICES), Turn(ANYTHING, without_incumbent=True), Turn(exact)
+        return (tuple(replace(turn, iterations=_ITERATIONS_ALONE) for turn in turns),)
+    others = [CONSTRAINTS] * small + [PARTS] * (len(problem.nodes) <= MOST_NODES_IN_PARTS)
+    prices = Turn(PRICES, until=1.0, head_start=HEAD_START_SECONDS if columns <= TINY_COLUMNS else 0.0)
+    if workers > _EXACT_AND_PRICES:
+        alone = [(Turn(other),) for other in others[: workers - _EXACT_AND_PRICES]]
+        return ((Turn(exact),), (prices, Turn(ANYTHING, without_incumbent=True)), *alone)
+    until = _PRICES_UNTIL if others else 1.0
+    after = tuple(Turn(other, until=until + (1.0 - until) * (k + 1) / len(others)) for k, other in enumerate(others))
+    anything = Turn(ANYTHING, until=(1.0 + until) / 2, without_incumbent=True)
+    return ((Turn(exact),), (replace(prices, until=until), anything, *after))

@@ -3,7 +3,9 @@
 1. :mod:`formulations.solvers.lagrangian` for part of the time: a bound, prices and an incumbent.
 2. Whatever cannot be part of a better assignment is forbidden (:mod:`formulations.solvers.price_fixing`) and
    presolve runs again on the rest, the *core*.
-3. :mod:`formulations.solvers.highs` on the core, where that is small enough (on the problem itself where the first
+3. Where the core is too large: branching on hubs (:mod:`formulations.solvers.hub_branching`), at once if they are
+   few, else after another look at the core; without hubs the first step goes on.
+4. :mod:`formulations.solvers.highs` on the core, where that is small enough (on the problem itself where the first
    step found no assignment). An assignment is either in the core or costs at least as much as the incumbent, so the
    smaller of the core's bound and the incumbent's cost is a bound.
 """
@@ -21,12 +23,16 @@ from formulations.solution import Claim, Progress, SolveOptions
 from formulations.solvers import highs
 from formulations.solvers.base import ReportIncumbent, ReportProgress
 from formulations.solvers.exchange import FROM_OTHERS
+from formulations.solvers.hub_branching import branch, hubs
 from formulations.solvers.incumbent_search import exact_objective
 from formulations.solvers.lagrangian import PriceSearch
 from formulations.solvers.price_fixing import without_hopeless
 
 MOST_CORE_COLUMNS = 400_000
 """Columns of the core's linear model up to which branch and cut is tried."""
+
+FEW_HUBS = 40
+"""Hubs up to which deciding them soon leaves little of the gap that they cause."""
 
 _FIRST_SHARE, _SECOND_SHARE = 0.3, 0.6
 """Parts of the time after which the core is looked at; a better incumbent in between makes it smaller."""
@@ -48,7 +54,8 @@ def solve(problem: StrategyProblem, options: SolveOptions, report: ReportProgres
     first = replace(options, time_limit=_FIRST_SHARE * options.time_limit)
     prices = PriceSearch(problem, flat, first, report, incumbent, started)
     claim = prices.run()
-    for share in (_SECOND_SHARE, 1.0):
+    hub_count = len(hubs(flat))
+    for share, most_hubs in ((_SECOND_SHARE, FEW_HUBS), (1.0, hub_count)):
         remaining = replace(options, time_limit=max(0.0, started + options.time_limit - time.monotonic()))
         if claim.proved_infeasible or claim.bound is None or not remaining.time_limit:
             return claim
@@ -64,6 +71,8 @@ def solve(problem: StrategyProblem, options: SolveOptions, report: ReportProgres
         columns = linear_columns(core.problem)
         if columns <= MOST_CORE_COLUMNS:
             return _Core(core, claim, objective, report, incumbent, started).run(remaining)
+        if 0 < hub_count <= most_hubs:
+            return branch(flat, prices, claim, options, report, started)
         claim = prices.go_on(share * options.time_limit)
     return replace(claim, message=f"the core has {columns} columns, too many for branch and cut")
 

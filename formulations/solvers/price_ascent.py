@@ -18,6 +18,7 @@ from formulations.solvers.trws import sweep
 
 _MOST_ROWS = 200
 _NEAR_LIMIT = 0.97
+_FAR_STEPS = 30
 _WARM_TEMPERATURE, _COLD_TEMPERATURE = 0.5, 0.003
 
 
@@ -50,6 +51,14 @@ class PriceAscent:
         self.best_bound = -np.inf
         self.best_prices = self.prices.copy()
         self.best_messages = self.messages.copy()
+
+    def start_from(self, prices: FloatArray, messages: FloatArray) -> None:
+        """Go on from prices and messages that were found elsewhere; the best bound is forgotten."""
+        self.prices, self.messages = prices.copy(), messages.copy()
+        # Near the best prices a step needs fewer Newton iterations.
+        self.iterations = max(self.iterations, _FAR_STEPS)
+        self.best_bound = -np.inf
+        self.best_prices, self.best_messages = self.prices.copy(), self.messages.copy()
 
     def sweeps(self, pairs: int) -> float:
         """Run pairs of sweeps at the present prices; return the bound and keep it where it is the best."""
@@ -103,7 +112,7 @@ class PriceAscent:
             limits = np.maximum(flat.usage.limit[rows], 1.0)
             scaled = self.prices[rows] * limits
             most_change = 0.3 * max(typical * decisions, float(scaled.sum()))
-            count = 5 if self.iterations < 30 else 3
+            count = 5 if self.iterations < _FAR_STEPS else 3
             moved = np.maximum(0.0, scaled + newton_step(blocks, scaled, temperature, count, most_change))
             moved[moved < 1e-7 * moved.max()] = 0.0
             others = np.ones(len(self.prices), dtype=np.bool_)

@@ -21,7 +21,10 @@ SOLVERS: dict[str, str] = {
     "cpsat": "formulations.solvers.cpsat:solve",
     "greedy": "formulations.solvers.greedy:solve",
     "highs": "formulations.solvers.highs:solve",
+    "hub_branching": "formulations.solvers.hub_branching:solve",
     "lagrangian": "formulations.solvers.lagrangian:solve",
+    "large_neighbourhood": "formulations.solvers.large_neighbourhood:solve",
+    "peak_prices": "formulations.solvers.peak_prices:solve",
     "portfolio": "formulations.solvers.portfolio:solve",
     "price_and_branch": "formulations.solvers.price_and_branch:solve",
     "pyomo": "formulations.solvers.pyomo_mirror:solve",
@@ -34,6 +37,7 @@ EXACT_KINDS: Mapping[str, str] = MappingProxyType(
         "brute_force": "enumeration",
         "cpsat": "constraint programming",
         "highs": "branch and cut",
+        "peak_prices": "memory prices",
         "pyomo": "branch and cut",
         "tree_dp": "dynamic programming",
     }
@@ -55,7 +59,8 @@ class UnknownSolverError(ValueError):
 class SolverSpec:
     """A solver by name, the function behind it and keywords that the name adds.
 
-    ``pyomo:NAME`` is the solver ``pyomo`` with the keyword ``solver_name=NAME``.
+    ``pyomo:NAME`` is the solver ``pyomo`` with the keyword ``solver_name=NAME``, and ``large_neighbourhood:NAME``
+    has ``part_solver=NAME``.
     """
 
     name: str
@@ -70,7 +75,10 @@ class SolverSpec:
     @property
     def needs_own_process(self) -> bool:
         """Whether its library must not be loaded beside others (HiGHS and CP-SAT exclude each other)."""
-        return self.name.partition(":")[0] in _NEEDS_OWN_PROCESS
+        head = self.name.partition(":")[0]
+        if head == "large_neighbourhood":
+            return find_solver(str(self.keywords.get("part_solver", "highs"))).needs_own_process
+        return head in _NEEDS_OWN_PROCESS
 
     @property
     def is_coordinator(self) -> bool:
@@ -109,8 +117,9 @@ def find_solver(name: str) -> SolverSpec:
     Parameters
     ----------
     name
-        A key of :data:`SOLVERS`, ``pyomo:NAME`` for any solver that Pyomo knows, the name of an entry
-        point of the group ``meshwright.solvers``, or ``module:function``.
+        A key of :data:`SOLVERS`, ``pyomo:NAME`` for any solver that Pyomo knows, ``large_neighbourhood:NAME``
+        for any solver of its parts, the name of an entry point of the group ``meshwright.solvers``, or
+        ``module:function``.
 
     Raises
     ------
@@ -122,6 +131,8 @@ def find_solver(name: str) -> SolverSpec:
     head, colon, tail = name.partition(":")
     if head == "pyomo" and tail:
         return SolverSpec(name, SOLVERS["pyomo"], {"solver_name": tail})
+    if head == "large_neighbourhood" and tail:
+        return SolverSpec(name, SOLVERS[head], {"part_solver": find_solver(tail).name})
     plugins = {point.name: point.value for point in entry_points(group=ENTRY_POINT_GROUP)}
     if name in plugins:
         return SolverSpec(name, plugins[name])

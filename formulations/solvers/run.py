@@ -15,8 +15,8 @@ from formulations.solvers.ledger import Ledger, SolverContradiction
 from formulations.solvers.registry import DEFAULT_SOLVER, SolverSpec, find_solver
 from formulations.solvers.worker import Ending, Listener, SolverPool
 
-CONFIRMERS = ("cpsat", "highs")
-"""Exact solvers of different kinds, on independent encodings, asked whether nothing is feasible."""
+CONFIRMERS = ("peak_prices", "highs", "cpsat")
+"""Solvers of different kinds whose word counts, asked in turn whether nothing is feasible; the quickest first."""
 
 _KINDS_THAT_MUST_AGREE = 2
 _INDEX_DEFECTS = {ViolationKind.WRONG_LENGTH, ViolationKind.CHOICE_NOT_INTEGER, ViolationKind.CHOICE_OUT_OF_RANGE}
@@ -169,19 +169,20 @@ def _enter(ledger: Ledger, claim: Claim, source: str) -> bool:
 
 
 def _confirm_infeasible(workers: SolverPool, spec: SolverSpec, ledger: Ledger) -> Status:
-    """Ask exact solvers of other kinds within the time that is left."""
+    """Ask exact solvers of other kinds one after another; each may take its part of the time that is left."""
     agreed = {spec.kind} - {None}
-    for name in CONFIRMERS:
-        confirmer = find_solver(name)
-        if len(agreed) >= _KINDS_THAT_MUST_AGREE or confirmer.kind in agreed or ledger.remaining_seconds <= 0:
-            continue
-        options = replace(ledger.options, time_limit=ledger.remaining_seconds, initial_choices=None)
+    waiting = [confirmer for confirmer in map(find_solver, CONFIRMERS) if confirmer.kind not in agreed]
+    for k, confirmer in enumerate(waiting):
+        seconds = ledger.remaining_seconds / (len(waiting) - k)
+        if len(agreed) >= _KINDS_THAT_MUST_AGREE or seconds <= 0:
+            break
+        options = replace(ledger.options, time_limit=seconds, initial_choices=None)
         if _work(workers, confirmer, ledger, options):
             agreed.add(confirmer.kind)
         elif ledger.choices is not None:
             raise SolverContradiction(
-                f"problem {ledger.problem.name}: {spec.name} reports that nothing is feasible, but {name} found an "
-                f"assignment that passes the checker and costs {ledger.objective}"
+                f"problem {ledger.problem.name}: {spec.name} reports that nothing is feasible, but {confirmer.name} "
+                f"found an assignment that passes the checker and costs {ledger.objective}"
             )
     if len(agreed) >= _KINDS_THAT_MUST_AGREE:
         return Status.INFEASIBLE

@@ -14,29 +14,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.damaged_documents import EXAMPLE, FORBIDDEN, random_document
 
 from formulations.checker import check
 from formulations.formats.contest import parse_contest_problem, read_contest_problem, write_solution
 from formulations.problem import ProblemError
 from formulations.solution import SolveOptions, Status
 from formulations.solvers import SolverPool, solve, solve_in_process
-
-EXAMPLE: dict[str, Any] = {
-    "problem": {
-        "name": "example",
-        "nodes": {
-            "intervals": [[30, 70], [40, 70], [50, 120], [110, 140], [110, 150]],
-            "costs": [[15], [55, 65], [25, 45, 35], [85, 75], [95]],
-            "usages": [[10], [25, 25], [15, 20, 15], [10, 10], [15]],
-        },
-        "edges": {
-            "nodes": [[0, 1], [0, 2], [1, 3], [2, 4], [3, 4]],
-            "costs": [[30, 40], [50, 10, 40], [90, 10, 20, 80], [60, 20, 30], [70, 60]],
-        },
-        "usage_limit": 50,
-    }
-}
-FORBIDDEN = 10**18
 
 
 @pytest.fixture(scope="module")
@@ -88,32 +72,6 @@ def test_every_assignment_costs_what_the_contest_says() -> None:
             assert report.ok == (expected is not None), (document, choices)
             if report.ok:
                 assert report.objective == expected, (document, choices)
-
-
-def random_document(generator: random.Random) -> dict[str, Any]:
-    """Parallel edges, both orientations, loops, hyperedges, empty intervals, forbidden entries, no limit."""
-    count = generator.randint(1, 4)
-    sizes = [generator.randint(1, 3) for _ in range(count)]
-
-    def cost() -> int:
-        return generator.choice([0, 1, 7, 10**17, FORBIDDEN, FORBIDDEN + 5, 10**30]) if generator.random() < 0.3 else 3
-
-    edges = []
-    for _ in range(generator.randint(0, 6)):
-        arity = generator.choice([1, 2, 2, 2, 3])
-        edges.append([generator.randrange(count) for _ in range(arity)])
-    table = [[cost() for _ in range(int(np.prod([sizes[i] for i in edge])))] for edge in edges]
-    problem: dict[str, Any] = {
-        "nodes": {
-            "intervals": [sorted(generator.choices(range(6), k=2), reverse=generator.random() < 0.1) for _ in sizes],
-            "costs": [[cost() for _ in range(size)] for size in sizes],
-            "usages": [[generator.randint(0, 9) for _ in range(size)] for size in sizes],
-        },
-        "edges": {"nodes": edges, "costs": table},
-    }
-    if generator.random() < 0.8:
-        problem["usage_limit"] = generator.randint(0, 25)
-    return {"problem": problem}
 
 
 def test_intervals_are_half_open_and_may_be_empty() -> None:
@@ -251,69 +209,6 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     for path in (tmp_path / "absent.json", tmp_path):
         with pytest.raises(ProblemError, match="cannot read"):
             read_contest_problem(path)
-
-
-def mutate(data: bytes, generator: random.Random) -> bytes:
-    """Damage a text in one to three ways that keep it near to what is valid."""
-    tokens = [
-        b"-1",
-        b"1e5",
-        b"true",
-        b"null",
-        b"{}",
-        b"[]",
-        b'""',
-        b"NaN",
-        b"10000000000000000000000",
-        b",",
-        b"]",
-        b"0",
-    ]
-    damaged = bytearray(data)
-    for _ in range(generator.randint(1, 3)):
-        at = generator.randrange(len(damaged) + 1)
-        kind = generator.randrange(5)
-        if kind == 0:
-            damaged[at : at + generator.randint(1, 12)] = b""
-        elif kind == 1:
-            damaged[at:at] = generator.choice(tokens)
-        elif kind == 2 and at < len(damaged):
-            damaged[at] = generator.randrange(256)
-        elif kind == 3:
-            other = generator.randrange(len(damaged) + 1)
-            damaged[at:at] = damaged[other : other + generator.randint(1, 40)]
-        else:
-            digits = [k for k, byte in enumerate(damaged) if chr(byte).isdigit()]
-            if digits:
-                damaged[generator.choice(digits)] = generator.choice(b"0123456789")
-        if not damaged:
-            damaged = bytearray(b" ")
-    return bytes(damaged)
-
-
-def fuzz(seed: int) -> str | None:
-    """Parse a damaged problem and return the error, None if it was still valid; nothing else may be raised."""
-    generator = random.Random(seed)
-    data = json.dumps(EXAMPLE if seed % 2 else random_document(generator)).encode()
-    try:
-        problem = parse_contest_problem(mutate(data, generator))
-    except ProblemError as error:
-        return str(error)
-    problem.validate()
-    check(problem, [0] * len(problem.nodes))
-    return None
-
-
-def test_damaged_files_give_one_clear_error() -> None:
-    errors = [fuzz(seed) for seed in range(600)]
-    assert 50 < errors.count(None) < 550
-    assert all(error and "\n" not in error for error in errors if error is not None)
-
-
-@pytest.mark.fuzz
-def test_damaged_files_at_length() -> None:
-    for seed in range(1000, 200_000):
-        fuzz(seed)
 
 
 def test_large_files_are_read_in_seconds(tmp_path: Path) -> None:

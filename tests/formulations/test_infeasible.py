@@ -11,10 +11,23 @@ import pytest
 from support.random_problems import random_problem, training_step_problem, with_limits
 
 from formulations.checker import check
+from formulations.flat import flatten
 from formulations.problem import Factor, Node, ProblemError, Resource, StrategyProblem, UsageTerm
-from formulations.solution import SolveOptions, Status
-from formulations.solvers import SolverPool, explain_infeasible, minimum_peak, run, solve, solve_in_process
+from formulations.solution import Claim, SolveOptions, Status
+from formulations.solvers import (
+    SolverPool,
+    explain_infeasible,
+    falling_limit,
+    minimum_peak,
+    peak_prices,
+    run,
+    solve,
+    solve_in_process,
+)
+from formulations.solvers.compiled import seed_compiled
+from formulations.solvers.feasibility import find_feasible
 from formulations.solvers.minimum_peak import without_limit
+from formulations.solvers.peak_problem import peak_problem, peak_range
 
 OPTIONS = SolveOptions(time_limit=30)
 
@@ -82,6 +95,110 @@ def test_the_smallest_limit_that_fits(pool: SolverPool) -> None:
         minimum_peak(tight(3), 1, OPTIONS, pool)
 
 
+def fitting(problem: StrategyProblem) -> list[tuple[int, ...]]:
+    """All feasible assignments, by enumeration and the checker alone."""
+    return [c for c in itertools.product(*(range(node.size) for node in problem.nodes)) if check(problem, c).ok]
+
+
+def test_limits_as_decisions_keep_every_assignment_and_its_peak() -> None:
+    for seed in range(60):
+        problem = random_problem(seed, "tiny")
+        if not problem.resources or len(problem.nodes) > 4:
+            continue
+        resource = seed % len(problem.resources)
+        unlimited = without_limit(problem, resource)
+        low, high = peak_range(problem, resource)
+        encoded = peak_problem(unlimited, {resource: (low, high)})
+        encoded.problem.validate()
+        for choices in fitting(unlimited):
+            peak = check(unlimited, choices).peaks[resource].usage
+            assert low <= peak <= high, problem.name
+            for limit, fits in ((peak, True), (peak - 1, False)):
+                if limit >= low:
+                    both = encoded.with_limits(choices, {resource: limit})
+                    assert encoded.original_choices(both) == choices
+                    assert (check(encoded.problem, both).ok, check(encoded.problem, both).objective) == (
+                        fits,
+                        limit - low,
+                    )
+
+
+def decide(problem: StrategyProblem) -> Claim:
+    options = SolveOptions(time_limit=60, iteration_limit=10)
+    return peak_prices.solve(problem, options, lambda _: None, lambda _: None)
+
+
+def test_memory_prices_alone_are_never_wrong() -> None:
+    proved = found = undecided = 0
+    for seed in range(500):
+        problem = random_problem(seed, "tiny")
+        claim = decide(problem)
+        feasible = bool(fitting(problem))
+        assert not (claim.proved_infeasible and feasible), problem.name
+        assert claim.choices is None or check(problem, claim.choices).ok, problem.name
+        proved += claim.proved_infeasible
+        found += claim.choices is not None
+        undecided += claim.choices is None and not claim.proved_infeasible
+    assert proved > 60
+    assert found > 300
+    assert undecided < 25
+
+
+def test_local_search_says_feasible_only_where_that_is_so() -> None:
+    seed_compiled(0)
+    missed = feasible = 0
+    for seed in range(300):
+        problem = random_problem(seed, "tiny")
+        flat = flatten(problem)
+        if flat.contradiction or max(flat.rows.quantum, default=1) > 1:
+            continue
+        choices = np.zeros(len(problem.nodes), dtype=np.int64)
+        weights = np.ones(len(flat.usage.limit)), np.ones(len(flat.graph.arity))
+        costs = flat.unary, flat.tables, flat.penalty
+        found = find_feasible(flat.graph, flat.usage, *costs, choices, *weights, 300)
+        assert found == check(problem, flat.original_choices(choices)).ok, problem.name
+        missed += not found and bool(fitting(problem))
+        feasible += found
+    assert missed == 0
+    assert feasible > 150
+
+
+def test_falling_limits_end_at_the_smallest_peak() -> None:
+    for seed in range(80):
+        problem = random_problem(seed, "tiny")
+        if not problem.resources:
+            continue
+        resource = seed % len(problem.resources)
+        unlimited = without_limit(problem, resource)
+        low, high = peak_range(problem, resource)
+        limits = [low if r == resource else limit.limit for r, limit in enumerate(problem.resources)]
+        peaks = [check(unlimited, c).peaks[resource].usage for c in fitting(unlimited)]
+        options = SolveOptions(time_limit=60, iteration_limit=20)
+        claim = falling_limit.solve(with_limits(problem, limits), options, lambda _: None, lambda _: None, resource)
+        assert (claim.choices is None) == (not peaks), problem.name
+        if claim.choices is not None:
+            report = check(unlimited, claim.choices)
+            assert report.ok
+            assert report.peaks[resource].usage >= min(peaks)
+            if high < 2**40:
+                assert report.peaks[resource].usage == min(peaks), problem.name
+
+
+def test_memory_prices_decide_what_others_need_longer_for() -> None:
+    problem = training_step_problem(2, operators=300, strategies=5)
+    least = solve_in_process(problem, "peak_prices", SolveOptions(time_limit=60, iteration_limit=20))
+    assert least.status is Status.FEASIBLE
+    low, _ = peak_range(problem, 0)
+    assert decide(with_limits(problem, [low - 1])).proved_infeasible
+
+
+def test_memory_prices_confirm(pool: SolverPool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run, "CONFIRMERS", ("peak_prices",))
+    for name in ("highs", "cpsat"):
+        assert solve(tight(10), name, OPTIONS, pool=pool).status is Status.INFEASIBLE
+    assert solve(tight(10), "peak_prices", OPTIONS, pool=pool).status is Status.INFEASIBLE_UNCONFIRMED
+
+
 def test_smallest_limits_of_random_problems(pool: SolverPool) -> None:
     feasible = proved = 0
     for seed in range(200):
@@ -120,6 +237,8 @@ def test_what_is_not_proved_is_called_so(pool: SolverPool) -> None:
     low = with_limits(problem, [found.bound // 2])
     text = explain_infeasible(low, SolveOptions(time_limit=1.5), pool)
     assert "every assignment needs at least" in text or "smallest possible peak" in text
+    enough = with_limits(problem, [found.peak + 1])
+    assert "an assignment fits" in explain_infeasible(enough, SolveOptions(time_limit=1.5), pool)
     assert "\n" not in text
 
 
@@ -139,8 +258,10 @@ def test_limits_that_exclude_each_other(pool: SolverPool) -> None:
     )
     assert solve(problem, "highs", OPTIONS, pool=pool).status is Status.INFEASIBLE
     text = explain_infeasible(problem, OPTIONS, pool)
-    assert text == (
+    alone, together = text.split("; ")
+    assert alone == (
         "both: each limit alone (device, host) can be met, but no assignment was found that meets all of them"
     )
+    assert together in {f"limits that fit together are {fit}" for fit in ("device 5, host 2", "device 2, host 5")}
     looser = replace(problem, resources=(Resource("device", 2), Resource("host", 5)))
     assert solve(looser, "highs", OPTIONS, pool=pool).status is Status.OPTIMAL

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 import time
 from functools import cache
 
 import numpy as np
 import pytest
+from support.isolated_problems import isolated_problem
 from support.random_problems import random_problem, relabelled, training_step_problem, with_limits
 
 from formulations.checker import check
 from formulations.presolve import REDUCTIONS, Presolved, presolve
+from formulations.presolve.export import export
+from formulations.presolve.first_pass import REPLACES, FirstPass
 from formulations.problem import Factor, Node, Resource, StrategyProblem, UsageTerm
 from formulations.solution import SolveOptions
 from formulations.solvers import brute_force
@@ -55,9 +60,67 @@ def test_lifted_optimum_is_the_optimum(name: str, batch: int) -> None:
         judge(random_problem(seed), optimum(seed), presolve(random_problem(seed), COMBINATIONS[name]))
 
 
+def tied_problem(seed: int) -> StrategyProblem:
+    """Small graphs most of whose tables are functions of one side: both ways round, parallel, in circles, and apart."""
+    rng = np.random.default_rng(seed)
+    count = int(rng.integers(1, 8))
+    sizes = rng.choice([1, 2, 2, 3, 3, 4], count)
+    horizon = 6
+
+    def usage(shape: tuple[int, ...]) -> tuple[UsageTerm, ...]:
+        start, end = sorted(rng.integers(0, horizon + 1, 2).tolist())
+        return (UsageTerm(0, start, end, rng.integers(0, 20, shape)),)
+
+    nodes = tuple(
+        Node(
+            f"n{i}",
+            rng.integers(-9, 50, size),
+            rng.random(size) < 0.2 if rng.random() < 0.2 else None,
+            sum((usage((size,)) for _ in range(rng.integers(0, 3))), ()),
+        )
+        for i, size in enumerate(sizes.tolist())
+    )
+    factors = []
+    for _ in range(int(rng.integers(0, 2 * count)) if count > 1 else 0):
+        arity = int(rng.choice([1, 2, 2, 2, 2, 2, 3][: 7 if count > 2 else 6]))
+        scope = tuple(rng.choice(count, arity, replace=False).tolist())
+        shape = tuple(int(sizes[i]) for i in scope)
+        kind = rng.random()
+        flags = None
+        if arity == 2 and kind < 0.6:
+            flags = np.ones(shape, dtype=np.bool_)
+            flags[np.arange(shape[0]), rng.integers(0, shape[1], shape[0])] = False
+        elif kind < 0.7:
+            flags = rng.random(shape) < 0.3
+        cost = rng.integers(-9, 50, shape)
+        if arity == 2 and rng.random() < 0.3:
+            cost = cost[:, :1] + cost[:1, :]
+        factors.append(Factor(scope, cost, flags, usage(shape) if rng.random() < 0.1 else ()))
+    problem = StrategyProblem(f"tied-{seed}", nodes, tuple(factors), (Resource("device", None),), horizon)
+    return with_limits(problem, [None if rng.random() < 0.2 else int(rng.integers(0, 25 * count))])
+
+
+@pytest.mark.parametrize("batch", range(BATCHES))
+def test_the_first_pass_keeps_the_optimum(batch: int) -> None:
+    """Alone, with the other reductions, and with everything in another order."""
+    merged = 0
+    for seed in range(batch * 100, (batch + 1) * 100):
+        problem = tied_problem(seed)
+        problem.validate()
+        best = best_of(problem)
+        expected = None if best is None else best[0]
+        other = relabelled(problem, seed)
+        for given, reductions in ((problem, tuple(REPLACES)), (problem, tuple(REDUCTIONS)), (other, tuple(REDUCTIONS))):
+            result = presolve(given, reductions)
+            judge(given, expected, result)
+            merged += "first_pass" in result.steps
+    assert merged > 100
+
+
 @pytest.mark.parametrize("name", REDUCTIONS)
 def test_every_reduction_finds_work(name: str) -> None:
-    found = sum(bool(presolve(random_problem(seed), (name,)).steps) for seed in range(400))
+    families = random_problem, isolated_problem
+    found = sum(bool(presolve(family(seed), (name,)).steps) for family in families for seed in range(200))
     assert found >= 15
 
 
@@ -183,6 +246,42 @@ def test_stops_at_its_deadline_with_a_valid_problem() -> None:
         result = presolve(problem, deadline=time.monotonic() - 1)
         assert result.steps == ()
         judge(problem, optimum(seed), result)
+
+
+def passing_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let every look at the clock take a second."""
+    clock = itertools.count()
+    monkeypatch.setattr(time, "monotonic", lambda: float(next(clock)))
+
+
+@pytest.mark.parametrize("seconds", [0, *range(1, 60, 3)])
+def test_stops_anywhere_with_a_valid_problem(seconds: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reductions look at the clock in their loops; wherever it stops them, the optimum is the same."""
+    for seed in range(40):
+        for problem in (random_problem(seed), tied_problem(seed)):
+            best = best_of(problem)
+            with monkeypatch.context() as context:
+                passing_seconds(context)
+                result = presolve(problem, deadline=seconds)
+            judge(problem, None if best is None else best[0], result)
+
+
+def test_the_first_pass_leaves_exact_work_when_cut_short() -> None:
+    """One round alone can leave strategies that only the next would have dropped."""
+    for seed in range(400):
+        problem = tied_problem(seed)
+        passes = FirstPass(problem)
+        passes.run(deadline=-math.inf)
+        work = passes.workspace()
+        best = best_of(problem)
+        if work.contradiction:
+            assert best is None, seed
+            continue
+        reduced, lift, offset = export(work, problem)
+        found = best_of(reduced)
+        assert (None if found is None else found[0] + offset) == (None if best is None else best[0]), seed
+        if found is not None:
+            assert check(problem, lift(found[1]), found[0] + offset).ok, seed
 
 
 def test_shrinks_a_large_tied_problem_in_seconds() -> None:

@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 from numba.core.dispatcher import Dispatcher
 
+import formulations.formats
+import formulations.presolve
 import formulations.solvers
 from formulations import warm_up
 from formulations.checker import check
@@ -27,10 +29,15 @@ def test_the_limit_binds_and_can_be_met(limit_bytes: int) -> None:
 def test_every_compiled_loop_is_in_the_cache_afterwards() -> None:
     warm_up.main()
     missing = []
-    for module in pkgutil.iter_modules(formulations.solvers.__path__):
-        name = f"formulations.solvers.{module.name}"
+    packages = (formulations.solvers, formulations.presolve, formulations.formats)
+    names = [
+        f"{package.__name__}.{module.name}" for package in packages for module in pkgutil.iter_modules(package.__path__)
+    ]
+    for name in names:
         for function in vars(importlib.import_module(name)).values():
             if isinstance(function, Dispatcher) and function.py_func.__module__ == name:
-                files = Path(function.stats.cache_path).glob(f"{module.name}.{function.py_func.__qualname__}-*.nbi")
+                files = Path(function.stats.cache_path).glob(
+                    f"{name.rpartition('.')[2]}.{function.py_func.__qualname__}-*.nbi"
+                )
                 missing += [] if any(files) else [f"{name}.{function.py_func.__qualname__}"]
     assert missing == []

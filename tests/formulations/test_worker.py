@@ -123,7 +123,7 @@ def test_wrong_assignments_never_reach_the_result() -> None:
 
 
 def test_a_wrong_claim_of_infeasibility_is_a_contradiction() -> None:
-    with pytest.raises(SolverContradiction, match=r"nothing is feasible.*cpsat found"):
+    with pytest.raises(SolverContradiction, match=r"nothing is feasible.*peak_prices found"):
         solve(two_nodes(), FAKE + "wrong_infeasible")
     with pytest.raises(SolverContradiction, match="nothing is feasible"):
         solve(two_nodes(), FAKE + "wrong_infeasible", SolveOptions(initial_choices=(0, 0)))

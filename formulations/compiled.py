@@ -1,0 +1,19 @@
+"""The one way in which this package compiles its hot loops."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
+
+import numba
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+def compiled(function: _Function) -> _Function:
+    """Compile a function to machine code on its first call and cache it on disk.
+
+    Floating-point operations may be reordered (min and sum loops vectorise), so compiled code must
+    not meet infinities or NaN: large finite numbers stand for what is forbidden.
+    """
+    return cast(_Function, numba.njit(cache=True, fastmath=True, error_model="numpy")(function))
