@@ -32,6 +32,9 @@ from formulations.solvers.lagrangian import PriceSearch
 LEAST_HUB_DEGREE = 16
 """Degree from which on a node is a hub; in problems of less than 128 nodes an eighth of the nodes."""
 
+_LEAST_SHARE = 0.02
+"""Part of all factors that hubs must touch, or deciding them changes nothing."""
+
 _ROOT_SHARE = 0.4
 _DECODING_SHARE = 0.4
 _LAST_SHARE = 0.96
@@ -55,7 +58,7 @@ def solve(problem: StrategyProblem, options: SolveOptions, report: ReportProgres
     if flat.contradiction:
         return Claim(None, None, proved_infeasible=True, message=flat.contradiction)
     if not len(hubs(flat)):
-        return Claim(None, None, message=f"no hubs: no node has {LEAST_HUB_DEGREE} neighbours or more")
+        return Claim(None, None, message=f"no hubs: nodes of degree {LEAST_HUB_DEGREE} touch hardly any factor")
     first = replace(options, time_limit=_ROOT_SHARE * options.time_limit)
     root = PriceSearch(problem, flat, first, report, incumbent, started)
     claim = root.run()
@@ -78,11 +81,11 @@ def branch(
 
 
 def hubs(flat: FlatProblem) -> IntArray:
-    """Return the nodes of high degree that have a choice."""
+    """Return the nodes of high degree that have a choice; none where all of them together touch hardly any factor."""
     degree = np.diff(flat.graph.incident_start)
     least = min(LEAST_HUB_DEGREE, max(2, len(degree) // 8))
     found: IntArray = np.flatnonzero((degree >= least) & (flat.graph.sizes > 1)).astype(np.int64)
-    return found
+    return found if degree[found].sum() >= _LEAST_SHARE * len(flat.graph.arity) else found[:0]
 
 
 class _HubSearch:

@@ -25,7 +25,7 @@ from formulations.solvers import (
     solve,
     solve_in_process,
 )
-from formulations.solvers.portfolio_lanes import Turn
+from formulations.solvers.portfolio_lanes import Turn, lanes_for
 from formulations.solvers.price_fixing import without_hopeless
 from formulations.solvers.worker import Ending, Listener
 
@@ -156,6 +156,17 @@ def test_one_worker_is_deterministic_without_an_iteration_limit(
     first, second = (solve(problem, "portfolio", options, pool=pool) for _ in range(2))
     assert first.status is Status.OPTIMAL
     assert (first.choices, first.bound) == (second.choices, second.bound)
+
+
+def test_more_workers_have_more_lanes_and_every_lane_ends_with_the_time(step: StrategyProblem) -> None:
+    assert [len(lanes_for(step, SolveOptions(workers=workers))) for workers in (1, 2, 3, 4, 8)] == [1, 2, 3, 4, 4]
+    for workers in (1, 2, 3, 4):
+        for lane in lanes_for(step, SolveOptions(workers=workers)):
+            # A turn that something feasible makes needless may share its time with the one after it.
+            always = [turn.until for turn in lane if not turn.without_incumbent]
+            assert always == sorted(always)
+            assert always[-1] == 1.0
+            assert (workers == 1) == all(turn.iterations is not None for turn in lane)
 
 
 def test_workers_are_counted(step: StrategyProblem) -> None:
