@@ -95,6 +95,11 @@ class FlatProblem:
     rows: RowMap
     contradiction: str
 
+    def tables_to_price(self) -> FloatArray:
+        """Return tables to which prices may be added: a copy, or ``tables`` themselves where no factor uses memory."""
+        uses_memory = self.usage.factor_start[-1] > self.usage.factor_start[0]
+        return self.tables.copy() if uses_memory else self.tables
+
     def original_choices(self, choices: IntArray) -> tuple[int, ...]:
         """Return the strategies of the problem that flat ``choices`` stand for."""
         return tuple(int(kept[choice]) for kept, choice in zip(self.supported, choices, strict=True))

@@ -57,7 +57,7 @@ class IncumbentSearch:
         self._rows = flat.usage
         self._best_cost = np.inf
         self._unary = flat.unary.copy()
-        self._tables = flat.tables.copy()
+        self._tables = flat.tables_to_price()
         # Costs are integers: half of one is an improvement, unless float sums are coarser than that.
         self._tolerance = max(0.25, 1e-19 * flat.penalty)
         self._isolated = isolated_nodes(flat.graph, flat.usage)

@@ -43,7 +43,7 @@ class PriceAscent:
         self.messages: FloatArray = np.zeros(message_entries(graph))
         self.choices: IntArray = np.zeros(nodes, dtype=np.int64)
         self.unary = flat.unary.copy()
-        self.tables = flat.tables.copy()
+        self.tables = flat.tables_to_price()
         self.iterations = 0
         self._order: IntArray = np.arange(nodes, dtype=np.int64)
         self._beliefs: FloatArray = np.zeros(len(flat.unary))

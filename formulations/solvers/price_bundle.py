@@ -73,7 +73,7 @@ class PriceBundle:
             raise TooWideError(f"one minimisation fills {entries} entries, at most {most_entries} are wanted")
         self._scale = np.maximum(flat.usage.limit, 1.0)
         self._capacity = flat.usage.limit / self._scale
-        self._unary, self._tables = flat.unary.copy(), flat.tables.copy()
+        self._unary, self._tables = flat.unary.copy(), flat.tables_to_price()
         self._active = np.zeros(len(prices), dtype=np.bool_)
         self._cuts: list[_Cut] = []
         self._centre = np.maximum(prices, 0.0) * self._scale
