@@ -24,6 +24,12 @@ _SAFE_SUM = 1 << 62
 Scalar = TypeVar("Scalar", bound=np.generic)
 
 
+LARGEST_COEFFICIENT = float(1 << 16)
+"""Slack of a scaled row at most; smaller slacks are not scaled, so that their amounts stay integers."""
+
+LEAST_COEFFICIENT = 1e-4
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class UsageRow:
     """``base + sum(values * z[columns])`` is the usage at one time, in units of ``2**shift``.
@@ -48,21 +54,24 @@ class UsageRow:
         return self.limit - self.base
 
     def scaled(self) -> ScaledRow:
-        """Divide by the slack, so that a solver's tolerance means the same in every row.
+        """Divide by a part of the slack, so that a solver's tolerance means nearly the same in every row.
 
         Columns that alone exceed the slack are listed as impossible instead; a negative slack gives
-        the empty row ``0 <= -1``.
+        the empty row ``0 <= -1``. Coefficients must stay far above the tolerance: with the slack as the
+        unit, HiGHS's presolve cut off optima whose small amounts mattered. Amounts that are small even so
+        are left out, which relaxes the row; whoever uses it replays what is found.
         """
         if self.slack < 0:
             return ScaledRow(self.columns[:0], np.zeros(0), -1.0, self.columns[:0])
         fits = self.values <= self.slack
-        unit = float(max(self.slack, 1))
-        return ScaledRow(self.columns[fits], self.values[fits] / unit, self.slack / unit, self.columns[~fits])
+        unit = max(self.slack / LARGEST_COEFFICIENT, 1.0)
+        counts = fits & (self.values >= unit * LEAST_COEFFICIENT)
+        return ScaledRow(self.columns[counts], self.values[counts] / unit, self.slack / unit, self.columns[~fits])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ScaledRow:
-    """``sum(coefficients * z[columns]) <= upper`` with coefficients in [0, 1]; ``impossible`` columns are zero."""
+    """``sum(coefficients * z[columns]) <= upper``, coefficients from LEAST to LARGEST; ``impossible`` ones are zero."""
 
     columns: IntArray
     coefficients: NDArray[np.float64]
