@@ -172,22 +172,20 @@ class LinearModel:
         return total + sum(int(f.cost[tuple(choices[i] for i in f.scope)]) for f in self.problem.factors)
 
 
-def build_linear_model(problem: StrategyProblem, peak_resource: int | None = None) -> LinearModel:
+def build_linear_model(problem: StrategyProblem) -> LinearModel:
     """Linearise a problem.
 
     Parameters
     ----------
     problem
         A validated problem.
-    peak_resource
-        Resource whose rows are kept without regard to its limit, because its peak is minimised.
 
     Returns
     -------
     LinearModel
         Structural rows are complete; usage rows are made on demand by ``usage[r].row(t)``.
     """
-    return _Builder(problem, peak_resource).build()
+    return _Builder(problem).build()
 
 
 def linear_columns(problem: StrategyProblem) -> int:
@@ -208,16 +206,14 @@ class _Table:
 class _Builder:
     """Collects columns and rows; one use."""
 
-    def __init__(self, problem: StrategyProblem, peak_resource: int | None) -> None:
+    def __init__(self, problem: StrategyProblem) -> None:
         self.problem = problem
         tables = [node.cost for node in problem.nodes] + [factor.cost for factor in problem.factors]
         largest = max((max(int(t.max()), -int(t.min())) for t in tables if t.size), default=0)
         self.cost_shift = max(0, largest.bit_length() - COST_BITS)
         self.constant = 0
-        self.limits = tuple(
-            None if r == peak_resource else resource.limit for r, resource in enumerate(problem.resources)
-        )
-        self.watched = tuple(r for r, limit in enumerate(self.limits) if limit is not None or r == peak_resource)
+        self.limits = tuple(resource.limit for resource in problem.resources)
+        self.watched = tuple(r for r, limit in enumerate(self.limits) if limit is not None)
         self.node_cost: list[IntArray] = []
         self.node_allowed: list[BoolArray] = []
         self.node_usage: list[list[tuple[UsageTerm, IntArray]]] = []

@@ -80,7 +80,7 @@ class Outcome:
 
 
 class HighsSession:
-    """A HiGHS instance over the columns of a linear model, and possibly one more for the peak.
+    """A HiGHS instance over the columns of a linear model.
 
     Parameters
     ----------
@@ -88,9 +88,6 @@ class HighsSession:
         The linear model.
     scaled_cost
         Objective per column.
-    peak_unit
-        If given, one more column is appended with objective 1: the peak of the usage in units of
-        ``peak_unit``; rows of unlimited resources then stay below it.
     seed
         Seed of HiGHS.
     tolerance
@@ -102,13 +99,11 @@ class HighsSession:
         model: LinearModel,
         scaled_cost: Values,
         seed: int,
-        peak_unit: float | None = None,
         tolerance: float = USUAL_TOLERANCE,
     ) -> None:
         import highspy
 
         self.model = model
-        self.peak_unit = peak_unit
         self._integer = False
         self._library = highspy
         self._highs = highspy.Highs()
@@ -130,13 +125,13 @@ class HighsSession:
         self._ask: Callable[[], Values | None] | None = None
 
     def _arrays(self, scaled_cost: Values) -> Any:
-        model, extra = self.model, self.peak_unit is not None
+        model = self.model
         lp = self._library.HighsLp()
-        lp.num_col_ = model.columns + extra
+        lp.num_col_ = model.columns
         lp.num_row_ = len(model.row_rhs)
-        lp.col_cost_ = np.append(scaled_cost, [1.0] * extra)
+        lp.col_cost_ = scaled_cost
         lp.col_lower_ = np.zeros(lp.num_col_)
-        lp.col_upper_ = np.append(model.allowed.astype(np.float64), [self._library.kHighsInf] * extra)
+        lp.col_upper_ = model.allowed.astype(np.float64)
         lp.row_lower_ = model.row_rhs
         lp.row_upper_ = model.row_rhs
         lp.a_matrix_.format_ = self._library.MatrixFormat.kRowwise
@@ -147,16 +142,9 @@ class HighsSession:
 
     def add_usage_row(self, row: UsageRow) -> None:
         """Add a usage row, scaled."""
-        if row.limit is not None:
-            scaled = row.scaled()
-            self.fix_to_zero(scaled.impossible)
-            self._add_row(scaled.columns, scaled.coefficients, scaled.upper)
-            return
-        if self.peak_unit is None:
-            raise ValueError("a row without a limit needs a peak column")
-        unit = self.peak_unit / (1 << row.shift)
-        columns = np.append(row.columns, self.model.columns)
-        self._add_row(columns, np.append(row.values / unit, -1.0), -row.base / unit)
+        scaled = row.scaled()
+        self.fix_to_zero(scaled.impossible)
+        self._add_row(scaled.columns, scaled.coefficients, scaled.upper)
 
     def forbid_together(self, columns: IntArray) -> None:
         """Add the cover cut ``sum(z[columns]) <= len(columns) - 1``: exact whatever the amounts are."""

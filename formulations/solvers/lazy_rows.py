@@ -62,16 +62,6 @@ class LazyRows:
                 self.session.forbid_together(table.cover(worst[0], local))
         return violated
 
-    def add_peak_rows(self, table: UsageTable, local: IntArray, peak: float) -> int:
-        """Add rows of a table without a limit where an assignment exceeds ``peak``; return how many."""
-        profile = table.profile(local)
-        over = np.flatnonzero(profile > peak * (1 + _RELATIVE_EXCESS))
-        fresh = np.array([t for t in over.tolist() if (table.resource, t) not in self._added], dtype=np.int64)
-        excess = np.array([float(profile[t]) - peak for t in fresh])
-        worst = spread_worst(fresh, excess, ROWS_PER_ROUND)
-        self._add(table, worst)
-        return len(worst)
-
     def _add(self, table: UsageTable, times: list[int]) -> None:
         for t in times:
             self._added.add((table.resource, t))
