@@ -23,7 +23,6 @@ from formulations.problem import IntArray, StrategyProblem
 from formulations.solution import Claim, Progress, SolveOptions
 from formulations.solvers.base import ReportIncumbent, ReportProgress
 from formulations.solvers.decimation import decimate
-from formulations.solvers.exchange import FROM_OTHERS
 from formulations.solvers.flat_restriction import restrict
 from formulations.solvers.hub_leaf import Leaf, OpenLeaf, reopened
 from formulations.solvers.integer_bound import holds_exact_costs
@@ -129,7 +128,7 @@ class _HubSearch:
             top.sweep(1)
             self._keep(top, raised=True)
         while self._waiting and not self._finished():
-            self._hear_others()
+            self.search.hear_others()
             leaf = heapq.heappop(self._waiting)[2]
             if not self._beaten(leaf.bound):
                 self.worked += 1
@@ -238,12 +237,6 @@ class _HubSearch:
             self.search.grow_trees(candidate, 2 * len(candidate), 4000)
             self.search.finish(candidate, prices)
         self._decoding_seconds += time.monotonic() - begun
-
-    def _hear_others(self) -> None:
-        found = FROM_OTHERS.take()
-        choices = None if found is None else self.flat.flat_choices(found)
-        if choices is not None:
-            self.search.offer(choices)
 
     def _beaten(self, bound: int) -> bool:
         return self.search.objective is not None and bound >= self.search.objective

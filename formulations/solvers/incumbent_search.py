@@ -10,6 +10,7 @@ import numpy as np
 
 from formulations.flat import FlatProblem, FloatArray
 from formulations.problem import IntArray, StrategyProblem
+from formulations.solvers.exchange import FROM_OTHERS
 from formulations.solvers.feasibility import find_feasible
 from formulations.solvers.moves import add_prices, conflicts, improve_nodes, settle, total_cost, usage_of
 from formulations.solvers.multiple_choice_knapsack import exchange, isolated_nodes
@@ -210,6 +211,18 @@ class IncumbentSearch:
         self.best, self.objective, self._best_cost = choices.copy(), objective, cost
         self._found(original, objective)
         return True
+
+    def offer_original(self, choices: tuple[int, ...]) -> None:
+        """Offer an assignment of the problem itself."""
+        found = self.flat.flat_choices(choices)
+        if found is not None:
+            self.offer(found)
+
+    def hear_others(self) -> None:
+        """Take over what another solver found meanwhile, if it is better."""
+        found = FROM_OTHERS.take()
+        if found is not None:
+            self.offer_original(found)
 
 
 def exact_objective(problem: StrategyProblem, choices: tuple[int, ...]) -> int:

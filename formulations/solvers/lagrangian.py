@@ -24,7 +24,6 @@ from formulations.solvers.compiled import seed_compiled
 from formulations.solvers.decimation import decimate
 from formulations.solvers.dual_bound import eliminated_bound, exact_bound
 from formulations.solvers.elimination import OutOfTimeError, TooWideError
-from formulations.solvers.exchange import FROM_OTHERS
 from formulations.solvers.incumbent_search import IncumbentSearch
 from formulations.solvers.price_ascent import PriceAscent
 from formulations.solvers.price_bundle import PriceBundle
@@ -189,7 +188,7 @@ class PriceSearch:
         self._steered = prices
         while not self._out_of_time(_STEER_SHARE) and not self._out_of_rounds(0.5):
             self.rounds += 1
-            self._hear_others()
+            self.search.hear_others()
             self.search.set_prices(prices)
             self.search.grow_trees(choices, 2 * nodes, 4000 if self.rounds % 2 else 400)
             usage = self.search.usage(choices)
@@ -233,7 +232,7 @@ class PriceSearch:
         nodes = len(self.flat.graph.sizes)
         while self.search.best is not None and not self._out_of_time(0.95) and not self._out_of_rounds(1.0):
             self.rounds += 1
-            self._hear_others()
+            self.search.hear_others()
             factor = float(self._random.uniform(0.4, 1.5))
             noise = self._random.uniform(0.0, 0.8) * self._random.standard_normal(len(base))
             prices = (base if self._random.random() < 0.5 else self.prices) * factor * np.exp(noise)
@@ -246,13 +245,6 @@ class PriceSearch:
             self.search.fill(choices, usage, prices, (0.6, 0.3, 0.0))
             if self.rounds % _STEPS_BETWEEN_CHECKS == 0 and self._done():
                 return
-
-    def _hear_others(self) -> None:
-        """Take over what another solver found meanwhile, if it is better."""
-        found = FROM_OTHERS.take()
-        choices = None if found is None else self.flat.flat_choices(found)
-        if choices is not None:
-            self.search.offer(choices)
 
     def _found(self, choices: tuple[int, ...], objective: int) -> None:
         self._incumbent(choices)

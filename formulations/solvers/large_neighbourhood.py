@@ -25,7 +25,6 @@ from formulations.solvers import tree_dp
 from formulations.solvers.base import ReportIncumbent, ReportProgress, Solver
 from formulations.solvers.compiled import seed_compiled
 from formulations.solvers.elimination import TooWideError, elimination_order
-from formulations.solvers.exchange import FROM_OTHERS
 from formulations.solvers.incumbent_search import IncumbentSearch, exact_objective
 from formulations.solvers.lagrangian import PriceSearch
 from formulations.solvers.moves import add_prices
@@ -196,7 +195,7 @@ class PartSearch:
         self._present: IntArray = np.zeros(len(flat.graph.sizes), dtype=np.int64)
         self._random = np.random.default_rng(options.seed)
         seed_compiled(options.seed)
-        unary, tables = flat.unary.copy(), flat.tables.copy()
+        unary, tables = flat.unary.copy(), flat.tables_to_price()
         add_prices(flat.graph, flat.usage, prices, flat.unary, flat.tables, unary, tables)
         slack = strategy_slacks(flat.graph, unary, tables, messages)
         self.neighbourhoods = Neighbourhoods(flat, slack, self._random)
@@ -208,7 +207,7 @@ class PartSearch:
         """Solve parts until the deadline (of :func:`time.monotonic`) and return why the search ended."""
         limit = self.options.iteration_limit
         while time.monotonic() < deadline and (limit is None or self.rounds < limit):
-            self._hear_others()
+            self.search.hear_others()
             if self._closed():
                 return "the gap is closed"
             kind = self._next_kind()
@@ -270,10 +269,13 @@ class PartSearch:
         """Give the problem itself to the other solver; its bound holds."""
         start = self.flat.original_choices(choices)
         claim = self._solver(
-            self.problem, self._part_options(seconds, start, self.options.relative_gap), _ignore, self._offer
+            self.problem,
+            self._part_options(seconds, start, self.options.relative_gap),
+            _ignore,
+            self.search.offer_original,
         )
         if claim.choices is not None:
-            self._offer(claim.choices)
+            self.search.offer_original(claim.choices)
         if claim.bound is not None and not claim.proved_infeasible:
             self.bound = claim.bound if self.bound is None else max(self.bound, claim.bound)
         return self._closed()
@@ -302,16 +304,6 @@ class PartSearch:
         if objective is None or self.bound is None:
             return False
         return objective - self.bound <= self.options.relative_gap * abs(objective)
-
-    def _hear_others(self) -> None:
-        found = FROM_OTHERS.take()
-        if found is not None:
-            self._offer(found)
-
-    def _offer(self, choices: tuple[int, ...]) -> None:
-        flat_choices = self.flat.flat_choices(choices)
-        if flat_choices is not None:
-            self.search.offer(flat_choices)
 
 
 def _ignore(_: object) -> None:
