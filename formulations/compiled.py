@@ -1,4 +1,4 @@
-"""The one way in which this package compiles its hot loops."""
+"""The one way in which this package compiles its hot loops, and the seed of their random numbers."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
 import numba
+import numpy as np
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -17,3 +18,9 @@ def compiled(function: _Function) -> _Function:
     not meet infinities or NaN: large finite numbers stand for what is forbidden.
     """
     return cast(_Function, numba.njit(cache=True, fastmath=True, error_model="numpy")(function))
+
+
+@compiled
+def seed_compiled(seed: int) -> None:
+    """Seed the random numbers of all compiled functions (they have a state of their own)."""
+    np.random.seed(seed)  # noqa: NPY002  (inside compiled code this is the only generator)

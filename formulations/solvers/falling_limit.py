@@ -13,11 +13,11 @@ from dataclasses import replace
 import numpy as np
 
 from formulations.checker import check
+from formulations.compiled import seed_compiled
 from formulations.flat import FlatProblem, FloatArray, flatten
 from formulations.problem import IntArray, StrategyProblem
 from formulations.solution import Claim, SolveOptions
 from formulations.solvers.base import ReportIncumbent, ReportProgress
-from formulations.solvers.compiled import seed_compiled
 from formulations.solvers.feasibility import find_feasible
 
 _FIRST_SHARE, _LARGEST_SHARE = 0.5, 0.8

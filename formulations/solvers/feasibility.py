@@ -12,9 +12,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from formulations.compiled import compiled
 from formulations.flat import FloatArray, Graph, Usage
 from formulations.problem import IntArray
-from formulations.solvers.compiled import compiled
 from formulations.solvers.moves import change_rows, conditional_costs, entry_without, usage_of
 
 _NEVER = 1e300

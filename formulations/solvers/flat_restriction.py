@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from formulations.compiled import compiled
 from formulations.flat import FlatProblem, FloatArray, Graph, Usage
 from formulations.problem import BoolArray, IntArray
-from formulations.solvers.compiled import compiled
 
 FORBIDDEN_SHARE = 0.5
 """A cost above this part of the penalty is a forbidden combination."""

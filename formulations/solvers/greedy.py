@@ -10,11 +10,11 @@ import time
 
 import numpy as np
 
+from formulations.compiled import seed_compiled
 from formulations.flat import flatten
 from formulations.problem import StrategyProblem
 from formulations.solution import Claim, Progress, SolveOptions
 from formulations.solvers.base import ReportIncumbent, ReportProgress
-from formulations.solvers.compiled import seed_compiled
 from formulations.solvers.incumbent_search import IncumbentSearch
 from formulations.solvers.price_ascent import PriceAscent
 from formulations.solvers.steering import raised_prices

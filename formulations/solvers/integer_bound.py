@@ -13,9 +13,9 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from formulations.compiled import compiled
 from formulations.flat import FlatProblem, FloatArray, Graph, Usage
 from formulations.problem import IntArray
-from formulations.solvers.compiled import compiled
 from formulations.solvers.flat_restriction import FORBIDDEN_SHARE
 
 _MOST_BITS = 40

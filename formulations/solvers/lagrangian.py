@@ -16,11 +16,11 @@ from dataclasses import replace
 
 import numpy as np
 
+from formulations.compiled import seed_compiled
 from formulations.flat import FlatProblem, FloatArray, flatten
 from formulations.problem import IntArray, StrategyProblem
 from formulations.solution import Claim, Progress, SolveOptions
 from formulations.solvers.base import ReportIncumbent, ReportProgress
-from formulations.solvers.compiled import seed_compiled
 from formulations.solvers.decimation import decimate
 from formulations.solvers.dual_bound import eliminated_bound, exact_bound
 from formulations.solvers.elimination import OutOfTimeError, TooWideError

@@ -17,13 +17,13 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from formulations.compiled import seed_compiled
 from formulations.flat import FlatProblem, FloatArray, flatten
 from formulations.presolve import presolve
 from formulations.problem import IntArray, StrategyProblem
 from formulations.solution import Claim, Progress, SolveOptions
 from formulations.solvers import tree_dp
 from formulations.solvers.base import ReportIncumbent, ReportProgress, Solver
-from formulations.solvers.compiled import seed_compiled
 from formulations.solvers.elimination import TooWideError, elimination_order
 from formulations.solvers.incumbent_search import IncumbentSearch, exact_objective
 from formulations.solvers.lagrangian import PriceSearch

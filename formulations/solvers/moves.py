@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from formulations.compiled import compiled
 from formulations.flat import FloatArray, Graph, Usage
 from formulations.problem import BoolArray, IntArray
-from formulations.solvers.compiled import compiled
 
 _NEVER = 1e300
 

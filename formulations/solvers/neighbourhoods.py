@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from formulations.compiled import compiled
 from formulations.flat import FlatProblem, FloatArray, Graph
 from formulations.problem import BoolArray, IntArray
-from formulations.solvers.compiled import compiled
 
 _HUB_DEGREE = 16
 _THRESHOLDS = 40

@@ -17,13 +17,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from formulations.checker import check
+from formulations.compiled import seed_compiled
 from formulations.flat import flatten
 from formulations.presolve import presolve
 from formulations.problem import IntArray, StrategyProblem
 from formulations.solution import Claim, Progress, SolveOptions
 from formulations.solvers import lagrangian
 from formulations.solvers.base import ReportIncumbent, ReportProgress
-from formulations.solvers.compiled import seed_compiled
 from formulations.solvers.feasibility import find_feasible
 from formulations.solvers.incumbent_search import exact_objective
 from formulations.solvers.peak_problem import peak_problem, peak_range

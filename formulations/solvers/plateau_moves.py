@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from formulations.compiled import compiled
 from formulations.flat import FloatArray, Graph, Usage
 from formulations.problem import IntArray
-from formulations.solvers.compiled import compiled
 from formulations.solvers.moves import conditional_costs, try_move
 
 

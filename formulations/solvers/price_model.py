@@ -15,9 +15,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from formulations.compiled import compiled
 from formulations.flat import FloatArray, Graph, Usage
 from formulations.problem import IntArray
-from formulations.solvers.compiled import compiled
 
 _NEVER = 1e300
 _FAR = 40.0

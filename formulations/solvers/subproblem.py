@@ -15,9 +15,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from formulations.compiled import compiled
 from formulations.flat import FlatProblem, FloatArray, Graph, Usage
 from formulations.problem import BoolArray, Factor, IntArray, Node, Resource, StrategyProblem, UsageTerm
-from formulations.solvers.compiled import compiled
 from formulations.solvers.moves import entry_without
 
 _LARGEST_COST = 2.0**58

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from formulations.compiled import compiled
 from formulations.flat import FloatArray, Graph, Usage
 from formulations.problem import IntArray
-from formulations.solvers.compiled import compiled
 from formulations.solvers.moves import entry_without, try_move
 
 _NEVER = 1e300

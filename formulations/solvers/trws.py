@@ -14,9 +14,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from formulations.compiled import compiled
 from formulations.flat import FloatArray, Graph
 from formulations.problem import IntArray
-from formulations.solvers.compiled import compiled
 from formulations.solvers.moves import entry_without
 
 _NEVER = 1e300

@@ -11,6 +11,7 @@ import pytest
 from support.random_problems import random_problem, training_step_problem, with_limits
 
 from formulations.checker import check
+from formulations.compiled import seed_compiled
 from formulations.flat import flatten
 from formulations.problem import Factor, Node, ProblemError, Resource, StrategyProblem, UsageTerm
 from formulations.solution import Claim, SolveOptions, Status
@@ -24,7 +25,6 @@ from formulations.solvers import (
     solve,
     solve_in_process,
 )
-from formulations.solvers.compiled import seed_compiled
 from formulations.solvers.feasibility import find_feasible
 from formulations.solvers.minimum_peak import without_limit
 from formulations.solvers.peak_problem import peak_problem, peak_range
