@@ -1,6 +1,6 @@
 """From a decision (layouts and recomputed operators) to the explicit schedule.
 
-Walks the model's timeline: at every event the arguments are brought to the placements that the
+Walks the timeline of the decision: at every event the arguments are brought to the placements that the
 operator's layout asks for, along the routes whose costs the model used; then the operator computes.
 Values are freed at their last use.
 """
@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from formulations.models.kiwi_reduced import StepDecision
-from formulations.models.step import EventKind
+from formulations.models.step import StepDecision
+from formulations.models.timeline import EventKind, build_timeline
 from planner.operator_graph import OutputRole
 from planner.placement import Placement, replicated
 from planner.schedule import Buffer, Compute, Free, Instruction, Reshard, Schedule, Update, creates, reads
@@ -58,11 +58,10 @@ class _ScheduleBuilder:
         whole = replicated(len(space.mesh))
         result_of: dict[tuple[int, int | None], int] = {}
         gradient_of_node: dict[int, int] = {}
-        for event in space.model.timeline.events:
+        slots = {node: (slot,) for node, slot in self.decision.recomputed.items()}
+        for event in build_timeline(space.model, slots).events:
             if event.kind in (EventKind.COMPUTE, EventKind.RECOMPUTE):
-                again = event.kind is EventKind.RECOMPUTE
-                if not again or event.index in self.decision.recomputed:
-                    self._compute(event.index, again)
+                self._compute(event.index, event.kind is EventKind.RECOMPUTE)
             elif event.kind is EventKind.RESULT:
                 output = other_outputs[event.index]
                 result_of[output.value, output.of] = self._argument(output.value, whole)

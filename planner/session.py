@@ -14,9 +14,10 @@ from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from math import prod
 
-from formulations.models.kiwi_reduced import StepDecision, decode
+from formulations.models.kiwi_reduced import decode_kiwi_reduced
 from formulations.models.registry import build_problem
 from formulations.models.sharding import MEMORY
+from formulations.models.step import StepDecision
 from formulations.problem import StrategyProblem
 from formulations.solution import Progress, SolveOptions, SolveResult
 from formulations.solvers import DEFAULT_SOLVER, SolverPool, solve
@@ -242,7 +243,7 @@ class PlanningSession:
             times["cross_checks"] = time.perf_counter() - started
         started = time.perf_counter()
         assert result.choices is not None
-        schedule = self.schedule(decode(self.space.model, result.choices))
+        schedule = self.schedule(decode_kiwi_reduced(self.space.model, result.choices))
         memory, reserve = self.limits(request.memory)
         report = self.replay(schedule, memory - reserve)
         times["replay"] = time.perf_counter() - started

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from formulations.models.step import NodeKind, StepEdge, StepModel
+from formulations.models.timeline import Timeline
 from formulations.problem import BoolArray
 
 
@@ -53,7 +54,7 @@ class Lifetime:
         return self.backward or self.forward
 
 
-def lifetimes(model: StepModel) -> dict[tuple[int, int], Lifetime]:
+def lifetimes(model: StepModel, timeline: Timeline) -> dict[tuple[int, int], Lifetime]:
     """Find the last uses of every output that is read, by (node, output).
 
     Recomputed readers are left out: whether and how long they prolong a life is a decision of its own.
@@ -65,12 +66,12 @@ def lifetimes(model: StepModel) -> dict[tuple[int, int], Lifetime]:
     for key, by_reader in readers.items():
         for reader, edges in by_reader.items():
             backward = model.nodes[reader].kind is NodeKind.BACKWARD
-            ends.setdefault(key, []).append((backward, _operator_use(model, reader, edges)))
+            ends.setdefault(key, []).append((backward, _operator_use(timeline, reader, edges)))
     for k, result in enumerate(model.results):
-        time = model.timeline.last_time(model.timeline.result[k])
+        time = timeline.last_time(timeline.result[k])
         ends.setdefault((result.producer, result.output), []).append((False, LastUse(time + 1, time + 1)))
     for k, gradient in enumerate(model.gradients):
-        time = model.timeline.last_time(model.timeline.gradient[k])
+        time = timeline.last_time(timeline.gradient[k])
         ends.setdefault((gradient.producer, gradient.output), []).append((True, LastUse(time + 1, time + 1)))
     return {
         key: Lifetime(
@@ -81,8 +82,8 @@ def lifetimes(model: StepModel) -> dict[tuple[int, int], Lifetime]:
     }
 
 
-def _operator_use(model: StepModel, reader: int, edges: list[StepEdge]) -> LastUse:
-    event = model.timeline.compute[reader]
-    end = model.timeline.argument_time(event, max(edge.slot for edge in edges)) + 1
+def _operator_use(timeline: Timeline, reader: int, edges: list[StepEdge]) -> LastUse:
+    event = timeline.compute[reader]
+    end = timeline.argument_time(event, max(edge.slot for edge in edges)) + 1
     aliases = np.logical_or.reduce([edge.copy_bytes == 0 for edge in edges])
-    return LastUse(end, model.timeline.last_time(event) + 1, reader, aliases)
+    return LastUse(end, timeline.last_time(event) + 1, reader, aliases)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from formulations.models.kiwi_chain import build_kiwi_chain
 from formulations.models.kiwi_reduced import build_kiwi_reduced
 from formulations.models.sharding import build_sharding
 from formulations.models.step import StepModel
@@ -17,6 +18,7 @@ class UnknownFormulationError(ValueError):
 MODELS: dict[str, Callable[[StepModel, int | None], StrategyProblem]] = {
     "sharding": build_sharding,
     "kiwi_reduced": build_kiwi_reduced,
+    "kiwi_chain": build_kiwi_chain,
 }
 
 

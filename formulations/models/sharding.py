@@ -18,18 +18,32 @@ gradients until their update     :meth:`StepProblemBuilder.add_gradients`
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 import numpy as np
 
+from formulations.models.counting import Counting
 from formulations.models.liveness import LastUse, Lifetime, lifetimes
-from formulations.models.step import EventKind, GradientEdge, NodeKind, StepModel
+from formulations.models.step import GradientEdge, NodeKind, StepModel
+from formulations.models.timeline import EventKind, Timeline, build_timeline
 from formulations.problem import BoolArray, Factor, IntArray, Node, Resource, StrategyProblem, UsageTerm
 
 MEMORY = 0
 """Index of the device-memory resource in problems built from a :class:`StepModel`."""
 
 UNREAD = Lifetime(None, None)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CopiedByLastReader:
+    """From ``start`` to ``end`` the last reader of an output computes, and the pairs of layouts with a copy."""
+
+    reader: int
+    start: int
+    end: int
+    tables: BoolArray
 
 
 def build_sharding(model: StepModel, memory_limit: int | None) -> StrategyProblem:
@@ -47,18 +61,34 @@ def build_sharding(model: StepModel, memory_limit: int | None) -> StrategyProble
     StrategyProblem
         Node ``i`` is node ``i`` of the model, its strategies the layouts.
     """
-    return StepProblemBuilder(model).build("sharding", memory_limit)
+    return StepProblemBuilder(model, build_timeline(model, {})).build("sharding", memory_limit)
 
 
 class StepProblemBuilder:
-    """Collects nodes, factors and usage of a step; models with more decisions extend it."""
+    """Collects nodes, factors and usage of a step; models with more decisions extend it.
 
-    def __init__(self, model: StepModel) -> None:
+    Parameters
+    ----------
+    model
+        The step's tables.
+    timeline
+        When everything happens.
+    counting
+        How a result or gradient that lives on in its producer's storage is counted while its last reader
+        computes on a copy.
+    """
+
+    def __init__(self, model: StepModel, timeline: Timeline, counting: Counting = Counting.OVER) -> None:
         self.model = model
-        self.timeline = model.timeline
-        self.lifetimes = lifetimes(model)
-        self.lives_on = {(edge.producer, edge.output) for edge in model.gradients}
-        self.lives_on |= {(edge.producer, edge.output) for edge in model.results}
+        self.timeline = timeline
+        self.lifetimes = lifetimes(model, timeline)
+        kept = Counter((edge.producer, edge.output) for edge in (*model.gradients, *model.results))
+        self.counting = counting
+        self.lives_on = {
+            output
+            for output, count in kept.items()
+            if counting is Counting.OVER or (counting is Counting.EXACT and count > 1)
+        }
         self.cost: list[IntArray] = [node.cost.copy() for node in model.nodes]
         self.node_forbidden: list[BoolArray | None] = [None] * len(model.nodes)
         self.node_usage: list[list[UsageTerm]] = [[] for _ in model.nodes]
@@ -143,6 +173,10 @@ class StepProblemBuilder:
             held = amount[:, None] * self.over_modes(last.aliases, node, last.reader)
             self.pair_usage((node, last.reader), self.term(end, last.computed_end, held))
 
+    def modes(self, node: int) -> int:
+        """Number of further decisions per layout of a node; here there are none."""
+        return 1
+
     def over_modes(self, table: BoolArray, producer: int, consumer: int) -> BoolArray:
         """Repeat a table of layouts over further decisions of its nodes; here there are none."""
         return table
@@ -176,6 +210,10 @@ class StepProblemBuilder:
                 *self.term(time + 1, self.timeline.horizon, result.copy_bytes),
                 *self.term(alone_from, self.timeline.horizon, own),
             ]
+            copied = self.copied_by_last_reader(node, result.output)
+            if copied is not None:
+                held = np.tile(own, self.modes(node))[:, None] * self.over_modes(copied.tables, node, copied.reader)
+                self.pair_usage((node, copied.reader), self.term(copied.start, copied.end, held))
 
     def add_gradients(self) -> None:
         """Add the reduction of every gradient and the bytes it holds until its parameter's update.
@@ -215,6 +253,13 @@ class StepProblemBuilder:
         aliases = longest.copy_bytes == 0
         pair = longest.producer, longest.parameter
         self.pair_usage(pair, self.term(start, self._updated(longest) + 1, own[:, None] * aliases))
+        copied = self.copied_by_last_reader(longest.producer, longest.output)
+        if copied is not None:
+            held = own[:, None, None] * (copied.tables[:, :, None] & aliases[:, None, :])
+            scope = (longest.producer, copied.reader, longest.parameter)
+            usage = self.term(copied.start, copied.end, held)
+            if usage:
+                self.factor(scope, np.zeros(held.shape, dtype=np.int64), usage=usage)
         for gradient in sharing[1:]:
             alone = ~aliases[:, :, None] & (gradient.copy_bytes == 0)[:, None, :]
             usage = self.term(start, self._updated(gradient) + 1, own[:, None, None] * alone)
@@ -231,8 +276,17 @@ class StepProblemBuilder:
 
     def read_until(self, node: int, output: int) -> int:
         """Time up to which an output is counted as read, from whenever it is made."""
-        last = self.own_life(node, output)
-        return 0 if last is None else last.end
+        last = self.lifetimes.get((node, output), UNREAD).last
+        return 0 if last is None else last.computed_end
+
+    def copied_by_last_reader(self, node: int, output: int) -> CopiedByLastReader | None:
+        """While an output's last reader computes on a copy; None where that is counted in any case, or never."""
+        last = self.lifetimes.get((node, output), UNREAD).last
+        if self.counting is not Counting.EXACT or (node, output) in self.lives_on:
+            return None
+        if last is None or last.aliases is None or last.end == last.computed_end:
+            return None
+        return CopiedByLastReader(last.reader, last.end, last.computed_end, ~last.aliases)
 
     # --------------------------------------------------------------- problem
 

@@ -2,16 +2,13 @@
 
 A :class:`StepModel` holds no tensors and no placements, only tables: per node and layout a cost and
 bytes, per edge and pair of layouts the cost and bytes of resharding. View operators are folded into
-the edges, so every node that computes owns the storages of its outputs.
-
-Time runs over *events* (:class:`Timeline`): a forward operator, the possible re-execution of one right
-before its first backward consumer, a backward operator, the reduction of a gradient, the optimizer's
-update of a parameter. The event of an operator has one time per argument, while that argument is brought
-to its layout, and a last one, while the operator computes. All other events have one time.
+the edges, so every node that computes owns the storages of its outputs. When things happen is said by
+:mod:`formulations.models.timeline`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
@@ -117,57 +114,6 @@ class ResultEdge:
     forbidden: BoolArray
 
 
-class EventKind(StrEnum):
-    """What happens at an event."""
-
-    COMPUTE = "compute"
-    RECOMPUTE = "recompute"
-    GRADIENT = "gradient"
-    RESULT = "result"
-    UPDATE = "update"
-
-
-@dataclass(frozen=True, slots=True)
-class Event:
-    """One entry of the timeline.
-
-    ``index`` is a node for ``COMPUTE``, ``RECOMPUTE`` and ``UPDATE``, a position in the model's
-    gradients or results otherwise.
-    """
-
-    kind: EventKind
-    index: int
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Timeline:
-    """Events in order of execution, and where each node's events are (-1 where it has none).
-
-    ``start`` is the first time of each event, with the horizon as one more entry at the end.
-    """
-
-    events: tuple[Event, ...]
-    start: tuple[int, ...]
-    compute: tuple[int, ...]
-    recompute: tuple[int, ...]
-    gradient: tuple[int, ...]
-    result: tuple[int, ...]
-    update: tuple[int, ...]
-
-    @property
-    def horizon(self) -> int:
-        """Number of times."""
-        return self.start[-1]
-
-    def argument_time(self, event: int, slot: int) -> int:
-        """Time at which an operator's argument is brought to its layout."""
-        return self.start[event] + slot
-
-    def last_time(self, event: int) -> int:
-        """Last time of an event: while the operator computes."""
-        return self.start[event + 1] - 1
-
-
 @dataclass(frozen=True, eq=False)
 class StepModel:
     """One training step as tables; see the module docstring.
@@ -203,61 +149,24 @@ class StepModel:
         return tuple(first)
 
     @cached_property
-    def recompute_candidates(self) -> BoolArray:
-        """Forward operators that may be recomputed: KIWI's z = 1 and nothing that forbids a rerun."""
+    def rerunnable(self) -> BoolArray:
+        """Forward operators that nothing forbids to run again; a result or a gradient is not made twice."""
         with_result = {edge.producer for edge in self.results} | {edge.producer for edge in self.gradients}
-        return np.array(
-            [
-                node.recomputable and use >= 0 and i not in with_result
-                for i, (node, use) in enumerate(zip(self.nodes, self.first_backward_use, strict=True))
-            ],
-            dtype=np.bool_,
-        )
-
-    @cached_property
-    def timeline(self) -> Timeline:
-        """The order of everything that may happen."""
-        return _timeline(self)
+        return np.array([node.recomputable and i not in with_result for i, node in enumerate(self.nodes)], np.bool_)
 
 
-def _timeline(model: StepModel) -> Timeline:
-    count = len(model.nodes)
-    compute, recompute, update = [-1] * count, [-1] * count, [-1] * count
-    gradient, result = [-1] * len(model.gradients), [-1] * len(model.results)
-    reruns: list[list[int]] = [[] for _ in range(count)]
-    for candidate in np.flatnonzero(model.recompute_candidates).tolist():
-        reruns[model.first_backward_use[candidate]].append(candidate)
-    gradients_of: dict[int, list[int]] = {}
-    for k, gradient_edge in enumerate(model.gradients):
-        gradients_of.setdefault(gradient_edge.producer, []).append(k)
-    results_of: dict[int, list[int]] = {}
-    for k, result_edge in enumerate(model.results):
-        results_of.setdefault(result_edge.producer, []).append(k)
+@dataclass(frozen=True, slots=True)
+class StepDecision:
+    """A solution of a step model.
 
-    slots = [0] * count
-    for edge in model.edges:
-        slots[edge.consumer] = max(slots[edge.consumer], edge.slot + 1)
+    Parameters
+    ----------
+    layouts
+        Layout of every node.
+    recomputed
+        Forward operators that run again, each with the backward operator before which it does. A rerun
+        happens right before that operator, after the reruns of smaller index that belong to it.
+    """
 
-    events: list[Event] = []
-    start: list[int] = [0]
-
-    def add(kind: EventKind, index: int, times: int = 1) -> int:
-        events.append(Event(kind, index))
-        start.append(start[-1] + times)
-        return len(events) - 1
-
-    for i, node in enumerate(model.nodes):
-        if node.kind in (NodeKind.FORWARD, NodeKind.BACKWARD):
-            for j in reruns[i]:
-                recompute[j] = add(EventKind.RECOMPUTE, j, slots[j] + 1)
-            compute[i] = add(EventKind.COMPUTE, i, slots[i] + 1)
-        for k in results_of.get(i, ()):
-            result[k] = add(EventKind.RESULT, k)
-        for k in gradients_of.get(i, ()):
-            gradient[k] = add(EventKind.GRADIENT, k)
-    for i, node in enumerate(model.nodes):
-        if node.update_bytes is not None:
-            update[i] = add(EventKind.UPDATE, i)
-    return Timeline(
-        tuple(events), tuple(start), tuple(compute), tuple(recompute), tuple(gradient), tuple(result), tuple(update)
-    )
+    layouts: tuple[int, ...]
+    recomputed: Mapping[int, int]

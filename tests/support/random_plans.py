@@ -1,4 +1,4 @@
-"""Random decisions over a strategy space: any layouts that can be joined, any recomputation that rule 1 allows."""
+"""Random decisions over a strategy space: any layouts that can be joined, any recomputation."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import random
 
 import numpy as np
 
-from formulations.models.kiwi_reduced import StepDecision
-from formulations.models.step import StepModel
+from formulations.models.kiwi_chain import chain_moments, latest_moments
+from formulations.models.step import StepDecision, StepModel
 from planner.strategy_space import StrategySpace
 
 
-def random_decision(space: StrategySpace, seed: int, recompute_share: float = 0.5) -> StepDecision:
+def random_decision(space: StrategySpace, seed: int, recompute_share: float = 0.5, chains: bool = True) -> StepDecision:
     """Draw layouts node by node among those that every earlier producer can reach, then operators to recompute."""
     rng = random.Random(seed)
     model = space.model
@@ -31,16 +31,18 @@ def random_decision(space: StrategySpace, seed: int, recompute_share: float = 0.
         choices = np.flatnonzero(allowed)
         assert choices.size, f"{node.name} has no layout that its inputs can reach"
         layouts.append(int(rng.choice(choices.tolist())))
-    return StepDecision(tuple(layouts), random_recomputation(model, rng, recompute_share))
+    return StepDecision(tuple(layouts), random_recomputation(model, rng, recompute_share, chains))
 
 
-def random_recomputation(model: StepModel, rng: random.Random, share: float) -> frozenset[int]:
-    """Draw candidates; none of a recomputed operator's inputs is recomputed."""
+def random_recomputation(model: StepModel, rng: random.Random, share: float, chains: bool = True) -> dict[int, int]:
+    """Draw operators to run again, and moments; without chains none of their inputs is recomputed."""
     chosen: set[int] = set()
     inputs: list[set[int]] = [set() for _ in model.nodes]
     for edge in model.edges:
         inputs[edge.consumer].add(edge.producer)
-    for i in np.flatnonzero(model.recompute_candidates).tolist():
-        if rng.random() < share and not inputs[i] & chosen:
+    moments = chain_moments(model)
+    for i in sorted(moments):
+        wanted = chains or (model.first_backward_use[i] >= 0 and not inputs[i] & chosen)
+        if rng.random() < share and wanted:
             chosen.add(i)
-    return frozenset(chosen)
+    return latest_moments(model, {i: rng.choice((None, *moments[i])) if chains else None for i in chosen})

@@ -1,0 +1,20 @@
+"""How exactly a model counts bytes that depend on three decisions."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+
+class Counting(StrEnum):
+    """How bytes are counted while the last reader of a value brings it to its layout.
+
+    The value's storage is needed until the reader has computed if it is read directly or held for a later rerun,
+    which depends on three decisions.
+    """
+
+    EXACT = "exact"
+    """By factors of three nodes: to the byte."""
+    OVER = "over"
+    """What may be held is counted through the computation: never too little."""
+    UNDER = "under"
+    """Only what the last reader reads directly: never too much."""

@@ -1,0 +1,169 @@
+"""KIWI without its rule 1: whole chains of operators may be recomputed.
+
+As :mod:`formulations.models.kiwi_reduced`, but the inputs of a recomputed operator may be recomputed too, and
+so may operators that backward does not read itself, if a recomputed operator does. An operator runs again at most
+once, before one backward operator ``t``, and its outputs then stay until their last use. For an operator that
+backward reads first at ``f_i``, and whose recomputed readers run again at ``t_j``:
+
+- it runs again no later than it is needed: ``t_i <= f_i`` and ``t_i <= t_j`` for every recomputed reader ``j`` of it
+  (a pair of strategies that breaks this is forbidden);
+- it has a reason to run at ``t`` only where ``t = f_i`` or ``t`` is a moment of a reader; so its moments are
+  ``T_i = {t in union of T_j: t < f_i} + {f_i}``;
+- a value, kept or made again, is held until the last rerun that reads it (:mod:`formulations.models.holds`).
+
+With all moments the problem contains every plan of the reduced problem and every plan that recomputes whole blocks.
+The first operators of a deep model have very many moments, because everything behind them could be recomputed
+in one chain. :func:`chain_moments` can leave early moments out (``reach``) and keep those of given
+plans; then the problem is the best plan whose chains reach no further, and its bound is a bound on those.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import numpy as np
+
+from formulations.models.counting import Counting
+from formulations.models.recompute import RecomputeProblemBuilder
+from formulations.models.step import NodeKind, StepDecision, StepModel
+from formulations.problem import StrategyProblem
+
+
+def build_kiwi_chain(
+    model: StepModel,
+    memory_limit: int | None,
+    moments: Mapping[int, tuple[int, ...]] | None = None,
+    counting: Counting = Counting.EXACT,
+) -> StrategyProblem:
+    """Build the joint problem of sharding and recomputation of chains.
+
+    Parameters
+    ----------
+    model
+        The step's tables.
+    memory_limit
+        Bytes on one device, or None.
+    moments
+        When operators may run again, from :func:`chain_moments`; all moments if None.
+    counting
+        How bytes are counted where they depend on three decisions.
+
+    Returns
+    -------
+    StrategyProblem
+        Its first nodes are the model's nodes; strategy ``mode * S + layout`` with mode 0 keep, mode ``k`` a rerun at
+        the operator's moment ``k - 1``. Hold nodes follow.
+    """
+    if moments is None:
+        moments = chain_moments(model)
+    return RecomputeProblemBuilder(model, moments, counting, chains=True).build("kiwi_chain", memory_limit)
+
+
+def chain_moments(
+    model: StepModel, reach: int | None = None, plans: Iterable[Mapping[int, int]] = ()
+) -> dict[int, tuple[int, ...]]:
+    """Moments ``T_i`` of every operator that may run again and has a reason to, in order.
+
+    Parameters
+    ----------
+    model
+        The step.
+    reach
+        Keep only so many of the last moments of every operator; all if None.
+    plans
+        Reruns with their moments that stay possible whatever the reach.
+    """
+    found = {i: times if reach is None else times[-reach:] for i, times in _all_moments(model).items()}
+    for plan in plans:
+        for i, moment in plan.items():
+            found[i] = sorted({*found[i], moment})
+    return {i: tuple(times) for i, times in found.items()}
+
+
+def _all_moments(model: StepModel) -> dict[int, list[int]]:
+    """``T_i``; sets of moments are the bits of integers, since the first operators of a deep model have very many."""
+    first = model.first_backward_use
+    moments = sorted({use for use in first if use >= 0})
+    position = {moment: k for k, moment in enumerate(moments)}
+    sets = [0] * len(model.nodes)
+    found: dict[int, list[int]] = {}
+    for i in reversed(np.flatnonzero(model.rerunnable).tolist()):
+        needed = 0
+        for edge in model.edges_from[i]:
+            if model.nodes[edge.consumer].kind is NodeKind.FORWARD:
+                needed |= sets[edge.consumer]
+        if first[i] >= 0:
+            own = 1 << position[first[i]]
+            needed = (needed & (own - 1)) | own
+        sets[i] = needed
+        if needed:
+            found[i] = [moments[k] for k in _bits(needed)]
+    return found
+
+
+def decode_kiwi_chain(
+    model: StepModel, moments: Mapping[int, tuple[int, ...]], choices: tuple[int, ...]
+) -> StepDecision:
+    """Read layouts and reruns from a solution of the problem with these moments.
+
+    A rerun that nobody needs is left out, so the decision may cost less than the solution.
+    """
+    layouts: list[int] = []
+    wanted: dict[int, int | None] = {}
+    for i, node in enumerate(model.nodes):
+        mode, layout = divmod(choices[i], node.size)
+        layouts.append(layout)
+        if mode:
+            wanted[i] = moments[i][mode - 1]
+    return StepDecision(tuple(layouts), latest_moments(model, wanted))
+
+
+def encode_kiwi_chain(
+    model: StepModel, moments: Mapping[int, tuple[int, ...]], decision: StepDecision
+) -> tuple[int, ...]:
+    """Strategies of the model's nodes that mean a decision, without the hold nodes.
+
+    Raises
+    ------
+    ValueError
+        If a rerun is at a moment that the problem leaves out.
+    """
+    choices = list(decision.layouts)
+    for i, moment in decision.recomputed.items():
+        if moment not in moments.get(i, ()):
+            raise ValueError(
+                f"{model.nodes[i].name} cannot run again before {model.nodes[moment].name} in this problem"
+            )
+        choices[i] += (1 + moments[i].index(moment)) * model.nodes[i].size
+    return tuple(choices)
+
+
+def latest_moments(model: StepModel, wanted: Mapping[int, int | None]) -> dict[int, int]:
+    """Choose the moments of reruns: those that are given, no later than needed; the others as late as possible.
+
+    Parameters
+    ----------
+    model
+        The step.
+    wanted
+        Operators that run again, with a moment or None. Those that nobody needs are left out.
+    """
+    found: dict[int, int] = {}
+    for i in sorted(wanted, reverse=True):
+        needed = [found[edge.consumer] for edge in model.edges_from[i] if edge.consumer in found]
+        if model.first_backward_use[i] >= 0:
+            needed.append(model.first_backward_use[i])
+        if needed:
+            given = wanted[i]
+            found[i] = min(needed) if given is None else min(given, *needed)
+    return found
+
+
+def _bits(mask: int) -> list[int]:
+    """Positions of the bits that are set, in increasing order."""
+    found = []
+    while mask:
+        lowest = mask & -mask
+        found.append(lowest.bit_length() - 1)
+        mask ^= lowest
+    return found
