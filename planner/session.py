@@ -10,21 +10,20 @@ import hashlib
 import platform
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from math import prod
 
-from formulations.models.kiwi_reduced import decode_kiwi_reduced
-from formulations.models.registry import build_problem
-from formulations.models.sharding import MEMORY
+from formulations.models.registry import StepProblem
 from formulations.models.step import StepDecision
 from formulations.problem import StrategyProblem
 from formulations.solution import Progress, SolveOptions, SolveResult
 from formulations.solvers import DEFAULT_SOLVER, SolverPool, solve
-from formulations.solvers.minimum_peak import minimum_peak
+from formulations.solvers.minimum_peak import MinimumPeak
 from planner.capture import CapturedStep, capture
 from planner.cluster import ClusterError, ClusterSpec, load_cluster
 from planner.costs import CostModel
+from planner.formulations import formulation_problem
 from planner.infeasibility import InfeasibleError, refusal
 from planner.models import ModelReference, load_step, reference_of
 from planner.notes import planning_notes
@@ -44,11 +43,9 @@ from planner.replay import OptimizerMemory, ReplayReport, StrategyTable, replay
 from planner.schedule import Schedule
 from planner.schedule_builder import build_schedule
 from planner.step_costs import InstructionCosts
+from planner.step_solve import SolvedStep, solve_step
 from planner.strategy_space import StrategySpace, build_strategy_space
 from planner.units import format_bytes
-
-PEAK_SECONDS = 30.0
-"""Longest search for the smallest peak, where a solver found no plan."""
 
 CROSS_CHECK_SECONDS = 15.0
 """Longest time of one cross-checking solver."""
@@ -184,7 +181,7 @@ class PlanningSession:
             )
         return (device.memory_bytes if memory is None else memory), device.reserve_bytes
 
-    def problem(self, request: PlanRequest) -> StrategyProblem:
+    def problem(self, request: PlanRequest, pool: SolverPool | None = None) -> StepProblem:
         """Build the canonical problem of a request.
 
         Raises
@@ -193,7 +190,13 @@ class PlanningSession:
             Unknown formulation, or a memory that the reserve uses up.
         """
         memory, reserve = self.limits(request.memory)
-        return build_problem(request.formulation, self.space.model, memory - reserve)
+        options = SolveOptions(time_limit=request.time_limit, seed=request.seed, workers=request.workers)
+        return formulation_problem(
+            request.formulation,
+            self.space,
+            memory - reserve,
+            lambda first: solve(first, request.solver, options, None, pool),
+        )
 
     def replay(self, schedule: Schedule, limit: int | None = None) -> ReplayReport:
         """Replay a schedule with this session's costs and rules."""
@@ -236,14 +239,14 @@ class PlanningSession:
         times: dict[str, float] = {}
         with SolverPool() as pool:
             started = time.perf_counter()
-            result = self.solve(request, progress, pool)
+            solved = self.solve(request, progress, pool)
+            result = solved.result
             times["solve"] = time.perf_counter() - started
             started = time.perf_counter()
-            checks = self._cross_checks(self.problem(request), request, pool)
+            checks = self._cross_checks(solved.problem, request, pool)
             times["cross_checks"] = time.perf_counter() - started
         started = time.perf_counter()
-        assert result.choices is not None
-        schedule = self.schedule(decode_kiwi_reduced(self.space.model, result.choices))
+        schedule = self.schedule(solved.decision)
         memory, reserve = self.limits(request.memory)
         report = self.replay(schedule, memory - reserve)
         times["replay"] = time.perf_counter() - started
@@ -256,8 +259,8 @@ class PlanningSession:
 
     def solve(
         self, request: PlanRequest, progress: Callable[[Progress], None] | None = None, pool: SolverPool | None = None
-    ) -> SolveResult:
-        """Solve; where nothing was found, minimise the peak and start again from that assignment.
+    ) -> SolvedStep:
+        """Find a decision within the limit.
 
         Parameters
         ----------
@@ -268,29 +271,18 @@ class PlanningSession:
         pool
             Warm workers, or None.
 
-        Returns
-        -------
-        SolveResult
-            With choices.
-
         Raises
         ------
         InfeasibleError
             The smallest peak found does not fit either.
         """
-        problem = self.problem(request)
         options = SolveOptions(time_limit=request.time_limit, seed=request.seed, workers=request.workers)
-        result = solve(problem, request.solver, options, progress, pool)
-        if result.choices is not None:
-            return result
-        smallest = minimum_peak(
-            problem, MEMORY, replace(options, time_limit=min(PEAK_SECONDS, 3 * request.time_limit)), pool
-        )
-        limit = problem.resources[MEMORY].limit
-        assert limit is not None, "without a limit every layout fits"
-        if smallest.peak is None or smallest.peak > limit:
-            raise refusal(smallest, limit, self.limits(request.memory)[1])
-        return solve(problem, request.solver, replace(options, initial_choices=smallest.choices), progress, pool)
+        built = self.problem(request, pool)
+        found = solve_step(self.space.model, built, request.solver, options, progress, pool)
+        if isinstance(found, MinimumPeak):
+            memory, reserve = self.limits(request.memory)
+            raise refusal(found, memory - reserve, reserve)
+        return found
 
     def _cross_checks(self, problem: StrategyProblem, request: PlanRequest, pool: SolverPool) -> tuple[CrossCheck, ...]:
         """Set solvers of other kinds beside the chosen one."""

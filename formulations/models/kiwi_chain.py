@@ -59,6 +59,26 @@ def build_kiwi_chain(
     return RecomputeProblemBuilder(model, moments, counting, chains=True).build("kiwi_chain", memory_limit)
 
 
+def build_recompute_policy(model: StepModel, memory_limit: int | None, reruns: Mapping[int, int]) -> StrategyProblem:
+    """Build the problem of sharding alone when it is given which operators run again, and when.
+
+    Parameters
+    ----------
+    model
+        The step's tables.
+    memory_limit
+        Bytes on one device, or None.
+    reruns
+        Operators that run again, with their moments; all others keep their outputs.
+    """
+    moments = {i: (moment,) for i, moment in reruns.items()}
+    builder = RecomputeProblemBuilder(model, moments, Counting.OVER, chains=True)
+    for i in reruns:
+        size = model.nodes[i].size
+        builder.forbid(i, np.arange(2 * size) < size)
+    return builder.build("recompute_policy", memory_limit)
+
+
 def chain_moments(
     model: StepModel, reach: int | None = None, plans: Iterable[Mapping[int, int]] = ()
 ) -> dict[int, tuple[int, ...]]:

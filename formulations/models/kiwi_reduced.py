@@ -25,7 +25,7 @@ import numpy as np
 
 from formulations.models.counting import Counting
 from formulations.models.recompute import RecomputeProblemBuilder
-from formulations.models.step import StepDecision, StepModel
+from formulations.models.step import StepModel
 from formulations.problem import StrategyProblem
 
 
@@ -59,15 +59,3 @@ def reduced_moments(model: StepModel) -> dict[int, tuple[int, ...]]:
     """The one moment of every forward operator with z = 1: right before its first backward consumer, ``H_i``."""
     first = model.first_backward_use
     return {i: (first[i],) for i in np.flatnonzero(model.rerunnable).tolist() if first[i] >= 0}
-
-
-def decode_kiwi_reduced(model: StepModel, choices: tuple[int, ...]) -> StepDecision:
-    """Read layouts and recomputed operators from a solution; also from one of sharding alone."""
-    layouts: list[int] = []
-    recomputed: dict[int, int] = {}
-    for i, node in enumerate(model.nodes):
-        mode, layout = divmod(choices[i], node.size)
-        layouts.append(layout)
-        if mode:
-            recomputed[i] = model.first_backward_use[i]
-    return StepDecision(tuple(layouts), recomputed)

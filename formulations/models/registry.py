@@ -1,28 +1,139 @@
-"""Operator-level models by the name that users give."""
+"""Operator-level models by the name that users give, with the way back from a solution to a decision."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 
-from formulations.models.kiwi_chain import build_kiwi_chain
-from formulations.models.kiwi_reduced import build_kiwi_reduced
+import numpy as np
+
+from formulations.models.counting import Counting
+from formulations.models.kiwi_chain import (
+    build_kiwi_chain,
+    build_recompute_policy,
+    chain_moments,
+    decode_kiwi_chain,
+    encode_kiwi_chain,
+    latest_moments,
+)
+from formulations.models.kiwi_reduced import build_kiwi_reduced, reduced_moments
 from formulations.models.sharding import build_sharding
-from formulations.models.step import StepModel
-from formulations.problem import StrategyProblem
+from formulations.models.step import StepDecision, StepModel
+from formulations.problem import BoolArray, StrategyProblem
+
+Choices = tuple[int, ...]
+Reruns = Mapping[int, int]
+
+LARGEST_EXACT = 60_000
+"""Table entries up to which bytes are counted to the byte by factors of three nodes."""
+
+LARGEST_REACHED = 3_000_000
+"""Table entries up to which chains reach further."""
+
+REACHES = (6, 4, 3, 2)
+"""Numbers of moments that are tried for an operator, longest first."""
 
 
 class UnknownFormulationError(ValueError):
     """A name of no formulation; the message lists those that exist."""
 
 
-MODELS: dict[str, Callable[[StepModel, int | None], StrategyProblem]] = {
-    "sharding": build_sharding,
-    "kiwi_reduced": build_kiwi_reduced,
-    "kiwi_chain": build_kiwi_chain,
+@dataclass(frozen=True)
+class StepProblem:
+    """The canonical problem of a step, and what its solutions mean.
+
+    Parameters
+    ----------
+    problem
+        Its first nodes are the model's nodes.
+    decode
+        From choices to the decision.
+    encode
+        From a decision to choices of the model's nodes; raises ValueError for one the problem leaves out.
+    safer
+        Builds the same problem with bytes counted on the safe side, where this one may count too little.
+    """
+
+    problem: StrategyProblem
+    decode: Callable[[Choices], StepDecision]
+    encode: Callable[[StepDecision], Choices]
+    safer: Callable[[], StepProblem] | None = None
+
+    def only(self, allowed: Mapping[int, BoolArray]) -> StepProblem:
+        """The same problem with only some layouts of some nodes, flags of shape ``(S,)``."""
+        nodes = list(self.problem.nodes)
+        for i, flags in allowed.items():
+            others = ~_repeated(flags, nodes[i].size)
+            known = nodes[i].forbidden
+            nodes[i] = replace(nodes[i], forbidden=others if known is None else known | others)
+        safer = self.safer
+        return replace(
+            self,
+            problem=replace(self.problem, nodes=tuple(nodes)),
+            safer=None if safer is None else lambda: safer().only(allowed),
+        )
+
+
+def _repeated(flags: BoolArray, size: int) -> BoolArray:
+    """Flags per layout, repeated over the modes."""
+    return np.tile(flags, size // flags.shape[0])
+
+
+def sharding_problem(model: StepModel, memory_limit: int | None) -> StepProblem:
+    """Sharding alone."""
+    return _chain_like(model, {}, build_sharding(model, memory_limit))
+
+
+def kiwi_reduced_problem(model: StepModel, memory_limit: int | None) -> StepProblem:
+    """KIWI with reduced complexity."""
+    return _chain_like(model, reduced_moments(model), build_kiwi_reduced(model, memory_limit))
+
+
+def kiwi_chain_problem(
+    model: StepModel, memory_limit: int | None, plans: Sequence[Reruns] = (), reach: int | None = None
+) -> StepProblem:
+    """KIWI with chains.
+
+    Parameters
+    ----------
+    model
+        The step.
+    memory_limit
+        Bytes on one device, or None.
+    plans
+        Reruns with moments that stay possible whatever the reach.
+    reach
+        Moments of an operator at most; None for as many as keep the tables of a size that solves well.
+    """
+    reaches = REACHES if reach is None else (reach,)
+    moments = next(
+        (found for k in reaches if _entries(model, found := chain_moments(model, k, plans)) <= LARGEST_REACHED),
+        chain_moments(model, reaches[-1], plans),
+    )
+    if _entries(model, moments) <= LARGEST_EXACT:
+        return _chain_like(model, moments, build_kiwi_chain(model, memory_limit, moments, Counting.EXACT))
+    return replace(
+        _chain_like(model, moments, build_kiwi_chain(model, memory_limit, moments, Counting.UNDER)),
+        safer=lambda: _chain_like(model, moments, build_kiwi_chain(model, memory_limit, moments, Counting.OVER)),
+    )
+
+
+def policy_problem(model: StepModel, memory_limit: int | None, recomputed: frozenset[int]) -> StepProblem:
+    """Sharding with recomputation set by a rule: exactly these nodes run again, as late as they may."""
+    reruns = latest_moments(model, dict.fromkeys(recomputed))
+    moments = {i: (moment,) for i, moment in reruns.items()}
+    return _chain_like(model, moments, build_recompute_policy(model, memory_limit, reruns))
+
+
+MODELS: dict[str, Callable[[StepModel, int | None], StepProblem]] = {
+    "sharding": sharding_problem,
+    "kiwi_reduced": kiwi_reduced_problem,
+    "kiwi_chain": kiwi_chain_problem,
 }
 
 
-def build_problem(name: str, model: StepModel, memory_limit: int | None) -> StrategyProblem:
+def step_problem(name: str, model: StepModel, memory_limit: int | None) -> StepProblem:
     """Build the canonical problem of the model called ``name``.
 
     Raises
@@ -33,3 +144,13 @@ def build_problem(name: str, model: StepModel, memory_limit: int | None) -> Stra
     if name not in MODELS:
         raise UnknownFormulationError(f"model formulation {name!r} is not known; choose one of {', '.join(MODELS)}")
     return MODELS[name](model, memory_limit)
+
+
+def _chain_like(model: StepModel, moments: Mapping[int, tuple[int, ...]], problem: StrategyProblem) -> StepProblem:
+    return StepProblem(problem, partial(decode_kiwi_chain, model, moments), partial(encode_kiwi_chain, model, moments))
+
+
+def _entries(model: StepModel, moments: Mapping[int, tuple[int, ...]]) -> int:
+    """Table entries of all arguments, over the modes of both nodes."""
+    modes = [1 + len(moments.get(i, ())) for i in range(len(model.nodes))]
+    return sum(edge.cost.size * modes[edge.producer] * modes[edge.consumer] for edge in model.edges)

@@ -82,7 +82,8 @@ class StepProblemBuilder:
         self.model = model
         self.timeline = timeline
         self.lifetimes = lifetimes(model, timeline)
-        kept = Counter((edge.producer, edge.output) for edge in (*model.gradients, *model.results))
+        kept = Counter([(edge.producer, edge.output) for edge in model.gradients])
+        kept.update((edge.producer, edge.output) for edge in model.results)
         self.counting = counting
         self.lives_on = {
             output

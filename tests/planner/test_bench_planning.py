@@ -40,13 +40,13 @@ def test_building_the_problem(benchmark: BenchmarkFixture, session: PlanningSess
 
 @pytest.mark.parametrize("solver", ["greedy", "lagrangian"])
 def test_solving_without_a_tight_limit(benchmark: BenchmarkFixture, session: PlanningSession, solver: str) -> None:
-    problem, options = session.problem(PlanRequest()), SolveOptions(time_limit=60.0)
+    problem, options = session.problem(PlanRequest()).problem, SolveOptions(time_limit=60.0)
     result = benchmark.pedantic(solve_in_process, args=(problem, solver, options), rounds=3, warmup_rounds=1)
     assert result.choices is not None
 
 
 def test_schedule_and_replay(benchmark: BenchmarkFixture, session: PlanningSession) -> None:
-    problem = session.problem(PlanRequest())
+    problem = session.problem(PlanRequest()).problem
     choices = solve_in_process(problem, "greedy", SolveOptions(time_limit=60.0)).choices
     assert choices is not None
 

@@ -1,0 +1,113 @@
+"""What may be decided, by the names that users give: the models, and the baselines they are compared with.
+
+==========================  ==============================================================================
+``sharding``                layouts alone (Alpa's problem, with memory true at every moment)
+``kiwi_reduced``            layouts and recomputation, as the paper reduces it
+``kiwi_chain``              layouts and recomputation of whole chains
+``checkpoint_dots``, ...    layouts, recomputation by a rule (:mod:`planner.baselines`)
+``checkmate``               recomputation alone, the layouts those of data parallelism (Jain et al. 2020)
+``alpa_then_checkmate``     the best layouts without a limit, then recomputation
+==========================  ==============================================================================
+
+All are problems over the same tables, so all go through the same costs, the same replay and the same executor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from formulations.models.kiwi_chain import latest_moments
+from formulations.models.registry import (
+    MODELS,
+    StepProblem,
+    UnknownFormulationError,
+    kiwi_chain_problem,
+    policy_problem,
+    sharding_problem,
+    step_problem,
+)
+from formulations.problem import BoolArray, StrategyProblem
+from formulations.solution import SolveResult
+from planner.baselines import BASELINES
+from planner.operator_graph import ValueRole
+from planner.placement import replicated, shard
+from planner.strategy_space import StrategySpace
+
+CHECKMATE = "checkmate"
+ALPA_THEN_CHECKMATE = "alpa_then_checkmate"
+
+FORMULATIONS = (*MODELS, *BASELINES, CHECKMATE, ALPA_THEN_CHECKMATE)
+"""Names of all formulations."""
+
+Solve = Callable[[StrategyProblem], SolveResult]
+
+
+def formulation_problem(name: str, space: StrategySpace, memory_limit: int | None, solve: Solve) -> StepProblem:
+    """Build the problem of a formulation.
+
+    Parameters
+    ----------
+    name
+        One of :data:`FORMULATIONS`.
+    space
+        The step's strategies and tables.
+    memory_limit
+        Bytes on one device, or None.
+    solve
+        Solves the first of two problems, for formulations that decide one thing after the other.
+
+    Raises
+    ------
+    UnknownFormulationError
+        If there is no such formulation; the message lists the known ones.
+    ValueError
+        If the step has no data-parallel layouts on the mesh (``checkmate``).
+    """
+    model = space.model
+    if name == "kiwi_chain":
+        return kiwi_chain_problem(model, memory_limit, rule_based_reruns(space))
+    if name in MODELS:
+        return step_problem(name, model, memory_limit)
+    if name in BASELINES:
+        return policy_problem(model, memory_limit, recomputed_nodes(space, name))
+    if name not in FORMULATIONS:
+        raise UnknownFormulationError(
+            f"model formulation {name!r} is not known; choose one of {', '.join(FORMULATIONS)}"
+        )
+    first = sharding_problem(model, None)
+    if name == CHECKMATE:
+        first = first.only(_data_parallel(space))
+    chosen = solve(first.problem).choices
+    if chosen is None:
+        raise ValueError(f"{name}: mesh {'x'.join(map(str, space.mesh))} allows no layouts to start from for this step")
+    fixed = {i: np.arange(node.size) == chosen[i] for i, node in enumerate(model.nodes)}
+    return kiwi_chain_problem(model, memory_limit, rule_based_reruns(space)).only(fixed)
+
+
+def recomputed_nodes(space: StrategySpace, policy: str) -> frozenset[int]:
+    """Nodes of the step that run again under a policy; those that may not are kept."""
+    operators = BASELINES[policy](space.graph)
+    return frozenset(
+        k for k, node in enumerate(space.nodes) if node.operator in operators and space.model.rerunnable[k]
+    )
+
+
+def rule_based_reruns(space: StrategySpace) -> list[dict[int, int]]:
+    """Reruns of every policy, as late as they may be."""
+    return [latest_moments(space.model, dict.fromkeys(recomputed_nodes(space, policy))) for policy in BASELINES]
+
+
+def _data_parallel(space: StrategySpace) -> dict[int, BoolArray]:
+    """Layouts of data parallelism: inputs sharded along the batch on every mesh axis, parameters replicated."""
+    whole, split = replicated(len(space.mesh)), (shard(0),) * len(space.mesh)
+    found: dict[int, BoolArray] = {}
+    for k, node in enumerate(space.nodes):
+        if node.value is None:
+            continue
+        placements = [strategy.outputs[0] for strategy in space.strategies[k]]
+        role = space.graph.values[node.value].role
+        wanted = split if role is ValueRole.INPUT and split in placements else whole
+        found[k] = np.array([placement == wanted for placement in placements])
+    return found
