@@ -51,7 +51,8 @@ class Usage(NamedTuple):
 
     The terms of node ``i`` are ``node_start[i]:node_start[i + 1]``, those of factor ``f`` are
     ``factor_start[f]:factor_start[f + 1]``. Term ``q`` uses rows ``low[q]:high[q]`` and its amounts start at
-    ``amount_start[q]``, laid out as the table it belongs to. ``limit`` has one entry per row.
+    ``amount_start[q]``, laid out as the table it belongs to; equal terms may share them. ``limit`` has one
+    entry per row.
     """
 
     node_start: IntArray
@@ -124,7 +125,7 @@ def flatten(problem: StrategyProblem) -> FlatProblem:
     if emptied is not None:
         contradiction = f"node {emptied} ({problem.nodes[emptied].name}): every strategy is forbidden"
         alive = [np.ones(node.size, dtype=np.bool_) for node in problem.nodes]
-    supported = tuple(np.flatnonzero(mask).astype(np.int64) for mask in alive)
+    supported = _shared([np.flatnonzero(mask).astype(np.int64) for mask in alive])
     groups = [group for group in groups if not _is_trivial(problem, group)]
     graph = _graph(supported, groups)
     unary = _unary_costs(problem, unary_factors, supported)
@@ -251,21 +252,36 @@ def _usage_terms(
     for factor in unary_factors:
         i = factor.scope[0]
         of_nodes[i] += [_raveled(term, term.amount[supported[i]]) for term in factor.usage]
+    # Equal terms of equal factors stay one array, from the models' tables to the rows.
+    known: dict[tuple[object, ...], IntArray] = {}
     of_factors = []
     for group in groups:
         kept = [supported[i] for i in group.scope]
         terms = []
         for m, j in enumerate(group.members):
-            usage = problem.factors[j].usage
-            terms += [_raveled(term, restricted(group.oriented(m, term.amount), kept)) for term in usage]
+            for term in problem.factors[j].usage:
+                key = (id(term.amount), group.axes[m], *map(id, kept))
+                if key not in known:
+                    known[key] = _flat(restricted(group.oriented(m, term.amount), kept))
+                terms.append(UsageTerm(term.resource, term.start, term.end, known[key]))
         of_factors.append(terms)
     return of_nodes, of_factors
+
+
+def _shared(arrays: list[IntArray]) -> tuple[IntArray, ...]:
+    """Equal arrays as one object."""
+    known: dict[bytes, IntArray] = {}
+    return tuple(known.setdefault(array.tobytes(), array) for array in arrays)
 
 
 def _raveled(term: UsageTerm, amount: IntArray) -> UsageTerm:
     if amount is term.amount and amount.ndim == 1 and amount.flags.c_contiguous:
         return term
-    return UsageTerm(term.resource, term.start, term.end, np.ascontiguousarray(amount).ravel())
+    return UsageTerm(term.resource, term.start, term.end, _flat(amount))
+
+
+def _flat(amount: IntArray) -> IntArray:
+    return np.ascontiguousarray(amount).ravel()
 
 
 def _starts(lengths: IntArray) -> IntArray:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -79,13 +81,15 @@ def build_rows(
             base = len(row_time)
             low = base + np.searchsorted(times, found.starts)
             high = base + np.searchsorted(times, found.ends)
+            in_quanta = _Shared(lambda amount, by=quantum: (amount if by == 1 else amount // by).astype(np.float64))
+            added = _Shared(np.add)
             for owner, term, a, b in zip(found.owner, found.terms, low.tolist(), high.tolist(), strict=True):
                 if a < b:
-                    amount = (term.amount if quantum == 1 else term.amount // quantum).astype(np.float64)
+                    amount = in_quanta(term.amount)
                     if quantum > 1 and not amount.any():
                         continue
                     intervals = laid.setdefault(owner, {})
-                    intervals[(a, b)] = intervals[(a, b)] + amount if (a, b) in intervals else amount
+                    intervals[(a, b)] = added(intervals[(a, b)], amount) if (a, b) in intervals else amount
             row_resource += [r] * len(times)
             row_time += times.tolist()
             limits += [float(min(resource.limit // quantum, _EXACT_IN_FLOAT))] * len(times)
@@ -94,15 +98,36 @@ def build_rows(
     return rows, _lay_out(laid, len(node_terms), len(factor_terms), np.array(limits, dtype=np.float64))
 
 
+class _Shared:
+    """A function of arrays that answers for the same arrays with the same array."""
+
+    def __init__(self, function: Callable[..., FloatArray]) -> None:
+        self._function = function
+        self._known: dict[tuple[int, ...], tuple[tuple[NDArray[Any], ...], FloatArray]] = {}
+
+    def __call__(self, *arrays: NDArray[Any]) -> FloatArray:
+        key = tuple(map(id, arrays))
+        if key not in self._known:
+            # The arguments are kept, so that their ids cannot be used again.
+            self._known[key] = (arrays, self._function(*arrays))
+        return self._known[key][1]
+
+
 def _terms_of(resource: int, node_terms: list[list[UsageTerm]], factor_terms: list[list[UsageTerm]]) -> _ResourceTerms:
     owned = itertools.chain(enumerate(node_terms), ((-1 - f, usage) for f, usage in enumerate(factor_terms)))
     found = [(k, t) for k, usage in owned for t in usage if t.resource == resource and t.start < t.end]
-    amounts = [term.amount for _, term in found]
+    position: dict[int, int] = {}
+    amounts: list[IntArray] = []
+    for _, term in found:
+        if id(term.amount) not in position:
+            position[id(term.amount)] = len(amounts)
+            amounts.append(term.amount)
+    of = np.array([position[id(term.amount)] for _, term in found], dtype=np.int64)
     sizes = np.array([amount.size for amount in amounts], dtype=np.int64)
     joined = np.concatenate([np.zeros(0, np.int64), *amounts])
     begins = np.cumsum(sizes) - sizes
-    most = np.maximum.reduceat(joined, begins) if found else joined
-    least = np.minimum.reduceat(joined, begins) if found else joined
+    most = np.maximum.reduceat(joined, begins)[of] if found else joined
+    least = np.minimum.reduceat(joined, begins)[of] if found else joined
     used = most > 0
     kept = list(itertools.compress(found, used.tolist()))
     starts = np.array([term.start for _, term in kept], dtype=np.int64)
@@ -157,6 +182,7 @@ def _lay_out(
     high: list[int] = []
     amount_start: list[int] = []
     pieces: list[FloatArray] = []
+    laid_at: dict[int, int] = {}
     end = 0
     starts: list[list[int]] = []
     for owners in (range(nodes), (-1 - f for f in range(factors))):
@@ -166,9 +192,11 @@ def _lay_out(
             for (a, b), amount in laid.get(owner, {}).items():
                 low.append(a)
                 high.append(b)
-                amount_start.append(end)
-                pieces.append(amount)
-                end += amount.size
+                if id(amount) not in laid_at:
+                    laid_at[id(amount)] = end
+                    pieces.append(amount)
+                    end += amount.size
+                amount_start.append(laid_at[id(amount)])
         start.append(len(low))
         starts.append(start)
     amounts = np.concatenate(pieces) if pieces else np.zeros(0)

@@ -25,6 +25,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from formulations.models.counting import Counting
+from formulations.models.equal_tables import EqualTables
 from formulations.models.liveness import LastUse, Lifetime, lifetimes
 from formulations.models.step import GradientEdge, NodeKind, StepModel
 from formulations.models.timeline import EventKind, Timeline, build_timeline
@@ -94,6 +95,7 @@ class StepProblemBuilder:
         self.node_forbidden: list[BoolArray | None] = [None] * len(model.nodes)
         self.node_usage: list[list[UsageTerm]] = [[] for _ in model.nodes]
         self.names = [node.name for node in model.nodes]
+        self._tables = EqualTables()
         self._factor_cost: dict[tuple[int, ...], IntArray] = {}
         self._factor_forbidden: dict[tuple[int, ...], BoolArray] = {}
         self._factor_usage: dict[tuple[int, ...], list[UsageTerm]] = {}
@@ -137,12 +139,11 @@ class StepProblemBuilder:
             known = self.node_forbidden[node]
             self.node_forbidden[node] = flags if known is None else known | flags
 
-    @staticmethod
-    def term(start: int, end: int, amount: IntArray) -> list[UsageTerm]:
+    def term(self, start: int, end: int, amount: IntArray) -> list[UsageTerm]:
         """One usage term of device memory, or none where it would use nothing."""
         if start >= end or not amount.any():
             return []
-        return [UsageTerm(MEMORY, start, end, amount)]
+        return [UsageTerm(MEMORY, start, end, self._tables.one_of(amount))]
 
     # -------------------------------------------------------------- families
 
@@ -299,7 +300,7 @@ class StepProblemBuilder:
             )
         )
         factors = tuple(
-            Factor(scope, cost, self._factor_forbidden.get(scope), tuple(self._factor_usage[scope]))
+            Factor(scope, self._tables.one_of(cost), self._forbidden(scope), tuple(self._factor_usage[scope]))
             for scope, cost in self._factor_cost.items()
         )
         return StrategyProblem(
@@ -311,6 +312,10 @@ class StepProblemBuilder:
             seconds_per_cost=self.model.seconds_per_cost,
             time_names=self._time_names(),
         )
+
+    def _forbidden(self, scope: tuple[int, ...]) -> BoolArray | None:
+        flags = self._factor_forbidden.get(scope)
+        return None if flags is None else self._tables.one_of(flags)
 
     def _time_names(self) -> tuple[str, ...]:
         names: list[str] = []

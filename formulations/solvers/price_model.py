@@ -160,7 +160,15 @@ def gather_blocks(
     term_start = np.zeros(nodes + factors + 1, np.int64)
     low, high = np.empty(len(usage.low), np.int64), np.empty(len(usage.low), np.int64)
     amount_start = np.empty(len(usage.low), np.int64)
-    amount = np.empty(len(usage.amount))
+    entries = 0
+    for b in range(nodes + factors):
+        node = b < nodes
+        first = usage.node_start[b] if node else usage.factor_start[b - nodes]
+        end = usage.node_start[b + 1] if node else usage.factor_start[b - nodes + 1]
+        for q in range(first, end):
+            if position[usage.low[q]] < position[usage.high[q]]:
+                entries += graph.sizes[b] if node else graph.table_size[b - nodes]
+    amount = np.empty(entries)
     blocks, used, terms, laid = 0, 0, 0, 0
     for b in range(nodes + factors):
         if b < nodes:
