@@ -68,8 +68,9 @@ def elimination_order(sizes: Sequence[int], scopes: Sequence[tuple[int, ...]]) -
     """
     neighbours: list[set[int]] = [set() for _ in sizes]
     for scope in scopes:
-        for i in scope:
-            neighbours[i].update(scope)
+        open_nodes = _open_axes(sizes, scope)
+        for i in open_nodes:
+            neighbours[i].update(open_nodes)
     for i, near in enumerate(neighbours):
         near.discard(i)
 
@@ -166,7 +167,9 @@ def _eliminate(
     place = {node: rank for rank, node in enumerate(order)}
     buckets: list[list[_Piece]] = [[] for _ in sizes]
     for scope, values in tables:
-        buckets[min(scope, key=place.__getitem__)].append((scope, values))
+        kept = _open_axes(sizes, scope)
+        lean = values.reshape([sizes[i] for i in kept])
+        buckets[min(kept, key=place.__getitem__)].append((kept, lean))
     eliminated: list[_Eliminated] = []
     minima: list[Any] = []
     for node in order:
@@ -185,6 +188,11 @@ def _eliminate(
     for step in reversed(eliminated):
         choices[step.node] = int(step.best[tuple(choices[i] for i in step.neighbours)])
     return minima, tuple(choices)
+
+
+def _open_axes(sizes: Sequence[int], scope: tuple[int, ...]) -> tuple[int, ...]:
+    """Nodes of a table that have a choice, at least one node: an array has few axes, and those without cost nothing."""
+    return tuple(i for i in scope if sizes[i] > 1) or scope[:1]
 
 
 def _joined(
