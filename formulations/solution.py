@@ -58,6 +58,18 @@ class SolveOptions:
     initial_choices: tuple[int, ...] | None = None
     workers: int | None = None
 
+    def accepts(self, objective: int, bound: float) -> bool:
+        """Whether an objective is as close to a bound as ``relative_gap`` asks for.
+
+        As the gap of the contract is one of positive objectives, of others only a proof counts.
+
+        Parameters
+        ----------
+        objective, bound
+            In the problem's integer quantum; the bound may be a float, where a search only looks ahead.
+        """
+        return objective - bound <= self.relative_gap * max(0, objective)
+
 
 @dataclass(frozen=True, slots=True)
 class Claim:
@@ -65,7 +77,9 @@ class Claim:
 
     ``choices`` is one strategy index per node or None; ``bound`` is a lower bound on the optimum in
     the problem's integer quantum (rounded up is allowed: costs are integers) or None;
-    ``proved_infeasible`` says that the solver believes that no assignment exists.
+    ``proved_infeasible`` says that the solver believes that no assignment exists; ``certified`` says besides that
+    this follows in exact integers, by presolve or by a dual bound, as any claimed bound does: no tolerance of a
+    solver is in the way, and no second one need confirm it.
     """
 
     choices: tuple[int, ...] | None
@@ -73,6 +87,7 @@ class Claim:
     proved_infeasible: bool = False
     message: str = ""
     iterations: int = 0
+    certified: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,8 @@
 """Compiles the solvers' hot loops into numba's cache on disk, once, at installation.
 
 ``python -m formulations.warm_up`` solves one small problem that has everything a kernel looks at: pairs and
-triples, loops, forbidden entries, usage on nodes and factors, and a limit that binds; once so that cheap
-repairs meet it, once so that only a search for feasibility does.
+triples, loops, forbidden entries, usage on nodes and factors, nodes without factors, and a limit that binds; once
+so that cheap repairs meet it, once so that only a search for feasibility does.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ OPTIONS = SolveOptions(time_limit=600.0, iteration_limit=20)
 
 
 def warm_up_problem(limit_bytes: int) -> StrategyProblem:
-    """A ring with chords whose cheap strategies need more memory than there is."""
+    """A ring with chords, and nodes of their own, whose cheap strategies need more memory than there is."""
     rng = np.random.default_rng(0)
     cheap_is_large: IntArray = np.array(STRATEGY_BYTES, dtype=np.int64)
     nodes = tuple(
@@ -41,11 +41,13 @@ def warm_up_problem(limit_bytes: int) -> StrategyProblem:
         )
         for i in range(LENGTH)
     )
+    small = UsageTerm(0, 0, LENGTH, np.array([3, 1, 0], dtype=np.int64))
+    isolated = tuple(Node(f"isolated {i}", np.array([0, 5 + i, 9]), None, (small,)) for i in range(2))
     pairs = [tuple(sorted((i, (i + step) % LENGTH))) for step in (1, 3) for i in range(LENGTH)]
     triples = [(i, i + 2, i + 5) for i in range(0, LENGTH - 5, 3)]
     return StrategyProblem(
         name="warm-up",
-        nodes=nodes,
+        nodes=nodes + isolated,
         factors=tuple(_factor(rng, scope) for scope in (*pairs, *triples)),
         resources=(Resource("memory", limit_bytes),),
         horizon=LENGTH,

@@ -8,7 +8,7 @@ little is left to split).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,10 +16,13 @@ import numpy as np
 from formulations.problem import BoolArray, IntArray
 from planner.costs import to_quanta
 from planner.operator_graph import OperatorGraph, TensorSpec
-from planner.placement import Placement, local_numel
-from planner.resharding import ReshardPlanner
+from planner.placement import Placement, local_numel, reordered, restored
+from planner.resharding import ReshardPath, ReshardPlanner
 from planner.sharding_rules import Strategy
 from planner.view_chains import ViewChain
+
+ViewMap = Mapping[Placement, tuple[Placement, ...]]
+"""Placements that a view gives its result, by the placement of its source."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,8 +83,10 @@ class ChainRouter:
         self._views = view_strategies
         self._planner = planner
         self._mesh = mesh
-        self._forward: dict[tuple[int, int], dict[Placement, tuple[Placement, ...]]] = {}
-        self._routes: dict[tuple[object, Placement, Placement], Route | None] = {}
+        self._quanta: dict[float, int] = {}
+        self._view_maps: dict[tuple[int, int], ViewMap] = {}
+        self._lines: dict[object, _Line] = {}
+        self._line_of: dict[ViewChain, _Line] = {}
         self._tables: dict[object, RouteTables] = {}
 
     def tables(self, chain: ViewChain, sources: Sequence[Placement], targets: Sequence[Placement]) -> RouteTables:
@@ -99,93 +104,169 @@ class ChainRouter:
         RouteTables
             Costs in nanoseconds, bytes on one device, and where no route exists.
         """
-        signature = self.signature(chain)
-        key = (signature, tuple(sources), tuple(targets))
+        line = self._line(chain)
+        key = (id(line), tuple(sources), tuple(targets))
         if key not in self._tables:
-            rows = {pair: self.route(chain, *pair) for pair in {(p, q) for p in sources for q in targets}}
-            shape = (len(sources), len(targets))
-            cost, copy, peak = (np.zeros(shape, dtype=np.int64) for _ in range(3))
-            forbidden = np.zeros(shape, dtype=np.bool_)
-            for i, source in enumerate(sources):
-                for j, target in enumerate(targets):
-                    route = rows[source, target]
-                    if route is None:
-                        forbidden[i, j] = True
-                    else:
-                        cost[i, j], copy[i, j], peak[i, j] = route.cost, route.copy_bytes, route.peak_bytes
-            self._tables[key] = RouteTables(cost, copy, peak, forbidden)
+            self._tables[key] = self._build_tables(line, sources, targets)
         return self._tables[key]
 
     def signature(self, chain: ViewChain) -> object:
         """Hashable identity of a chain's shapes, layouts in memory and rules."""
-        base = self._graph.values[chain.base].spec
+        base, *specs = self._specs(chain)
         steps = tuple(
             (id(self._views[step.operator]), step.output, after.shape, after.memory_order)
-            for step, after in zip(chain.steps, self._specs_after_views(chain), strict=True)
+            for step, after in zip(chain.steps, specs, strict=True)
         )
         return (base.shape, base.memory_order, base.dtype, steps)
 
     def route(self, chain: ViewChain, source: Placement, target: Placement) -> Route | None:
         """Find the cheapest route (then the smallest copy, then the earliest position), or None."""
-        key = (self.signature(chain), source, target)
-        if key not in self._routes:
-            self._routes[key] = self._search(chain, source, target)
-        return self._routes[key]
+        return self._route(self._line(chain), source, target)
 
-    def _specs_after_views(self, chain: ViewChain) -> Iterator[TensorSpec]:
-        return (self._spec_after(chain, position + 1) for position in range(len(chain.steps)))
+    def _build_tables(self, line: _Line, sources: Sequence[Placement], targets: Sequence[Placement]) -> RouteTables:
+        """Route each pair of different placements once; layouts that share a placement share the entry."""
+        rows, columns = ({placement: k for k, placement in enumerate(dict.fromkeys(of))} for of in (sources, targets))
+        shape = (len(rows), len(columns))
+        cost, copy, peak = (np.zeros(shape, dtype=np.int64) for _ in range(3))
+        forbidden = np.zeros(shape, dtype=np.bool_)
+        for source, i in rows.items():
+            for target, j in columns.items():
+                route = self._route(line, source, target)
+                if route is None:
+                    forbidden[i, j] = True
+                else:
+                    cost[i, j], copy[i, j], peak[i, j] = route.cost, route.copy_bytes, route.peak_bytes
+        layouts = np.ix_([rows[source] for source in sources], [columns[target] for target in targets])
+        return RouteTables(cost[layouts], copy[layouts], peak[layouts], forbidden[layouts])
 
-    def _spec_after(self, chain: ViewChain, position: int) -> TensorSpec:
-        if position == 0:
-            return self._graph.values[chain.base].spec
-        step = chain.steps[position - 1]
-        value = self._graph.operators[step.operator].outputs[step.output]
-        assert value is not None
-        return self._graph.values[value].spec
+    def _line(self, chain: ViewChain) -> _Line:
+        if chain not in self._line_of:
+            signature = self.signature(chain)
+            if signature not in self._lines:
+                views = tuple(self._view_map(step.operator, step.output) for step in chain.steps)
+                self._lines[signature] = _Line(self._specs(chain), views, self._mesh)
+            self._line_of[chain] = self._lines[signature]
+        return self._line_of[chain]
 
-    def _view_map(self, chain: ViewChain, position: int) -> dict[Placement, tuple[Placement, ...]]:
-        """Output placements by input placement of the view at ``position``."""
-        step = chain.steps[position]
-        strategies = self._views[step.operator]
-        key = (id(strategies), step.output)
-        if key not in self._forward:
+    def _specs(self, chain: ViewChain) -> list[TensorSpec]:
+        """Specs of the base and of the result of every view."""
+        values, operators = self._graph.values, self._graph.operators
+        specs = [values[chain.base].spec]
+        for step in chain.steps:
+            value = operators[step.operator].outputs[step.output]
+            assert value is not None
+            specs.append(values[value].spec)
+        return specs
+
+    def _view_map(self, operator: int, output: int) -> ViewMap:
+        strategies = self._views[operator]
+        key = (id(strategies), output)
+        if key not in self._view_maps:
             found: dict[Placement, dict[Placement, None]] = {}
             for strategy in strategies:
-                output = strategy.outputs[step.output]
-                if output is not None:
-                    found.setdefault(strategy.inputs[0], {})[output] = None
-            self._forward[key] = {source: tuple(targets) for source, targets in found.items()}
-        return self._forward[key]
+                placement = strategy.outputs[output]
+                if placement is not None:
+                    found.setdefault(strategy.inputs[0], {})[placement] = None
+            self._view_maps[key] = {source: tuple(targets) for source, targets in found.items()}
+        return self._view_maps[key]
 
-    def _search(self, chain: ViewChain, source: Placement, target: Placement) -> Route | None:
-        length = len(chain.steps)
-        # Ways to stand at each position without resharding: from the source, and towards the target.
-        reached: list[dict[Placement, tuple[Placement, ...]]] = [{source: (source,)}]
-        for position in range(length):
-            view = self._view_map(chain, position)
-            reached.append({out: (*way, out) for at, way in reached[-1].items() for out in view.get(at, ())})
-        leading: list[dict[Placement, tuple[Placement, ...]]] = [{target: ()}]
-        for position in reversed(range(length)):
-            following = leading[0]
-            here: dict[Placement, tuple[Placement, ...]] = {}
-            for at, outs in self._view_map(chain, position).items():
-                for out in outs:
-                    if out in following and at not in here:
-                        here[at] = (out, *following[out])
-            leading.insert(0, here)
-        if target in reached[length]:
-            return Route(reached[length][target], (target,), (), 0, 0, 0)
+    def _route(self, line: _Line, source: Placement, target: Placement) -> Route | None:
+        key = (source, target)
+        if key not in line.routes:
+            line.routes[key] = self._search(line, source, target)
+        return line.routes[key]
 
-        best: Route | None = None
-        for position in range(length + 1):
-            spec = self._spec_after(chain, position)
-            for at, way in reached[position].items():
-                for to, rest in leading[position].items():
-                    path = self._planner.path(spec.shape, spec.item_bytes, at, to, spec.memory_order)
-                    if path is None:
-                        continue
-                    copy = local_numel(spec.shape, to, self._mesh) * spec.item_bytes
-                    route = Route(way, path.placements, rest, int(to_quanta(path.seconds)), copy, path.peak_bytes)
-                    if best is None or (route.cost, copy) < (best.cost, best.copy_bytes):
-                        best = route
-        return best
+    def _search(self, line: _Line, source: Placement, target: Placement) -> Route | None:
+        reached, leading = line.reached(source), line.leading(target)
+        if target in reached[-1]:
+            return Route(reached[-1][target].way, (target,), (), 0, 0, 0)
+        best: tuple[int, int] | None = None
+        chosen: tuple[int, _Stand, ReshardPath, _Stand] | None = None
+        for position, (shape, item_bytes) in enumerate(line.lying):
+            ends = leading[position].values()
+            for start in reached[position].values():
+                paths = self._planner.paths(shape, item_bytes, start.lying)
+                for end in ends:
+                    path = paths.get(end.lying)
+                    if path is not None:
+                        found = (self._cost(path.seconds), end.nbytes)
+                        if best is None or found < best:
+                            best, chosen = found, (position, start, path, end)
+        if best is None or chosen is None:
+            return None
+        position, start, path, end = chosen
+        moved = path.placements
+        if not line.plain[position]:
+            moved = tuple(restored(placement, line.orders[position]) for placement in moved)
+        return Route(start.way, moved, end.way, *best, path.peak_bytes)
+
+    def _cost(self, seconds: float) -> int:
+        if seconds not in self._quanta:
+            self._quanta[seconds] = int(to_quanta(seconds))
+        return self._quanta[seconds]
+
+
+@dataclass(frozen=True, slots=True)
+class _Stand:
+    """A placement at a position of a chain.
+
+    ``lying`` is the placement in the order of memory, ``nbytes`` the local bytes there and ``way`` the placements
+    from the base to here, this one included, or those behind it up to the argument.
+    """
+
+    lying: Placement
+    nbytes: int
+    way: tuple[Placement, ...]
+
+
+class _Line:
+    """A chain of views without its names: tensors, placements that views allow, and what was found about them."""
+
+    def __init__(self, specs: Sequence[TensorSpec], views: tuple[ViewMap, ...], mesh: tuple[int, ...]) -> None:
+        self._views = views
+        self._mesh = mesh
+        self._specs = tuple(specs)
+        self.orders = tuple(spec.memory_order for spec in specs)
+        self.plain = tuple(order == tuple(range(len(order))) for order in self.orders)
+        self.lying = tuple(
+            (tuple(spec.shape[dim] for dim in order), spec.item_bytes)
+            for spec, order in zip(specs, self.orders, strict=True)
+        )
+        self.routes: dict[tuple[Placement, Placement], Route | None] = {}
+        self._reached: dict[Placement, tuple[dict[Placement, _Stand], ...]] = {}
+        self._leading: dict[Placement, tuple[dict[Placement, _Stand], ...]] = {}
+
+    def reached(self, source: Placement) -> tuple[dict[Placement, _Stand], ...]:
+        """Per position, where views alone bring a base at ``source``."""
+        if source not in self._reached:
+            found = [{source: self._stand(0, source, (source,))}]
+            for position, view in enumerate(self._views, start=1):
+                found.append(
+                    {
+                        out: self._stand(position, out, (*stand.way, out))
+                        for at, stand in found[-1].items()
+                        for out in view.get(at, ())
+                    }
+                )
+            self._reached[source] = tuple(found)
+        return self._reached[source]
+
+    def leading(self, target: Placement) -> tuple[dict[Placement, _Stand], ...]:
+        """Per position, from where views alone lead to an argument at ``target``."""
+        if target not in self._leading:
+            found = [{target: self._stand(len(self._views), target, ())}]
+            for position in reversed(range(len(self._views))):
+                following = found[-1]
+                here: dict[Placement, _Stand] = {}
+                for at, outs in self._views[position].items():
+                    way = next(((out, *following[out].way) for out in outs if out in following), None)
+                    if way is not None:
+                        here[at] = self._stand(position, at, way)
+                found.append(here)
+            self._leading[target] = tuple(reversed(found))
+        return self._leading[target]
+
+    def _stand(self, position: int, placement: Placement, way: tuple[Placement, ...]) -> _Stand:
+        spec = self._specs[position]
+        nbytes = local_numel(spec.shape, placement, self._mesh) * spec.item_bytes
+        return _Stand(reordered(placement, self.orders[position]), nbytes, way)

@@ -42,6 +42,19 @@ class Collective(StrEnum):
     ALL_TO_ALL = "all_to_all"
 
 
+class HostCopies(StrEnum):
+    """How copies between a device and its host's memory run: :mod:`planner.schedule` gives their order.
+
+    BOTH_WAYS: outward and inward at once, each at the link's speed, beside the computation (PCIe is full duplex).
+    TAKE_TURNS: beside the computation, one copy at a time in whichever direction.
+    BLOCKING: the computation waits for each copy.
+    """
+
+    BOTH_WAYS = "both_ways"
+    TAKE_TURNS = "take_turns"
+    BLOCKING = "blocking"
+
+
 class _Spec(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
@@ -192,7 +205,9 @@ class ClusterSpec(_Spec):
     inter_node
         Network of one node, shared by all rings that leave the node; None with one node.
     host_link
-        Link between a device and its host's memory; bandwidth per device.
+        Link between a device and its host's memory; bandwidth per device and direction.
+    host_link_shared
+        Whether both directions of the host link share its bandwidth.
     measured
         For a measured machine: what it was measured on. Its devices are processes, so a mesh of any size
         fits on it and its rates are shared among the processes.
@@ -207,6 +222,7 @@ class ClusterSpec(_Spec):
     intra_node: LinkSpec
     inter_node: LinkSpec | None = None
     host_link: LinkSpec
+    host_link_shared: bool = False
     measured: Measurement | None = None
 
     def model_post_init(self, context: object, /) -> None:
@@ -218,6 +234,13 @@ class ClusterSpec(_Spec):
     def devices(self) -> int:
         """Number of devices."""
         return self.devices_per_node * self.nodes
+
+    @property
+    def host_copies(self) -> HostCopies:
+        """How copies to and from the host run; a measured machine's devices are processes that copy themselves."""
+        if self.measured is not None:
+            return HostCopies.BLOCKING
+        return HostCopies.TAKE_TURNS if self.host_link_shared else HostCopies.BOTH_WAYS
 
     def fingerprint(self) -> str:
         """SHA-256 of the canonical JSON."""
@@ -233,6 +256,13 @@ class ClusterSpec(_Spec):
         if self.measured is None or prod(mesh) == self.measured.ranks:
             return self.device
         return self.device.shared(self.measured.ranks / prod(mesh))
+
+    def host_link_for(self, mesh: Sequence[int]) -> LinkSpec:
+        """Host link as one rank of ``mesh`` finds it; processes of a measured machine share its memory."""
+        self._check(mesh)
+        if self.measured is None or prod(mesh) == self.measured.ranks:
+            return self.host_link
+        return self.host_link.shared(self.measured.ranks / prod(mesh))
 
     def mesh_links(self, mesh: Sequence[int]) -> tuple[LinkSpec, ...]:
         """Link that a ring along each mesh axis gets.

@@ -17,14 +17,10 @@ from numpy.typing import ArrayLike, NDArray
 
 from planner.cluster import ClusterSpec, Collective
 from planner.operator_classes import ARITHMETIC, OperatorClass, memory_passes, operator_class, operator_name
-from planner.operator_graph import ITEM_BYTES, Operator, OperatorGraph, TensorSpec
+from planner.operator_graph import Operator, OperatorGraph, TensorSpec
 from planner.optimizers import optimizer_named
 from planner.placement import REPLICATE, Placement, local_numel
 from planner.resharding import ReshardPlanner
-
-OPTIMIZER_PASSES = {"adamw": 7, "sgd": 3}
-"""Times that an update moves a parameter's bytes: AdamW reads parameter, gradient and two moments and writes
-three of them back; plain SGD reads two and writes one."""
 
 _FLOATING = ("float64", "float32", "float16", "bfloat16")
 
@@ -73,8 +69,10 @@ class CostModel:
 
     Attributes
     ----------
-    device, links
-        Device and per-axis link as a rank of this mesh finds them.
+    device, links, host_link
+        Device, per-axis link and link to the host's memory as a rank of this mesh finds them.
+    host_copies
+        How copies over the host link run.
     resharding
         Paths between placements on this mesh.
 
@@ -88,6 +86,8 @@ class CostModel:
         self.mesh = tuple(mesh)
         self.device = cluster.device_for(self.mesh)
         self.links = cluster.mesh_links(self.mesh)
+        self.host_link = cluster.host_link_for(self.mesh)
+        self.host_copies = cluster.host_copies
         self.resharding = ReshardPlanner(
             self.links,
             self.mesh,
@@ -144,20 +144,20 @@ class CostModel:
         numel_local
             Elements of the parameter on the rank.
         dtype
-            Dtype of the parameter, its gradient and the optimizer's state.
+            Dtype of the parameter and its gradient.
         optimizer
-            ``adamw`` or ``sgd``.
+            A name of :data:`planner.optimizers.OPTIMIZERS`.
 
         Raises
         ------
         ValueError
             Unknown optimizer.
         """
-        workspaces = optimizer_named(optimizer).workspace_tensors
-        nbytes = numel_local * ITEM_BYTES[dtype]
-        seconds = nbytes * OPTIMIZER_PASSES[optimizer] / self.bandwidth_of(OperatorClass.OPTIMIZER, optimizer)
+        spec = optimizer_named(optimizer)
+        seconds = spec.moved_bytes(dtype, numel_local) / self.bandwidth_of(OperatorClass.OPTIMIZER, optimizer)
         if self.device.fresh_memory is not None:
-            seconds += workspaces * float(self.device.fresh_memory.seconds(nbytes))
+            tensors, item_bytes = spec.workspace(dtype)
+            seconds += tensors * float(self.device.fresh_memory.seconds(numel_local * item_bytes))
         return seconds + self.device.launch_seconds
 
     def _roofline(

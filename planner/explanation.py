@@ -11,10 +11,11 @@ from formulations.solution import Progress
 from formulations.solvers import DEFAULT_SOLVER, SOLVERS
 from planner.cluster import ClusterError
 from planner.infeasibility import InfeasibleError
+from planner.operator_graph import OperatorGraph
 from planner.placement import local_numel
 from planner.plan import Plan, schedule_of, verify_plan
 from planner.replay import ReplayReport
-from planner.schedule import Compute, Reshard, Schedule
+from planner.schedule import Compute, Offload, Reshard, Schedule
 from planner.session import PlanningSession, PlanRequest
 from planner.units import format_bytes, format_seconds
 
@@ -86,6 +87,7 @@ def explain_plan(
         (
             _reshardings(session, schedule),
             _recomputed(session, schedule, report),
+            offload_section(graph, schedule, report),
             _alive(report),
             _memory_price(session, plan, time_limit, progress),
         )
@@ -149,6 +151,29 @@ def _recomputed(session: PlanningSession, schedule: Schedule, report: ReplayRepo
     return Section("Recomputed", tuple(lines))
 
 
+def offload_section(graph: OperatorGraph, schedule: Schedule, report: ReplayReport) -> Section:
+    """What waits on the host, and how long the computation waits for copies, by the replay of a schedule."""
+    host, rows = report.host, []
+    for instruction in schedule.instructions:
+        if isinstance(instruction, Offload):
+            buffer = schedule.buffers[instruction.source]
+            value = graph.values[buffer.value]
+            nbytes = local_numel(value.spec.shape, buffer.placement, schedule.mesh) * value.spec.item_bytes
+            rows.append((nbytes, value.name))
+    if not rows:
+        return Section("Offloaded", ("nothing: every value that backward needs stays on the device",))
+    copied = host.offloaded_bytes + host.prefetched_bytes
+    stall, hidden = report.stall_quanta or 0, report.hidden_bytes or 0
+    lines = [
+        f"{len(rows)} tensors, {format_bytes(host.offloaded_bytes)} a step; at most {format_bytes(host.peak_bytes)} "
+        f"of host memory at once",
+        f"{format_bytes(hidden)} of {format_bytes(copied)} copied both ways are hidden; the computation waits "
+        f"{format_seconds(stall * 1e-9)} a step for the rest",
+        *(f"{format_bytes(nbytes)}  {name}" for nbytes, name in sorted(rows, reverse=True)[:TOP]),
+    ]
+    return Section("Offloaded", tuple(lines))
+
+
 def _alive(report: ReplayReport) -> Section:
     lines = [
         f"{format_bytes(report.peak_bytes)} at instruction {report.peak_instruction}",
@@ -176,7 +201,7 @@ def _memory_price(
     for word, memory in (("less", options.memory_bytes - GIB), ("more", options.memory_bytes + GIB)):
         request = PlanRequest(memory, options.formulation, solver, time_limit)
         try:
-            found = session.solve(request, progress)
+            found = session.solve(request, progress).result
         except (InfeasibleError, ClusterError) as error:
             lines.append(f"1 GiB {word}: {error}")
             continue

@@ -4,6 +4,7 @@
 ``sharding``                layouts alone (Alpa's problem, with memory true at every moment)
 ``kiwi_reduced``            layouts and recomputation, as the paper reduces it
 ``kiwi_chain``              layouts and recomputation of whole chains
+``kiwi_offload``            the same, and activations that wait in host memory
 ``checkpoint_dots``, ...    layouts, recomputation by a rule (:mod:`planner.baselines`)
 ``checkmate``               recomputation alone, the layouts those of data parallelism (Jain et al. 2020)
 ``alpa_then_checkmate``     the best layouts without a limit, then recomputation
@@ -19,18 +20,21 @@ from collections.abc import Callable
 import numpy as np
 
 from formulations.models.kiwi_chain import latest_moments
+from formulations.models.offload import Links
 from formulations.models.registry import (
     MODELS,
     StepProblem,
     UnknownFormulationError,
     kiwi_chain_problem,
+    kiwi_offload_problem,
     policy_problem,
     sharding_problem,
     step_problem,
 )
-from formulations.problem import BoolArray, StrategyProblem
+from formulations.problem import BoolArray, IntArray, StrategyProblem
 from formulations.solution import SolveResult
 from planner.baselines import BASELINES
+from planner.offload_model import with_transfer_costs
 from planner.operator_graph import ValueRole
 from planner.placement import replicated, shard
 from planner.strategy_space import StrategySpace
@@ -38,13 +42,22 @@ from planner.strategy_space import StrategySpace
 CHECKMATE = "checkmate"
 ALPA_THEN_CHECKMATE = "alpa_then_checkmate"
 
-FORMULATIONS = (*MODELS, *BASELINES, CHECKMATE, ALPA_THEN_CHECKMATE)
+OFFLOAD = "kiwi_offload"
+
+FORMULATIONS = (*MODELS, OFFLOAD, *BASELINES, CHECKMATE, ALPA_THEN_CHECKMATE)
 """Names of all formulations."""
 
 Solve = Callable[[StrategyProblem], SolveResult]
 
 
-def formulation_problem(name: str, space: StrategySpace, memory_limit: int | None, solve: Solve) -> StepProblem:
+def formulation_problem(
+    name: str,
+    space: StrategySpace,
+    memory_limit: int | None,
+    solve: Solve,
+    links: Links,
+    copy_quanta: Callable[[IntArray], IntArray],
+) -> StepProblem:
     """Build the problem of a formulation.
 
     Parameters
@@ -57,6 +70,8 @@ def formulation_problem(name: str, space: StrategySpace, memory_limit: int | Non
         Bytes on one device, or None.
     solve
         Solves the first of two problems, for formulations that decide one thing after the other.
+    links, copy_quanta
+        What the host offers, and the time of one copy of so many bytes, in quanta; for ``kiwi_offload``.
 
     Raises
     ------
@@ -68,6 +83,9 @@ def formulation_problem(name: str, space: StrategySpace, memory_limit: int | Non
     model = space.model
     if name == "kiwi_chain":
         return kiwi_chain_problem(model, memory_limit, rule_based_reruns(space))
+    if name == OFFLOAD:
+        priced = with_transfer_costs(model, copy_quanta)
+        return kiwi_offload_problem(priced, memory_limit, links, rule_based_reruns(space))
     if name in MODELS:
         return step_problem(name, model, memory_limit)
     if name in BASELINES:

@@ -1,6 +1,6 @@
 """Plans: made from a replayed schedule, written, read back and checked.
 
-:class:`Plan` and its parts are in :mod:`planner.plan_format`; ``planner/schemas/plan-v1.json`` is their published
+:class:`Plan` and its parts are in :mod:`planner.plan_format`; ``planner/schemas/plan-v2.json`` is their published
 schema.
 """
 
@@ -15,7 +15,7 @@ from pydantic import ValidationError
 
 from formulations.files import write_text_atomically
 from planner.operator_graph import OperatorGraph
-from planner.plan_check import certificate_contradiction, memory_over_time, verify_plan
+from planner.plan_check import certificate_contradiction, host_prediction, memory_over_time, verify_plan
 from planner.plan_error import PlanError
 from planner.plan_format import (
     PLAN_VERSION,
@@ -94,6 +94,9 @@ def make_plan(
         raise PlanError(f"the schedule is no correct step: {report.violations[0]}")
     if options.limit_bytes is not None and report.peak_bytes > options.limit_bytes:
         raise PlanError(f"the schedule needs {report.peak_bytes} bytes, {options.limit_bytes} are allowed")
+    host_limit = options.host_memory_bytes
+    if host_limit is not None and report.host.peak_bytes > host_limit:
+        raise PlanError(f"the schedule needs {report.host.peak_bytes} bytes on the host, {host_limit} are allowed")
     if report.total_quanta is None:
         raise PlanError("the schedule was replayed without costs: a plan predicts the time of a step")
     predicted = Predicted(
@@ -102,6 +105,7 @@ def make_plan(
         peak_bytes=report.peak_bytes,
         peak_instruction=report.peak_instruction,
         memory=memory_over_time(report),
+        host=host_prediction(report),
     )
     contradiction = certificate_contradiction(record.certificate, predicted)
     if contradiction:

@@ -12,13 +12,16 @@ from formulations.solution import Status
 from planner.operator_graph import OperatorGraph
 from planner.optimizers import optimizer_named
 from planner.plan_error import PlanError
-from planner.plan_format import Certificate, Decision, Fingerprints, MemoryOverTime, Plan, Predicted
+from planner.plan_format import Certificate, Decision, Fingerprints, MemoryOverTime, Plan, Predicted, PredictedHost
 from planner.plan_schedule import decode_schedule
 from planner.replay import OptimizerMemory, ReplayReport, StepCosts, StrategyTable, replay
 from planner.replay_report import Category
 
 PROFILE_POINTS = 200
 """Moments at which a plan keeps the memory over time."""
+
+_HOST_BYTES = ("peak_bytes", "offloaded_bytes", "prefetched_bytes")
+"""What a replay without costs says of the host."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +80,7 @@ def verify_plan(
         optimizer=OptimizerMemory(optimizer_named(options.optimizer)),
         seconds=seconds,
         limit=options.limit_bytes,
+        host_limit=options.host_memory_bytes,
         allowed=allowed,
         devices=devices,
         counter_based_random=options.counter_based_random,
@@ -125,6 +129,17 @@ def memory_over_time(report: ReplayReport, points: int = PROFILE_POINTS) -> Memo
     )
 
 
+def host_prediction(report: ReplayReport) -> PredictedHost:
+    """What a replay says of host memory and copies; without costs nothing is said of waiting."""
+    return PredictedHost(
+        peak_bytes=report.host.peak_bytes,
+        offloaded_bytes=report.host.offloaded_bytes,
+        prefetched_bytes=report.host.prefetched_bytes,
+        hidden_bytes=report.hidden_bytes or 0,
+        stall_ns=report.stall_quanta or 0,
+    )
+
+
 def _claim(solver: str, status: Status, objective: int | None, bound: int | None) -> _Claim:
     if bound is None and status is Status.OPTIMAL:
         return _Claim(solver, objective, objective, "optimum")
@@ -148,3 +163,8 @@ def _broken_promises(decision: Decision, report: ReplayReport) -> Iterator[str]:
         yield f"the peak is at instruction {report.peak_instruction}, {predicted.peak_instruction} predicted"
     elif memory_over_time(report) != predicted.memory:
         yield "the memory over time differs from what is predicted"
+    timed = PredictedHost.model_fields if report.total_quanta is not None else _HOST_BYTES
+    for name in timed:
+        found, promised = getattr(host_prediction(report), name), getattr(predicted.host, name)
+        if found != promised:
+            yield f"host: {name} is {found}, {promised} predicted"

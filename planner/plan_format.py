@@ -21,7 +21,7 @@ from planner.replay_report import Category
 from planner.replay_structure import communicating_steps
 from planner.units import format_bytes, format_gap, format_seconds
 
-PLAN_VERSION: Literal[1] = 1
+PLAN_VERSION: Literal[2] = 2
 """Version of the file format; a file of another version is refused."""
 
 NANOSECONDS = 1e9
@@ -64,6 +64,8 @@ class PlanOptions(_Part):
         Name of the model that was solved.
     memory_bytes, reserve_bytes
         Memory of one device that was allowed (None: no limit), and how much of it torch's tensors cannot have.
+    host_memory_bytes
+        Pinned host memory that offloaded tensors of one device may take (None: no limit).
     counter_based_random
         Whether random operators draw numbers by element, so that they may be recomputed; the executor must
         then do so.
@@ -76,6 +78,7 @@ class PlanOptions(_Part):
     formulation: str
     memory_bytes: NonNegativeInt | None = None
     reserve_bytes: NonNegativeInt = 0
+    host_memory_bytes: NonNegativeInt | None = None
     counter_based_random: bool = False
 
     @model_validator(mode="after")
@@ -175,6 +178,26 @@ class MemoryOverTime(_Part):
     bytes: dict[Category, tuple[NonNegativeInt, ...]]
 
 
+class PredictedHost(_Part):
+    """What a step keeps in host memory and how it gets there; all 0 where nothing is offloaded.
+
+    Parameters
+    ----------
+    peak_bytes
+        Largest number of bytes in pinned host memory for one device.
+    offloaded_bytes, prefetched_bytes, hidden_bytes
+        Bytes copied to the host and back, and those of both that the computation does not wait for.
+    stall_ns
+        Time in which the computation waits for copies; the objective contains it.
+    """
+
+    peak_bytes: NonNegativeInt = 0
+    offloaded_bytes: NonNegativeInt = 0
+    prefetched_bytes: NonNegativeInt = 0
+    hidden_bytes: NonNegativeInt = 0
+    stall_ns: NonNegativeInt = 0
+
+
 class Predicted(_Part):
     """What the plan promises; a replay must give the same.
 
@@ -187,6 +210,8 @@ class Predicted(_Part):
         Largest number of bytes on a device (the same on every rank) and the first instruction with it.
     memory
         Bytes over the step.
+    host
+        Host memory and copies.
     """
 
     objective_ns: NonNegativeInt
@@ -194,6 +219,7 @@ class Predicted(_Part):
     peak_bytes: NonNegativeInt
     peak_instruction: Annotated[int, Field(ge=-1)]
     memory: MemoryOverTime
+    host: PredictedHost = PredictedHost()
 
 
 class Decision(_Part):
@@ -253,7 +279,7 @@ class Plan(_Part):
     ``part_digests`` holds the same per field of the decision, so that an edit can be named.
     """
 
-    version: Literal[1]
+    version: Literal[2]
     decision: Decision
     digest: Fingerprint
     part_digests: dict[str, Fingerprint] = Field(default_factory=dict)
@@ -299,9 +325,22 @@ class Plan(_Part):
             ("cross-checks", ", ".join(checks) or "-"),
             ("peak memory", format_bytes(predicted.peak_bytes)),
             ("memory limit", "-" if limit is None else format_bytes(limit)),
+            *self._host_rows(),
             ("recomputed operators", str(words["recompute"])),
             ("collectives", str(self.collectives)),
             *(("note", note) for note in self.record.notes),
+        ]
+
+    def _host_rows(self) -> list[tuple[str, str]]:
+        host, limit = self.decision.predicted.host, self.decision.options.host_memory_bytes
+        if not host.offloaded_bytes:
+            return []
+        copied = host.offloaded_bytes + host.prefetched_bytes
+        return [
+            ("peak host memory", format_bytes(host.peak_bytes)),
+            ("host memory limit", "-" if limit is None else format_bytes(limit)),
+            ("copied to and from host", f"{format_bytes(copied)}, {host.hidden_bytes / copied:.0%} of it hidden"),
+            ("waiting for copies", f"{format_seconds(host.stall_ns / NANOSECONDS)} per step"),
         ]
 
     @property

@@ -1,24 +1,23 @@
 """The checker of schedules: replays one over its operator graph in exact integers and trusts nothing.
 
-Three passes, each in its own file: what an instruction says by itself (:mod:`planner.replay_structure`), what
-instructions mean in their order (:mod:`planner.replay_order`), and the bytes that follow from the lifetimes
-(:mod:`planner.replay_memory`). They are written from the definition of the schedule alone and share no code
-with what builds schedules or with the models that promise their cost and memory.
+Four passes, each in its own file: what an instruction says by itself (:mod:`planner.replay_structure`), what
+instructions mean in their order (:mod:`planner.replay_order`), the bytes that follow from the lifetimes
+(:mod:`planner.replay_memory`), and the time with copies beside the computation (:mod:`planner.replay_time`).
+They are written from the definition of the schedule alone and share no code with what builds schedules or
+with the models that promise their cost and memory.
 """
 
 from __future__ import annotations
 
-from typing import Protocol
-
 import numpy as np
 
 from planner.operator_graph import OperatorGraph
-from planner.placement import Placement
-from planner.replay_memory import LocalBytes, OptimizerMemory, memory_profile
+from planner.replay_memory import LocalBytes, OptimizerMemory, host_use, memory_profile
 from planner.replay_order import OrderedReplay
 from planner.replay_report import (
     AliveTensor,
     Category,
+    HostUse,
     MemoryProfile,
     ReplayReport,
     Violation,
@@ -30,14 +29,15 @@ from planner.replay_structure import (
     communicating_steps,
     meaning_violations,
     shape_violations,
-    strategy_of,
 )
+from planner.replay_time import StepCosts, step_time
 from planner.replay_wording import Wording
-from planner.schedule import Compute, Instruction, Reshard, Schedule, Update
+from planner.schedule import Compute, Reshard, Schedule
 
 __all__ = [
     "AliveTensor",
     "Category",
+    "HostUse",
     "MemoryProfile",
     "OptimizerMemory",
     "ReplayReport",
@@ -50,24 +50,6 @@ __all__ = [
 ]
 
 
-class StepCosts(Protocol):
-    """Costs in an integer quantum of time; views cost nothing and are not asked for.
-
-    Each method raises KeyError for what it has no price for.
-    """
-
-    def compute_quanta(
-        self, operator: int, outputs: tuple[Placement | None, ...], inputs: tuple[Placement, ...]
-    ) -> int:
-        """Cost of one execution of an operator under these placements."""
-
-    def reshard_quanta(self, value: int, path: tuple[Placement, ...]) -> int:
-        """Cost of a resharding path of a value."""
-
-    def update_quanta(self, parameter: int, placement: Placement) -> int:
-        """Cost of the optimizer step of a parameter, by value index."""
-
-
 def replay(
     graph: OperatorGraph,
     schedule: Schedule,
@@ -75,6 +57,7 @@ def replay(
     optimizer: OptimizerMemory,
     seconds: StepCosts | None = None,
     limit: int | None = None,
+    host_limit: int | None = None,
     allowed: StrategyTable | None = None,
     devices: int | None = None,
     counter_based_random: bool = False,
@@ -84,7 +67,7 @@ def replay(
     Memory per device is what torch holds: parameters, module buffers, step inputs and optimizer state from
     the start; a storage per buffer of a non-view instruction from its creation until its last alias is freed;
     while an instruction runs, its inputs and outputs together, the peak of a resharding path beside its
-    source, the workspace of an update.
+    source, the workspace of an update. Host buffers are counted apart.
 
     Parameters
     ----------
@@ -96,8 +79,8 @@ def replay(
         What the optimizer holds per trainable parameter.
     seconds
         Costs per instruction, in integer quanta; asked only of a schedule that is a correct step.
-    limit
-        Bytes that one device may hold.
+    limit, host_limit
+        Bytes that one device may hold, and that may lie in pinned host memory for it.
     allowed
         Verified strategies per operator, views included; None checks no strategy.
     devices
@@ -117,16 +100,20 @@ def replay(
     ordered = OrderedReplay(graph, schedule, counter_based_random=counter_based_random)
     lifetimes = ordered.run()
     violations.extend(ordered.violations)
-    total = None
-    if seconds is not None and not violations:
-        total, unpriced = _total_quanta(graph, schedule, seconds)
-        violations.extend(unpriced)
     local_bytes = LocalBytes(graph, schedule.mesh)
+    time = None
+    if seconds is not None and not violations:
+        time, unpriced = step_time(graph, schedule, seconds, local_bytes)
+        violations.extend(unpriced)
     profile, peak, at, alive = memory_profile(graph, schedule, lifetimes, local_bytes, optimizer)
     if limit is not None and peak > limit:
         where = Wording(graph, schedule).instruction(schedule.instructions[at]) if at >= 0 else "the start"
         message = f"{peak} bytes at {where}, {peak - limit} more than the limit of {limit}"
         violations.append(Violation(ViolationKind.OVER_LIMIT, at if at >= 0 else None, message))
+    host = host_use(schedule, lifetimes, local_bytes)
+    if host_limit is not None and host.peak_bytes > host_limit:
+        message = f"{host.peak_bytes} bytes on the host, {host.peak_bytes - host_limit} more than {host_limit}"
+        violations.append(Violation(ViolationKind.OVER_HOST_LIMIT, host.peak_instruction, message))
     end = len(schedule.instructions)
     violations.sort(key=lambda violation: end if violation.instruction is None else violation.instruction)
     reshards = [instruction for instruction in schedule.instructions if isinstance(instruction, Reshard)]
@@ -136,40 +123,16 @@ def replay(
         peak_instruction=at,
         alive_at_peak=alive,
         profile=profile,
-        total_quanta=total,
+        host=host,
+        total_quanta=None if time is None else time.total,
+        stall_quanta=None if time is None else time.stalled,
+        hidden_bytes=None if time is None else time.hidden_bytes,
         recomputed=sum(
             isinstance(instruction, Compute) and instruction.recompute for instruction in schedule.instructions
         ),
         reshards=len(reshards),
         collectives=sum(communicating_steps(instruction.path) for instruction in reshards),
     )
-
-
-def _total_quanta(
-    graph: OperatorGraph, schedule: Schedule, costs: StepCosts
-) -> tuple[int | None, tuple[Violation, ...]]:
-    """Sum of the costs of all instructions; None and violations where one has no price."""
-    words = Wording(graph, schedule)
-    total, unpriced = 0, []
-    for at, instruction in enumerate(schedule.instructions):
-        try:
-            total += _quanta(graph, schedule, costs, instruction)
-        except KeyError:
-            message = f"{words.instruction(instruction)} has no price under its placements"
-            unpriced.append(Violation(ViolationKind.UNPRICED, at, message))
-    return (None if unpriced else total), tuple(unpriced)
-
-
-def _quanta(graph: OperatorGraph, schedule: Schedule, costs: StepCosts, instruction: Instruction) -> int:
-    match instruction:
-        case Compute(operator) if not graph.operators[operator].is_view:
-            return costs.compute_quanta(operator, *strategy_of(schedule, instruction))
-        case Reshard(source, _, path):
-            return costs.reshard_quanta(schedule.buffers[source].value, path)
-        case Update(parameter):
-            buffer = schedule.buffers[parameter]
-            return costs.update_quanta(buffer.value, buffer.placement)
-    return 0
 
 
 def _without_profile(violations: tuple[Violation, ...]) -> ReplayReport:
@@ -181,7 +144,10 @@ def _without_profile(violations: tuple[Violation, ...]) -> ReplayReport:
         peak_instruction=-1,
         alive_at_peak=(),
         profile=profile,
+        host=HostUse(np.zeros(0, dtype=np.int64), 0, -1, 0, 0),
         total_quanta=None,
+        stall_quanta=None,
+        hidden_bytes=None,
         recomputed=0,
         reshards=0,
         collectives=0,

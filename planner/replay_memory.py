@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 from planner.operator_graph import ITEM_BYTES, OperatorGraph, OutputRole, TensorSpec, ValueRole
 from planner.optimizers import OptimizerSpec
 from planner.placement import Placement, divides, local_numel, reordered
-from planner.replay_report import AliveTensor, Category, MemoryProfile
+from planner.replay_report import AliveTensor, Category, HostUse, MemoryProfile
 from planner.replay_wording import Wording
-from planner.schedule import Instruction, Reshard, Schedule, Update
+from planner.schedule import Instruction, Offload, Prefetch, Reshard, Schedule, Update
 
 _INPUT_CATEGORY = {ValueRole.PARAMETER: Category.PARAMETERS, ValueRole.BUFFER: Category.MODULE_BUFFERS}
 
@@ -54,12 +54,13 @@ class Lifetimes:
     """Per buffer: the buffer that owns its storage (-1: never created), and when it exists.
 
     ``created`` is the index of the creating instruction, -1 for inputs. ``freed`` is that of the freeing
-    instruction, the number of instructions where it never is.
+    instruction, the number of instructions where it never is. ``on_host`` says that it lies in host memory.
     """
 
     root: NDArray[np.int64]
     created: NDArray[np.int64]
     freed: NDArray[np.int64]
+    on_host: NDArray[np.bool_]
 
 
 class LocalBytes:
@@ -113,7 +114,7 @@ def memory_profile(
 ) -> tuple[MemoryProfile, int, int, tuple[AliveTensor, ...]]:
     """Bytes over time, the peak, the first instruction that reaches it (-1: the start), what is alive then."""
     count = len(schedule.instructions)
-    owners, sizes, ends = _storages(schedule, lifetimes, local_bytes)
+    owners, sizes, ends = _storages(schedule, lifetimes, local_bytes, on_host=False)
     categories = _categories(graph, schedule, lifetimes)
     starts = lifetimes.created[owners]
     states = _optimizer_states(graph, schedule, local_bytes, optimizer)
@@ -150,6 +151,23 @@ def memory_profile(
     return profile, peak, at, tuple(sorted(alive, key=lambda tensor: -tensor.nbytes))
 
 
+def host_use(schedule: Schedule, lifetimes: Lifetimes, local_bytes: LocalBytes) -> HostUse:
+    """Bytes of host buffers over time and of the copies that make and read them."""
+    count = len(schedule.instructions)
+    owners, sizes, ends = _storages(schedule, lifetimes, local_bytes, on_host=True)
+    change = np.zeros(count + 1, dtype=np.int64)
+    np.add.at(change, lifetimes.created[owners], sizes)
+    np.add.at(change, ends, -sizes)
+    after = np.cumsum(change)[:count]
+    at = int(after.argmax()) if owners.size else -1
+    copied = {Offload: 0, Prefetch: 0}
+    for instruction in schedule.instructions:
+        if isinstance(instruction, (Offload, Prefetch)):
+            entry = schedule.buffers[instruction.source]
+            copied[type(instruction)] += local_bytes(entry.value, entry.placement)
+    return HostUse(after, int(after[at]) if at >= 0 else 0, at, copied[Offload], copied[Prefetch])
+
+
 def _optimizer_states(
     graph: OperatorGraph, schedule: Schedule, local_bytes: LocalBytes, optimizer: OptimizerMemory
 ) -> list[AliveTensor]:
@@ -174,13 +192,13 @@ def _alive_transients(
 
 
 def _storages(
-    schedule: Schedule, lifetimes: Lifetimes, local_bytes: LocalBytes
+    schedule: Schedule, lifetimes: Lifetimes, local_bytes: LocalBytes, *, on_host: bool
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-    """Buffers that own a storage, its bytes, and the instruction that frees its last alias."""
+    """Buffers that own a storage there, its bytes, and the instruction that frees its last alias."""
     existing = np.flatnonzero(lifetimes.root >= 0)
     last = np.full(len(schedule.buffers), -1, dtype=np.int64)
     np.maximum.at(last, lifetimes.root[existing], lifetimes.freed[existing])
-    owners = existing[lifetimes.root[existing] == existing]
+    owners = existing[(lifetimes.root[existing] == existing) & (lifetimes.on_host[existing] == on_host)]
     entries = [schedule.buffers[owner] for owner in owners]
     sizes = np.array([local_bytes(entry.value, entry.placement) for entry in entries], dtype=np.int64)
     return owners, sizes, last[owners]

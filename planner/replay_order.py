@@ -8,7 +8,7 @@ from planner.operator_graph import OperatorGraph, OutputRole, ValueRole
 from planner.replay_memory import Lifetimes
 from planner.replay_report import Violation, ViolationKind
 from planner.replay_wording import Wording
-from planner.schedule import Compute, Free, Instruction, Reshard, Schedule, Update
+from planner.schedule import Compute, Free, Instruction, Offload, Prefetch, Reshard, Schedule, Update
 
 _KEPT_ROLES = (ValueRole.PARAMETER, ValueRole.BUFFER)
 
@@ -39,6 +39,12 @@ class OrderedReplay:
         self._created = [-1] * count
         # -1: never created, ``_end``: alive, else the instruction that freed it.
         self._freed = [-1] * count
+        self._on_host = [False] * count
+        # Buffers that a non-view operator created.
+        self._computed: set[int] = set()
+        # Instruction and source of each offload, and the host buffers that a prefetch reads.
+        self._offloads: list[tuple[int, int]] = []
+        self._prefetched: set[int] = set()
         self._executed: set[int] = set()
         self._latest = -1
         self._updates: dict[int, int] = {}
@@ -78,11 +84,16 @@ class OrderedReplay:
                     self._create(target, target, at)
                 case Update():
                     self._update(at, instruction)
+                case Offload():
+                    self._offload(at, instruction)
+                case Prefetch():
+                    self._prefetch(at, instruction)
                 case Free(buffers):
                     for buffer in buffers:
                         self._free(at, buffer)
         self._finish()
-        return Lifetimes(*(np.array(found, dtype=np.int64) for found in (self._root, self._created, self._freed)))
+        root, created, freed = (np.array(found, dtype=np.int64) for found in (self._root, self._created, self._freed))
+        return Lifetimes(root, created, freed, np.array(self._on_host, dtype=bool))
 
     def _report(self, kind: ViolationKind, at: int | None, message: str) -> None:
         self.violations.append(Violation(kind, at, message))
@@ -109,6 +120,8 @@ class OrderedReplay:
         for output in instruction.outputs:
             if output is not None:
                 self._create(output, output if root < 0 else root, at)
+                if not operator.is_view:
+                    self._computed.add(output)
 
     def _first_execution(self, at: int, operator: int) -> None:
         identity = self._words.operator(operator)
@@ -138,6 +151,31 @@ class OrderedReplay:
                 f"changed by instruction {self._updated_storages[self._root[buffer]]}"
             )
             self._report(ViolationKind.READ_AFTER_UPDATE, at, message)
+        elif self._on_host[buffer] and not isinstance(instruction, Prefetch):
+            message = f"{self._words.instruction(instruction)} reads {self._words.buffer(buffer)}, which is on the host"
+            self._report(ViolationKind.HOST_READ, at, message)
+
+    def _offload(self, at: int, instruction: Offload) -> None:
+        source, target = instruction.source, instruction.target
+        self._read(at, instruction, source)
+        if self._freed[source] >= 0 and not self._on_host[source]:
+            if source in self._computed:
+                self._offloads.append((at, source))
+            else:
+                message = f"{self._words.buffer(source)} is not an output of an operator that owns its storage"
+                self._report(ViolationKind.OFFLOAD_SOURCE, at, message)
+        if self._freed[target] < 0:
+            self._on_host[target] = True
+        self._create(target, target, at)
+
+    def _prefetch(self, at: int, instruction: Prefetch) -> None:
+        source, target = instruction.source, instruction.target
+        self._read(at, instruction, source)
+        self._prefetched.add(source)
+        if self._freed[source] >= 0 and not self._on_host[source]:
+            message = f"{self._words.buffer(source)} was never offloaded"
+            self._report(ViolationKind.PREFETCH_SOURCE, at, message)
+        self._create(target, target, at)
 
     def _create(self, buffer: int, root: int, at: int) -> None:
         if self._freed[buffer] >= 0:
@@ -186,6 +224,7 @@ class OrderedReplay:
 
     def _finish(self) -> None:
         stay = {*self._schedule.inputs, *self._lasting}
+        self._finish_copies()
         for buffer, freed in enumerate(self._freed):
             if freed < 0:
                 self._report(ViolationKind.NEVER_CREATED, None, f"{self._words.buffer(buffer)} is never created")
@@ -202,6 +241,20 @@ class OrderedReplay:
             if self._root[buffer] in self._updated_storages:
                 message = f"result {self._words.buffer(buffer)} is changed by an update"
                 self._report(ViolationKind.READ_AFTER_UPDATE, None, message)
+
+    def _finish_copies(self) -> None:
+        """Offloads of what the step returns, host buffers that nobody reads, results in host memory."""
+        returned = {self._root[buffer]: buffer for buffer in self._schedule.results}
+        for at, source in self._offloads:
+            if source in returned:
+                message = f"{self._words.buffer(source)} holds result {self._words.buffer(returned[source])}"
+                self._report(ViolationKind.OFFLOAD_SOURCE, at, message)
+        for buffer, on_host in enumerate(self._on_host):
+            if on_host and buffer in self._schedule.results:
+                self._report(ViolationKind.HOST_READ, None, f"result {self._words.buffer(buffer)} is on the host")
+            elif on_host and buffer not in self._prefetched:
+                message = f"{self._words.buffer(buffer)} on the host is never prefetched"
+                self._report(ViolationKind.NEVER_PREFETCHED, self._created[buffer], message)
 
     def _needed(self) -> set[int]:
         """Operators, views aside, without which an output of the graph cannot be had."""

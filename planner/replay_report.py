@@ -15,7 +15,6 @@ from planner.placement import Placement
 class ViolationKind(StrEnum):
     """Every way in which a schedule can be wrong."""
 
-    UNSUPPORTED = "unsupported"
     MESH = "mesh"
     INVALID_INDEX = "invalid_index"
     INVALID_PLACEMENT = "invalid_placement"
@@ -44,7 +43,13 @@ class ViolationKind(StrEnum):
     NEVER_UPDATED = "never_updated"
     READ_AFTER_UPDATE = "read_after_update"
     RESULT_PLACEMENT = "result_placement"
+    OFFLOAD_SOURCE = "offload_source"
+    TRANSFER_PLACEMENT = "transfer_placement"
+    PREFETCH_SOURCE = "prefetch_source"
+    HOST_READ = "host_read"
+    NEVER_PREFETCHED = "never_prefetched"
     OVER_LIMIT = "over_limit"
+    OVER_HOST_LIMIT = "over_host_limit"
     UNPRICED = "unpriced"
 
 
@@ -118,6 +123,27 @@ class MemoryProfile:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class HostUse:
+    """What a step keeps in pinned host memory, per device.
+
+    Parameters
+    ----------
+    after
+        int64 array with one entry per instruction: bytes of host buffers when it has ended.
+    peak_bytes, peak_instruction
+        Largest of these and the first instruction that reaches it (-1 without host buffers).
+    offloaded_bytes, prefetched_bytes
+        Bytes that a step copies to the host and back.
+    """
+
+    after: NDArray[np.int64]
+    peak_bytes: int
+    peak_instruction: int
+    offloaded_bytes: int
+    prefetched_bytes: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class ReplayReport:
     """Result of a replay; the numbers mean something only where ``violations`` is empty.
 
@@ -133,9 +159,14 @@ class ReplayReport:
         What is held at the peak, largest first; the bytes add up to ``peak_bytes``.
     profile
         Bytes over the instructions.
+    host
+        What is kept in host memory.
     total_quanta
-        Sum of the costs of all instructions in the costs' integer quantum; None without costs and where
-        the schedule is no correct step.
+        Time of the step in the costs' integer quantum: the sum of the costs of all instructions but copies to
+        and from the host, and ``stall_quanta``. None without costs and where the schedule is no correct step.
+    stall_quanta, hidden_bytes
+        Time in which the computation waits for copies to and from the host, and bytes of the copies that
+        nothing waits for; None where ``total_quanta`` is.
     recomputed
         Number of recomputing instructions.
     reshards, collectives
@@ -147,7 +178,10 @@ class ReplayReport:
     peak_instruction: int
     alive_at_peak: tuple[AliveTensor, ...]
     profile: MemoryProfile
+    host: HostUse
     total_quanta: int | None
+    stall_quanta: int | None
+    hidden_bytes: int | None
     recomputed: int
     reshards: int
     collectives: int

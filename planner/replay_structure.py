@@ -11,7 +11,7 @@ from planner.operator_graph import Operator, OperatorGraph, OutputRole, ValueRol
 from planner.placement import Placement, divides, is_partial, is_shard, replicated
 from planner.replay_report import Violation, ViolationKind
 from planner.replay_wording import Wording, placement_text
-from planner.schedule import Compute, Free, Instruction, Reshard, Schedule, Update
+from planner.schedule import Compute, Free, Instruction, Offload, Prefetch, Reshard, Schedule, Update
 
 Strategy = tuple[tuple[Placement | None, ...], tuple[Placement, ...]]
 """Placements of an operator's outputs (None where it returns none) and of its inputs."""
@@ -86,9 +86,8 @@ def _instruction_shape(
             used = (parameter, gradient)
         case Free(buffers):
             used = buffers
-        case _:
-            name = type(instruction).__name__.lower()
-            yield ViolationKind.UNSUPPORTED, f"{name} is in the language, but nothing executes it"
+        case Offload(source, target) | Prefetch(source, target):
+            used = (source, target)
     for buffer in used:
         if not 0 <= buffer < len(schedule.buffers):
             message = f"buffer {buffer} is not in the schedule, which has {len(schedule.buffers)}"
@@ -127,6 +126,12 @@ def meaning_violations(graph: OperatorGraph, schedule: Schedule, allowed: Strate
                 problem = path_problem(shape, ends, path, schedule.mesh)
                 if problem:
                     yield Violation(ViolationKind.RESHARD_PATH, at, f"{words.instruction(instruction)}: {problem}")
+            case Offload(source, target) | Prefetch(source, target):
+                message = f"{words.instruction(instruction)} makes {words.buffer(target)}"
+                if buffers[source].value != buffers[target].value:
+                    yield Violation(ViolationKind.WRONG_VALUE, at, f"{message}, another value")
+                elif buffers[source].placement != buffers[target].placement:
+                    yield Violation(ViolationKind.TRANSFER_PLACEMENT, at, f"{message}: a copy keeps the placement")
 
 
 def _boundary(graph: OperatorGraph, schedule: Schedule, words: Wording) -> Iterator[Violation]:

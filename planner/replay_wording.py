@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from planner.operator_graph import OperatorGraph
 from planner.placement import Placement
-from planner.schedule import Compute, Free, Instruction, Reshard, Schedule, Update
+from planner.schedule import Compute, Free, Instruction, Offload, Prefetch, Reshard, Schedule, Update
 
 
 def placement_text(placement: Placement) -> str:
@@ -41,6 +41,9 @@ class Wording:
                 return f"reshard of {self.buffer(source)}"
             case Update(parameter):
                 return f"update of {self.buffer(parameter)}"
+            case Offload(source):
+                return f"offload of {self.buffer(source)}"
+            case Prefetch(source):
+                return f"prefetch of {self.buffer(source)}"
             case Free():
                 return "free"
-        return type(instruction).__name__.lower()

@@ -33,7 +33,7 @@ freed when the second is done: while step i > 1 runs, the output of step i - 1 i
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from heapq import heappop, heappush
 from math import inf
@@ -96,6 +96,15 @@ class ReshardPath:
 
     placements: tuple[Placement, ...]
     seconds: float
+    peak_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Move:
+    """A step with its time in picoseconds and the bytes beyond its input at its worst."""
+
+    target: Placement
+    ticks: int
     peak_bytes: int
 
 
@@ -183,7 +192,7 @@ class ReshardPlanner:
         self.launch_seconds = launch_seconds
         self.fresh_memory = fresh_memory
         self._trees: dict[tuple[tuple[int, ...], int, Placement], dict[Placement, ReshardPath]] = {}
-        self._neighbours: dict[tuple[tuple[int, ...], Placement], tuple[tuple[Placement, Step], ...]] = {}
+        self._moves: dict[tuple[tuple[int, ...], int, Placement], tuple[_Move, ...]] = {}
         self._tables: dict[object, tuple[NDArray[np.float64], NDArray[np.int64], NDArray[np.int64]]] = {}
 
     def path(
@@ -210,13 +219,14 @@ class ReshardPlanner:
         Returns
         -------
         ReshardPath or None
-            None where no path exists: the target is partial where the source is not equally so, a
-            dimension does not divide, or the source's pending reductions do not commute.
+            None where no path exists: the target is partial where the source is not equally so, it newly
+            shards a dimension on an axis of one rank, a dimension does not divide, or the source's pending
+            reductions do not commute.
         """
         if order is None or tuple(order) == tuple(range(len(shape))):
-            return self._tree(tuple(shape), item_bytes, source).get(target)
+            return self.paths(tuple(shape), item_bytes, source).get(target)
         lying = tuple(shape[dim] for dim in order)
-        found = self._tree(lying, item_bytes, reordered(source, order)).get(reordered(target, order))
+        found = self.paths(lying, item_bytes, reordered(source, order)).get(reordered(target, order))
         if found is None:
             return None
         return replace(found, placements=tuple(restored(placement, order) for placement in found.placements))
@@ -276,7 +286,7 @@ class ReshardPlanner:
         sizes = [local_numel(shape, p, self.mesh) if divides(shape, p, self.mesh) else 0 for p in targets]
         target_bytes = np.array(sizes, dtype=np.int64) * item_bytes
         for row, source in enumerate(sources):
-            tree = self._tree(shape, item_bytes, source)
+            tree = self.paths(shape, item_bytes, source)
             for column, target in enumerate(targets):
                 found = tree.get(target)
                 if found is not None:
@@ -286,7 +296,8 @@ class ReshardPlanner:
             array.setflags(write=False)
         return seconds, target_bytes, peak_bytes
 
-    def _tree(self, shape: tuple[int, ...], item_bytes: int, source: Placement) -> dict[Placement, ReshardPath]:
+    def paths(self, shape: tuple[int, ...], item_bytes: int, source: Placement) -> Mapping[Placement, ReshardPath]:
+        """Cheapest paths from one placement to every other; the dimensions of ``shape`` outermost first in memory."""
         key = (shape, item_bytes, source)
         if key not in self._trees:
             self._trees[key] = self._shortest_paths(shape, item_bytes, source)
@@ -306,27 +317,31 @@ class ReshardPlanner:
             if current in done:
                 continue
             done[current] = ReshardPath(path, ticks / _TICKS_PER_SECOND, peak)
-            before = local_numel(shape, current, self.mesh) * item_bytes
-            alive = before if len(path) > 1 else 0
-            for target, step in self._steps_from(shape, current):
-                if target in done:
-                    continue
-                after = local_numel(shape, target, self.mesh) * item_bytes
-                cost = round(self.step_seconds(shape, item_bytes, current, target) * _TICKS_PER_SECOND)
-                here = max(peak, alive + step_peak_bytes(step, before, after))
-                heappush(heap, (ticks + cost, here, (*path, target)))
+            alive = local_numel(shape, current, self.mesh) * item_bytes if len(path) > 1 else 0
+            for move in self._moves_from(shape, item_bytes, current):
+                if move.target not in done:
+                    here = max(peak, alive + move.peak_bytes)
+                    heappush(heap, (ticks + move.ticks, here, (*path, move.target)))
         return done
 
-    def _steps_from(self, shape: tuple[int, ...], source: Placement) -> tuple[tuple[Placement, Step], ...]:
-        key = (shape, source)
-        if key not in self._neighbours:
-            self._neighbours[key] = tuple(self._enumerate_steps(shape, source))
-        return self._neighbours[key]
+    def _moves_from(self, shape: tuple[int, ...], item_bytes: int, source: Placement) -> tuple[_Move, ...]:
+        """Steps that leave a placement, priced once for the paths of all sources."""
+        key = (shape, item_bytes, source)
+        if key not in self._moves:
+            before = local_numel(shape, source, self.mesh) * item_bytes
+            moves = []
+            for target, step in self._steps_from(shape, source):
+                after = local_numel(shape, target, self.mesh) * item_bytes
+                ticks = round(self.step_seconds(shape, item_bytes, source, target) * _TICKS_PER_SECOND)
+                moves.append(_Move(target, ticks, step_peak_bytes(step, before, after)))
+            self._moves[key] = tuple(moves)
+        return self._moves[key]
 
-    def _enumerate_steps(self, shape: tuple[int, ...], source: Placement) -> Iterator[tuple[Placement, Step]]:
+    def _steps_from(self, shape: tuple[int, ...], source: Placement) -> Iterator[tuple[Placement, Step]]:
         words = (REPLICATE, *(shard(dim) for dim in range(len(shape))))
-        for axis in range(len(source)):
-            for word in words:
+        for axis, size in enumerate(self.mesh):
+            # On an axis of one rank R says all: no step leads to another word.
+            for word in words if size > 1 else words[:1]:
                 target = (*source[:axis], word, *source[axis + 1 :])
                 step = step_between(source, target)
                 if step is not None and divides(shape, target, self.mesh):

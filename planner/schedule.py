@@ -2,11 +2,24 @@
 
 A *buffer* is one version of one value under one placement on every rank. Instructions create buffers,
 read them and free them; each buffer is created once. Views alias the storage of the buffer they read.
-Offload and prefetch are in the language so that plans which use them can be read and refused by name.
+
+A buffer lies on the device, or in pinned host memory where an :class:`Offload` created it (*host buffer*).
+Instructions run one after another on the device's compute stream. Copies to and from the host run beside
+them on two links, outward and inward; each takes its copies in the order of their instructions, one at a time.
+A copy begins when its instruction is reached, its link is free and what it reads is there. The compute stream
+waits in two places only:
+
+- the first instruction that reads the target of a :class:`Prefetch` (a view counts) waits for that copy;
+- a :class:`Free` waits for every copy that reads or writes one of its buffers.
+
+So neither a source nor a host buffer is released while a copy uses it. Where the host link is shared by both
+directions there is one link in place of two; where copies cannot run beside the computation (processes on a
+CPU) the compute stream waits for each copy at once (:class:`planner.cluster.HostCopies`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from planner.placement import Placement
@@ -59,14 +72,23 @@ class Update:
 
 @dataclass(frozen=True, slots=True)
 class Free:
-    """Drop buffers; a storage is released when no buffer that aliases it is left."""
+    """Drop buffers; a storage is released when no buffer that aliases it is left.
+
+    It waits for every copy between device and host that reads or writes one of the buffers.
+    """
 
     buffers: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Offload:
-    """Copy ``source`` to a host buffer ``target``."""
+    """Start a copy of ``source`` to a host buffer ``target`` on the outward link.
+
+    ``source`` is an output of a :class:`Compute` of a non-view operator, and no result of the step aliases it:
+    parameters, inputs, gradients and resharded copies stay on the device. Both buffers have one value and one
+    placement. The host buffer's bytes count from here until it is freed; the device keeps those of ``source``
+    until its own :class:`Free`, which waits for the copy. ``source`` may be read in the meantime.
+    """
 
     source: int
     target: int
@@ -74,7 +96,12 @@ class Offload:
 
 @dataclass(frozen=True, slots=True)
 class Prefetch:
-    """Copy host buffer ``source`` back to a device buffer ``target``."""
+    """Start a copy of host buffer ``source`` back to a device buffer ``target`` on the inward link.
+
+    Both buffers have one value and one placement. The bytes of ``target`` count from here on; its first reader
+    waits for the copy. A view of an offloaded value is taken again from ``target``. Nothing but a prefetch reads
+    a host buffer, and each host buffer has at least one.
+    """
 
     source: int
     target: int
@@ -105,6 +132,11 @@ def creates(instruction: Instruction) -> tuple[int, ...]:
             return (instruction.target,)
         case _:
             return ()
+
+
+def host_buffers(instructions: Iterable[Instruction]) -> frozenset[int]:
+    """Buffers in host memory: those that offloads create."""
+    return frozenset(entry.target for entry in instructions if isinstance(entry, Offload))
 
 
 @dataclass(frozen=True, slots=True)

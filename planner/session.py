@@ -16,6 +16,7 @@ from math import prod
 
 from formulations.models.registry import StepProblem
 from formulations.models.step import StepDecision
+from formulations.models.step_replay import replay_decision
 from formulations.problem import StrategyProblem
 from formulations.solution import Progress, SolveOptions, SolveResult
 from formulations.solvers import DEFAULT_SOLVER, SolverPool, solve
@@ -27,6 +28,7 @@ from planner.formulations import formulation_problem
 from planner.infeasibility import InfeasibleError, refusal
 from planner.models import ModelReference, load_step, reference_of
 from planner.notes import planning_notes
+from planner.offload_model import links_of, offloading
 from planner.optimizers import OptimizerSpec, optimizer_named
 from planner.plan import (
     Certificate,
@@ -43,7 +45,7 @@ from planner.replay import OptimizerMemory, ReplayReport, StrategyTable, replay
 from planner.schedule import Schedule
 from planner.schedule_builder import build_schedule
 from planner.step_costs import InstructionCosts
-from planner.step_solve import SolvedStep, solve_step
+from planner.step_solve import Executed, SolvedStep, solve_step
 from planner.strategy_space import StrategySpace, build_strategy_space
 from planner.units import format_bytes
 
@@ -70,6 +72,8 @@ class PlanRequest:
         Seed of the solver.
     workers
         Processes at work at once; with 1 a solve that ends before its limit is deterministic. One per core if None.
+    host_memory
+        Bytes of pinned host memory for one device, for formulations that offload; no limit if None.
     """
 
     memory: int | None = None
@@ -78,6 +82,7 @@ class PlanRequest:
     time_limit: float = 30.0
     seed: int = 0
     workers: int | None = None
+    host_memory: int | None = None
 
 
 class PlanningSession:
@@ -196,6 +201,8 @@ class PlanningSession:
             self.space,
             memory - reserve,
             lambda first: solve(first, request.solver, options, None, pool),
+            links_of(self.costs, request.host_memory),
+            self.instruction_costs.copy_quanta,
         )
 
     def replay(self, schedule: Schedule, limit: int | None = None) -> ReplayReport:
@@ -212,7 +219,17 @@ class PlanningSession:
 
     def schedule(self, decision: StepDecision) -> Schedule:
         """Write a decision out as a schedule."""
-        return build_schedule(self.space, decision)
+        plain = build_schedule(self.space, decision)
+        return offloading(self.space, decision, plain) if decision.offloaded else plain
+
+    def execute(self, decision: StepDecision) -> Executed:
+        """Cost and peak of a decision, by executing it on tables, or as a schedule where it offloads."""
+        if not decision.offloaded:
+            executed = replay_decision(self.space.model, decision)
+            return Executed(executed.cost, executed.peak)
+        report = self.replay(self.schedule(decision))
+        assert report.total_quanta is not None, report.violations
+        return Executed(report.total_quanta, report.peak_bytes)
 
     def plan(self, request: PlanRequest, progress: Callable[[Progress], None] | None = None) -> Plan:
         """Solve, cross-check, write the schedule, replay it, and make the plan.
@@ -246,8 +263,8 @@ class PlanningSession:
             checks = self._cross_checks(solved.problem, request, pool)
             times["cross_checks"] = time.perf_counter() - started
         started = time.perf_counter()
-        schedule = self.schedule(solved.decision)
         memory, reserve = self.limits(request.memory)
+        schedule = self.schedule(solved.decision)
         report = self.replay(schedule, memory - reserve)
         times["replay"] = time.perf_counter() - started
         if not report.violations and report.total_quanta != result.objective:
@@ -277,10 +294,9 @@ class PlanningSession:
             The smallest peak found does not fit either.
         """
         options = SolveOptions(time_limit=request.time_limit, seed=request.seed, workers=request.workers)
-        built = self.problem(request, pool)
-        found = solve_step(self.space.model, built, request.solver, options, progress, pool)
+        memory, reserve = self.limits(request.memory)
+        found = solve_step(self.problem(request, pool), self.execute, request.solver, options, progress, pool)
         if isinstance(found, MinimumPeak):
-            memory, reserve = self.limits(request.memory)
             raise refusal(found, memory - reserve, reserve)
         return found
 

@@ -8,6 +8,10 @@ from __future__ import annotations
 
 from itertools import pairwise
 
+import numpy as np
+
+from formulations.problem import IntArray
+from planner.cluster import HostCopies
 from planner.costs import CostModel, to_quanta
 from planner.operator_graph import OperatorGraph
 from planner.placement import Placement, local_numel, reordered
@@ -74,3 +78,26 @@ class InstructionCosts:
         value = self._graph.values[parameter]
         numel = local_numel(value.spec.shape, placement, self._costs.mesh)
         return int(to_quanta(self._costs.update_seconds(numel, value.spec.dtype, self._optimizer)))
+
+    @property
+    def host_copies(self) -> HostCopies:
+        """How copies between device and host run on this cluster."""
+        return self._costs.host_copies
+
+    def transfer_quanta(self, value: int, placement: Placement, outward: bool) -> int:
+        """Cost of one copy between device and host; both directions of a link have the same speed.
+
+        Where the device says that new memory costs time, so do the pages of the copy.
+        """
+        del outward
+        spec = self._graph.values[value].spec
+        nbytes = local_numel(spec.shape, placement, self._costs.mesh) * spec.item_bytes
+        return int(self.copy_quanta(np.array(nbytes)))
+
+    def copy_quanta(self, nbytes: IntArray) -> IntArray:
+        """Cost of one copy of so many bytes between device and host, elementwise."""
+        link, fresh = self._costs.host_link, self._costs.device.fresh_memory
+        seconds = link.latency_seconds + nbytes / link.bandwidth
+        if fresh is not None:
+            seconds = seconds + fresh.seconds(nbytes)
+        return to_quanta(seconds)

@@ -3,7 +3,8 @@
 A formulation's problem may count a little less than what its decision really holds, where that depends on three
 decisions at once and the tables would be too large. So every decision is executed on the step's tables; where it
 holds more than the limit, the problem that counts a little more is solved as well. The bound stays that of the
-first problem, which counted too little and is therefore valid.
+first problem, which counted too little and is therefore valid; or it comes from a relaxation, where the problem
+leaves out plans that are possible.
 """
 
 from __future__ import annotations
@@ -11,17 +12,30 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from formulations.models.holds import shortest_holds
 from formulations.models.registry import StepProblem
 from formulations.models.sharding import MEMORY
-from formulations.models.step import StepDecision, StepModel
-from formulations.models.step_replay import StepReplay, replay_decision
+from formulations.models.step import StepDecision
 from formulations.problem import StrategyProblem
 from formulations.solution import Progress, SolveOptions, SolveResult, Status, relative_gap
 from formulations.solvers import SolverContradiction, SolverPool, solve
 from formulations.solvers.minimum_peak import MinimumPeak, minimum_peak
 
+BOUNDING_SOLVER = "lagrangian"
+
+START_SHARE = 0.5
+"""Part of the time limit for a smaller problem to begin from."""
+
 PEAK_SECONDS = 30.0
 """Longest search for the smallest peak, where a solver found no plan."""
+
+
+@dataclass(frozen=True, slots=True)
+class Executed:
+    """What a decision costs (quanta) and holds at most (bytes) when it is executed."""
+
+    cost: int
+    peak: int
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -30,23 +44,22 @@ class SolvedStep:
 
     Parameters
     ----------
-    decision, executed
-        What was decided, and its cost and memory.
+    decision
+        What was decided.
     result
-        The solver's checked result; objective, bound and gap are those of the decision.
+        The solver's checked result; objective, bound and gap are those of the executed decision.
     problem
         What was solved, under the limit that was asked for.
     """
 
     decision: StepDecision
-    executed: StepReplay
     result: SolveResult
     problem: StrategyProblem
 
 
 def solve_step(
-    model: StepModel,
     built: StepProblem,
+    execute: Callable[[StepDecision], Executed],
     solver: str,
     options: SolveOptions,
     progress: Callable[[Progress], None] | None = None,
@@ -56,36 +69,60 @@ def solve_step(
 
     Parameters
     ----------
-    model
-        The step's tables.
     built
-        Its problem under the limit.
+        The problem under the limit.
+    execute
+        Executes a decision.
     solver, options
-        How to solve it; every round has the time limit of its own.
+        How to solve it; where several problems have to be solved, each has this time limit.
     progress
         Called with every better incumbent or bound.
     pool
         Warm workers, or None.
     """
     limit = built.problem.resources[MEMORY].limit
-    first = _solve(built.problem, solver, options, progress, pool)
-    if isinstance(first, MinimumPeak):
-        return first
-    assert first.choices is not None
-    decision = built.decode(first.choices)
-    executed = replay_decision(model, decision)
-    if limit is None or executed.peak <= limit:
-        return SolvedStep(decision, executed, _certified(first, first.bound, executed.cost), built.problem)
-    assert built.safer is not None, "a problem that counts everything is never over the limit"
-    safer = built.safer()
-    second = _solve(safer.problem, solver, options, progress, pool)
-    if isinstance(second, MinimumPeak):
-        return second
-    assert second.choices is not None
-    decision = safer.decode(second.choices)
-    executed = replay_decision(model, decision)
-    assert executed.peak <= limit
-    return SolvedStep(decision, executed, _certified(second, first.bound, executed.cost), built.problem)
+    options = _begun(built, solver, options, pool)
+    found = _solve(built.problem, solver, options, progress, pool)
+    if isinstance(found, MinimumPeak):
+        return found
+    assert found.choices is not None
+    bound, decision = found.bound, built.decode(found.choices)
+    executed = execute(decision)
+    if limit is not None and executed.peak > limit:
+        assert built.safer is not None, "a problem that counts everything is never over the limit"
+        safer = built.safer()
+        found = _solve(safer.problem, solver, options, progress, pool)
+        if isinstance(found, MinimumPeak):
+            return found
+        assert found.choices is not None
+        decision = safer.decode(found.choices)
+        executed = execute(decision)
+        if executed.peak > limit:
+            seconds = min(PEAK_SECONDS, 3 * options.time_limit)
+            return minimum_peak(safer.problem, MEMORY, replace(options, time_limit=seconds), pool)
+    if built.relaxed is not None:
+        bound = _relaxed_bound(built.relaxed(executed.cost), executed.cost, options, pool)
+    return SolvedStep(decision, _certified(found, bound, executed.cost), built.problem)
+
+
+def _begun(built: StepProblem, solver: str, options: SolveOptions, pool: SolverPool | None) -> SolveOptions:
+    """Options with a solution of the smaller problem to begin from, where there is one."""
+    if built.start is None:
+        return options
+    seconds = START_SHARE * options.time_limit
+    found = solve(built.start.problem, solver, replace(options, time_limit=seconds), None, pool)
+    if found.choices is None:
+        return options
+    choices = built.encode(built.start.decode(found.choices))
+    return replace(options, initial_choices=shortest_holds(built.problem, choices))
+
+
+def _relaxed_bound(problem: StrategyProblem, cost: int, options: SolveOptions, pool: SolverPool | None) -> int | None:
+    """A bound on all plans, from a problem whose bounds hold for those that cost at most ``cost``."""
+    found = solve(problem, BOUNDING_SOLVER, options, None, pool)
+    if found.status is Status.INFEASIBLE:
+        return cost
+    return None if found.bound is None else min(found.bound, cost)
 
 
 def _solve(
@@ -109,9 +146,13 @@ def _solve(
 
 
 def _certified(result: SolveResult, bound: int | None, cost: int) -> SolveResult:
-    """A result with the cost of its decision and the bound of the first problem."""
-    assert result.objective is not None
-    assert cost <= result.objective, "a decision never costs more than its choices"
+    """A result with the cost of its executed decision and a bound for it.
+
+    Raises
+    ------
+    SolverContradiction
+        If the bound is above the cost.
+    """
     if bound is not None and bound > cost:
         raise SolverContradiction(f"{result.solver} claims a bound of {bound}, but a decision costs {cost}")
     status = Status.OPTIMAL if bound == cost else Status.FEASIBLE

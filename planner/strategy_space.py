@@ -20,7 +20,7 @@ from planner.chain_routing import ChainRouter
 from planner.costs import CostModel, to_quanta
 from planner.operator_graph import Operator, OperatorGraph, OutputRole, Phase, Value, ValueRole
 from planner.optimizers import OptimizerSpec
-from planner.placement import Placement, divides, local_numel, replicated, shard
+from planner.placement import REPLICATE, Placement, divides, local_numel, replicated, shard
 from planner.sharding_rules import AxisRule, RuleReport, Strategy, axis_rules, compose
 from planner.view_chains import ViewChain, view_chains
 
@@ -171,12 +171,12 @@ class _SpaceBuilder:
         whole = replicated(len(self.mesh))
         if value.role in (ValueRole.BUFFER, ValueRole.TANGENT):
             return (Strategy((whole,), (), ()),)
-        words = ["R", *(shard(dim) for dim in range(len(value.spec.shape)))]
+        words = [REPLICATE, *(shard(dim) for dim in range(len(value.spec.shape)))]
         key = ("input", value.spec.shape)
         if key not in self._shared:
             self._shared[key] = tuple(
                 Strategy((placement,), (), ())
-                for placement in product(words, repeat=len(self.mesh))
+                for placement in product(*(words if size > 1 else words[:1] for size in self.mesh))
                 if divides(value.spec.shape, placement, self.mesh)
             )
         return self._shared[key]
@@ -198,19 +198,20 @@ class _SpaceBuilder:
         parameter = value.role is ValueRole.PARAMETER
         trained = parameter and value.trainable
         nothing = np.zeros_like(own)
-        update_cost = None
+        state, update_cost, workspace = nothing, None, None
         if trained:
-            numel = own // value.spec.item_bytes
-            seconds = [self.costs.update_seconds(int(n), value.spec.dtype, self.optimizer.name) for n in numel]
-            update_cost = to_quanta(np.array(seconds))
+            dtype, numel = value.spec.dtype, [int(n) for n in own // value.spec.item_bytes]
+            state = np.array([self.optimizer.state(dtype).nbytes(n) for n in numel], dtype=np.int64)
+            workspace = np.array([self.optimizer.workspace(dtype).nbytes(n) for n in numel], dtype=np.int64)
+            update_cost = to_quanta([self.costs.update_seconds(n, dtype, self.optimizer.name) for n in numel])
         return StepNode(
             name=value.name,
             kind=NodeKind.PARAMETER if parameter else NodeKind.INPUT,
             cost=nothing,
             output_bytes=nothing[:, None],
-            resident_bytes=own * (1 + self.optimizer.state_tensors) if trained else own,
+            resident_bytes=own + state,
             update_cost=update_cost,
-            update_bytes=own * self.optimizer.workspace_tensors if trained else None,
+            update_bytes=workspace,
         )
 
     def _operator_node(self, op: Operator, strategies: tuple[Strategy, ...]) -> StepNode:
@@ -218,22 +219,27 @@ class _SpaceBuilder:
         outputs = tuple(None if v is None else self.graph.values[v].spec for v in op.outputs)
         key = ("cost", op.target, id(strategies), inputs, outputs, op.flops)
         cost = self._table(key, lambda: to_quanta(self.costs.operator_seconds(self.graph, op, strategies)))
-        columns = [
-            self._bytes(value, [strategy.outputs[j] for strategy in strategies])
-            if value is not None
-            else np.zeros(len(strategies), dtype=np.int64)
-            for j, value in enumerate(op.outputs)
-        ]
-        output_bytes = np.stack(columns, axis=1) if columns else np.zeros((len(strategies), 0), dtype=np.int64)
+        output_bytes = self._table(
+            ("bytes", id(strategies), outputs), lambda: self._output_bytes(op.outputs, strategies)
+        )
         forward = op.phase is Phase.FORWARD
         return StepNode(
             name=op.identity,
             kind=NodeKind.FORWARD if forward else NodeKind.BACKWARD,
             cost=cost,
             output_bytes=output_bytes,
-            resident_bytes=np.zeros(len(strategies), dtype=np.int64),
+            resident_bytes=self._table(("nothing", len(strategies)), lambda: np.zeros(len(strategies), dtype=np.int64)),
             recomputable=forward,
         )
+
+    def _output_bytes(self, outputs: Sequence[int | None], strategies: tuple[Strategy, ...]) -> IntArray:
+        columns = [
+            np.zeros(len(strategies), dtype=np.int64)
+            if value is None
+            else self._bytes(value, [strategy.outputs[j] for strategy in strategies])
+            for j, value in enumerate(outputs)
+        ]
+        return np.stack(columns, axis=1) if columns else np.zeros((len(strategies), 0), dtype=np.int64)
 
     # ----------------------------------------------------------------- edges
 

@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 
 CHECK_FAILED = 1
 INTERRUPTED = 130
-SUITES = ("random", "contest")
+SUITES = ("random", "contest", "kiwi-mlp")
 
 
 def bench(
-    suite: Annotated[str, typer.Argument(metavar="SUITE", help="random or contest.", show_default=False)],
+    suite: Annotated[str, typer.Argument(metavar="SUITE", help="random, contest or kiwi-mlp.", show_default=False)],
     paths: Annotated[
         list[Path] | None,
         typer.Argument(metavar="PATH", help="Of contest: problem files, or folders of them.", show_default=False),
@@ -34,7 +34,7 @@ def bench(
         typer.Option(
             metavar="A,B",
             help="Built-in names, module:function, or entry points of the group meshwright.solvers.",
-            show_default="portfolio,lagrangian,highs",
+            show_default="portfolio,lagrangian,highs; highs for kiwi-mlp",
         ),
     ] = None,
     time_limit: Annotated[
@@ -42,7 +42,7 @@ def bench(
         typer.Option(
             min=0.1,
             help="Seconds for one instance and solver; of contest, reading the file included.",
-            show_default="2 for random, 60 for contest",
+            show_default="2 for random, else 60",
         ),
     ] = None,
     size: Annotated[
@@ -55,16 +55,16 @@ def bench(
         typer.Option(metavar="FILE", help="JSON, instance -> best known cost, printed beside what is found."),
     ] = None,
 ) -> int:
-    """Run solvers side by side: on generated problems (random) or on files of the contest (contest PATH...).
+    """Run solvers side by side: on generated problems (random), contest files (contest PATH...) or KIWI's Table 1.
 
     Every result is checked. Small generated problems are enumerated beside. The exit code is 1 where solvers
     contradict what was checked.
     """
     if suite not in SUITES:
         raise OptionError(f"SUITE: {suite!r} is no suite; use {' or '.join(SUITES)}")
-    if suite == "random" and paths:
-        raise OptionError(f"PATH: the suite random reads no files, got {str(paths[0])!r}; use contest for files")
-    if suite == "contest" and size is not None:
+    if suite != "contest" and paths:
+        raise OptionError(f"PATH: the suite {suite} reads no files, got {str(paths[0])!r}; use contest for files")
+    if suite != "random" and size is not None:
         raise OptionError(f"--size: {size!r} belongs to the suite random; leave it out")
     names = None if solvers is None else _listed(solvers, "--solvers")
     sizes = None if size is None else _listed(size, "--size")
@@ -73,15 +73,17 @@ def bench(
     if best is not None:
         readable_file(best, "--best")
 
-    from planner.benchmarks import DEFAULT_SOLVERS, load_best_known
     from planner.benchmarks import bench as run_bench
+    from planner.benchmarks import load_best_known
     from runtime.cli_bench_display import live_rows, print_result
 
     chosen = _suite(suite, paths or [], sizes, seed)
+    for note in chosen.notes:
+        typer.echo(note)
     with live_rows(chosen) as observer:
         result = run_bench(
             chosen,
-            DEFAULT_SOLVERS if names is None else names,
+            names,
             time_limit=time_limit,
             seed=seed,
             best_known=None if best is None else load_best_known(best),
@@ -90,6 +92,8 @@ def bench(
         )
     if result.rows:
         print_result(result)
+        for line in [] if chosen.summarize is None else chosen.summarize(result.rows):
+            typer.echo(line)
         if json_file is not None:
             typer.echo(f"wrote {json_file}")
     if result.interrupted:
@@ -112,10 +116,12 @@ def _listed(text: str, option: str) -> list[str]:
 
 def _suite(name: str, paths: Sequence[Path], sizes: Sequence[str] | None, seed: int) -> Suite:
     from formulations.random_families import SIZES
-    from planner.benchmarks import DEFAULT_SIZES, contest_suite, random_suite
+    from planner.benchmarks import DEFAULT_SIZES, contest_suite, kiwi_mlp_suite, random_suite
 
     if name == "contest":
         return contest_suite(paths)
+    if name == "kiwi-mlp":
+        return kiwi_mlp_suite()
     unknown = [size for size in sizes or () if size not in SIZES]
     if unknown:
         raise OptionError(f"--size: {unknown[0]!r} is no size; use {', '.join(SIZES)}")

@@ -38,6 +38,11 @@ def run_table(plan: Plan, report: RunReport) -> Table:
         table.add_row(
             f"peak of rank {rank}", format_bytes(predicted), format_bytes(measured), _ratio(measured, predicted)
         )
+    for rank, (predicted, measured) in enumerate(
+        zip(report.predicted_host_peak_bytes, report.measured_host_peak_bytes, strict=True)
+    ):
+        if predicted or measured:
+            table.add_row(f"peak host memory of rank {rank}", format_bytes(predicted), format_bytes(measured), "")
     step = report.measured_step_s
     table.add_row(
         "step",
@@ -45,6 +50,8 @@ def run_table(plan: Plan, report: RunReport) -> Table:
         "-" if step is None else format_seconds(step),
         "-" if step is None else _ratio(step, report.predicted_step_s),
     )
+    if any(report.predicted_host_peak_bytes):
+        table.add_row("waiting for host copies, in a step", format_seconds(report.predicted_stall_s), "-", "")
     table.add_section()
     table.add_row("", "one process", "ranks", "relative difference")
     references: Sequence[float | None] = report.reference_loss or [None] * report.steps

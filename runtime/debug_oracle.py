@@ -17,7 +17,7 @@ from torch import Tensor
 
 from planner.capture import CapturedStep
 from planner.placement import Placement
-from planner.schedule import Compute, Free, Reshard, Schedule
+from planner.schedule import Compute, Free, Offload, Prefetch, Reshard, Schedule
 from planner.torch_adapter.collectives import MeshGroups, reshard_step
 from planner.torch_adapter.local_operators import build_local
 from runtime.local_shards import gather_full, local_block
@@ -112,6 +112,8 @@ class _Oracle:
                     for before, after in pairwise(path):
                         tensor = reshard_step(before, after, self._groups)(tensor)
                     self._local[target] = tensor
+                case Offload(source, target) | Prefetch(source, target):
+                    self._local[target] = self._local[source].clone()
                 case Free(buffers):
                     for freed in buffers:
                         del self._local[freed]

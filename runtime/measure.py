@@ -26,6 +26,8 @@ class Measurement:
         Loss of each step.
     peak_bytes
         Most bytes of tensors alive at once; on CPU seen at operators of the first step.
+    host_peak_bytes
+        Most bytes of offloaded tensors in host memory at once, in the first step.
     resident_set_bytes
         Largest resident set of the process.
     step_seconds
@@ -34,6 +36,7 @@ class Measurement:
 
     losses: tuple[float, ...]
     peak_bytes: int
+    host_peak_bytes: int
     resident_set_bytes: int
     step_seconds: float | None
 
@@ -76,4 +79,4 @@ def train_and_measure(
             torch.cuda.synchronize(device)
         seconds.append(time.perf_counter() - started)
     typical = median(seconds) if seconds else None
-    return Measurement(tuple(losses), meter.peak_bytes, resident_set_peak_bytes(), typical)
+    return Measurement(tuple(losses), meter.peak_bytes, meter.host_peak_bytes, resident_set_peak_bytes(), typical)

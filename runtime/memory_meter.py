@@ -1,7 +1,7 @@
 """Measured peak memory of a rank: torch's own allocation record, and the resident set beside it.
 
-On CUDA the caching allocator keeps the record; on CPU :class:`StorageMeter` does, which slows a step
-down: meter some steps, time others.
+On CUDA the caching allocator keeps the record of the device; on CPU, and for host memory that offloaded tensors
+take, :class:`StorageMeter` does, which slows a step down: meter some steps, time others.
 """
 
 from __future__ import annotations
@@ -32,31 +32,32 @@ class MemoryMeter:
 
     def __init__(self, device: torch.device, resident: Iterable[Tensor]) -> None:
         self._device = device
-        self._storages: StorageMeter | None = None
-        if device.type != "cuda":
-            self._storages = StorageMeter()
-            self._storages.track(*resident)
+        self._allocator_knows = device.type == "cuda"
+        self._storages = StorageMeter()
+        self._storages.track(*resident)
 
     @property
     def peak_bytes(self) -> int:
         """Most bytes alive at once so far."""
-        if self._storages is None:
+        if self._allocator_knows:
             return torch.cuda.max_memory_allocated(self._device)
         return self._storages.peak_bytes
 
     @property
+    def host_peak_bytes(self) -> int:
+        """Most bytes of offloaded tensors in host memory at once so far."""
+        return self._storages.host_peak_bytes
+
+    @property
     def live_bytes(self) -> int:
         """Bytes alive now."""
-        if self._storages is None:
+        if self._allocator_knows:
             return torch.cuda.memory_allocated(self._device)
         return self._storages.live_bytes
 
     @contextmanager
     def metering(self, *inputs: Tensor) -> Iterator[None]:
         """Watch what runs inside; ``inputs`` are tensors that were made for it just before."""
-        if self._storages is None:
-            yield
-            return
         self._storages.track(*inputs)
         with self._storages:
             yield

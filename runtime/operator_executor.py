@@ -1,7 +1,8 @@
 """From a schedule to one local fx graph that runs it.
 
-Every instruction becomes one node: an operator on local tensors with its constants localised, or one
-collective per step of a resharding path. Nothing is traced, so each operator runs exactly under the
+Every instruction becomes one node: an operator on local tensors with its constants localised, one
+collective per step of a resharding path, or the start of a copy to or from the host; waits for copies are nodes
+of their own, where the schedule's meaning puts them. Nothing is traced, so each operator runs exactly under the
 placements of the schedule. The graph's generated code drops each value after its last use, which
 :func:`~runtime.schedule_lifetimes.check_schedule` holds equal to the schedule's frees (only the source of a
 path of several steps may go earlier, after the first of them). Updates follow after the graph, one parameter
@@ -22,10 +23,11 @@ from torch.fx import Graph, GraphModule, Node
 
 from planner.capture import CapturedStep
 from planner.operator_graph import GraphOutput, OutputRole
-from planner.schedule import Compute, Free, Reshard, Schedule, Update
+from planner.schedule import Compute, Free, Offload, Prefetch, Reshard, Schedule, Update
 from planner.torch_adapter.collectives import MeshGroups, reshard_step
 from planner.torch_adapter.local_context import LocalOperator
 from planner.torch_adapter.local_operators import build_local
+from runtime.host_copies import HostCopies
 from runtime.schedule_lifetimes import check_schedule
 
 
@@ -125,6 +127,10 @@ class _Lowering:
         self._device = device
         self._graph = Graph()
         self._nodes: dict[int, Node] = {}
+        self._host = HostCopies(device)
+        # What to wait for: by buffer that copies use, by buffer that a copy fills and nobody has read.
+        self._copies: dict[int, tuple[Node, ...]] = {}
+        self._arriving: dict[int, Node] = {}
         self._shared: dict[object, Callable[..., Any]] = {}
 
     def build(self) -> LoweredStep:
@@ -136,6 +142,15 @@ class _Lowering:
                     self._compute(instruction)
                 case Reshard():
                     self._reshard(instruction)
+                case Offload(source, target):
+                    self._copy(self._host.offload, source, target)
+                case Prefetch(source, target):
+                    offloaded = self._copies[source][0]
+                    self._arriving[target] = self._copy(self._host.prefetch, source, target, offloaded)
+                case Free(buffers):
+                    for buffer in buffers:
+                        if buffer in self._copies:
+                            self._wait(buffer, *self._copies[buffer])
         self._graph.output(tuple(self._nodes[buffer] for buffer in schedule.results))
         names = tuple("" if output.of is None else graph.values[output.of].name for output in graph.outputs)
         updates = tuple(
@@ -154,7 +169,7 @@ class _Lowering:
 
     def _compute(self, instruction: Compute) -> None:
         function = self._local_function(instruction)
-        tensors = [self._nodes[buffer] for buffer in instruction.inputs]
+        tensors = [self._read(buffer) for buffer in instruction.inputs]
         if isinstance(function, LocalOperator):
             args, kwargs = function.call.arguments(tensors, function.device)
             node = self._graph.call_function(function.call.target, args, kwargs)
@@ -196,7 +211,7 @@ class _Lowering:
         return self._shared[key]
 
     def _reshard(self, instruction: Reshard) -> None:
-        node = self._nodes[instruction.source]
+        node = self._read(instruction.source)
         for before, after in pairwise(instruction.path):
             key = (before, after)
             if key not in self._shared:
@@ -204,6 +219,25 @@ class _Lowering:
                 self._shared[key] = _named(reshard_step(before, after, self._groups), f"reshard_{words}")
             node = self._graph.call_function(self._shared[key], (node,))
         self._nodes[instruction.target] = node
+
+    def _read(self, buffer: int) -> Node:
+        """Node of a buffer on the device; its first reader waits for the copy that fills it."""
+        if buffer in self._arriving:
+            self._wait(buffer, self._arriving.pop(buffer))
+        return self._nodes[buffer]
+
+    def _copy(self, start: Callable[..., Any], source: int, target: int, *waits_for: Node) -> Node:
+        """Start a copy; the node of what tells that it is done."""
+        node = self._graph.call_function(start, (self._nodes[source], *waits_for))
+        self._nodes[target] = self._graph.call_function(operator.getitem, (node, 0))
+        done = self._graph.call_function(operator.getitem, (node, 1))
+        for buffer in (source, target):
+            self._copies[buffer] = (*self._copies.get(buffer, ()), done)
+        return done
+
+    def _wait(self, buffer: int, *copies: Node) -> None:
+        """Wait for copies that use a buffer, and keep it until then."""
+        self._graph.call_function(self._host.wait, (self._nodes[buffer], *copies))
 
 
 def _named(function: Callable[..., Any], name: str) -> Callable[..., Any]:

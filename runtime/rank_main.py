@@ -27,7 +27,7 @@ from torch.distributed.elastic.multiprocessing.errors import record
 from planner.capture import CapturedStep, capture
 from planner.models import TrainingStep, load_step, reference_of
 from planner.plan import Plan, load_plan, save_plan, schedule_of, verify_plan
-from planner.plan_format import canonical_json
+from planner.plan_format import NANOSECONDS, canonical_json
 from planner.torch_adapter.collectives import MeshGroups
 from planner.torch_adapter.step_module import StepArguments
 from runtime.batches import Batches
@@ -193,6 +193,7 @@ def _rank_report(measured: Measurement, gradients: WorstError, updated: WorstErr
     return RankReport(
         losses=measured.losses,
         measured_peak_bytes=measured.peak_bytes,
+        measured_host_peak_bytes=measured.host_peak_bytes,
         resident_set_bytes=measured.resident_set_bytes,
         measured_step_s=measured.step_seconds,
         grad_rel_error=gradients.error,
@@ -204,7 +205,7 @@ def _rank_report(measured: Measurement, gradients: WorstError, updated: WorstErr
 
 def merged_report(plan: Plan, ranks: list[RankReport], options: RunOptions) -> RunReport:
     """One report of all ranks' reports."""
-    checked = options.check
+    checked, host = options.check, plan.decision.predicted.host
     gradients, updated = NO_ERROR, NO_ERROR
     for rank in ranks:
         gradients = gradients.worse_of(WorstError(rank.grad_rel_error, rank.worst_gradient))
@@ -219,8 +220,11 @@ def merged_report(plan: Plan, ranks: list[RankReport], options: RunOptions) -> R
         memory_limit_bytes=plan.decision.options.limit_bytes,
         predicted_peak_bytes=[plan.peak_bytes] * len(ranks),
         measured_peak_bytes=[rank.measured_peak_bytes for rank in ranks],
+        predicted_host_peak_bytes=[host.peak_bytes] * len(ranks),
+        measured_host_peak_bytes=[rank.measured_host_peak_bytes for rank in ranks],
         resident_set_bytes=[rank.resident_set_bytes for rank in ranks],
         predicted_step_s=plan.objective_seconds,
+        predicted_stall_s=host.stall_ns / NANOSECONDS,
         measured_step_s=max(times) if times else None,
         loss=list(ranks[0].losses),
         reference_loss=list(read_reference(options.scratch).losses) if checked else None,

@@ -27,6 +27,7 @@ class RankReport(BaseModel):
 
     losses: tuple[float, ...]
     measured_peak_bytes: int
+    measured_host_peak_bytes: int
     resident_set_bytes: int
     measured_step_s: float | None
     grad_rel_error: float
@@ -48,10 +49,14 @@ class RunReport(BaseModel):
         Most bytes of tensors that the plan may use on a rank (None: no limit).
     predicted_peak_bytes, measured_peak_bytes
         Most bytes of tensors alive on a rank at once.
+    predicted_host_peak_bytes, measured_host_peak_bytes
+        Most bytes of offloaded tensors in host memory at once, of each rank.
     resident_set_bytes
         Largest resident set of each rank's process, all of Python and torch included.
     predicted_step_s, measured_step_s
         Seconds of one step; measured is the slowest rank's median (None with one step).
+    predicted_stall_s
+        Seconds of the predicted step in which the computation waits for copies to and from the host.
     loss, reference_loss
         Loss of each step, and that of one process (None where not checked).
     max_grad_rel_error, worst_gradient
@@ -70,8 +75,11 @@ class RunReport(BaseModel):
     memory_limit_bytes: int | None
     predicted_peak_bytes: list[int]
     measured_peak_bytes: list[int]
+    predicted_host_peak_bytes: list[int]
+    measured_host_peak_bytes: list[int]
     resident_set_bytes: list[int]
     predicted_step_s: float
+    predicted_stall_s: float
     measured_step_s: float | None
     loss: list[float]
     reference_loss: list[float] | None

@@ -2,12 +2,13 @@
 
 The generated code of an fx graph drops every value right after its last use. The replay counts bytes by
 the schedule's own :class:`Free` instructions. Only where the two agree is the predicted peak that of the
-code that runs.
+code that runs. A :class:`Free` of a buffer that a copy between device and host still uses is a use itself: the
+graph waits there for the copy. So such a buffer may be freed at any time after its last reader.
 """
 
 from __future__ import annotations
 
-from planner.schedule import Free, Offload, Prefetch, Schedule, Update, creates, reads
+from planner.schedule import Free, Offload, Prefetch, Schedule, Update, creates, host_buffers, reads
 
 
 class ScheduleError(ValueError):
@@ -20,28 +21,30 @@ def check_schedule(schedule: Schedule, mesh: tuple[int, ...]) -> None:
     Raises
     ------
     ScheduleError
-        For another mesh; for offload and prefetch; for a buffer that is read before it is made or after it
-        was freed, made twice, freed too late, or never freed though nothing keeps it; for a computation
-        after the first optimizer update.
+        For another mesh; for a buffer that is read before it is made or after it was freed, made twice, freed
+        too late, or never freed though nothing keeps it; for a host buffer that anything but a prefetch reads,
+        and a prefetch of anything else; for a computation or copy after the first optimizer update.
     """
     if schedule.mesh != mesh:
         raise ScheduleError(f"the schedule is for mesh {schedule.mesh}, the job has mesh {mesh}: start it on that mesh")
     alive = set(schedule.inputs)
+    on_host = host_buffers(schedule.instructions)
+    copied: set[int] = set()
     last_use: dict[int, int] = {}
     latest_work = -1
     updating = False
     for position, instruction in enumerate(schedule.instructions):
-        if isinstance(instruction, (Offload, Prefetch)):
-            name = type(instruction).__name__
-            raise ScheduleError(f"instruction {position}: {name} is not executed yet; plan without host offload")
         for buffer in reads(instruction):
             if buffer not in alive:
                 raise ScheduleError(
                     f"instruction {position} ({instruction}) reads buffer {buffer}, which does not exist"
                 )
+            if not isinstance(instruction, Free) and isinstance(instruction, Prefetch) != (buffer in on_host):
+                where = "is in host memory: prefetch it" if buffer in on_host else "was never offloaded"
+                raise ScheduleError(f"instruction {position} ({instruction}) reads buffer {buffer}, which {where}")
         if isinstance(instruction, Free):
             for buffer in instruction.buffers:
-                if last_use.get(buffer, -1) < latest_work:
+                if buffer not in copied and last_use.get(buffer, -1) < latest_work:
                     raise ScheduleError(
                         f"instruction {position} frees buffer {buffer} after instruction {latest_work}, but its last "
                         f"use is instruction {last_use.get(buffer, 'none')}: free it there"
@@ -55,6 +58,8 @@ def check_schedule(schedule: Schedule, mesh: tuple[int, ...]) -> None:
             if buffer in alive or buffer in last_use:
                 raise ScheduleError(f"instruction {position} ({instruction}) makes buffer {buffer} a second time")
             alive.add(buffer)
+        if isinstance(instruction, (Offload, Prefetch)):
+            copied |= {instruction.source, instruction.target}
         for buffer in (*reads(instruction), *creates(instruction)):
             last_use[buffer] = position
         latest_work = position

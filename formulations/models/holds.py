@@ -12,6 +12,7 @@ decisions (:class:`formulations.models.counting.Counting`).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING
@@ -21,7 +22,7 @@ import numpy as np
 from formulations.models.counting import Counting
 from formulations.models.liveness import LastUse
 from formulations.models.step import NodeKind, StepEdge
-from formulations.problem import BoolArray, IntArray, UsageTerm
+from formulations.problem import BoolArray, Factor, IntArray, StrategyProblem, UsageTerm
 
 if TYPE_CHECKING:
     from formulations.models.recompute import RecomputeProblemBuilder
@@ -70,6 +71,32 @@ def add_holds(builder: RecomputeProblemBuilder) -> None:
             _HeldOutput(builder, u, output, by_reader).add()
 
 
+def shortest_holds(problem: StrategyProblem, choices: Sequence[int]) -> tuple[int, ...]:
+    """Complete choices of a step's nodes by the hold nodes, each as short as its readers allow.
+
+    Parameters
+    ----------
+    problem
+        A problem of a step; what follows the step's nodes are hold nodes.
+    choices
+        Strategies of the step's nodes.
+    """
+    count, complete = len(choices), list(choices)
+    rules: dict[int, list[Factor]] = {hold: [] for hold in range(count, len(problem.nodes))}
+    for factor in problem.factors:
+        hold = max(factor.scope)
+        if hold >= count and factor.forbidden is not None:
+            rules[hold].append(factor)
+    for hold, factors in rules.items():
+        forbidden = np.zeros(problem.nodes[hold].size, dtype=np.bool_)
+        for factor in factors:
+            assert factor.forbidden is not None
+            place = tuple(slice(None) if i == hold else complete[i] for i in factor.scope)
+            forbidden |= factor.forbidden[place]
+        complete.append(int(np.argmin(forbidden)))
+    return tuple(complete)
+
+
 class _HeldOutput:
     """One output of one producer and the operators that may read it again."""
 
@@ -115,12 +142,15 @@ class _HeldOutput:
                 found.append(_OwnLife(mode, max(life.backward.computed_end, made), life.backward))
             else:
                 found.append(_OwnLife(mode, made, None))
+        for last in builder.further_lives(self.u, self.output):
+            found.append(_OwnLife(len(found), 0 if last is None else last.computed_end, last))
         return found
 
     def _reader(self, v: int, edges: list[StepEdge]) -> _Reader:
         slot = max(edge.slot for edge in edges)
         ends = [self._needed_until(v, slot, moment) for moment in self.builder.reruns[v]]
-        copied, direct = zip((0, 0), *ends, strict=True)
+        further = [(0, 0)] * self.builder.further_modes(v)
+        copied, direct = zip((0, 0), *ends, *further, strict=True)
         aliases = np.logical_or.reduce([edge.copy_bytes == 0 for edge in edges])
         return _Reader(v, np.array(copied, dtype=np.int64), np.array(direct, dtype=np.int64), aliases)
 

@@ -75,8 +75,8 @@ class PublishedModel:
         ]
         return StagedDecision(strategies, tidy(self.graph, stages))
 
-    def watch(self, moments: Iterable[tuple[int, int]]) -> bool:
-        """Every moment has its row already: return False."""
+    def refine(self, over: Iterable[tuple[int, int]]) -> bool:
+        """Everything has its row already: return False."""
         return False
 
     # ------------------------------------------------------------- families

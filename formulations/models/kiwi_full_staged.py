@@ -11,19 +11,22 @@ one class per operator, its configuration         :meth:`StagedModel._add_config
 (12), (14): inputs are computed or carried        :meth:`StagedModel._add_stages`
 (13): what is carried was there before            :meth:`StagedModel._add_stages`
 (16)-(20): memory at each stage's own operator    :meth:`StagedModel._add_own_moment`
-(16)-(20): memory at a computation before it      :meth:`StagedModel.watch`
+(16)-(20): memory at a computation before it      :meth:`StagedModel._add_moment`
 (1): recomputations, counted                      :meth:`StagedModel._add_recomputations`
 ================================================  ==========================================
 
-Counted recompute: with ``R_i`` computations of ``i`` beyond the first, the cost is ``(1 + R_i)`` times that
-of its configuration ``c``. One more copy of the configuration columns, ``a_c <= c``, pays the first
-recomputation; ``w_c <= (T - 1) c`` with an integer sum pays the rest exactly.
+Both are split by the bytes of ``i``: one column per *level*, an amount that occurs among its classes, at most
+the sum of the classes of that amount. So the bytes of what is there are a sum of columns, where a product of a
+binary and a class would have to be linearised, and costs, too, follow classes: the relaxation is tighter.
 
-Memory rows are in positive knapsack form: the bytes of value ``i`` while a binary ``L`` says that it is
-there are ``small * L + sum_q delta_q * Q_q`` with ``Q_q >= L + (class at least as large as q) - 1``. A stage's
-own moment needs no further binaries: what is there besides its inputs and output is carried on, ``L = B_{t+1,i}``.
-Moments of recomputations are watched only where a replay finds too much: the model without them is a relaxation,
-so that its bound holds, and its optimum is optimal once its replay fits.
+Counted recompute: with ``R_i`` computations of ``i`` beyond the first, the cost is ``(1 + R_i)`` times that of its
+configuration ``c``. One more copy of the configuration columns, ``a_c <= c``, pays the first recomputation, and
+``w_c <= T a_c`` with an integer ``sum_c w_c = R_i - 1`` pays all further ones; both level by level.
+
+At a stage's own moment nothing more is needed: what is there besides inputs and output is carried on, ``B_{t+1,i}``.
+Moments of recomputations get rows only where a replay finds too much. So the model is a relaxation until
+:meth:`StagedModel.refine` finds nothing to add: its bound holds at any time, and its optimum is optimal once its
+replay fits.
 
 Repairs of open points: equality in (22)-(23), here by configurations; a value frees itself in (19);
 parameters are a constant block (15); nothing is carried and computed at once (17); values that stay are
@@ -33,7 +36,6 @@ carried beyond the last stage (20); (16) is <=.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -50,7 +52,7 @@ _Term = tuple[int, int]
 
 
 class StagedModel:
-    """The program of a graph under a memory limit; moments to watch may be added at any time.
+    """The program of a graph under a memory limit.
 
     Parameters
     ----------
@@ -58,6 +60,11 @@ class StagedModel:
         The instance.
     memory_limit
         Bytes on one device.
+
+    Raises
+    ------
+    GraphError
+        If an operator has too many configurations.
     """
 
     def __init__(self, graph: KiwiGraph, memory_limit: int) -> None:
@@ -65,15 +72,13 @@ class StagedModel:
         self.first, self.stages = graph.residents, graph.stages
         self.configurations = configurations(graph)
         self._units = [[amount // graph.byte_unit for amount in of] for of in self.configurations.class_bytes]
-        self.watched: set[Moment] = set()
+        self._levels = [sorted(set(amounts)) for amounts in self._units]
         self._builder = ProgramBuilder()
-        self._bytes_terms: dict[tuple[int, int], list[_Term]] = {}
         self._class: list[list[int]] = []
-        self._computed: dict[Moment, int] = {}
-        self._carried: dict[Moment, int] = {}
         self._configuration: dict[int, list[int]] = {}
-        self._again: dict[int, list[int]] = {}
-        self._more: dict[int, tuple[list[int], int]] = {}
+        self._computed: dict[Moment, list[int]] = {}
+        self._carried: dict[Moment, list[int]] = {}
+        self._watched: set[Moment] = set()
         self._add_configurations()
         self._add_stages()
         self._add_recomputations()
@@ -81,17 +86,38 @@ class StagedModel:
             self._add_own_moment(stage)
 
     def program(self) -> IntegerProgram:
-        """Return the program with everything that is watched so far."""
+        """Return the program with everything that was added so far."""
         return self._builder.build()
 
     def decision(self, values: NDArray[np.float64]) -> StagedDecision:
         """Read strategies and stages from a solution; computations without use are left out."""
         chosen = tuple(int(np.argmax(values[columns])) for columns in self._class)
         stages = [
-            [*(i for i in self._repeatable(stage) if values[self._computed[stage, i]] > 0.5), self.first + stage]
+            [*(i for i in self._again(stage) if values[self._computed[stage, i]].sum() > 0.5), self.first + stage]
             for stage in range(self.stages)
         ]
         return StagedDecision(self.configurations.strategies(chosen), tidy(self.graph, stages))
+
+    def refine(self, over: Iterable[Moment]) -> bool:
+        """Add what a replay found missing; whether there was anything.
+
+        Parameters
+        ----------
+        over
+            Moments of the replay of a :meth:`decision` that exceed the limit.
+        """
+        moments = {(t, i) for t, i in over if i != self.first + t} - self._watched
+        for moment in sorted(moments):
+            self._add_moment(*moment)
+        return bool(moments)
+
+    def may_compute_again(self, stage: int, operator: int) -> bool:
+        """Whether an earlier operator, whose value does not stay, may be computed again in a stage."""
+        return True
+
+    def forbid_both(self, one: Moment, other: Moment) -> None:
+        """Let at most one of two repeated computations happen."""
+        self._builder.at_most(_plus([*self._computed[one], *self._computed[other]]), 1)
 
     # ------------------------------------------------------------- families
 
@@ -115,80 +141,101 @@ class StagedModel:
     def _add_stages(self) -> None:
         """Add ``A`` and ``B`` with equations (12)-(14), and that nothing is carried and computed at once."""
         for stage in range(self.stages):
-            for i in self._repeatable(stage):
-                self._computed[stage, i], self._carried[stage, i] = self._builder.binary(), self._builder.binary()
-                self._builder.at_most([(self._computed[stage, i], 1), (self._carried[stage, i], 1)], 1)
+            for i in self._passing(stage):
+                self._carried[stage, i] = self._split_binary(i)
+                if self.may_compute_again(stage, i):
+                    self._computed[stage, i] = self._split_binary(i)
+                for level, there in enumerate(self._there(stage, i)):
+                    self._builder.at_most([*_plus(there), *self._minus_level(i, level)], 0)
         for stage in range(self.stages):
-            for reader in (*self._repeatable(stage), self.first + stage):
-                for i in self._repeatable_among(self.graph.parents[reader]):
-                    there = [(self._computed[stage, i], 1), (self._carried[stage, i], 1)]
-                    if reader == self.first + stage:
-                        self._builder.equal(there, 1)
-                    else:
-                        self._builder.at_least([*there, (self._computed[stage, reader], -1)], 0)
-            for i in self._repeatable(stage):
-                if stage + 1 < self.stages:
-                    before = [(self._computed[stage, i], -1), (self._carried[stage, i], -1)]
-                    self._builder.at_most([(self._carried[stage + 1, i], 1), *before], 0)
+            for i in self._inputs(self.first + stage):
+                for level, there in enumerate(self._there(stage, i)):
+                    self._builder.equal([*_plus(there), *self._minus_level(i, level)], 0)
+            for reader in self._again(stage):
+                for i in self._inputs(reader):
+                    there = [column for columns in self._there(stage, i) for column in columns]
+                    self._builder.at_least([*_plus(there), *_minus(self._computed[stage, reader])], 0)
+            if stage + 1 < self.stages:
+                for i in self._passing(stage):
+                    for there, carried in zip(self._there(stage, i), self._carried[stage + 1, i], strict=True):
+                        self._builder.at_least([*_plus(there), (carried, -1)], 0)
 
     def _add_own_moment(self, stage: int) -> None:
         """Add memory right after a stage's own operator: its inputs and output, and what is carried on."""
         own = self.first + stage
-        whole = [*range(self.first), *self._staying(own), own, *self._repeatable_among(self.graph.parents[own])]
+        inputs = self._inputs(own)
         terms: list[_Term] = []
         if stage + 1 < self.stages:
-            for i in self._repeatable(stage):
-                if i not in self.graph.parents[own]:
+            for i in self._passing(stage):
+                if i not in inputs:
                     terms += self._bytes_while(i, self._carried[stage + 1, i])
-        self._add_memory_row(whole, terms)
-
-    def watch(self, moments: Iterable[Moment]) -> bool:
-        """Add memory right after computations that come before their stage's own operator; whether any was new."""
-        new = [(t, i) for t, i in moments if i != self.first + t and (t, i) not in self.watched]
-        for moment in new:
-            self.watched.add(moment)
-            self._add_moment(*moment)
-        return bool(new)
+        self._add_memory_row([*range(self.first), *self._staying(own), own, *inputs], terms)
 
     def _add_moment(self, stage: int, at: int) -> None:
         """Add memory at ``at`` in a stage; where ``at`` is not computed there, this much is held later as well."""
+        self._watched.add((stage, at))
         terms: list[_Term] = []
-        for i in self._repeatable(stage):
+        whole = [*range(self.first), *self._staying(self.first + stage)]
+        for i in self._passing(stage):
             if i > at:
                 terms += self._bytes_while(i, self._carried[stage, i])
-                continue
-            held = self._builder.binary()
-            causes = [self._computed[stage, j] for j in self._repeatable(stage) if j >= at and i in self._reads(j)]
-            causes += [self._computed[stage, i]] if i == at else []
-            causes += [self._carried[stage + 1, i]] if stage + 1 < self.stages else []
-            for cause in causes:
-                self._builder.at_least([(held, 1), (cause, -1)], 0)
-            if i in self._reads(self.first + stage):
-                self._builder.at_least([(held, 1)], 1)
-            terms += self._bytes_while(i, held)
-        self._add_memory_row([*range(self.first), *self._staying(self.first + stage)], terms)
+            elif i in self.graph.parents[self.first + stage]:
+                whole.append(i)
+            else:
+                terms += self._bytes_while(i, self._held(stage, at, i))
+        self._add_memory_row(whole, terms)
+
+    def _held(self, stage: int, at: int, i: int) -> list[int]:
+        """Add binaries per level that say whether a value is still there after ``at`` has run in a stage."""
+        held = self._split_binary(i)
+        for level, column in enumerate(held):
+            self._builder.at_most([(column, 1), *self._minus_level(i, level)], 0)
+        if stage + 1 < self.stages:
+            for column, carried in zip(held, self._carried[stage + 1, i], strict=True):
+                self._builder.at_least([(column, 1), (carried, -1)], 0)
+        for reader in self._again(stage):
+            if (reader >= at and i in self.graph.parents[reader]) or reader == i == at:
+                self._builder.at_least([*_plus(held), *_minus(self._computed[stage, reader])], 0)
+        return held
 
     def _add_recomputations(self) -> None:
         """Add the cost of computing again, equation (1); see the module docstring."""
-        for i in self._repeatable(self.stages - 1):
-            again = [self._computed[stage, i] for stage in range(i + 1 - self.first, self.stages)]
-            costs = [entry.cost for entry in self.configurations.tables[i].entries]
-            once = [self._builder.continuous(0, 1, cost) for cost in costs]
+        for i in self._passing(self.stages - 1):
+            again = [columns for (_, j), columns in self._computed.items() if j == i]
+            if not again:
+                continue
+            entries = self.configurations.tables[i].entries
+            once = [self._builder.continuous(0, 1, entry.cost) for entry in entries]
             for column, configuration in zip(once, self._configuration[i], strict=True):
                 self._builder.at_most([(column, 1), (configuration, -1)], 0)
-            for computed in again:
-                self._builder.at_least([*((column, 1) for column in once), (computed, -1)], 0)
-            most = len(again) - 1
-            more = self._builder.integer(0, most)
-            paid = [self._builder.continuous(0, most, cost) for cost in costs]
-            for column, first in zip(paid, once, strict=True):
-                self._builder.at_most([(column, 1), (first, -most)], 0)
-            self._builder.equal([*((column, 1) for column in paid), (more, -1)], 0)
-            counted = [*((column, 1) for column in once), (more, 1)]
-            self._builder.at_least([*counted, *((computed, -1) for computed in again)], 0)
-            self._again[i], self._more[i] = once, (paid, more)
+            for level, amount in enumerate(self._levels[i]):
+                members = [k for k, entry in enumerate(entries) if self._units[i][entry.own] == amount]
+                counted = _plus(once[k] for k in members)
+                for columns in again:
+                    self._builder.at_least([*counted, (columns[level], -1)], 0)
+                if len(again) > 1:
+                    most = len(again) - 1
+                    further = self._builder.integer(0, most)
+                    paid = [self._builder.continuous(0, most, entries[k].cost) for k in members]
+                    for column, k in zip(paid, members, strict=True):
+                        self._builder.at_most([(column, 1), (once[k], -most)], 0)
+                    self._builder.equal([*_plus(paid), (further, -1)], 0)
+                    self._builder.at_least([*counted, (further, 1), *_minus(columns[level] for columns in again)], 0)
 
     # --------------------------------------------------------------- pieces
+
+    def _split_binary(self, value: int) -> list[int]:
+        """Add a binary as one column per level of a value's bytes; at most one of them is one."""
+        return [self._builder.binary() for _ in self._levels[value]]
+
+    def _minus_level(self, value: int, level: int) -> list[_Term]:
+        """Minus whether a value's class has the bytes of a level."""
+        amount = self._levels[value][level]
+        return _minus(c for c, a in zip(self._class[value], self._units[value], strict=True) if a == amount)
+
+    def _bytes_while(self, value: int, split: list[int]) -> list[_Term]:
+        """Bytes of a value while a split binary is one."""
+        return list(zip(split, self._levels[value], strict=True))
 
     def _add_memory_row(self, whole: Sequence[int], terms: list[_Term]) -> None:
         """Add one knapsack row: values that are there whatever is decided, and terms of the others."""
@@ -201,30 +248,36 @@ class StagedModel:
             ]
         self._builder.at_most(terms, self.memory_limit // self.graph.byte_unit - least)
 
-    def _bytes_while(self, value: int, held: int) -> list[_Term]:
-        """Bytes of a value while the binary ``held`` is one, in positive knapsack form."""
-        if (value, held) not in self._bytes_terms:
-            amounts = self._units[value]
-            levels = sorted(set(amounts))
-            terms = [(held, levels[0])]
-            for below, level in pairwise(levels):
-                extra = self._builder.binary()
-                as_large = [column for column, a in zip(self._class[value], amounts, strict=True) if a >= level]
-                self._builder.at_least([(extra, 1), (held, -1), *((column, -1) for column in as_large)], -1)
-                terms.append((extra, level - below))
-            self._bytes_terms[value, held] = terms
-        return self._bytes_terms[value, held]
+    def _there(self, stage: int, i: int) -> list[list[int]]:
+        """Per level the columns that say that a value is computed in a stage or carried into it."""
+        computed = self._computed.get((stage, i))
+        carried = self._carried[stage, i]
+        return (
+            [[column] for column in carried]
+            if computed is None
+            else list(map(list, zip(carried, computed, strict=True)))
+        )
 
-    def _reads(self, operator: int) -> tuple[int, ...]:
-        return self.graph.parents[operator]
+    def _inputs(self, operator: int) -> list[int]:
+        """Values that an operator reads and that do not stay anyway."""
+        return [i for i in self.graph.parents[operator] if not self.graph.operators[i].stays]
 
-    def _repeatable(self, stage: int) -> list[int]:
+    def _passing(self, stage: int) -> list[int]:
+        """Values of earlier operators that do not stay."""
+        return [i for i in range(self.first, self.first + stage) if not self.graph.operators[i].stays]
+
+    def _again(self, stage: int) -> list[int]:
         """Operators that a stage may compute again."""
-        return self._repeatable_among(range(self.first, self.first + stage))
-
-    def _repeatable_among(self, operators: Iterable[int]) -> list[int]:
-        return [i for i in operators if not self.graph.operators[i].stays]
+        return [i for i in self._passing(stage) if (stage, i) in self._computed]
 
     def _staying(self, before: int) -> list[int]:
         """Values that stay, of operators before one."""
         return [i for i in range(self.first, before) if self.graph.operators[i].stays]
+
+
+def _plus(columns: Iterable[int]) -> list[_Term]:
+    return [(column, 1) for column in columns]
+
+
+def _minus(columns: Iterable[int]) -> list[_Term]:
+    return [(column, -1) for column in columns]

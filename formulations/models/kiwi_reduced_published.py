@@ -77,8 +77,8 @@ class PublishedReducedModel:
         dropped = [i for i, column in self._dropped.items() if values[column] > 0.5]
         return StagedDecision(strategies, with_recomputed(self.graph, dropped))
 
-    def watch(self, moments: Iterable[tuple[int, int]]) -> bool:
-        """Every moment has its row already: return False."""
+    def refine(self, over: Iterable[tuple[int, int]]) -> bool:
+        """Everything has its row already: return False."""
         return False
 
     # ------------------------------------------------------------- families

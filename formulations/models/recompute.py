@@ -51,8 +51,9 @@ class RecomputeProblemBuilder(StepProblemBuilder):
         self.reruns = reruns
         self.chains = chains
         self._shared: dict[tuple[object, ...], tuple[IntArray, IntArray]] = {}
-        for i, modes in reruns.items():
-            self.cost[i] = np.concatenate([self.cost[i], *[2 * self.cost[i]] * len(modes)])
+        for i, cost in enumerate(self.cost):
+            again = [2 * cost] * len(reruns.get(i, ()))
+            self.cost[i] = np.concatenate([cost, *again, *[cost] * self.further_modes(i)])
 
     def build(self, name: str, memory_limit: int | None) -> StrategyProblem:
         """Add the families of sharding and the holds."""
@@ -63,7 +64,15 @@ class RecomputeProblemBuilder(StepProblemBuilder):
 
     def modes(self, node: int) -> int:
         """Number of modes of a node."""
-        return 1 + len(self.reruns.get(node, ()))
+        return 1 + len(self.reruns.get(node, ())) + self.further_modes(node)
+
+    def further_modes(self, node: int) -> int:
+        """Number of modes beyond keeping and running again, which come last; here there are none."""
+        return 0
+
+    def further_lives(self, u: int, output: int) -> list[LastUse | None]:
+        """Last direct use of an output in each of the further modes."""
+        return []
 
     def over_modes(self, table: BoolArray, producer: int, consumer: int) -> BoolArray:
         """Repeat a table of layouts over the modes of both nodes."""
@@ -87,14 +96,15 @@ class RecomputeProblemBuilder(StepProblemBuilder):
         rows, columns = self.modes(producer), self.modes(consumer)
         if rows == columns == 1:
             return table
+        size = table.shape[1]
+        again = len(self.reruns.get(consumer, ())) if paid else 0
 
         def make() -> IntArray:
             full = np.tile(table, (rows, columns))
-            if paid:
-                full[:, table.shape[1] :] *= 2
+            full[:, size : (1 + again) * size] *= 2
             return full
 
-        return self._share((rows, columns, paid), table, make)
+        return self._share((rows, columns, again), table, make)
 
     def _in_mode_of_consumer(self, table: IntArray, producer: int, consumer: int, mode: int) -> IntArray:
         """A table over the modes of both nodes, zero but in one mode of the consumer."""
@@ -124,8 +134,10 @@ class RecomputeProblemBuilder(StepProblemBuilder):
     def _add_two_lives(self, i: int, start: int, output: int, amount: IntArray) -> None:
         """Add an output that is freed after forward and made again."""
         life = self.lifetimes.get((i, output), UNREAD)
+        size = amount.shape[0]
         dropped = np.tile(amount, self.modes(i))
-        dropped[: amount.shape[0]] = 0
+        dropped[:size] = 0
+        dropped[(1 + len(self.reruns[i])) * size :] = 0
         self.add_life(i, start, life.forward, dropped)
         for mode, moment in enumerate(self.reruns[i], start=1):
             made = self.timeline.last_time(self.timeline.recompute[i][moment])
@@ -151,14 +163,14 @@ class RecomputeProblemBuilder(StepProblemBuilder):
                 usage += self.copy_terms(self.timeline.recompute[v][moment], edge.slot, *again)
             cost = self._everywhere(edge.cost, u, v, paid=True)
             forbidden = self.over_modes(edge.forbidden, u, v)
-            if u in self.reruns and v in self.reruns:
-                forbidden |= self._out_of_order(u, v)
+            if v in self.reruns and self.modes(u) > 1:
+                forbidden |= self.out_of_order(u, v)
             self.factor((u, v), cost, forbidden, usage)
 
-    def _out_of_order(self, u: int, v: int) -> BoolArray:
+    def out_of_order(self, u: int, v: int) -> BoolArray:
         """Pairs of reruns where the input ``u`` would be made after ``v`` needs it, or may not be made again."""
         late = np.zeros((self.modes(u), self.modes(v)), dtype=np.bool_)
-        for a, first in enumerate(self.reruns[u], start=1):
+        for a, first in enumerate(self.reruns.get(u, ()), start=1):
             for b, then in enumerate(self.reruns[v], start=1):
                 late[a, b] = not self.chains or first > then
         sizes = self.model.nodes[u].size, self.model.nodes[v].size

@@ -18,6 +18,7 @@ from formulations.models.kiwi_chain import (
     latest_moments,
 )
 from formulations.models.kiwi_reduced import build_kiwi_reduced, reduced_moments
+from formulations.models.offload import Links, build_offload
 from formulations.models.sharding import build_sharding
 from formulations.models.step import StepDecision, StepModel
 from formulations.problem import BoolArray, StrategyProblem
@@ -53,12 +54,19 @@ class StepProblem:
         From a decision to choices of the model's nodes; raises ValueError for one the problem leaves out.
     safer
         Builds the same problem with bytes counted on the safe side, where this one may count too little.
+    relaxed
+        From a plan's cost to a problem whose bounds hold for all plans that are no worse, where the problem itself
+        leaves some of them out.
+    start
+        A smaller problem whose decisions this one contains: solved first, so that this one begins well.
     """
 
     problem: StrategyProblem
     decode: Callable[[Choices], StepDecision]
     encode: Callable[[StepDecision], Choices]
     safer: Callable[[], StepProblem] | None = None
+    relaxed: Callable[[int], StrategyProblem] | None = None
+    start: StepProblem | None = None
 
     def only(self, allowed: Mapping[int, BoolArray]) -> StepProblem:
         """The same problem with only some layouts of some nodes, flags of shape ``(S,)``."""
@@ -72,6 +80,8 @@ class StepProblem:
             self,
             problem=replace(self.problem, nodes=tuple(nodes)),
             safer=None if safer is None else lambda: safer().only(allowed),
+            relaxed=None,
+            start=None,
         )
 
 
@@ -106,16 +116,50 @@ def kiwi_chain_problem(
     reach
         Moments of an operator at most; None for as many as keep the tables of a size that solves well.
     """
-    reaches = REACHES if reach is None else (reach,)
-    moments = next(
-        (found for k in reaches if _entries(model, found := chain_moments(model, k, plans)) <= LARGEST_REACHED),
-        chain_moments(model, reaches[-1], plans),
-    )
+    moments = _moments_in_reach(model, plans, reach)
     if _entries(model, moments) <= LARGEST_EXACT:
         return _chain_like(model, moments, build_kiwi_chain(model, memory_limit, moments, Counting.EXACT))
     return replace(
         _chain_like(model, moments, build_kiwi_chain(model, memory_limit, moments, Counting.UNDER)),
         safer=lambda: _chain_like(model, moments, build_kiwi_chain(model, memory_limit, moments, Counting.OVER)),
+    )
+
+
+def kiwi_offload_problem(
+    model: StepModel,
+    memory_limit: int | None,
+    links: Links,
+    plans: Sequence[Reruns] = (),
+    reach: int | None = None,
+) -> StepProblem:
+    """KIWI with chains and offload; parameters as for :func:`kiwi_chain_problem`.
+
+    Parameters
+    ----------
+    model
+        The step, with the time of copies.
+    memory_limit
+        Bytes on one device, or None.
+    links
+        What the host offers.
+    plans, reach
+        See there.
+    """
+    moments = _moments_in_reach(model, plans, reach)
+
+    def build(counting: Counting) -> StepProblem:
+        built = build_offload(model, memory_limit, moments, links, counting)
+        return StepProblem(built.problem, built.decode, built.encode)
+
+    def relaxed(best: int) -> StrategyProblem:
+        return build_offload(model, memory_limit, moments, replace(links, best_known=best), Counting.UNDER).problem
+
+    chain = build_kiwi_chain(model, memory_limit, moments, Counting.UNDER)
+    return replace(
+        build(Counting.UNDER),
+        safer=lambda: build(Counting.OVER),
+        relaxed=relaxed,
+        start=_chain_like(model, moments, chain),
     )
 
 
@@ -148,6 +192,15 @@ def step_problem(name: str, model: StepModel, memory_limit: int | None) -> StepP
 
 def _chain_like(model: StepModel, moments: Mapping[int, tuple[int, ...]], problem: StrategyProblem) -> StepProblem:
     return StepProblem(problem, partial(decode_kiwi_chain, model, moments), partial(encode_kiwi_chain, model, moments))
+
+
+def _moments_in_reach(model: StepModel, plans: Sequence[Reruns], reach: int | None) -> dict[int, tuple[int, ...]]:
+    """Moments of the longest reach whose tables are of a size that solves well, or of the given reach."""
+    reaches = REACHES if reach is None else (reach,)
+    return next(
+        (found for k in reaches if _entries(model, found := chain_moments(model, k, plans)) <= LARGEST_REACHED),
+        chain_moments(model, reaches[-1], plans),
+    )
 
 
 def _entries(model: StepModel, moments: Mapping[int, tuple[int, ...]]) -> int:

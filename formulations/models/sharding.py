@@ -307,11 +307,15 @@ class StepProblemBuilder:
             name=name,
             nodes=nodes,
             factors=factors,
-            resources=(Resource("device memory (bytes)", memory_limit),),
+            resources=self.resources(memory_limit),
             horizon=self.timeline.horizon,
             seconds_per_cost=self.model.seconds_per_cost,
             time_names=self._time_names(),
         )
+
+    def resources(self, memory_limit: int | None) -> tuple[Resource, ...]:
+        """Device memory, and whatever else a model limits."""
+        return (Resource("device memory (bytes)", memory_limit),)
 
     def _forbidden(self, scope: tuple[int, ...]) -> BoolArray | None:
         flags = self._factor_forbidden.get(scope)

@@ -9,7 +9,7 @@ the edges, so every node that computes owns the storages of its outputs. When th
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
 
@@ -49,6 +49,9 @@ class StepNode:
         nothing is updated.
     recomputable
         Whether a forward operator may be run again.
+    transfer_cost
+        Time of a copy of each output to host memory or back, shape ``(S, outputs)``, in quanta; None where they
+        stay on the device.
     """
 
     name: str
@@ -59,6 +62,7 @@ class StepNode:
     update_cost: IntArray | None = None
     update_bytes: IntArray | None = None
     recomputable: bool = False
+    transfer_cost: IntArray | None = None
 
     @property
     def size(self) -> int:
@@ -156,6 +160,23 @@ class StepModel:
 
 
 @dataclass(frozen=True, slots=True)
+class HostStay:
+    """When an activation is away, each time as the node whose computation has just ended.
+
+    Parameters
+    ----------
+    leaves_after, gone_after
+        When its copy to the host may start, and when its memory is free.
+    returns_after
+        When its memory is taken again and the copy back may start.
+    """
+
+    leaves_after: int
+    gone_after: int
+    returns_after: int
+
+
+@dataclass(frozen=True, slots=True)
 class StepDecision:
     """A solution of a step model.
 
@@ -166,7 +187,10 @@ class StepDecision:
     recomputed
         Forward operators that run again, each with the backward operator before which it does. A rerun
         happens right before that operator, after the reruns of smaller index that belong to it.
+    offloaded
+        Forward operators whose outputs wait for backward in host memory, and when.
     """
 
     layouts: tuple[int, ...]
     recomputed: Mapping[int, int]
+    offloaded: Mapping[int, HostStay] = field(default_factory=dict)

@@ -1,8 +1,9 @@
 """A few nodes that nothing else is coupled to, as arrays of their own: the same arrays for equal parts.
 
-Costs are counted from each node's least, and intervals are columns whose places in time are forgotten but for
-how they overlap. So two layers of a network that differ in when they run, and in what they cost at least, are
-equal here, and their fronts are computed once.
+Costs are counted from each node's least, intervals are columns whose places in time are forgotten but for how
+they overlap, and nodes stand in an order that does not depend on their indices. So two layers of a network that
+differ in when they run, in what they cost at least, and in how their nodes are numbered, are equal here, and
+their fronts are computed once.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from formulations.presolve.canonical_order import View, canonical_order
 from formulations.presolve.lift import Merged
 from formulations.presolve.workspace import Integers, Interval, Scope, Table, Usage, Workspace
 from formulations.problem import BoolArray, IntArray
@@ -31,6 +33,21 @@ class Coupling:
     forbidden: BoolArray | None
     amounts: Integers
 
+    def turned(self, axes: tuple[int, ...], scope: Scope) -> Coupling:
+        """Return the table with its axes in another order, over other places."""
+        forbidden = None if self.forbidden is None else self.forbidden.transpose(axes)
+        amounts = self.amounts.transpose(*axes, len(axes))
+        return Coupling(scope, self.cost.transpose(axes), forbidden, amounts)
+
+    def placed(self, place: Sequence[int]) -> Coupling:
+        """Return the table where node ``k`` of the part is at ``place[k]``, its scope ascending."""
+        axes = tuple(sorted(range(len(self.scope)), key=lambda axis: place[self.scope[axis]]))
+        return self.turned(axes, tuple(place[self.scope[axis]] for axis in axes))
+
+    def content(self) -> bytes:
+        """Return the same bytes for equal tables, whatever their scopes."""
+        return _digest(self.cost, self.forbidden, self.amounts)
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Part:
@@ -39,7 +56,7 @@ class Part:
     Parameters
     ----------
     nodes
-        Original indices.
+        Original indices, in the order of :func:`formulations.presolve.canonical_order.canonical_order`.
     intervals
         All on which they use something, ascending; the columns of amounts.
     cost, amounts
@@ -64,18 +81,22 @@ class Part:
     def of(cls, work: Workspace, nodes: Sequence[int]) -> Part:
         """Read some nodes, whose tables must not reach beyond them."""
         place = {node: k for k, node in enumerate(nodes)}
-        scopes = _scopes(work, nodes)
         intervals = tuple(sorted({interval for usage in _usages(work, nodes) for interval in usage}))
         least = [int(work.cost[i].min()) for i in nodes]
+        cost = [work.cost[i] - low for i, low in zip(nodes, least, strict=True)]
+        amounts = [_columns(work, work.usage[i], intervals, work.cost[i].shape) for i in nodes]
+        couplings = [
+            _coupling(work, tuple(place[i] for i in scope), work.tables[scope], intervals)
+            for scope in _scopes(work, nodes)
+        ]
+        order = _order(cost, amounts, couplings)
+        new_place = sorted(range(len(order)), key=order.__getitem__)
         return cls(
-            tuple(nodes),
+            tuple(nodes[k] for k in order),
             intervals,
-            tuple(work.cost[i] - low for i, low in zip(nodes, least, strict=True)),
-            tuple(_columns(work, work.usage[i], intervals, work.cost[i].shape) for i in nodes),
-            tuple(
-                _coupling(work, tuple(place[i] for i in scope), work.tables[scope], intervals)
-                for scope in sorted(scopes, key=lambda scope: [place[i] for i in scope])
-            ),
+            tuple(cost[k] for k in order),
+            tuple(amounts[k] for k in order),
+            tuple(sorted((coupling.placed(new_place) for coupling in couplings), key=lambda coupling: coupling.scope)),
             _covers(intervals),
             sum(least),
         )
@@ -86,13 +107,10 @@ class Part:
         return sum(cost.size for cost in self.cost) + sum(coupling.cost.size for coupling in self.couplings)
 
     def digest(self) -> bytes:
-        """Return the same bytes for parts with the same fronts; nodes in another order may differ."""
-        found = hashlib.sha256()
-        tables = [(coupling.cost, coupling.amounts, coupling.forbidden) for coupling in self.couplings]
-        for array in (self.covers, *self.cost, *self.amounts, *(array for table in tables for array in table)):
-            found.update(_bytes(array))
-        found.update(repr([coupling.scope for coupling in self.couplings]).encode())
-        return found.digest()
+        """Return the same bytes only for parts that agree in all arrays, and so have the same front."""
+        tables = [(coupling.cost, coupling.forbidden, coupling.amounts) for coupling in self.couplings]
+        content = _digest(self.covers, *self.cost, *self.amounts, *(array for table in tables for array in table))
+        return content + repr([coupling.scope for coupling in self.couplings]).encode()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -190,6 +208,19 @@ def _columns(work: Workspace, usage: Usage, intervals: Sequence[Interval], shape
     return found
 
 
+def _order(cost: Sequence[Integers], amounts: Sequence[Integers], couplings: Sequence[Coupling]) -> list[int]:
+    """Return an order of a part's nodes that depends on their content alone, as far as that tells them apart."""
+    if len(cost) == 1:
+        return [0]
+    content = [_digest(*own) for own in zip(cost, amounts, strict=True)]
+    views: list[list[View]] = [[] for _ in content]
+    for coupling in couplings:
+        for axes in itertools.permutations(range(len(coupling.scope))):
+            node, *others = (coupling.scope[axis] for axis in axes)
+            views[node].append((coupling.turned(axes, ()).content(), tuple(others)))
+    return canonical_order(content, views)
+
+
 def _covers(intervals: Sequence[Interval]) -> IntArray:
     ends = {(resource, t) for resource, *interval in intervals for t in interval}
     segments = [
@@ -198,6 +229,14 @@ def _covers(intervals: Sequence[Interval]) -> IntArray:
         if begin[0] == following[0]
     ]
     return np.array(segments, dtype=np.int64).reshape(len(segments), len(intervals)).T
+
+
+def _digest(*arrays: Any) -> bytes:
+    """Return 32 bytes that are the same for equal arrays only (SHA-256); an array may be None."""
+    found = hashlib.sha256()
+    for array in arrays:
+        found.update(_bytes(array))
+    return found.digest()
 
 
 def _bytes(array: Any) -> bytes:

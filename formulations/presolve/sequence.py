@@ -134,6 +134,12 @@ def presolve(
     return Presolved(reduced, lift, offset, before, Size.of(reduced), tuple(steps), "")
 
 
+def unreduced(problem: StrategyProblem) -> Presolved:
+    """The problem itself as the result of a presolve that did nothing."""
+    size = Size.of(problem)
+    return Presolved(problem, Lift.identity(problem), 0, size, size, (), "")
+
+
 def _first_pass(problem: StrategyProblem, steps: list[str], deadline: float) -> Workspace:
     """Return the workspace that the first pass leaves, or the whole problem where it cannot work."""
     if time.monotonic() > deadline or not sums_are_safe(problem):

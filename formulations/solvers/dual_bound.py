@@ -24,6 +24,9 @@ _LEAST_BITS = 12
 _INT64_SAFE = 2.0**60
 _NOTABLE_LOSS = 1e-6
 """Part of the price of all limits that the rounding of a quick evaluation may take from a bound."""
+_NOTABLE_LOSS_OF_LARGE = 3e-5
+"""The same where the slow evaluation would take many seconds."""
+_LARGE_TABLES = 4_000_000
 
 
 def exact_bound(problem: StrategyProblem, flat: FlatProblem, prices: FloatArray, messages: FloatArray) -> int:
@@ -40,7 +43,8 @@ def exact_bound(problem: StrategyProblem, flat: FlatProblem, prices: FloatArray,
     """
     if holds_exact_costs(flat):
         found = integer_bound(flat, prices, messages)
-        notable = _NOTABLE_LOSS * max(float(np.maximum(prices, 0.0) @ flat.usage.limit), 1.0 / _NOTABLE_LOSS)
+        share = _NOTABLE_LOSS if len(flat.tables) < _LARGE_TABLES else _NOTABLE_LOSS_OF_LARGE
+        notable = max(share * float(np.maximum(prices, 0.0) @ flat.usage.limit), 1.0)
         if found is not None and not found.contradiction and found.rounding < notable:
             return found.bound
     evaluation = _Evaluation(problem, flat, np.maximum(prices, 0.0), messages)
@@ -122,13 +126,18 @@ class _Evaluation:
 
     def evaluate(self) -> int:
         """Return ``scale`` times the bound."""
-        return self.reparametrised().bound
+        return self._reparametrise(None)[0]
 
     def reparametrised(self) -> Reparametrised:
         """Return all tables with the messages moved, and ``scale`` times the bound that they give."""
+        tables: list[NDArray[Any]] = []
+        bound, nodes = self._reparametrise(tables)
+        return Reparametrised(self.scale, bound, nodes, tables)
+
+    def _reparametrise(self, keep: list[NDArray[Any]] | None) -> tuple[int, list[NDArray[Any]]]:
+        """Move the messages; return the bound and the nodes' slacks, and keep the tables' slacks where asked."""
         total = -self.price_of_limits()
         unary = self._priced_nodes()
-        tables = []
         for g, group in enumerate(self.flat.groups):
             values, allowed = self._priced_group(group)
             for axis, i in enumerate(group.scope):
@@ -138,11 +147,11 @@ class _Evaluation:
                 values = values - message.reshape([-1 if k == axis else 1 for k in range(len(group.scope))])
             least = int((values if allowed is None else values[allowed]).min())
             total += least
-            slack = values - least
-            tables.append(slack if allowed is None else np.where(allowed, slack, np.maximum(slack, 0)))
+            if keep is not None:
+                slack = values - least
+                keep.append(slack if allowed is None else np.where(allowed, slack, np.maximum(slack, 0)))
         lows = [int(values.min()) for values in unary]
-        slacks = [values - low for values, low in zip(unary, lows, strict=True)]
-        return Reparametrised(self.scale, total + sum(lows), slacks, tables)
+        return total + sum(lows), [values - low for values, low in zip(unary, lows, strict=True)]
 
     def price_of_limits(self) -> int:
         """Return ``scale`` times what all limits together cost at the prices."""

@@ -11,11 +11,11 @@ import time
 import numpy as np
 
 from formulations.compiled import seed_compiled
-from formulations.flat import flatten
 from formulations.problem import StrategyProblem
 from formulations.solution import Claim, Progress, SolveOptions
 from formulations.solvers.base import ReportIncumbent, ReportProgress
 from formulations.solvers.incumbent_search import IncumbentSearch
+from formulations.solvers.opening import open_flat
 from formulations.solvers.price_ascent import PriceAscent
 from formulations.solvers.steering import raised_prices
 
@@ -26,12 +26,9 @@ _FORCED_STEPS = 3000
 def solve(problem: StrategyProblem, options: SolveOptions, report: ReportProgress, incumbent: ReportIncumbent) -> Claim:
     """Run a dozen rounds (or ``iteration_limit``, or until the time limit) and return the best assignment."""
     started = time.monotonic()
-    if not problem.nodes:
-        incumbent(())
-        return Claim((), None)
-    flat = flatten(problem)
-    if flat.contradiction:
-        return Claim(None, None, proved_infeasible=True, message=flat.contradiction)
+    flat = open_flat(problem, incumbent)
+    if isinstance(flat, Claim):
+        return flat
     seed_compiled(options.seed)
 
     def found(choices: tuple[int, ...], objective: int) -> None:

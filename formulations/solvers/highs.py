@@ -13,7 +13,7 @@ import numpy as np
 
 from formulations.linear_model import LinearModel, build_linear_model
 from formulations.problem import StrategyProblem
-from formulations.solution import Claim, Progress, SolveOptions, relative_gap
+from formulations.solution import Claim, Progress, SolveOptions
 from formulations.solvers.base import ReportIncumbent, ReportProgress
 from formulations.solvers.exchange import FROM_OTHERS
 from formulations.solvers.highs_session import (
@@ -82,9 +82,11 @@ class _Search:
         """Whether HiGHS was done, and only tolerances keep its bound below the incumbent."""
         if self.best is None or not self.finished or self.best[0] == self.bound:
             return False
-        gap = relative_gap(self.best[0], self.bound)
-        within = gap is not None and 0 < gap <= self.options.relative_gap
-        return not within and self.model.cost_shift == 0 and time.monotonic() < self.deadline
+        return (
+            not self.options.accepts(self.best[0], self.bound)
+            and self.model.cost_shift == 0
+            and time.monotonic() < self.deadline
+        )
 
     def attempt(self) -> Claim:
         """Relax, then branch and cut."""

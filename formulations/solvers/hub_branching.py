@@ -18,7 +18,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from formulations.flat import FlatProblem, flatten
+from formulations.flat import FlatProblem
 from formulations.problem import IntArray, StrategyProblem
 from formulations.solution import Claim, Progress, SolveOptions
 from formulations.solvers.base import ReportIncumbent, ReportProgress
@@ -27,6 +27,7 @@ from formulations.solvers.flat_restriction import restrict
 from formulations.solvers.hub_leaf import Leaf, OpenLeaf, reopened
 from formulations.solvers.integer_bound import holds_exact_costs
 from formulations.solvers.lagrangian import PriceSearch
+from formulations.solvers.opening import open_flat
 
 LEAST_HUB_DEGREE = 16
 """Degree from which on a node is a hub; in problems of less than 128 nodes an eighth of the nodes."""
@@ -50,12 +51,9 @@ def solve(problem: StrategyProblem, options: SolveOptions, report: ReportProgres
     deterministic as long as the time limit does not cut it short.
     """
     started = time.monotonic()
-    if not problem.nodes:
-        incumbent(())
-        return Claim((), 0)
-    flat = flatten(problem)
-    if flat.contradiction:
-        return Claim(None, None, proved_infeasible=True, message=flat.contradiction)
+    flat = open_flat(problem, incumbent)
+    if isinstance(flat, Claim):
+        return flat
     if not len(hubs(flat)):
         return Claim(None, None, message=f"no hubs: nodes of degree {LEAST_HUB_DEGREE} touch hardly any factor")
     first = replace(options, time_limit=_ROOT_SHARE * options.time_limit)
@@ -255,7 +253,7 @@ class _HubSearch:
         options, objective = self._options, self.search.objective
         if self._stuck:
             return True
-        if objective is not None and objective - self.bound <= options.relative_gap * abs(objective):
+        if objective is not None and options.accepts(objective, self.bound):
             return True
         if options.iteration_limit is not None and self.worked >= options.iteration_limit:
             return True

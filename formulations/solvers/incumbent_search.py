@@ -12,16 +12,14 @@ from formulations.flat import FlatProblem, FloatArray
 from formulations.problem import IntArray, StrategyProblem
 from formulations.solvers.exchange import FROM_OTHERS
 from formulations.solvers.feasibility import find_feasible
+from formulations.solvers.isolated_moves import IsolatedMoves
 from formulations.solvers.moves import add_prices, conflicts, improve_nodes, settle, total_cost, usage_of
-from formulations.solvers.multiple_choice_knapsack import exchange, isolated_nodes
 from formulations.solvers.repair import repair
 from formulations.solvers.tree_moves import tree_search
 
 _FILL_FACTORS = (1.0, 0.7, 0.4, 0.0)
 _MOST_REPAIRED_ROWS = 400
 _FORCED_CHUNK = 50
-_EXCHANGED_AT_ONCE = 500
-_HOPED_EXCHANGE = 1.5
 
 
 class IncumbentSearch:
@@ -61,8 +59,7 @@ class IncumbentSearch:
         self._tables = flat.tables_to_price()
         # Costs are integers: half of one is an improvement, unless float sums are coarser than that.
         self._tolerance = max(0.25, 1e-19 * flat.penalty)
-        self._isolated = isolated_nodes(flat.graph, flat.usage)
-        self._last_exchange = 0.0
+        self._isolated = IsolatedMoves(flat)
         self._order: IntArray = np.arange(len(flat.graph.sizes), dtype=np.int64)
 
     def extend(self, deadline: float) -> None:
@@ -127,6 +124,7 @@ class IncumbentSearch:
         self, choices: IntArray, usage_now: FloatArray, prices: FloatArray, factors: tuple[float, ...] = _FILL_FACTORS
     ) -> None:
         """Spend what memory is left: feasible moves while the prices fall to zero; then offer the result."""
+        flat = self.flat
         work = 2 * len(self._order)
         for factor in factors:
             self.set_prices(prices * factor)
@@ -137,23 +135,11 @@ class IncumbentSearch:
             if time.monotonic() > self._deadline:
                 break
             self.improve(choices, usage_now, 2 if factor else 10)
-        self._exchange(choices, usage_now)
-        self.offer(choices)
-
-    def _exchange(self, choices: IntArray, usage_now: FloatArray) -> None:
-        """Exchange memory among isolated nodes, where a gain as the last one (and a half) makes a new incumbent."""
-        flat = self.flat
         cost = total_cost(flat.graph, flat.unary, flat.tables, choices)
-        if cost - _HOPED_EXCHANGE * self._last_exchange >= self._best_cost:
-            return
-        self._last_exchange = 0.0
-        for start in range(0, max(1, len(self._isolated)), _EXCHANGED_AT_ONCE):
-            takers = self._isolated[start : start + _EXCHANGED_AT_ONCE]
-            self._last_exchange += exchange(
-                flat.graph, self._rows, flat.unary, choices, takers, self._isolated, usage_now, self._tolerance
-            )
-            if time.monotonic() > self._deadline:
-                break
+        if len(self._isolated) and cost - self._isolated.hoped_gain < self._best_cost:
+            self.set_prices(prices)
+            self._isolated.improve(self._rows, self._unary, prices, choices, usage_now, self._tolerance)
+        self.offer(choices)
 
     def _leave_room_for_rounding(self) -> None:
         """Lower the limits by what the coarse quantum may hide, from the first time that it hid something."""

@@ -17,7 +17,7 @@ from dataclasses import replace
 import numpy as np
 
 from formulations.compiled import seed_compiled
-from formulations.flat import FlatProblem, FloatArray, flatten
+from formulations.flat import FlatProblem, FloatArray
 from formulations.problem import IntArray, StrategyProblem
 from formulations.solution import Claim, Progress, SolveOptions
 from formulations.solvers.base import ReportIncumbent, ReportProgress
@@ -25,6 +25,7 @@ from formulations.solvers.decimation import decimate
 from formulations.solvers.dual_bound import eliminated_bound, exact_bound
 from formulations.solvers.elimination import OutOfTimeError, TooWideError
 from formulations.solvers.incumbent_search import IncumbentSearch
+from formulations.solvers.opening import open_flat
 from formulations.solvers.price_ascent import PriceAscent
 from formulations.solvers.price_bundle import PriceBundle
 from formulations.solvers.steering import steered_prices
@@ -48,12 +49,9 @@ def solve(problem: StrategyProblem, options: SolveOptions, report: ReportProgres
     deterministic as long as the time limit does not cut it short.
     """
     started = time.monotonic()
-    if not problem.nodes:
-        incumbent(())
-        return Claim((), 0)
-    flat = flatten(problem)
-    if flat.contradiction:
-        return Claim(None, None, proved_infeasible=True, message=flat.contradiction)
+    flat = open_flat(problem, incumbent)
+    if isinstance(flat, Claim):
+        return flat
     return PriceSearch(problem, flat, options, report, incumbent, started).run()
 
 
@@ -126,7 +124,8 @@ class PriceSearch:
         self._prove()
         if self._infeasible():
             message = f"the bound {self.bound} is above the cost {self._worst_total} of any assignment"
-            return Claim(None, None, proved_infeasible=True, message=message, iterations=self.ascent.iterations)
+            iterations = self.ascent.iterations
+            return Claim(None, None, proved_infeasible=True, message=message, iterations=iterations, certified=True)
         best = self.search.best
         choices = None if best is None else self.flat.original_choices(best)
         return Claim(choices, self.bound, iterations=self.ascent.iterations + self.rounds)
@@ -270,10 +269,7 @@ class PriceSearch:
     def _reached(self, bound: float) -> bool:
         """Whether a bound would close the gap to the incumbent."""
         objective = self.search.objective
-        return objective is not None and self._gap_closed(objective, bound)
-
-    def _gap_closed(self, objective: int, bound: float) -> bool:
-        return objective - bound <= self.options.relative_gap * abs(objective)
+        return objective is not None and self.options.accepts(objective, bound)
 
     def _infeasible(self) -> bool:
         return self.bound is not None and self.bound > self._worst_total

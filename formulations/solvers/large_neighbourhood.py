@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from formulations.compiled import seed_compiled
-from formulations.flat import FlatProblem, FloatArray, flatten
+from formulations.flat import FlatProblem, FloatArray
 from formulations.presolve import presolve
 from formulations.problem import IntArray, StrategyProblem
 from formulations.solution import Claim, Progress, SolveOptions
@@ -29,6 +29,7 @@ from formulations.solvers.incumbent_search import IncumbentSearch, exact_objecti
 from formulations.solvers.lagrangian import PriceSearch
 from formulations.solvers.moves import add_prices
 from formulations.solvers.neighbourhoods import Neighbourhoods, strategy_slacks
+from formulations.solvers.opening import open_flat
 from formulations.solvers.plateau_moves import wander
 from formulations.solvers.registry import find_solver
 from formulations.solvers.subproblem import cut_out
@@ -85,12 +86,9 @@ def solve(
         Size of the first parts, in columns of their linear models.
     """
     started = time.monotonic()
-    if not problem.nodes:
-        incumbent(())
-        return Claim((), 0)
-    flat = flatten(problem)
-    if flat.contradiction:
-        return Claim(None, None, proved_infeasible=True, message=flat.contradiction)
+    flat = open_flat(problem, incumbent)
+    if isinstance(flat, Claim):
+        return flat
 
     def tell(progress: Progress) -> None:
         report(replace(progress, source=SOURCE))
@@ -117,8 +115,7 @@ def _is_settled(problem: StrategyProblem, claim: Claim, options: SolveOptions) -
     """Whether a claim is as close to its bound as the options ask for."""
     if claim.choices is None or claim.bound is None:
         return False
-    objective = exact_objective(problem, claim.choices)
-    return objective - claim.bound <= options.relative_gap * abs(objective)
+    return options.accepts(exact_objective(problem, claim.choices), claim.bound)
 
 
 def _by_elimination(problem: StrategyProblem, options: SolveOptions) -> Claim | None:
@@ -301,9 +298,7 @@ class PartSearch:
 
     def _closed(self) -> bool:
         objective = self.search.objective
-        if objective is None or self.bound is None:
-            return False
-        return objective - self.bound <= self.options.relative_gap * abs(objective)
+        return objective is not None and self.bound is not None and self.options.accepts(objective, self.bound)
 
 
 def _ignore(_: object) -> None:

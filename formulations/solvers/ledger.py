@@ -36,6 +36,8 @@ class Ledger:
         self.choices: tuple[int, ...] | None = None
         self.objective: int | None = None
         self.bound: int | None = None
+        self.certified = False
+        """Whether a bound in exact integers shows that nothing is feasible."""
         self.cpu_seconds = 0.0
         self.peak_rss_bytes = 0
         self._progress = progress
@@ -136,6 +138,5 @@ class Ledger:
     def _status(self) -> Status:
         if self.objective is None:
             return Status.NO_SOLUTION if self.bound is None else Status.BOUND_ONLY
-        gap = relative_gap(self.objective, self.bound)
-        within_gap = gap is not None and self.options.relative_gap > 0 and gap <= self.options.relative_gap
-        return Status.OPTIMAL if self.objective == self.bound or within_gap else Status.FEASIBLE
+        closed = self.bound is not None and self.options.accepts(self.objective, self.bound)
+        return Status.OPTIMAL if closed else Status.FEASIBLE

@@ -7,6 +7,8 @@ left, and others make room for less than it gains. As in the greedy algorithm al
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
 from formulations.compiled import compiled
@@ -15,6 +17,19 @@ from formulations.problem import IntArray
 
 _NEVER = 1e300
 _MOST_RELIEFS = 16
+_MOST_LISTS = 256
+
+
+class RowIndex(NamedTuple):
+    """Which isolated nodes may use a row: one list for every ``length`` rows in a row.
+
+    The nodes that use any of rows ``k * length`` to ``(k + 1) * length`` are ``node[start[k]:start[k + 1]]``,
+    ascending.
+    """
+
+    length: int
+    start: IntArray
+    node: IntArray
 
 
 def isolated_nodes(graph: Graph, usage: Usage) -> IntArray:
@@ -23,8 +38,37 @@ def isolated_nodes(graph: Graph, usage: Usage) -> IntArray:
     return np.flatnonzero(alone).astype(np.int64)
 
 
+def index_rows(usage: Usage, isolated: IntArray) -> RowIndex:
+    """Return which of some nodes may use which row, in at most a few hundred lists."""
+    length = -(-max(1, len(usage.limit)) // _MOST_LISTS)
+    lists: list[set[int]] = [set() for _ in range(0, max(1, len(usage.limit)), length)]
+    for i in isolated.tolist():
+        for q in range(int(usage.node_start[i]), int(usage.node_start[i + 1])):
+            for k in range(int(usage.low[q]) // length, -(-int(usage.high[q]) // length)):
+                lists[k].add(i)
+    nodes = [sorted(own) for own in lists]
+    start = np.concatenate([[0], np.cumsum([len(own) for own in nodes])]).astype(np.int64)
+    return RowIndex(length, start, np.array([i for own in nodes for i in own], dtype=np.int64))
+
+
 @compiled
-def _move(usage: Usage, choices: IntArray, node: int, strategy: int, usage_now: FloatArray) -> None:
+def users_of(usage: Usage, index: RowIndex, row: int) -> IntArray:
+    """Return the indexed nodes that use ``row``, ascending."""
+    block = row // index.length
+    found = np.empty(index.start[block + 1] - index.start[block], np.int64)
+    count = 0
+    for k in range(index.start[block], index.start[block + 1]):
+        i = index.node[k]
+        for q in range(usage.node_start[i], usage.node_start[i + 1]):
+            if usage.low[q] <= row < usage.high[q]:
+                found[count] = i
+                count += 1
+                break
+    return found[:count]
+
+
+@compiled
+def move_alone(usage: Usage, choices: IntArray, node: int, strategy: int, usage_now: FloatArray) -> None:
     """Change an isolated node's choice, and the usage of its rows, whether that fits or not."""
     for q in range(usage.node_start[node], usage.node_start[node + 1]):
         start = usage.amount_start[q]
@@ -55,19 +99,14 @@ def _cheapest_relief(
     usage: Usage,
     unary: FloatArray,
     choices: IntArray,
-    isolated: IntArray,
+    index: RowIndex,
     row: int,
     need: float,
     most: float,
 ) -> tuple[int, int]:
     """Return the node and strategy that free ``row`` at the least cost per unit and below ``most`` in all, or -1."""
     best, to, least = -1, 0, _NEVER
-    for i in isolated:
-        covers = False
-        for q in range(usage.node_start[i], usage.node_start[i + 1]):
-            covers |= usage.low[q] <= row < usage.high[q]
-        if not covers:
-            continue
+    for i in users_of(usage, index, row):
         costs = graph.offset[i]
         for s in range(graph.sizes[i]):
             price = unary[costs + s] - unary[costs + choices[i]]
@@ -96,7 +135,7 @@ def exchange(
     unary: FloatArray,
     choices: IntArray,
     takers: IntArray,
-    isolated: IntArray,
+    index: RowIndex,
     usage_now: FloatArray,
     tolerance: float,
 ) -> float:
@@ -109,9 +148,9 @@ def exchange(
     choices
         Any assignment within the limits; stays so, and never costs more. Changed in place.
     takers
-        Which of the isolated nodes may take.
-    isolated
-        What :func:`isolated_nodes` returns.
+        Isolated nodes that may take.
+    index
+        Isolated nodes that may make room.
     usage_now
         Usage of every row, shape ``(rows,)``; changed in place.
     tolerance
@@ -126,22 +165,22 @@ def exchange(
             if left <= tolerance:
                 continue
             moved[0], before[0], count = i, choices[i], 1
-            _move(usage, choices, i, s, usage_now)
+            move_alone(usage, choices, i, s, usage_now)
             row = _fullest_row(usage, i, usage_now)
             while row >= 0 and count <= _MOST_RELIEFS:
                 need = usage_now[row] - usage.limit[row]
                 # This may be a part of the taker's own way back.
-                other, to = _cheapest_relief(graph, usage, unary, choices, isolated, row, need, left - tolerance)
+                other, to = _cheapest_relief(graph, usage, unary, choices, index, row, need, left - tolerance)
                 if other < 0:
                     break
                 left -= unary[graph.offset[other] + to] - unary[graph.offset[other] + choices[other]]
                 moved[count], before[count] = other, choices[other]
                 count += 1
-                _move(usage, choices, other, to, usage_now)
+                move_alone(usage, choices, other, to, usage_now)
                 row = _fullest_row(usage, i, usage_now)
             if row < 0 and left > tolerance:
                 total += left
             else:
                 for k in range(count - 1, -1, -1):
-                    _move(usage, choices, moved[k], before[k], usage_now)
+                    move_alone(usage, choices, moved[k], before[k], usage_now)
     return total

@@ -18,7 +18,6 @@ import numpy as np
 
 from formulations.checker import check
 from formulations.compiled import seed_compiled
-from formulations.flat import flatten
 from formulations.presolve import presolve
 from formulations.problem import IntArray, StrategyProblem
 from formulations.solution import Claim, Progress, SolveOptions
@@ -26,6 +25,7 @@ from formulations.solvers import lagrangian
 from formulations.solvers.base import ReportIncumbent, ReportProgress
 from formulations.solvers.feasibility import find_feasible
 from formulations.solvers.incumbent_search import exact_objective
+from formulations.solvers.opening import open_flat
 from formulations.solvers.peak_problem import peak_problem, peak_range
 
 _PRESOLVE_SHARE, _LOCAL_SHARE = 0.4, 0.5
@@ -40,7 +40,7 @@ def solve(problem: StrategyProblem, options: SolveOptions, report: ReportProgres
     started = time.monotonic()
     free = presolve(peak_problem(problem, {}).problem, deadline=started + _PRESOLVE_SHARE * options.time_limit)
     if free.contradiction:
-        return Claim(None, None, proved_infeasible=True, message=free.contradiction)
+        return Claim(None, None, proved_infeasible=True, message=free.contradiction, certified=True)
     seed_compiled(options.seed)
     claim = _search(free.problem, started + _LOCAL_SHARE * options.time_limit)
     if claim.choices is None and not claim.proved_infeasible:
@@ -55,9 +55,9 @@ def solve(problem: StrategyProblem, options: SolveOptions, report: ReportProgres
 
 def _search(problem: StrategyProblem, deadline: float) -> Claim:
     """Search locally for an assignment that fits; what is found is checked in exact integers."""
-    flat = flatten(problem)
-    if flat.contradiction:
-        return Claim(None, None, proved_infeasible=True, message=flat.contradiction)
+    flat = open_flat(problem, lambda _: None)
+    if isinstance(flat, Claim):
+        return flat
     choices: IntArray = np.zeros(len(problem.nodes), dtype=np.int64)
     weights = np.ones(len(flat.usage.limit)), np.ones(len(flat.graph.arity))
     costs = flat.unary, flat.tables, flat.penalty
@@ -76,7 +76,7 @@ def _decide(problem: StrategyProblem, options: SolveOptions, started: float) -> 
     lacking = peak_problem(problem, {r: (limit, peak_range(problem, r)[1]) for r, limit in limits.items()})
     reduced = presolve(lacking.problem, deadline=started + _LOCAL_SHARE * options.time_limit)
     if reduced.contradiction:
-        return Claim(None, None, proved_infeasible=True, message=reduced.contradiction)
+        return Claim(None, None, proved_infeasible=True, message=reduced.contradiction, certified=True)
     remaining = max(0.0, started + options.time_limit - time.monotonic())
     verdict = _Verdict(reduced.problem, reduced.offset)
     try:
@@ -90,7 +90,8 @@ def _decide(problem: StrategyProblem, options: SolveOptions, started: float) -> 
     verdict.judge(claim.choices, claim.bound)
     if verdict.lacking is not None:
         message = f"by memory prices the limits lack at least {verdict.lacking} in all"
-        return Claim(None, None, proved_infeasible=True, message=message, iterations=claim.iterations)
+        iterations = claim.iterations
+        return Claim(None, None, proved_infeasible=True, message=message, iterations=iterations, certified=True)
     if verdict.fitting is None:
         return Claim(None, None, message="memory prices decide nothing", iterations=claim.iterations)
     choices = lacking.original_choices(reduced.lift(verdict.fitting))

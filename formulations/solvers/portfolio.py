@@ -14,9 +14,9 @@ import time
 from dataclasses import dataclass, replace
 
 from formulations.checker import check
-from formulations.presolve import Presolved, presolve
+from formulations.presolve import Presolved, presolve, unreduced
 from formulations.problem import StrategyProblem
-from formulations.solution import Claim, Progress, SolveOptions, relative_gap
+from formulations.solution import Claim, Progress, SolveOptions
 from formulations.solvers.base import Desk
 from formulations.solvers.portfolio_lanes import PRICES, SETTLES, Lane, Turn, fair_share_of_memory, lanes_for
 from formulations.solvers.registry import find_solver
@@ -27,6 +27,8 @@ _PRESOLVE_SHARE = 0.5
 _CLEANUP_SHARE = 0.02
 _MOST_CLEANUP_SECONDS = 1.0
 _OVERTIME_SECONDS = 0.5
+_MOST_ENTRIES_TO_PRESOLVE = 10_000_000
+_SHARING = 4
 _POLL_SECONDS = 0.1
 _WORTH_WARMING_SECONDS = 0.05
 _LAST_WORDS_SECONDS = 0.02
@@ -37,15 +39,17 @@ _CHECK_EFFORT = 10
 def solve(problem: StrategyProblem, options: SolveOptions, desk: Desk) -> Claim:
     """Solve with all that is there.
 
-    With ``iteration_limit`` the members run one after another, each from the best so far, and the result is
-    deterministic as long as the time limit does not cut it short.
+    With ``workers=1`` or an ``iteration_limit`` the members run one after another, each from the best so far, and the
+    result is deterministic as long as the time limit does not cut it short: those that could go on for ever have a
+    limit of iterations, by default one of the portfolio's own.
     """
     started = time.monotonic()
     before = time.process_time()
     warming = threading.Timer(_WORTH_WARMING_SECONDS, _warm, (desk,))
     warming.start()
     try:
-        reduced = presolve(problem, deadline=started + _PRESOLVE_SHARE * options.time_limit)
+        deadline = started + _PRESOLVE_SHARE * options.time_limit
+        reduced = presolve(problem, deadline=deadline) if _worth_presolving(problem) else unreduced(problem)
     except KeyboardInterrupt:
         return Claim(None, None, message="interrupted")
     finally:
@@ -54,12 +58,24 @@ def solve(problem: StrategyProblem, options: SolveOptions, desk: Desk) -> Claim:
     desk.spend(time.process_time() - before, 0)
     shape = f"presolve: {reduced.before.nodes} nodes to {reduced.after.nodes}"
     if reduced.contradiction:
-        return Claim(None, None, proved_infeasible=True, message=f"{shape}; {reduced.contradiction}")
+        return Claim(None, None, proved_infeasible=True, message=f"{shape}; {reduced.contradiction}", certified=True)
     if all(node.size == 1 for node in reduced.problem.nodes):
         only = (0,) * len(reduced.problem.nodes)
         cost = check(reduced.problem, only).objective
         return Claim(reduced.lift(only), None if cost is None else cost + reduced.offset, message=shape)
     return _Search(reduced, options, desk, started, shape).run()
+
+
+def _worth_presolving(problem: StrategyProblem) -> bool:
+    """Whether reductions may pay: not on a large problem whose tables are mostly the same few arrays.
+
+    Such problems come from deep models. Reduced tables are no longer the same, which costs more memory and time than
+    the few nodes that such problems lose are worth.
+    """
+    tables = [factor.cost for factor in problem.factors] + [term.amount for _, term in problem.usage_terms()]
+    entries = sum(table.size for table in tables)
+    distinct = sum(table.size for table in {id(table): table for table in tables}.values())
+    return entries <= _MOST_ENTRIES_TO_PRESOLVE or _SHARING * distinct > entries
 
 
 def _warm(desk: Desk) -> None:
@@ -90,7 +106,7 @@ class _Search:
         self.bound: int | None = None
         self.settled = False
         """Whether an exact member ended by itself: no other will find more."""
-        self.infeasible = False
+        self.infeasible = self.certified = False
         self.iterations = 0
         self.notes = [shape]
         self._pending: dict[str, Choices] = {}
@@ -186,6 +202,7 @@ class _Search:
             self._pending[event.source] = claim.choices
         if claim.proved_infeasible:
             self.infeasible = True
+            self.certified |= claim.certified
             self.notes.append(f"{event.source}: {outcome.message}")
             return
         if claim.message:
@@ -221,13 +238,13 @@ class _Search:
             return True
         if self.best is None or self.bound is None:
             return False
-        gap = relative_gap(self.best[0] + self.reduced.offset, self.bound + self.reduced.offset)
-        return gap is not None and gap <= self.options.relative_gap
+        offset = self.reduced.offset
+        return self.options.accepts(self.best[0] + offset, self.bound + offset)
 
     def _claim(self) -> Claim:
         message = "; ".join(self.notes)
         if self.infeasible:
-            return Claim(None, None, proved_infeasible=True, message=message, iterations=self.iterations)
+            return Claim(None, None, True, message, self.iterations, certified=self.certified)
         choices = None if self.best is None else self.reduced.lift(self.best[1])
         bound = None if self.bound is None else self.bound + self.reduced.offset
         return Claim(choices, bound, message=message, iterations=self.iterations)

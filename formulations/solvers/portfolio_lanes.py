@@ -52,7 +52,7 @@ class Turn:
     until
         Part of the portfolio's time limit after which it has to end.
     iterations
-        Its iteration limit where the caller gave none, or None.
+        Its iteration limit where the caller gave none, or None; for members that could go on for ever.
     head_start
         Seconds that the other lanes have before it begins.
     without_incumbent
@@ -94,10 +94,11 @@ def lanes_for(problem: StrategyProblem, options: SolveOptions) -> tuple[Lane, ..
     exact = BRANCH_AND_CUT if small else PRICES_AND_BRANCH
     workers = worker_count(options)
     if workers == 1 or options.iteration_limit is not None:
-        turns = Turn(PRICES), Turn(ANYTHING, without_incumbent=True), Turn(exact)
-        return (tuple(replace(turn, iterations=_ITERATIONS_ALONE) for turn in turns),)
+        prices = Turn(PRICES, iterations=_ITERATIONS_ALONE)
+        anything = Turn(ANYTHING, iterations=_ITERATIONS_ALONE, without_incumbent=True)
+        return ((prices, anything, Turn(exact, iterations=None if small else _ITERATIONS_ALONE)),)
     others = [CONSTRAINTS] * small + [PARTS] * (len(problem.nodes) <= MOST_NODES_IN_PARTS)
-    prices = Turn(PRICES, until=1.0, head_start=HEAD_START_SECONDS if columns <= TINY_COLUMNS else 0.0)
+    prices = Turn(PRICES, head_start=HEAD_START_SECONDS if columns <= TINY_COLUMNS else 0.0)
     if workers > _EXACT_AND_PRICES:
         alone = [(Turn(other),) for other in others[: workers - _EXACT_AND_PRICES]]
         return ((Turn(exact),), (prices, Turn(ANYTHING, without_incumbent=True)), *alone)

@@ -15,9 +15,9 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 
-from formulations.flat import flatten
 from formulations.linear_model import linear_columns
-from formulations.presolve import Presolved, presolve
+from formulations.presolve import Lift, Presolved, presolve
+from formulations.presolve.allowed_strategies import cut_forbidden_strategies
 from formulations.problem import StrategyProblem
 from formulations.solution import Claim, Progress, SolveOptions
 from formulations.solvers import highs
@@ -26,6 +26,7 @@ from formulations.solvers.exchange import FROM_OTHERS
 from formulations.solvers.hub_branching import branch, hubs
 from formulations.solvers.incumbent_search import exact_objective
 from formulations.solvers.lagrangian import PriceSearch
+from formulations.solvers.opening import open_flat
 from formulations.solvers.price_fixing import without_hopeless
 
 MOST_CORE_COLUMNS = 400_000
@@ -33,6 +34,9 @@ MOST_CORE_COLUMNS = 400_000
 
 FEW_HUBS = 40
 """Hubs up to which deciding them soon leaves little of the gap that they cause."""
+
+MOST_ENTRIES_OF_HUBS = 10_000_000
+"""Table entries up to which copies of the problem, one for each open branch, are affordable."""
 
 _FIRST_SHARE, _SECOND_SHARE = 0.3, 0.6
 """Parts of the time after which the core is looked at; a better incumbent in between makes it smaller."""
@@ -45,16 +49,13 @@ def solve(problem: StrategyProblem, options: SolveOptions, report: ReportProgres
     not cut it short.
     """
     started = time.monotonic()
-    if not problem.nodes:
-        incumbent(())
-        return Claim((), 0)
-    flat = flatten(problem)
-    if flat.contradiction:
-        return Claim(None, None, proved_infeasible=True, message=flat.contradiction)
+    flat = open_flat(problem, incumbent)
+    if isinstance(flat, Claim):
+        return flat
     first = replace(options, time_limit=_FIRST_SHARE * options.time_limit)
     prices = PriceSearch(problem, flat, first, report, incumbent, started)
     claim = prices.run()
-    hub_count = len(hubs(flat))
+    hub_count = len(hubs(flat)) if len(flat.tables) <= MOST_ENTRIES_OF_HUBS else 0
     for share, most_hubs in ((_SECOND_SHARE, FEW_HUBS), (1.0, hub_count)):
         remaining = replace(options, time_limit=max(0.0, started + options.time_limit - time.monotonic()))
         if claim.proved_infeasible or claim.bound is None or not remaining.time_limit:
@@ -63,14 +64,15 @@ def solve(problem: StrategyProblem, options: SolveOptions, report: ReportProgres
             small = linear_columns(problem) <= MOST_CORE_COLUMNS
             return highs.solve(problem, remaining, report, incumbent) if small else claim
         objective = exact_objective(problem, claim.choices)
-        if objective - claim.bound <= options.relative_gap * abs(objective):
+        if options.accepts(objective, claim.bound):
             return claim
         ascent = prices.ascent
         hopeful = without_hopeless(problem, flat, ascent.best_prices, ascent.best_messages, objective)
-        core = presolve(hopeful, deadline=started + options.time_limit)
+        cut, lift = cut_forbidden_strategies(hopeful)
+        core = presolve(cut, deadline=started + options.time_limit)
         columns = linear_columns(core.problem)
         if columns <= MOST_CORE_COLUMNS:
-            return _Core(core, claim, objective, report, incumbent, started).run(remaining)
+            return _Core(core, lift, claim, objective, report, incumbent, started).run(remaining)
         if 0 < hub_count <= most_hubs:
             return branch(flat, prices, claim, options, report, started)
         claim = prices.go_on(share * options.time_limit)
@@ -83,13 +85,14 @@ class _Core:
     def __init__(
         self,
         core: Presolved,
+        cut: Lift,
         claim: Claim,
         objective: int,
         report: ReportProgress,
         incumbent: ReportIncumbent,
         started: float,
     ) -> None:
-        self.core, self.claim, self.objective = core, claim, objective
+        self.core, self.cut, self.claim, self.objective = core, cut, claim, objective
         self.best = objective
         self.bound = claim.bound
         self._report, self._incumbent, self._started = report, incumbent, started
@@ -100,18 +103,27 @@ class _Core:
         if not self.core.problem.nodes:
             found = Claim((), 0)
         else:
-            start = self.core.lift.project(self.claim.choices)
+            start = self._project(self.claim.choices)
             options = replace(options, relative_gap=0.0, initial_choices=start)
-            with FROM_OTHERS.translated(self.core.lift.project):
+            with FROM_OTHERS.translated(self._project):
                 found = highs.solve(self.core.problem, options, self._hear, self._take)
         self._raise(found.bound)
         choices = self.claim.choices
         if found.choices is not None:
             cost = exact_objective(self.core.problem, found.choices) + self.core.offset
             if cost < self.objective:
-                choices = self.core.lift(found.choices)
+                choices = self._lift(found.choices)
         message = f"core of {self.core.after.nodes} nodes: {found.message}"
         return Claim(choices, self.bound, message=message, iterations=self.claim.iterations + found.iterations)
+
+    def _lift(self, choices: tuple[int, ...]) -> tuple[int, ...]:
+        """Choices of the problem, from those of the core."""
+        return self.cut(self.core.lift(choices))
+
+    def _project(self, choices: tuple[int, ...]) -> tuple[int, ...] | None:
+        """Choices of the core, or None where one was cut off."""
+        kept = self.cut.project(choices)
+        return None if kept is None else self.core.lift.project(kept)
 
     def _raise(self, bound: int | None) -> None:
         """Take a bound of the core; what lies outside costs at least as much as the first incumbent."""
@@ -127,4 +139,4 @@ class _Core:
         cost = exact_objective(self.core.problem, choices) + self.core.offset
         if cost < self.best:
             self.best = cost
-            self._incumbent(self.core.lift(choices))
+            self._incumbent(self._lift(choices))

@@ -19,6 +19,8 @@ CONFIRMERS = ("peak_prices", "highs", "cpsat")
 """Solvers of different kinds whose word counts, asked in turn whether nothing is feasible; the quickest first."""
 
 _KINDS_THAT_MUST_AGREE = 2
+_OVERTIME_SECONDS = 1.0
+"""After the time limit of the whole, a solver that is asked to confirm is stopped."""
 _INDEX_DEFECTS = {ViolationKind.WRONG_LENGTH, ViolationKind.CHOICE_NOT_INTEGER, ViolationKind.CHOICE_OUT_OF_RANGE}
 
 
@@ -42,7 +44,8 @@ def solve(
     Every incumbent is replayed by :func:`formulations.checker.check` and its objective recomputed in
     exact integers. ``optimal`` means that it equals a valid bound (or is within
     ``options.relative_gap`` of it); ``infeasible`` means that two exact solvers of different kinds say
-    so. A worker that is killed, hangs or crashes leaves its best incumbent and bound, and Ctrl-C
+    so, or that it follows in exact integers (``certified``, see :class:`formulations.solution.Claim`).
+    A worker that is killed, hangs or crashes leaves its best incumbent and bound, and Ctrl-C
     returns the best so far; ``message`` then says what happened.
 
     Parameters
@@ -139,14 +142,20 @@ def _without_decisions(ledger: Ledger) -> SolveResult:
     return ledger.result()
 
 
-def _work(workers: SolverPool, spec: SolverSpec, ledger: Ledger, options: SolveOptions) -> bool:
+def _work(
+    workers: SolverPool,
+    spec: SolverSpec,
+    ledger: Ledger,
+    options: SolveOptions,
+    should_stop: Callable[[], bool] = lambda: False,
+) -> bool:
     """Run one solver and enter what it finds; True if it claims that nothing is feasible."""
     if spec.is_coordinator:
         desk = Desk(workers, ledger.hear, lambda found, source: _take(ledger, [found], source), ledger.spend)
         claim = spec.load_coordinator()(ledger.problem, options, desk)
         ledger.note(claim.message)
         return _enter(ledger, claim, spec.name)
-    listener = Listener(ledger.hear, lambda found: _take(ledger, found, spec.name))
+    listener = Listener(ledger.hear, lambda found: _take(ledger, found, spec.name), should_stop=should_stop)
     outcome = workers.run(spec, ledger.problem, options, listener)
     ledger.spend(outcome.cpu_seconds, outcome.peak_rss_bytes)
     if outcome.ending is Ending.FAILED and outcome.bad_input:
@@ -163,28 +172,34 @@ def _enter(ledger: Ledger, claim: Claim, source: str) -> bool:
     if claim.choices is not None:
         ledger.offer([claim.choices], source)
     if claim.proved_infeasible:
+        ledger.certified |= claim.certified
         return True
     ledger.raise_bound(claim.bound, source)
     return False
 
 
 def _confirm_infeasible(workers: SolverPool, spec: SolverSpec, ledger: Ledger) -> Status:
-    """Ask exact solvers of other kinds one after another; each may take its part of the time that is left."""
+    """Ask exact solvers of other kinds one after another; each may take its part of the time that is left.
+
+    Floats and tolerances are why one word is not enough. A proof in exact integers (presolve, a bound on what the
+    limits lack, or one above the cost of any assignment) has none of them: it counts as any bound does, and nobody
+    else is asked.
+    """
     agreed = {spec.kind} - {None}
     waiting = [confirmer for confirmer in map(find_solver, CONFIRMERS) if confirmer.kind not in agreed]
     for k, confirmer in enumerate(waiting):
         seconds = ledger.remaining_seconds / (len(waiting) - k)
-        if len(agreed) >= _KINDS_THAT_MUST_AGREE or seconds <= 0:
+        if ledger.certified or len(agreed) >= _KINDS_THAT_MUST_AGREE or seconds <= 0:
             break
         options = replace(ledger.options, time_limit=seconds, initial_choices=None)
-        if _work(workers, confirmer, ledger, options):
+        if _work(workers, confirmer, ledger, options, lambda: ledger.remaining_seconds < -_OVERTIME_SECONDS):
             agreed.add(confirmer.kind)
         elif ledger.choices is not None:
             raise SolverContradiction(
                 f"problem {ledger.problem.name}: {spec.name} reports that nothing is feasible, but {confirmer.name} "
                 f"found an assignment that passes the checker and costs {ledger.objective}"
             )
-    if len(agreed) >= _KINDS_THAT_MUST_AGREE:
+    if ledger.certified or len(agreed) >= _KINDS_THAT_MUST_AGREE:
         return Status.INFEASIBLE
     ledger.note("no second exact solver confirmed it in time")
     return Status.INFEASIBLE_UNCONFIRMED

@@ -14,11 +14,13 @@ The function follows :class:`formulations.solvers.base.Solver`; it runs in a pro
 claims is checked like everyone's.
 """
 
+from planner.benchmarks.kiwi_mlp import kiwi_mlp_suite
 from planner.benchmarks.results import BenchResult
 from planner.benchmarks.rows import BenchRow
-from planner.benchmarks.runner import DEFAULT_SOLVERS, BenchError, Observer, bench
+from planner.benchmarks.runner import BenchError, Observer, bench
 from planner.benchmarks.suites import (
     DEFAULT_SIZES,
+    DEFAULT_SOLVERS,
     BenchInstance,
     Suite,
     SuiteError,
@@ -39,6 +41,7 @@ __all__ = [
     "SuiteError",
     "bench",
     "contest_suite",
+    "kiwi_mlp_suite",
     "load_best_known",
     "random_suite",
 ]

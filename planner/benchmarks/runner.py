@@ -24,8 +24,6 @@ from planner.benchmarks.results import BenchResult
 from planner.benchmarks.rows import BenchRow, Moment
 from planner.benchmarks.suites import BenchInstance, Suite
 
-DEFAULT_SOLVERS = ("portfolio", "lagrangian", "highs")
-
 _REHEARSAL_SECONDS = 10.0
 
 
@@ -48,14 +46,14 @@ class Observer:
 
 @dataclass(frozen=True, slots=True)
 class _Loaded:
-    problem: StrategyProblem
+    problem: StrategyProblem | None
     seconds: float
     cpu_seconds: float
 
 
 def bench(
     suite: Suite,
-    solvers: Sequence[str] = DEFAULT_SOLVERS,
+    solvers: Sequence[str] | None = None,
     *,
     time_limit: float | None = None,
     seed: int = 0,
@@ -74,7 +72,8 @@ def bench(
         From :func:`random_suite`, :func:`contest_suite`, or of your own.
     solvers
         Names that :func:`formulations.solvers.registry.find_solver` knows. Those that are not built in
-        first solve a problem of six nodes; all of them do where the suite wants warm processes.
+        first solve a problem of six nodes; all of them do where the suite wants warm processes. The suite's own
+        if None.
     time_limit
         Seconds for one instance and solver, as :attr:`BenchRow.seconds` counts them; the suite's own if None.
     seed
@@ -101,6 +100,7 @@ def bench(
         An instance is malformed, or the rows cannot be written; earlier rows are in the file.
     """
     limit = suite.time_limit if time_limit is None else time_limit
+    solvers = suite.solvers if solvers is None else solvers
     _validate(suite, solvers, limit, best_known)
     run = _Run(suite, limit, seed, best_known or {}, json_path, observer or Observer())
     interrupted = False
@@ -112,7 +112,8 @@ def bench(
             _raise_if(noticed)
             for instance in suite.instances:
                 loaded = run.load(instance)
-                for solver in dict.fromkeys([*instance.references, *solvers]):
+                others = [] if instance.load is None else [*instance.references, *solvers]
+                for solver in dict.fromkeys([*instance.own_solvers, *others]):
                     run.add_row(instance, loaded, solver, pool)
                     _raise_if(noticed)
         except KeyboardInterrupt:
@@ -167,7 +168,7 @@ class _Run:
         """Make or read the problem and take the time."""
         self.observer.begins(instance.name, "reading")
         started, cpu_started = time.perf_counter(), time.process_time()
-        problem = instance.load()
+        problem = None if instance.load is None else instance.load()
         if not self.suite.as_one_command:
             return _Loaded(problem, 0.0, 0.0)
         return _Loaded(problem, time.perf_counter() - started, time.process_time() - cpu_started)
@@ -178,7 +179,7 @@ class _Run:
         started = time.perf_counter()
         contradiction = ""
         try:
-            result = self._solve(loaded, solver, pool)
+            result = self._solve(instance, loaded, solver, pool)
         except SolverInputError as error:
             result = _without_result(solver, time.perf_counter() - started, str(error))
         except SolverContradiction as error:
@@ -212,11 +213,14 @@ class _Run:
             BenchResult(tuple(self.rows)).save(self.json_path)
         self.observer.row(row)
 
-    def _solve(self, loaded: _Loaded, solver: str, pool: SolverPool | None) -> SolveResult:
+    def _solve(self, instance: BenchInstance, loaded: _Loaded, solver: str, pool: SolverPool | None) -> SolveResult:
         remaining = self.time_limit - loaded.seconds
         if remaining <= 0:
             return _without_result(solver, 0.0, "reading took the whole time limit")
         options = SolveOptions(time_limit=remaining, seed=self.seed)
+        if solver in instance.own_solvers:
+            return instance.own_solvers[solver](options, self.observer.progress, pool)
+        assert loaded.problem is not None, "other solvers run only on instances that are canonical problems"
         return solve(loaded.problem, solver, options, self.observer.progress, pool)
 
 

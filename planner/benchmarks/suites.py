@@ -4,20 +4,29 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
 from formulations.formats.contest import read_contest_problem
 from formulations.problem import StrategyProblem
 from formulations.random_families import FAMILIES, Size, family_problem
+from formulations.solution import Progress, SolveOptions, SolveResult
+from formulations.solvers.worker import SolverPool
+from planner.benchmarks.rows import BenchRow
 
 DEFAULT_SIZES: tuple[Size, ...] = ("small", "middle")
+DEFAULT_SOLVERS = ("portfolio", "lagrangian", "highs")
 RANDOM_SECONDS = 2.0
 CONTEST_SECONDS = 60.0
 
 _SUFFIXES = (".json.gz", ".json")
+
+ReportProgress = Callable[[Progress], None]
+
+OwnSolver = Callable[[SolveOptions, ReportProgress, SolverPool | None], SolveResult]
+"""Solves one instance that is no canonical problem, or solves it in another form than that."""
 
 
 class SuiteError(ValueError):
@@ -33,15 +42,18 @@ class BenchInstance:
     name, formulation
         For the rows; names are unique within a suite.
     load
-        Returns the problem; called once, when its turn comes.
+        Returns the problem; called once, when its turn comes. None where only its own solvers can solve it.
     references
         Solvers that run on it whatever others are asked for.
+    own_solvers
+        Solvers of this instance alone, by name; they run first.
     """
 
     name: str
     formulation: str
-    load: Callable[[], StrategyProblem]
+    load: Callable[[], StrategyProblem] | None
     references: tuple[str, ...] = ()
+    own_solvers: Mapping[str, OwnSolver] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,12 +71,21 @@ class Suite:
     as_one_command
         Whether seconds and limit cover what one command does: loading the problem, and starting the solver's
         processes. If not, they cover the solve alone, in processes that are warm.
+    solvers
+        Which run where none are asked for.
+    notes
+        Lines that say what the instances are.
+    summarize
+        Makes lines that say what the rows mean, or None.
     """
 
     name: str
     instances: tuple[BenchInstance, ...]
     time_limit: float = CONTEST_SECONDS
     as_one_command: bool = False
+    solvers: tuple[str, ...] = DEFAULT_SOLVERS
+    notes: tuple[str, ...] = ()
+    summarize: Callable[[Sequence[BenchRow]], list[str]] | None = None
 
 
 def random_suite(sizes: Sequence[Size] = DEFAULT_SIZES, seed: int = 0) -> Suite:

@@ -75,9 +75,9 @@ def _compute(
     call: OperatorCall, inputs: tuple[TensorSpec, ...], outputs: tuple[TensorSpec | None, ...], axis_size: int
 ) -> OperatorRules:
     replicate = AxisRule(tuple(None if spec is None else REPLICATE for spec in outputs), (REPLICATE,) * len(inputs))
+    if axis_size == 1:  # nothing to shard, so nothing to ask: torch's tables fail on such an axis
+        return OperatorRules((replicate,), True, 0, 0)
     tables = candidate_rules(call, inputs, outputs, axis_size)
-    if axis_size == 1:
-        return OperatorRules((replicate,), tables is not None, 0, 0)
     candidates = [rule for rule in tables or () if rule != replicate and _expressible(rule, inputs, outputs)]
     dividing = [rule for rule in candidates if _divides(rule, inputs, outputs, axis_size)]
     right = verified_rules(call, inputs, outputs, dividing, axis_size) if dividing else ()

@@ -2,13 +2,18 @@
 
 A dispatch mode watches every operator: a new storage is counted once, and a weak reference takes it off
 when the storage dies. What operators allocate and free inside themselves is not seen.
+
+Where the device is the CPU, tensors that wait on the host lie in the same memory as all others: they are told
+apart by :func:`counted_on_host` and have an account of their own.
 """
 
 from __future__ import annotations
 
 import time
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -18,6 +23,17 @@ from torch.utils._pytree import tree_leaves
 
 _WAIT = torch.ops._c10d_functional.wait_tensor.default
 _SETTLE_SECONDS, _SETTLE_TRIES = 1e-3, 5
+_on_host: ContextVar[bool] = ContextVar("_on_host", default=False)
+
+
+@contextmanager
+def counted_on_host() -> Iterator[None]:
+    """Count the storages that are made inside as host memory, not as the device's."""
+    token = _on_host.set(True)
+    try:
+        yield
+    finally:
+        _on_host.reset(token)
 
 
 class StorageMeter(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -33,6 +49,8 @@ class StorageMeter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         Most bytes alive at once.
     peak_operator
         Operator whose result reached the peak.
+    host_live_bytes, host_peak_bytes
+        The same of storages that were made inside :func:`counted_on_host`, which the others leave out.
     """
 
     def __init__(self) -> None:
@@ -40,6 +58,8 @@ class StorageMeter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.live_bytes = 0
         self.peak_bytes = 0
         self.peak_operator = ""
+        self.host_live_bytes = 0
+        self.host_peak_bytes = 0
         self._live: dict[int, weakref.ref[Any]] = {}
         self._unsettled = False
 
@@ -64,13 +84,20 @@ class StorageMeter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         key = storage._cdata
         if key in self._live:
             return
-        size = storage.nbytes()
+        size, on_host = storage.nbytes(), _on_host.get()
 
         def release(_: weakref.ref[Any]) -> None:
             del self._live[key]
-            self.live_bytes -= size
+            if on_host:
+                self.host_live_bytes -= size
+            else:
+                self.live_bytes -= size
 
         self._live[key] = weakref.ref(storage, release)
+        if on_host:
+            self.host_live_bytes += size
+            self.host_peak_bytes = max(self.host_peak_bytes, self.host_live_bytes)
+            return
         self.live_bytes += size
         if self.live_bytes > self.peak_bytes and self._unsettled:
             self._settle()

@@ -6,10 +6,11 @@ from collections.abc import Mapping
 from itertools import product
 
 import pytest
-from support.random_steps import decisions, random_step, shortest_holds
+from support.random_steps import decisions, random_step
 
 from formulations.checker import check, usage_profile
 from formulations.models.counting import Counting
+from formulations.models.holds import shortest_holds
 from formulations.models.kiwi_chain import (
     build_kiwi_chain,
     chain_moments,
@@ -66,7 +67,7 @@ def decisions_that_agree(
     executable = 0
     for decision in decisions(model, moments):
         replay = None if not chains and breaks_rule_1(model, decision) else replayed(model, decision)
-        choices = shortest_holds(problem, len(model.nodes), encode_kiwi_chain(model, moments, decision))
+        choices = shortest_holds(problem, encode_kiwi_chain(model, moments, decision))
         report = check(problem, choices)
         assert (replay is None) == bool(report.violations), decision
         if replay is None:
@@ -115,8 +116,8 @@ def test_pairwise_counting_is_on_its_side_of_the_truth(seed: int) -> None:
         if replay is None:
             continue
         choices = encode_kiwi_chain(model, moments, decision)
-        above = check(over, shortest_holds(over, len(model.nodes), choices))
-        below = check(under, shortest_holds(under, len(model.nodes), choices))
+        above = check(over, shortest_holds(over, choices))
+        below = check(under, shortest_holds(under, choices))
         assert above.objective == below.objective == replay.cost
         assert below.peaks[0].usage <= replay.peak <= above.peaks[0].usage or not shares_no_gradient_storage(model)
 

@@ -14,7 +14,7 @@ from formulations.solution import SolveOptions
 from formulations.solvers import brute_force
 from formulations.solvers.incumbent_search import IncumbentSearch
 from formulations.solvers.moves import improve_nodes, total_cost, usage_of
-from formulations.solvers.multiple_choice_knapsack import exchange, isolated_nodes
+from formulations.solvers.multiple_choice_knapsack import exchange, index_rows, isolated_nodes
 
 TOLERANCE = 0.25
 
@@ -24,7 +24,9 @@ def exchanged(flat: FlatProblem, choices: np.ndarray) -> tuple[np.ndarray, float
     after = choices.copy()
     usage_now = usage_of(flat.graph, flat.usage, after)
     isolated = isolated_nodes(flat.graph, flat.usage)
-    gain = exchange(flat.graph, flat.usage, flat.unary, after, isolated, isolated, usage_now, TOLERANCE)
+    gain = exchange(
+        flat.graph, flat.usage, flat.unary, after, isolated, index_rows(flat.usage, isolated), usage_now, TOLERANCE
+    )
     assert np.array_equal(usage_now, usage_of(flat.graph, flat.usage, after))
     others = np.setdiff1d(np.arange(len(after)), isolated)
     assert np.array_equal(after[others], choices[others])

@@ -13,6 +13,7 @@ from planner.cluster import (
     ClusterSpec,
     Collective,
     DeviceSpec,
+    HostCopies,
     LinkSpec,
     Measurement,
     load_cluster,
@@ -69,6 +70,17 @@ def test_bandwidths_that_papers_print_are_used():
     assert load_cluster("a100-8-nvlink").host_link.bandwidth == pytest.approx(31.5e9 * 0.8)
     for name in ("a100-2x8-nvlink", "a100-4x4-infiniband", "titan-rtx-2x8-pcie"):
         assert load_cluster(name).inter_node.bandwidth == pytest.approx(100e9 / 8 * 0.9)
+
+
+def test_copies_to_the_host_run_as_the_machine_allows():
+    assert spec().host_copies is HostCopies.BOTH_WAYS
+    assert spec(host_link_shared=True).host_copies is HostCopies.TAKE_TURNS
+    measured = spec(measured=Measurement(machine=current_machine(), ranks=2))
+    assert measured.host_copies is HostCopies.BLOCKING
+    assert spec().host_link_for((2, 4)) == measured.host_link_for((2,)) == FAST
+    assert measured.host_link_for((4,)).bandwidth == FAST.bandwidth / 2
+    with pytest.raises(ClusterError, match="has 32 devices"):
+        spec().host_link_for((32,))
 
 
 def test_rings_inside_a_node_have_its_link():

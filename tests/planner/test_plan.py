@@ -17,7 +17,7 @@ from support.plan_case import (
     verified,
     written,
 )
-from support.replay_case import ADAMW, GRAPH, SCHEDULE, check, with_instruction
+from support.replay_case import ADAMW, GRAPH, SCHEDULE, check
 
 from planner.operator_graph import Operator, OperatorGraph, Phase, Value, ValueRole
 from planner.plan import (
@@ -33,7 +33,6 @@ from planner.plan_check import memory_over_time
 from planner.plan_format import Decision, canonical_json, decision_digest
 from planner.plan_schedule import encode_schedule
 from planner.replay import replay
-from planner.schedule import Offload
 
 
 def sealed(content):
@@ -74,6 +73,7 @@ UNCHECKED = {
     ("options", "cluster"),
     ("options", "formulation"),
     ("options", "memory_bytes"),
+    ("options", "host_memory_bytes"),
     ("options", "reserve_bytes"),
     ("options", "counter_based_random"),
 }
@@ -143,16 +143,6 @@ def test_missing_operator_and_parameter_are_named():
     values[0] = replace(values[0], name="w3")
     with pytest.raises(PlanError, match="uses parameter w1, which the captured step lacks"):
         schedule_of(PLAN, replace(GRAPH, values=tuple(values)))
-
-
-def test_offload_is_in_the_file_and_refused_by_name():
-    encoded = encode_schedule(GRAPH, with_instruction(0, Offload(0, 5)))
-    assert encoded.schedule.instructions[0].model_dump() == {"op": "offload", "source": 0, "target": 5}
-    plan = PLAN.model_copy(
-        update={"decision": PLAN.decision.model_copy(update={"schedule": encoded.schedule, "values": encoded.values})}
-    )
-    with pytest.raises(PlanError, match="instruction 0: unsupported: offload"):
-        verified(plan)
 
 
 def test_every_edit_of_the_decision_is_refused(tmp_path):

@@ -26,13 +26,13 @@ from planner.plan import (
         ("{", "is not JSON"),
         ("[1, 2]", "has no version: it is no plan"),
         ("{}", "has no version"),
-        ('{"version": 2}', "has version 2, this meshwright reads 1: plan again"),
+        ('{"version": 1}', "has version 1, this meshwright reads 2: plan again"),
         ('{"version": true}', "has version true"),
-        ('{"version": "1"}', 'has version "1"'),
-        ('{"version": 1, "version": 1}', "'version' occurs twice"),
-        ('{"version": 1, "digest": NaN}', "NaN is no number"),
+        ('{"version": "2"}', 'has version "2"'),
+        ('{"version": 2, "version": 2}', "'version' occurs twice"),
+        ('{"version": 2, "digest": NaN}', "NaN is no number"),
         ("[" * 100_000, "is not JSON"),
-        ('{"version": 1}', r"decision: Field required \(and 2 more\)"),
+        ('{"version": 2}', r"decision: Field required \(and 2 more\)"),
     ],
 )
 def test_files_that_are_no_plans(tmp_path, content, message):

@@ -10,7 +10,7 @@ from support.replay_case import ADAMW, GRAPH, SCHEDULE, SGD, check, moved, with_
 
 from planner.operator_graph import OutputRole, Phase, ValueRole
 from planner.replay import ViolationKind, replay
-from planner.schedule import Buffer, Compute, Free, Offload, Prefetch, Reshard, Schedule, Update
+from planner.schedule import Buffer, Compute, Free, Reshard, Schedule, Update
 
 
 def where(wanted, **fields):
@@ -69,8 +69,6 @@ LAST_FREE = len(SCHEDULE.instructions) - 1
 K = ViolationKind
 
 SINGLE = {
-    "offload": (lambda: with_instruction(GATHER, Offload(W1, W1)), {K.UNSUPPORTED}),
-    "prefetch": (lambda: with_instruction(GATHER, Prefetch(W1, W1)), {K.UNSUPPORTED}),
     "mesh of other size": (lambda: replace(SCHEDULE, mesh=(4,)), {K.MESH}),
     "mesh without ranks": (lambda: replace(SCHEDULE, mesh=(0,)), {K.MESH}),
     "unknown operator": (lambda: with_instruction(2, Compute(99, (), ())), {K.INVALID_INDEX}),

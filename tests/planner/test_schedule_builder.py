@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from support.planned_steps import captured_step, strategy_space
 from support.random_plans import random_decision
-from support.random_steps import shortest_holds
 
 from formulations.checker import check
 from formulations.models.counting import Counting
+from formulations.models.holds import shortest_holds
 from formulations.models.kiwi_chain import build_kiwi_chain, encode_kiwi_chain
 from formulations.models.step_replay import replay_decision
 from planner.cluster import load_cluster
@@ -53,7 +53,7 @@ def test_random_decisions_replay_as_the_model_says(name, mesh, optimizer):
             problem = build_kiwi_chain(space.model, None, moments, counting)
             problem.validate()
             choices = encode_kiwi_chain(space.model, moments, decision)
-            claimed = check(problem, shortest_holds(problem, len(space.model.nodes), list(choices)))
+            claimed = check(problem, shortest_holds(problem, choices))
             assert claimed.violations == ()
             assert claimed.objective == report.total_quanta
             peak = claimed.peaks[0].usage

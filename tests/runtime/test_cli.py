@@ -228,7 +228,7 @@ def test_an_edited_plan_is_refused(meshwright, plan_file: Path, tmp_path: Path) 
         refused(meshwright(command, edited), "edited.json", "digest")
 
 
-@pytest.mark.parametrize("content", ["", "{", "[]", '{"version": 99}', '{"version": 1}', "\x00\x01"])
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"version": 99}', '{"version": 2}', "\x00\x01"])
 def test_what_is_no_plan_is_refused(meshwright, tmp_path: Path, content: str) -> None:
     path = tmp_path / "broken.json"
     path.write_text(content)

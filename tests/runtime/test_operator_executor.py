@@ -136,8 +136,9 @@ def computed_twice(instructions):
         (freed_early, r"reads buffer \d+, which does not exist"),
         (never_freed, r"buffers \[\d+.*\] are never freed and are no results"),
         (computed_twice, r"a second time"),
-        (lambda found: (*found, Offload(0, 1)), r"Offload is not executed yet; plan without host offload"),
-        (lambda found: (*found, Prefetch(0, 1)), r"Prefetch is not executed yet"),
+        (lambda found: (Offload(0, 10**6), Reshard(10**6, 10**6 + 1, (("R",), ("S0",))), *found), "prefetch it"),
+        (lambda found: (Prefetch(0, 10**6), *found), r"buffer 0, which was never offloaded"),
+        (lambda found: (*found, Offload(0, 10**6)), r"updates come last"),
         (lambda found: (*found, Reshard(0, 10**6, (("R",), ("S0",)))), r"updates come last"),
     ],
 )

@@ -3,58 +3,25 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import cache
 
 import pytest
 import torch
 import torch.distributed as dist
-from support.planned_steps import captured_step, real_step, strategy_space
+from support.planned_steps import captured_step, strategy_space
 from support.random_plans import random_decision
+from support.rank_steps import groups_of, local_inputs, one_process, step_errors
 
-from planner.capture import input_tensors
 from planner.optimizers import optimizer_named
 from planner.replay import OptimizerMemory, replay
 from planner.schedule import Compute, Reshard, Schedule
 from planner.schedule_builder import build_schedule
-from planner.torch_adapter.collectives import MeshGroups
-from planner.torch_adapter.step_module import step_loss
-from runtime.comparison import GRADIENT_FLOOR
 from runtime.debug_oracle import compare_with_reference
-from runtime.local_shards import local_block
 from runtime.memory_meter import MemoryMeter
 from runtime.operator_executor import lower
 
 CPU = torch.device("cpu")
 FAMILIES = ("gpt2", "llama", "vit", "conv_net")
 NO_OPTIMIZER = OptimizerMemory(optimizer_named("sgd"))
-
-
-@cache
-def one_process(name: str, ignored_rows: int):
-    """Global input tensors of a step, and its loss and gradients by eager autograd."""
-    step = real_step(name)
-    kwargs = dict(step.example_kwargs)
-    if ignored_rows:
-        kwargs["labels"] = kwargs["labels"].clone()
-        kwargs["labels"][:ignored_rows] = -100
-    loss = step_loss(step.module, step.example_args, kwargs, step.loss_fn)
-    loss.backward()
-    gradients = {key: p.grad for key, p in step.module.named_parameters() if p.grad is not None}
-    return input_tensors(captured_step(name), step.module, step.example_args, kwargs), loss.item(), gradients
-
-
-@cache
-def groups_of(mesh: tuple[int, ...]) -> MeshGroups:
-    return MeshGroups.of(dist.init_device_mesh("cpu", mesh))
-
-
-def local_inputs(full, schedule, groups):
-    return [
-        local_block(tensor, schedule.buffers[buffer].placement, groups.shape, groups.coordinate).clone(
-            memory_format=torch.contiguous_format
-        )
-        for tensor, buffer in zip(full, schedule.inputs, strict=True)
-    ]
 
 
 def run_on_rank(name, schedule, ignored_rows):
@@ -66,17 +33,7 @@ def run_on_rank(name, schedule, ignored_rows):
     meter = MemoryMeter(CPU, inputs)
     with meter.metering():
         result = lowered.run(inputs)
-    assert result.gradients.keys() == expected.keys()
-    largest = max(float(gradient.abs().max()) for gradient in expected.values())
-    values, worst = captured.graph.values, (0.0, "")
-    for value, buffer in zip(captured.graph.inputs, schedule.inputs, strict=True):
-        key = values[value].name
-        if key in expected:
-            block = local_block(expected[key], schedule.buffers[buffer].placement, groups.shape, groups.coordinate)
-            assert result.gradients[key].shape == block.shape, key
-            scale = max(float(expected[key].abs().max()), GRADIENT_FLOOR * largest)
-            worst = max(worst, (float((result.gradients[key] - block).abs().max()) / scale, key))
-    loss_error = abs(result.loss.item() - loss) / abs(loss)
+    loss_error, *worst = step_errors(name, schedule, groups, result, loss, expected)
     failed = torch.tensor(float(not (worst[0] <= 1e-4 and loss_error <= 1e-5)))
     dist.all_reduce(failed)
     blame = str(compare_with_reference(schedule, captured, groups, full)) if failed else ""
@@ -154,7 +111,7 @@ def test_dropout_is_bit_equal_when_recomputed_and_the_same_as_in_one_process(see
     space = strategy_space("dropout_gpt", (2,))
     decision = random_decision(space, seed, recompute_share=0.9)
     recomputed = build_schedule(space, decision)
-    kept = build_schedule(space, replace(decision, recomputed=frozenset()))
+    kept = build_schedule(space, replace(decision, recomputed={}))
     reruns = [entry for entry in recomputed.instructions if isinstance(entry, Compute) and entry.recompute]
     assert any(space.graph.operators[rerun.operator].is_random for rerun in reruns)
     for same_loss, same_gradients, other_seed_same, mismatch in two_ranks.run(dropout_run, kept, recomputed):

@@ -15,7 +15,7 @@ from planner.operator_graph import (
     ValueRole,
 )
 from planner.placement import Placement
-from planner.schedule import Buffer, Compute, Free, Instruction, Reshard, Schedule, Update
+from planner.schedule import Buffer, Compute, Free, Instruction, Offload, Prefetch, Reshard, Schedule, Update
 
 
 def dense(shape: Sequence[int], dtype: str = "float32") -> TensorSpec:
@@ -107,6 +107,17 @@ class ScheduleMaker:
         target = self.buffer(self.buffers[source].value, path[-1])
         self.instructions.append(Reshard(source, target, (self.buffers[source].placement, *path)))
         return target
+
+    def offload(self, source: int) -> int:
+        self.instructions.append(Offload(source, self.buffer(*self._like(source))))
+        return len(self.buffers) - 1
+
+    def prefetch(self, source: int) -> int:
+        self.instructions.append(Prefetch(source, self.buffer(*self._like(source))))
+        return len(self.buffers) - 1
+
+    def _like(self, buffer: int) -> tuple[int, Placement]:
+        return self.buffers[buffer].value, self.buffers[buffer].placement
 
     def update(self, parameter: int, gradient: int) -> None:
         self.instructions.append(Update(parameter, gradient))
@@ -201,6 +212,67 @@ def two_layer_schedule(graph: OperatorGraph) -> Schedule:
     make.update(w1, grad_w1)
     make.free(grad_w1)
     return make.schedule([loss, grad_w1, grad_w2, statistic])
+
+
+def offload_graph() -> OperatorGraph:
+    """Step of ``sum(tanh(x w))`` with operators between: activations of 256 and 512 bytes that backward needs.
+
+    Values: 0 w (4,4), 1 x (16,4), 2 tangent (), then per operator below.
+    """
+    make, backward = GraphMaker(), Phase.BACKWARD
+    w, x = make.parameter("w", (4, 4)), make.input("x", ValueRole.INPUT, (16, 4))
+    tangent = make.input("tangent", ValueRole.TANGENT, ())
+    (hidden,) = make.operator("mm", [x, w], [((16, 4), FLOAT)])  # operator 0, value 3
+    (flat,) = make.operator("view", [hidden], [((64,), FLOAT)], view=True)  # 1, 4
+    (active,) = make.operator("tanh", [flat], [((64,), FLOAT)])  # 2, 5
+    (wide,) = make.operator("cat", [active, active], [((128,), FLOAT)])  # 3, 6
+    (square,) = make.operator("pow", [wide], [((128,), FLOAT)])  # 4, 7
+    (loss,) = make.operator("sum", [square], [((), FLOAT)])  # 5, 8
+    (grad_wide,) = make.operator("mul", [tangent, wide], [((128,), FLOAT)], backward)  # 6, 9
+    (grad_active,) = make.operator("fold", [grad_wide], [((64,), FLOAT)], backward)  # 7, 10
+    (flat_again,) = make.operator("view", [hidden], [((64,), FLOAT)], backward, view=True)  # 8, 11
+    (grad_flat,) = make.operator("tanh_backward", [grad_active, flat_again], [((64,), FLOAT)], backward)  # 9, 12
+    (grad_hidden,) = make.operator("view", [grad_flat], [((16, 4), FLOAT)], backward, view=True)  # 10, 13
+    (grad_w,) = make.operator("mm", [x, grad_hidden], [((4, 4), FLOAT)], backward)  # 11, 14
+    make.output(OutputRole.LOSS, loss)
+    make.output(OutputRole.GRADIENT, grad_w, w)
+    return make.graph()
+
+
+def offload_schedule(graph: OperatorGraph) -> Schedule:
+    """On one device: ``hidden`` (256 bytes) and ``wide`` (512 bytes) wait for backward on the host."""
+    whole = ("R",)
+    make = ScheduleMaker(graph, (1,), [whole, whole, whole])
+    w, x, tangent = make.inputs
+    (hidden,) = make.compute(0, [x, w], [whole])  # instruction 0
+    (flat,) = make.compute(1, [hidden], [whole])
+    (active,) = make.compute(2, [flat], [whole])
+    make.free(flat)
+    hidden_away = make.offload(hidden)
+    (wide,) = make.compute(3, [active, active], [whole])
+    make.free(active)
+    make.free(hidden)
+    (square,) = make.compute(4, [wide], [whole])
+    wide_away = make.offload(wide)
+    (loss,) = make.compute(5, [square], [whole])  # instruction 10
+    make.free(square)
+    make.free(wide)
+    wide_back = make.prefetch(wide_away)
+    hidden_back = make.prefetch(hidden_away)
+    (grad_wide,) = make.compute(6, [tangent, wide_back], [whole])
+    make.free(wide_back, wide_away)
+    (grad_active,) = make.compute(7, [grad_wide], [whole])
+    make.free(grad_wide)
+    (flat_again,) = make.compute(8, [hidden_back], [whole])
+    make.free(hidden_away)  # instruction 20
+    (grad_flat,) = make.compute(9, [grad_active, flat_again], [whole])
+    make.free(hidden_back, flat_again, grad_active)
+    (grad_hidden,) = make.compute(10, [grad_flat], [whole])
+    (grad_w,) = make.compute(11, [x, grad_hidden], [whole])
+    make.free(grad_flat, grad_hidden)
+    make.update(w, grad_w)
+    make.free(grad_w)
+    return make.schedule([loss, grad_w])
 
 
 def used_strategies(graph: OperatorGraph, schedule: Schedule) -> dict[int, set[tuple[tuple, tuple]]]:

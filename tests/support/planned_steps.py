@@ -21,7 +21,8 @@ from planner.models import ModelReference, TrainingStep, load_step
 from planner.optimizers import optimizer_named
 from planner.plan import Certificate, Fingerprints, Plan, PlannedModel, PlanOptions, Record, make_plan
 from planner.plan_format import decision_digest
-from planner.replay import OptimizerMemory, replay
+from planner.replay import OptimizerMemory, StepCosts, replay
+from planner.schedule import Schedule
 from planner.schedule_builder import build_schedule
 from planner.step_costs import InstructionCosts
 from planner.strategy_space import StrategySpace, build_strategy_space
@@ -86,6 +87,12 @@ def random_plan(name: str, mesh: tuple[int, ...], seed: int, optimizer: str = "a
     costs = InstructionCosts(
         captured.graph, CostModel(load_cluster("a100-8-nvlink"), mesh), space.operator_strategies, optimizer
     )
+    return plan_of(name, schedule, costs, optimizer)
+
+
+def plan_of(name: str, schedule: Schedule, costs: StepCosts, optimizer: str = "adamw") -> Plan:
+    """Plan of a schedule; certified by nobody."""
+    captured = captured_step(name)
     memory = OptimizerMemory(optimizer_named(optimizer))
     report = replay(captured.graph, schedule, optimizer=memory, seconds=costs, counter_based_random=True)
     return make_plan(
@@ -94,7 +101,11 @@ def random_plan(name: str, mesh: tuple[int, ...], seed: int, optimizer: str = "a
         report,
         model=PlannedModel(**asdict(step_reference(name))),
         options=PlanOptions(
-            cluster="a100-8-nvlink", mesh=mesh, optimizer=optimizer, formulation="random", counter_based_random=True
+            cluster="a100-8-nvlink",
+            mesh=schedule.mesh,
+            optimizer=optimizer,
+            formulation="random",
+            counter_based_random=True,
         ),
         fingerprints=Fingerprints(graph=captured.fingerprint, cluster="0" * 64, rules="0" * 64),
         bound_ns=None,

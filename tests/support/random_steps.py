@@ -17,7 +17,6 @@ from formulations.models.step import (
     StepModel,
     StepNode,
 )
-from formulations.problem import StrategyProblem
 
 
 def random_step(seed: int, forward: int = 3, layouts: int = 2) -> StepModel:
@@ -109,18 +108,3 @@ def decisions(model: StepModel, moments: Mapping[int, tuple[int, ...]]) -> Itera
     for layouts in product(*(range(node.size) for node in model.nodes)):
         for modes in product(*((None, *moments[i]) for i in nodes)):
             yield StepDecision(layouts, {i: mode for i, mode in zip(nodes, modes, strict=True) if mode is not None})
-
-
-def shortest_holds(problem: StrategyProblem, nodes: int, choices: list[int]) -> list[int]:
-    """Extend choices of the first ``nodes`` by the shortest holds that the forbidden entries allow."""
-    extended = list(choices)
-    for hold in range(nodes, len(problem.nodes)):
-        rules = [factor for factor in problem.factors if hold in factor.scope and factor.forbidden is not None]
-        for state in range(problem.nodes[hold].size):
-            chosen = [*extended, state]
-            if not any(factor.forbidden[tuple(chosen[i] for i in factor.scope)] for factor in rules):
-                break
-        else:
-            state = 0  # something else is forbidden
-        extended.append(state)
-    return extended

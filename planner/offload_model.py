@@ -1,0 +1,88 @@
+"""Offload as the models see it: what a copy of each activation takes, and what the host offers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+
+from formulations.models.offload import Links
+from formulations.models.step import NodeKind, StepDecision, StepModel, StepNode
+from formulations.problem import IntArray
+from planner.cluster import HostCopies
+from planner.costs import CostModel
+from planner.offload_schedule import with_stays
+from planner.offload_timetable import Stay
+from planner.schedule import Compute, Schedule
+from planner.storage_uses import StorageUses, behind
+from planner.strategy_space import StrategySpace
+
+LEAST_SHARE = 1e-3
+"""Part of all activations that one operator's outputs must have to be worth a copy."""
+
+
+def links_of(costs: CostModel, host_bytes: int | None) -> Links:
+    """What the cluster's host offers one device."""
+    copies = costs.host_copies
+    return Links(host_bytes, blocking=copies is HostCopies.BLOCKING, shared=copies is HostCopies.TAKE_TURNS)
+
+
+def with_transfer_costs(model: StepModel, seconds: Callable[[IntArray], IntArray]) -> StepModel:
+    """The same step with the time of a copy for every activation that is worth one.
+
+    Parameters
+    ----------
+    model
+        The step.
+    seconds
+        Quanta of one copy of so many bytes, elementwise.
+    """
+    forward = [node for node in model.nodes if node.kind is NodeKind.FORWARD]
+    least = LEAST_SHARE * sum(int(node.output_bytes.max(initial=0)) for node in forward)
+
+    def priced(node: StepNode) -> StepNode:
+        if node.kind is not NodeKind.FORWARD or int(node.output_bytes.max(initial=0)) < max(1.0, least):
+            return node
+        copies = np.where(node.output_bytes > 0, seconds(node.output_bytes), 0)
+        return replace(node, transfer_cost=copies.astype(np.int64))
+
+    return replace(model, nodes=tuple(priced(node) for node in model.nodes))
+
+
+def offloading(space: StrategySpace, decision: StepDecision, schedule: Schedule) -> Schedule:
+    """The schedule of a decision with its offloads written in.
+
+    Parameters
+    ----------
+    space
+        What the decision is over.
+    decision
+        With operators whose outputs are offloaded.
+    schedule
+        Of the same decision without offload.
+    """
+    uses = StorageUses(space.graph, schedule)
+    computed = {
+        instruction.operator: at
+        for at, instruction in enumerate(schedule.instructions)
+        if isinstance(instruction, Compute) and not instruction.recompute
+    }
+
+    def position(node: int) -> int:
+        operator = space.nodes[node].operator
+        assert operator is not None, "time passes with operators"
+        return behind(schedule, computed[operator])
+
+    stays = []
+    for node, stay in sorted(decision.offloaded.items()):
+        operator = space.nodes[node].operator
+        assert operator is not None, "only operators' outputs are offloaded"
+        for value in space.graph.operators[operator].outputs:
+            if value is None or uses.refusal(value):
+                continue  # an output that backward does not read
+            owner = uses.first_buffer(value)
+            assert owner is not None
+            leaves, gone, returns = map(position, (stay.leaves_after, stay.gone_after, stay.returns_after))
+            stays.append(Stay(owner, leaves, gone, returns, uses.first_backward[owner]))
+    return with_stays(schedule, uses, stays)
