@@ -241,7 +241,7 @@ def fill_rows(
     cost = _least_costs(graph, unary, choices, nodes, admitted, steps, other_steps, cost, taken)
     best = np.argmin(cost)
     left, other_left = best // other_states, best % other_states
-    gain = -cost[left, other_left]
+    gain = float(-cost[left, other_left])
     if gain <= tolerance:
         return 0.0
     for k in range(len(nodes) - 1, -1, -1):

@@ -25,6 +25,7 @@ from formulations.solution import Claim, Progress, SolveOptions
 from formulations.solvers import tree_dp
 from formulations.solvers.base import ReportIncumbent, ReportProgress, Solver
 from formulations.solvers.elimination import TooWideError, elimination_order
+from formulations.solvers.exchange import FROM_OTHERS
 from formulations.solvers.incumbent_search import IncumbentSearch, exact_objective
 from formulations.solvers.lagrangian import PriceSearch
 from formulations.solvers.moves import add_prices
@@ -239,7 +240,11 @@ class PartSearch:
         reduced = presolve(part.problem, _PART_REDUCTIONS, deadline)
         start = reduced.lift.project(part.start)
         options = self._part_options(deadline - time.monotonic(), start, self._part_gap(reduced.problem, start))
-        claim = _by_elimination(reduced.problem, options) or self._solver(reduced.problem, options, _ignore, _ignore)
+        # What others find belongs to the whole problem, and would mean something else in a part.
+        with FROM_OTHERS.translated(self._overhear):
+            claim = _by_elimination(reduced.problem, options) or self._solver(
+                reduced.problem, options, _ignore, _ignore
+            )
         if claim.choices is None:
             return False
         before = choices[part.nodes].copy()
@@ -247,6 +252,10 @@ class PartSearch:
         if (choices[part.nodes] != before).any():
             self.search.offer(choices)
         return _is_settled(reduced.problem, claim, options)
+
+    def _overhear(self, choices: tuple[int, ...]) -> None:
+        """Offer what another solver found; the solver of the part gets nothing."""
+        self.search.offer_original(choices)
 
     def _equally_good(self) -> tuple[IntArray, FloatArray]:
         """Return an assignment that costs as much as the incumbent, and its usage."""

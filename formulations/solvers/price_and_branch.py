@@ -32,6 +32,9 @@ from formulations.solvers.price_fixing import without_hopeless
 MOST_CORE_COLUMNS = 400_000
 """Columns of the core's linear model up to which branch and cut is tried."""
 
+MOST_CUT_COLUMNS = 10 * MOST_CORE_COLUMNS
+"""Columns before presolve up to which it may make the core small enough."""
+
 FEW_HUBS = 40
 """Hubs up to which deciding them soon leaves little of the gap that they cause."""
 
@@ -69,8 +72,10 @@ def solve(problem: StrategyProblem, options: SolveOptions, report: ReportProgres
         ascent = prices.ascent
         hopeful = without_hopeless(problem, flat, ascent.best_prices, ascent.best_messages, objective)
         cut, lift = cut_forbidden_strategies(hopeful)
-        core = presolve(cut, deadline=started + options.time_limit)
-        columns = linear_columns(core.problem)
+        columns = linear_columns(cut)
+        if columns <= MOST_CUT_COLUMNS:
+            core = presolve(cut, deadline=started + options.time_limit)
+            columns = linear_columns(core.problem)
         if columns <= MOST_CORE_COLUMNS:
             return _Core(core, lift, claim, objective, report, incumbent, started).run(remaining)
         if 0 < hub_count <= most_hubs:

@@ -73,6 +73,13 @@ def test_the_full_problem_is_richer_than_the_reduced_one(seed: int, share: float
     assert reduced is None or full < reduced
 
 
+@pytest.mark.parametrize(
+    ("seed", "share"), [(5021, 0.55), (5061, 0.62), (5076, 0.9), (6202, 0.55), (6221, 0.7), (6221, 0.9)]
+)
+def test_where_presolve_went_wrong(seed: int, share: float, pool: SolverPool) -> None:
+    compare(seed, 3, share, pool)
+
+
 @pytest.mark.fuzz
 @pytest.mark.parametrize("start", range(0, 800, 50))
 def test_all_forms_find_the_optimum_on_many(start: int, pool: SolverPool) -> None:

@@ -366,6 +366,27 @@ def test_what_another_solver_found_is_taken_over() -> None:
     assert check(problem, claim.choices).objective <= objective
 
 
+def test_the_solver_of_a_part_does_not_hear_of_the_whole() -> None:
+    """What another solver finds meanwhile has too many nodes for a part; it becomes the incumbent instead."""
+    problem, parts = _from_smallest(0, "brute_force", 4, [])
+    known = solve_in_process(problem, "lagrangian", SolveOptions(iteration_limit=200)).choices
+    assert known is not None
+    asked = []
+
+    def told_of_the_whole(part: StrategyProblem, options: SolveOptions, *_: object) -> Claim:
+        FROM_OTHERS.put(known)
+        asked.append(FROM_OTHERS.take())
+        return Claim(None, None)
+
+    parts._solver = told_of_the_whole
+    parts.rounds = 0
+    parts.run(time.monotonic() + 60.0)
+    assert asked == [None] * len(asked)
+    assert asked
+    assert parts.search.objective is not None
+    assert parts.search.objective <= (check(problem, known).objective or 0)
+
+
 @pytest.mark.parametrize("name", ["large_neighbourhood", "large_neighbourhood:cpsat"])
 def test_branch_and_cut_and_constraint_programming_solve_parts(name: str, pool: SolverPool) -> None:
     for seed in range(8):
