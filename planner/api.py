@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
 from formulations.solution import Progress
@@ -38,6 +38,7 @@ def plan(
     cluster: ClusterSpec | str,
     mesh: tuple[int, ...],
     memory: int | None = None,
+    host_memory: int | None = None,
     optimizer: str = "adamw",
     formulation: str = "kiwi_reduced",
     solver: str = DEFAULT_SOLVER,
@@ -58,8 +59,10 @@ def plan(
         Size of each mesh axis.
     memory
         Bytes of one device, the cluster's reserve included; None for all that the device has.
+    host_memory
+        Bytes of pinned host memory for one device, for formulations that offload; None for no limit.
     optimizer
-        ``adamw`` or ``sgd``.
+        A name of :data:`planner.optimizers.OPTIMIZERS`.
     formulation, solver
         Names of the model and the solver.
     time_limit
@@ -84,7 +87,7 @@ def plan(
         Bad input; the message names it and the remedy.
     """
     session = PlanningSession(_reference(reference), cluster, mesh, optimizer)
-    return session.plan(PlanRequest(memory, formulation, solver, time_limit, seed, workers), progress)
+    return session.plan(PlanRequest(memory, formulation, solver, time_limit, seed, workers, host_memory), progress)
 
 
 def fits(
@@ -132,9 +135,8 @@ def sweep(
     base = request or PlanRequest()
     found: list[Plan | InfeasibleError] = []
     for memory in memories:
-        here = PlanRequest(memory, base.formulation, base.solver, base.time_limit, base.seed)
         try:
-            found.append(session.plan(here, progress))
+            found.append(session.plan(replace(base, memory=memory), progress))
         except InfeasibleError as error:
             found.append(error)
     return found
@@ -171,10 +173,11 @@ class Comparison:
     plans: tuple[Plan, ...]
 
     def rows(self) -> list[tuple[str, ...]]:
-        """Name, step time, bound's gap, peak, recomputed operators and collectives, per plan."""
+        """Name, step time, bound's gap, peak, recomputed operators, collectives and offloaded bytes, per plan."""
         found: list[tuple[str, ...]] = []
         for name, made in zip(self.names, self.plans, strict=True):
             recomputed = sum(step.op == "recompute" for step in made.decision.schedule.instructions)
+            offloaded = made.decision.predicted.host.offloaded_bytes
             found.append(
                 (
                     name,
@@ -183,6 +186,7 @@ class Comparison:
                     format_bytes(made.peak_bytes),
                     f"{recomputed} recomputed",
                     f"{made.collectives} collectives",
+                    *((f"{format_bytes(offloaded)} offloaded",) if offloaded else ()),
                 )
             )
         return found

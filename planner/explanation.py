@@ -199,7 +199,7 @@ def _memory_price(
     solver = certificate.solver if certificate.solver in SOLVERS else DEFAULT_SOLVER
     lines = []
     for word, memory in (("less", options.memory_bytes - GIB), ("more", options.memory_bytes + GIB)):
-        request = PlanRequest(memory, options.formulation, solver, time_limit)
+        request = PlanRequest(memory, options.formulation, solver, time_limit, host_memory=options.host_memory_bytes)
         try:
             found = session.solve(request, progress).result
         except (InfeasibleError, ClusterError) as error:

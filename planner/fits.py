@@ -91,20 +91,20 @@ def _state(graph: OperatorGraph, optimizer: OptimizerSpec) -> tuple[int, int]:
     state = parameters = 0
     for index in graph.inputs:
         value = graph.values[index]
-        copies = 1 + optimizer.state_tensors if value.trainable else 1
-        state += value.spec.nbytes * copies
+        state += value.spec.nbytes
+        state += optimizer.state(value.spec.dtype).nbytes(value.spec.numel) if value.trainable else 0
         parameters += value.spec.numel if value.role is ValueRole.PARAMETER else 0
     return state, parameters
 
 
 def _update_peak(graph: OperatorGraph, state: int, optimizer: OptimizerSpec) -> int:
     """Most bytes during the updates: all gradients are there when the first parameter is updated, then fewer."""
-    trained = [
-        graph.values[o.of].spec.nbytes for o in graph.outputs if o.role is OutputRole.GRADIENT and o.of is not None
-    ]
-    left = np.cumsum(trained[::-1], dtype=np.int64)[::-1]
+    trained = [graph.values[o.of].spec for o in graph.outputs if o.role is OutputRole.GRADIENT and o.of is not None]
+    gradients = np.array([spec.nbytes for spec in trained], dtype=np.int64)
+    workspaces = np.array([optimizer.workspace(spec.dtype).nbytes(spec.numel) for spec in trained], dtype=np.int64)
+    left = np.cumsum(gradients[::-1])[::-1]
     results = sum(graph.values[o.value].spec.nbytes for o in graph.outputs if o.role is not OutputRole.GRADIENT)
-    during = left + optimizer.workspace_tensors * np.array(trained, dtype=np.int64)
+    during = left + workspaces
     return state + results + int(during.max(initial=0))
 
 

@@ -142,6 +142,8 @@ class Operator:
         For a backward operator, the index of its forward operator where known.
     source
         ``file:line`` in the user's or library's code where known, else empty.
+    softmax_dim
+        Dimension over which a softmax or its gradient sums; None for other operators.
     """
 
     index: int
@@ -157,6 +159,7 @@ class Operator:
     flops: int
     forward: int | None = None
     source: str = ""
+    softmax_dim: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

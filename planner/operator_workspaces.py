@@ -16,8 +16,7 @@ Not counted, with what is known of it:
 from __future__ import annotations
 
 from planner.operator_graph import ITEM_BYTES, Operator, OperatorGraph, TensorSpec
-from planner.placement import local_numel
-from planner.sharding_rules import Strategy
+from planner.placement import Placement, shard
 
 _SUMS_ITEM_BYTES = 4
 _FORWARD = frozenset({"aten._softmax.default", "aten._log_softmax.default"})
@@ -25,32 +24,28 @@ _LOG_BACKWARD = "aten._log_softmax_backward_data.default"
 _BACKWARD = "aten._softmax_backward_data.default"
 
 
-def workspace_bytes(graph: OperatorGraph, operator: Operator, strategy: Strategy, mesh: tuple[int, ...]) -> int:
-    """Bytes on one rank that ``operator`` holds beyond arguments and results while it runs under ``strategy``.
+def workspace_item_bytes(graph: OperatorGraph, operator: Operator, placement: Placement | None) -> int:
+    """Bytes that ``operator`` holds beyond arguments and results while it runs, per local element of its result.
 
     Parameters
     ----------
     graph, operator
         The operator and the graph that holds its tensors.
-    strategy
-        One of its strategies on ``mesh``.
-    mesh
-        Size of each mesh axis.
+    placement
+        Placement of its first result.
 
     Returns
     -------
     int
         0 for an operator whose workspace is not known.
     """
-    if not strategy.collectives:  # no softmax, or whole rows on every rank: torch's own kernel runs
+    result = operator.outputs[0] if operator.outputs else None
+    if operator.softmax_dim is None or placement is None or result is None:
         return 0
-    result = operator.outputs[0]
-    placement = strategy.outputs[0]
-    if result is None or placement is None:
+    if shard(operator.softmax_dim) not in placement:  # whole rows on every rank: torch's own kernel runs
         return 0
     given = tuple(graph.values[value].spec for value in operator.inputs)
-    made = graph.values[result].spec
-    return _bytes_per_element(operator.target, given, made) * local_numel(made.shape, placement, mesh)
+    return _bytes_per_element(operator.target, given, graph.values[result].spec)
 
 
 def _bytes_per_element(target: str, given: tuple[TensorSpec, ...], made: TensorSpec) -> int:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from planner.operator_graph import ITEM_BYTES
 
 _HALF = ("bfloat16", "float16")
 _MASTER = "float32"
+
+OptimizerName = Literal["adamw", "sgd", "sgd_momentum", "adamw_mixed"]
+"""Names as plan files write them; those of :data:`OPTIMIZERS`."""
 
 
 class OptimizerError(ValueError):
@@ -49,7 +52,7 @@ class OptimizerSpec:
         al. 2018, section 3.1). The 16-bit parameter is then only written.
     """
 
-    name: str
+    name: OptimizerName
     state_tensors: int
     workspace_tensors: int
     parameter_passes: int = 3
@@ -58,29 +61,30 @@ class OptimizerSpec:
 
     def state(self, dtype: str) -> Buffers:
         """Buffers that a parameter of ``dtype`` (torch's name) keeps between steps."""
-        if self._mixes(dtype):
+        if self.keeps_master(dtype):
             return Buffers(self.state_tensors + 1, ITEM_BYTES[_MASTER])
         return Buffers(self.state_tensors, ITEM_BYTES[dtype])
 
     def workspace(self, dtype: str) -> Buffers:
         """Buffers alive at once beyond parameter, gradient and state while a parameter of ``dtype`` is updated."""
-        if self._mixes(dtype):
+        if self.keeps_master(dtype):
             return Buffers(self.workspace_tensors + 1, ITEM_BYTES[_MASTER])
         return Buffers(self.workspace_tensors, ITEM_BYTES[dtype])
 
     def moved_bytes(self, dtype: str, numel: int) -> int:
         """Bytes read and written by the update of ``numel`` elements of ``dtype``, all in one pass."""
         own = ITEM_BYTES[dtype]
-        if self._mixes(dtype):
+        if self.keeps_master(dtype):
             # The master copy is read and written in the place of the parameter, which is only written.
             return numel * ((self.parameter_passes - 1) * own + (self.state_passes + 2) * ITEM_BYTES[_MASTER])
         return numel * (self.parameter_passes + self.state_passes) * own
 
-    def _mixes(self, dtype: str) -> bool:
+    def keeps_master(self, dtype: str) -> bool:
+        """Whether a parameter of ``dtype`` is updated through a master copy."""
         return self.master and dtype in _HALF
 
 
-OPTIMIZERS = {
+OPTIMIZERS: dict[str, OptimizerSpec] = {
     spec.name: spec
     for spec in (
         OptimizerSpec("adamw", state_tensors=2, workspace_tensors=2, state_passes=4),

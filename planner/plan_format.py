@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, NonNegative
 
 from formulations.solution import Status, relative_gap
 from planner.operator_graph import ValueRole
+from planner.optimizers import OptimizerName
 from planner.plan_rendering import html_table, text_table
 from planner.replay_report import Category
 from planner.replay_structure import communicating_steps
@@ -73,7 +74,7 @@ class PlanOptions(_Part):
 
     cluster: str
     mesh: tuple[PositiveInt, ...]
-    optimizer: Literal["adamw", "sgd"]
+    optimizer: OptimizerName
     grad_accum: Literal[1] = 1
     formulation: str
     memory_bytes: NonNegativeInt | None = None
@@ -336,7 +337,9 @@ class Plan(_Part):
         if not host.offloaded_bytes:
             return []
         copied = host.offloaded_bytes + host.prefetched_bytes
+        tensors = sum(instruction.op == "offload" for instruction in self.decision.schedule.instructions)
         return [
+            ("offloaded tensors", f"{tensors}, {format_bytes(host.offloaded_bytes)} per step"),
             ("peak host memory", format_bytes(host.peak_bytes)),
             ("host memory limit", "-" if limit is None else format_bytes(limit)),
             ("copied to and from host", f"{format_bytes(copied)}, {host.hidden_bytes / copied:.0%} of it hidden"),

@@ -6,7 +6,7 @@ matplotlib is imported when a figure is drawn; every function returns the figure
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 GIBIBYTE = 2**30
 EARLIEST_SECOND = 1e-3
 SMALLEST_GAP_PERCENT = 0.01
+MARKERS = "osv^D*Px"
 PLACEMENT_COLOURS = {"replicated": "#9aa5b1", "sharded": "#2f6f9f", "partial": "#d98032"}
 
 
@@ -170,3 +171,60 @@ def _kind(placement: tuple[str, ...]) -> str:
 def _title(plan: Plan) -> str:
     options = plan.decision.options
     return f"{plan.decision.model.source} on mesh {'x'.join(map(str, options.mesh))} of {options.cluster}"
+
+
+def overhead_over_memory(
+    curves: Mapping[str, Sequence[tuple[float, float]]], title: str, floors: Mapping[str, float] | None = None
+) -> Figure:
+    """Extra time of a step over the memory limit, one line for each formulation.
+
+    Parameters
+    ----------
+    curves
+        Formulation -> pairs of limit (GB) and extra time (% of the fastest step without a limit), at limits where it
+        has a plan.
+    title
+        Of the figure.
+    floors
+        Label -> limit (GB), drawn as vertical lines: what others report as their smallest.
+
+    Returns
+    -------
+    Figure
+        Extra time grows where the limit falls, to the left; a line ends where no plan was found any more.
+    """
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(9.0, 4.0), layout="constrained")
+    for number, (name, points) in enumerate(curves.items()):
+        limits, extra = np.array(sorted(points), dtype=np.float64).reshape(-1, 2).T
+        axes.plot(limits, extra, marker=MARKERS[number % len(MARKERS)], label=name)
+    for label, limit in (floors or {}).items():
+        axes.axvline(limit, color="black", linestyle=":", label=label)
+    axes.set(xlabel="limit on one device (GB)", ylabel="extra time of a step (%)", title=title)
+    axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
+    pyplot.close(figure)
+    return figure
+
+
+def seconds_over_layers(curves: Mapping[str, Sequence[tuple[int, float]]], title: str) -> Figure:
+    """Time of a solver over the number of layers, one line for each formulation.
+
+    Parameters
+    ----------
+    curves
+        Formulation -> pairs of layers and seconds.
+    title
+        Of the figure.
+    """
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(7.0, 4.0), layout="constrained")
+    for number, (name, points) in enumerate(curves.items()):
+        layers, seconds = zip(*sorted(points), strict=True)
+        axes.plot(layers, seconds, marker=MARKERS[number % len(MARKERS)], label=name)
+    axes.set(xlabel="layers (count)", ylabel="time to the result (s)", title=title)
+    axes.set_ylim(bottom=0)
+    axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
+    pyplot.close(figure)
+    return figure

@@ -12,12 +12,13 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.operator_graph import ITEM_BYTES, OperatorGraph, OutputRole, TensorSpec, ValueRole
+from planner.operator_graph import OperatorGraph, OutputRole, TensorSpec, ValueRole
+from planner.operator_workspaces import workspace_item_bytes
 from planner.optimizers import OptimizerSpec
 from planner.placement import Placement, divides, local_numel, reordered
 from planner.replay_report import AliveTensor, Category, HostUse, MemoryProfile
 from planner.replay_wording import Wording
-from planner.schedule import Instruction, Offload, Prefetch, Reshard, Schedule, Update
+from planner.schedule import Compute, Instruction, Offload, Prefetch, Reshard, Schedule, Update
 
 _INPUT_CATEGORY = {ValueRole.PARAMETER: Category.PARAMETERS, ValueRole.BUFFER: Category.MODULE_BUFFERS}
 
@@ -30,23 +31,17 @@ class OptimizerMemory:
     ----------
     spec
         Tensors of a parameter's local size.
-    state_dtype
-        Dtype of these tensors (torch's name); None for the parameter's own, which ``torch.optim`` takes.
     """
 
     spec: OptimizerSpec
-    state_dtype: str | None = None
 
     def state_bytes(self, parameter: TensorSpec, local_numel: int) -> int:
         """Bytes that live for the whole step."""
-        return self.spec.state_tensors * local_numel * self._item_bytes(parameter)
+        return self.spec.state(parameter.dtype).nbytes(local_numel)
 
     def workspace_bytes(self, parameter: TensorSpec, local_numel: int) -> int:
         """Bytes that live only while the parameter is updated."""
-        return self.spec.workspace_tensors * local_numel * self._item_bytes(parameter)
-
-    def _item_bytes(self, parameter: TensorSpec) -> int:
-        return parameter.item_bytes if self.state_dtype is None else ITEM_BYTES[self.state_dtype]
+        return self.spec.workspace(parameter.dtype).nbytes(local_numel)
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,6 +230,10 @@ def _transient(
             order = graph.values[value].spec.memory_order
             lying = tuple(reordered(placement, order) for placement in path)
             return max(0, path_peak(lying, sizes) - local_bytes(buffers[target].value, buffers[target].placement))
+        case Compute(operator, _, outputs) if outputs and outputs[0] is not None:
+            value, placement = buffers[outputs[0]].value, buffers[outputs[0]].placement
+            item_bytes = workspace_item_bytes(graph, graph.operators[operator], placement)
+            return item_bytes * local_bytes.numel(value, placement)
         case Update(parameter, _):
             value, placement = buffers[parameter].value, buffers[parameter].placement
             return optimizer.workspace_bytes(graph.values[value].spec, local_bytes.numel(value, placement))

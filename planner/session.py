@@ -74,6 +74,11 @@ class PlanRequest:
         Processes at work at once; with 1 a solve that ends before its limit is deterministic. One per core if None.
     host_memory
         Bytes of pinned host memory for one device, for formulations that offload; no limit if None.
+
+    Raises
+    ------
+    PlanError
+        The host memory is negative.
     """
 
     memory: int | None = None
@@ -83,6 +88,10 @@ class PlanRequest:
     seed: int = 0
     workers: int | None = None
     host_memory: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.host_memory is not None and self.host_memory < 0:
+            raise PlanError(f"host memory {self.host_memory} bytes: give 0 or more, or None for no limit")
 
 
 class PlanningSession:
@@ -97,7 +106,7 @@ class PlanningSession:
     mesh
         Size of each mesh axis.
     optimizer
-        ``adamw`` or ``sgd``.
+        A name of :data:`planner.optimizers.OPTIMIZERS`.
 
     Raises
     ------
@@ -205,14 +214,15 @@ class PlanningSession:
             self.instruction_costs.copy_quanta,
         )
 
-    def replay(self, schedule: Schedule, limit: int | None = None) -> ReplayReport:
-        """Replay a schedule with this session's costs and rules."""
+    def replay(self, schedule: Schedule, limit: int | None = None, host_limit: int | None = None) -> ReplayReport:
+        """Replay a schedule with this session's costs and rules, within bytes of a device and of its host memory."""
         return replay(
             self.captured.graph,
             schedule,
             optimizer=OptimizerMemory(self.optimizer),
             seconds=self.instruction_costs,
             limit=limit,
+            host_limit=host_limit,
             allowed=self.allowed_strategies,
             counter_based_random=True,
         )
@@ -265,7 +275,7 @@ class PlanningSession:
         started = time.perf_counter()
         memory, reserve = self.limits(request.memory)
         schedule = self.schedule(solved.decision)
-        report = self.replay(schedule, memory - reserve)
+        report = self.replay(schedule, memory - reserve, request.host_memory)
         times["replay"] = time.perf_counter() - started
         if not report.violations and report.total_quanta != result.objective:
             raise PlanError(
@@ -335,10 +345,11 @@ class PlanningSession:
             options=PlanOptions(
                 cluster=self.cluster.name,
                 mesh=self.mesh,
-                optimizer="adamw" if self.optimizer.name == "adamw" else "sgd",
+                optimizer=self.optimizer.name,
                 formulation=request.formulation,
                 memory_bytes=memory,
                 reserve_bytes=reserve,
+                host_memory_bytes=request.host_memory,
                 counter_based_random=True,
             ),
             fingerprints=self.fingerprints,

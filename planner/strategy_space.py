@@ -19,6 +19,7 @@ from planner.capture import CapturedStep
 from planner.chain_routing import ChainRouter
 from planner.costs import CostModel, to_quanta
 from planner.operator_graph import Operator, OperatorGraph, OutputRole, Phase, Value, ValueRole
+from planner.operator_workspaces import workspace_item_bytes
 from planner.optimizers import OptimizerSpec
 from planner.placement import REPLICATE, Placement, divides, local_numel, replicated, shard
 from planner.sharding_rules import AxisRule, RuleReport, Strategy, axis_rules, compose
@@ -222,6 +223,10 @@ class _SpaceBuilder:
         output_bytes = self._table(
             ("bytes", id(strategies), outputs), lambda: self._output_bytes(op.outputs, strategies)
         )
+        workspace = self._table(
+            ("workspace", op.target, op.softmax_dim, id(strategies), inputs, outputs),
+            lambda: self._workspace(op, strategies),
+        )
         forward = op.phase is Phase.FORWARD
         return StepNode(
             name=op.identity,
@@ -230,7 +235,17 @@ class _SpaceBuilder:
             output_bytes=output_bytes,
             resident_bytes=self._table(("nothing", len(strategies)), lambda: np.zeros(len(strategies), dtype=np.int64)),
             recomputable=forward,
+            workspace_bytes=workspace if workspace.any() else None,
         )
+
+    def _workspace(self, op: Operator, strategies: tuple[Strategy, ...]) -> IntArray:
+        value = op.outputs[0] if op.outputs else None
+        if value is None:
+            return np.zeros(len(strategies), dtype=np.int64)
+        placements = [strategy.outputs[0] for strategy in strategies]
+        item_bytes = [workspace_item_bytes(self.graph, op, placement) for placement in placements]
+        numel = self._bytes(value, placements) // self.graph.values[value].spec.item_bytes
+        return numel * np.array(item_bytes, dtype=np.int64)
 
     def _output_bytes(self, outputs: Sequence[int | None], strategies: tuple[Strategy, ...]) -> IntArray:
         columns = [

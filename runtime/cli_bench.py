@@ -17,11 +17,14 @@ if TYPE_CHECKING:
 
 CHECK_FAILED = 1
 INTERRUPTED = 130
-SUITES = ("random", "contest", "kiwi-mlp")
+SUITES = ("random", "contest", "kiwi-mlp", "kiwi-transformer")
 
 
 def bench(
-    suite: Annotated[str, typer.Argument(metavar="SUITE", help="random, contest or kiwi-mlp.", show_default=False)],
+    suite: Annotated[
+        str,
+        typer.Argument(metavar="SUITE", help="random, contest, kiwi-mlp or kiwi-transformer.", show_default=False),
+    ],
     paths: Annotated[
         list[Path] | None,
         typer.Argument(metavar="PATH", help="Of contest: problem files, or folders of them.", show_default=False),
@@ -34,7 +37,7 @@ def bench(
         typer.Option(
             metavar="A,B",
             help="Built-in names, module:function, or entry points of the group meshwright.solvers.",
-            show_default="portfolio,lagrangian,highs; highs for kiwi-mlp",
+            show_default="portfolio,lagrangian,highs; highs for kiwi-mlp; portfolio for kiwi-transformer",
         ),
     ] = None,
     time_limit: Annotated[
@@ -42,12 +45,20 @@ def bench(
         typer.Option(
             min=0.1,
             help="Seconds for one instance and solver; of contest, reading the file included.",
-            show_default="2 for random, else 60",
+            show_default="2 for random, 1 to 30 for kiwi-transformer, else 60",
         ),
     ] = None,
     size: Annotated[
         str | None,
         typer.Option(metavar="small,middle,large", help="Of random: which sizes.", show_default="small,middle"),
+    ] = None,
+    part: Annotated[
+        str | None,
+        typer.Option(
+            metavar="encoder,decoder,layers,recompute,llama",
+            help="Of kiwi-transformer: which parts.",
+            show_default="all, half an hour",
+        ),
     ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the generated problems and of the solvers.")] = 0,
     best: Annotated[
@@ -55,7 +66,7 @@ def bench(
         typer.Option(metavar="FILE", help="JSON, instance -> best known cost, printed beside what is found."),
     ] = None,
 ) -> int:
-    """Run solvers side by side: on generated problems (random), contest files (contest PATH...) or KIWI's Table 1.
+    """Run solvers side by side: on generated problems, contest files, KIWI's Table 1 (kiwi-mlp) or transformers.
 
     Every result is checked. Small generated problems are enumerated beside. The exit code is 1 where solvers
     contradict what was checked.
@@ -66,18 +77,24 @@ def bench(
         raise OptionError(f"PATH: the suite {suite} reads no files, got {str(paths[0])!r}; use contest for files")
     if suite != "random" and size is not None:
         raise OptionError(f"--size: {size!r} belongs to the suite random; leave it out")
+    if suite != "kiwi-transformer" and part is not None:
+        raise OptionError(f"--part: {part!r} belongs to the suite kiwi-transformer; leave it out")
     names = None if solvers is None else _listed(solvers, "--solvers")
     sizes = None if size is None else _listed(size, "--size")
+    parts = None if part is None else _listed(part, "--part")
     if json_file is not None:
         writable_file(json_file, "--json")
     if best is not None:
         readable_file(best, "--best")
 
     from planner.benchmarks import bench as run_bench
-    from planner.benchmarks import load_best_known
+    from planner.benchmarks import kiwi_transformer_suite, load_best_known
     from runtime.cli_bench_display import live_rows, print_result
 
-    chosen = _suite(suite, paths or [], sizes, seed)
+    if suite == "kiwi-transformer":
+        chosen = kiwi_transformer_suite(parts, names)
+    else:
+        chosen = _suite(suite, paths or [], sizes, seed)
     for note in chosen.notes:
         typer.echo(note)
     with live_rows(chosen) as observer:

@@ -6,6 +6,8 @@ from typing import Annotated
 
 import typer
 
+from planner.optimizers import OPTIMIZERS
+
 Model = Annotated[
     str,
     typer.Argument(metavar="MODEL", help="hf:NAME, hf:PATH/config.json or module.path:function.", show_default=False),
@@ -16,14 +18,34 @@ Memory = Annotated[
     str | None,
     typer.Option(metavar="4GiB", help="Bytes of tensors on one device; what the device has if absent."),
 ]
+HostMemory = Annotated[
+    str | None,
+    typer.Option(metavar="64GiB", help="Host memory of one device for what waits there.", show_default="no limit"),
+]
 Batch = Annotated[int, typer.Option(min=1, help="Sequences in one step, over all ranks.")]
 SequenceLength = Annotated[int, typer.Option("--seq", min=1, help="Tokens in one sequence.")]
 Dtype = Annotated[str, typer.Option(help="Parameters and activations: float32, bfloat16 or float16.")]
-Optimizer = Annotated[str, typer.Option(help="adamw or sgd.")]
+Optimizer = Annotated[
+    str, typer.Option(help=f"{', '.join(OPTIMIZERS)}; adamw_mixed trains 16-bit parameters in 32 bits.")
+]
 GradAccum = Annotated[int, typer.Option(min=1, help="Micro-batches in one step.")]
 DEFAULT_SOLVER = "portfolio"
 """Spelled out, because asking the registry would import numpy before ``--help`` answers."""
 
+FORMULATIONS = (
+    "sharding",
+    "kiwi_reduced",
+    "kiwi_chain",
+    "kiwi_offload",
+    "checkpoint_dots",
+    "megatron_selective",
+    "full_checkpoint",
+    "checkmate",
+    "alpa_then_checkmate",
+)
+"""Spelled out for the same reason; a test holds them equal to :data:`planner.formulations.FORMULATIONS`."""
+
+Formulation = Annotated[str, typer.Option("--model-formulation", help=f"{', '.join(FORMULATIONS)}.")]
 Solver = Annotated[str, typer.Option(help="Name of the solver.")]
 Workers = Annotated[
     int | None,

@@ -14,7 +14,9 @@ from runtime.cli_options import (
     Cluster,
     Dropout,
     Dtype,
+    Formulation,
     GradAccum,
+    HostMemory,
     Layers,
     Memory,
     Mesh,
@@ -40,6 +42,7 @@ def plan(
     out: Annotated[Path, typer.Option(help="Plan file to write.", show_default=False)],
     cluster: Cluster = "local-cpu",
     memory: Memory = None,
+    host_memory: HostMemory = None,
     batch: Batch = 8,
     sequence: SequenceLength = 256,
     dtype: Dtype = "float32",
@@ -48,13 +51,14 @@ def plan(
     seed: Seed = 0,
     layers: Layers = None,
     dropout: Dropout = None,
-    model_formulation: Annotated[str, typer.Option(help="kiwi_reduced or sharding.")] = "kiwi_reduced",
+    model_formulation: Formulation = "kiwi_reduced",
     solver: Solver = DEFAULT_SOLVER,
     workers: Workers = None,
     time_limit: Annotated[float, typer.Option(min=0.1, help="Seconds for the solver.")] = 30.0,
 ) -> None:
     """Plan the training step of MODEL and write the plan."""
     ranks, limit = parse_mesh(mesh, "--mesh"), None if memory is None else parse_bytes(memory, "--memory")
+    host_limit = None if host_memory is None else parse_bytes(host_memory, "--host-memory")
     writable_file(out, "--out")
     if grad_accum != 1:
         raise OptionError(f"--grad-accum: {grad_accum} micro-batches are not planned yet; use 1 and a larger --batch")
@@ -70,6 +74,7 @@ def plan(
             cluster=cluster,
             mesh=ranks,
             memory=limit,
+            host_memory=host_limit,
             optimizer=optimizer,
             formulation=model_formulation,
             solver=solver,

@@ -56,7 +56,7 @@ def prepare(reference: ModelReference, optimizer: str, steps: int, data: Path | 
     reference
         Which step; parameters are initialised from its seed.
     optimizer
-        ``adamw`` or ``sgd``.
+        A name of :data:`planner.optimizers.OPTIMIZERS`.
     steps
         Number of steps; 0 writes the initial state alone.
     data
@@ -88,7 +88,7 @@ def _train(
             scale = max((float(gradient.abs().max()) for gradient in found.values() if gradient.numel()), default=0.0)
             save_tensors(folder / GRADIENTS_FILE, found)
         updater.step()
-        updater.zero_grad(set_to_none=True)
+        module.zero_grad(set_to_none=True)
     named = [*module.named_parameters(), *module.named_buffers()]
     save_tensors(folder / UPDATED_FILE, {name: tensor.detach().contiguous() for name, tensor in named})
     write_text_atomically(folder / LOSSES_FILE, json.dumps({"losses": losses, "gradient_scale": scale}))

@@ -11,13 +11,15 @@ backward use. The problem that finds plans has two modes of it (:class:`OffloadM
 
 Slots are sufficient, not necessary, and copies are carried out better than so
 (:mod:`planner.offload_timetable`): what a plan costs is known from the replay of its schedule. The bound comes from
-a relaxation with two other modes, in which copies take no time of their own:
+a relaxation with three other modes, in which copies take no time of their own:
 
 - *early*: away when forward ends. All such copies together have left by then, so they take no longer than the step of
   the best plan known leaves for forward;
-- *late*: it leaves when forward has ended.
+- *late*: it leaves when forward has ended;
+- *brief*: it is away in forward only, so that its copies weigh as those of *early* and nothing on the way back.
 
-In both it comes back in backward, and all copies inward together take no longer than that step leaves for backward.
+In the first two it comes back in backward, and all copies inward together take no longer than that step leaves for
+backward. A rerun that reads an offloaded activation before its first backward use is in neither problem.
 Where copies cannot run beside the computation at all, only the exposed mode exists, and there is nothing to relax.
 """
 
@@ -54,6 +56,7 @@ class OffloadMode(StrEnum):
     EXPOSED = "exposed"
     EARLY = "early"
     LATE = "late"
+    BRIEF = "brief"
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +92,7 @@ class Links:
         if self.blocking:
             return (OffloadMode.EXPOSED,)
         if self.relaxed:
-            return (OffloadMode.EARLY, OffloadMode.LATE)
+            return (OffloadMode.EARLY, OffloadMode.LATE, OffloadMode.BRIEF)
         return (OffloadMode.HIDDEN, OffloadMode.PATIENT, OffloadMode.EXPOSED)
 
 
@@ -237,21 +240,30 @@ class OffloadProblemBuilder(RecomputeProblemBuilder):
         waiting = [self.lifetimes.get((i, k), UNREAD).backward is not None for k in range(node.output_bytes.shape[1])]
         copies = node.transfer_cost[:, waiting].sum(axis=1)
         first = self.model.first_backward_use[i]
-        gone, back = 0, self.timeline.burst[first]
+        on_host = node.output_bytes[:, waiting].sum(axis=1)
+        boundary, burst = self.timeline.start[self._boundary], self.timeline.burst[first]
+        computes = self.timeline.compute[first]
+        gone, back = 0, self.timeline.start[computes]
+        held = self.timeline.start[self._left(i)], self.timeline.last_time(computes) + 1
         match way:
             case OffloadMode.HIDDEN | OffloadMode.PATIENT:
                 gone, back = self._carry(i, mode, int(way is OffloadMode.PATIENT), copies)
             case OffloadMode.EXPOSED:
-                left, arrives = self._left(i), self._arrives(i)
-                self._stay(i, mode, left, left, arrives)
+                left = self._left(i)
+                gone, back = self._stay(i, mode, left, left, self._arrives(i))
                 self.cost[i][mode * size : (mode + 1) * size] += 2 * copies
             case OffloadMode.EARLY:
                 self._spend(i, mode, OUTWARD, 0, copies)
                 self._spend(i, mode, INWARD, 0, copies)
-                back = self.timeline.start[self.timeline.compute[first]]
+                held = boundary, burst + 1
             case OffloadMode.LATE:
                 self._spend(i, mode, INWARD, 0, copies)
-                gone, back = self.timeline.start[self._boundary], self.timeline.start[self.timeline.compute[first]]
+                gone, held = boundary, (burst, burst + 1)
+            case OffloadMode.BRIEF:
+                self._spend(i, mode, OUTWARD, 0, copies)
+                back, held = boundary, (0, 0)
+                if self.links.host_bytes is not None:
+                    self.forbid(i, self.in_mode(i, mode, (on_host > self.links.host_bytes).astype(np.int64)) > 0)
         for output, waits in enumerate(waiting):
             amount = self.in_mode(i, mode, node.output_bytes[:, output])
             made = self.timeline.last_time(self.timeline.compute[i])
@@ -262,9 +274,8 @@ class OffloadProblemBuilder(RecomputeProblemBuilder):
                 self.add_life(i, made, life.forward, amount)
             if waits:
                 self.add_life(i, back, self.second_life(i, output), amount)
-        on_host = self.in_mode(i, mode, node.output_bytes[:, waiting].sum(axis=1))
-        left = self.timeline.start[self._left(i)]
-        self.node_usage[i].append(UsageTerm(HOST, left, max(left, self.timeline.burst[first]), on_host))
+        if held[0] < held[1]:
+            self.node_usage[i].append(UsageTerm(HOST, *held, self.in_mode(i, mode, on_host)))
 
     def _spend(self, i: int, mode: int, resource: int, time: int, amount: IntArray) -> None:
         """Use a link at a time that stands for a slot, or for all copies of a direction."""
@@ -285,20 +296,25 @@ class OffloadProblemBuilder(RecomputeProblemBuilder):
         self.forbid(i, self.in_mode(i, mode, too_long) > 0)
         if none:
             return 0, timeline.start[arrives]
-        self._stay(i, mode, *(int(self._slots[k]) for k in (out, out + 1, back)))
-        leaving, returning = timeline.start[self._slots[out]], timeline.start[self._slots[back]]
-        self._spend(i, mode, OUTWARD, leaving, share)
-        self._spend(i, mode, self._inward, returning, share)
-        return timeline.start[self._slots[out + 1]], returning
+        # Operators that take no time may stand between a slot's begin and the last use.
+        leaves = max(int(self._slots[out]), self._left(i))
+        self._spend(i, mode, OUTWARD, timeline.start[self._slots[out]], share)
+        self._spend(i, mode, self._inward, timeline.start[self._slots[back]], share)
+        return self._stay(i, mode, leaves, int(self._slots[out + 1]), int(self._slots[back]))
 
-    def _stay(self, i: int, mode: int, leaves: int, gone: int, returns: int) -> None:
-        """Write down what a mode means, as nodes whose computation comes before these events."""
+    def _stay(self, i: int, mode: int, leaves: int, gone: int, returns: int) -> tuple[int, int]:
+        """Write down what a mode means, as nodes whose computation comes before these events.
+
+        Returns when its memory is free and when it is taken again.
+        """
         after = []
         for event in (leaves, gone, returns):
             while self.timeline.events[event - 1].kind is not EventKind.COMPUTE:
                 event -= 1
             after.append(self.timeline.events[event - 1].index)
         self.stays[i, mode] = HostStay(*after)
+        ends = [self.timeline.last_time(self.timeline.compute[node]) + 1 for node in after]
+        return ends[1], ends[2]
 
     def _arrives(self, i: int) -> int:
         """The event before which an activation must be back: the burst of its first backward use."""
@@ -325,6 +341,7 @@ class OffloadProblemBuilder(RecomputeProblemBuilder):
         return late
 
     def further_lives(self, u: int, output: int) -> list[LastUse | None]:
-        """Direct use that ends the second life of an offloaded output."""
-        life = self.lifetimes.get((u, output), UNREAD)
-        return [life.backward] * self.further_modes(u)
+        """Direct use that ends the second life of an offloaded output, or its only one: what backward does not read
+        stays on the device.
+        """
+        return [self.lifetimes.get((u, output), UNREAD).last] * self.further_modes(u)

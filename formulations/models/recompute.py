@@ -6,7 +6,8 @@ which moments there are and whether a recomputed operator's inputs may be recomp
 
 ===================================  ====================================================
 cost of reruns                       :meth:`RecomputeProblemBuilder.__init__`, ``add_edges``
-outputs, kept or in two lives        :meth:`RecomputeProblemBuilder.add_operators`
+outputs, kept or in two lives,       :meth:`RecomputeProblemBuilder.add_operators`
+  and workspaces
 resharding, paid again by a rerun    :meth:`RecomputeProblemBuilder.add_edges`
 inputs that exist when a rerun       :meth:`RecomputeProblemBuilder.add_edges`
   needs them
@@ -130,6 +131,15 @@ class RecomputeProblemBuilder(StepProblemBuilder):
                 self.add_life(i, start, self.own_life(i, output), self.in_mode(i, 0, amount))
                 if i in self.reruns:
                     self._add_two_lives(i, start, output, amount)
+            if node.workspace_bytes is not None:
+                self._add_workspace(i, start, node.workspace_bytes)
+
+    def _add_workspace(self, i: int, start: int, amount: IntArray) -> None:
+        """Add what every execution of an operator holds beside its arguments and outputs."""
+        self.node_usage[i] += self.term(start, start + 1, np.tile(amount, self.modes(i)))
+        for mode, moment in enumerate(self.reruns.get(i, ()), start=1):
+            again = self.timeline.last_time(self.timeline.recompute[i][moment])
+            self.node_usage[i] += self.term(again, again + 1, self.in_mode(i, mode, amount))
 
     def _add_two_lives(self, i: int, start: int, output: int, amount: IntArray) -> None:
         """Add an output that is freed after forward and made again."""

@@ -9,7 +9,7 @@ Where each family of terms is added:
 
 ===============================  ==============================================
 resident bytes, optimizer        :meth:`StepProblemBuilder.add_resident_nodes`
-cost and outputs of operators    :meth:`StepProblemBuilder.add_operators`
+cost, outputs and workspaces     :meth:`StepProblemBuilder.add_operators`
 resharding and its copies        :meth:`StepProblemBuilder.add_edges`
 loss and updated buffers         :meth:`StepProblemBuilder.add_results`
 gradients until their update     :meth:`StepProblemBuilder.add_gradients`
@@ -157,12 +157,14 @@ class StepProblemBuilder:
                 self.node_usage[i] += self.term(time, time + 1, node.update_bytes)
 
     def add_operators(self) -> None:
-        """Add the outputs of every operator from its computation to its last use."""
+        """Add the outputs of every operator from its computation to its last use, and its workspace."""
         for i, node in enumerate(self.model.nodes):
             if node.kind in (NodeKind.FORWARD, NodeKind.BACKWARD):
                 start = self.timeline.last_time(self.timeline.compute[i])
                 for output in range(node.output_bytes.shape[1]):
                     self.add_life(i, start, self.own_life(i, output), node.output_bytes[:, output])
+                if node.workspace_bytes is not None:
+                    self.node_usage[i] += self.term(start, start + 1, node.workspace_bytes)
 
     def add_life(self, node: int, start: int, last: LastUse | None, amount: IntArray) -> None:
         """Hold ``amount`` per strategy of ``node`` from ``start`` to its last use, at least while it is made."""

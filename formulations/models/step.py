@@ -52,6 +52,8 @@ class StepNode:
     transfer_cost
         Time of a copy of each output to host memory or back, shape ``(S, outputs)``, in quanta; None where they
         stay on the device.
+    workspace_bytes
+        Bytes that one execution holds beyond arguments and outputs, shape ``(S,)``; None where it holds none.
     """
 
     name: str
@@ -63,6 +65,7 @@ class StepNode:
     update_bytes: IntArray | None = None
     recomputable: bool = False
     transfer_cost: IntArray | None = None
+    workspace_bytes: IntArray | None = None
 
     @property
     def size(self) -> int:

@@ -128,6 +128,8 @@ class _Execution:
             self._hold(made, made + 1, int(edge.peak_bytes[pair]))
             self._hold(made + 1, end, copy)
         self.cost += int(node.cost[at])
+        if node.workspace_bytes is not None:
+            self._hold(end - 1, end, int(node.workspace_bytes[at]))
         for output, amount in enumerate(node.output_bytes[at].tolist()):
             older = self.current.get((v, output))
             if older is not None:

@@ -23,6 +23,8 @@ from formulations.usage_rows import UsageRow
 
 USUAL_TOLERANCE = 1e-6
 TIGHT_TOLERANCE = 1e-9
+WRONG_PRESOLVE_RULE = 1 << 12
+"""The aggregator, as a bit in HiGHS's own numbering of its presolve rules (test_where_presolve_went_wrong)."""
 _DUAL_SHARE = 0.1
 """HiGHS's branch and cut asks its LPs for a tenth of its own tolerance on reduced costs."""
 _LARGEST_SCALED_COST = 1 << 20
@@ -115,8 +117,10 @@ class HighsSession:
             "primal_feasibility_tolerance": tolerance,
             "dual_feasibility_tolerance": tolerance * _DUAL_SHARE,
             "mip_rel_gap": 0.0,
-            # Restarts of HiGHS 1.15.1 cut off optima (test_small_amounts_that_matter).
+            # Restarts of HiGHS 1.15.1 cut off optima (test_small_amounts_that_matter), and so does a rule of its
+            # presolve.
             "mip_allow_restart": False,
+            "presolve_rule_off": WRONG_PRESOLVE_RULE,
         }.items():
             self._highs.setOptionValue(option, value)
         self._highs.passModel(self._arrays(scaled_cost))

@@ -19,13 +19,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from formulations.integer_program import IntegerProgram
-from formulations.solvers.highs_session import USUAL_TOLERANCE, CostScale, margin
+from formulations.solvers.highs_session import USUAL_TOLERANCE, WRONG_PRESOLVE_RULE, CostScale, margin
 from formulations.usage_rows import LARGEST_COEFFICIENT, LEAST_COEFFICIENT
 
 Values = NDArray[np.float64]
-
-_WRONG_PRESOLVE_RULE = 1 << 12
-"""As a bit, in HiGHS's own numbering of its presolve rules."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +110,7 @@ class _Session:
             # Restarts of HiGHS 1.15.1 cut off optima, and so does one rule of its presolve: four of 1,750 random
             # programs came out too dear, solved by presolve alone (test_where_presolve_went_wrong).
             "mip_allow_restart": False,
-            "presolve_rule_off": _WRONG_PRESOLVE_RULE,
+            "presolve_rule_off": WRONG_PRESOLVE_RULE,
         }.items():
             self.highs.setOptionValue(option, value)
         self.cutoff = cutoff

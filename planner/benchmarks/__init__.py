@@ -15,6 +15,7 @@ claims is checked like everyone's.
 """
 
 from planner.benchmarks.kiwi_mlp import kiwi_mlp_suite
+from planner.benchmarks.kiwi_transformer import kiwi_transformer_suite
 from planner.benchmarks.results import BenchResult
 from planner.benchmarks.rows import BenchRow
 from planner.benchmarks.runner import BenchError, Observer, bench
@@ -42,6 +43,7 @@ __all__ = [
     "bench",
     "contest_suite",
     "kiwi_mlp_suite",
+    "kiwi_transformer_suite",
     "load_best_known",
     "random_suite",
 ]

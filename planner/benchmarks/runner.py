@@ -75,7 +75,8 @@ def bench(
         first solve a problem of six nodes; all of them do where the suite wants warm processes. The suite's own
         if None.
     time_limit
-        Seconds for one instance and solver, as :attr:`BenchRow.seconds` counts them; the suite's own if None.
+        Seconds for one instance and solver, as :attr:`BenchRow.seconds` counts them; the instance's or the
+        suite's own if None.
     seed
         Seed of the solvers.
     best_known
@@ -99,10 +100,9 @@ def bench(
     ProblemError, OSError
         An instance is malformed, or the rows cannot be written; earlier rows are in the file.
     """
-    limit = suite.time_limit if time_limit is None else time_limit
     solvers = suite.solvers if solvers is None else solvers
-    _validate(suite, solvers, limit, best_known)
-    run = _Run(suite, limit, seed, best_known or {}, json_path, observer or Observer())
+    _validate(suite, solvers, suite.time_limit if time_limit is None else time_limit, best_known)
+    run = _Run(suite, time_limit, seed, best_known or {}, json_path, observer or Observer())
     interrupted = False
     with ExitStack() as stack:
         noticed = stack.enter_context(_noticing_interrupts())
@@ -144,7 +144,7 @@ class _Run:
     def __init__(
         self,
         suite: Suite,
-        time_limit: float,
+        time_limit: float | None,
         seed: int,
         best_known: Mapping[str, int],
         json_path: str | Path | None,
@@ -157,7 +157,8 @@ class _Run:
     def rehearse(self, solvers: Sequence[str], pool: SolverPool | None) -> None:
         """Let solvers solve a small problem: what is no solver is told at once, and processes are warm."""
         problem = family_problem("cliques", "small")
-        options = SolveOptions(time_limit=min(self.time_limit, _REHEARSAL_SECONDS), seed=self.seed)
+        limit = self.suite.time_limit if self.time_limit is None else self.time_limit
+        options = SolveOptions(time_limit=min(limit, _REHEARSAL_SECONDS), seed=self.seed)
         references = [solver for instance in self.suite.instances for solver in instance.references]
         for solver in dict.fromkeys([*references, *solvers]):
             if pool is not None or solver not in SOLVERS:
@@ -172,6 +173,11 @@ class _Run:
         if not self.suite.as_one_command:
             return _Loaded(problem, 0.0, 0.0)
         return _Loaded(problem, time.perf_counter() - started, time.process_time() - cpu_started)
+
+    def _limit(self, instance: BenchInstance) -> float:
+        if self.time_limit is not None:
+            return self.time_limit
+        return self.suite.time_limit if instance.time_limit is None else instance.time_limit
 
     def add_row(self, instance: BenchInstance, loaded: _Loaded, solver: str, pool: SolverPool | None) -> None:
         """Solve, and keep the row."""
@@ -198,7 +204,7 @@ class _Run:
             peak_rss_bytes=result.peak_rss_bytes,
             parse_seconds=loaded.seconds,
             parent_peak_rss_bytes=read_status_bytes("self", "VmHWM"),
-            time_limit=self.time_limit,
+            time_limit=self._limit(instance),
             seed=self.seed,
             best_known=self.best_known.get(instance.name),
             message=result.message,
@@ -214,7 +220,7 @@ class _Run:
         self.observer.row(row)
 
     def _solve(self, instance: BenchInstance, loaded: _Loaded, solver: str, pool: SolverPool | None) -> SolveResult:
-        remaining = self.time_limit - loaded.seconds
+        remaining = self._limit(instance) - loaded.seconds
         if remaining <= 0:
             return _without_result(solver, 0.0, "reading took the whole time limit")
         options = SolveOptions(time_limit=remaining, seed=self.seed)

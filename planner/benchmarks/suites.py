@@ -47,6 +47,8 @@ class BenchInstance:
         Solvers that run on it whatever others are asked for.
     own_solvers
         Solvers of this instance alone, by name; they run first.
+    time_limit
+        Seconds for each solver where nothing else is asked for; the suite's if None.
     """
 
     name: str
@@ -54,6 +56,7 @@ class BenchInstance:
     load: Callable[[], StrategyProblem] | None
     references: tuple[str, ...] = ()
     own_solvers: Mapping[str, OwnSolver] = field(default_factory=dict)
+    time_limit: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,7 @@ from planner.torch_adapter.calls import OperatorCall, Slot
 from planner.torch_adapter.capture_error import CaptureError
 from planner.torch_adapter.counter_random import RANDOM_OPERATORS, without_counter_form
 from planner.torch_adapter.flops import operator_flops
-from planner.torch_adapter.operator_traits import draws_random_numbers, is_view, returned_tensors
+from planner.torch_adapter.operator_traits import draws_random_numbers, is_view, returned_tensors, softmax_dim
 from planner.torch_adapter.provenance import module_path_of, source_of
 from planner.torch_adapter.tracing import Trace, arguments_of, constant_of, phase_of, result_of, sequence_of
 
@@ -150,6 +150,7 @@ class GraphBuilder:
                 flops=operator_flops(target, fake_args, fake_kwargs, result_of(node)),
                 forward=forward,
                 source=source_of(node),
+                softmax_dim=softmax_dim(target, fake_args, fake_kwargs),
             )
         )
         self.calls.append(OperatorCall.from_template(target, args, kwargs))

@@ -18,6 +18,23 @@ _UNDECLARED_VIEWS = frozenset(
 )
 """Views whose schema declares no alias because autograd need not know of it."""
 
+_SOFTMAX = frozenset(
+    {
+        _aten._softmax.default,
+        _aten._log_softmax.default,
+        _aten._softmax_backward_data.default,
+        _aten._log_softmax_backward_data.default,
+    }
+)
+
+
+def softmax_dim(target: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int | None:
+    """Dimension over which a softmax or its gradient sums, counted from the front; None for other operators."""
+    if target not in _SOFTMAX:
+        return None
+    given = arguments_by_name(target, args, kwargs)
+    return int(given["dim"]) % max(1, args[0].dim())
+
 
 def is_view(target: torch._ops.OpOverload) -> bool:
     """Whether every result aliases the storage of the first tensor argument."""

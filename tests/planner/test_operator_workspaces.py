@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from planner.operator_graph import Operator, OperatorGraph, Phase, TensorSpec, Value, ValueRole
-from planner.operator_workspaces import workspace_bytes
-from planner.sharding_rules import InnerCollective, Strategy
+from planner.operator_workspaces import workspace_item_bytes
 from planner.torch_adapter.calls import OperatorCall, Slot
 from planner.torch_adapter.local_operators import run_local
+from planner.torch_adapter.operator_traits import softmax_dim
 from planner.torch_adapter.simulated_ranks import run_ranks, split
 from planner.torch_adapter.storage_meter import StorageMeter
 
@@ -45,16 +45,16 @@ def call_of(target, made: str) -> tuple[OperatorCall, int]:
     return OperatorCall.from_template(target, (Slot(0), -1, False), {}), 1
 
 
-def promised(target, given: str, made: str, count: int, words: tuple[str, str], sharded: bool) -> int:
-    """What the planner counts for one strategy."""
+def promised(target, given: str, made: str, count: int, word: str, dim: int | None = 1) -> int:
+    """What the planner counts for one placement of arguments and result."""
     values = tuple(Value(k, f"x{k}", spec(given), ValueRole.INPUT) for k in range(count))
     result = Value(count, "y", spec(made), ValueRole.ACTIVATION, producer=0)
     operator = Operator(
-        0, "softmax", "softmax", str(target), "", Phase.FORWARD, tuple(range(count)), (count,), False, False, 0
-    )
+        0, "softmax", "softmax", str(target), "", Phase.FORWARD, tuple(range(count)), (count,), False, False, 0,
+        softmax_dim=dim,
+    )  # fmt: skip
     graph = OperatorGraph((*values, result), (operator,), tuple(range(count)), ())
-    collectives = (InnerCollective(0, "all_reduce", 4 * ROWS),) if sharded else ()
-    return workspace_bytes(graph, operator, Strategy(((words[1],),), ((words[0],),) * count, collectives), MESH)
+    return workspace_item_bytes(graph, operator, (word,)) * ROWS * CLASSES // 2
 
 
 def measured(target, given: str, made: str) -> int:
@@ -84,14 +84,32 @@ def measured(target, given: str, made: str) -> int:
 @pytest.mark.parametrize(("target", "given", "made", "per_element"), CASES)
 def test_rows_that_are_shared_wait_in_the_type_of_their_sums(target, given, made, per_element):
     _, count = call_of(target, made)
-    counted = promised(target, given, made, count, ("S1", "S1"), sharded=True)
+    counted = promised(target, given, made, count, "S1")
     assert counted == per_element * ROWS * CLASSES // 2
     assert 0 <= measured(target, given, made) - counted <= PER_ROW * ROWS
 
 
 def test_whole_rows_run_in_torchs_own_kernel():
-    assert promised(aten._log_softmax.default, "bfloat16", "bfloat16", 1, ("S0", "S0"), sharded=False) == 0
+    assert promised(aten._log_softmax.default, "bfloat16", "bfloat16", 1, "S0") == 0
+    assert promised(aten._log_softmax.default, "bfloat16", "bfloat16", 1, "S1", dim=0) == 0
 
 
 def test_other_operators_are_not_known():
-    assert promised(aten.gelu.default, "bfloat16", "bfloat16", 1, ("S1", "S1"), sharded=True) == 0
+    assert promised(aten.gelu.default, "bfloat16", "bfloat16", 1, "S1", dim=None) == 0
+
+
+@pytest.mark.parametrize(
+    ("target", "rest", "expected"),
+    [
+        (aten._softmax.default, (-1, False), 2),
+        (aten._log_softmax.default, (1, False), 1),
+        (aten._log_softmax_backward_data.default, (torch.ones(2, 3, 4), -3, torch.float32), 0),
+        (aten.sum.dim_IntList, ([1],), None),
+    ],
+)
+def test_the_dimension_of_a_softmax_is_counted_from_the_front(target, rest, expected):
+    assert softmax_dim(target, (torch.ones(2, 3, 4), *rest), {}) == expected
+
+
+def test_the_dimension_of_a_softmax_without_dimensions():
+    assert softmax_dim(aten._softmax.default, (torch.ones(()), -1, False), {}) == 0

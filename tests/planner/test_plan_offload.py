@@ -64,6 +64,7 @@ def test_what_a_plan_says_of_the_host():
         "stall_ns": 6,
     }
     rows = dict(PLAN.rows())
+    assert rows["offloaded tensors"] == "2, 768 B per step"
     assert rows["peak host memory"] == "768 B"
     assert rows["host memory limit"] == "800 B"
     assert rows["copied to and from host"] == "1.50 KiB, 50% of it hidden"

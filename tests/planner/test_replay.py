@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -21,6 +22,8 @@ from planner.replay_memory import path_peak
 from planner.replay_structure import path_problem
 from planner.resharding import ReshardPlanner, reductions_commute, step_between, step_peak_bytes
 from planner.schedule import Compute, Free, Reshard
+
+HALF = {"float32": "bfloat16"}
 
 
 def test_correct_schedule_has_the_bytes_computed_by_hand():
@@ -54,13 +57,18 @@ def test_total_is_the_sum_over_instructions():
     assert (report.recomputed, report.reshards, report.collectives) == (1, 4, 4)
 
 
-def test_sgd_holds_no_state_and_state_dtype_counts():
+def test_state_and_workspace_are_those_of_the_optimizer():
     assert check(SCHEDULE, optimizer=SGD).peak_bytes == 1160 - 256
-    wide = OptimizerMemory(optimizer_named("adamw"), "float64")
-    report = check(SCHEDULE, optimizer=wide)
-    # The update of w2 overtakes: 912 held, 256 more of state, 2 * 16 elements of 8 bytes of workspace.
-    assert (report.peak_bytes, report.peak_instruction) == (912 + 256 + 256, 26)
-    assert sum(tensor.nbytes for tensor in report.alive_at_peak) == report.peak_bytes
+    assert check(SCHEDULE, optimizer=OptimizerMemory(optimizer_named("sgd_momentum"))).peak_bytes == 1160 - 128
+    # In 16 bits everything halves but the mask of 64 bytes and the optimizer: 16 local elements of w1 and w2 each
+    # keep a master copy and two moments of 4 bytes, and an update needs three tensors of as many elements and bytes.
+    values = [replace(v, spec=replace(v.spec, dtype=HALF.get(v.spec.dtype, v.spec.dtype))) for v in GRAPH.values]
+    half = replace(GRAPH, values=tuple(values))
+    mixed = check(SCHEDULE, graph=half, optimizer=OptimizerMemory(optimizer_named("adamw_mixed")))
+    assert mixed.profile.at_start[Category.OPTIMIZER] == 2 * 192
+    assert mixed.profile.transient[Category.WORKSPACE][26] == 192
+    assert (mixed.peak_bytes, mixed.peak_instruction) == ((912 - 256 - 64) // 2 + 64 + 384 + 192, 26)
+    assert sum(tensor.nbytes for tensor in mixed.alive_at_peak) == mixed.peak_bytes
 
 
 @pytest.mark.parametrize(

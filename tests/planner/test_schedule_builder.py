@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from support.planned_steps import captured_step, strategy_space
+import torch
+from support.planned_steps import step_reference, strategy_space
 from support.random_plans import random_decision
 
 from formulations.checker import check
@@ -11,12 +12,15 @@ from formulations.models.counting import Counting
 from formulations.models.holds import shortest_holds
 from formulations.models.kiwi_chain import build_kiwi_chain, encode_kiwi_chain
 from formulations.models.step_replay import replay_decision
+from planner.capture import capture
 from planner.cluster import load_cluster
 from planner.costs import CostModel
+from planner.models import load_step
 from planner.optimizers import optimizer_named
 from planner.replay import OptimizerMemory, replay
 from planner.schedule_builder import build_schedule
 from planner.step_costs import InstructionCosts
+from planner.strategy_space import build_strategy_space
 
 NAMES = ["gpt2", "llama", "vit", "conv_net", "lora_gpt", "tied_gpt", "res_net", "mixture_of_experts"]
 
@@ -25,16 +29,35 @@ NAMES = ["gpt2", "llama", "vit", "conv_net", "lora_gpt", "tied_gpt", "res_net", 
 @pytest.mark.parametrize("mesh", [(2,), (4,), (2, 2)])
 @pytest.mark.parametrize("name", NAMES)
 def test_random_decisions_replay_as_the_model_says(name, mesh, optimizer):
-    space = strategy_space(name, mesh, optimizer)
+    check_random_decisions(strategy_space(name, mesh, optimizer), optimizer)
+
+
+@pytest.mark.parametrize("mesh", [(2,), (2, 2)])
+def test_softmax_over_shared_rows_of_16_bits_holds_more_while_it_runs(mesh):
+    step = load_step(step_reference("gpt"))
+    step.module.to(torch.bfloat16)
+    captured = capture(step.module, step.example_args, step.example_kwargs, step.loss_fn)
+    costs = CostModel(load_cluster("a100-8-nvlink"), mesh)
+    space = build_strategy_space(captured, costs, mesh, optimizer_named("adamw_mixed"))
+    loss = next(k for k, node in enumerate(space.model.nodes) if "aten._log_softmax.default" in node.name)
+    assert space.model.nodes[loss].workspace_bytes.max() > space.model.nodes[loss].output_bytes.min()
+    assert check_random_decisions(space, "adamw_mixed") > 0
+
+
+def check_random_decisions(space, optimizer):
+    """Hold four random decisions to one cost and one peak; return how many bytes of workspaces they hold."""
     costs = InstructionCosts(
-        captured_step(name).graph,
-        CostModel(load_cluster("a100-8-nvlink"), mesh),
-        space.operator_strategies,
-        optimizer,
+        space.graph, CostModel(load_cluster("a100-8-nvlink"), space.mesh), space.operator_strategies, optimizer
     )
     storages = [(edge.producer, edge.output) for edge in (*space.model.gradients, *space.model.results)]
+    workspaces = 0
     for seed in range(4):
         decision = random_decision(space, seed)
+        workspaces += sum(
+            int(node.workspace_bytes[at])
+            for node, at in zip(space.model.nodes, decision.layouts, strict=True)
+            if node.workspace_bytes is not None
+        )
         report = replay(
             space.graph,
             build_schedule(space, decision),
@@ -67,3 +90,4 @@ def test_random_decisions_replay_as_the_model_says(name, mesh, optimizer):
                     assert peak >= report.peak_bytes
                 case Counting.UNDER:
                     assert peak <= report.peak_bytes
+    return workspaces

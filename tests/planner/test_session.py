@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from functools import cache
 
 import pytest
 from support.planned_steps import step_reference
 
-from formulations.models.kiwi_reduced import StepDecision
+from formulations.models.step import StepDecision
 from formulations.solution import Status
 from planner import api
+from planner.fits import fits_report
 from planner.infeasibility import InfeasibleError
-from planner.plan import canonical_json, verify_plan
+from planner.optimizers import OPTIMIZERS
+from planner.plan import PlanError, canonical_json, schedule_of, verify_plan
+from planner.replay import ViolationKind
 from planner.session import PlanningSession, PlanRequest, session_of
+from planner.units import format_bytes
 
 CLUSTER = "a100-8-nvlink"
 
@@ -105,7 +110,7 @@ def test_bad_requests_name_the_remedy(change, message):
 
 
 def test_unknown_optimizer():
-    with pytest.raises(ValueError, match="'adam' is not known; choose one of adamw, sgd"):
+    with pytest.raises(ValueError, match="'adam' is not known; choose one of adamw, sgd, sgd_momentum, adamw_mixed"):
         PlanningSession(step_reference("conv_net"), CLUSTER, (2,), "adam")
 
 
@@ -130,6 +135,53 @@ def test_fits_brackets_the_plans():
     assert floor_divided <= here.plan(PlanRequest(time_limit=3)).peak_bytes <= kept
 
 
+def test_host_memory_is_planned_kept_and_written():
+    here = session("gpt2", (2,))
+    free = here.plan(PlanRequest(time_limit=3))
+    tight = PlanRequest(usable(here, int(free.peak_bytes * 0.97)), "kiwi_offload", time_limit=3)
+    offloaded = here.plan(replace(tight, host_memory=2**30))
+    host = offloaded.decision.predicted.host
+    assert 0 < host.peak_bytes <= offloaded.decision.options.host_memory_bytes == 2**30
+    assert {"peak host memory", "host memory limit"} <= dict(offloaded.rows()).keys()
+    assert f"{format_bytes(host.offloaded_bytes)} offloaded" in str(api.compare(tight=offloaded))
+    assert "offloaded" not in str(api.compare(free=free))
+    text = str(api.explain(offloaded, time_limit=2))
+    assert f"at most {format_bytes(host.peak_bytes)} of host memory at once" in text
+    assert "1 GiB less" in text
+
+    nothing_waits = here.plan(replace(tight, host_memory=0))
+    assert nothing_waits.decision.predicted.host.offloaded_bytes == 0
+    schedule = schedule_of(offloaded, here.captured.graph)
+    refused = here.replay(schedule, host_limit=host.peak_bytes - 1).violations
+    assert [violation.kind for violation in refused] == [ViolationKind.OVER_HOST_LIMIT]
+
+
+def test_a_sweep_keeps_all_of_the_request(monkeypatch):
+    asked = []
+    here = session("mlp", (2,))
+    monkeypatch.setattr(here, "plan", lambda request, progress: asked.append(request))
+    base = PlanRequest(None, "kiwi_offload", "greedy", 7.0, 3, 1, 2**20)
+    api.sweep(here, [5, 6], base)
+    assert asked == [replace(base, memory=5), replace(base, memory=6)]
+
+
+def test_host_memory_below_nothing_is_refused():
+    with pytest.raises(PlanError, match="host memory -1 bytes: give 0 or more"):
+        PlanRequest(host_memory=-1)
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_plans_and_fits_know_every_optimizer(optimizer):
+    here = PlanningSession(replace(step_reference("gpt2"), dtype="bfloat16"), CLUSTER, (2,), optimizer)
+    whole = StepDecision((0,) * len(here.space.nodes), {})
+    kept = fits_report(here.captured.graph, 2, here.optimizer).rows[0].peak_bytes
+    assert kept == here.replay(here.schedule(whole)).peak_bytes
+    plan = here.plan(PlanRequest(formulation="sharding", time_limit=3))
+    assert plan.decision.options.optimizer == optimizer
+    assert plan.peak_bytes <= kept
+    verify_plan(plan, here.captured.graph, here.fingerprints, seconds=here.instruction_costs)
+
+
 def test_plans_side_by_side():
     here = session("conv_net", (2,))
     one, two = here.plan(PlanRequest(time_limit=3)), here.plan(PlanRequest(formulation="sharding", time_limit=3))
@@ -147,9 +199,7 @@ def test_a_mesh_must_divide_the_cluster_and_memory_must_exist():
 
 
 def test_fits_counts_the_updates():
-    from planner.fits import fits_report
-
     here = session("mlp", (2,))
     report = fits_report(here.captured.graph, 2, here.optimizer)
-    whole = StepDecision((0,) * len(here.space.nodes), frozenset())
+    whole = StepDecision((0,) * len(here.space.nodes), {})
     assert report.rows[0].peak_bytes == here.replay(here.schedule(whole)).peak_bytes

@@ -5,6 +5,8 @@ from __future__ import annotations
 import gzip
 import json
 import re
+import subprocess
+import sys
 from importlib.metadata import version
 from pathlib import Path
 
@@ -12,7 +14,9 @@ import pytest
 
 from formulations.solvers.ledger import SolverContradiction
 from formulations.solvers.worker import WorkerStartError
-from runtime import cli, rank_main
+from planner.formulations import FORMULATIONS
+from planner.optimizers import OPTIMIZERS
+from runtime import cli, cli_options, rank_main
 from runtime.rank_main import RunOptions
 
 TINY = ["hf:gpt2", "--cluster", "a100-8-nvlink", "--layers", "1", "--batch", "2", "--seq", "16", "--dropout", "0"]
@@ -75,6 +79,16 @@ def test_every_command_has_help(meshwright) -> None:
         assert f"meshwright {command}" in outcome.out
 
 
+def test_the_help_names_what_may_be_chosen_and_imports_nothing_heavy(meshwright) -> None:
+    assert cli_options.FORMULATIONS == FORMULATIONS
+    words = re.sub(r"[│\s]+", " ", meshwright("plan", "--help").out)
+    for name in (*FORMULATIONS, *OPTIMIZERS):
+        assert re.search(rf"\b{name}\b", words)
+    asked = "import sys, runtime.cli; print({'torch', 'numpy', 'formulations.problem'} & sys.modules.keys())"
+    imported = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True, check=True)
+    assert imported.stdout.strip() == "set()"
+
+
 def test_without_a_command_the_help_is_printed_and_the_code_says_so(meshwright) -> None:
     outcome = meshwright()
     assert outcome.code == 2
@@ -90,6 +104,8 @@ def test_without_a_command_the_help_is_printed_and_the_code_says_so(meshwright) 
         (["plan", *TINY, "--mesh", "2"], ["--out"]),
         (["plan", *TINY, "--mesh", "2x", "--out", "p.json"], ["--mesh", "2x4"]),
         (["plan", *TINY, "--mesh", "2", "--memory", "4G", "--out", "p.json"], ["--memory", "4GiB"]),
+        (["plan", *TINY, "--mesh", "2", "--host-memory", "much", "--out", "p.json"], ["--host-memory", "much", "4GiB"]),
+        (["plan", *TINY, "--mesh", "2", "--host-memory", "0", "--out", "p.json"], ["--host-memory", "one byte"]),
         (["plan", *TINY, "--mesh", "2", "--out", "absent/p.json"], ["--out", "absent"]),
         (["plan", *TINY, "--mesh", "2", "--time-limit", "-1", "--out", "p.json"], ["--time-limit"]),
         (["plan", *TINY, "--mesh", "2", "--grad-accum", "4", "--out", "p.json"], ["--grad-accum", "4"]),
@@ -98,7 +114,7 @@ def test_without_a_command_the_help_is_printed_and_the_code_says_so(meshwright) 
         (["plan", *TINY, "--mesh", "2", "--memory", "1GiB", "--out", "p.json"], ["memory", "reserve"]),
         (["fits", *TINY, "--mesh", "2", "--memory", "1GiB"], ["memory", "reserve"]),
         (["fits", *TINY, "--mesh", "3x3"], ["3x3", "a100-8-nvlink"]),
-        (["fits", *TINY, "--mesh", "2", "--optimizer", "lion"], ["lion", "adamw"]),
+        (["fits", *TINY, "--mesh", "2", "--optimizer", "lion"], ["lion", "adamw, sgd, sgd_momentum, adamw_mixed"]),
         (["fits", *TINY, "--mesh", "2", "--dtype", "int3"], ["int3", "float32"]),
         (["fits", *TINY, "--mesh", "2", "--seed", "-4"], ["seed", "-4"]),
         (["fits", "hf:no-such-model", "--mesh", "2", "--cluster", "a100-8-nvlink"], ["no-such-model", "gpt2"]),

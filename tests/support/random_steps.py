@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from itertools import product
 
 import numpy as np
@@ -99,7 +100,19 @@ def random_step(seed: int, forward: int = 3, layouts: int = 2) -> StepModel:
         gradients.append(GradientEdge(producer, 0, parameter, *tables(*shape)))
     cost, copy, peak, forbidden = tables(nodes[middle - 1].size, 1)
     results = [ResultEdge(middle - 1, 0, cost[:, 0], copy[:, 0], peak[:, 0], forbidden[:, 0])]
-    return StepModel(tuple(nodes), tuple(edges), tuple(gradients), tuple(results))
+    return StepModel(_with_workspaces(nodes, seed), tuple(edges), tuple(gradients), tuple(results))
+
+
+def _with_workspaces(nodes: list[StepNode], seed: int) -> tuple[StepNode, ...]:
+    """The nodes, some operators among them with bytes that they hold while they run."""
+    rng = random.Random(f"workspaces of {seed}")
+
+    def changed(node: StepNode) -> StepNode:
+        if node.kind not in (NodeKind.FORWARD, NodeKind.BACKWARD) or rng.random() < 0.5:
+            return node
+        return replace(node, workspace_bytes=np.array([rng.choice((0, 3, 12)) for _ in range(node.size)], np.int64))
+
+    return tuple(map(changed, nodes))
 
 
 def decisions(model: StepModel, moments: Mapping[int, tuple[int, ...]]) -> Iterator[StepDecision]:
