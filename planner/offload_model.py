@@ -78,11 +78,18 @@ def offloading(space: StrategySpace, decision: StepDecision, schedule: Schedule)
     for node, stay in sorted(decision.offloaded.items()):
         operator = space.nodes[node].operator
         assert operator is not None, "only operators' outputs are offloaded"
-        for value in space.graph.operators[operator].outputs:
+        outputs = space.graph.operators[operator].outputs
+        for value in (outputs[k] for k in _read_in_backward(space.model, node)):
             if value is None or uses.refusal(value):
-                continue  # an output that backward does not read
+                continue
             owner = uses.first_buffer(value)
             assert owner is not None
             leaves, gone, returns = map(position, (stay.leaves_after, stay.gone_after, stay.returns_after))
             stays.append(Stay(owner, leaves, gone, returns, uses.first_backward[owner]))
     return with_stays(schedule, uses, stays)
+
+
+def _read_in_backward(model: StepModel, node: int) -> list[int]:
+    """Outputs that backward operators read themselves; what only reruns read stays on the device."""
+    edges = model.edges_from[node]
+    return sorted({edge.output for edge in edges if model.nodes[edge.consumer].kind is NodeKind.BACKWARD})

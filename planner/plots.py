@@ -147,32 +147,6 @@ def performance_profile(rows: Sequence[BenchRow], target_gap: float = 1e-3) -> F
     return figure
 
 
-def placement_counts(plan: Plan, depth: int) -> dict[str, Counter[str]]:
-    """Per module, in order of execution, how many results are ``replicated``, ``sharded`` or ``partial``."""
-    decision = plan.decision
-    counts: dict[str, Counter[str]] = {}
-    for step in decision.schedule.instructions:
-        if not isinstance(step, ComputeStep) or step.op != "compute":
-            continue
-        path = decision.operators[step.operator].split("/", 1)[0]
-        kinds = counts.setdefault(".".join(path.split(".")[:depth]) or "(root)", Counter())
-        for buffer in step.outputs:
-            if buffer is not None:
-                kinds[_kind(decision.schedule.placements[decision.schedule.buffers[buffer][1]])] += 1
-    return counts
-
-
-def _kind(placement: tuple[str, ...]) -> str:
-    if any(map(is_partial, placement)):
-        return "partial"
-    return "sharded" if any(map(is_shard, placement)) else "replicated"
-
-
-def _title(plan: Plan) -> str:
-    options = plan.decision.options
-    return f"{plan.decision.model.source} on mesh {'x'.join(map(str, options.mesh))} of {options.cluster}"
-
-
 def overhead_over_memory(
     curves: Mapping[str, Sequence[tuple[float, float]]], title: str, floors: Mapping[str, float] | None = None
 ) -> Figure:
@@ -228,3 +202,29 @@ def seconds_over_layers(curves: Mapping[str, Sequence[tuple[int, float]]], title
     axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
     pyplot.close(figure)
     return figure
+
+
+def placement_counts(plan: Plan, depth: int) -> dict[str, Counter[str]]:
+    """Per module, in order of execution, how many results are ``replicated``, ``sharded`` or ``partial``."""
+    decision = plan.decision
+    counts: dict[str, Counter[str]] = {}
+    for step in decision.schedule.instructions:
+        if not isinstance(step, ComputeStep) or step.op != "compute":
+            continue
+        path = decision.operators[step.operator].split("/", 1)[0]
+        kinds = counts.setdefault(".".join(path.split(".")[:depth]) or "(root)", Counter())
+        for buffer in step.outputs:
+            if buffer is not None:
+                kinds[_kind(decision.schedule.placements[decision.schedule.buffers[buffer][1]])] += 1
+    return counts
+
+
+def _kind(placement: tuple[str, ...]) -> str:
+    if any(map(is_partial, placement)):
+        return "partial"
+    return "sharded" if any(map(is_shard, placement)) else "replicated"
+
+
+def _title(plan: Plan) -> str:
+    options = plan.decision.options
+    return f"{plan.decision.model.source} on mesh {'x'.join(map(str, options.mesh))} of {options.cluster}"

@@ -81,7 +81,7 @@ def solve_step(
         Warm workers, or None.
     """
     limit = built.problem.resources[MEMORY].limit
-    options = _begun(built, solver, options, pool)
+    options, start = _begun(built, solver, options, pool)
     found = _solve(built.problem, solver, options, progress, pool)
     if isinstance(found, MinimumPeak):
         return found
@@ -100,21 +100,28 @@ def solve_step(
         if executed.peak > limit:
             seconds = min(PEAK_SECONDS, 3 * options.time_limit)
             return minimum_peak(safer.problem, MEMORY, replace(options, time_limit=seconds), pool)
+    if start is not None:
+        begun = execute(start)
+        if begun.cost < executed.cost and (limit is None or begun.peak <= limit):
+            decision, executed = start, begun
     if built.relaxed is not None:
         bound = _relaxed_bound(built.relaxed(executed.cost), executed.cost, options, pool)
     return SolvedStep(decision, _certified(found, bound, executed.cost), built.problem)
 
 
-def _begun(built: StepProblem, solver: str, options: SolveOptions, pool: SolverPool | None) -> SolveOptions:
-    """Options with a solution of the smaller problem to begin from, where there is one."""
+def _begun(
+    built: StepProblem, solver: str, options: SolveOptions, pool: SolverPool | None
+) -> tuple[SolveOptions, StepDecision | None]:
+    """Options with a solution of the smaller problem to begin from, and what it means, where there is one."""
     if built.start is None:
-        return options
+        return options, None
     seconds = START_SHARE * options.time_limit
     found = solve(built.start.problem, solver, replace(options, time_limit=seconds), None, pool)
     if found.choices is None:
-        return options
-    choices = built.encode(built.start.decode(found.choices))
-    return replace(options, initial_choices=shortest_holds(built.problem, choices))
+        return options, None
+    decision = built.start.decode(found.choices)
+    choices = shortest_holds(built.problem, built.encode(decision))
+    return replace(options, initial_choices=choices), decision
 
 
 def _relaxed_bound(problem: StrategyProblem, cost: int, options: SolveOptions, pool: SolverPool | None) -> int | None:

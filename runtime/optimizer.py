@@ -161,7 +161,7 @@ def whole_model_optimizer(name: str, module: torch.nn.Module) -> torch.optim.Opt
     trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
     if name in _SGD:
         return torch.optim.SGD(trained, lr=settings.lr, momentum=settings.momentum, foreach=False)
-    masters = {
+    masters: dict[Tensor, Tensor] = {
         parameter: parameter.detach().float().requires_grad_() for parameter in trained if _has_master(spec, parameter)
     }
     made = torch.optim.AdamW(

@@ -341,7 +341,5 @@ class OffloadProblemBuilder(RecomputeProblemBuilder):
         return late
 
     def further_lives(self, u: int, output: int) -> list[LastUse | None]:
-        """Direct use that ends the second life of an offloaded output, or its only one: what backward does not read
-        stays on the device.
-        """
+        """Last direct use of an output: what backward does not read stays on the device."""
         return [self.lifetimes.get((u, output), UNREAD).last] * self.further_modes(u)

@@ -49,7 +49,8 @@ def solve(problem: StrategyProblem, options: SolveOptions, desk: Desk) -> Claim:
     warming.start()
     try:
         deadline = started + _PRESOLVE_SHARE * options.time_limit
-        reduced = presolve(problem, deadline=deadline) if _worth_presolving(problem) else unreduced(problem)
+        deep = _is_deep(problem)
+        reduced = unreduced(problem) if deep else presolve(problem, deadline=deadline)
     except KeyboardInterrupt:
         return Claim(None, None, message="interrupted")
     finally:
@@ -63,19 +64,19 @@ def solve(problem: StrategyProblem, options: SolveOptions, desk: Desk) -> Claim:
         only = (0,) * len(reduced.problem.nodes)
         cost = check(reduced.problem, only).objective
         return Claim(reduced.lift(only), None if cost is None else cost + reduced.offset, message=shape)
-    return _Search(reduced, options, desk, started, shape).run()
+    return _Search(reduced, options, desk, started, shape, deep=deep).run()
 
 
-def _worth_presolving(problem: StrategyProblem) -> bool:
-    """Whether reductions may pay: not on a large problem whose tables are mostly the same few arrays.
+def _is_deep(problem: StrategyProblem) -> bool:
+    """Whether a problem is large, and its tables are mostly the same few arrays: that of a deep model.
 
-    Such problems come from deep models. Reduced tables are no longer the same, which costs more memory and time than
-    the few nodes that such problems lose are worth.
+    Reduced tables are no longer the same, which costs more memory and time than the few nodes that such problems lose
+    are worth.
     """
     tables = [factor.cost for factor in problem.factors] + [term.amount for _, term in problem.usage_terms()]
     entries = sum(table.size for table in tables)
     distinct = sum(table.size for table in {id(table): table for table in tables}.values())
-    return entries <= _MOST_ENTRIES_TO_PRESOLVE or _SHARING * distinct > entries
+    return entries > _MOST_ENTRIES_TO_PRESOLVE and _SHARING * distinct <= entries
 
 
 def _warm(desk: Desk) -> None:
@@ -99,7 +100,10 @@ class _Running:
 class _Search:
     """The members' work on a reduced problem; only the calling thread touches it."""
 
-    def __init__(self, reduced: Presolved, options: SolveOptions, desk: Desk, started: float, shape: str) -> None:
+    def __init__(
+        self, reduced: Presolved, options: SolveOptions, desk: Desk, started: float, shape: str, *, deep: bool
+    ) -> None:
+        self.deep = deep
         self.reduced, self.options, self.desk, self.started = reduced, options, desk, started
         self.best: tuple[int, Choices] | None = None
         """Cost and choices in the reduced problem, checked there."""
@@ -135,7 +139,7 @@ class _Search:
 
     def _work(self, team: Team) -> None:
         """Let the lanes run side by side until they are done, or nothing is left to do."""
-        self._lanes = [_Running(lane) for lane in lanes_for(self.reduced.problem, self.options)]
+        self._lanes = [_Running(lane) for lane in lanes_for(self.reduced.problem, self.options, deep=self.deep)]
         begun = time.monotonic()
         while self._remaining() > -_OVERTIME_SECONDS:
             for lane in self._lanes:

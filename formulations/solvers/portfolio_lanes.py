@@ -31,9 +31,6 @@ HEAD_START_SECONDS = 0.3
 MOST_NODES_IN_PARTS = 12_000
 """Nodes up to which solving parts exactly improves more than further moves at prices (measured on six graphs)."""
 
-HUGE_COLUMNS = 5_000_000
-"""Columns beyond which only prices get anywhere, and one process for them has to be enough for memory."""
-
 _ITERATIONS_ALONE = 200
 """Of a turn, where one worker does everything."""
 
@@ -90,10 +87,13 @@ def fair_share_of_memory(lanes: int) -> int | None:
     return None if free is None else int(_MEMORY_SHARE * free * 1024 / max(1, lanes))
 
 
-def lanes_for(problem: StrategyProblem, options: SolveOptions) -> tuple[Lane, ...]:
-    """Return the lanes that suit the size of a reduced problem and the number of workers."""
+def lanes_for(problem: StrategyProblem, options: SolveOptions, *, deep: bool = False) -> tuple[Lane, ...]:
+    """Return the lanes that suit the size of a reduced problem and the number of workers.
+
+    In a large problem of a deep model (``deep``) only prices get anywhere, and one process has to be enough for memory.
+    """
     columns = linear_columns(problem)
-    if columns > HUGE_COLUMNS:
+    if deep:
         iterations = _ITERATIONS_ALONE if worker_count(options) == 1 else None
         return ((Turn(PRICES, iterations=iterations), Turn(ANYTHING, without_incumbent=True)),)
     small = columns <= MOST_COLUMNS

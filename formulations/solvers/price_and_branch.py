@@ -32,14 +32,8 @@ from formulations.solvers.price_fixing import without_hopeless
 MOST_CORE_COLUMNS = 400_000
 """Columns of the core's linear model up to which branch and cut is tried."""
 
-MOST_CUT_COLUMNS = 10 * MOST_CORE_COLUMNS
-"""Columns before presolve up to which it may make the core small enough."""
-
 FEW_HUBS = 40
 """Hubs up to which deciding them soon leaves little of the gap that they cause."""
-
-MOST_ENTRIES_OF_HUBS = 10_000_000
-"""Table entries up to which copies of the problem, one for each open branch, are affordable."""
 
 _FIRST_SHARE, _SECOND_SHARE = 0.3, 0.6
 """Parts of the time after which the core is looked at; a better incumbent in between makes it smaller."""
@@ -58,7 +52,7 @@ def solve(problem: StrategyProblem, options: SolveOptions, report: ReportProgres
     first = replace(options, time_limit=_FIRST_SHARE * options.time_limit)
     prices = PriceSearch(problem, flat, first, report, incumbent, started)
     claim = prices.run()
-    hub_count = len(hubs(flat)) if len(flat.tables) <= MOST_ENTRIES_OF_HUBS else 0
+    hub_count = len(hubs(flat))
     for share, most_hubs in ((_SECOND_SHARE, FEW_HUBS), (1.0, hub_count)):
         remaining = replace(options, time_limit=max(0.0, started + options.time_limit - time.monotonic()))
         if claim.proved_infeasible or claim.bound is None or not remaining.time_limit:
@@ -72,10 +66,8 @@ def solve(problem: StrategyProblem, options: SolveOptions, report: ReportProgres
         ascent = prices.ascent
         hopeful = without_hopeless(problem, flat, ascent.best_prices, ascent.best_messages, objective)
         cut, lift = cut_forbidden_strategies(hopeful)
-        columns = linear_columns(cut)
-        if columns <= MOST_CUT_COLUMNS:
-            core = presolve(cut, deadline=started + options.time_limit)
-            columns = linear_columns(core.problem)
+        core = presolve(cut, deadline=started + options.time_limit)
+        columns = linear_columns(core.problem)
         if columns <= MOST_CORE_COLUMNS:
             return _Core(core, lift, claim, objective, report, incumbent, started).run(remaining)
         if 0 < hub_count <= most_hubs:

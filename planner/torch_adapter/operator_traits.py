@@ -32,8 +32,8 @@ def softmax_dim(target: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: di
     """Dimension over which a softmax or its gradient sums, counted from the front; None for other operators."""
     if target not in _SOFTMAX:
         return None
-    given = arguments_by_name(target, args, kwargs)
-    return int(given["dim"]) % max(1, args[0].dim())
+    dim: int = arguments_by_name(target, args, kwargs)["dim"] % max(1, args[0].dim())
+    return dim
 
 
 def is_view(target: torch._ops.OpOverload) -> bool:

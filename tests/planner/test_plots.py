@@ -10,7 +10,13 @@ from support.planned_steps import random_plan
 from planner.placement import is_partial, is_shard
 from planner.plan import Plan
 from planner.plan_format import ComputeStep
-from planner.plots import memory_over_time, placement_counts, placements_by_module
+from planner.plots import (
+    memory_over_time,
+    overhead_over_memory,
+    placement_counts,
+    placements_by_module,
+    seconds_over_layers,
+)
 
 mpl.use("agg")
 
@@ -64,3 +70,23 @@ def test_each_module_is_a_bar(plan: Plan) -> None:
     assert sum(bar.get_width() for bar in axes.patches) == sum(sum(kinds.values()) for kinds in counts.values())
     assert axes.get_xlabel()
     assert axes.get_ylabel() == "module"
+
+
+def test_overhead_is_drawn_over_the_limit_with_the_floors_of_others() -> None:
+    curves = {"kiwi_chain": [(8.0, 1.5), (4.0, 12.0)], "sharding": [(8.0, 3.0)]}
+    (axes,) = overhead_over_memory(curves, "encoder", {"paper": 5.1}).axes
+    chain, sharding, floor = axes.lines
+    assert [tuple(point) for point in chain.get_xydata()] == [(4.0, 12.0), (8.0, 1.5)]
+    assert [tuple(point) for point in sharding.get_xydata()] == [(8.0, 3.0)]
+    assert set(floor.get_xdata()) == {5.1}
+    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["kiwi_chain", "sharding", "paper"]
+    assert "(GB)" in axes.get_xlabel()
+    assert "(%)" in axes.get_ylabel()
+
+
+def test_solver_time_is_drawn_over_layers() -> None:
+    (axes,) = seconds_over_layers({"kiwi_chain": [(4, 2.0), (1, 0.5)]}, "encoder").axes
+    (line,) = axes.lines
+    assert [tuple(point) for point in line.get_xydata()] == [(1, 0.5), (4, 2.0)]
+    assert axes.get_ylim()[0] == 0
+    assert "(s)" in axes.get_ylabel()

@@ -12,6 +12,7 @@ from support.planned_steps import step_reference
 from formulations.models.step import StepDecision
 from formulations.solution import Status
 from planner import api
+from planner.cluster import load_cluster
 from planner.fits import fits_report
 from planner.infeasibility import InfeasibleError
 from planner.optimizers import OPTIMIZERS
@@ -136,16 +137,19 @@ def test_fits_brackets_the_plans():
 
 
 def test_host_memory_is_planned_kept_and_written():
-    here = session("gpt2", (2,))
-    free = here.plan(PlanRequest(time_limit=3))
-    tight = PlanRequest(usable(here, int(free.peak_bytes * 0.97)), "kiwi_offload", time_limit=3)
+    cluster = load_cluster(CLUSTER)
+    link = cluster.host_link.model_copy(update={"latency_seconds": 1e-9, "bandwidth": 1e13})
+    cluster = cluster.model_copy(update={"host_link": link})  # in a step this small only free copies are worth it
+    here = PlanningSession(step_reference("gpt2"), cluster, (2,))
+    free = here.plan(PlanRequest(formulation="sharding", solver="greedy", time_limit=1))
+    tight = PlanRequest(usable(here, int(free.peak_bytes * 0.9)), "kiwi_offload", time_limit=2)
     offloaded = here.plan(replace(tight, host_memory=2**30))
     host = offloaded.decision.predicted.host
     assert 0 < host.peak_bytes <= offloaded.decision.options.host_memory_bytes == 2**30
     assert {"peak host memory", "host memory limit"} <= dict(offloaded.rows()).keys()
     assert f"{format_bytes(host.offloaded_bytes)} offloaded" in str(api.compare(tight=offloaded))
     assert "offloaded" not in str(api.compare(free=free))
-    text = str(api.explain(offloaded, time_limit=2))
+    text = str(api.explain(offloaded, cluster=cluster, time_limit=1))
     assert f"at most {format_bytes(host.peak_bytes)} of host memory at once" in text
     assert "1 GiB less" in text
 

@@ -1,0 +1,243 @@
+"""Offload on random small steps: what its problem counts, and its bound below every plan that can be executed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+
+import numpy as np
+import pytest
+from support.offload_steps import Execution, execute, executions, last_forward_use, offload_step
+
+from formulations.checker import ViolationKind, check
+from formulations.models.counting import Counting
+from formulations.models.holds import shortest_holds
+from formulations.models.kiwi_chain import build_kiwi_chain, chain_moments
+from formulations.models.offload import HOST, Links, OffloadMode, OffloadProblem, build_offload
+from formulations.models.sharding import MEMORY
+from formulations.models.step import NodeKind, ResultEdge, StepDecision, StepEdge, StepModel, StepNode
+from formulations.models.step_replay import BrokenDecisionError, StepReplay, replay_decision
+from formulations.problem import StrategyProblem
+
+LINKS = [Links(), Links(shared=True), Links(blocking=True)]
+SIZES = [(3, 1), (2, 2)]
+"""Forward operators and most layouts of a node."""
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """Choices that nothing forbids, their cost and the peak of every resource."""
+
+    choices: tuple[int, ...]
+    cost: int
+    peaks: tuple[int, ...]
+
+
+def assignments(model: StepModel, problem: StrategyProblem) -> list[Assignment]:
+    """All of a problem, whatever its limits, with the shortest holds."""
+    found = []
+    for choices in product(*(range(problem.nodes[i].size) for i in range(len(model.nodes)))):
+        complete = shortest_holds(problem, choices)
+        report = check(problem, complete)
+        if all(violation.kind is ViolationKind.OVER_LIMIT for violation in report.violations):
+            found.append(Assignment(complete, report.objective, tuple(peak.usage for peak in report.peaks)))
+    return found
+
+
+def optimum(found: Sequence[Assignment], limits: Sequence[int | None]) -> int | None:
+    costs = [
+        entry.cost
+        for entry in found
+        if all(limit is None or peak <= limit for peak, limit in zip(entry.peaks, limits, strict=False))
+    ]
+    return min(costs, default=None)
+
+
+def built(model: StepModel, links: Links, counting: Counting) -> OffloadProblem:
+    return build_offload(model, None, chain_moments(model), links, counting)
+
+
+def executed(model: StepModel, decision: StepDecision, links: Links) -> tuple[Execution, StepReplay]:
+    replay = replay_decision(model, replace(decision, offloaded={}))
+    return execute(model, decision, links, replay), replay
+
+
+def exposed_copies(model: StepModel, links: Links, problem: OffloadProblem, choices: Sequence[int]) -> bool:
+    """Whether an assignment exposes any copies."""
+    for i, node in enumerate(model.nodes):
+        away = choices[i] // node.size - 1 - len(problem.moments.get(i, ()))
+        if away >= 0 and links.modes[away] is OffloadMode.EXPOSED:
+            return True
+    return False
+
+
+def assignments_that_agree(model: StepModel, links: Links) -> int:
+    """Execute every assignment of the problem that finds plans; return how many offload."""
+    problem, offloading = built(model, links, Counting.OVER), 0
+    problem.problem.validate()
+    for entry in assignments(model, problem.problem):
+        decision = problem.decode(entry.choices)
+        if problem.encode(decision) != entry.choices[: len(model.nodes)]:
+            continue  # it asks for a rerun that nobody needs
+        execution, replay = executed(model, decision, links)
+        for i, stay in decision.offloaded.items():
+            assert i <= stay.leaves_after <= stay.gone_after <= stay.returns_after < model.first_backward_use[i]
+            assert stay.gone_after >= last_forward_use(model, i)
+        assert execution.peak <= entry.peaks[MEMORY]
+        assert execution.host_peak <= entry.peaks[HOST]
+        assert execution.cost == replay.cost + execution.stall
+        if links.blocking:
+            assert execution.cost == entry.cost
+        elif exposed_copies(model, links, problem, entry.choices):
+            assert entry.cost >= replay.cost
+        else:
+            assert entry.cost == replay.cost
+        offloading += bool(decision.offloaded)
+    return offloading
+
+
+@pytest.mark.parametrize("links", LINKS)
+@pytest.mark.parametrize("size", SIZES)
+def test_every_assignment_can_be_executed_within_what_it_counts(size, links):
+    assert sum(assignments_that_agree(offload_step(seed, *size), links) > 0 for seed in range(40)) >= 5
+
+
+@dataclass(frozen=True)
+class Space:
+    """Every plan of a step, executed."""
+
+    model: StepModel
+    links: Links
+    plans: list[tuple[StepDecision, Execution]]
+
+    @classmethod
+    def of(cls, model: StepModel, links: Links) -> Space:
+        return cls(model, links, list(executions(model, links)))
+
+    def limits(self, most: int = 5) -> Iterator[tuple[int, int | None]]:
+        """Limits of the device and the host where something changes."""
+        peaks, hosts = ({getattr(e, name) for _, e in self.plans} for name in ("peak", "host_peak"))
+        for host in (None, *_some(sorted(hosts | {0}), most)):
+            for memory in _some(sorted(peaks), most):
+                yield memory, host
+
+    def best(self, memory: int, host: int | None) -> int | None:
+        costs = (e.cost for _, e in self.plans if e.peak <= memory and (host is None or e.host_peak <= host))
+        return min(costs, default=None)
+
+    def check_bounds(self) -> int:
+        """Compare the relaxation with the best plan under many limits; return how many comparisons were made."""
+        compared = 0
+        relaxations: dict[tuple[int, int | None], tuple[StrategyProblem, list[Assignment]]] = {}
+        for memory, host in self.limits():
+            best = self.best(memory, host)
+            if best is None:
+                continue
+            for known in (best, best + 2):
+                if (known, host) not in relaxations:
+                    links = replace(self.links, host_bytes=host, best_known=known)
+                    problem = built(self.model, links, Counting.UNDER).problem
+                    relaxations[known, host] = problem, assignments(self.model, problem)
+                problem, found = relaxations[known, host]
+                bound = optimum(found, (memory, *(resource.limit for resource in problem.resources[1:])))
+                assert bound is not None, (memory, host, best)
+                assert bound <= best, (memory, host)
+                compared += 1
+        return compared
+
+
+def _some(values: list[int], most: int) -> list[int]:
+    return values[:: max(1, len(values) // most)]
+
+
+def check_random_bounds(seeds: range, size: tuple[int, int], links: Links) -> None:
+    assert sum(Space.of(offload_step(seed, *size), links).check_bounds() for seed in seeds) > len(seeds)
+
+
+@pytest.mark.parametrize("links", LINKS)
+@pytest.mark.parametrize("size", SIZES)
+def test_the_bound_is_below_every_plan(size, links):
+    check_random_bounds(range(25), size, links)
+
+
+@pytest.mark.fuzz
+@pytest.mark.parametrize("links", LINKS)
+@pytest.mark.parametrize("size", [*SIZES, (4, 1), (3, 2)])
+def test_many_bounds_are_below_every_plan(size, links):
+    check_random_bounds(range(1000, 1000 + (300 if sum(size) < 5 else 30)), size, links)
+
+
+def chain_of(*operators: tuple[NodeKind, int, int, tuple[int, ...]]) -> StepModel:
+    """A step of one layout: kind, cost, bytes and inputs of every operator; copies take 5 and reruns 100 more.
+
+    The last forward operator makes the result; the step's data is node 0.
+    """
+    zero, nothing = np.zeros(1, np.int64), np.zeros((1, 1), np.int64)
+    nodes = [StepNode("data", NodeKind.INPUT, zero, nothing, zero)]
+    edges = []
+    for v, (kind, cost, amount, inputs) in enumerate(operators, start=1):
+        copies = np.array([[5]]) if cost >= 100 else None
+        size = np.array([[amount]])
+        nodes.append(StepNode(f"n{v}", kind, np.array([cost]), size, zero, None, None, cost >= 100, copies))
+        for slot, u in enumerate(inputs):
+            edges.append(StepEdge(u, 0, v, slot, nothing, nothing, nothing, np.zeros((1, 1), np.bool_)))
+    last = max(i for i, node in enumerate(nodes) if node.kind is NodeKind.FORWARD)
+    result = ResultEdge(last, 0, zero, zero, zero, np.zeros(1, np.bool_))
+    return StepModel(tuple(nodes), tuple(edges), (), (result,))
+
+
+F, B = NodeKind.FORWARD, NodeKind.BACKWARD
+
+
+def test_an_activation_may_be_away_in_forward_only():
+    """Backward takes no time, so the copy back has to be hidden in forward."""
+    operators = [(F, 100, 10, (0,)), (F, 10, 1, (1,)), (F, 10, 1, (2,)), (F, 10, 30, (3,))]
+    model = chain_of(*operators, (F, 10, 1, (4,)), (F, 10, 1, (5,)), (B, 0, 1, (6, 1)))
+    space = Space.of(model, Links())
+    assert space.best(35, None) == 150
+    assert space.check_bounds()
+
+
+def test_host_memory_may_be_used_by_one_after_the_other():
+    """The second activation leaves when the first has come back."""
+    forward = [(F, 100, 10, (0,)), (F, 100, 10, (1,)), (F, 50, 1, (2,)), (F, 50, 30, (2, 3))]
+    backward = [(B, 50, 1, (1, 6)), (B, 50, 1, (7,)), (B, 50, 40, (8,)), (B, 50, 1, (9,)), (B, 50, 1, (10,))]
+    model = chain_of(*forward, (F, 50, 1, (4,)), (F, 50, 1, (5,)), *backward, (B, 9, 1, (2, 11)))
+    space = Space.of(model, Links())
+    assert space.best(45, 10) == 659 == space.best(45, 20)
+    assert space.check_bounds()
+
+
+@pytest.mark.parametrize("links", LINKS)
+def test_more_of_anything_never_costs_more_and_no_host_is_kiwi_chain(links):
+    binding = 0
+    for seed in range(30):
+        model = offload_step(seed, 3, 1)
+        moments = chain_moments(model)
+        chain = assignments(model, build_kiwi_chain(model, None, moments, Counting.OVER))
+        offload = assignments(model, built(model, links, Counting.OVER).problem)
+        memories = sorted({entry.peaks[MEMORY] for entry in chain + offload})
+        hosts = sorted({entry.peaks[HOST] for entry in offload} | {0})
+        links_free = built(model, links, Counting.OVER).problem.resources[2:]
+        costs = [
+            [optimum(offload, (memory, host, *(r.limit for r in links_free))) for host in hosts] for memory in memories
+        ]
+        for memory, row in zip(memories, costs, strict=True):
+            assert row[0] == optimum(chain, (memory,))
+            assert row == sorted(row, key=_descending)
+            binding += row[0] != row[-1]
+        for column in zip(*costs, strict=True):
+            assert list(column) == sorted(column, key=_descending)
+    assert binding > 0
+
+
+def _descending(cost: int | None) -> float:
+    return -float("inf") if cost is None else -cost
+
+
+def test_a_rerun_that_reads_what_is_away_is_refused():
+    model = chain_of((F, 100, 4, (0,)), (F, 100, 4, (1,)), (F, 1, 1, (2,)), (B, 1, 1, (3, 2)), (B, 1, 1, (4, 1)))
+    decision = next(d for d, _ in executions(model, Links()) if 1 in d.offloaded and not d.recomputed)
+    with pytest.raises(BrokenDecisionError, match="reads what is away"):
+        executed(model, replace(decision, recomputed={2: 4}), Links())

@@ -1,0 +1,185 @@
+"""Random planning cases, every formulation of each solved, executed and replayed, and what must never be worse."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import tempfile
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+from support.models import SMALL_CONFIGURATIONS
+
+from formulations.files import write_text_atomically
+from formulations.models.sharding import MEMORY
+from formulations.solution import SolveOptions
+from formulations.solvers import SolverPool
+from formulations.solvers.minimum_peak import minimum_peak
+from planner.formulations import FORMULATIONS
+from planner.infeasibility import InfeasibleError
+from planner.models import ModelReference
+from planner.session import PlanningSession, PlanRequest
+
+NETWORKS = (*SMALL_CONFIGURATIONS, "conv_net")
+MESHES = ((2,), (4,), (2, 2), (1, 2))
+CLUSTERS = ("a100-8-nvlink", "titan-rtx-8-pcie", "v100-2x4-gcp", "a100-4x4-infiniband")
+LAYERS_KEY = {"gpt2": "n_layer", "t5": "num_layers"}
+
+RULES = ("checkpoint_dots", "megatron_selective", "full_checkpoint", "checkmate", "alpa_then_checkmate")
+CONTAINS = (
+    ("kiwi_reduced", "sharding"),
+    ("kiwi_chain", "kiwi_reduced"),
+    *(("kiwi_chain", rule) for rule in RULES),
+    ("kiwi_offload", "kiwi_chain"),
+)
+"""The space of the first contains that of the second."""
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One planning case.
+
+    Parameters
+    ----------
+    network, layers, batch, sequence
+        The step; a conv net has no layers.
+    cluster, mesh
+        Where it runs.
+    room
+        The limit, as a share of the way from the smallest peak of ``kiwi_chain`` to the peak without a limit.
+    """
+
+    network: str
+    layers: int
+    batch: int
+    sequence: int
+    cluster: str
+    mesh: tuple[int, ...]
+    room: float
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What a formulation found: the cost of its executed and replayed plan (None: no plan) and its bound."""
+
+    cost: int | None
+    bound: int | None
+    proved_impossible: bool = False
+
+    @property
+    def solved(self) -> bool:
+        """Whether nothing better can exist in its space."""
+        return self.proved_impossible or (self.cost is not None and self.cost == self.bound)
+
+
+def random_case(seed: int) -> Case:
+    """Draw a small case."""
+    rng = random.Random(seed)
+    network = rng.choice(NETWORKS)
+    return Case(
+        network,
+        layers=rng.randint(1, 2),
+        batch=rng.choice([4, 8, 32]),
+        sequence=rng.choice([16, 64, 256]),
+        cluster=rng.choice(CLUSTERS),
+        mesh=rng.choice(MESHES),
+        room=rng.choice([0.0, rng.random(), rng.random() ** 2]),
+    )
+
+
+def reference(case: Case) -> ModelReference:
+    """The step of a case; tables need shapes only, so widths may be anything."""
+    if case.network == "conv_net":
+        return ModelReference("support.models:conv_net", batch=case.batch)
+    small = {**SMALL_CONFIGURATIONS[case.network], LAYERS_KEY.get(case.network, "num_hidden_layers"): case.layers}
+    content = json.dumps({"model_type": case.network, **small, **_positions(case)})
+    folder = Path(tempfile.gettempdir()) / f"meshwright-tests-{os.getuid()}" / "never-worse"
+    path = folder / f"{case.network}-{case.layers}-{case.sequence}" / "config.json"
+    if not path.exists():
+        write_text_atomically(path, content)
+    return ModelReference(f"hf:{path}", batch=case.batch, sequence=case.sequence, dtype="float32", seed=0, dropout=0.0)
+
+
+def _positions(case: Case) -> dict[str, int]:
+    key = {"gpt2": "n_positions", "llama": "max_position_embeddings", "bert": "max_position_embeddings"}
+    return {key[case.network]: case.sequence} if case.network in key else {}
+
+
+@lru_cache(maxsize=2)
+def session_of_case(reference: ModelReference, cluster: str, mesh: tuple[int, ...]) -> PlanningSession:
+    """Captured step and strategies; cases of one step share them."""
+    return PlanningSession(reference, cluster, mesh)
+
+
+def solve_all(case: Case, seconds: float, pool: SolverPool, formulations: tuple[str, ...] = FORMULATIONS):
+    """Solve every formulation of a case within the case's limit.
+
+    Returns
+    -------
+    dict
+        :class:`Found` by formulation. Formulations that the mesh does not allow are left out.
+    """
+    session = session_of_case(reference(case), case.cluster, case.mesh)
+    memory = limit_of(session, case.room, seconds, pool)
+    found = {}
+    for name in formulations:
+        request = PlanRequest(memory, name, time_limit=seconds, workers=1)
+        try:
+            found[name] = replayed(session, request, pool)
+        except InfeasibleError as refused:
+            found[name] = Found(None, None, proved_impossible="is too little: every plan" in str(refused))
+        except ValueError as refused:
+            if "allows no layouts to start from" not in str(refused):
+                raise
+    return found
+
+
+def limit_of(session: PlanningSession, room: float, seconds: float, pool: SolverPool) -> int:
+    """Bytes of a device between the smallest peak found for ``kiwi_chain`` and the peak without a limit."""
+    free = session.solve(PlanRequest(None, "sharding", time_limit=seconds, workers=1), pool=pool)
+    largest = session.execute(free.decision).peak
+    problem = session.problem(PlanRequest(None, "kiwi_chain", workers=1), pool)
+    safe = problem.safer().problem if problem.safer is not None else problem.problem
+    smallest = minimum_peak(safe, MEMORY, SolveOptions(time_limit=max(5.0, seconds), workers=1), pool).peak
+    assert smallest is not None
+    return session.costs.device.reserve_bytes + smallest + int(room * max(0, largest - smallest))
+
+
+def replayed(session: PlanningSession, request: PlanRequest, pool: SolverPool) -> Found:
+    """Solve a request; the schedule of its decision must replay cleanly, at its cost and within the limit."""
+    solved = session.solve(request, pool=pool)
+    memory, reserve = session.limits(request.memory)
+    report = session.replay(session.schedule(solved.decision), memory - reserve)
+    assert report.violations == (), (request, report.violations)
+    assert report.total_quanta == solved.result.objective, request
+    return Found(solved.result.objective, solved.result.bound)
+
+
+def violations(found: dict[str, Found]) -> list[str]:
+    """Where a formulation is worse than one that it contains, or claims a bound that is none."""
+    wrong = []
+    for wide, narrow in CONTAINS:
+        if wide not in found or narrow not in found or found[narrow].cost is None:
+            continue
+        ours, theirs = found[wide], found[narrow]
+        if ours.proved_impossible:
+            wrong.append(f"{wide} is proved impossible, {narrow} has a plan")
+        if ours.bound is not None and ours.bound > theirs.cost:
+            wrong.append(f"bound {ours.bound} of {wide} is above the plan {theirs.cost} of {narrow}")
+        if ours.solved and ours.cost is not None and ours.cost > theirs.cost:
+            wrong.append(f"{wide} is solved at {ours.cost}, {narrow} costs {theirs.cost}")
+    return wrong
+
+
+def worse(found: dict[str, Found]) -> list[tuple[str, str, float]]:
+    """Where a formulation that ran out of time found less than one that it contains: both, and the excess."""
+    excess = []
+    for wide, narrow in CONTAINS:
+        if wide not in found or narrow not in found or found[narrow].cost is None:
+            continue
+        ours, theirs = found[wide].cost, found[narrow].cost
+        if ours is None or ours > theirs:
+            excess.append((wide, narrow, float("inf") if ours is None else ours / theirs - 1))
+    return excess
