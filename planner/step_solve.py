@@ -23,7 +23,7 @@ from formulations.solvers.minimum_peak import MinimumPeak, minimum_peak
 
 BOUNDING_SOLVER = "lagrangian"
 
-START_SHARE = 0.5
+START_SHARE = 0.3
 """Part of the time limit for a smaller problem to begin from."""
 
 PEAK_SECONDS = 30.0

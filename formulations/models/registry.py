@@ -92,12 +92,13 @@ def _repeated(flags: BoolArray, size: int) -> BoolArray:
 
 def sharding_problem(model: StepModel, memory_limit: int | None) -> StepProblem:
     """Sharding alone."""
-    return _chain_like(model, {}, build_sharding(model, memory_limit))
+    return _counted(model, {}, lambda counting: build_sharding(model, memory_limit, counting))
 
 
 def kiwi_reduced_problem(model: StepModel, memory_limit: int | None) -> StepProblem:
     """KIWI with reduced complexity."""
-    return _chain_like(model, reduced_moments(model), build_kiwi_reduced(model, memory_limit))
+    moments = reduced_moments(model)
+    return _counted(model, moments, lambda counting: build_kiwi_reduced(model, memory_limit, counting))
 
 
 def kiwi_chain_problem(
@@ -117,12 +118,9 @@ def kiwi_chain_problem(
         Moments of an operator at most; None for as many as keep the tables of a size that solves well.
     """
     moments = _moments_in_reach(model, plans, reach)
-    if _entries(model, moments) <= LARGEST_EXACT:
-        return _chain_like(model, moments, build_kiwi_chain(model, memory_limit, moments, Counting.EXACT))
-    return replace(
-        _chain_like(model, moments, build_kiwi_chain(model, memory_limit, moments, Counting.UNDER)),
-        safer=lambda: _chain_like(model, moments, build_kiwi_chain(model, memory_limit, moments, Counting.OVER)),
-    )
+    chain = _counted(model, moments, lambda counting: build_kiwi_chain(model, memory_limit, moments, counting))
+    small = _entries(model, moments) <= LARGEST_REACHED
+    return replace(chain, start=kiwi_reduced_problem(model, memory_limit) if small else None)
 
 
 def kiwi_offload_problem(
@@ -188,6 +186,18 @@ def step_problem(name: str, model: StepModel, memory_limit: int | None) -> StepP
     if name not in MODELS:
         raise UnknownFormulationError(f"model formulation {name!r} is not known; choose one of {', '.join(MODELS)}")
     return MODELS[name](model, memory_limit)
+
+
+def _counted(
+    model: StepModel, moments: Mapping[int, tuple[int, ...]], build: Callable[[Counting], StrategyProblem]
+) -> StepProblem:
+    """Count to the byte where the tables are small; else too little, with a safer problem at hand."""
+    if _entries(model, moments) <= LARGEST_EXACT:
+        return _chain_like(model, moments, build(Counting.EXACT))
+    return replace(
+        _chain_like(model, moments, build(Counting.UNDER)),
+        safer=lambda: _chain_like(model, moments, build(Counting.OVER)),
+    )
 
 
 def _chain_like(model: StepModel, moments: Mapping[int, tuple[int, ...]], problem: StrategyProblem) -> StepProblem:

@@ -47,7 +47,7 @@ class CopiedByLastReader:
     tables: BoolArray
 
 
-def build_sharding(model: StepModel, memory_limit: int | None) -> StrategyProblem:
+def build_sharding(model: StepModel, memory_limit: int | None, counting: Counting = Counting.OVER) -> StrategyProblem:
     """Build the problem of sharding without recomputation.
 
     Parameters
@@ -56,13 +56,15 @@ def build_sharding(model: StepModel, memory_limit: int | None) -> StrategyProble
         The step's tables.
     memory_limit
         Bytes on one device, or None.
+    counting
+        How bytes are counted where they depend on three decisions.
 
     Returns
     -------
     StrategyProblem
         Node ``i`` is node ``i`` of the model, its strategies the layouts.
     """
-    return StepProblemBuilder(model, build_timeline(model, {})).build("sharding", memory_limit)
+    return StepProblemBuilder(model, build_timeline(model, {}), counting).build("sharding", memory_limit)
 
 
 class StepProblemBuilder:
