@@ -24,7 +24,7 @@ from formulations.solvers.minimum_peak import MinimumPeak, minimum_peak
 BOUNDING_SOLVER = "lagrangian"
 
 START_SHARE = 0.3
-"""Part of the time limit for a smaller problem to begin from."""
+"""Part of the time limit for smaller problems to begin from."""
 
 PEAK_SECONDS = 30.0
 """Longest search for the smallest peak, where a solver found no plan."""
@@ -74,14 +74,19 @@ def solve_step(
     execute
         Executes a decision.
     solver, options
-        How to solve it; where several problems have to be solved, each has this time limit.
+        How to solve it. Smaller problems to begin with take part of the time limit; where counting turns out to
+        matter or a bound needs a problem of its own, that has as long again.
     progress
         Called with every better incumbent or bound.
     pool
         Warm workers, or None.
     """
     limit = built.problem.resources[MEMORY].limit
-    options, start = _begun(built, solver, options, pool)
+    start = _begun(built, execute, solver, options, pool)
+    if built.starts:
+        options = replace(options, time_limit=(1.0 - START_SHARE) * options.time_limit)
+    if start is not None:
+        options = replace(options, initial_choices=shortest_holds(built.problem, built.encode(start[0])))
     found = _solve(built.problem, solver, options, progress, pool)
     if isinstance(found, MinimumPeak):
         return found
@@ -91,37 +96,54 @@ def solve_step(
     if limit is not None and executed.peak > limit:
         assert built.safer is not None, "a problem that counts everything is never over the limit"
         safer = built.safer()
-        found = _solve(safer.problem, solver, options, progress, pool)
-        if isinstance(found, MinimumPeak):
-            return found
-        assert found.choices is not None
-        decision = safer.decode(found.choices)
-        executed = execute(decision)
+        second = _solve(safer.problem, solver, options, progress, pool)
+        if not isinstance(second, MinimumPeak):
+            assert second.choices is not None
+            decision = safer.decode(second.choices)
+            executed = execute(decision)
         if executed.peak > limit:
-            seconds = min(PEAK_SECONDS, 3 * options.time_limit)
-            return minimum_peak(safer.problem, MEMORY, replace(options, time_limit=seconds), pool)
-    if start is not None:
-        begun = execute(start)
-        if begun.cost < executed.cost and (limit is None or begun.peak <= limit):
-            decision, executed = start, begun
+            if start is None:
+                smallest = second if isinstance(second, MinimumPeak) else _smallest(safer.problem, options, pool)
+                return _unproven(smallest)
+            decision, executed = start
+    if start is not None and start[1].cost < executed.cost:
+        decision, executed = start
     if built.relaxed is not None:
         bound = _relaxed_bound(built.relaxed(executed.cost), executed.cost, options, pool)
     return SolvedStep(decision, _certified(found, bound, executed.cost), built.problem)
 
 
 def _begun(
-    built: StepProblem, solver: str, options: SolveOptions, pool: SolverPool | None
-) -> tuple[SolveOptions, StepDecision | None]:
-    """Options with a solution of the smaller problem to begin from, and what it means, where there is one."""
-    if built.start is None:
-        return options, None
-    seconds = START_SHARE * options.time_limit
-    found = solve(built.start.problem, solver, replace(options, time_limit=seconds), None, pool)
-    if found.choices is None:
-        return options, None
-    decision = built.start.decode(found.choices)
-    choices = shortest_holds(built.problem, built.encode(decision))
-    return replace(options, initial_choices=choices), decision
+    built: StepProblem,
+    execute: Callable[[StepDecision], Executed],
+    solver: str,
+    options: SolveOptions,
+    pool: SolverPool | None,
+) -> tuple[StepDecision, Executed] | None:
+    """The best decision of the smaller problems that is within the limit, or None."""
+    limit = built.problem.resources[MEMORY].limit
+    best: tuple[StepDecision, Executed] | None = None
+    for build in built.starts:
+        seconds = START_SHARE * options.time_limit / len(built.starts)
+        smaller = build()
+        found = solve(smaller.problem, solver, replace(options, time_limit=seconds), None, pool)
+        if found.choices is None:
+            continue
+        decision = smaller.decode(found.choices)
+        executed = execute(decision)
+        if (limit is None or executed.peak <= limit) and (best is None or executed.cost < best[1].cost):
+            best = decision, executed
+    return best
+
+
+def _smallest(problem: StrategyProblem, options: SolveOptions, pool: SolverPool | None) -> MinimumPeak:
+    seconds = min(PEAK_SECONDS, 3 * options.time_limit)
+    return minimum_peak(problem, MEMORY, replace(options, time_limit=seconds), pool)
+
+
+def _unproven(smallest: MinimumPeak) -> MinimumPeak:
+    """The smallest peak of a problem that counts too much: what was found counts, its bound proves nothing."""
+    return replace(smallest, bound=0, proved=False)
 
 
 def _relaxed_bound(problem: StrategyProblem, cost: int, options: SolveOptions, pool: SolverPool | None) -> int | None:
@@ -143,8 +165,7 @@ def _solve(
     result = solve(problem, solver, options, progress, pool)
     if result.choices is not None:
         return result
-    seconds = min(PEAK_SECONDS, 3 * options.time_limit)
-    smallest = minimum_peak(problem, MEMORY, replace(options, time_limit=seconds), pool)
+    smallest = _smallest(problem, options, pool)
     limit = problem.resources[MEMORY].limit
     assert limit is not None, "without a limit every layout fits"
     if smallest.peak is None or smallest.peak > limit:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -57,8 +57,8 @@ class StepProblem:
     relaxed
         From a plan's cost to a problem whose bounds hold for all plans that are no worse, where the problem itself
         leaves some of them out.
-    start
-        A smaller problem whose decisions this one contains: solved first, so that this one begins well.
+    starts
+        Build smaller problems whose decisions this one contains: solved first, so that this one begins well.
     """
 
     problem: StrategyProblem
@@ -66,7 +66,7 @@ class StepProblem:
     encode: Callable[[StepDecision], Choices]
     safer: Callable[[], StepProblem] | None = None
     relaxed: Callable[[int], StrategyProblem] | None = None
-    start: StepProblem | None = None
+    starts: tuple[Callable[[], StepProblem], ...] = ()
 
     def only(self, allowed: Mapping[int, BoolArray]) -> StepProblem:
         """The same problem with only some layouts of some nodes, flags of shape ``(S,)``."""
@@ -81,7 +81,7 @@ class StepProblem:
             problem=replace(self.problem, nodes=tuple(nodes)),
             safer=None if safer is None else lambda: safer().only(allowed),
             relaxed=None,
-            start=None,
+            starts=(),
         )
 
 
@@ -119,8 +119,7 @@ def kiwi_chain_problem(
     """
     moments = _moments_in_reach(model, plans, reach)
     chain = _counted(model, moments, lambda counting: build_kiwi_chain(model, memory_limit, moments, counting))
-    small = _entries(model, moments) <= LARGEST_REACHED
-    return replace(chain, start=kiwi_reduced_problem(model, memory_limit) if small else None)
+    return replace(chain, starts=_smaller_problems(model, memory_limit, plans))
 
 
 def kiwi_offload_problem(
@@ -152,16 +151,18 @@ def kiwi_offload_problem(
     def relaxed(best: int) -> StrategyProblem:
         return build_offload(model, memory_limit, moments, replace(links, best_known=best), Counting.UNDER).problem
 
-    chain = build_kiwi_chain(model, memory_limit, moments, Counting.UNDER)
+    def chain() -> StepProblem:
+        return _chain_like(model, moments, build_kiwi_chain(model, memory_limit, moments, Counting.UNDER))
+
     return replace(
         build(Counting.UNDER),
         safer=lambda: build(Counting.OVER),
         relaxed=relaxed,
-        start=_chain_like(model, moments, chain),
+        starts=(chain, *_smaller_problems(model, memory_limit, plans)),
     )
 
 
-def policy_problem(model: StepModel, memory_limit: int | None, recomputed: frozenset[int]) -> StepProblem:
+def policy_problem(model: StepModel, memory_limit: int | None, recomputed: Iterable[int]) -> StepProblem:
     """Sharding with recomputation set by a rule: exactly these nodes run again, as late as they may."""
     reruns = latest_moments(model, dict.fromkeys(recomputed))
     moments = {i: (moment,) for i, moment in reruns.items()}
@@ -186,6 +187,14 @@ def step_problem(name: str, model: StepModel, memory_limit: int | None) -> StepP
     if name not in MODELS:
         raise UnknownFormulationError(f"model formulation {name!r} is not known; choose one of {', '.join(MODELS)}")
     return MODELS[name](model, memory_limit)
+
+
+def _smaller_problems(
+    model: StepModel, memory_limit: int | None, plans: Sequence[Reruns]
+) -> tuple[Callable[[], StepProblem], ...]:
+    """Problems whose decisions the chain problem with these plans contains."""
+    by_rule = [partial(policy_problem, model, memory_limit, tuple(plan)) for plan in plans if plan]
+    return (partial(kiwi_reduced_problem, model, memory_limit), *by_rule)
 
 
 def _counted(
