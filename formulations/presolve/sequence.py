@@ -43,6 +43,8 @@ REDUCTIONS: dict[str, Reduction] = {
 """All reductions by name, the cheap ones first."""
 
 _MOST_ROUNDS = 50
+_LARGE = 10_000_000
+_SHARING = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,8 +136,22 @@ def presolve(
     return Presolved(reduced, lift, offset, before, Size.of(reduced), tuple(steps), "")
 
 
-def unreduced(problem: StrategyProblem) -> Presolved:
-    """The problem itself as the result of a presolve that did nothing."""
+def is_deep(problem: StrategyProblem) -> bool:
+    """Whether a problem is large, and its tables are mostly the same few arrays: that of a deep model.
+
+    Reduced tables are no longer the same, which costs more memory and time than the few nodes that such problems lose
+    are worth.
+    """
+    tables = [factor.cost for factor in problem.factors] + [term.amount for _, term in problem.usage_terms()]
+    entries = sum(table.size for table in tables)
+    distinct = sum(table.size for table in {id(table): table for table in tables}.values())
+    return entries > _LARGE and _SHARING * distinct <= entries
+
+
+def lean_presolve(problem: StrategyProblem, deadline: float = math.inf) -> Presolved:
+    """Presolve a problem, unless it is deep: then it stays as it is."""
+    if not is_deep(problem):
+        return presolve(problem, deadline=deadline)
     size = Size.of(problem)
     return Presolved(problem, Lift.identity(problem), 0, size, size, (), "")
 

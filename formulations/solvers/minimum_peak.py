@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from formulations.checker import check, tensors_alive
 from formulations.linear_model import linear_columns
-from formulations.presolve import presolve
+from formulations.presolve import lean_presolve
 from formulations.problem import ProblemError, StrategyProblem
 from formulations.solution import SolveOptions, Status
 from formulations.solvers.peak_problem import peak_problem, peak_range
@@ -142,7 +142,7 @@ class _PeakSearch:
         """Solve for the limit, from the bound upwards."""
         begin = time.monotonic()
         limit = peak_problem(self.problem, {self.resource: (self.bound, self.high)})
-        reduced = presolve(limit.problem, deadline=time.monotonic() + _PRESOLVE_SHARE * seconds)
+        reduced = lean_presolve(limit.problem, time.monotonic() + _PRESOLVE_SHARE * seconds)
         if reduced.contradiction:
             self.infeasible, self.message = self.peak is None, reduced.contradiction
             return

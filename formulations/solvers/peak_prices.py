@@ -18,7 +18,7 @@ import numpy as np
 
 from formulations.checker import check
 from formulations.compiled import seed_compiled
-from formulations.presolve import presolve
+from formulations.presolve import lean_presolve
 from formulations.problem import IntArray, StrategyProblem
 from formulations.solution import Claim, Progress, SolveOptions
 from formulations.solvers import lagrangian
@@ -38,7 +38,7 @@ _PRICE_STEPS = 200
 def solve(problem: StrategyProblem, options: SolveOptions, report: ReportProgress, incumbent: ReportIncumbent) -> Claim:
     """Find any feasible assignment, or prove that there is none; costs play no part and no bound is claimed."""
     started = time.monotonic()
-    free = presolve(peak_problem(problem, {}).problem, deadline=started + _PRESOLVE_SHARE * options.time_limit)
+    free = lean_presolve(peak_problem(problem, {}).problem, started + _PRESOLVE_SHARE * options.time_limit)
     if free.contradiction:
         return Claim(None, None, proved_infeasible=True, message=free.contradiction, certified=True)
     seed_compiled(options.seed)
@@ -74,7 +74,7 @@ def _decide(problem: StrategyProblem, options: SolveOptions, started: float) -> 
     """Search for the smallest lack, from both sides, until it is known to be zero or not to be."""
     limits = {r: resource.limit for r, resource in enumerate(problem.resources) if resource.limit is not None}
     lacking = peak_problem(problem, {r: (limit, peak_range(problem, r)[1]) for r, limit in limits.items()})
-    reduced = presolve(lacking.problem, deadline=started + _LOCAL_SHARE * options.time_limit)
+    reduced = lean_presolve(lacking.problem, started + _LOCAL_SHARE * options.time_limit)
     if reduced.contradiction:
         return Claim(None, None, proved_infeasible=True, message=reduced.contradiction, certified=True)
     remaining = max(0.0, started + options.time_limit - time.monotonic())

@@ -14,7 +14,7 @@ import time
 from dataclasses import dataclass, replace
 
 from formulations.checker import check
-from formulations.presolve import Presolved, presolve, unreduced
+from formulations.presolve import Presolved, is_deep, lean_presolve
 from formulations.problem import StrategyProblem
 from formulations.solution import Claim, Progress, SolveOptions
 from formulations.solvers.base import Desk
@@ -27,8 +27,6 @@ _PRESOLVE_SHARE = 0.5
 _CLEANUP_SHARE = 0.02
 _MOST_CLEANUP_SECONDS = 1.0
 _OVERTIME_SECONDS = 0.5
-_MOST_ENTRIES_TO_PRESOLVE = 10_000_000
-_SHARING = 4
 _POLL_SECONDS = 0.1
 _WORTH_WARMING_SECONDS = 0.05
 _LAST_WORDS_SECONDS = 0.02
@@ -49,8 +47,8 @@ def solve(problem: StrategyProblem, options: SolveOptions, desk: Desk) -> Claim:
     warming.start()
     try:
         deadline = started + _PRESOLVE_SHARE * options.time_limit
-        deep = _is_deep(problem)
-        reduced = unreduced(problem) if deep else presolve(problem, deadline=deadline)
+        deep = is_deep(problem)
+        reduced = lean_presolve(problem, deadline)
     except KeyboardInterrupt:
         return Claim(None, None, message="interrupted")
     finally:
@@ -65,18 +63,6 @@ def solve(problem: StrategyProblem, options: SolveOptions, desk: Desk) -> Claim:
         cost = check(reduced.problem, only).objective
         return Claim(reduced.lift(only), None if cost is None else cost + reduced.offset, message=shape)
     return _Search(reduced, options, desk, started, shape, deep=deep).run()
-
-
-def _is_deep(problem: StrategyProblem) -> bool:
-    """Whether a problem is large, and its tables are mostly the same few arrays: that of a deep model.
-
-    Reduced tables are no longer the same, which costs more memory and time than the few nodes that such problems lose
-    are worth.
-    """
-    tables = [factor.cost for factor in problem.factors] + [term.amount for _, term in problem.usage_terms()]
-    entries = sum(table.size for table in tables)
-    distinct = sum(table.size for table in {id(table): table for table in tables}.values())
-    return entries > _MOST_ENTRIES_TO_PRESOLVE and _SHARING * distinct <= entries
 
 
 def _warm(desk: Desk) -> None:

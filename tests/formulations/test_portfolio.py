@@ -47,8 +47,8 @@ def step() -> StrategyProblem:
 
 def only(monkeypatch: pytest.MonkeyPatch, member: str) -> None:
     """Leave one member, a solver that misbehaves, and nothing for presolve to do."""
-    monkeypatch.setattr(portfolio, "lanes_for", lambda problem, options: ((Turn(FAKE + member),),))
-    monkeypatch.setattr(portfolio, "presolve", lambda problem, deadline: presolve(problem, ()))
+    monkeypatch.setattr(portfolio, "lanes_for", lambda problem, options, deep: ((Turn(FAKE + member),),))
+    monkeypatch.setattr(portfolio, "lean_presolve", lambda problem, deadline: presolve(problem, ()))
 
 
 def beside(monkeypatch: pytest.MonkeyPatch, member: str) -> None:
