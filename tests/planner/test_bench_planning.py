@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 from pytest_benchmark.fixture import BenchmarkFixture
 
-from formulations.models.kiwi_reduced import decode
 from formulations.solution import SolveOptions
 from formulations.solvers import solve_in_process
 from planner.api import ModelReference, PlanningSession, PlanRequest
@@ -34,8 +33,8 @@ def test_capture_rules_and_costs(benchmark: BenchmarkFixture, mesh: tuple[int, .
 
 
 def test_building_the_problem(benchmark: BenchmarkFixture, session: PlanningSession) -> None:
-    problem = benchmark.pedantic(session.problem, args=(PlanRequest(),), rounds=3)
-    assert problem.nodes
+    built = benchmark.pedantic(session.problem, args=(PlanRequest(),), rounds=3)
+    assert built.problem.nodes
 
 
 @pytest.mark.parametrize("solver", ["greedy", "lagrangian"])
@@ -46,11 +45,11 @@ def test_solving_without_a_tight_limit(benchmark: BenchmarkFixture, session: Pla
 
 
 def test_schedule_and_replay(benchmark: BenchmarkFixture, session: PlanningSession) -> None:
-    problem = session.problem(PlanRequest()).problem
-    choices = solve_in_process(problem, "greedy", SolveOptions(time_limit=60.0)).choices
+    built = session.problem(PlanRequest())
+    choices = solve_in_process(built.problem, "greedy", SolveOptions(time_limit=60.0)).choices
     assert choices is not None
 
     def build_and_replay() -> int:
-        return len(session.replay(session.schedule(decode(session.space.model, choices))).violations)
+        return len(session.replay(session.schedule(built.decode(choices))).violations)
 
     assert benchmark.pedantic(build_and_replay, rounds=3) == 0
