@@ -36,6 +36,7 @@ from formulations.solution import SolveOptions
 from planner.benchmarks import Suite, bench
 from planner.benchmarks.kiwi_transformer import paper_case, sweep
 from planner.benchmarks.step_cases import prepared
+from planner.infeasibility import InfeasibleError
 from planner.plots import overhead_over_memory
 
 # The tests run this notebook with a smaller step and less time.
@@ -145,7 +146,12 @@ for slowdown in SLOWDOWNS:
     _, table = run(case, ("sharding", "kiwi_chain"), (95, SHARE))
     ready = prepared(case)
     request = ready.request("kiwi_chain", ready.limit(SHARE, of_dynamic=False), "portfolio", SolveOptions(SECONDS))
-    decision = ready.session.solve(request).decision  # what the sweep found, again, for a look inside
+    limited[slowdown] = table
+    try:
+        decision = ready.session.solve(request).decision  # what the sweep found, again, for a look inside
+    except InfeasibleError as error:
+        print(f"bandwidth divided by {slowdown}: {error}")
+        continue
     report = ready.session.replay(ready.session.schedule(decision))
     shifts.append(
         {
@@ -156,7 +162,6 @@ for slowdown in SLOWDOWNS:
             "peak (GB)": report.peak_bytes / 1e9,
         }
     )
-    limited[slowdown] = table
 pd.DataFrame(shifts).round(2)
 
 # %% [markdown]

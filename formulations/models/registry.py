@@ -119,7 +119,7 @@ def kiwi_chain_problem(
     """
     moments = _moments_in_reach(model, plans, reach)
     chain = _counted(model, moments, lambda counting: build_kiwi_chain(model, memory_limit, moments, counting))
-    return replace(chain, starts=_smaller_problems(model, memory_limit, plans))
+    return replace(chain, starts=_smaller_problems(model, memory_limit, moments, plans))
 
 
 def kiwi_offload_problem(
@@ -158,7 +158,7 @@ def kiwi_offload_problem(
         build(Counting.UNDER),
         safer=lambda: build(Counting.OVER),
         relaxed=relaxed,
-        starts=(chain, *_smaller_problems(model, memory_limit, plans)),
+        starts=(chain, *_smaller_problems(model, memory_limit, moments, plans)),
     )
 
 
@@ -190,9 +190,11 @@ def step_problem(name: str, model: StepModel, memory_limit: int | None) -> StepP
 
 
 def _smaller_problems(
-    model: StepModel, memory_limit: int | None, plans: Sequence[Reruns]
+    model: StepModel, memory_limit: int | None, moments: Mapping[int, tuple[int, ...]], plans: Sequence[Reruns]
 ) -> tuple[Callable[[], StepProblem], ...]:
-    """Problems whose decisions the chain problem with these plans contains."""
+    """Problems whose decisions the chain problem with these plans contains; none where they are large themselves."""
+    if _entries(model, moments) > LARGEST_REACHED:
+        return ()
     by_rule = [partial(policy_problem, model, memory_limit, tuple(plan)) for plan in plans if plan]
     return (partial(kiwi_reduced_problem, model, memory_limit), *by_rule)
 
