@@ -9,9 +9,8 @@ backward use. The problem that finds plans has two modes of it (:class:`OffloadM
   slot (in permille of it), so they cost no time;
 - *exposed*: the computation waits for both copies, so its device memory is free at once.
 
-Slots are sufficient, not necessary, and copies are carried out better than so
-(:mod:`planner.offload_timetable`): what a plan costs is known from the replay of its schedule. The bound comes from
-a relaxation with three other modes, in which copies take no time of their own:
+Slots are sufficient, not necessary, and they trust the least times: what a plan costs is known from the replay of
+its schedule. The bound comes from a relaxation with three other modes, in which copies take no time of their own:
 
 - *early*: away when forward ends. All such copies together have left by then, so they take no longer than the step of
   the best plan known leaves for forward;
@@ -28,6 +27,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from functools import cached_property
 
 import numpy as np
 
@@ -217,7 +217,7 @@ class OffloadProblemBuilder(RecomputeProblemBuilder):
         outward = Resource("outward link (quanta)", max(0, best - backward))
         return (*memory, host, outward, Resource("inward link (quanta)", max(0, best - forward)))
 
-    @property
+    @cached_property
     def _boundary(self) -> int:
         """The first event of backward."""
         kinds = [node.kind for node in self.model.nodes]

@@ -157,7 +157,7 @@ def kiwi_offload_problem(
     return replace(
         build(Counting.UNDER),
         safer=lambda: build(Counting.OVER),
-        relaxed=relaxed,
+        relaxed=None if links.blocking else relaxed,  # where nothing is hidden, nothing is left out
         starts=(chain, *_smaller_problems(model, memory_limit, moments, plans)),
     )
 
