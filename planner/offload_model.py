@@ -12,8 +12,10 @@ from formulations.models.step import NodeKind, StepDecision, StepModel, StepNode
 from formulations.problem import IntArray
 from planner.cluster import HostCopies
 from planner.costs import CostModel
-from planner.offload_schedule import with_stays
+from planner.offload_limit import DeviceLimit
+from planner.offload_schedule import with_offload, with_stays
 from planner.offload_timetable import Stay
+from planner.replay_time import StepCosts
 from planner.schedule import Compute, Schedule
 from planner.storage_uses import StorageUses, behind
 from planner.strategy_space import StrategySpace
@@ -50,8 +52,13 @@ def with_transfer_costs(model: StepModel, seconds: Callable[[IntArray], IntArray
     return replace(model, nodes=tuple(priced(node) for node in model.nodes))
 
 
-def offloading(space: StrategySpace, decision: StepDecision, schedule: Schedule) -> Schedule:
-    """The schedule of a decision with its offloads written in.
+def offload_schedules(
+    space: StrategySpace, decision: StepDecision, schedule: Schedule, costs: StepCosts, limit: DeviceLimit | None
+) -> tuple[Schedule, ...]:
+    """Schedules of a decision with its offloads written in, for the replay to choose from.
+
+    One keeps the stays as the model decided them. Its slots are a coarse clock, though, so under a limit a second
+    one lets the same activations leave, go and come back when the links of the schedule itself have time for them.
 
     Parameters
     ----------
@@ -61,8 +68,22 @@ def offloading(space: StrategySpace, decision: StepDecision, schedule: Schedule)
         With operators whose outputs are offloaded.
     schedule
         Of the same decision without offload.
+    costs
+        Prices of instructions and copies.
+    limit
+        Device memory to keep, or None.
     """
     uses = StorageUses(space.graph, schedule)
+    decided = _decided_stays(space, decision, schedule, uses)
+    written = with_stays(schedule, uses, decided)
+    if limit is None:
+        return (written,)
+    values = [schedule.buffers[stay.owner].value for stay in decided]
+    return written, with_offload(space.graph, schedule, values, costs, limit)
+
+
+def _decided_stays(space: StrategySpace, decision: StepDecision, schedule: Schedule, uses: StorageUses) -> list[Stay]:
+    """The stays of a decision, as positions in its schedule."""
     computed = {
         instruction.operator: at
         for at, instruction in enumerate(schedule.instructions)
@@ -86,7 +107,7 @@ def offloading(space: StrategySpace, decision: StepDecision, schedule: Schedule)
             assert owner is not None
             leaves, gone, returns = map(position, (stay.leaves_after, stay.gone_after, stay.returns_after))
             stays.append(Stay(owner, leaves, gone, returns, uses.first_backward[owner]))
-    return with_stays(schedule, uses, stays)
+    return stays
 
 
 def _read_in_backward(model: StepModel, node: int) -> list[int]:

@@ -11,7 +11,7 @@ import platform
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from math import prod
 
 from formulations.models.registry import StepProblem
@@ -28,7 +28,8 @@ from planner.formulations import formulation_problem
 from planner.infeasibility import InfeasibleError, refusal
 from planner.models import ModelReference, load_step, reference_of
 from planner.notes import planning_notes
-from planner.offload_model import links_of, offloading
+from planner.offload_limit import DeviceLimit
+from planner.offload_model import links_of, offload_schedules
 from planner.optimizers import OptimizerSpec, optimizer_named
 from planner.plan import (
     Certificate,
@@ -227,17 +228,35 @@ class PlanningSession:
             counter_based_random=True,
         )
 
-    def schedule(self, decision: StepDecision) -> Schedule:
-        """Write a decision out as a schedule."""
-        plain = build_schedule(self.space, decision)
-        return offloading(self.space, decision, plain) if decision.offloaded else plain
+    def schedule(self, decision: StepDecision, limit: int | None = None, host_limit: int | None = None) -> Schedule:
+        """Write a decision out as a schedule.
 
-    def execute(self, decision: StepDecision) -> Executed:
+        Parameters
+        ----------
+        decision
+            What was decided.
+        limit, host_limit
+            Bytes of tensors that a device and its host memory may hold, or None. Where activations are offloaded,
+            the quickest schedule within them is taken.
+        """
+        plain = build_schedule(self.space, decision)
+        if not decision.offloaded:
+            return plain
+        room = None if limit is None else DeviceLimit(self.replay(plain).profile.total_during, limit)
+        ways = offload_schedules(self.space, decision, plain, self.instruction_costs, room)
+
+        def rank(schedule: Schedule) -> tuple[bool, int]:
+            report = self.replay(schedule, limit, host_limit)
+            return bool(report.violations), report.total_quanta or 0
+
+        return min(ways, key=rank)
+
+    def execute(self, decision: StepDecision, limit: int | None = None, host_limit: int | None = None) -> Executed:
         """Cost and peak of a decision, by executing it on tables, or as a schedule where it offloads."""
         if not decision.offloaded:
             executed = replay_decision(self.space.model, decision)
             return Executed(executed.cost, executed.peak)
-        report = self.replay(self.schedule(decision))
+        report = self.replay(self.schedule(decision, limit, host_limit))
         assert report.total_quanta is not None, report.violations
         return Executed(report.total_quanta, report.peak_bytes)
 
@@ -274,7 +293,7 @@ class PlanningSession:
             times["cross_checks"] = time.perf_counter() - started
         started = time.perf_counter()
         memory, reserve = self.limits(request.memory)
-        schedule = self.schedule(solved.decision)
+        schedule = self.schedule(solved.decision, memory - reserve, request.host_memory)
         report = self.replay(schedule, memory - reserve, request.host_memory)
         times["replay"] = time.perf_counter() - started
         if not report.violations and report.total_quanta != result.objective:
@@ -305,7 +324,8 @@ class PlanningSession:
         """
         options = SolveOptions(time_limit=request.time_limit, seed=request.seed, workers=request.workers)
         memory, reserve = self.limits(request.memory)
-        found = solve_step(self.problem(request, pool), self.execute, request.solver, options, progress, pool)
+        execute = partial(self.execute, limit=memory - reserve, host_limit=request.host_memory)
+        found = solve_step(self.problem(request, pool), execute, request.solver, options, progress, pool)
         if isinstance(found, MinimumPeak):
             raise refusal(found, memory - reserve, reserve)
         return found

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from functools import partial
 
 from formulations.checker import check
 from formulations.models.holds import shortest_holds
@@ -119,9 +120,9 @@ def plan_from_module(
         session = case.session()
         ready = PreparedCase(session, Executed(0, 0), 0)
         built = session.problem(ready.request(formulation, memory, solver, options), meter)
-        found = solve_step(built, session.execute, solver, options, progress, meter)
+        found = solve_step(built, partial(session.execute, limit=memory), solver, options, progress, meter)
         if isinstance(found, SolvedStep):
-            report = session.replay(session.schedule(found.decision), memory)
+            report = session.replay(session.schedule(found.decision, memory), memory)
             if report.violations or report.total_quanta != found.result.objective:
                 raise PlanError(
                     f"{case.name}: the replay of the plan disagrees with its model: {report.violations[:1]}"

@@ -17,9 +17,11 @@ from formulations.models.sharding import MEMORY
 from formulations.models.step import StepDecision
 from planner.cluster import LinkSpec, load_cluster
 from planner.costs import CostModel
-from planner.offload_model import links_of, offloading, with_transfer_costs
+from planner.offload_limit import DeviceLimit
+from planner.offload_model import links_of, offload_schedules, with_transfer_costs
 from planner.optimizers import optimizer_named
-from planner.replay import OptimizerMemory, replay
+from planner.replay import OptimizerMemory, ReplayReport, replay
+from planner.schedule import Schedule
 from planner.schedule_builder import build_schedule
 from planner.step_costs import InstructionCosts
 
@@ -69,8 +71,9 @@ def check_decision(name: str, mesh: tuple[int, ...], seed: int) -> int:
     assert not counted.violations
 
     plain = build_schedule(space, decision)
-    before, after = (
-        replay(
+
+    def replayed(schedule: Schedule) -> ReplayReport:
+        return replay(
             space.graph,
             schedule,
             optimizer=ADAMW,
@@ -78,12 +81,16 @@ def check_decision(name: str, mesh: tuple[int, ...], seed: int) -> int:
             allowed=lambda op: {(s.outputs, s.inputs) for s in space.operator_strategies[op]},
             counter_based_random=True,
         )
-        for schedule in (plain, offloading(space, decision, plain))
-    )
-    assert after.violations == ()
-    assert after.peak_bytes <= min(before.peak_bytes, counted.peaks[MEMORY].usage)
-    assert after.host.peak_bytes <= counted.peaks[HOST].usage
-    assert after.total_quanta == before.total_quanta + after.stall_quanta
+
+    before = replayed(plain)
+    room = DeviceLimit(before.profile.total_during, counted.peaks[MEMORY].usage)
+    decided, timed = map(replayed, offload_schedules(space, decision, plain, costs, room))
+    assert decided.peak_bytes <= min(before.peak_bytes, counted.peaks[MEMORY].usage)
+    for after in (decided, timed):
+        assert after.violations == ()
+        assert after.peak_bytes <= before.peak_bytes
+        assert after.host.peak_bytes <= counted.peaks[HOST].usage
+        assert after.total_quanta == before.total_quanta + after.stall_quanta
     assert before.total_quanta <= counted.objective
     return len(decision.offloaded)
 

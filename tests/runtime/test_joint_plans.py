@@ -44,7 +44,7 @@ def joint_schedule(name, mesh):
         limit = int(share * here.execute(free.decision).peak)
         request = PlanRequest(reserve + limit, "kiwi_offload", time_limit=2, workers=1, host_memory=host_bytes)
         decision = here.solve(request, pool=pool).decision
-    schedule = here.schedule(decision)
+    schedule = here.schedule(decision, limit, host_bytes)
     report = here.replay(schedule, limit)
     assert report.violations == ()
     assert report.peak_bytes <= limit

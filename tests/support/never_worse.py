@@ -151,7 +151,7 @@ def replayed(session: PlanningSession, request: PlanRequest, pool: SolverPool) -
     """Solve a request; the schedule of its decision must replay cleanly, at its cost and within the limit."""
     solved = session.solve(request, pool=pool)
     memory, reserve = session.limits(request.memory)
-    report = session.replay(session.schedule(solved.decision), memory - reserve)
+    report = session.replay(session.schedule(solved.decision, memory - reserve), memory - reserve)
     assert report.violations == (), (request, report.violations)
     assert report.total_quanta == solved.result.objective, request
     return Found(solved.result.objective, solved.result.bound)
