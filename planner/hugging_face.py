@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from planner.chunked_loss import chunk_loss
 from planner.model_error import ModelError
 
 _SIZES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -73,6 +74,7 @@ def hugging_face_step(
     seed: int,
     layers: int | None,
     dropout: float | None,
+    loss_chunks: int,
     device: str,
 ) -> tuple[nn.Module, dict[str, Tensor]]:
     """Module in training mode whose output has ``.loss``, and its example arguments.
@@ -81,7 +83,7 @@ def hugging_face_step(
     ----------
     name
         A size of :data:`_SIZES`, or the path of a ``config.json``.
-    batch, sequence, dtype, seed, layers, dropout, device
+    batch, sequence, dtype, seed, layers, dropout, loss_chunks, device
         See :class:`planner.models.ModelReference` and :func:`planner.models.load_step`.
 
     Raises
@@ -91,7 +93,7 @@ def hugging_face_step(
     """
     config = _configuration(name)
     try:
-        return _built(config, name, batch, sequence, dtype, seed, layers, dropout, device)
+        return _built(config, name, batch, sequence, dtype, seed, layers, dropout, loss_chunks, device)
     except ModelError:
         raise
     except Exception as error:
@@ -109,6 +111,7 @@ def _built(
     seed: int,
     layers: int | None,
     dropout: float | None,
+    loss_chunks: int,
     device: str,
 ) -> tuple[nn.Module, dict[str, Tensor]]:
     """Module and example arguments; a configuration may hold anything, so anything may be raised."""
@@ -123,6 +126,10 @@ def _built(
     with torch.device(device):
         module: nn.Module = _auto_class(task).from_config(config, dtype=dtype)
     module.train()
+    if loss_chunks > 1:
+        if task != "causal":
+            raise ModelError(f"model hf:{name}: only the loss of a causal language model is computed in chunks")
+        chunk_loss(module, name, loss_chunks)
     examples = (
         _images(config, batch, dtype, seed)
         if task == "image_classification"

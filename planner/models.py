@@ -57,6 +57,9 @@ class ModelReference:
         Number of layers in place of the model's own.
     dropout
         Probability in place of every dropout probability of the model.
+    loss_chunks
+        Parts of the sequence for which head and loss are computed one after the other (:mod:`planner.chunked_loss`);
+        for causal language models of transformers.
 
     Raises
     ------
@@ -71,11 +74,18 @@ class ModelReference:
     seed: int = 0
     layers: int | None = None
     dropout: float | None = None
+    loss_chunks: int = 1
 
     def __post_init__(self) -> None:
         if ":" not in self.source:
             raise ModelError(f"model {self.source!r}: write hf:NAME, hf:PATH/config.json or module.path:function")
-        for name, value in (("batch", self.batch), ("sequence", self.sequence), ("layers", self.layers)):
+        counts = {
+            "batch": self.batch,
+            "sequence": self.sequence,
+            "layers": self.layers,
+            "loss chunks": self.loss_chunks,
+        }
+        for name, value in counts.items():
             if value is not None and value < 1:
                 raise ModelError(f"{name} {value}: it must be at least 1")
         if self.dtype not in DTYPES:
@@ -84,6 +94,10 @@ class ModelReference:
             raise ModelError(f"seed {self.seed}: it must be from 0 to 2**63 - 1")
         if self.dropout is not None and not 0 <= self.dropout < 1:
             raise ModelError(f"dropout {self.dropout}: it is a probability from 0 to below 1")
+        if self.loss_chunks > self.sequence:
+            raise ModelError(f"loss chunks {self.loss_chunks}: a sequence of {self.sequence} tokens has no more parts")
+        if self.loss_chunks > 1 and not self.source.startswith("hf:"):
+            raise ModelError(f"loss chunks {self.loss_chunks}: only models hf:... take them; write yours into its loss")
 
 
 def reference_of(plan: Plan) -> ModelReference:
@@ -123,6 +137,7 @@ def load_step(reference: ModelReference, device: str = "meta") -> TrainingStep:
                 seed=reference.seed,
                 layers=reference.layers,
                 dropout=reference.dropout,
+                loss_chunks=reference.loss_chunks,
                 device=device,
             )
             return TrainingStep(module, (), kwargs, None)

@@ -48,6 +48,7 @@ class PlannedModel(_Part):
     seed: NonNegativeInt
     layers: PositiveInt | None = None
     dropout: Annotated[float, Field(ge=0, lt=1)] | None = None
+    loss_chunks: PositiveInt = 1
 
 
 class PlanOptions(_Part):

@@ -56,3 +56,6 @@ Layers = Annotated[int | None, typer.Option(min=1, help="Use this many layers of
 Dropout = Annotated[
     float | None, typer.Option(min=0.0, max=1.0, help="Dropout of an hf: model.", show_default="its own")
 ]
+LossChunks = Annotated[
+    int, typer.Option(min=1, help="Compute head and loss of an hf: language model in so many parts of the sequence.")
+]

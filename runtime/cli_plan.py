@@ -18,6 +18,7 @@ from runtime.cli_options import (
     GradAccum,
     HostMemory,
     Layers,
+    LossChunks,
     Memory,
     Mesh,
     Model,
@@ -51,6 +52,7 @@ def plan(
     seed: Seed = 0,
     layers: Layers = None,
     dropout: Dropout = None,
+    loss_chunks: LossChunks = 1,
     model_formulation: Formulation = "kiwi_reduced",
     solver: Solver = DEFAULT_SOLVER,
     workers: Workers = None,
@@ -67,7 +69,7 @@ def plan(
     from planner.models import ModelReference
     from planner.plan import save_plan
 
-    reference = ModelReference(model, batch, sequence, dtype, seed, layers, dropout)
+    reference = ModelReference(model, batch, sequence, dtype, seed, layers, dropout, loss_chunks)
     with progress_line(f"planning {model}", NANOSECOND) as report:
         made = api.plan(
             reference,
@@ -99,6 +101,7 @@ def fits(
     seed: Seed = 0,
     layers: Layers = None,
     dropout: Dropout = None,
+    loss_chunks: LossChunks = 1,
 ) -> None:
     """Say in seconds, without a plan, what one rank needs and what of it fits."""
     ranks, limit = parse_mesh(mesh, "--mesh"), None if memory is None else parse_bytes(memory, "--memory")
@@ -106,7 +109,7 @@ def fits(
     from planner import api
     from planner.models import ModelReference
 
-    reference = ModelReference(model, batch, sequence, dtype, seed, layers, dropout)
+    reference = ModelReference(model, batch, sequence, dtype, seed, layers, dropout, loss_chunks)
     with progress_line(f"capturing {model}"):
         report = api.fits(reference, cluster=cluster, mesh=ranks, memory=limit, optimizer=optimizer)
     print_fits(report)

@@ -12,6 +12,7 @@ from functools import lru_cache
 from formulations.models.step import StepDecision
 from formulations.solution import SolveOptions
 from formulations.solvers import SolverPool
+from planner.benchmarks.dynamic_memory import UncountedGradients
 from planner.cluster import ClusterSpec, load_cluster
 from planner.models import ModelReference
 from planner.session import PlanningSession, PlanRequest
@@ -42,6 +43,8 @@ class StepCase:
         As for :class:`planner.session.PlanningSession`.
     slowdown
         Divides the bandwidth of the links between devices; latencies stay.
+    counts_gradients
+        Whether gradients take memory; see :mod:`planner.benchmarks.dynamic_memory`.
     """
 
     label: str
@@ -50,6 +53,7 @@ class StepCase:
     mesh: tuple[int, ...]
     optimizer: str = "adamw"
     slowdown: int = 1
+    counts_gradients: bool = True
 
     @property
     def name(self) -> str:
@@ -68,7 +72,8 @@ class StepCase:
 
     def session(self) -> PlanningSession:
         """A new session."""
-        return PlanningSession(self.reference, self.spec(), self.mesh, self.optimizer)
+        kind = PlanningSession if self.counts_gradients else UncountedGradients
+        return kind(self.reference, self.spec(), self.mesh, self.optimizer)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +117,10 @@ class PreparedCase:
     smallest: dict[str, SmallestPeak] = field(default_factory=dict)
 
     def limit(self, share: int, of_dynamic: bool) -> int:
-        """Bytes for tensors: so many per cent of the peak, or of what it has above the static bytes."""
+        """Bytes for tensors: so many per cent of the peak, or of what it has above the static bytes.
+
+        Dynamic memory is what it should be where gradients are not counted (``StepCase.counts_gradients``).
+        """
         static = self.static_bytes if of_dynamic else 0
         return static + (self.free.peak - static) * share // 100
 

@@ -49,7 +49,8 @@ def solve_within(
         )
     with Meter(pool) as meter:
         built = ready.session.problem(ready.request(formulation, nbytes, solver, options), meter)
-        found = solve_step(built, ready.session.execute, solver, options, progress, meter)
+        execute = partial(ready.session.execute, limit=nbytes)
+        found = solve_step(built, execute, solver, options, progress, meter)
         return _measured(found, _counts_all(built), nbytes, meter, solver)
 
 
