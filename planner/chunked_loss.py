@@ -51,7 +51,7 @@ def chunk_loss(module: nn.Module, name: str, chunks: int) -> None:
         return chunked_cross_entropy(logits, head, labels, chunks)
 
     head.forward = MethodType(_deferred, head)  # type: ignore[method-assign]  # parameters, ties and names stay
-    module.loss_function = loss
+    module.loss_function = loss  # type: ignore[assignment]  # a property of every causal language model
 
 
 def chunked_cross_entropy(hidden: Tensor, head: nn.Linear, labels: Tensor, chunks: int) -> Tensor:
@@ -77,7 +77,7 @@ def chunked_cross_entropy(hidden: Tensor, head: nn.Linear, labels: Tensor, chunk
             reduction="sum",
             ignore_index=IGNORED,
         )
-        for part, tokens in zip(hidden.split(length, 1), following.split(length, 1), strict=True)
+        for part, tokens in zip(_parts(hidden, length), _parts(following, length), strict=True)
     ]
     return torch.stack(sums).sum() / (following != IGNORED).sum()
 
@@ -85,3 +85,9 @@ def chunked_cross_entropy(hidden: Tensor, head: nn.Linear, labels: Tensor, chunk
 def _deferred(head: nn.Linear, hidden: Tensor) -> Tensor:
     """What the head returns: hidden states, for the loss to take through it chunk by chunk."""
     return hidden
+
+
+def _parts(tensor: Tensor, length: int) -> tuple[Tensor, ...]:
+    """Parts of the sequence, of this length but for the last."""
+    parts: tuple[Tensor, ...] = torch.split(tensor, length, dim=1)  # type: ignore[no-untyped-call]
+    return parts
