@@ -39,7 +39,8 @@ def chunk_loss(module: nn.Module, name: str, chunks: int) -> None:
     ModelError
         If the model has no such head.
     """
-    found = module.get_output_embeddings() if hasattr(module, "get_output_embeddings") else None
+    embeddings = getattr(module, "get_output_embeddings", None)
+    found = None if embeddings is None else embeddings()
     if not isinstance(found, nn.Linear) or not hasattr(module, "loss_function"):
         raise ModelError(
             f"model hf:{name}: its loss cannot be computed in chunks, which needs a causal language model with a "
@@ -89,5 +90,5 @@ def _deferred(head: nn.Linear, hidden: Tensor) -> Tensor:
 
 def _parts(tensor: Tensor, length: int) -> tuple[Tensor, ...]:
     """Parts of the sequence, of this length but for the last."""
-    parts: tuple[Tensor, ...] = torch.split(tensor, length, dim=1)  # type: ignore[no-untyped-call]
+    parts: tuple[Tensor, ...] = torch.split(tensor, length, dim=1)
     return parts
