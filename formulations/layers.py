@@ -4,16 +4,29 @@ OSDP, Galvatron-BMW, H3T and CAPTURE do not look inside a layer. They need how m
 and what its neighbours hand over, each for one sample, so that a batch is a multiplication. A layer here is any run of
 operators that is planned as one: a transformer block, or its attention and its MLP apart (OSDP's Table 1).
 
-Where the numbers come from is part of them: `source` says measured (a run on this machine), fitted (a line through
+What a layer of ``b`` samples holds on a device, beyond parameters and their gradients:
+
+- between forward and backward ``b * (input_bytes - unread_input_bytes + saved_bytes) + fixed_saved_bytes``, with
+  checkpointing ``b * input_bytes``;
+- while its forward runs ``b * (output_bytes + forward_workspace_bytes) + forward_fixed_workspace_bytes`` beyond that;
+- while its backward runs ``b * backward_workspace_bytes + backward_fixed_workspace_bytes`` beyond that.
+
+Every storage belongs to one layer: what is handed over is the input of the layer behind the one that made it. So these
+sums over all layers count nothing twice, also where later layers read it again (an encoder's output).
+
+Tensor parallelism of degree ``t`` divides a part of everything: a quantity ``q`` of which ``p`` is split becomes
+``q - p + p / t`` (Megatron-LM's columns, rows and heads; :meth:`LayerProfile.on_one_of`).
+
+Where the numbers come from is part of them: a source says measured (a run on this machine), fitted (a line through
 several runs or replays) or preset (a formula, or a figure that a paper prints).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from enum import StrEnum
 
-__all__ = ["LayerChain", "LayerProfile", "ProfileSource"]
+__all__ = ["UNDIVIDED", "LayerChain", "LayerProfile", "ProfileSource", "SplitPart"]
 
 
 class ProfileSource(StrEnum):
@@ -24,7 +37,55 @@ class ProfileSource(StrEnum):
     PRESET = "preset"
 
 
-@dataclass(frozen=True, slots=True)
+def _check_numbers(owner: str, profile: LayerProfile | SplitPart) -> None:
+    for field in fields(profile):
+        value = getattr(profile, field.name)
+        if isinstance(value, int | float) and not 0 <= value < float("inf"):
+            raise ValueError(f"{owner}: {field.name} is {value}; it must be finite and not negative")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SplitPart:
+    """The part of a layer that tensor parallelism divides by its degree; included in the layer's own figures.
+
+    Parameters
+    ----------
+    divisor
+        A degree is possible where it divides this: heads and widths have to come out whole. 0: nothing is divided,
+        every device of the group does the same, so every degree is possible.
+    parameter_bytes, saved_bytes, forward_workspace_bytes, backward_workspace_bytes, forward_seconds, backward_seconds
+        The part of the field of the same name of :class:`LayerProfile`.
+    reduced_bytes
+        Bytes per sample that the group all-reduces in forward, and again in backward.
+    """
+
+    divisor: int = 0
+    parameter_bytes: int = 0
+    saved_bytes: int = 0
+    forward_workspace_bytes: int = 0
+    backward_workspace_bytes: int = 0
+    forward_seconds: float = 0.0
+    backward_seconds: float = 0.0
+    reduced_bytes: int = 0
+
+    def __post_init__(self) -> None:
+        _check_numbers("split part", self)
+
+
+UNDIVIDED = SplitPart()
+"""Of a layer that tensor parallelism does not divide."""
+
+_DIVIDED = (
+    "parameter_bytes",
+    "saved_bytes",
+    "forward_workspace_bytes",
+    "backward_workspace_bytes",
+    "forward_seconds",
+    "backward_seconds",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LayerProfile:
     """One layer on one device, unsharded, at one sample.
 
@@ -36,51 +97,117 @@ class LayerProfile:
         Equal for layers that are the same but for their name.
     parameter_bytes
         Bytes of its parameters alone; gradients and optimizer states follow from the optimizer.
-    input_bytes, output_bytes
-        Bytes per sample of the hidden states that it takes and hands over.
+    borrowed_parameter_bytes
+        Bytes of parameters that it reads and an earlier layer counts (tied weights): a stage without that layer holds
+        them once more.
+    input_bytes
+        Bytes per sample that the layer before made for it or for later ones; of the first layer the samples themselves.
+    unread_input_bytes
+        The part of `input_bytes` that no backward operator reads: it stays only where a layer is computed again.
+    carried_bytes
+        Bytes per sample that layers before the previous one made for it or for later ones, such as an encoder's output:
+        a pipeline hands them over together with `input_bytes`.
+    output_bytes
+        Bytes per sample that it makes for later layers: `input_bytes` of the next one.
     saved_bytes
         Bytes per sample that its forward leaves for its backward, its input left out.
-    forward_workspace_bytes, backward_workspace_bytes
-        Bytes per sample alive inside its forward or backward beyond what is saved, at the worst moment.
+    fixed_saved_bytes
+        The same at any batch size: the line's intercept.
+    forward_workspace_bytes
+        Bytes per sample alive inside its forward beyond input, output and what is saved, at the worst moment.
+    backward_workspace_bytes
+        Bytes per sample alive inside its backward beyond input and what is saved, at the worst moment: temporaries and
+        the gradients of hidden states, those of parameters left out.
+    forward_fixed_workspace_bytes, backward_fixed_workspace_bytes
+        The same at any batch size, such as the first half of a tied weight's gradient.
     forward_seconds, backward_seconds
         Computation of one sample; communication left out.
-    fixed_seconds
-        Computation of forward and backward together that a batch of any size pays once: the line's intercept.
-    splittable_parameter_bytes, splittable_saved_bytes
-        The part of `parameter_bytes` and of `saved_bytes` that tensor parallelism divides by its degree.
-    reduced_bytes
-        Bytes per sample that tensor parallelism all-reduces in forward, and again in backward.
-    source
-        Where these numbers come from.
+    forward_fixed_seconds, backward_fixed_seconds
+        Computation that a batch of any size pays once, such as launches: the line's intercept.
+    split
+        What tensor parallelism divides.
+    bytes_source, seconds_source
+        Where the numbers come from.
+
+    Raises
+    ------
+    ValueError
+        If a number is negative or not finite, or a part exceeds its whole.
     """
 
     name: str
     kind: str
     parameter_bytes: int
+    borrowed_parameter_bytes: int = 0
     input_bytes: int
+    unread_input_bytes: int = 0
+    carried_bytes: int = 0
     output_bytes: int
     saved_bytes: int
+    fixed_saved_bytes: int = 0
     forward_workspace_bytes: int
     backward_workspace_bytes: int
+    forward_fixed_workspace_bytes: int = 0
+    backward_fixed_workspace_bytes: int = 0
     forward_seconds: float
     backward_seconds: float
-    fixed_seconds: float
-    splittable_parameter_bytes: int
-    splittable_saved_bytes: int
-    reduced_bytes: int
-    source: ProfileSource
+    forward_fixed_seconds: float = 0.0
+    backward_fixed_seconds: float = 0.0
+    split: SplitPart = UNDIVIDED
+    bytes_source: ProfileSource
+    seconds_source: ProfileSource
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if isinstance(value, int | float) and not 0 <= value < float("inf"):
-                raise ValueError(f"layer {self.name}: {field.name} is {value}; it must be finite and not negative")
-        for part, whole in (
-            ("splittable_parameter_bytes", "parameter_bytes"),
-            ("splittable_saved_bytes", "saved_bytes"),
-        ):
-            if getattr(self, part) > getattr(self, whole):
-                raise ValueError(f"layer {self.name}: {part} of {getattr(self, part)} exceed its {whole}")
+        _check_numbers(f"layer {self.name}", self)
+        for field in _DIVIDED:
+            part, whole = getattr(self.split, field), getattr(self, field)
+            if part > whole:
+                raise ValueError(f"layer {self.name}: {field} is {whole}, but {part} of it are said to be split")
+        if self.unread_input_bytes > self.input_bytes:
+            unread, given = self.unread_input_bytes, self.input_bytes
+            raise ValueError(f"layer {self.name}: input_bytes is {given}, but {unread} of it are said to be unread")
+
+    @property
+    def fixed_seconds(self) -> float:
+        """Computation of forward and backward together that a batch of any size pays once."""
+        return self.forward_fixed_seconds + self.backward_fixed_seconds
+
+    @property
+    def boundary_bytes(self) -> int:
+        """Bytes per sample that a pipeline hands over in front of this layer."""
+        return self.input_bytes + self.carried_bytes
+
+    def allows(self, degree: int) -> bool:
+        """Whether tensor parallelism of this degree is possible."""
+        return degree >= 1 and self.split.divisor % degree == 0
+
+    def on_one_of(self, degree: int) -> LayerProfile:
+        """Profile of what one device of a tensor-parallel group holds and computes, bytes rounded up.
+
+        Its `split` is :data:`UNDIVIDED` but for `reduced_bytes`, which stay: 0 for a group of one.
+
+        Raises
+        ------
+        ValueError
+            If the degree is not possible.
+        """
+        if not self.allows(degree):
+            raise ValueError(
+                f"layer {self.name} cannot be split in {degree}: use a degree that divides {self.split.divisor}"
+            )
+        if degree == 1:
+            return replace(self, split=UNDIVIDED)
+        whole, part, count = self, self.split, degree
+        return replace(
+            self,
+            parameter_bytes=_share(whole.parameter_bytes, part.parameter_bytes, count),
+            saved_bytes=_share(whole.saved_bytes, part.saved_bytes, count),
+            forward_workspace_bytes=_share(whole.forward_workspace_bytes, part.forward_workspace_bytes, count),
+            backward_workspace_bytes=_share(whole.backward_workspace_bytes, part.backward_workspace_bytes, count),
+            forward_seconds=whole.forward_seconds - part.forward_seconds + part.forward_seconds / count,
+            backward_seconds=whole.backward_seconds - part.backward_seconds + part.backward_seconds / count,
+            split=SplitPart(reduced_bytes=part.reduced_bytes),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +220,10 @@ class LayerChain:
         Of the model, for reports.
     layers
         At least one.
+    dtype
+        Type of the parameters, by torch's name: what an optimizer keeps depends on it.
+    notes
+        What a reader of the figures has to know, such as tied weights, one sentence each.
 
     Raises
     ------
@@ -102,6 +233,8 @@ class LayerChain:
 
     name: str
     layers: tuple[LayerProfile, ...]
+    dtype: str = "float32"
+    notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.layers:
@@ -113,3 +246,18 @@ class LayerChain:
 
     def __len__(self) -> int:
         return len(self.layers)
+
+    @property
+    def parameter_bytes(self) -> int:
+        """Bytes of all parameters, tied ones once."""
+        return sum(layer.parameter_bytes for layer in self.layers)
+
+    @property
+    def activation_bytes(self) -> int:
+        """Bytes per sample that stay between forward and backward without checkpointing, the samples left out."""
+        handed_over = sum(layer.input_bytes - layer.unread_input_bytes for layer in self.layers[1:])
+        return handed_over + sum(layer.saved_bytes for layer in self.layers)
+
+
+def _share(whole: int, part: int, count: int) -> int:
+    return whole - part + -(-part // count)

@@ -14,7 +14,7 @@ import zlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from itertools import combinations
+from itertools import combinations, product
 from types import MappingProxyType
 from typing import Literal, Protocol, get_args
 
@@ -42,6 +42,9 @@ _CLIQUE = 6
 _LEAVES_OF_A_HUB = 150
 _LOCAL_REACH = 40
 _TRIANGLE = 3
+_MESH = (8, 4, 2)
+_LINK_PRICE = (4.0, 1.0, 0.5)
+"""Devices along each axis of a mesh, and nanoseconds for a thousand bytes over a link of it."""
 
 
 class Build(Protocol):
@@ -168,6 +171,71 @@ def _resharding(
     return Factor(scope, cost, flags)
 
 
+def _mesh_problem(
+    rng: np.random.Generator, nodes: int, strategies: int, graph: Graph, memory: float = 0.1
+) -> StrategyProblem:
+    """Draw operators whose strategies are the layouts of a tensor on a mesh of devices.
+
+    A layout says of each axis of the mesh which dimension it splits, or none (0). So ``d`` dimensions on ``a`` axes
+    have ``(d + 1) ** a`` layouts; ``strategies`` is the largest such number. Costs have the structure of collectives.
+    """
+    axes = len(_MESH) if strategies >= 27 else 2
+    most = max(1, round(strategies ** (1 / axes)) - 1)
+    dimensions = np.maximum(1, most - rng.choice(3, nodes, p=(0.6, 0.2, 0.2)))
+    layouts = [np.array(list(product(range(d + 1), repeat=axes))) for d in dimensions.tolist()]
+    size = rng.lognormal(16, 1, nodes)
+    operators = tuple(_mesh_operator(rng, i, nodes, layouts[i], float(size[i])) for i in range(nodes))
+    factors = []
+    for scope in graph(rng, nodes):
+        first, second = (int(dimensions[i]) for i in scope)
+        # Dimensions of the second tensor are those of the first, in another order where it is transposed.
+        source = np.zeros(second + 1, dtype=np.int64)
+        shared = min(first, second)
+        order = rng.permutation(first) if rng.random() < 0.3 else np.arange(first)
+        source[1 : shared + 1] = 1 + order[:shared]
+        price = float(size[scope[0]]) * rng.lognormal(-1, 0.5)
+        factors.append(Factor(scope, _collectives(layouts[scope[0]], source[layouts[scope[1]]], price)))
+    problem = StrategyProblem("", operators, tuple(factors), (Resource("memory", None),), nodes)
+    least = [int(np.argmin(node.usage[0].amount)) for node in operators]
+    low = int(usage_profile(problem, least)[0].max())
+    high = int(usage_profile(problem, [0] * nodes)[0].max())
+    return with_limits(problem, [low + int(memory * (high - low))])
+
+
+def _mesh_operator(rng: np.random.Generator, index: int, count: int, layouts: IntArray, size: float) -> Node:
+    """Draw an operator that pays for some dimensions that some axes split (sums over devices); half pay nothing."""
+    axes = layouts.shape[1]
+    part = size / _devices_of(layouts)
+    price = rng.lognormal(-1, 1, (axes, layouts.max() + 1)) * np.array(_LINK_PRICE[:axes])[:, None]
+    price *= rng.random(price.shape) < rng.choice([0.0, 0.5])
+    cost = 1e-3 * part * price[np.arange(axes), layouts].sum(axis=1)
+    kept_for_backward = index < count // 2 and rng.random() < 0.5
+    last = count - index if kept_for_backward else index + int(rng.integers(1, 6))
+    usage = UsageTerm(0, index, min(max(index + 1, last), count), part.astype(np.int64))
+    return Node(f"op{index}", cost.astype(np.int64), None, (usage,))
+
+
+def _collectives(layouts: IntArray, wanted: IntArray, size: float) -> IntArray:
+    """Return what it costs to bring a tensor from each layout to each one wanted, shape ``(S, T)``, in nanoseconds.
+
+    Per axis: nothing where they agree or a part is cut out, an all-gather where a split ends, else an all-to-all.
+    """
+    total = np.zeros((len(layouts), len(wanted)))
+    for axis, (devices, price) in enumerate(zip(_MESH, _LINK_PRICE, strict=True)):
+        if axis < layouts.shape[1]:
+            have, want = layouts[:, None, axis], wanted[None, :, axis]
+            gathered = (have > 0) & (want == 0)
+            exchanged = (have > 0) & (want > 0) & (have != want)
+            total += price * (devices - 1) * (gathered + exchanged / devices)
+    return (1e-3 * total * (size / _devices_of(layouts))[:, None]).astype(np.int64)
+
+
+def _devices_of(layouts: IntArray) -> IntArray:
+    """Return over how many devices each layout splits a tensor."""
+    devices: IntArray = np.where(layouts > 0, np.array(_MESH[: layouts.shape[1]]), 1).prod(axis=1)
+    return devices
+
+
 def _tree(rng: np.random.Generator, nodes: int) -> Iterable[Scope]:
     """Branches that are short, as those of a transformer's blocks are."""
     return [(int(rng.integers(max(0, i - _BRANCH_REACH), i)), i) for i in range(1, nodes)]
@@ -248,6 +316,11 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
         "cliques": Family("complete blocks in a row", partial(_layout_problem, graph=_cliques), _USUAL),
         "grids": Family("square grids", partial(_layout_problem, graph=_grid), _USUAL),
         "hubs": Family("nodes of degree in the hundreds", partial(_layout_problem, graph=_hubs), _USUAL),
+        "meshes": Family(
+            "hubs, and layouts on a mesh of three axes: over a hundred strategies",
+            partial(_mesh_problem, graph=_hubs),
+            _shapes((6, 4), (150, 27), (600, 125)),
+        ),
         "strategies": Family(
             "over a hundred strategies a node",
             partial(_layout_problem, graph=_tree),

@@ -15,10 +15,11 @@ import numpy as np
 from formulations.formats.contest import parse_contest_problem
 from formulations.presolve import presolve
 from formulations.problem import Factor, IntArray, Node, Resource, StrategyProblem, UsageTerm
+from formulations.searches.galvatron_warm_up import warm_up_galvatron
 from formulations.solution import SolveOptions
 from formulations.solvers import large_neighbourhood, solve_in_process
 
-COMPILED_SOLVERS = ("greedy", "hub_branching", "lagrangian", "tree_dp")
+COMPILED_SOLVERS = ("annealing", "greedy", "hub_branching", "lagrangian", "tree_dp")
 STRATEGIES = 4
 LENGTH = 12
 STRATEGY_BYTES = (90, 60, 30, 10)
@@ -97,6 +98,7 @@ def main() -> None:
             part_solver="brute_force",
             first_columns=PART_COLUMNS,
         )
+    warm_up_galvatron()
     print(f"compiled the solvers' loops in {time.perf_counter() - started:.1f} s")
 
 

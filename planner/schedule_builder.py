@@ -58,8 +58,7 @@ class _ScheduleBuilder:
         whole = replicated(len(space.mesh))
         result_of: dict[tuple[int, int | None], int] = {}
         gradient_of_node: dict[int, int] = {}
-        slots = {node: (slot,) for node, slot in self.decision.recomputed.items()}
-        for event in build_timeline(space.model, slots).events:
+        for event in build_timeline(space.model, self.decision.recomputed).events:
             if event.kind in (EventKind.COMPUTE, EventKind.RECOMPUTE):
                 self._compute(event.index, event.kind is EventKind.RECOMPUTE)
             elif event.kind is EventKind.RESULT:

@@ -9,10 +9,10 @@ leaves out plans that are possible.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from formulations.models.holds import shortest_holds
 from formulations.models.registry import StepProblem
 from formulations.models.sharding import MEMORY
 from formulations.models.step import StepDecision
@@ -20,22 +20,15 @@ from formulations.problem import StrategyProblem
 from formulations.solution import Progress, SolveOptions, SolveResult, Status, relative_gap
 from formulations.solvers import SolverContradiction, SolverPool, solve
 from formulations.solvers.minimum_peak import MinimumPeak, minimum_peak
+from planner.step_start import Executed, Start, begin, encoded
 
 BOUNDING_SOLVER = "lagrangian"
 
-START_SHARE = 0.3
-"""Part of the time limit for smaller problems to begin from."""
+START_SHARE, MOST_START_SECONDS = 0.6, 10.0
+"""Longest time for smaller problems to begin from: a part of the time limit, and seconds."""
 
 PEAK_SECONDS = 30.0
 """Longest search for the smallest peak, where a solver found no plan."""
-
-
-@dataclass(frozen=True, slots=True)
-class Executed:
-    """What a decision costs (quanta) and holds at most (bytes) when it is executed."""
-
-    cost: int
-    peak: int
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -75,19 +68,19 @@ def solve_step(
         Executes a decision.
     solver, options
         How to solve it. Smaller problems to begin with take part of the time limit; where counting turns out to
-        matter or a bound needs a problem of its own, that has as long again.
+        matter, a bound needs a problem of its own or nothing is found, what is tried then has as long again.
     progress
         Called with every better incumbent or bound.
     pool
         Warm workers, or None.
     """
     limit = built.problem.resources[MEMORY].limit
-    start = _begun(built, execute, solver, options, pool)
-    if built.starts:
-        options = replace(options, time_limit=(1.0 - START_SHARE) * options.time_limit)
-    if start is not None:
-        options = replace(options, initial_choices=shortest_holds(built.problem, built.encode(start[0])))
-    found = _solve(built.problem, solver, options, progress, pool)
+    whole = options
+    start, options = _begun(built, execute, solver, options, pool)
+    found = _solve(built, start, solver, options, progress, pool)
+    if isinstance(found, MinimumPeak) and built.starts and limit is not None and found.bound <= limit:
+        start = begin(built, execute, solver, whole, pool)
+        found = found if start is None else _solve(built, start, solver, options, progress, pool)
     if isinstance(found, MinimumPeak):
         return found
     assert found.choices is not None
@@ -96,18 +89,17 @@ def solve_step(
     if limit is not None and executed.peak > limit:
         assert built.safer is not None, "a problem that counts everything is never over the limit"
         safer = built.safer()
-        second = _solve(safer.problem, solver, options, progress, pool)
-        if not isinstance(second, MinimumPeak):
-            assert second.choices is not None
+        second = _solve(safer, start, solver, options, progress, pool)
+        if not isinstance(second, MinimumPeak) and second.choices is not None:
             decision = safer.decode(second.choices)
             executed = execute(decision)
         if executed.peak > limit:
             if start is None:
                 smallest = second if isinstance(second, MinimumPeak) else _smallest(safer.problem, options, pool)
                 return _unproven(smallest)
-            decision, executed = start
-    if start is not None and start[1].cost < executed.cost:
-        decision, executed = start
+            decision, executed = start.decision, start.executed
+    if start is not None and start.executed.cost < executed.cost:
+        decision, executed = start.decision, start.executed
     if built.relaxed is not None:
         bound = _relaxed_bound(built.relaxed(executed.cost), executed.cost, options, pool)
     return SolvedStep(decision, _certified(found, bound, executed.cost), built.problem)
@@ -119,21 +111,15 @@ def _begun(
     solver: str,
     options: SolveOptions,
     pool: SolverPool | None,
-) -> tuple[StepDecision, Executed] | None:
-    """The best decision of the smaller problems that is within the limit, or None."""
-    limit = built.problem.resources[MEMORY].limit
-    best: tuple[StepDecision, Executed] | None = None
-    for build in built.starts:
-        seconds = START_SHARE * options.time_limit / len(built.starts)
-        smaller = build()
-        found = solve(smaller.problem, solver, replace(options, time_limit=seconds), None, pool)
-        if found.choices is None:
-            continue
-        decision = smaller.decode(found.choices)
-        executed = execute(decision)
-        if (limit is None or executed.peak <= limit) and (best is None or executed.cost < best[1].cost):
-            best = decision, executed
-    return best
+) -> tuple[Start | None, SolveOptions]:
+    """A decision to begin from, if the problem has smaller ones, and the options for the time that is left."""
+    if not built.starts:
+        return None, options
+    longest = min(START_SHARE * options.time_limit, MOST_START_SECONDS)
+    begun = time.monotonic()
+    start = begin(built, execute, solver, replace(options, time_limit=longest), pool)
+    spent = min(time.monotonic() - begun, longest)
+    return start, replace(options, time_limit=options.time_limit - spent)
 
 
 def _smallest(problem: StrategyProblem, options: SolveOptions, pool: SolverPool | None) -> MinimumPeak:
@@ -155,15 +141,18 @@ def _relaxed_bound(problem: StrategyProblem, cost: int, options: SolveOptions, p
 
 
 def _solve(
-    problem: StrategyProblem,
+    built: StepProblem,
+    start: Start | None,
     solver: str,
     options: SolveOptions,
     progress: Callable[[Progress], None] | None,
     pool: SolverPool | None,
 ) -> SolveResult | MinimumPeak:
-    """Solve; where nothing was found, minimise the peak and start again from that assignment."""
-    result = solve(problem, solver, options, progress, pool)
-    if result.choices is not None:
+    """Solve from a start; where there is none and nothing was found, from an assignment with the smallest peak."""
+    problem = built.problem
+    first = options if start is None else replace(options, initial_choices=encoded(built, start.decision))
+    result = solve(problem, solver, first, progress, pool)
+    if result.choices is not None or start is not None:
         return result
     smallest = _smallest(problem, options, pool)
     limit = problem.resources[MEMORY].limit

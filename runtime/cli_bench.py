@@ -17,13 +17,14 @@ if TYPE_CHECKING:
 
 CHECK_FAILED = 1
 INTERRUPTED = 130
-SUITES = ("random", "contest", "kiwi-mlp", "kiwi-transformer")
+SUITES = ("random", "contest", "kiwi-mlp", "kiwi-transformer", "osdp", "galvatron")
+WITH_PARTS = ("kiwi-transformer", "osdp", "galvatron")
 
 
 def bench(
     suite: Annotated[
         str,
-        typer.Argument(metavar="SUITE", help="random, contest, kiwi-mlp or kiwi-transformer.", show_default=False),
+        typer.Argument(metavar="SUITE", help=", ".join(SUITES) + ".", show_default=False),
     ],
     paths: Annotated[
         list[Path] | None,
@@ -37,7 +38,7 @@ def bench(
         typer.Option(
             metavar="A,B",
             help="Built-in names, module:function, or entry points of the group meshwright.solvers.",
-            show_default="portfolio,lagrangian,highs; highs for kiwi-mlp; portfolio for kiwi-transformer",
+            show_default="portfolio,lagrangian,highs; highs for kiwi-mlp and osdp; else portfolio",
         ),
     ] = None,
     time_limit: Annotated[
@@ -45,7 +46,7 @@ def bench(
         typer.Option(
             min=0.1,
             help="Seconds for one instance and solver; of contest, reading the file included.",
-            show_default="2 for random, 1 to 30 for kiwi-transformer, else 60",
+            show_default="2 for random and osdp, 1 to 30 for kiwi-transformer, else 60",
         ),
     ] = None,
     size: Annotated[
@@ -55,9 +56,10 @@ def bench(
     part: Annotated[
         str | None,
         typer.Option(
-            metavar="encoder,decoder,layers,recompute,llama",
-            help="Of kiwi-transformer: which parts.",
-            show_default="all, half an hour",
+            metavar="A,B",
+            help="Of kiwi-transformer: encoder,decoder,layers,recompute,llama. Of osdp: titan,a100,milp. Of galvatron: "
+            "small,joint,stages,table-2,table-3,table-4,table-5.",
+            show_default="all (half an hour for kiwi-transformer, ten minutes for osdp); small for galvatron",
         ),
     ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the generated problems and of the solvers.")] = 0,
@@ -66,7 +68,7 @@ def bench(
         typer.Option(metavar="FILE", help="JSON, instance -> best known cost, printed beside what is found."),
     ] = None,
 ) -> int:
-    """Run solvers side by side: on generated problems, contest files, KIWI's Table 1 (kiwi-mlp) or transformers.
+    """Run solvers side by side: on generated problems, contest files, or the problems of KIWI, OSDP, Galvatron-BMW.
 
     Every result is checked. Small generated problems are enumerated beside. The exit code is 1 where solvers
     contradict what was checked.
@@ -77,8 +79,8 @@ def bench(
         raise OptionError(f"PATH: the suite {suite} reads no files, got {str(paths[0])!r}; use contest for files")
     if suite != "random" and size is not None:
         raise OptionError(f"--size: {size!r} belongs to the suite random; leave it out")
-    if suite != "kiwi-transformer" and part is not None:
-        raise OptionError(f"--part: {part!r} belongs to the suite kiwi-transformer; leave it out")
+    if suite not in WITH_PARTS and part is not None:
+        raise OptionError(f"--part: {part!r} belongs to the suites {' and '.join(WITH_PARTS)}; leave it out")
     names = None if solvers is None else _listed(solvers, "--solvers")
     sizes = None if size is None else _listed(size, "--size")
     parts = None if part is None else _listed(part, "--part")
@@ -88,11 +90,15 @@ def bench(
         readable_file(best, "--best")
 
     from planner.benchmarks import bench as run_bench
-    from planner.benchmarks import kiwi_transformer_suite, load_best_known
+    from planner.benchmarks import galvatron_suite, kiwi_transformer_suite, load_best_known, osdp_suite
     from runtime.cli_bench_display import live_rows, print_result
 
     if suite == "kiwi-transformer":
         chosen = kiwi_transformer_suite(parts, names)
+    elif suite == "osdp":
+        chosen = osdp_suite(parts)
+    elif suite == "galvatron":
+        chosen = galvatron_suite(parts)
     else:
         chosen = _suite(suite, paths or [], sizes, seed)
     for note in chosen.notes:

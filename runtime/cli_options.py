@@ -45,7 +45,14 @@ FORMULATIONS = (
 )
 """Spelled out for the same reason; a test holds them equal to :data:`planner.formulations.FORMULATIONS`."""
 
-Formulation = Annotated[str, typer.Option("--model-formulation", help=f"{', '.join(FORMULATIONS)}.")]
+LAYER_FORMULATIONS = ("osdp", "galvatron")
+"""Those that plan whole layers; a test holds them equal to :data:`planner.layer_planning.LAYER_FORMULATIONS`."""
+
+Formulation = Annotated[
+    str, typer.Option("--model-formulation", help=f"{', '.join(FORMULATIONS + LAYER_FORMULATIONS)}.")
+]
+AsPublished = Annotated[bool, typer.Option("--as-published", help="Plan layers by the paper's own search.")]
+SearchBatch = Annotated[bool, typer.Option("--search-batch", help="Let a plan of layers choose its batch.")]
 Solver = Annotated[str, typer.Option(help="Name of the solver.")]
 Workers = Annotated[
     int | None,

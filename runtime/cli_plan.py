@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from planner.units import format_bytes
+from runtime.cli_layers import LayerOptions, explain_layers, is_layer_plan, plan_layers
 from runtime.cli_options import (
     DEFAULT_SOLVER,
+    LAYER_FORMULATIONS,
+    AsPublished,
     Batch,
     Cluster,
     Dropout,
@@ -23,6 +27,7 @@ from runtime.cli_options import (
     Mesh,
     Model,
     Optimizer,
+    SearchBatch,
     Seed,
     SequenceLength,
     Solver,
@@ -57,6 +62,8 @@ def plan(
     solver: Solver = DEFAULT_SOLVER,
     workers: Workers = None,
     time_limit: Annotated[float, typer.Option(min=0.1, help="Seconds for the solver.")] = 30.0,
+    as_published: AsPublished = False,
+    search_batch: SearchBatch = False,
 ) -> None:
     """Plan the training step of MODEL and write the plan."""
     ranks, limit = parse_mesh(mesh, "--mesh"), None if memory is None else parse_bytes(memory, "--memory")
@@ -65,11 +72,20 @@ def plan(
     if grad_accum != 1:
         raise OptionError(f"--grad-accum: {grad_accum} micro-batches are not planned yet; use 1 and a larger --batch")
 
-    from planner import api
     from planner.models import ModelReference
-    from planner.plan import save_plan
 
     reference = ModelReference(model, batch, sequence, dtype, seed, layers, dropout, loss_chunks)
+    if model_formulation in LAYER_FORMULATIONS:
+        request = LayerOptions(model_formulation, cluster, prod(ranks), limit, optimizer, as_published, search_batch)
+        plan_layers(reference, request, time_limit, out)
+        return
+    if as_published or search_batch:
+        option = "--as-published" if as_published else "--search-batch"
+        raise OptionError(f"{option}: {model_formulation} plans operators; it is for {', '.join(LAYER_FORMULATIONS)}")
+
+    from planner import api
+    from planner.plan import save_plan
+
     with progress_line(f"planning {model}", NANOSECOND) as report:
         made = api.plan(
             reference,
@@ -139,6 +155,9 @@ def explain(
 ) -> None:
     """Say why a plan is as it is: what costs most, what is recomputed, what is alive at the peak."""
     readable_file(plan_file, "PLAN")
+    if is_layer_plan(plan_file):
+        explain_layers(plan_file)
+        return
 
     from planner import api
     from planner.plan import load_plan

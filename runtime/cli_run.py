@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from planner.units import format_seconds
+from runtime.cli_layers import is_layer_plan, run_layers
 from runtime.cli_progress import progress_line
 from runtime.cli_values import OptionError, readable_file, writable_file
 
@@ -30,13 +31,16 @@ def run(
     started_by_torchrun = "WORLD_SIZE" in os.environ
     if not started_by_torchrun:
         readable_file(plan_file, "PLAN")
+    of_layers = is_layer_plan(plan_file)
+    if of_layers and started_by_torchrun:
+        raise OptionError(f"PLAN: {plan_file} is a plan of layers; torchrun starts those with -m runtime.layer_main")
     if report is not None and os.environ.get("RANK", "0") == "0":
         writable_file(report, "--report")
     if data is not None:
         readable_file(data, "--data")
     if device not in ("cpu", "cuda"):
         raise OptionError(f"--device: {device!r} is unknown; choose cpu or cuda")
-    start = _run_as_rank if started_by_torchrun else _run_locally
+    start = run_layers if of_layers else _run_as_rank if started_by_torchrun else _run_locally
     return start(plan_file, steps, check, report, data, device)
 
 

@@ -81,14 +81,32 @@ def run_plan(
             arguments.append("--check")
         if data is not None:
             arguments += ["--data", str(Path(data).resolve())]
-        _launch(prod(plan.decision.options.mesh), arguments, folder / "logs", report)
+        launch_ranks("runtime.rank_main", prod(plan.decision.options.mesh), arguments, folder / "logs", report)
         return read_report(report)
 
 
-def _launch(ranks: int, arguments: list[str], logs: Path, report: Path) -> None:
-    """Start ``ranks`` local processes of :mod:`runtime.rank_main` and wait for them.
+def launch_ranks(module: str, ranks: int, arguments: list[str], logs: Path, report: Path) -> None:
+    """Start local processes of a module and wait for them.
 
     Ranks that end with an error after the report was written say by it that a check failed, which is in the report.
+
+    Parameters
+    ----------
+    module
+        What every rank runs: :mod:`runtime.rank_main` or :mod:`runtime.layer_main`.
+    ranks
+        Number of processes.
+    arguments
+        Of its command line.
+    logs
+        Folder to make for the ranks' output.
+    report
+        Where rank 0 writes its report.
+
+    Raises
+    ------
+    LaunchError
+        If a rank fails.
     """
     logs.mkdir()
     config = LaunchConfig(
@@ -105,7 +123,7 @@ def _launch(ranks: int, arguments: list[str], logs: Path, report: Path) -> None:
     )
     try:
         with _quiet_launcher(), _inherited_import_path(), _kept_signal_handlers():
-            elastic_launch(config, sys.executable)("-m", "runtime.rank_main", *arguments)
+            elastic_launch(config, sys.executable)("-m", module, *arguments)
     except ChildFailedError as error:
         if report.exists():
             return

@@ -6,14 +6,30 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from statistics import median
+from typing import Protocol
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from planner.torch_adapter.storage_meter import StorageMeter
 from runtime.batches import Batches
 from runtime.memory_meter import MemoryMeter, resident_set_peak_bytes
-from runtime.training import LocalTraining
+
+
+class Training(Protocol):
+    """One rank's part of a training: that of an operator plan, or that of a layer plan."""
+
+    def resident_tensors(self) -> list[Tensor]:
+        """Tensors that live on the device between steps."""
+
+    def step(
+        self,
+        batch: Mapping[str, Tensor],
+        meter: MemoryMeter | None = None,
+        on_gradients: Callable[[Mapping[str, Tensor]], None] | None = None,
+    ) -> float:
+        """Forward, backward and update; the loss."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,11 +58,12 @@ class Measurement:
 
 
 def train_and_measure(
-    training: LocalTraining,
+    training: Training,
     batches: Batches,
     steps: int,
     device: torch.device,
     on_gradients: Callable[[Mapping[str, Tensor]], None] | None = None,
+    storages: StorageMeter | None = None,
 ) -> Measurement:
     """Train ``steps`` steps; the first is metered, the others are timed. A collective of all ranks.
 
@@ -62,10 +79,12 @@ def train_and_measure(
         Device of the rank.
     on_gradients
         Called with the local gradients of the first step.
+    storages
+        As :class:`MemoryMeter` takes it.
     """
     losses: list[float] = []
     seconds: list[float] = []
-    meter = MemoryMeter(device, training.resident_tensors())
+    meter = MemoryMeter(device, training.resident_tensors(), storages)
     for number in range(steps):
         batch = dict(zip(batches.names, batches.tensors(number), strict=True))
         if number == 0:

@@ -28,12 +28,14 @@ class MemoryMeter:
     resident
         Tensors that exist already: parameters, module buffers, optimizer state. On CUDA the allocator
         knows them and its record, from process start on, is taken.
+    storages
+        What counts where there is no such record; None: a plain :class:`StorageMeter`.
     """
 
-    def __init__(self, device: torch.device, resident: Iterable[Tensor]) -> None:
+    def __init__(self, device: torch.device, resident: Iterable[Tensor], storages: StorageMeter | None = None) -> None:
         self._device = device
         self._allocator_knows = device.type == "cuda"
-        self._storages = StorageMeter()
+        self._storages = storages or StorageMeter()
         self._storages.track(*resident)
 
     @property

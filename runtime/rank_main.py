@@ -93,7 +93,7 @@ def run_rank(options: RunOptions, show: Callable[[Plan, RunReport], None] = tell
             if dist.get_rank() == 0:
                 show(plan, report)
         finally:
-            if _is_first_here():
+            if is_first_here():
                 shutil.rmtree(options.scratch, ignore_errors=True)
         membership.exit_code = report.exit_code
     return report.exit_code
@@ -101,7 +101,7 @@ def run_rank(options: RunOptions, show: Callable[[Plan, RunReport], None] = tell
 
 def _run(plan: Plan, options: RunOptions, device: torch.device) -> RunReport:
     """Train, and return rank 0's report of all ranks on every rank."""
-    if _is_first_here():
+    if is_first_here():
         options.scratch.mkdir(parents=True, mode=0o700)
         save_plan(plan, options.scratch / PLAN_FILE)
     step = load_step(reference_of(plan), "meta")
@@ -144,7 +144,7 @@ def _check_plan(plan: Plan, captured: CapturedStep) -> None:
 
 def _prepare(options: RunOptions) -> None:
     """Have one process per machine make the initial state and, for a check, train for comparison."""
-    if _is_first_here():
+    if is_first_here():
         command = [sys.executable, "-m", "runtime.reference", str(options.scratch / PLAN_FILE), str(options.scratch)]
         command += ["--steps", str(options.steps if options.check else 0)]
         if options.data is not None:
@@ -235,7 +235,7 @@ def merged_report(plan: Plan, ranks: list[RankReport], options: RunOptions) -> R
     )
 
 
-def _is_first_here() -> bool:
+def is_first_here() -> bool:
     """Whether this is the first rank of its machine."""
     return int(os.environ.get("LOCAL_RANK", "0")) == 0
 

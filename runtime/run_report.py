@@ -16,7 +16,7 @@ LIMIT_TOLERANCE = 1e-3
 
 CHECK_FAILED = 1
 
-_PRECISION = {"float64": 1.0, "float32": 1.0, "float16": 2.0**13, "bfloat16": 2.0**16}
+PRECISION = {"float64": 1.0, "float32": 1.0, "float16": 2.0**13, "bfloat16": 2.0**16}
 """Rounding of a dtype relative to single precision (double precision is held to the same tolerance)."""
 
 
@@ -116,7 +116,7 @@ class RunReport(BaseModel):
             )
         if self.reference_loss is None or self.max_grad_rel_error is None:
             return found
-        coarser = _PRECISION[self.dtype]
+        coarser = PRECISION[self.dtype]
         first, expected = self.loss[0], self.reference_loss[0]
         error = abs(first - expected) / (abs(expected) or 1.0)
         if not error <= LOSS_TOLERANCE * coarser:

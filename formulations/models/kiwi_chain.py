@@ -1,9 +1,9 @@
 """KIWI without its rule 1: whole chains of operators may be recomputed.
 
 As :mod:`formulations.models.kiwi_reduced`, but the inputs of a recomputed operator may be recomputed too, and
-so may operators that backward does not read itself, if a recomputed operator does. An operator runs again at most
-once, before one backward operator ``t``, and its outputs then stay until their last use. For an operator that
-backward reads first at ``f_i``, and whose recomputed readers run again at ``t_j``:
+so may operators that backward does not read itself, if a recomputed operator does. An operator runs again before
+one backward operator ``t``, and its outputs then stay until their last use. For an operator that backward reads first
+at ``f_i``, and whose recomputed readers run again at ``t_j``:
 
 - it runs again no later than it is needed: ``t_i <= f_i`` and ``t_i <= t_j`` for every recomputed reader ``j`` of it
   (a pair of strategies that breaks this is forbidden);
@@ -11,7 +11,15 @@ backward reads first at ``f_i``, and whose recomputed readers run again at ``t_j
   ``T_i = {t in union of T_j: t < f_i} + {f_i}``;
 - a value, kept or made again, is held until the last rerun that reads it (:mod:`formulations.models.holds`).
 
+What a chain has read may be in the way until backward reads it itself. So where the tables stay small and one
+operator alone reads a value again (:func:`formulations.models.modes.once_or_twice`), two more things are possible:
+
+- it runs again twice: at a ``t < f_i`` for the chain behind it, and at ``f_i`` for backward; between the two its copy
+  is held as long as the reader's rerun needs it, and no longer;
+- ``t_i <= t_j`` need not hold: a rerun of the reader before ``t_i`` reads the first copy, which waits for it.
+
 With all moments the problem contains every plan of the reduced problem and every plan that recomputes whole blocks.
+KIWI's full problem has still more: any number of reruns, also between two backward uses.
 The first operators of a deep model have very many moments, because everything behind them could be recomputed
 in one chain. :func:`chain_moments` can leave early moments out (``reach``) and keep those of given
 plans; then the problem is the best plan whose chains reach no further, and its bound is a bound on those.
@@ -24,15 +32,16 @@ from collections.abc import Iterable, Mapping
 import numpy as np
 
 from formulations.models.counting import Counting
+from formulations.models.modes import Modes, needed_reruns, once, once_or_twice
 from formulations.models.recompute import RecomputeProblemBuilder
-from formulations.models.step import NodeKind, StepDecision, StepModel
+from formulations.models.step import Moments, NodeKind, StepDecision, StepModel
 from formulations.problem import StrategyProblem
 
 
 def build_kiwi_chain(
     model: StepModel,
     memory_limit: int | None,
-    moments: Mapping[int, tuple[int, ...]] | None = None,
+    modes: Modes | None = None,
     counting: Counting = Counting.EXACT,
 ) -> StrategyProblem:
     """Build the joint problem of sharding and recomputation of chains.
@@ -43,20 +52,20 @@ def build_kiwi_chain(
         The step's tables.
     memory_limit
         Bytes on one device, or None.
-    moments
-        When operators may run again, from :func:`chain_moments`; all moments if None.
+    modes
+        How operators may run again, from :mod:`formulations.models.modes`; all modes of all moments if None.
     counting
         How bytes are counted where they depend on three decisions.
 
     Returns
     -------
     StrategyProblem
-        Its first nodes are the model's nodes; strategy ``mode * S + layout`` with mode 0 keep, mode ``k`` a rerun at
-        the operator's moment ``k - 1``. Hold nodes follow.
+        Its first nodes are the model's nodes; strategy ``mode * S + layout`` with mode 0 keep, mode ``k`` the
+        reruns of the operator's mode ``k - 1``. Hold nodes follow.
     """
-    if moments is None:
-        moments = chain_moments(model)
-    return RecomputeProblemBuilder(model, moments, counting, chains=True).build("kiwi_chain", memory_limit)
+    if modes is None:
+        modes = once_or_twice(model, chain_moments(model))
+    return RecomputeProblemBuilder(model, modes, counting, chains=True).build("kiwi_chain", memory_limit)
 
 
 def build_recompute_policy(model: StepModel, memory_limit: int | None, reruns: Mapping[int, int]) -> StrategyProblem:
@@ -71,8 +80,8 @@ def build_recompute_policy(model: StepModel, memory_limit: int | None, reruns: M
     reruns
         Operators that run again, with their moments; all others keep their outputs.
     """
-    moments = {i: (moment,) for i, moment in reruns.items()}
-    builder = RecomputeProblemBuilder(model, moments, Counting.OVER, chains=True)
+    modes = once({i: (moment,) for i, moment in reruns.items()})
+    builder = RecomputeProblemBuilder(model, modes, Counting.OVER, chains=True)
     for i in reruns:
         size = model.nodes[i].size
         builder.forbid(i, np.arange(2 * size) < size)
@@ -121,40 +130,35 @@ def _all_moments(model: StepModel) -> dict[int, list[int]]:
     return found
 
 
-def decode_kiwi_chain(
-    model: StepModel, moments: Mapping[int, tuple[int, ...]], choices: tuple[int, ...]
-) -> StepDecision:
-    """Read layouts and reruns from a solution of the problem with these moments.
+def decode_kiwi_chain(model: StepModel, modes: Modes, choices: tuple[int, ...]) -> StepDecision:
+    """Read layouts and reruns from a solution of the problem with these modes.
 
     A rerun that nobody needs is left out, so the decision may cost less than the solution.
     """
     layouts: list[int] = []
-    wanted: dict[int, int | None] = {}
+    wanted: dict[int, Moments] = {}
     for i, node in enumerate(model.nodes):
         mode, layout = divmod(choices[i], node.size)
         layouts.append(layout)
         if mode:
-            wanted[i] = moments[i][mode - 1]
-    return StepDecision(tuple(layouts), latest_moments(model, wanted))
+            wanted[i] = modes[i][mode - 1]
+    return StepDecision(tuple(layouts), needed_reruns(model, wanted))
 
 
-def encode_kiwi_chain(
-    model: StepModel, moments: Mapping[int, tuple[int, ...]], decision: StepDecision
-) -> tuple[int, ...]:
+def encode_kiwi_chain(model: StepModel, modes: Modes, decision: StepDecision) -> tuple[int, ...]:
     """Strategies of the model's nodes that mean a decision, without the hold nodes.
 
     Raises
     ------
     ValueError
-        If a rerun is at a moment that the problem leaves out.
+        If an operator runs again at moments that the problem leaves out.
     """
     choices = list(decision.layouts)
-    for i, moment in decision.recomputed.items():
-        if moment not in moments.get(i, ()):
-            raise ValueError(
-                f"{model.nodes[i].name} cannot run again before {model.nodes[moment].name} in this problem"
-            )
-        choices[i] += (1 + moments[i].index(moment)) * model.nodes[i].size
+    for i, mode in decision.recomputed.items():
+        if mode not in modes.get(i, ()):
+            before = " and ".join(model.nodes[moment].name for moment in mode)
+            raise ValueError(f"{model.nodes[i].name} cannot run again before {before} in this problem")
+        choices[i] += (1 + modes[i].index(mode)) * model.nodes[i].size
     return tuple(choices)
 
 

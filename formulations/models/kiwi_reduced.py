@@ -24,6 +24,7 @@ from __future__ import annotations
 import numpy as np
 
 from formulations.models.counting import Counting
+from formulations.models.modes import once
 from formulations.models.recompute import RecomputeProblemBuilder
 from formulations.models.step import StepModel
 from formulations.problem import StrategyProblem
@@ -50,9 +51,8 @@ def build_kiwi_reduced(
         Its first nodes are the model's nodes; strategy ``mode * S + layout`` with mode 0 keep, 1
         recompute (only where the model allows it). Hold nodes follow.
     """
-    return RecomputeProblemBuilder(model, reduced_moments(model), counting, chains=False).build(
-        "kiwi_reduced", memory_limit
-    )
+    modes = once(reduced_moments(model))
+    return RecomputeProblemBuilder(model, modes, counting, chains=False).build("kiwi_reduced", memory_limit)
 
 
 def reduced_moments(model: StepModel) -> dict[int, tuple[int, ...]]:

@@ -34,6 +34,7 @@ import numpy as np
 from formulations.models.counting import Counting
 from formulations.models.kiwi_chain import decode_kiwi_chain, encode_kiwi_chain
 from formulations.models.liveness import LastUse
+from formulations.models.modes import Modes
 from formulations.models.recompute import RecomputeProblemBuilder
 from formulations.models.sharding import UNREAD
 from formulations.models.step import HostStay, NodeKind, StepDecision, StepModel
@@ -113,8 +114,8 @@ class OffloadProblem:
     ----------
     problem
         Its first nodes are the model's nodes; strategy ``mode * S + layout`` with mode 0 keep, then the operator's
-        moments, then offload (:attr:`Links.modes`). Hold nodes follow.
-    model, moments
+        modes of running again, then offload (:attr:`Links.modes`). Hold nodes follow.
+    model, modes
         What it was built from.
     stays
         By node and mode, what a mode of offload means.
@@ -122,7 +123,7 @@ class OffloadProblem:
 
     problem: StrategyProblem
     model: StepModel
-    moments: Mapping[int, tuple[int, ...]]
+    modes: Modes
     stays: Mapping[tuple[int, int], HostStay]
 
     def decode(self, choices: tuple[int, ...]) -> StepDecision:
@@ -134,7 +135,7 @@ class OffloadProblem:
             if (i, mode) in self.stays:
                 chain[i] = layout
                 offloaded[i] = self.stays[i, mode]
-        return replace(decode_kiwi_chain(self.model, self.moments, tuple(chain)), offloaded=offloaded)
+        return replace(decode_kiwi_chain(self.model, self.modes, tuple(chain)), offloaded=offloaded)
 
     def encode(self, decision: StepDecision) -> tuple[int, ...]:
         """Strategies of the model's nodes that mean a decision, without the hold nodes.
@@ -144,7 +145,7 @@ class OffloadProblem:
         ValueError
             If the problem leaves one of its reruns or stays out.
         """
-        choices = list(encode_kiwi_chain(self.model, self.moments, decision))
+        choices = list(encode_kiwi_chain(self.model, self.modes, decision))
         mode_of = {(i, stay): mode for (i, mode), stay in self.stays.items()}
         for i, stay in decision.offloaded.items():
             if (i, stay) not in mode_of:
@@ -156,7 +157,7 @@ class OffloadProblem:
 def build_offload(
     model: StepModel,
     memory_limit: int | None,
-    moments: Mapping[int, tuple[int, ...]],
+    modes: Modes,
     links: Links,
     counting: Counting,
 ) -> OffloadProblem:
@@ -168,28 +169,26 @@ def build_offload(
         The step's tables, with ``transfer_cost``.
     memory_limit
         Bytes on one device, or None.
-    moments
-        When operators may run again.
+    modes
+        How operators may run again.
     links
         The host.
     counting
         How bytes are counted where they depend on three decisions.
     """
-    builder = OffloadProblemBuilder(model, moments, counting, links)
+    builder = OffloadProblemBuilder(model, modes, counting, links)
     problem = builder.build("kiwi_offload", memory_limit)
-    return OffloadProblem(problem, model, moments, builder.stays)
+    return OffloadProblem(problem, model, modes, builder.stays)
 
 
 class OffloadProblemBuilder(RecomputeProblemBuilder):
     """Adds to recomputation the modes of offload."""
 
-    def __init__(
-        self, model: StepModel, moments: Mapping[int, tuple[int, ...]], counting: Counting, links: Links
-    ) -> None:
+    def __init__(self, model: StepModel, modes: Modes, counting: Counting, links: Links) -> None:
         self.links = links
         self.offloads = offload_candidates(model)
         self.stays: dict[tuple[int, int], HostStay] = {}
-        super().__init__(model, moments, counting, chains=True)
+        super().__init__(model, modes, counting, chains=True)
         begins = [0]
         for event in self.timeline.events:
             least = int(model.nodes[event.index].cost.min()) if event.kind is EventKind.COMPUTE else 0
@@ -273,7 +272,7 @@ class OffloadProblemBuilder(RecomputeProblemBuilder):
             else:
                 self.add_life(i, made, life.forward, amount)
             if waits:
-                self.add_life(i, back, self.second_life(i, output), amount)
+                self.add_life(i, back, self.last_life(i, output), amount)
         if held[0] < held[1]:
             self.node_usage[i].append(UsageTerm(HOST, *held, self.in_mode(i, mode, on_host)))
 
@@ -335,8 +334,8 @@ class OffloadProblemBuilder(RecomputeProblemBuilder):
             first = self.model.first_backward_use[u]
             sizes = self.model.nodes[u].size, self.model.nodes[v].size
             away = slice((1 + len(self.reruns.get(u, ()))) * sizes[0], None)
-            for b, moment in enumerate(self.reruns.get(v, ()), start=1):
-                if moment < first:
+            for b, moments in enumerate(self.reruns.get(v, ()), start=1):
+                if moments[0] < first:
                     late[away, b * sizes[1] : (b + 1) * sizes[1]] = True
         return late
 

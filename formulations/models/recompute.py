@@ -1,13 +1,16 @@
 """Sharding and recomputation as one canonical problem; KIWI's models are cases of it.
 
-A node's strategy is layout x mode: mode 0 keeps the outputs until their last use, every further mode frees
-them after forward and runs the operator again, right before one backward operator, its *moment*. A model says
-which moments there are and whether a recomputed operator's inputs may be recomputed too.
+A node's strategy is layout x mode: mode 0 keeps the outputs until their last use, every further mode runs the
+operator again, right before one or two backward operators, its *moments*. Every execution makes a *copy* of the
+outputs, which is held until the last reader before the next one. A model says which modes there are and whether a
+recomputed operator's inputs may be recomputed too.
+
+Of an operator with modes of two moments, reruns may read any copy. Of the others they read the last copy alone: it
+is there before they need it. So the tables stay small and no order has to be counted.
 
 ===================================  ====================================================
 cost of reruns                       :meth:`RecomputeProblemBuilder.__init__`, ``add_edges``
-outputs, kept or in two lives,       :meth:`RecomputeProblemBuilder.add_operators`
-  and workspaces
+copies of outputs, and workspaces    :meth:`RecomputeProblemBuilder.add_operators`
 resharding, paid again by a rerun    :meth:`RecomputeProblemBuilder.add_edges`
 inputs that exist when a rerun       :meth:`RecomputeProblemBuilder.add_edges`
   needs them
@@ -17,13 +20,14 @@ inputs held for later reruns         :mod:`formulations.models.holds`
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection
 
 import numpy as np
 
 from formulations.models.counting import Counting
 from formulations.models.holds import add_holds
 from formulations.models.liveness import LastUse
+from formulations.models.modes import Modes
 from formulations.models.sharding import UNREAD, StepProblemBuilder
 from formulations.models.step import NodeKind, StepModel
 from formulations.models.timeline import build_timeline
@@ -38,23 +42,23 @@ class RecomputeProblemBuilder(StepProblemBuilder):
     model
         The step's tables.
     reruns
-        Moments of every forward operator that may run again: the backward operators before which it may.
+        Modes of every forward operator that may run again. Where one has two moments, at most one operator that may
+        run again reads each of its outputs.
     counting
         See :class:`Counting`.
     chains
         Whether the inputs of a recomputed operator may be recomputed (KIWI's rule 1 forbids it).
     """
 
-    def __init__(
-        self, model: StepModel, reruns: Mapping[int, tuple[int, ...]], counting: Counting, *, chains: bool
-    ) -> None:
-        super().__init__(model, build_timeline(model, reruns), counting)
+    def __init__(self, model: StepModel, reruns: Modes, counting: Counting, *, chains: bool) -> None:
+        self.moments = {i: sorted({moment for mode in modes for moment in mode}) for i, modes in reruns.items()}
+        super().__init__(model, build_timeline(model, self.moments), counting)
         self.reruns = reruns
+        self.rereads = frozenset(i for i, modes in reruns.items() if max(map(len, modes)) > 1)
         self.chains = chains
         self._shared: dict[tuple[object, ...], tuple[IntArray, IntArray]] = {}
         for i, cost in enumerate(self.cost):
-            again = [2 * cost] * len(reruns.get(i, ()))
-            self.cost[i] = np.concatenate([cost, *again, *[cost] * self.further_modes(i)])
+            self.cost[i] = np.concatenate([times * cost for times in self.executions(i)])
 
     def build(self, name: str, memory_limit: int | None) -> StrategyProblem:
         """Add the families of sharding and the holds."""
@@ -75,14 +79,26 @@ class RecomputeProblemBuilder(StepProblemBuilder):
         """Last direct use of an output in each of the further modes."""
         return []
 
+    def executions(self, node: int) -> tuple[int, ...]:
+        """How often a node runs, per mode."""
+        return (1, *(1 + len(mode) for mode in self.reruns.get(node, ())), *(1,) * self.further_modes(node))
+
+    def modes_with(self, node: int, moment: int) -> list[int]:
+        """Modes in which a node runs again at a moment."""
+        return [k for k, mode in enumerate(self.reruns[node], start=1) if moment in mode]
+
     def over_modes(self, table: BoolArray, producer: int, consumer: int) -> BoolArray:
         """Repeat a table of layouts over the modes of both nodes."""
         return np.tile(table, (self.modes(producer), self.modes(consumer)))
 
     def in_mode(self, node: int, mode: int, amount: IntArray) -> IntArray:
         """Amounts of one mode of a node; the others use nothing."""
+        return self.in_modes(node, [mode], amount)
+
+    def in_modes(self, node: int, modes: Collection[int], amount: IntArray) -> IntArray:
+        """Amounts of some modes of a node; the others use nothing."""
         found = np.zeros((self.modes(node), amount.shape[0]), dtype=np.int64)
-        found[mode] = amount
+        found[list(modes)] = amount
         return found.ravel()
 
     def _share(self, key: tuple[object, ...], source: IntArray, make: Callable[[], IntArray]) -> IntArray:
@@ -97,31 +113,30 @@ class RecomputeProblemBuilder(StepProblemBuilder):
         rows, columns = self.modes(producer), self.modes(consumer)
         if rows == columns == 1:
             return table
-        size = table.shape[1]
-        again = len(self.reruns.get(consumer, ())) if paid else 0
+        times = self.executions(consumer) if paid else (1,) * columns
 
         def make() -> IntArray:
-            full = np.tile(table, (rows, columns))
-            full[:, size : (1 + again) * size] *= 2
+            full: IntArray = np.tile(table, (rows, columns)) * np.repeat(times, table.shape[1])
             return full
 
-        return self._share((rows, columns, again), table, make)
+        return self._share((rows, times), table, make)
 
-    def _in_mode_of_consumer(self, table: IntArray, producer: int, consumer: int, mode: int) -> IntArray:
-        """A table over the modes of both nodes, zero but in one mode of the consumer."""
+    def _at_moment(self, table: IntArray, producer: int, consumer: int, moment: int) -> IntArray:
+        """A table over the modes of both nodes, zero where the consumer does not run again at the moment."""
         rows, columns = self.modes(producer), self.modes(consumer)
+        there = self.modes_with(consumer, moment)
 
         def make() -> IntArray:
             full = np.zeros((rows * table.shape[0], columns, table.shape[1]), dtype=np.int64)
-            full[:, mode] = np.tile(table, (rows, 1))
+            full[:, there] = np.tile(table, (rows, 1))[:, None]
             return full.reshape(rows * table.shape[0], columns * table.shape[1])
 
-        return self._share((rows, columns, "mode", mode), table, make)
+        return self._share((rows, columns, "modes", *there), table, make)
 
     # -------------------------------------------------------------- families
 
     def add_operators(self) -> None:
-        """Add outputs: kept ones to their last use; others to their last forward use, and again from the rerun."""
+        """Add copies of outputs: a kept one to its last use; others to the last forward use, and from reruns on."""
         for i, node in enumerate(self.model.nodes):
             if node.kind not in (NodeKind.FORWARD, NodeKind.BACKWARD):
                 continue
@@ -130,33 +145,42 @@ class RecomputeProblemBuilder(StepProblemBuilder):
                 amount = node.output_bytes[:, output]
                 self.add_life(i, start, self.own_life(i, output), self.in_mode(i, 0, amount))
                 if i in self.reruns:
-                    self._add_two_lives(i, start, output, amount)
+                    self._add_copies(i, start, output, amount)
             if node.workspace_bytes is not None:
                 self._add_workspace(i, start, node.workspace_bytes)
 
     def _add_workspace(self, i: int, start: int, amount: IntArray) -> None:
         """Add what every execution of an operator holds beside its arguments and outputs."""
         self.node_usage[i] += self.term(start, start + 1, np.tile(amount, self.modes(i)))
-        for mode, moment in enumerate(self.reruns.get(i, ()), start=1):
+        for moment in self.moments.get(i, ()):
             again = self.timeline.last_time(self.timeline.recompute[i][moment])
-            self.node_usage[i] += self.term(again, again + 1, self.in_mode(i, mode, amount))
+            there = self.modes_with(i, moment)
+            self.node_usage[i] += self.term(again, again + 1, self.in_modes(i, there, amount))
 
-    def _add_two_lives(self, i: int, start: int, output: int, amount: IntArray) -> None:
-        """Add an output that is freed after forward and made again."""
-        life = self.lifetimes.get((i, output), UNREAD)
-        size = amount.shape[0]
-        dropped = np.tile(amount, self.modes(i))
-        dropped[:size] = 0
-        dropped[(1 + len(self.reruns[i])) * size :] = 0
-        self.add_life(i, start, life.forward, dropped)
-        for mode, moment in enumerate(self.reruns[i], start=1):
+    def _add_copies(self, i: int, start: int, output: int, amount: IntArray) -> None:
+        """Add an output that is made again: its first copy and those of the reruns, without what holds add."""
+        reruns = self.reruns[i]
+        self.add_life(i, start, self.first_life(i, output), self.in_modes(i, range(1, 1 + len(reruns)), amount))
+        for moment in self.moments[i]:
             made = self.timeline.last_time(self.timeline.recompute[i][moment])
-            self.add_life(i, made, self.second_life(i, output), self.in_mode(i, mode, amount))
+            last = [mode for mode in self.modes_with(i, moment) if reruns[mode - 1][-1] == moment]
+            earlier = [mode for mode in self.modes_with(i, moment) if mode not in last]
+            self.add_life(i, made, self.last_life(i, output), self.in_modes(i, last, amount))
+            self.add_life(i, made, None, self.in_modes(i, earlier, amount))
 
-    def second_life(self, node: int, output: int) -> LastUse | None:
-        """Last direct use of an output that was made again."""
+    def first_life(self, node: int, output: int) -> LastUse | None:
+        """Last direct use of the first copy of an output that is made again."""
+        last = self.lifetimes.get((node, output), UNREAD).forward
+        return self._computed(node, output, last) if node in self.rereads else last
+
+    def last_life(self, node: int, output: int) -> LastUse | None:
+        """Last direct use of the last copy of an output that is made again."""
         last = self.lifetimes.get((node, output), UNREAD).backward
-        if last is not None and self.chains and (node, output) in self.lives_on:
+        return self._computed(node, output, last) if self.chains else last
+
+    def _computed(self, node: int, output: int, last: LastUse | None) -> LastUse | None:
+        """The same use, through its computation where the output is counted as held for later."""
+        if last is not None and (node, output) in self.lives_on:
             return LastUse(last.computed_end, last.computed_end)
         return last
 
@@ -168,8 +192,8 @@ class RecomputeProblemBuilder(StepProblemBuilder):
                 self._everywhere(table, u, v, paid=False) for table in (edge.copy_bytes, edge.peak_bytes)
             )
             usage = self.copy_terms(self.timeline.compute[v], edge.slot, copy_bytes, peak_bytes)
-            for mode, moment in enumerate(self.reruns.get(v, ()), start=1):
-                again = (self._in_mode_of_consumer(table, u, v, mode) for table in (edge.copy_bytes, edge.peak_bytes))
+            for moment in self.moments.get(v, ()):
+                again = (self._at_moment(table, u, v, moment) for table in (edge.copy_bytes, edge.peak_bytes))
                 usage += self.copy_terms(self.timeline.recompute[v][moment], edge.slot, *again)
             cost = self._everywhere(edge.cost, u, v, paid=True)
             forbidden = self.over_modes(edge.forbidden, u, v)
@@ -178,11 +202,11 @@ class RecomputeProblemBuilder(StepProblemBuilder):
             self.factor((u, v), cost, forbidden, usage)
 
     def out_of_order(self, u: int, v: int) -> BoolArray:
-        """Pairs of reruns where the input ``u`` would be made after ``v`` needs it, or may not be made again."""
+        """Pairs of modes where ``u`` would be made again after ``v`` needs its last copy, or may not be made again."""
         late = np.zeros((self.modes(u), self.modes(v)), dtype=np.bool_)
         for a, first in enumerate(self.reruns.get(u, ()), start=1):
             for b, then in enumerate(self.reruns[v], start=1):
-                late[a, b] = not self.chains or first > then
+                late[a, b] = not self.chains or (u not in self.rereads and first[-1] > then[0])
         sizes = self.model.nodes[u].size, self.model.nodes[v].size
         return np.repeat(np.repeat(late, sizes[0], axis=0), sizes[1], axis=1)
 

@@ -18,6 +18,7 @@ from formulations.models.kiwi_chain import (
     latest_moments,
 )
 from formulations.models.kiwi_reduced import build_kiwi_reduced, reduced_moments
+from formulations.models.modes import Modes, once, once_or_twice
 from formulations.models.offload import Links, build_offload
 from formulations.models.sharding import build_sharding
 from formulations.models.step import StepDecision, StepModel
@@ -28,6 +29,9 @@ Reruns = Mapping[int, int]
 
 LARGEST_EXACT = 60_000
 """Table entries up to which bytes are counted to the byte by factors of three nodes."""
+
+LARGEST_TWICE = 20_000
+"""Table entries up to which operators may run again twice: the problems that are then still solved in seconds."""
 
 LARGEST_REACHED = 3_000_000
 """Table entries up to which chains reach further."""
@@ -52,6 +56,8 @@ class StepProblem:
         From choices to the decision.
     encode
         From a decision to choices of the model's nodes; raises ValueError for one the problem leaves out.
+    layouts
+        Number of layouts of every node of the model; strategy ``mode * layouts + layout``.
     safer
         Builds the same problem with bytes counted on the safe side, where this one may count too little.
     relaxed
@@ -64,6 +70,7 @@ class StepProblem:
     problem: StrategyProblem
     decode: Callable[[Choices], StepDecision]
     encode: Callable[[StepDecision], Choices]
+    layouts: tuple[int, ...]
     safer: Callable[[], StepProblem] | None = None
     relaxed: Callable[[int], StrategyProblem] | None = None
     starts: tuple[Callable[[], StepProblem], ...] = ()
@@ -97,8 +104,8 @@ def sharding_problem(model: StepModel, memory_limit: int | None) -> StepProblem:
 
 def kiwi_reduced_problem(model: StepModel, memory_limit: int | None) -> StepProblem:
     """KIWI with reduced complexity."""
-    moments = reduced_moments(model)
-    return _counted(model, moments, lambda counting: build_kiwi_reduced(model, memory_limit, counting))
+    modes = once(reduced_moments(model))
+    return _counted(model, modes, lambda counting: build_kiwi_reduced(model, memory_limit, counting))
 
 
 def kiwi_chain_problem(
@@ -117,9 +124,9 @@ def kiwi_chain_problem(
     reach
         Moments of an operator at most; None for as many as keep the tables of a size that solves well.
     """
-    moments = _moments_in_reach(model, plans, reach)
-    chain = _counted(model, moments, lambda counting: build_kiwi_chain(model, memory_limit, moments, counting))
-    return replace(chain, starts=_smaller_problems(model, memory_limit, moments, plans))
+    modes = _modes_in_reach(model, plans, reach)
+    chain = _counted(model, modes, lambda counting: build_kiwi_chain(model, memory_limit, modes, counting))
+    return replace(chain, starts=_smaller_problems(model, memory_limit, modes, plans))
 
 
 def kiwi_offload_problem(
@@ -142,31 +149,31 @@ def kiwi_offload_problem(
     plans, reach
         See there.
     """
-    moments = _moments_in_reach(model, plans, reach)
+    modes = _modes_in_reach(model, plans, reach)
 
     def build(counting: Counting) -> StepProblem:
-        built = build_offload(model, memory_limit, moments, links, counting)
-        return StepProblem(built.problem, built.decode, built.encode)
+        built = build_offload(model, memory_limit, modes, links, counting)
+        return StepProblem(built.problem, built.decode, built.encode, _layouts(model))
 
     def relaxed(best: int) -> StrategyProblem:
-        return build_offload(model, memory_limit, moments, replace(links, best_known=best), Counting.UNDER).problem
+        return build_offload(model, memory_limit, modes, replace(links, best_known=best), Counting.UNDER).problem
 
     def chain() -> StepProblem:
-        return _chain_like(model, moments, build_kiwi_chain(model, memory_limit, moments, Counting.UNDER))
+        return _chain_like(model, modes, build_kiwi_chain(model, memory_limit, modes, Counting.UNDER))
 
     return replace(
         build(Counting.UNDER),
         safer=lambda: build(Counting.OVER),
         relaxed=None if links.blocking else relaxed,  # where nothing is hidden, nothing is left out
-        starts=(chain, *_smaller_problems(model, memory_limit, moments, plans)),
+        starts=(chain, *_smaller_problems(model, memory_limit, modes, plans)),
     )
 
 
 def policy_problem(model: StepModel, memory_limit: int | None, recomputed: Iterable[int]) -> StepProblem:
     """Sharding with recomputation set by a rule: exactly these nodes run again, as late as they may."""
     reruns = latest_moments(model, dict.fromkeys(recomputed))
-    moments = {i: (moment,) for i, moment in reruns.items()}
-    return _chain_like(model, moments, build_recompute_policy(model, memory_limit, reruns))
+    modes = once({i: (moment,) for i, moment in reruns.items()})
+    return _chain_like(model, modes, build_recompute_policy(model, memory_limit, reruns))
 
 
 MODELS: dict[str, Callable[[StepModel, int | None], StepProblem]] = {
@@ -190,29 +197,39 @@ def step_problem(name: str, model: StepModel, memory_limit: int | None) -> StepP
 
 
 def _smaller_problems(
-    model: StepModel, memory_limit: int | None, moments: Mapping[int, tuple[int, ...]], plans: Sequence[Reruns]
+    model: StepModel, memory_limit: int | None, modes: Modes, plans: Sequence[Reruns]
 ) -> tuple[Callable[[], StepProblem], ...]:
     """Problems whose decisions the chain problem with these plans contains; none where they are large themselves."""
-    if _entries(model, moments) > LARGEST_REACHED:
+    if _entries(model, modes) > LARGEST_REACHED:
         return ()
     by_rule = [partial(policy_problem, model, memory_limit, tuple(plan)) for plan in plans if plan]
     return (partial(kiwi_reduced_problem, model, memory_limit), *by_rule)
 
 
-def _counted(
-    model: StepModel, moments: Mapping[int, tuple[int, ...]], build: Callable[[Counting], StrategyProblem]
-) -> StepProblem:
+def _counted(model: StepModel, modes: Modes, build: Callable[[Counting], StrategyProblem]) -> StepProblem:
     """Count to the byte where the tables are small; else too little, with a safer problem at hand."""
-    if _entries(model, moments) <= LARGEST_EXACT:
-        return _chain_like(model, moments, build(Counting.EXACT))
+    if _entries(model, modes) <= LARGEST_EXACT:
+        return _chain_like(model, modes, build(Counting.EXACT))
     return replace(
-        _chain_like(model, moments, build(Counting.UNDER)),
-        safer=lambda: _chain_like(model, moments, build(Counting.OVER)),
+        _chain_like(model, modes, build(Counting.UNDER)),
+        safer=lambda: _chain_like(model, modes, build(Counting.OVER)),
     )
 
 
-def _chain_like(model: StepModel, moments: Mapping[int, tuple[int, ...]], problem: StrategyProblem) -> StepProblem:
-    return StepProblem(problem, partial(decode_kiwi_chain, model, moments), partial(encode_kiwi_chain, model, moments))
+def _chain_like(model: StepModel, modes: Modes, problem: StrategyProblem) -> StepProblem:
+    decode, encode = partial(decode_kiwi_chain, model, modes), partial(encode_kiwi_chain, model, modes)
+    return StepProblem(problem, decode, encode, _layouts(model))
+
+
+def _layouts(model: StepModel) -> tuple[int, ...]:
+    return tuple(node.size for node in model.nodes)
+
+
+def _modes_in_reach(model: StepModel, plans: Sequence[Reruns], reach: int | None) -> Modes:
+    """Modes of the moments in reach: twice where the tables stay small, else once."""
+    moments = _moments_in_reach(model, plans, reach)
+    twice = once_or_twice(model, moments)
+    return twice if _entries(model, twice) <= LARGEST_TWICE else once(moments)
 
 
 def _moments_in_reach(model: StepModel, plans: Sequence[Reruns], reach: int | None) -> dict[int, tuple[int, ...]]:
@@ -224,7 +241,7 @@ def _moments_in_reach(model: StepModel, plans: Sequence[Reruns], reach: int | No
     )
 
 
-def _entries(model: StepModel, moments: Mapping[int, tuple[int, ...]]) -> int:
-    """Table entries of all arguments, over the modes of both nodes."""
-    modes = [1 + len(moments.get(i, ())) for i in range(len(model.nodes))]
+def _entries(model: StepModel, reruns: Mapping[int, tuple[object, ...]]) -> int:
+    """Table entries of all arguments over the modes of both nodes; ``reruns`` has those that run an operator again."""
+    modes = [1 + len(reruns.get(i, ())) for i in range(len(model.nodes))]
     return sum(edge.cost.size * modes[edge.producer] * modes[edge.consumer] for edge in model.edges)

@@ -17,6 +17,9 @@ import numpy as np
 
 from formulations.problem import BoolArray, IntArray
 
+Moments = tuple[int, ...]
+"""Backward operators before which an operator runs again, in ascending order."""
+
 
 class NodeKind(StrEnum):
     """What a node of a step is."""
@@ -188,12 +191,13 @@ class StepDecision:
     layouts
         Layout of every node.
     recomputed
-        Forward operators that run again, each with the backward operator before which it does. A rerun
-        happens right before that operator, after the reruns of smaller index that belong to it.
+        Forward operators that run again, each with the backward operators before which it does. A rerun
+        happens right before its backward operator, after the reruns of smaller index that belong to it. Whoever
+        reads a value takes the newest copy, and a copy is held until its last reader.
     offloaded
         Forward operators whose outputs wait for backward in host memory, and when.
     """
 
     layouts: tuple[int, ...]
-    recomputed: Mapping[int, int]
+    recomputed: Mapping[int, Moments]
     offloaded: Mapping[int, HostStay] = field(default_factory=dict)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from formulations.models.step import NodeKind, StepDecision, StepEdge, StepModel
+from formulations.models.step import StepDecision, StepEdge, StepModel
 from formulations.models.timeline import Event, EventKind, Timeline, build_timeline
 from formulations.problem import IntArray
 
@@ -50,7 +50,7 @@ def replay_decision(model: StepModel, decision: StepDecision) -> StepReplay:
     Raises
     ------
     BrokenDecisionError
-        A forbidden pair of layouts, or a rerun whose input no longer exists.
+        A forbidden pair of layouts.
     """
     return _Execution(model, decision).run()
 
@@ -68,8 +68,7 @@ class _Execution:
     def __init__(self, model: StepModel, decision: StepDecision) -> None:
         self.model = model
         self.layout = decision.layouts
-        self.recomputed = decision.recomputed
-        self.timeline = build_timeline(model, {node: (slot,) for node, slot in decision.recomputed.items()})
+        self.timeline = build_timeline(model, decision.recomputed)
         self.change = np.zeros(self.timeline.horizon + 1, dtype=np.int64)
         self.cost = 0
         self.current: dict[tuple[int, int], _Version] = {}
@@ -119,7 +118,6 @@ class _Execution:
         v = event.index
         node, at = self.model.nodes[v], self.layout[v]
         for edge in self.edges_into[v]:
-            self._require(edge, event)
             pair = self.layout[edge.producer], at
             self._allow(not edge.forbidden[pair], self.model.nodes[edge.producer].name, node.name)
             self.cost += int(edge.cost[pair])
@@ -135,24 +133,6 @@ class _Execution:
             if older is not None:
                 self._hold(older.made, older.until, older.amount)
             self.current[v, output] = _Version(amount, end - 1, end)
-
-    def _require(self, edge: StepEdge, event: Event) -> None:
-        """A value that is not kept may be read in forward, and after its own rerun."""
-        u = edge.producer
-        if u not in self.recomputed:
-            return
-        now = self.timeline.start[self.timeline.recompute[u][self.recomputed[u]]]
-        again = event.kind is EventKind.RECOMPUTE
-        reader = self.model.nodes[event.index].kind is NodeKind.BACKWARD or again
-        event_at = (
-            self.timeline.recompute[event.index][self.recomputed[event.index]]
-            if again
-            else self.timeline.compute[event.index]
-        )
-        if reader and self.timeline.start[event_at] < now:
-            raise BrokenDecisionError(
-                f"{self.model.nodes[event.index].name} needs {self.model.nodes[u].name} before it runs again"
-            )
 
     def _allow(self, allowed: bool, producer: str, consumer: str) -> None:
         if not allowed:

@@ -187,27 +187,44 @@ def _evaluate(
             value = tables[graph.table_start[f] + e]
             values[e] = np.int64(value) * scale if value < limit else _NEVER
         _add_usage(usage, usage.factor_start[f], usage.factor_start[f + 1], summed, values, size)
-        low = _NEVER
-        for e in range(size):
-            if values[e] != _NEVER:
-                for k in range(graph.arity[f]):
-                    label = (e // graph.stride[f, k]) % graph.sizes[graph.scope[f, k]]
-                    values[e] -= messages[graph.message_start[f, k] + label]
-                low = min(low, values[e])
+        for k in range(graph.arity[f]):
+            first, width = graph.message_start[f, k], graph.sizes[graph.scope[f, k]]
+            _subtract_message(values[:size], messages[first : first + width], graph.stride[f, k])
+        low = values[:size].min()
         lows[nodes + f] = low
         for k in range(graph.arity[f]):
             node = graph.scope[f, k]
             width, start = graph.sizes[node], graph.offset[node]
-            for s in range(width):
-                minima[s] = _NEVER
-            for e in range(size):
-                label = (e // graph.stride[f, k]) % width
-                minima[label] = min(minima[label], values[e])
+            _least_of_each(values[:size], graph.stride[f, k], minima[:width])
             for s in range(width):
                 spare = _NEVER - excess[start + s]
                 extra = minima[s] - low if minima[s] != _NEVER else _NEVER
                 excess[start + s] += min(spare, extra)
     return lows, excess
+
+
+@compiled
+def _subtract_message(values: IntArray, message: IntArray, step: int) -> None:
+    """Subtract a message from the allowed values of a table, in which its node's strategies are ``step`` apart."""
+    e = 0
+    while e < len(values):
+        for moved in message:
+            for _ in range(step):
+                if values[e] != _NEVER:
+                    values[e] -= moved
+                e += 1
+
+
+@compiled
+def _least_of_each(values: IntArray, step: int, least: IntArray) -> None:
+    """Write the least value of a table for each strategy of a node, whose strategies are ``step`` apart in it."""
+    least[:] = _NEVER
+    e = 0
+    while e < len(values):
+        for s in range(len(least)):
+            for _ in range(step):
+                least[s] = min(least[s], values[e])
+                e += 1
 
 
 @compiled

@@ -3,7 +3,8 @@
 The limit becomes a decision (:mod:`formulations.solvers.peak_problem`), and presolve removes what cannot matter for any
 limit in question. A small rest goes to CP-SAT, a large one to memory prices: both bound in exact integers, where the
 tolerances of branch and cut in floating point would count as bytes. Where a first part of the time does not suffice, a
-local search (:mod:`formulations.solvers.falling_limit`) lowers the peak, and they go on above the bound that is known.
+local search (:mod:`formulations.solvers.falling_limit`) lowers the peak, the moments at which the best assignment peaks
+say what is needed at least (:mod:`formulations.solvers.peak_moments`), and they go on above the bound that is known.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from formulations.linear_model import linear_columns
 from formulations.presolve import lean_presolve
 from formulations.problem import ProblemError, StrategyProblem
 from formulations.solution import SolveOptions, Status
+from formulations.solvers.peak_moments import busiest_moments, moment_problem
 from formulations.solvers.peak_problem import peak_problem, peak_range
 from formulations.solvers.registry import SolverSpec
 from formulations.solvers.run import solve
@@ -24,7 +26,7 @@ from formulations.solvers.worker import Listener, SolverPool
 MOST_COLUMNS = 5000
 """Columns of the linear model of what presolve leaves, up to which CP-SAT solves it."""
 
-_FIRST_SHARE, _SEARCH_SHARE = 0.15, 0.35
+_FIRST_SHARE, _SEARCH_SHARE, _MOMENTS_SHARE = 0.15, 0.35, 0.55
 _PRESOLVE_SHARE = 0.5
 _LEAST_SECONDS = 0.05
 
@@ -132,7 +134,13 @@ class _PeakSearch:
         """Look first, then again in the range that is left."""
         if self.options.initial_choices is not None:
             self._take(self.options.initial_choices)
-        for share, work in ((_FIRST_SHARE, self._look), (_SEARCH_SHARE, self._search), (1.0, self._look)):
+        parts = (
+            (_FIRST_SHARE, self._look),
+            (_SEARCH_SHARE, self._search),
+            (_MOMENTS_SHARE, self._raise_by_moments),
+            (1.0, self._look),
+        )
+        for share, work in parts:
             remaining = share * self.options.time_limit - (time.monotonic() - self.started)
             if remaining > 0 and not self.infeasible and self.peak != self.bound:
                 work(remaining)
@@ -170,6 +178,24 @@ class _PeakSearch:
         outcome = self.workers.run(spec, problem, options, Listener(lambda _: None, self._take_last))
         if outcome.claim is not None and outcome.claim.choices is not None:
             self._take(outcome.claim.choices)
+
+    def _raise_by_moments(self, seconds: float) -> None:
+        """Ask what is needed at least at the moments that are busiest in the best assignment, one after another."""
+        deadline, best = time.monotonic() + seconds, self.choices
+        for usage, moment in busiest_moments(self.problem, self.resource, best):
+            remaining = deadline - time.monotonic()
+            if remaining < _LEAST_SECONDS or (best is not None and usage <= self.bound):
+                return
+            alone = lean_presolve(moment_problem(self.problem, self.resource, moment), time.monotonic() + remaining / 2)
+            if alone.contradiction:
+                self.infeasible, self.message = self.peak is None, alone.contradiction
+                return
+            options = replace(self.options, time_limit=remaining, relative_gap=0.0, initial_choices=None)
+            result = solve(alone.problem, "lagrangian", options, pool=self.workers)
+            if result.choices is not None:
+                self._take(alone.lift(result.choices))
+            if result.bound is not None:
+                self.bound = max(self.bound, result.bound + alone.offset)
 
     def _take_last(self, found: list[tuple[int, ...]]) -> None:
         self._take(found[-1])

@@ -14,9 +14,11 @@ from pathlib import Path
 from formulations.linear_model import linear_columns
 from formulations.problem import StrategyProblem
 from formulations.solution import SolveOptions
+from formulations.solvers.price_bounding import is_wide
 
 PRICES, BRANCH_AND_CUT, PRICES_AND_BRANCH = "lagrangian", "highs", "price_and_branch"
 ANYTHING, PARTS, CONSTRAINTS = "peak_prices", "large_neighbourhood", "cpsat"
+ANNEALING = "annealing"
 SETTLES = frozenset({BRANCH_AND_CUT, CONSTRAINTS})
 """Members that have found all there is to find when they end before their time."""
 
@@ -38,6 +40,7 @@ _EXACT_AND_PRICES = 2
 """Lanes that every search has."""
 
 _PRICES_UNTIL = 0.6
+_ANYTHING_UNTIL = 0.7
 _MEMORY_SHARE = 0.8
 
 
@@ -91,6 +94,7 @@ def lanes_for(problem: StrategyProblem, options: SolveOptions, *, deep: bool = F
     """Return the lanes that suit the size of a reduced problem and the number of workers.
 
     In a large problem of a deep model (``deep``) only prices get anywhere, and one process has to be enough for memory.
+    Where tables are very large, one process does nothing but bound, and another nothing but look for assignments.
     """
     columns = linear_columns(problem)
     if deep:
@@ -103,6 +107,11 @@ def lanes_for(problem: StrategyProblem, options: SolveOptions, *, deep: bool = F
         prices = Turn(PRICES, iterations=_ITERATIONS_ALONE)
         anything = Turn(ANYTHING, iterations=_ITERATIONS_ALONE, without_incumbent=True)
         return ((prices, anything, Turn(exact, iterations=None if small else _ITERATIONS_ALONE)),)
+    if is_wide(columns, len(problem.factors)):
+        anything = Turn(ANYTHING, until=_ANYTHING_UNTIL, without_incumbent=True)
+        # Annealing goes on to the end unless it finds nothing, or what it finds is close to the bound.
+        search = (Turn(ANNEALING), anything, Turn(PARTS))
+        return ((Turn(exact),), search, *[(Turn(PRICES),)] * (workers > _EXACT_AND_PRICES))
     others = [CONSTRAINTS] * small + [PARTS] * (len(problem.nodes) <= MOST_NODES_IN_PARTS)
     prices = Turn(PRICES, head_start=HEAD_START_SECONDS if columns <= TINY_COLUMNS else 0.0)
     if workers > _EXACT_AND_PRICES:

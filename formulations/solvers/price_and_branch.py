@@ -8,6 +8,10 @@
 4. :mod:`formulations.solvers.highs` on the core, where that is small enough (on the problem itself where the first
    step found no assignment). An assignment is either in the core or costs at least as much as the incumbent, so the
    smaller of the core's bound and the incumbent's cost is a bound.
+
+Where strategies are so many that tables are very large (:mod:`formulations.solvers.price_bounding`), others look for
+assignments and the prices of the first step only bound; a core is looked at once few strategies are left, and no hub
+is branched on.
 """
 
 from __future__ import annotations
@@ -15,6 +19,7 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 
+from formulations.flat import FlatProblem
 from formulations.linear_model import linear_columns
 from formulations.presolve import Lift, Presolved, presolve
 from formulations.presolve.allowed_strategies import cut_forbidden_strategies
@@ -27,7 +32,9 @@ from formulations.solvers.hub_branching import branch, hubs
 from formulations.solvers.incumbent_search import exact_objective
 from formulations.solvers.lagrangian import PriceSearch
 from formulations.solvers.opening import open_flat
-from formulations.solvers.price_fixing import without_hopeless
+from formulations.solvers.price_ascent import PriceAscent
+from formulations.solvers.price_bounding import PriceBounding, is_wide
+from formulations.solvers.price_fixing import entries_left, without_hopeless
 
 MOST_CORE_COLUMNS = 400_000
 """Columns of the core's linear model up to which branch and cut is tried."""
@@ -37,6 +44,12 @@ FEW_HUBS = 40
 
 _FIRST_SHARE, _SECOND_SHARE = 0.3, 0.6
 """Parts of the time after which the core is looked at; a better incumbent in between makes it smaller."""
+
+_WIDE_SHARES = (0.45, 0.6, 1.0)
+"""The same for later looks where tables are very large."""
+
+_MOST_ENTRIES_LEFT = 20 * MOST_CORE_COLUMNS
+"""Entries of tables, after fixing, up to which presolve may make a core of the size above of them."""
 
 
 def solve(problem: StrategyProblem, options: SolveOptions, report: ReportProgress, incumbent: ReportIncumbent) -> Claim:
@@ -50,6 +63,9 @@ def solve(problem: StrategyProblem, options: SolveOptions, report: ReportProgres
     if isinstance(flat, Claim):
         return flat
     first = replace(options, time_limit=_FIRST_SHARE * options.time_limit)
+    if is_wide(len(flat.tables), len(flat.graph.arity)):
+        bounding = PriceBounding(problem, flat, first, report, incumbent, started)
+        return _solve_wide(problem, flat, bounding, options, report, incumbent, started)
     prices = PriceSearch(problem, flat, first, report, incumbent, started)
     claim = prices.run()
     hub_count = len(hubs(flat))
@@ -63,10 +79,7 @@ def solve(problem: StrategyProblem, options: SolveOptions, report: ReportProgres
         objective = exact_objective(problem, claim.choices)
         if options.accepts(objective, claim.bound):
             return claim
-        ascent = prices.ascent
-        hopeful = without_hopeless(problem, flat, ascent.best_prices, ascent.best_messages, objective)
-        cut, lift = cut_forbidden_strategies(hopeful)
-        core = presolve(cut, deadline=started + options.time_limit)
+        core, lift = _core(problem, flat, prices.ascent, objective, started + options.time_limit)
         columns = linear_columns(core.problem)
         if columns <= MOST_CORE_COLUMNS:
             return _Core(core, lift, claim, objective, report, incumbent, started).run(remaining)
@@ -74,6 +87,41 @@ def solve(problem: StrategyProblem, options: SolveOptions, report: ReportProgres
             return branch(flat, prices, claim, options, report, started)
         claim = prices.go_on(share * options.time_limit)
     return replace(claim, message=f"the core has {columns} columns, too many for branch and cut")
+
+
+def _solve_wide(
+    problem: StrategyProblem,
+    flat: FlatProblem,
+    bounding: PriceBounding,
+    options: SolveOptions,
+    report: ReportProgress,
+    incumbent: ReportIncumbent,
+    started: float,
+) -> Claim:
+    """Solve a problem of very large tables: raise the bound, and look at the core now and then."""
+    claim = bounding.run()
+    for share in _WIDE_SHARES:
+        if claim.choices is not None:
+            objective = exact_objective(problem, claim.choices)
+            if claim.bound is not None and options.accepts(objective, claim.bound):
+                return claim
+            ascent = bounding.ascent
+            if entries_left(flat, ascent.best_prices, ascent.best_messages, objective) <= _MOST_ENTRIES_LEFT:
+                core, lift = _core(problem, flat, ascent, objective, started + options.time_limit)
+                if linear_columns(core.problem) <= MOST_CORE_COLUMNS:
+                    remaining = replace(options, time_limit=max(0.0, started + options.time_limit - time.monotonic()))
+                    return _Core(core, lift, claim, objective, report, incumbent, started).run(remaining)
+        claim = bounding.go_on(share * options.time_limit)
+    return claim
+
+
+def _core(
+    problem: StrategyProblem, flat: FlatProblem, ascent: PriceAscent, objective: int, deadline: float
+) -> tuple[Presolved, Lift]:
+    """Return what the best prices leave open, reduced, and the lift from its strategies to those of the problem."""
+    hopeful = without_hopeless(problem, flat, ascent.best_prices, ascent.best_messages, objective)
+    cut, lift = cut_forbidden_strategies(hopeful)
+    return presolve(cut, deadline=deadline), lift
 
 
 class _Core:

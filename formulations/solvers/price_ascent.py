@@ -97,8 +97,11 @@ class PriceAscent:
         typical = beliefs[(beliefs > 0) & (beliefs < 0.1 * self.flat.penalty)]
         return float(np.median(typical)) if len(typical) else 1.0
 
-    def step(self, progress: float) -> float:
-        """Move the prices once and return the new bound; ``progress`` from 0 to 1 cools the response."""
+    def step(self, progress: float, pairs: int = 2) -> float:
+        """Move the prices once and sweep ``pairs`` times; return the new bound.
+
+        ``progress`` from 0 to 1 cools the response.
+        """
         flat = self.flat
         self.iterations += 1
         decisions = int((flat.graph.sizes > 1).sum()) or 1
@@ -119,7 +122,7 @@ class PriceAscent:
             others[rows] = False
             self.prices[others] *= 0.5
             self.prices[rows] = moved / limits
-        return self.sweeps(2)
+        return self.sweeps(pairs)
 
     def sweep_pair(self) -> float:
         """Sweep forward and backward over the costs as they are; return the bound without the limits' part."""

@@ -18,6 +18,7 @@ import numpy as np
 from formulations.flat import FlatProblem, FloatArray
 from formulations.problem import BoolArray, StrategyProblem
 from formulations.solvers.dual_bound import Reparametrised, reparametrise
+from formulations.solvers.integer_bound import holds_exact_costs, integer_bound
 
 _PAIR = 2
 
@@ -70,6 +71,22 @@ def without_hopeless(
         oriented[np.ix_(*(flat.supported[i] for i in group.scope))] |= hopeless
         factors[group.members[0]] = replace(factor, forbidden=flags)
     return replace(problem, nodes=tuple(nodes), factors=tuple(factors))
+
+
+def entries_left(flat: FlatProblem, prices: FloatArray, messages: FloatArray, objective: int) -> int:
+    """Return how many entries the tables have between strategies that may be part of a better assignment.
+
+    An estimate from above, of a problem without contradiction: strategies are judged by themselves, and all are kept
+    where costs are beyond the range of doubles.
+    """
+    graph = flat.graph
+    kept = graph.sizes
+    proof = integer_bound(flat, prices, messages) if holds_exact_costs(flat) else None
+    if proof is not None:
+        hopeful = proof.excess < proof.hopeless_from(objective)
+        kept = np.add.reduceat(hopeful.astype(np.int64), graph.offset[:-1])
+    entries = np.where(graph.scope >= 0, kept[graph.scope], 1).prod(axis=1)
+    return int(entries.sum())
 
 
 def _hopeless_pairs(theta: Reparametrised, group: int, others: list[FloatArray], room: int) -> BoolArray:

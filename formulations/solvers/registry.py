@@ -17,6 +17,8 @@ ENTRY_POINT_GROUP = "meshwright.solvers"
 DEFAULT_SOLVER = "portfolio"
 
 SOLVERS: dict[str, str] = {
+    "annealing": "formulations.solvers.annealing:solve",
+    "blocks": "formulations.solvers.block_columns:solve",
     "brute_force": "formulations.solvers.brute_force:solve",
     "cpsat": "formulations.solvers.cpsat:solve",
     "greedy": "formulations.solvers.greedy:solve",
@@ -47,7 +49,7 @@ EXACT_KINDS: Mapping[str, str] = MappingProxyType(
 _SOLVER_ARGUMENTS = ("problem", "options", "report", "incumbent")
 _COORDINATOR_ARGUMENTS = ("problem", "options", "desk")
 
-_NEEDS_OWN_PROCESS = frozenset({"cpsat", "highs", "price_and_branch", "pyomo"})
+_NEEDS_OWN_PROCESS = frozenset({"blocks", "cpsat", "highs", "price_and_branch", "pyomo"})
 _COORDINATORS = frozenset({"portfolio"})
 
 

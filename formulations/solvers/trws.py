@@ -26,23 +26,24 @@ _NEVER = 1e300
 def collect_pair(graph: Graph, tables: FloatArray, messages: FloatArray, f: int, axis: int) -> None:
     """Set the message of a factor of two nodes to its min-marginal at ``axis``."""
     rows, columns = graph.sizes[graph.scope[f, 0]], graph.sizes[graph.scope[f, 1]]
-    table = graph.table_start[f]
-    first, second = graph.message_start[f, 0], graph.message_start[f, 1]
-    if axis == 0:
-        for s in range(rows):
+    first = messages[graph.message_start[f, 0] : graph.message_start[f, 0] + rows]
+    second = messages[graph.message_start[f, 1] : graph.message_start[f, 1] + columns]
+    # Views of one row each: only then do the inner loops become vector instructions.
+    place = graph.table_start[f]
+    if axis == 1:
+        second[:] = _NEVER
+    for s in range(rows):
+        row = tables[place : place + columns]
+        place += columns
+        if axis == 0:
             best = _NEVER
-            place = table + s * columns
             for t in range(columns):
-                best = min(best, tables[place + t] - messages[second + t])
-            messages[first + s] = best
-    else:
-        for t in range(columns):
-            messages[second + t] = _NEVER
-        for s in range(rows):
-            place = table + s * columns
-            moved = messages[first + s]
+                best = min(best, row[t] - second[t])
+            first[s] = best
+        else:
+            moved = first[s]
             for t in range(columns):
-                messages[second + t] = min(messages[second + t], tables[place + t] - moved)
+                second[t] = min(second[t], row[t] - moved)
 
 
 @compiled

@@ -14,8 +14,10 @@ The function follows :class:`formulations.solvers.base.Solver`; it runs in a pro
 claims is checked like everyone's.
 """
 
+from planner.benchmarks.galvatron import galvatron_suite
 from planner.benchmarks.kiwi_mlp import kiwi_mlp_suite
 from planner.benchmarks.kiwi_transformer import kiwi_transformer_suite
+from planner.benchmarks.osdp import osdp_suite
 from planner.benchmarks.results import BenchResult
 from planner.benchmarks.rows import BenchRow
 from planner.benchmarks.runner import BenchError, Observer, bench
@@ -42,8 +44,10 @@ __all__ = [
     "SuiteError",
     "bench",
     "contest_suite",
+    "galvatron_suite",
     "kiwi_mlp_suite",
     "kiwi_transformer_suite",
     "load_best_known",
+    "osdp_suite",
     "random_suite",
 ]

@@ -18,7 +18,8 @@ from planner.benchmarks.metering import Meter
 from planner.benchmarks.step_cases import PreparedCase, SmallestPeak, StepCase, prepared
 from planner.benchmarks.suites import ReportProgress
 from planner.plan_error import PlanError
-from planner.step_solve import Executed, SolvedStep, solve_step
+from planner.step_solve import SolvedStep, solve_step
+from planner.step_start import Executed
 
 SMALLEST_PEAK = "minimum_peak"
 """Name of the solver whose objective is bytes."""

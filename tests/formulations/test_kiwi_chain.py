@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable
 from itertools import product
 
 import pytest
-from support.random_steps import decisions, random_step
+from support.random_steps import decisions, random_step, reads_last_copies
 
 from formulations.checker import check, usage_profile
 from formulations.models.counting import Counting
@@ -19,6 +19,7 @@ from formulations.models.kiwi_chain import (
     latest_moments,
 )
 from formulations.models.kiwi_reduced import build_kiwi_reduced, reduced_moments
+from formulations.models.modes import Modes, once, once_or_twice
 from formulations.models.recompute import RecomputeProblemBuilder
 from formulations.models.sharding import build_sharding
 from formulations.models.step import StepDecision, StepModel
@@ -34,17 +35,13 @@ def replayed(model: StepModel, decision: StepDecision) -> StepReplay | None:
         return None
 
 
-def breaks_rule_1(model: StepModel, decision: StepDecision) -> bool:
-    return any(edge.producer in decision.recomputed and edge.consumer in decision.recomputed for edge in model.edges)
-
-
 def times_of(decided: Timeline, static: Timeline) -> list[int]:
     """Time in a problem's timeline of every time of a decision's."""
     position = {(event.kind, event.index): at for at, event in enumerate(static.events)}
     found = []
     for at, event in enumerate(decided.events):
         if event.kind is EventKind.RECOMPUTE:
-            (slot,) = decided.recompute[event.index]
+            (slot,) = (slot for slot, position in decided.recompute[event.index].items() if position == at)
             there = static.recompute[event.index][slot]
         else:
             there = position[event.kind, event.index]
@@ -58,16 +55,33 @@ def shares_no_gradient_storage(model: StepModel) -> bool:
     return len(set(kept)) == len(kept)
 
 
-def decisions_that_agree(
-    model: StepModel, problem: StrategyProblem, moments: Mapping[int, tuple[int, ...]], *, chains: bool
-) -> int:
+InSpace = Callable[[StepModel, StepDecision], bool]
+"""Whether a decision belongs to a formulation."""
+
+
+def keeps_rule_1(model: StepModel, decision: StepDecision) -> bool:
+    again = decision.recomputed
+    return not any(edge.producer in again and edge.consumer in again for edge in model.edges)
+
+
+def of_modes(modes: Modes) -> InSpace:
+    """Decisions of chains: reruns read the last copy alone of what may not run again twice."""
+    twice = {i for i, of in modes.items() if any(len(mode) > 1 for mode in of)}
+    return lambda model, decision: reads_last_copies(model, decision, but=twice)
+
+
+def all_modes(model: StepModel) -> Modes:
+    return once_or_twice(model, chain_moments(model))
+
+
+def decisions_that_agree(model: StepModel, problem: StrategyProblem, modes: Modes, in_space: InSpace) -> int:
     """Compare every decision of one step with its replay; return how many can be executed."""
     problem.validate()
-    static = build_timeline(model, moments)
+    static = build_timeline(model, {i: sorted({t for mode in of for t in mode}) for i, of in modes.items()})
     executable = 0
-    for decision in decisions(model, moments):
-        replay = None if not chains and breaks_rule_1(model, decision) else replayed(model, decision)
-        choices = shortest_holds(problem, encode_kiwi_chain(model, moments, decision))
+    for decision in decisions(model, modes):
+        replay = replayed(model, decision) if in_space(model, decision) else None
+        choices = shortest_holds(problem, encode_kiwi_chain(model, modes, decision))
         report = check(problem, choices)
         assert (replay is None) == bool(report.violations), decision
         if replay is None:
@@ -90,7 +104,7 @@ def test_every_decision_of_kiwi_reduced_replays(start: int) -> None:
     for seed in range(start, start + 25):
         model = random_step(seed)
         problem = build_kiwi_reduced(model, None, Counting.EXACT)
-        executable.append(decisions_that_agree(model, problem, reduced_moments(model), chains=False))
+        executable.append(decisions_that_agree(model, problem, once(reduced_moments(model)), keeps_rule_1))
     assert sum(count > 0 for count in executable) > 12
 
 
@@ -99,23 +113,36 @@ def test_every_decision_of_kiwi_chain_replays(start: int) -> None:
     executable = []
     for seed in range(start, start + 25):
         model = random_step(seed)
-        moments = chain_moments(model)
-        executable.append(decisions_that_agree(model, build_kiwi_chain(model, None, moments), moments, chains=True))
+        modes = once(chain_moments(model))
+        problem = build_kiwi_chain(model, None, modes)
+        executable.append(decisions_that_agree(model, problem, modes, of_modes(modes)))
     assert sum(count > 0 for count in executable) > 12
+
+
+@pytest.mark.parametrize(("forward", "layouts", "seeds"), [(3, 2, range(200)), (4, 1, range(100)), (5, 1, range(60))])
+def test_every_decision_of_reruns_once_or_twice_replays(forward: int, layouts: int, seeds: range) -> None:
+    twice = 0
+    for seed in seeds:
+        model = random_step(seed, forward, layouts)
+        modes = all_modes(model)
+        if any(len(mode) > 1 for of in modes.values() for mode in of):
+            twice += decisions_that_agree(model, build_kiwi_chain(model, None, modes), modes, of_modes(modes)) > 0
+    assert twice > 15
 
 
 @pytest.mark.parametrize("seed", range(200, 230))
 def test_pairwise_counting_is_on_its_side_of_the_truth(seed: int) -> None:
     model = random_step(seed)
-    moments = chain_moments(model)
-    over = RecomputeProblemBuilder(model, moments, Counting.OVER, chains=True).build("over", None)
-    under = RecomputeProblemBuilder(model, moments, Counting.UNDER, chains=True).build("under", None)
+    modes = all_modes(model)
+    in_space = of_modes(modes)
+    over = RecomputeProblemBuilder(model, modes, Counting.OVER, chains=True).build("over", None)
+    under = RecomputeProblemBuilder(model, modes, Counting.UNDER, chains=True).build("under", None)
     assert max(len(factor.scope) for factor in under.factors) <= 3
-    for decision in decisions(model, moments):
-        replay = replayed(model, decision)
+    for decision in decisions(model, modes):
+        replay = replayed(model, decision) if in_space(model, decision) else None
         if replay is None:
             continue
-        choices = encode_kiwi_chain(model, moments, decision)
+        choices = encode_kiwi_chain(model, modes, decision)
         above = check(over, shortest_holds(over, choices))
         below = check(under, shortest_holds(under, choices))
         assert above.objective == below.objective == replay.cost
@@ -135,15 +162,11 @@ def test_a_shorter_reach_leaves_the_last_moments_and_those_of_given_plans(reach:
             assert i not in plan or plan[i] in moments
 
 
-def best_by_replay(
-    model: StepModel, limit: int, moments: Mapping[int, tuple[int, ...]], *, chains: bool = True
-) -> int | None:
+def best_by_replay(model: StepModel, limit: int, modes: Modes, in_space: InSpace) -> int | None:
     costs = [
         replay.cost
-        for decision in decisions(model, moments)
-        if (chains or not breaks_rule_1(model, decision))
-        and (replay := replayed(model, decision)) is not None
-        and replay.peak <= limit
+        for decision in decisions(model, modes)
+        if in_space(model, decision) and (replay := replayed(model, decision)) is not None and replay.peak <= limit
     ]
     return min(costs, default=None)
 
@@ -161,7 +184,7 @@ def best_of_problem(problem: StrategyProblem) -> tuple[int, tuple[int, ...]] | N
 @pytest.mark.parametrize("share", [1.0, 0.8, 0.6])
 def test_optimum_equals_the_best_execution(seed: int, share: float) -> None:
     model = random_step(seed, forward=2)
-    chains, single = chain_moments(model), reduced_moments(model)
+    chains, single = all_modes(model), once(reduced_moments(model))
     replays = [r for d in decisions(model, chains) if (r := replayed(model, d)) is not None]
     if not replays:
         pytest.skip("no decision of this step can be executed")
@@ -170,8 +193,8 @@ def test_optimum_equals_the_best_execution(seed: int, share: float) -> None:
     reduced = best_of_problem(build_kiwi_reduced(model, limit, Counting.EXACT))
     chain = best_of_problem(build_kiwi_chain(model, limit))
     if shares_no_gradient_storage(model):
-        assert (chain and chain[0]) == best_by_replay(model, limit, chains)
-        assert (reduced and reduced[0]) == best_by_replay(model, limit, single, chains=False)
+        assert (chain and chain[0]) == best_by_replay(model, limit, chains, of_modes(chains))
+        assert (reduced and reduced[0]) == best_by_replay(model, limit, single, keeps_rule_1)
     if reduced is not None:
         assert chain is not None
         assert chain[0] <= reduced[0]

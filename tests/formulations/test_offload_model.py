@@ -14,6 +14,7 @@ from formulations.checker import ViolationKind, check
 from formulations.models.counting import Counting
 from formulations.models.holds import shortest_holds
 from formulations.models.kiwi_chain import build_kiwi_chain, chain_moments
+from formulations.models.modes import once_or_twice
 from formulations.models.offload import HOST, Links, OffloadMode, OffloadProblem, build_offload
 from formulations.models.sharding import MEMORY
 from formulations.models.step import NodeKind, ResultEdge, StepDecision, StepEdge, StepModel, StepNode
@@ -55,7 +56,7 @@ def optimum(found: Sequence[Assignment], limits: Sequence[int | None]) -> int | 
 
 
 def built(model: StepModel, links: Links, counting: Counting) -> OffloadProblem:
-    return build_offload(model, None, chain_moments(model), links, counting)
+    return build_offload(model, None, once_or_twice(model, chain_moments(model)), links, counting)
 
 
 def executed(model: StepModel, decision: StepDecision, links: Links) -> tuple[Execution, StepReplay]:
@@ -66,7 +67,7 @@ def executed(model: StepModel, decision: StepDecision, links: Links) -> tuple[Ex
 def exposed_copies(model: StepModel, links: Links, problem: OffloadProblem, choices: Sequence[int]) -> bool:
     """Whether an assignment exposes any copies."""
     for i, node in enumerate(model.nodes):
-        away = choices[i] // node.size - 1 - len(problem.moments.get(i, ()))
+        away = choices[i] // node.size - 1 - len(problem.modes.get(i, ()))
         if away >= 0 and links.modes[away] is OffloadMode.EXPOSED:
             return True
     return False
@@ -214,8 +215,8 @@ def test_more_of_anything_never_costs_more_and_no_host_is_kiwi_chain(links):
     binding = 0
     for seed in range(30):
         model = offload_step(seed, 3, 1)
-        moments = chain_moments(model)
-        chain = assignments(model, build_kiwi_chain(model, None, moments, Counting.OVER))
+        modes = once_or_twice(model, chain_moments(model))
+        chain = assignments(model, build_kiwi_chain(model, None, modes, Counting.OVER))
         offload = assignments(model, built(model, links, Counting.OVER).problem)
         memories = sorted({entry.peaks[MEMORY] for entry in chain + offload})
         hosts = sorted({entry.peaks[HOST] for entry in offload} | {0})
@@ -240,4 +241,4 @@ def test_a_rerun_that_reads_what_is_away_is_refused():
     model = chain_of((F, 100, 4, (0,)), (F, 100, 4, (1,)), (F, 1, 1, (2,)), (B, 1, 1, (3, 2)), (B, 1, 1, (4, 1)))
     decision = next(d for d, _ in executions(model, Links()) if 1 in d.offloaded and not d.recomputed)
     with pytest.raises(BrokenDecisionError, match="reads what is away"):
-        executed(model, replace(decision, recomputed={2: 4}), Links())
+        executed(model, replace(decision, recomputed={2: (4,)}), Links())

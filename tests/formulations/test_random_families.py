@@ -61,6 +61,18 @@ def test_families_are_what_they_are_called() -> None:
     assert max(degrees(middle["grids"]).values()) == 4
 
 
+def test_meshes_have_the_costs_of_collectives() -> None:
+    """Layouts are points of (dimension per axis); what is not split can be cut out for nothing, and only that."""
+    problem = family_problem("meshes", "middle")
+    assert {node.size for node in problem.nodes} == {8, 27}
+    assert max(degrees(problem).values()) > 50
+    for factor in problem.factors:
+        assert (factor.cost[0] == 0).all()
+        replicated = factor.cost[:, 0]
+        assert (replicated[1:] > 0).all()
+        assert (factor.cost.max(axis=1) <= replicated).all()
+
+
 def test_the_large_sparse_one_stays_large() -> None:
     problem = family_problem("sparse", "large")
     assert len(problem.nodes) >= 20_000

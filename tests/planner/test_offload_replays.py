@@ -38,7 +38,7 @@ def with_random_stays(problem: OffloadProblem, decision: StepDecision, rng: rand
     offloaded = {}
     for i in sorted(offload_candidates(model)):
         first = model.first_backward_use[i]
-        reruns = [decision.recomputed.get(edge.consumer, first) for edge in model.edges_from[i]]
+        reruns = [decision.recomputed.get(edge.consumer, (first,))[0] for edge in model.edges_from[i]]
         if i in decision.recomputed or min(reruns) < first or rng.random() < 0.5:
             continue
         modes = [
@@ -64,8 +64,8 @@ def check_decision(name: str, mesh: tuple[int, ...], seed: int) -> int:
     costs = InstructionCosts(captured_step(name).graph, cost_model, space.operator_strategies, "adamw")
     model = with_transfer_costs(space.model, costs.copy_quanta)
     decision = random_decision(space, seed, recompute_share=rng.choice([0.1, 0.4]))
-    moments = {node: (moment,) for node, moment in decision.recomputed.items()}
-    problem = build_offload(model, None, moments, links_of(cost_model, None), Counting.OVER)
+    modes = {node: (mode,) for node, mode in decision.recomputed.items()}
+    problem = build_offload(model, None, modes, links_of(cost_model, None), Counting.OVER)
     decision = with_random_stays(problem, decision, rng)
     counted = check(problem.problem, shortest_holds(problem.problem, problem.encode(decision)))
     assert not counted.violations

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from support.planned_steps import step_reference, strategy_space
-from support.random_plans import random_decision
+from support.random_plans import modes_with, random_decision, with_reruns_twice
 
 from formulations.checker import check
 from formulations.models.counting import Counting
@@ -29,7 +29,17 @@ NAMES = ["gpt2", "llama", "vit", "conv_net", "lora_gpt", "tied_gpt", "res_net", 
 @pytest.mark.parametrize("mesh", [(2,), (4,), (2, 2)])
 @pytest.mark.parametrize("name", NAMES)
 def test_random_decisions_replay_as_the_model_says(name, mesh, optimizer):
-    check_random_decisions(strategy_space(name, mesh, optimizer), optimizer)
+    space = strategy_space(name, mesh, optimizer)
+    check_decisions(space, optimizer, [once(random_decision(space, seed)) for seed in range(4)])
+
+
+@pytest.mark.parametrize("mesh", [(2,), (2, 2)])
+@pytest.mark.parametrize("name", NAMES)
+def test_operators_that_run_again_twice_replay_as_the_model_says(name, mesh):
+    space = strategy_space(name, mesh, "adamw")
+    decisions = [with_reruns_twice(space.model, random_decision(space, seed), seed) for seed in range(3)]
+    assert any(len(moments) > 1 for decision in decisions for moments in decision.recomputed.values())
+    check_decisions(space, "adamw", [(decision, modes_with(space.model, decision)) for decision in decisions])
 
 
 @pytest.mark.parametrize("mesh", [(2,), (2, 2)])
@@ -41,18 +51,23 @@ def test_softmax_over_shared_rows_of_16_bits_holds_more_while_it_runs(mesh):
     space = build_strategy_space(captured, costs, mesh, optimizer_named("adamw_mixed"))
     loss = next(k for k, node in enumerate(space.model.nodes) if "aten._log_softmax.default" in node.name)
     assert space.model.nodes[loss].workspace_bytes.max() > space.model.nodes[loss].output_bytes.min()
-    assert check_random_decisions(space, "adamw_mixed") > 0
+    decisions = [once(random_decision(space, seed)) for seed in range(4)]
+    assert check_decisions(space, "adamw_mixed", decisions) > 0
 
 
-def check_random_decisions(space, optimizer):
-    """Hold four random decisions to one cost and one peak; return how many bytes of workspaces they hold."""
+def once(decision):
+    """A decision with the modes of a problem that has it and nothing else."""
+    return decision, {i: (mode,) for i, mode in decision.recomputed.items()}
+
+
+def check_decisions(space, optimizer, decisions):
+    """Hold decisions with their modes to one cost and one peak; return how many bytes of workspaces they hold."""
     costs = InstructionCosts(
         space.graph, CostModel(load_cluster("a100-8-nvlink"), space.mesh), space.operator_strategies, optimizer
     )
     storages = [(edge.producer, edge.output) for edge in (*space.model.gradients, *space.model.results)]
     workspaces = 0
-    for seed in range(4):
-        decision = random_decision(space, seed)
+    for decision, modes in decisions:
         workspaces += sum(
             int(node.workspace_bytes[at])
             for node, at in zip(space.model.nodes, decision.layouts, strict=True)
@@ -67,15 +82,14 @@ def check_random_decisions(space, optimizer):
             counter_based_random=True,
         )
         assert report.violations == ()
-        assert report.recomputed == len(decision.recomputed) > 0
+        assert report.recomputed == sum(map(len, decision.recomputed.values())) > 0
         executed = replay_decision(space.model, decision)
         assert (executed.cost, executed.peak) == (report.total_quanta, report.peak_bytes)
 
-        moments = {node: (moment,) for node, moment in decision.recomputed.items()}
         for counting in Counting:
-            problem = build_kiwi_chain(space.model, None, moments, counting)
+            problem = build_kiwi_chain(space.model, None, modes, counting)
             problem.validate()
-            choices = encode_kiwi_chain(space.model, moments, decision)
+            choices = encode_kiwi_chain(space.model, modes, decision)
             claimed = check(problem, shortest_holds(problem, choices))
             assert claimed.violations == ()
             assert claimed.objective == report.total_quanta

@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from support.planned_steps import captured_step, strategy_space
-from support.random_plans import random_decision
+from support.random_plans import random_decision, with_reruns_twice
 from support.rank_steps import groups_of, local_inputs, one_process, step_errors
 
 from planner.optimizers import optimizer_named
@@ -40,9 +40,12 @@ def run_on_rank(name, schedule, ignored_rows):
     return loss_error, *worst, meter.peak_bytes, blame
 
 
-def check_plan(pool, name, mesh, seed, ignored_rows=0):
+def check_plan(pool, name, mesh, seed, ignored_rows=0, twice=False):
     space = strategy_space(name, mesh)
-    schedule = build_schedule(space, random_decision(space, seed))
+    decision = random_decision(space, seed)
+    if twice:
+        decision = with_reruns_twice(space.model, decision, seed)
+    schedule = build_schedule(space, decision)
     predicted = replay(space.graph, schedule, optimizer=NO_OPTIMIZER, counter_based_random=True)
     assert predicted.ok
     for loss_error, gradient_error, worst, measured, blame in pool.run(run_on_rank, name, schedule, ignored_rows):
@@ -66,6 +69,14 @@ def test_random_plans_on_two_ranks(name, seed, two_ranks):
 @pytest.mark.parametrize("name", FAMILIES)
 def test_random_plans_on_two_by_two_ranks(name, seed, four_ranks):
     check_plan(four_ranks, name, (2, 2), seed)
+
+
+@pytest.mark.parametrize(("name", "seed"), [("gpt2", 0), ("llama", 0), ("vit", 0), ("conv_net", 1)])
+def test_operators_that_run_again_twice(name, seed, two_ranks):
+    space = strategy_space(name, (2,))
+    reruns = with_reruns_twice(space.model, random_decision(space, seed), seed).recomputed
+    assert any(len(moments) > 1 for moments in reruns.values())
+    check_plan(two_ranks, name, (2,), seed, twice=True)
 
 
 @pytest.mark.parametrize("name", ["lora_gpt", "tied_gpt", "res_net", "mixture_of_experts"])

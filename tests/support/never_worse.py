@@ -137,14 +137,17 @@ def solve_all(case: Case, seconds: float, pool: SolverPool, formulations: tuple[
 
 
 def limit_of(session: PlanningSession, room: float, seconds: float, pool: SolverPool) -> int:
-    """Bytes of a device between the smallest peak found for ``kiwi_chain`` and the peak without a limit."""
+    """Bytes of a device between the smallest peak found for ``kiwi_chain`` and the peak without a limit.
+
+    Where the search finds nothing in its time, the peak without a limit is the smallest that is known.
+    """
     free = session.solve(PlanRequest(None, "sharding", time_limit=seconds, workers=1), pool=pool)
     largest = session.execute(free.decision).peak
     problem = session.problem(PlanRequest(None, "kiwi_chain", workers=1), pool)
     safe = problem.safer().problem if problem.safer is not None else problem.problem
     smallest = minimum_peak(safe, MEMORY, SolveOptions(time_limit=max(5.0, seconds), workers=1), pool).peak
-    assert smallest is not None
-    return session.costs.device.reserve_bytes + smallest + int(room * max(0, largest - smallest))
+    smallest = largest if smallest is None else min(smallest, largest)
+    return session.costs.device.reserve_bytes + smallest + int(room * (largest - smallest))
 
 
 def replayed(session: PlanningSession, request: PlanRequest, pool: SolverPool) -> Found:

@@ -12,9 +12,10 @@ from dataclasses import dataclass, replace
 from itertools import product
 
 import numpy as np
-from support.random_steps import random_step
+from support.random_steps import random_step, reads_last_copies
 
 from formulations.models.kiwi_chain import chain_moments
+from formulations.models.modes import once_or_twice
 from formulations.models.offload import Links, offload_candidates
 from formulations.models.step import HostStay, NodeKind, StepDecision, StepModel, StepNode
 from formulations.models.step_replay import BrokenDecisionError, StepReplay, replay_decision
@@ -75,15 +76,15 @@ def stays(model: StepModel, node: int) -> Iterator[HostStay]:
 
 def all_decisions(model: StepModel) -> Iterator[StepDecision]:
     """Every combination of layouts, reruns and stays, also those that cannot be executed."""
-    moments, away = chain_moments(model), offload_candidates(model)
-    nodes = sorted({*moments, *away})
-    ways = [(None, *moments.get(i, ()), *(stays(model, i) if i in away else ())) for i in nodes]
+    modes, away = once_or_twice(model, chain_moments(model)), offload_candidates(model)
+    nodes = sorted({*modes, *away})
+    ways = [(None, *modes.get(i, ()), *(stays(model, i) if i in away else ())) for i in nodes]
     for layouts in product(*(range(node.size) for node in model.nodes)):
         for chosen in product(*ways):
             decided = list(zip(nodes, chosen, strict=True))
             yield StepDecision(
                 layouts,
-                {i: way for i, way in decided if isinstance(way, int)},
+                {i: way for i, way in decided if isinstance(way, tuple)},
                 {i: way for i, way in decided if isinstance(way, HostStay)},
             )
 
@@ -97,10 +98,10 @@ def execute(model: StepModel, decision: StepDecision, links: Links, replay: Step
         A rerun reads what has not come back for its first backward use yet.
     """
     for edge in model.edges:
-        moment = decision.recomputed.get(edge.consumer)
-        if edge.producer not in decision.offloaded or moment is None:
+        moments = decision.recomputed.get(edge.consumer)
+        if edge.producer not in decision.offloaded or moments is None:
             continue
-        if moment < model.first_backward_use[edge.producer]:
+        if moments[0] < model.first_backward_use[edge.producer]:
             raise BrokenDecisionError("a rerun reads what is away")
     return _Execution(model, decision, links, replay).run()
 
@@ -153,9 +154,7 @@ class _Execution:
         for edge in self.model.edges_from[u]:
             if edge.output == k:
                 v = edge.consumer
-                events = (
-                    [self.timeline.recompute[v][self.decision.recomputed[v]]] if v in self.decision.recomputed else []
-                )
+                events = [self.timeline.recompute[v][moment] for moment in self.decision.recomputed.get(v, ())]
                 if self.model.nodes[v].kind is NodeKind.BACKWARD:
                     events.append(self.timeline.compute[v])
                 for event in events:
@@ -205,9 +204,12 @@ class _Execution:
 
 
 def executions(model: StepModel, links: Links) -> Iterator[tuple[StepDecision, Execution]]:
-    """Every decision that can be executed, with its execution."""
+    """Every decision of the problem that can be executed, with its execution."""
     replays: dict[tuple[object, ...], StepReplay | None] = {}
+    twice = {i for i, modes in once_or_twice(model, chain_moments(model)).items() if len(modes[-1]) > 1}
     for decision in all_decisions(model):
+        if not reads_last_copies(model, decision, but=twice):
+            continue
         key = decision.layouts, tuple(sorted(decision.recomputed.items()))
         if key not in replays:
             try:

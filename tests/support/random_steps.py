@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator
 from dataclasses import replace
 from itertools import product
 
 import numpy as np
 
+from formulations.models.modes import Modes
 from formulations.models.step import (
     GradientEdge,
     NodeKind,
@@ -115,9 +116,21 @@ def _with_workspaces(nodes: list[StepNode], seed: int) -> tuple[StepNode, ...]:
     return tuple(map(changed, nodes))
 
 
-def decisions(model: StepModel, moments: Mapping[int, tuple[int, ...]]) -> Iterator[StepDecision]:
+def decisions(model: StepModel, modes: Modes) -> Iterator[StepDecision]:
     """Every combination of layouts and of reruns, also those that cannot be executed."""
-    nodes = sorted(moments)
+    nodes = sorted(modes)
     for layouts in product(*(range(node.size) for node in model.nodes)):
-        for modes in product(*((None, *moments[i]) for i in nodes)):
-            yield StepDecision(layouts, {i: mode for i, mode in zip(nodes, modes, strict=True) if mode is not None})
+        for chosen in product(*(((), *modes[i]) for i in nodes)):
+            yield StepDecision(layouts, {i: mode for i, mode in zip(nodes, chosen, strict=True) if mode})
+
+
+def reads_last_copies(model: StepModel, decision: StepDecision, but: Collection[int] = ()) -> bool:
+    """Whether backward and the reruns read the last copy alone of whatever runs again, but for some operators."""
+    for edge in model.edges:
+        made = decision.recomputed.get(edge.producer)
+        reads = [*decision.recomputed.get(edge.consumer, ())]
+        if model.nodes[edge.consumer].kind is NodeKind.BACKWARD:
+            reads.append(edge.consumer)
+        if made and edge.producer not in but and any(read < made[-1] for read in reads):
+            return False
+    return True

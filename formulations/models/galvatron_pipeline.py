@@ -1,0 +1,282 @@
+"""Galvatron-BMW's whole problem: pipeline stages, strategies of all layers, batch and micro-batches.
+
+A step over a batch ``B`` runs ``m`` micro-batches of ``B / m`` samples through ``P`` stages of ``N / P`` devices each.
+With ``C_i`` the time of a stage for a micro-batch that synchronises gradients and ``C'_i`` for one that does not,
+the step takes (Eq. 5 and 8)
+
+    (m - 1) max_i C'_i + sum_i C_i
+
+and the most samples per second are looked for, over all partitions of the layers into stages, all strategies within
+the memory limit of every device, and all allowed ``P``, ``B`` and ``m``.
+
+Under 1F1B stage ``i`` of ``P`` (from 0) holds the activations of ``min(m, P - i)`` micro-batches, under GPipe of ``m``;
+without a pipeline a micro-batch ends before the next begins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import cache
+from itertools import pairwise
+
+from formulations.layers import LayerChain
+from formulations.models.galvatron import StageProblem
+from formulations.models.galvatron_costs import CostModel, LayerTables, layer_tables
+from formulations.models.galvatron_strategies import Dimension, decision_trees, pipeline_degrees
+
+__all__ = [
+    "MicroBatchRule",
+    "PipelinePlan",
+    "PipelineProblem",
+    "PlanCost",
+    "Schedule",
+    "SearchSpace",
+    "balance_degree",
+    "is_faster",
+    "pipeline_problem",
+]
+
+Tables = Callable[[int, int], LayerTables]
+"""From the number of stages and the samples of a micro-batch to the costs of all layers."""
+
+
+class Schedule(StrEnum):
+    """The order of forwards and backwards in a pipeline."""
+
+    ONE_F_ONE_B = "1f1b"
+    GPIPE = "gpipe"
+
+    def in_flight(self, stages: int, position: int, micro_batches: int) -> int:
+        """Micro-batches whose activations a stage holds at once; positions count from 0."""
+        if stages == 1:
+            return 1
+        return micro_batches if self is Schedule.GPIPE else min(micro_batches, stages - position)
+
+
+class MicroBatchRule(StrEnum):
+    """Which numbers of micro-batches are tried.
+
+    ``TWICE_THE_STAGES`` is our reading of what the paper does not say, after its Figure 4: as many as divide the batch,
+    at most twice the stages, and one without a pipeline. ``DIVISORS`` are all divisors of the batch.
+    """
+
+    TWICE_THE_STAGES = "twice the stages"
+    DIVISORS = "divisors"
+
+    def counts(self, batch: int, stages: int) -> tuple[int, ...]:
+        """Return the numbers to try, in ascending order."""
+        divisors = [m for m in range(1, batch + 1) if batch % m == 0]
+        if self is MicroBatchRule.DIVISORS:
+            return tuple(divisors)
+        return (1,) if stages == 1 else (max(m for m in divisors if m <= 2 * stages),)
+
+
+@dataclass(frozen=True, slots=True)
+class PipelinePlan:
+    """A plan for one step.
+
+    Parameters
+    ----------
+    batch, micro_batches
+        Samples of the step, and into how many parts they are divided.
+    borders
+        ``P + 1`` ascending layer numbers: stage ``i`` has the layers ``borders[i] .. borders[i + 1] - 1``.
+    choices
+        One strategy per layer, a column of the tables.
+    """
+
+    batch: int
+    micro_batches: int
+    borders: tuple[int, ...]
+    choices: tuple[int, ...]
+
+    @property
+    def stages(self) -> int:
+        """Number of stages."""
+        return len(self.borders) - 1
+
+    @property
+    def partition(self) -> tuple[int, ...]:
+        """Layers of every stage."""
+        return tuple(end - first for first, end in pairwise(self.borders))
+
+
+@dataclass(frozen=True, slots=True)
+class PlanCost:
+    """What a plan takes, computed from the tables.
+
+    Parameters
+    ----------
+    cost
+        Quanta of a step.
+    stage_costs, stage_repeated
+        Quanta of a micro-batch per stage, with synchronisation and without.
+    stage_peaks
+        Bytes per stage.
+    fits
+        Whether every strategy is possible and every stage within the limit.
+    """
+
+    cost: int
+    stage_costs: tuple[int, ...]
+    stage_repeated: tuple[int, ...]
+    stage_peaks: tuple[int, ...]
+    fits: bool
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineProblem:
+    """What may be decided.
+
+    Parameters
+    ----------
+    layers
+        Number of layers.
+    tables
+        Costs of all layers; the same layers are alike in all of them.
+    degrees
+        Numbers of stages that may be used; those above the number of layers are left out by every search.
+    batches
+        Batches that may be used, ascending.
+    memory_limit
+        Bytes on one device.
+    schedule
+        What is in flight.
+    rule
+        Numbers of micro-batches that may be used.
+    """
+
+    layers: int
+    tables: Tables
+    degrees: tuple[int, ...]
+    batches: tuple[int, ...]
+    memory_limit: int
+    schedule: Schedule = Schedule.ONE_F_ONE_B
+    rule: MicroBatchRule = MicroBatchRule.DIVISORS
+
+    def __post_init__(self) -> None:
+        if not self.batches or min(self.batches) < 1 or list(self.batches) != sorted(set(self.batches)):
+            raise ValueError(f"batches are {self.batches}; give at least one, positive, ascending, each once")
+        if not any(1 <= degree <= self.layers for degree in self.degrees):
+            raise ValueError(
+                f"pipelines of {self.degrees} stages for {self.layers} layers; every stage needs a layer, "
+                f"so use at most {self.layers} stages"
+            )
+
+    @property
+    def usable_degrees(self) -> tuple[int, ...]:
+        """Numbers of stages that leave a layer for every stage."""
+        return tuple(degree for degree in self.degrees if 1 <= degree <= self.layers)
+
+    def stage(
+        self, stages: int, position: int, borders: tuple[int, int], batch: int, micro_batches: int
+    ) -> StageProblem:
+        """Return the problem of one stage, its cost that of a micro-batch with synchronisation."""
+        held = self.schedule.in_flight(stages, position, micro_batches)
+        return self.tables(stages, batch // micro_batches).stage(*borders, held, self.memory_limit)
+
+    def evaluate(self, plan: PipelinePlan) -> PlanCost:
+        """Compute what a plan takes and holds."""
+        pairs = list(pairwise(plan.borders))
+        costs, repeated, peaks, fits = [], [], [], True
+        for position, (first, end) in enumerate(pairs):
+            stage = self.stage(plan.stages, position, (first, end), plan.batch, plan.micro_batches)
+            choices = plan.choices[first:end]
+            costs.append(stage.cost_of(choices))
+            repeated.append(stage.repeated_of(choices))
+            peaks.append(stage.peak(choices))
+            fits = fits and stage.is_feasible(choices)
+        cost = (plan.micro_batches - 1) * max(repeated) + sum(costs)
+        return PlanCost(cost, tuple(costs), tuple(repeated), tuple(peaks), fits)
+
+
+@dataclass(frozen=True, slots=True)
+class SearchSpace:
+    """Which strategies there are.
+
+    Parameters
+    ----------
+    dimensions
+        For layers; the paper's DP+TP has data and tensor, its DP+PP data alone.
+    data_with_sharded
+        Whether to keep what Takeaway 3 drops.
+    checkpoint
+        Whether layers may be checkpointed; the paper's Galvatron without -Base or -BMW does not.
+    pipeline
+        Whether there may be more than one stage.
+    """
+
+    dimensions: tuple[Dimension, ...] = tuple(Dimension)
+    data_with_sharded: bool = True
+    checkpoint: bool = True
+    pipeline: bool = True
+
+
+def pipeline_problem(
+    chain: LayerChain,
+    devices: int,
+    memory_limit: int,
+    batches: Sequence[int],
+    model: CostModel,
+    space: SearchSpace | None = None,
+    schedule: Schedule = Schedule.ONE_F_ONE_B,
+    rule: MicroBatchRule = MicroBatchRule.DIVISORS,
+) -> PipelineProblem:
+    """Set up the problem of a model on a cluster.
+
+    Parameters
+    ----------
+    chain
+        Layers of the model.
+    devices
+        A power of two.
+    memory_limit
+        Bytes on one device.
+    batches
+        Samples of a step that may be used, over all devices.
+    model
+        The estimator.
+    space
+        Which strategies there are; all if None.
+    schedule, rule
+        As for :class:`PipelineProblem`.
+
+    Raises
+    ------
+    ValueError
+        If the number of devices is no power of two, or there is no batch.
+    """
+    allowed = space or SearchSpace()
+
+    @cache
+    def tables(stages: int, micro_batch: int) -> LayerTables:
+        strategies = decision_trees(
+            devices // stages,
+            allowed.dimensions,
+            data_with_sharded=allowed.data_with_sharded,
+            checkpoint=allowed.checkpoint,
+        )
+        return layer_tables(chain, strategies, micro_batch, model)
+
+    degrees = pipeline_degrees(devices) if allowed.pipeline else (1,)
+    return PipelineProblem(len(chain), tables, degrees, tuple(batches), memory_limit, schedule, rule)
+
+
+def balance_degree(loads: Sequence[int]) -> float:
+    """Balance of stages (Eq. 6): 1 less the share of the largest; at most ``1 - 1 / P``.
+
+    A larger degree means a smaller largest share, not a smaller sum.
+
+    Parameters
+    ----------
+    loads
+        Time or memory of every stage, not all 0.
+    """
+    return 1 - max(loads) / sum(loads)
+
+
+def is_faster(batch: int, cost: int, than_batch: int, than_cost: int) -> bool:
+    """Whether one plan has more samples per quantum than another, in exact integers."""
+    return batch * than_cost > than_batch * cost

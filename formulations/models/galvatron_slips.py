@@ -1,0 +1,80 @@
+"""Where Galvatron-BMW is wrong or silent as printed, each with a name, so that both readings can run.
+
+Every search takes a set of slips: those in it are kept as printed, the others are repaired as the docstring of
+:class:`Slip` says. :data:`AS_PUBLISHED` has all of them, :data:`REPAIRED` none, and
+:data:`RUNNABLE` all but those after which there is nothing to run.
+
+What the paper leaves open without being wrong is kept: the slowdown of 1.3 is a default; devices and stages are
+powers of two; tables II to V are on 8 TITAN, 16 TITAN and 16 A100, 16 A100, and 64 A100; its activations (Table I) fit
+eager attention in 32-bit floats at sequence 512; and a larger balance degree (Eq. 6) means a smaller largest share of
+a stage, not a smaller total. Its baseline DeepSpeed 3D is 2 x 2 x 2 on eight devices, with no degrees given for more;
+such baselines, one strategy for all layers, are not searches and are left out here.
+"""
+
+from __future__ import annotations
+
+from enum import Flag, auto
+
+__all__ = ["AS_PUBLISHED", "REPAIRED", "RUNNABLE", "Slip"]
+
+
+class Slip(Flag):
+    """What may be kept as printed.
+
+    ==================  ================================================================================
+    ``EQ4_STATE``       C(l, e) forgets the strategy of layer l, on which the cost R of the next layer
+                        depends, so that the table's own choice is taken; repaired: C(l, e, s)
+    ``EQ4_BORDERS``     C(0, .) = 0 and C(., 0) = infinity clash at (0, 0), and layers that use nothing
+                        have no plan at budget 0; repaired: the first wins
+    ``ALG3_BREAK``      the search over forward budgets ends at the first plan over the limit, though
+                        the true peak is not monotone in the budget; repaired: it goes on
+    ``ALG3_UNSET``      where no budget above E - b_up is accepted a cost comes back without a plan;
+                        repaired: the plan of the largest budget that is accepted, wherever it is (b_up
+                        is also too large: it is the maximum over all strategies)
+    ``EQ8_OVERLAP``     the time of a micro-batch without synchronisation is the one with it less all
+                        gradient traffic, though part of that was hidden; repaired: computed directly
+    ``FULL_GRADIENTS``  Takeaway 3 lets replicas exchange whole gradients where each has a shard
+    ``TAKEAWAY_3``      data and sharded data parallelism never meet in one layer
+    ``ONE_IN_FLIGHT``   the stage search counts the activations of one micro-batch at every stage;
+                        repaired: those that the schedule holds there
+    ``MICRO_BATCHES``   how many micro-batches there are is not said; as printed, twice as many as
+                        stages (as in Figure 4), one without a pipeline; repaired: every divisor
+    ``ALG1_RETURN``     the search over batches ends at the first one without a plan, which may only
+                        be indivisible; repaired: it ends after several without one. Which batches are tried
+                        is an input: the paper's 1, 2, 3 ... or multiples of 8, which fit its tables
+    ``ALG2_APPEND``     only the last partition that is tried counts; repaired: all do
+    ``ALG2_STAGES``     plans of one stage are left out; repaired: they are searched
+    ``ALG2_CYCLES``     partitions of equal maxima may be tried for ever (we stop after a number);
+                        repaired: each is tried once, and layers move to both neighbours
+    ``ALG2_RETURN``     as ``ALG1_RETURN``
+    ==================  ================================================================================
+    """
+
+    EQ4_STATE = auto()
+    EQ4_BORDERS = auto()
+    ALG3_BREAK = auto()
+    ALG3_UNSET = auto()
+    EQ8_OVERLAP = auto()
+    FULL_GRADIENTS = auto()
+    TAKEAWAY_3 = auto()
+    ONE_IN_FLIGHT = auto()
+    MICRO_BATCHES = auto()
+    ALG1_RETURN = auto()
+    ALG2_APPEND = auto()
+    ALG2_STAGES = auto()
+    ALG2_CYCLES = auto()
+    ALG2_RETURN = auto()
+
+
+REPAIRED = Slip(0)
+"""Nothing as printed."""
+
+AS_PUBLISHED = ~REPAIRED
+"""Everything as printed."""
+
+RUNNABLE = AS_PUBLISHED ^ Slip.ALG3_UNSET ^ Slip.ONE_IN_FLIGHT
+"""As printed but for the two slips that leave no plan, or one that does not fit.
+
+Without checkpointing no layer needs anything in backward alone, so as printed no budget is ever checked and there is
+never a plan; with a pipeline, what the stage search accepts may need several times the limit.
+"""

@@ -1,0 +1,359 @@
+r"""OSDP: every operator replicated (DP) or sharded (ZDP), as in Jiang et al., IJCAI 2023, section 3.1.
+
+An operator is a layer of :mod:`formulations.layers`; in the paper's Table 1 it is an attention or an MLP module, or
+the embedding, or the head (2 * layers + 2 of them). ``N`` devices each train ``b`` samples; operator ``i`` is cut into
+``g`` equal slices, of which ``k`` are ZDP and the others DP (section 3.3), so that plain DP is ``(1, 0)`` and plain ZDP
+``(1, 1)``. Which of the slices are ZDP does not matter, as they are equal. The numbers ``g`` to choose from are a
+setting, and the model chooses per operator, which the paper leaves open.
+
+Equation (1) chooses modes and ``b`` with the least :math:`\frac1b \sum_i T_i(p_i, b)` such that
+:math:`\sum_i M_i(p_i, b) \le M_{limit}`. With ``S_i`` bytes of parameters:
+
+.. math::
+
+    T_i = (N-1)\,(2(g-k) + 3k)\,(\alpha + \tfrac{S_i}{gN}\beta) + b\gamma_i \qquad
+    M_i = M^{model}_i (\tfrac{g-k}{g} + \tfrac{k}{gN}) + b M^{act}_i + M^{extra}_i
+
+whose cases ``(1, 0)`` and ``(1, 1)`` are the paper's two cases of each (:func:`operator_table`). With checkpointing
+(section 2.3) ``3k`` becomes ``4k``, as ZDP slices are gathered once more, :math:`\gamma_i` has another forward, and
+:math:`M^{act}_i` is the operator's input. :func:`build_osdp` makes the canonical problem at one ``b``.
+
+What the paper leaves open, and what is done here:
+
+- ``b`` is per device: the equations make sense for nothing else. Throughput is ``N b / T``.
+- Model states are parameters, gradients and optimizer states: ``state_multiple * S_i`` bytes, 4 for Adam in one type.
+- :math:`M^{extra}` holds the operator's workspaces, ``b`` times those of one sample. What a ZDP operator gathers is in
+  no formula of the paper; :class:`Accounting` says where it is counted, as ``S_i / g``.
+- Equation (1) adds up what is temporary, though one operator works at a time. :attr:`Accounting.PUBLISHED` and
+  :attr:`Accounting.SUMMED` keep that; :attr:`Accounting.PEAK` has one time for each operator instead. Cutting saves
+  memory at the peak; in a sum it mainly makes the choice finer.
+- Nothing is said of a checkpointed operator's cost: one more all-gather for each ZDP slice, and one more forward.
+  While it is recomputed its activations exist; only the peak counts them, since a sum of them would be no saving.
+- Communication and computation do not overlap, as in the paper's model (its implementation overlaps them).
+- A slice granularity of 0 in the paper's figures means uncut, which is ``g = 1``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from itertools import zip_longest
+from typing import NamedTuple
+
+import numpy as np
+
+from formulations.layers import LayerChain, LayerProfile
+from formulations.problem import IntArray, Node, Resource, StrategyProblem, UsageTerm
+
+SECONDS_PER_COST = 1e-9
+"""Time quantum of costs."""
+
+_COLLECTIVES_DP = 2
+_COLLECTIVES_ZDP = 3
+_MOST_NANOSECONDS = 2**50
+
+
+class OsdpError(ValueError):
+    """A machine, a setting or a plan that makes no sense; the message names it, its value and the remedy."""
+
+
+class Slicing(NamedTuple):
+    """The mode of an operator: cut into ``slices``, of which ``sharded`` are ZDP and the others DP."""
+
+    slices: int
+    sharded: int
+
+    def __str__(self) -> str:
+        if self.slices == 1:
+            return "ZDP" if self.sharded else "DP"
+        return f"{self.sharded}/{self.slices} ZDP"
+
+
+DP = Slicing(1, 0)
+"""Replicated: parameters, gradients and optimizer states are whole on every device."""
+
+ZDP = Slicing(1, 1)
+"""Sharded: they are divided among all devices and gathered where they are needed."""
+
+
+class Accounting(StrEnum):
+    """How temporary memory counts.
+
+    PUBLISHED: summed, as in equation (1), without what ZDP operators gather, which is in no formula of the paper.
+    SUMMED: summed, with what they gather.
+    PEAK: at each operator what it needs itself, gathered parameters and recomputed activations included.
+    """
+
+    PUBLISHED = "published"
+    SUMMED = "summed"
+    PEAK = "peak"
+
+
+@dataclass(frozen=True, slots=True)
+class OsdpMachine:
+    """Equal devices on a ring; the paper's device information, but for the computation, which layers have.
+
+    Parameters
+    ----------
+    devices
+        ``N``, all of which share the data.
+    latency_seconds, seconds_per_byte
+        Alpha and beta of one step of the ring.
+    memory_bytes
+        What tensors may take on one device.
+
+    Raises
+    ------
+    OsdpError
+        If a value is out of range.
+    """
+
+    devices: int
+    latency_seconds: float
+    seconds_per_byte: float
+    memory_bytes: int
+
+    def __post_init__(self) -> None:
+        if self.devices < 1:
+            raise OsdpError(f"devices is {self.devices}; at least one device must train")
+        for name in ("latency_seconds", "seconds_per_byte"):
+            value = getattr(self, name)
+            if not (math.isfinite(value) and value >= 0):
+                raise OsdpError(f"{name} is {value}; it must be finite and not negative")
+        if self.memory_bytes < 0:
+            raise OsdpError(f"memory_bytes is {self.memory_bytes}; it must not be negative")
+
+
+@dataclass(frozen=True, slots=True)
+class OsdpSettings:
+    """What may be chosen, and how memory counts.
+
+    Parameters
+    ----------
+    slices
+        Numbers of slices that any operator may be cut into; 1 is always among them. The paper cuts into 4.
+    accounting
+        See :class:`Accounting`.
+    checkpointing
+        Whether every operator keeps only its input and runs again in backward.
+    state_multiple
+        Bytes of parameters, gradients and optimizer states for one byte of parameters: 4 for Adam, 2 for plain SGD.
+    gathered_tensors
+        Tensors of a ZDP slice's full size that exist at once, where they count: 1 for its parameters, as the paper
+        says; 2 where its gradient exists beside them before it is reduced, as in torch's FSDP2.
+
+    Raises
+    ------
+    OsdpError
+        If a value is out of range.
+    """
+
+    slices: tuple[int, ...] = (1,)
+    accounting: Accounting = Accounting.PUBLISHED
+    checkpointing: bool = False
+    state_multiple: int = 4
+    gathered_tensors: int = 1
+
+    def __post_init__(self) -> None:
+        if not self.slices or min(self.slices) < 1:
+            raise OsdpError(f"slices is {self.slices}; name numbers of slices from 1 on")
+        for name in ("state_multiple", "gathered_tensors"):
+            if getattr(self, name) < 1:
+                raise OsdpError(f"{name} is {getattr(self, name)}; at least the parameters themselves count")
+
+    def modes(self) -> tuple[Slicing, ...]:
+        """All modes of an operator: DP and ZDP first, then cut ones, at least one slice of which is ZDP.
+
+        An operator that is cut but has only DP slices would need as much memory as plain DP, and longer.
+        """
+        cut = sorted(set(self.slices) - {1})
+        return (DP, ZDP, *(Slicing(g, k) for g in cut for k in range(1, g + 1)))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class OperatorTable:
+    """Costs of one operator in every mode, what depends on the batch kept apart.
+
+    Parameters
+    ----------
+    name
+        Of the operator.
+    communication
+        Nanoseconds of its collectives in each mode, shape ``(M,)``.
+    fixed_resident
+        Bytes of model states on one device, and what a batch of any size keeps for backward, shape ``(M,)``.
+    gathered
+        Bytes of what is gathered at once, as far as they count, shape ``(M,)``.
+    sample_seconds, fixed_seconds
+        Gamma: computation of one sample; and what a batch of any size pays once.
+    sample_resident
+        Bytes of one sample that wait for backward.
+    temporary
+        Temporary bytes of one sample, and of a batch of any size, in forward and in backward.
+    """
+
+    name: str
+    communication: IntArray
+    fixed_resident: IntArray
+    gathered: IntArray
+    sample_seconds: float
+    fixed_seconds: float
+    sample_resident: int
+    temporary: tuple[tuple[int, int], ...]
+
+    def computation(self, batch: int) -> int:
+        """Nanoseconds of computation for a batch on one device."""
+        return round((batch * self.sample_seconds + self.fixed_seconds) / SECONDS_PER_COST)
+
+    def resident(self, batch: int) -> IntArray:
+        """Bytes that are there at every moment that counts, in each mode."""
+        return self.fixed_resident + batch * self.sample_resident
+
+    def extra(self, batch: int) -> IntArray:
+        """Temporary bytes in each mode."""
+        return self.gathered + self.workspace(batch)
+
+    def workspace(self, batch: int) -> int:
+        """Temporary bytes in any mode."""
+        return max(fixed + batch * sample for sample, fixed in self.temporary)
+
+
+def operator_table(
+    layer: LayerProfile, following: LayerProfile | None, machine: OsdpMachine, settings: OsdpSettings
+) -> OperatorTable:
+    """Evaluate the memory and time cost of section 3.1 for one operator.
+
+    Bytes of shards and slices are rounded up. Communication and computation are rounded to nanoseconds apart, so that
+    the former is the same for every batch.
+
+    Parameters
+    ----------
+    layer, following
+        The operator, and the one behind it, if any.
+    machine, settings
+        Where it runs, and what may be chosen.
+    """
+    devices, size, again = machine.devices, layer.parameter_bytes, settings.checkpointing
+    kept = 0 if again else layer.saved_bytes - layer.unread_input_bytes
+    collectives = _COLLECTIVES_ZDP + again
+    communication, states, gathered = [], [], []
+    for g, k in settings.modes():
+        steps = (devices - 1) * (_COLLECTIVES_DP * (g - k) + collectives * k)
+        seconds = steps * (machine.latency_seconds + size / (g * devices) * machine.seconds_per_byte)
+        communication.append(round(seconds / SECONDS_PER_COST))
+        states.append(-(-settings.state_multiple * size * ((g - k) * devices + k) // (g * devices)))
+        counts = k > 0 and settings.accounting is not Accounting.PUBLISHED
+        gathered.append(settings.gathered_tensors * -(-size // g) if counts else 0)
+    return OperatorTable(
+        name=layer.name,
+        communication=np.array(communication, dtype=np.int64),
+        fixed_resident=np.array(states, dtype=np.int64) + (0 if again else layer.fixed_saved_bytes),
+        gathered=np.array(gathered, dtype=np.int64),
+        sample_seconds=(1 + again) * layer.forward_seconds + layer.backward_seconds,
+        fixed_seconds=(1 + again) * layer.forward_fixed_seconds + layer.backward_fixed_seconds,
+        sample_resident=layer.input_bytes + kept,
+        temporary=_temporary(layer, following, settings),
+    )
+
+
+def _temporary(
+    layer: LayerProfile, following: LayerProfile | None, settings: OsdpSettings
+) -> tuple[tuple[int, int], ...]:
+    """Temporary bytes of a sample, and of any batch, in forward and backward.
+
+    Input and output exist in forward as a whole, also what nobody waits for: of the output what the next operator does
+    not keep. A recomputed operator has its activations in both.
+    """
+    unread = 0 if settings.checkpointing else layer.unread_input_bytes
+    if following is None:
+        unread += layer.output_bytes
+    elif not settings.checkpointing:
+        unread += following.unread_input_bytes
+    recomputed = settings.checkpointing and settings.accounting is Accounting.PEAK
+    saved, fixed = (layer.saved_bytes, layer.fixed_saved_bytes) if recomputed else (0, 0)
+    return (
+        (layer.forward_workspace_bytes + unread + saved, layer.forward_fixed_workspace_bytes + fixed),
+        (layer.backward_workspace_bytes + saved, layer.backward_fixed_workspace_bytes + fixed),
+    )
+
+
+def operator_tables(chain: LayerChain, machine: OsdpMachine, settings: OsdpSettings) -> tuple[OperatorTable, ...]:
+    """Evaluate :func:`operator_table` for every operator of a model.
+
+    Raises
+    ------
+    OsdpError
+        If the collectives of a step may take longer than the searches reach (13 days).
+    """
+    tables = tuple(
+        operator_table(layer, following, machine, settings)
+        for layer, following in zip_longest(chain.layers, chain.layers[1:])
+    )
+    longest = sum(int(table.communication.max()) for table in tables)
+    if longest > _MOST_NANOSECONDS:
+        seconds = longest * SECONDS_PER_COST
+        raise OsdpError(f"model {chain.name} may communicate for {seconds:g} s a step; check the machine's link")
+    return tables
+
+
+def build_osdp(chain: LayerChain, machine: OsdpMachine, settings: OsdpSettings, batch: int) -> StrategyProblem:
+    """Build the canonical problem at one batch size: a node for each operator, a strategy for each mode.
+
+    All memory is used at one time, as equation (1) adds it up; at the peak there is one time for each operator, when
+    its own temporary bytes are added to what everyone holds.
+
+    Parameters
+    ----------
+    chain, machine, settings
+        The model, where it runs, and what may be chosen.
+    batch
+        Samples on one device.
+
+    Returns
+    -------
+    StrategyProblem
+        Costs are nanoseconds of a step, strategies those of :meth:`OsdpSettings.modes`.
+
+    Raises
+    ------
+    OsdpError
+        If the batch is not positive.
+    """
+    if batch < 1:
+        raise OsdpError(f"batch is {batch}; at least one sample is trained on each device")
+    peak = settings.accounting is Accounting.PEAK
+    horizon = len(chain) if peak else 1
+    nodes = []
+    for i, table in enumerate(operator_tables(chain, machine, settings)):
+        resident, extra = table.resident(batch), table.extra(batch)
+        at_once = (UsageTerm(0, 0, 1, resident + extra),)
+        over_time = (UsageTerm(0, 0, horizon, resident), UsageTerm(0, i, i + 1, extra))
+        cost = table.communication + table.computation(batch)
+        nodes.append(Node(table.name, cost, usage=over_time if peak else at_once))
+    return StrategyProblem(
+        name=f"{chain.name}-{batch}",
+        nodes=tuple(nodes),
+        factors=(),
+        resources=(Resource("memory", machine.memory_bytes),),
+        horizon=horizon,
+        seconds_per_cost=SECONDS_PER_COST,
+        time_names=tuple(layer.name for layer in chain.layers) if peak else ("step",),
+    )
+
+
+def step_cost(tables: Sequence[OperatorTable], choices: Sequence[int], batch: int) -> int:
+    """Nanoseconds of a step, by the index of every operator's mode."""
+    return sum(
+        int(table.communication[choice]) + table.computation(batch)
+        for table, choice in zip(tables, choices, strict=True)
+    )
+
+
+def step_bytes(tables: Sequence[OperatorTable], choices: Sequence[int], batch: int, accounting: Accounting) -> int:
+    """Bytes on one device, by the index of every operator's mode; what is temporary is summed or at its largest."""
+    chosen = list(zip(tables, choices, strict=True))
+    extra = [int(table.extra(batch)[choice]) for table, choice in chosen]
+    resident = sum(int(table.resident(batch)[choice]) for table, choice in chosen)
+    return resident + (max(extra) if accounting is Accounting.PEAK else sum(extra))

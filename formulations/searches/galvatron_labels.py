@@ -1,0 +1,357 @@
+"""The exact plan of one Galvatron-BMW stage: labels from the last layer to the first, pruned by priced bounds.
+
+Read backwards, the peak of Eq. 2 is a recursion. With ``U_l`` the states of layers ``l ..`` and ``A_l`` the peak of the
+backward steps ``l ..`` when these layers are alone,
+
+    U_l = O_ms(l) + U_{l+1}        A_l = max(U_l + O_f(l) + O_b(l), O_ms(l) + O_f(l) + A_{l+1}),
+
+so a label ``(cost, U, A)`` with the layout of its first layer says all that the layers before need to know, and one
+that is no better in any of the three than another of the same layout is dropped. A limit on the time of a micro-batch
+is a fourth number. What a label may still become is bounded by the prices of
+:mod:`formulations.searches.galvatron_prices`; labels that cannot beat the incumbent by more than the gap are dropped,
+too. If the labels run out, the incumbent is proven. All numbers are exact integers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from formulations.compiled import compiled
+from formulations.models.galvatron import StageProblem
+from formulations.problem import BoolArray, IntArray
+from formulations.searches.galvatron_prices import PricedStage, Prices, best_prices
+
+__all__ = ["StageResult", "solve_stage"]
+
+DEFAULT_LABEL_LIMIT = 50_000
+"""Labels of one layer, before the search gives up on a proof."""
+
+_BEAM = 100
+_COST, _STATES, _PEAK, _REPEATED, _STRATEGY, _PARENT, _BOUND = range(7)
+_FIELDS = 7
+_CANDIDATES = 10
+"""Labels that are compared with each other, for each that is kept."""
+
+_NO_LIMIT = 2**62
+
+
+@dataclass(frozen=True, slots=True)
+class StageResult:
+    """The best plan of a stage and a bound on all of them.
+
+    Parameters
+    ----------
+    choices, cost
+        One strategy per layer and what it costs, or None where no plan was found.
+    bound
+        No feasible plan costs less; None where there is none at all, which is then proven.
+    """
+
+    choices: tuple[int, ...] | None
+    cost: int | None
+    bound: int | None
+
+    @property
+    def is_infeasible(self) -> bool:
+        """Whether it is proven that there is no plan."""
+        return self.bound is None
+
+
+def solve_stage(
+    stage: StageProblem,
+    repeated_limit: int | None = None,
+    relative_gap: float = 0.0,
+    cutoff: int | None = None,
+    label_limit: int = DEFAULT_LABEL_LIMIT,
+) -> StageResult:
+    """Find the cheapest plan of a stage.
+
+    Parameters
+    ----------
+    stage
+        Layers and strategies.
+    repeated_limit
+        Quanta that a micro-batch without synchronisation may take, or None.
+    relative_gap
+        The plan may cost this much more than the bound, relative to its cost; 0 for the optimum.
+    cutoff
+        Plans that cost as much or more are of no interest: a bound of this size is enough. None for no such cost.
+    label_limit
+        Labels of one layer; where there are more, plan and bound are what was found until then.
+    """
+    if not stage.allowed.any(axis=1).all():
+        return StageResult(None, None, None)
+    incumbent = _Incumbent(stage, repeated_limit)
+    priced = PricedStage(stage, repeated_limit)
+    prices = best_prices(priced, incumbent.offer)
+    if prices is None:
+        return StageResult(None, None, None)
+    value, _ = priced.cheapest(prices)
+    dual = max(0, -((-value) >> priced.shift))
+    search = _LabelSearch(priced, prices)
+    for kept, gap in ((min(_BEAM, label_limit), 0.0), (label_limit, relative_gap)):
+        wanted = _NO_LIMIT if cutoff is None else cutoff
+        if incumbent.cost is not None:
+            wanted = min(wanted, incumbent.cost - int(gap * incumbent.cost))
+        if wanted <= dual:
+            break
+        found, complete = search.run(wanted, kept)
+        if found is not None:
+            incumbent.offer(found)
+        if complete and wanted == _NO_LIMIT and found is None:
+            return StageResult(None, None, None)
+        if complete:
+            dual = max(dual, wanted if found is None else incumbent.value)
+            break
+    return StageResult(incumbent.choices, incumbent.cost, min(dual, incumbent.value))
+
+
+class _Incumbent:
+    """The cheapest feasible plan met so far."""
+
+    def __init__(self, stage: StageProblem, repeated_limit: int | None) -> None:
+        self.stage = stage
+        self.repeated_limit = repeated_limit
+        self.choices: tuple[int, ...] | None = None
+        self.cost: int | None = None
+
+    @property
+    def value(self) -> int:
+        """Its cost, or more than anything costs."""
+        return _NO_LIMIT if self.cost is None else self.cost
+
+    def offer(self, choices: tuple[int, ...]) -> None:
+        """Take a plan if it is feasible and cheaper."""
+        cost = self.stage.cost_of(choices)
+        if (self.cost is None or cost < self.cost) and self.stage.is_feasible(choices, self.repeated_limit):
+            self.choices, self.cost = choices, cost
+
+
+class _LabelSearch:
+    """Extends labels layer by layer at fixed prices."""
+
+    def __init__(self, priced: PricedStage, prices: Prices) -> None:
+        stage = priced.stage
+        self.priced, self.prices = priced, prices
+        self.prefix = priced.prefixes(prices)
+        self.allowed = _undominated_strategies(stage)
+        self.memory_before = _before(np.where(stage.allowed, stage.forward + stage.states, _NO_LIMIT))
+        self.repeated_before = _before(np.where(stage.allowed, stage.repeated, _NO_LIMIT))
+
+    def run(self, cutoff: int, kept: int) -> tuple[tuple[int, ...] | None, bool]:
+        """Look for a plan that costs less than `cutoff`.
+
+        Parameters
+        ----------
+        cutoff
+            Plans that cost as much or more are of no interest.
+        kept
+            Labels per layer; of more, those with the smallest bounds go on.
+
+        Returns
+        -------
+        choices, complete
+            The cheapest plan found, or None, and whether nothing that may cost less than `cutoff` was dropped.
+        """
+        stage, priced = self.priced.stage, self.priced
+        limit = _NO_LIMIT if priced.repeated_limit is None else priced.repeated_limit
+        labels = np.zeros((1, _FIELDS), dtype=np.int64)
+        labels[0, _STRATEGY] = -1
+        history, complete = [], True
+        scaled_cutoff = min(cutoff, _NO_LIMIT >> priced.shift) << priced.shift
+        for layer in reversed(range(stage.layers)):
+            after = stage.transformation[(layer + 1) % stage.layers]
+            rows = np.stack(
+                [
+                    stage.cost[layer],
+                    stage.repeated[layer],
+                    stage.forward[layer],
+                    stage.backward[layer],
+                    stage.states[layer],
+                ]
+            )
+            longer = _extend(
+                labels,
+                rows,
+                self.allowed[layer],
+                stage.layouts,
+                after,
+                stage.repeats,
+                self.prefix[layer] - priced.paid(self.prices),
+                (priced.shift, self.prices.memory, self.prices.repeated),
+                (
+                    scaled_cutoff,
+                    stage.memory_limit - int(self.memory_before[layer]),
+                    limit - int(self.repeated_before[layer]),
+                ),
+            )
+            longer, cut = _smallest_bounds(longer, _CANDIDATES * kept)
+            complete = complete and not cut
+            longer = longer[np.lexsort((longer[:, _PEAK], longer[:, _STATES], longer[:, _COST]))]
+            undominated = _undominated_in_time if priced.repeated_limit is not None else _undominated
+            labels = longer[undominated(longer, stage.layouts, stage.transformation.shape[1])]
+            labels, cut = _smallest_bounds(labels, kept)
+            complete = complete and not cut
+            history.append(labels)
+            if not len(labels):
+                return None, complete
+        return _best_plan(history), complete
+
+
+def _smallest_bounds(labels: IntArray, count: int) -> tuple[IntArray, bool]:
+    """At most so many labels, those with the smallest bounds, and whether there were more."""
+    if len(labels) <= count:
+        return labels, False
+    return labels[np.argpartition(labels[:, _BOUND], count)[:count]], True
+
+
+def _best_plan(history: list[IntArray]) -> tuple[int, ...]:
+    """Strategies of the cheapest of the last labels, the first layer first."""
+    index = int(history[-1][:, _COST].argmin())
+    choices = []
+    for labels in reversed(history):
+        choices.append(int(labels[index, _STRATEGY]))
+        index = int(labels[index, _PARENT])
+    return tuple(choices)
+
+
+def _before(table: IntArray) -> IntArray:
+    """Least sum of a table over the layers before each one, shape ``(L,)``."""
+    sums: IntArray = np.concatenate([[0], np.cumsum(table.min(axis=1))[:-1]])
+    return sums
+
+
+def _undominated_strategies(stage: StageProblem) -> BoolArray:
+    """Which strategies of each layer no other of the same layout beats or equals in everything."""
+    numbers = np.stack([stage.cost, stage.repeated, stage.forward, stage.backward, stage.states])
+    allowed = stage.allowed.copy()
+    strategies = allowed.shape[1]
+    for s in range(strategies):
+        for other in np.flatnonzero(stage.layouts == stage.layouts[s]):
+            if other != s:
+                better = (numbers[:, :, other] <= numbers[:, :, s]).all(axis=0)
+                equal = (numbers[:, :, other] == numbers[:, :, s]).all(axis=0)
+                allowed[:, s] &= ~(better & stage.allowed[:, other] & ~(equal & (other > s)))
+    return allowed
+
+
+@compiled
+def _extend(
+    labels: IntArray,
+    rows: IntArray,
+    allowed: BoolArray,
+    layouts: IntArray,
+    transformation: IntArray,
+    repeats: int,
+    prefix: IntArray,
+    scales: tuple[int, int, int],
+    limits: tuple[int, int, int],
+) -> IntArray:
+    """Put every strategy of one more layer in front of every label, unless limits or cutoff forbid it.
+
+    Parameters
+    ----------
+    labels
+        Shape ``(n, 7)``; a strategy of -1 is the empty plan behind the last layer.
+    rows
+        Cost, repeated time, forward, backward and state bytes of the layer, shape ``(5, S)``.
+    allowed, layouts
+        Of the strategies, shape ``(S,)``.
+    transformation
+        From this layer's layout to that of the next, shape ``(C, C)``.
+    repeats
+        How often the cost counts a transformation.
+    prefix
+        Least priced cost of the layers before, less what the limits are worth, shape ``(C,)``.
+    scales
+        Shift of the prices, price of a byte, price of a quantum.
+    limits
+        The scaled cutoff, and what is left of memory and repeated time for this layer and those behind it.
+    """
+    shift, memory_price, repeated_price = scales
+    cutoff, memory_limit, repeated_limit = limits
+    found = np.empty((256, 7), dtype=np.int64)
+    count = 0
+    for i in range(len(labels)):
+        for s in range(len(allowed)):
+            if not allowed[s]:
+                continue
+            handed = 0 if labels[i, 4] < 0 else transformation[layouts[s], layouts[labels[i, 4]]]
+            peak = max(labels[i, 1] + rows[4, s] + rows[2, s] + rows[3, s], rows[4, s] + rows[2, s] + labels[i, 2])
+            repeated = labels[i, 3] + rows[1, s] + handed
+            if peak > memory_limit or repeated > repeated_limit:
+                continue
+            cost = labels[i, 0] + rows[0, s] + repeats * handed
+            bound = (cost << shift) + memory_price * peak + repeated_price * repeated + prefix[layouts[s]]
+            if bound > cutoff - (1 << shift):
+                continue
+            if count == len(found):
+                longer = np.empty((2 * count, 7), dtype=np.int64)
+                longer[:count] = found
+                found = longer
+            found[count, 0] = cost
+            found[count, 1] = labels[i, 1] + rows[4, s]
+            found[count, 2] = peak
+            found[count, 3] = repeated
+            found[count, 4] = s
+            found[count, 5] = i
+            found[count, 6] = bound
+            count += 1
+    return found[:count].copy()
+
+
+@compiled
+def _undominated(labels: IntArray, layouts: IntArray, count: int) -> BoolArray:
+    """Which labels no earlier one of the same layout beats or equals in states and peak.
+
+    Parameters
+    ----------
+    labels
+        In order of their costs, so that no label beats one before it.
+    layouts, count
+        Layout of every strategy, and how many layouts there are.
+    """
+    kept = np.ones(len(labels), dtype=np.bool_)
+    # Per layout the best pairs so far: states ascend, peaks descend.
+    states = np.empty((count, len(labels)), dtype=np.int64)
+    peaks = np.empty((count, len(labels)), dtype=np.int64)
+    sizes = np.zeros(count, dtype=np.int64)
+    for i in range(len(labels)):
+        layout = layouts[labels[i, 4]]
+        size = sizes[layout]
+        place = np.searchsorted(states[layout, :size], labels[i, 1], side="right")
+        if place > 0 and peaks[layout, place - 1] <= labels[i, 2]:
+            kept[i] = False
+            continue
+        first = place - 1 if place > 0 and states[layout, place - 1] == labels[i, 1] else place
+        end = place
+        while end < size and peaks[layout, end] >= labels[i, 2]:
+            end += 1
+        moved = size - end
+        states[layout, first + 1 : first + 1 + moved] = states[layout, end:size].copy()
+        peaks[layout, first + 1 : first + 1 + moved] = peaks[layout, end:size].copy()
+        states[layout, first] = labels[i, 1]
+        peaks[layout, first] = labels[i, 2]
+        sizes[layout] = first + 1 + moved
+    return kept
+
+
+@compiled
+def _undominated_in_time(labels: IntArray, layouts: IntArray, count: int) -> BoolArray:
+    """As :func:`_undominated`, in repeated time as well."""
+    kept = np.ones(len(labels), dtype=np.bool_)
+    fronts = np.empty((count, len(labels), 3), dtype=np.int64)
+    sizes = np.zeros(count, dtype=np.int64)
+    for i in range(len(labels)):
+        layout = layouts[labels[i, 4]]
+        for k in range(sizes[layout]):
+            front = fronts[layout, k]
+            if front[0] <= labels[i, 1] and front[1] <= labels[i, 2] and front[2] <= labels[i, 3]:
+                kept[i] = False
+                break
+        if kept[i]:
+            fronts[layout, sizes[layout]] = labels[i, 1:4]
+            sizes[layout] += 1
+    return kept

@@ -1,0 +1,85 @@
+"""Partitions of layers into pipeline stages that balance a load (section IV-B).
+
+Time-balanced partitions take the time of every layer, memory-balanced ones what it holds at each position of the
+pipeline: under 1F1B earlier stages hold the activations of more micro-batches, so they get fewer layers.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["balanced_partition"]
+
+
+def balanced_partition(loads: NDArray[np.float64]) -> tuple[int, ...]:
+    """Cut a chain so that the largest stage is as small as can be, and among these, so that stages are alike.
+
+    Parameters
+    ----------
+    loads
+        Load of every layer at every position, shape ``(P, L)``, not negative.
+
+    Returns
+    -------
+    tuple of int
+        ``P + 1`` borders; every stage has a layer.
+
+    Raises
+    ------
+    ValueError
+        If there are more stages than layers.
+    """
+    stages, layers = loads.shape
+    if not 1 <= stages <= layers:
+        raise ValueError(f"{stages} stages for {layers} layers; every stage needs a layer, so use at most {layers}")
+    sums = np.concatenate([np.zeros((stages, 1)), np.cumsum(loads, axis=1)], axis=1)
+    segments = sums[:, None, :] - sums[:, :, None]
+    segments[:, np.tril(np.ones((layers + 1, layers + 1), dtype=np.bool_))] = np.inf
+    smallest, _ = _chain(segments, np.maximum)
+    largest = smallest * (1 + 1e-9)
+    _, borders = _chain(np.where(segments <= largest, segments**2, np.inf), np.add)
+    return borders
+
+
+def _chain(segments: NDArray[np.float64], combine: np.ufunc) -> tuple[float, tuple[int, ...]]:
+    """Cheapest way through all positions: `combine` joins what came before with the segment of a position."""
+    stages, size, _ = segments.shape
+    best = np.full(size, np.inf)
+    best[0] = 0.0
+    sources = []
+    for position in range(stages):
+        through = combine(best[:, None], segments[position])
+        sources.append(through.argmin(axis=0))
+        best = through.min(axis=0)
+    borders = [size - 1]
+    for source in reversed(sources):
+        borders.append(int(source[borders[-1]]))
+    return float(best[-1]), tuple(reversed(borders))
+
+
+def moved_layer(borders: tuple[int, ...], stage: int, forward: bool) -> tuple[int, ...] | None:
+    """Move a boundary layer out of a stage, to the next one or to the one before.
+
+    Parameters
+    ----------
+    borders
+        ``P + 1`` borders.
+    stage
+        The stage that loses a layer.
+    forward
+        Whether its last layer goes to the next stage; if not, its first goes to the one before.
+
+    Returns
+    -------
+    tuple of int or None
+        The new borders; None where there is no such neighbour or the stage has one layer.
+    """
+    border = stage + 1 if forward else stage
+    if border in (0, len(borders) - 1):
+        return None
+    moved = list(borders)
+    moved[border] += -1 if forward else 1
+    return tuple(moved) if all(first < end for first, end in pairwise(moved)) else None

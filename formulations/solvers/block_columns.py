@@ -1,0 +1,180 @@
+"""Columns of repeated blocks: prices from one layer, a bound on all of them, and a mixture of what prices suggest.
+
+A deep model repeats one block dozens of times, so that a search on the whole problem does the same work over and over.
+
+1. Find the blocks (:mod:`formulations.solvers.block_repeats`) and tie all inner ones of a family: a problem of a few
+   blocks that uses memory as the whole one does. Its prices cost little (:mod:`formulations.solvers.block_prices`).
+2. At those prices, messages on the whole, untied problem give its bound, evaluated in exact integers.
+3. Decode columns at prices around them, each made to fit. Tied layers would all do the same, which can cost several
+   times as much as the best plan; columns are decoded from the whole problem.
+4. The restricted master (:mod:`formulations.solvers.block_master`) mixes the columns; further prices give further ones.
+
+It declines where nothing repeats.
+"""
+
+from __future__ import annotations
+
+import time
+from itertools import chain, repeat
+
+import numpy as np
+
+from formulations.flat import FlatProblem, FloatArray, flatten
+from formulations.problem import StrategyProblem
+from formulations.solution import Claim, Progress, SolveOptions
+from formulations.solvers.base import ReportIncumbent, ReportProgress
+from formulations.solvers.block_master import mix_columns
+from formulations.solvers.block_prices import FewRowsAscent, carry_over, inner_groups
+from formulations.solvers.block_repeats import find_repeats
+from formulations.solvers.block_tying import TyingError, tie_nodes
+from formulations.solvers.dual_bound import exact_bound
+from formulations.solvers.incumbent_search import IncumbentSearch
+from formulations.solvers.opening import open_flat
+
+_TIED_SHARE, _BOUND_SHARE = 0.35, 0.6
+_FACTORS = ((1.0, 1.03), (0.97, 1.1, 0.9), (1.3, 0.8))
+"""Prices of the first rounds of columns, relative to the best."""
+
+_NOISE, _COLUMNS_A_ROUND = 0.15, 3
+_MOST_COLUMNS = 24
+_PATIENCE = 3
+_DEARER = 1.3
+"""Prices rise by this factor from round to round while nothing fits."""
+
+_MASTER_SECONDS = 10.0
+_DECODING_PAIRS = 2
+
+
+def solve(problem: StrategyProblem, options: SolveOptions, report: ReportProgress, incumbent: ReportIncumbent) -> Claim:
+    """Solve by columns; ends early where the gap closes or several rounds find nothing better.
+
+    With ``iteration_limit`` the solver makes at most so many price steps and as many rounds, and is deterministic as
+    long as the time limit does not cut it short.
+    """
+    started = time.monotonic()
+    repeats = find_repeats(problem)
+    if len(problem.nodes) and int(repeats.orbit.max()) < 0:
+        return Claim(None, None, message="no blocks repeat, so that there are no columns to share")
+    flat = open_flat(problem, incumbent)
+    if isinstance(flat, Claim):
+        return flat
+    try:
+        tied = flatten(tie_nodes(problem, inner_groups(repeats)).problem)
+    except TyingError as error:
+        return Claim(None, None, message=str(error))
+    return _Columns(problem, flat, options, report, incumbent, started).run(tied)
+
+
+class _Columns:
+    """One solve: the bound, the columns, the incumbent."""
+
+    def __init__(
+        self,
+        problem: StrategyProblem,
+        flat: FlatProblem,
+        options: SolveOptions,
+        report: ReportProgress,
+        incumbent: ReportIncumbent,
+        started: float,
+    ) -> None:
+        self.problem, self.flat, self.options, self.started = problem, flat, options, started
+        self.bound: int | None = None
+        self.rounds = 0
+        self._report, self._incumbent = report, incumbent
+        self._random = np.random.default_rng(options.seed)
+        self._ascent = FewRowsAscent(flat)
+        self._search = IncumbentSearch(problem, flat, self._found, self._deadline(1.0))
+        self._columns: dict[tuple[int, ...], None] = {}
+        self._exact_at = -np.inf
+
+    def run(self, tied: FlatProblem) -> Claim:
+        """Prices from the tied problem, then rounds of columns on the whole one."""
+        if self.options.initial_choices is not None:
+            self._search.offer_original(self.options.initial_choices)
+        self._start_prices(tied)
+        idle, base = 0, 1.0
+        most_rounds = self.options.iteration_limit
+        for factors in chain(_FACTORS, repeat(None)):
+            if self._done() or idle >= _PATIENCE or (most_rounds is not None and self.rounds >= most_rounds):
+                break
+            self.rounds += 1
+            before = self._search.objective
+            self._search.hear_others()
+            if self.rounds > len(_FACTORS):
+                self._ascent.step(1.0)
+            self._decode(base * self._factors_of(factors))
+            self._prove()
+            self._mix()
+            idle = idle + 1 if self._search.objective == before else 0
+            base = base * _DEARER if self._search.best is None else 1.0
+        self._prove()
+        best = self._search.best
+        choices = None if best is None else self.flat.original_choices(best)
+        message = f"{len(self._columns)} columns, {self.rounds} rounds"
+        return Claim(choices, self.bound, message=message, iterations=self._ascent.iterations + self.rounds)
+
+    def _start_prices(self, tied: FlatProblem) -> None:
+        """Climb on the tied problem and settle on the whole one at what that found."""
+        if not tied.contradiction:
+            ascent = FewRowsAscent(tied)
+            limit = self.options.iteration_limit
+            ascent.climb(self._deadline(_TIED_SHARE), *(() if limit is None else (limit,)))
+            prices = carry_over(tied, ascent.best_prices, self.flat)
+            self._ascent.start_from(prices, np.zeros_like(self._ascent.messages))
+        self._ascent.settle(self._deadline(_BOUND_SHARE))
+
+    def _factors_of(self, factors: tuple[float, ...] | None) -> FloatArray:
+        if factors is not None:
+            return np.array(factors)
+        return np.exp(_NOISE * self._random.standard_normal(_COLUMNS_A_ROUND))
+
+    def _decode(self, factors: FloatArray) -> None:
+        """Decode a column at every factor of the best prices, and make it fit."""
+        for factor in factors.tolist():
+            if self._remaining() <= 0:
+                return
+            prices = self._ascent.best_prices * factor
+            choices = self._ascent.decode(prices, _DECODING_PAIRS)
+            self._columns[self.flat.original_choices(choices)] = None
+            self._search.finish(choices, prices)
+
+    def _mix(self) -> None:
+        """Let the master mix the newest columns and the incumbent."""
+        if self._done():
+            return
+        start = None if self._search.best is None else self.flat.original_choices(self._search.best)
+        columns = list(self._columns)[-_MOST_COLUMNS:]
+        if start is not None:
+            columns.append(start)
+            self._columns[start] = None
+        deadline = min(self._deadline(1.0), time.monotonic() + _MASTER_SECONDS)
+        found = mix_columns(self.problem, columns, start, self.options, deadline)
+        if found is not None:
+            self._search.offer_original(found)
+
+    def _found(self, choices: tuple[int, ...], objective: int) -> None:
+        self._incumbent(choices)
+        self._report(Progress(self._elapsed(), objective, self.bound, "blocks"))
+
+    def _prove(self) -> None:
+        """Evaluate the best prices and messages exactly, where they are better than those last evaluated."""
+        if self._ascent.best_bound > self._exact_at:
+            self._exact_at = self._ascent.best_bound
+            value = exact_bound(self.problem, self.flat, self._ascent.best_prices, self._ascent.best_messages)
+            self.bound = value if self.bound is None else max(self.bound, value)
+            self._report(Progress(self._elapsed(), self._search.objective, self.bound, "blocks"))
+
+    def _done(self) -> bool:
+        if self._remaining() <= 0:
+            return True
+        objective = self._search.objective
+        return objective is not None and self.bound is not None and self.options.accepts(objective, self.bound)
+
+    def _elapsed(self) -> float:
+        return time.monotonic() - self.started
+
+    def _remaining(self) -> float:
+        return self.options.time_limit - self._elapsed()
+
+    def _deadline(self, share: float) -> float:
+        return self.started + share * self.options.time_limit

@@ -1,0 +1,70 @@
+"""The restricted master: the best mixture of columns, by branch and cut.
+
+A column is an assignment of the whole problem, so it has one part for every block. The master keeps of every node the
+strategies that some column gives it: blocks may then take their parts from different columns, and even mix them
+inside, as long as factors allow it. Presolve takes what is left apart into blocks by itself, and usage rows are added
+lazily by :mod:`formulations.solvers.highs`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from formulations.linear_model import linear_columns
+from formulations.presolve import presolve
+from formulations.presolve.allowed_strategies import cut_forbidden_strategies
+from formulations.problem import StrategyProblem
+from formulations.solution import SolveOptions
+from formulations.solvers import highs
+
+MOST_COLUMNS = 60_000
+"""Columns of the linear model up to which the master is solved."""
+
+
+def mix_columns(
+    problem: StrategyProblem,
+    columns: Sequence[tuple[int, ...]],
+    start: tuple[int, ...] | None,
+    options: SolveOptions,
+    deadline: float,
+) -> tuple[int, ...] | None:
+    """Solve the problem over the strategies that ``columns`` use.
+
+    Parameters
+    ----------
+    columns
+        Assignments, which need not keep the limits.
+    start
+        One of them that does, or None.
+    options
+        For branch and cut; its time limit is set here.
+    deadline
+        Of :func:`time.monotonic`.
+
+    Returns
+    -------
+    tuple of int or None
+        The best assignment found; not checked.
+    """
+    used = np.array(columns, dtype=np.int64)
+    nodes = []
+    for node, chosen in zip(problem.nodes, used.T, strict=True):
+        forbidden = np.ones(node.size, dtype=np.bool_)
+        forbidden[chosen] = False
+        nodes.append(replace(node, forbidden=forbidden if node.forbidden is None else forbidden | node.forbidden))
+    cut, lift = cut_forbidden_strategies(replace(problem, nodes=tuple(nodes)))
+    core = presolve(cut, deadline=deadline)
+    remaining = deadline - time.monotonic()
+    if core.contradiction or remaining <= 0 or linear_columns(core.problem) > MOST_COLUMNS:
+        return None
+    if not core.problem.nodes:
+        return lift(core.lift(()))
+    kept = None if start is None else lift.project(start)
+    projected = None if kept is None else core.lift.project(kept)
+    options = replace(options, time_limit=remaining, initial_choices=projected, iteration_limit=None)
+    found = highs.solve(core.problem, options, lambda _: None, lambda _: None).choices
+    return None if found is None else lift(core.lift(found))

@@ -1,0 +1,120 @@
+"""Memory prices for the bound alone, where tables are so large that every sweep counts.
+
+Where a pair of sweeps over the messages takes a good part of a second, prices need most of a solve to converge, and a
+search for assignments beside them is better made by another process. So this search listens to what others find
+instead, and does nothing but raise the bound (:mod:`formulations.solvers.price_ascent`).
+"""
+
+from __future__ import annotations
+
+import time
+
+from formulations.flat import FlatProblem
+from formulations.problem import StrategyProblem
+from formulations.solution import Claim, Progress, SolveOptions
+from formulations.solvers.base import ReportIncumbent, ReportProgress
+from formulations.solvers.dual_bound import exact_bound
+from formulations.solvers.incumbent_search import IncumbentSearch
+from formulations.solvers.price_ascent import PriceAscent
+
+WIDE_ENTRIES = 8_000_000
+WIDE_TABLE = 2_500
+"""Entries of all tables, and of one on average, from which on a problem is wide: sweeps take a tenth of a second."""
+
+_FIRST_SWEEPS = 5
+_COOLING_SHARE = 0.85
+_PAIRS_OF_A_STEP, _PAIRS_WHEN_COLD = 2, 4
+"""Once prices have settled, messages have most to gain."""
+_FIRST_PROOF_STEPS, _PROOF_GROWTH = 4, 1.4
+
+
+def is_wide(entries: int, factors: int) -> bool:
+    """Return whether :class:`PriceBounding` suits a problem whose factors have so many entries in all."""
+    return entries >= WIDE_ENTRIES and entries >= WIDE_TABLE * factors
+
+
+class PriceBounding:
+    """One ascent of the bound, which may go on later.
+
+    Parameters
+    ----------
+    problem, flat
+        The problem and its flat form, without contradiction.
+    options
+        Limits; with ``iteration_limit`` so many price steps are made in all.
+    report, incumbent
+        As for every solver.
+    started
+        When the clock of the time limit began to run, of :func:`time.monotonic`.
+
+    Attributes
+    ----------
+    ascent
+        Prices, messages, and where the best bound was found.
+    bound
+        The best exact bound, or None.
+    """
+
+    def __init__(
+        self,
+        problem: StrategyProblem,
+        flat: FlatProblem,
+        options: SolveOptions,
+        report: ReportProgress,
+        incumbent: ReportIncumbent,
+        started: float,
+    ) -> None:
+        self.ascent = PriceAscent(flat)
+        self.bound: int | None = None
+        self._problem, self._flat, self._options, self._report = problem, flat, options, report
+        self._started = started
+        self._search = IncumbentSearch(problem, flat, lambda choices, _: incumbent(choices))
+        self._next_proof = float(_FIRST_PROOF_STEPS)
+        if options.initial_choices is not None:
+            self._search.offer_original(options.initial_choices)
+
+    def run(self) -> Claim:
+        """Begin, and raise the bound for the time that the options allow."""
+        self.ascent.sweeps(_FIRST_SWEEPS)
+        return self.go_on(self._options.time_limit)
+
+    def go_on(self, time_limit: float) -> Claim:
+        """Raise the bound further, until ``time_limit`` seconds after the start."""
+        limit = self._options.iteration_limit
+        seconds_of_proof = 0.0
+        while self._elapsed() + seconds_of_proof < time_limit and (limit is None or self.ascent.iterations < limit):
+            progress = self._progress()
+            self.ascent.step(progress, _PAIRS_OF_A_STEP if progress < 1.0 else _PAIRS_WHEN_COLD)
+            if self.ascent.iterations >= self._next_proof:
+                self._next_proof *= _PROOF_GROWTH
+                before = time.monotonic()
+                self._prove()
+                seconds_of_proof = time.monotonic() - before
+                if self._closed():
+                    break
+        self._prove()
+        best = self._search.best
+        choices = None if best is None else self._flat.original_choices(best)
+        return Claim(choices, self.bound, iterations=self.ascent.iterations)
+
+    def _progress(self) -> float:
+        """Return how far the first part of the ascent is, in which prices cool: 1 at its end."""
+        limit = self._options.iteration_limit
+        if limit is not None:
+            return self.ascent.iterations / limit
+        return self._elapsed() / (_COOLING_SHARE * self._options.time_limit)
+
+    def _prove(self) -> None:
+        """Evaluate the best prices and messages exactly, listen to the others, and report."""
+        self._search.hear_others()
+        ascent = self.ascent
+        value = exact_bound(self._problem, self._flat, ascent.best_prices, ascent.best_messages)
+        self.bound = value if self.bound is None else max(self.bound, value)
+        self._report(Progress(self._elapsed(), self._search.objective, self.bound, "price_bounding"))
+
+    def _closed(self) -> bool:
+        objective = self._search.objective
+        return objective is not None and self.bound is not None and self._options.accepts(objective, self.bound)
+
+    def _elapsed(self) -> float:
+        return time.monotonic() - self._started

@@ -1,0 +1,162 @@
+"""Galvatron-BMW's experiments as problems: models of its Table I, clusters, memory limits and variants.
+
+Every variant is a search space and a search. Which schedule they run is read off the paper's tables: the rows whose
+names say 1F1B, and BMW, hold fewer activations than the others, which pipeline as GPipe does.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cache
+
+from formulations.layers import LayerChain, LayerProfile
+from formulations.models.galvatron_costs import CostModel
+from formulations.models.galvatron_pipeline import (
+    MicroBatchRule,
+    PipelinePlan,
+    PipelineProblem,
+    Schedule,
+    SearchSpace,
+    pipeline_problem,
+)
+from formulations.models.galvatron_slips import REPAIRED, Slip
+from formulations.models.galvatron_strategies import Dimension
+from formulations.searches.galvatron_search import Balance, FoundPlan, search_base, search_bmw
+from planner.cluster import load_cluster
+from planner.layer_galvatron import device_links
+from planner.layer_presets import paper_layers
+
+__all__ = ["BATCHES", "VARIANT_SPACES", "GalvatronCase", "Variant"]
+
+GIGABYTE = 10**9
+
+BATCHES = (*range(8, 64, 8), *range(64, 128, 16), *range(128, 512, 32), *range(512, 2049, 64))
+"""Batches that are tried: multiples of 8, further apart the larger they are."""
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """A variant of the paper.
+
+    Parameters
+    ----------
+    space
+        Which strategies it has, Takeaway 3 left aside.
+    schedule
+        How its pipelines run.
+    adjusts
+        Whether it adjusts partitions (Algorithm 2) or takes one (Algorithm 1).
+    """
+
+    space: SearchSpace
+    schedule: Schedule
+    adjusts: bool
+
+
+_ALL = SearchSpace()
+_UNCHECKPOINTED = SearchSpace(checkpoint=False)
+
+VARIANT_SPACES = {
+    "galvatron_dp_tp": Variant(
+        SearchSpace((Dimension.DATA, Dimension.TENSOR), checkpoint=False, pipeline=False), Schedule.GPIPE, False
+    ),
+    "galvatron_dp_pp": Variant(SearchSpace((Dimension.DATA,), checkpoint=False), Schedule.GPIPE, False),
+    "galvatron": Variant(_UNCHECKPOINTED, Schedule.GPIPE, False),
+    "galvatron_1f1b_biobj": Variant(_UNCHECKPOINTED, Schedule.ONE_F_ONE_B, True),
+    "galvatron_base": Variant(_ALL, Schedule.GPIPE, False),
+    "galvatron_bmw": Variant(_ALL, Schedule.ONE_F_ONE_B, True),
+}
+"""Variants by the names of :data:`planner.benchmarks.galvatron_paper.VARIANTS`."""
+
+
+@dataclass(frozen=True, slots=True)
+class GalvatronCase:
+    """One cell of a table.
+
+    Parameters
+    ----------
+    cluster
+        Name of a preset.
+    model
+        As the paper's Table I names it.
+    memory_gb
+        Limit on one device, in 10^9 bytes.
+    variant
+        A key of :data:`VARIANT_SPACES`.
+    rule
+        Which numbers of micro-batches are tried; as printed, always twice the stages.
+    batches
+        Which batches are.
+    """
+
+    cluster: str
+    model: str
+    memory_gb: int
+    variant: str
+    rule: MicroBatchRule = MicroBatchRule.TWICE_THE_STAGES
+    batches: tuple[int, ...] = BATCHES
+
+    def __str__(self) -> str:
+        divisors = "-any-micro-batches" if self.rule is MicroBatchRule.DIVISORS else ""
+        return f"{self.cluster}-{self.memory_gb}G-{self.model}{divisors}"
+
+    def problem(self, slips: Slip = REPAIRED) -> PipelineProblem:
+        """Set up the problem, its costs estimated with some slips kept."""
+        cluster = _cluster(self.cluster)
+        variant = VARIANT_SPACES[self.variant]
+        space = replace(variant.space, data_with_sharded=Slip.TAKEAWAY_3 not in slips)
+        return pipeline_problem(
+            paper_chain(self.model, self.cluster),
+            cluster.devices,
+            self.memory_gb * GIGABYTE,
+            self.batches,
+            CostModel(device_links(cluster), slips=slips),
+            space,
+            variant.schedule,
+            MicroBatchRule.TWICE_THE_STAGES if Slip.MICRO_BATCHES in slips else self.rule,
+        )
+
+    def search(self, slips: Slip = REPAIRED, balance: Balance | None = None) -> FoundPlan | None:
+        """Run a search on the problem, some slips kept.
+
+        Parameters
+        ----------
+        slips
+            What is kept as printed.
+        balance
+            What one partition balances (Algorithm 1); the variant's own search if None.
+
+        Returns
+        -------
+        FoundPlan or None
+            None where it finds no plan.
+        """
+        if balance is None and VARIANT_SPACES[self.variant].adjusts:
+            return search_bmw(self.problem(slips), slips)
+        return search_base(self.problem(slips), slips, balance=balance or Balance.TIME)
+
+
+def translated(plan: PipelinePlan, before: PipelineProblem, after: PipelineProblem) -> PipelinePlan:
+    """Name the strategies of a plan as another problem numbers them, which has all of them."""
+    micro_batch = plan.batch // plan.micro_batches
+    old = before.tables(plan.stages, micro_batch).strategies
+    new = after.tables(plan.stages, micro_batch).strategies
+    return replace(plan, choices=tuple(new.index(old[choice]) for choice in plan.choices))
+
+
+@cache
+def paper_chain(model: str, cluster: str) -> LayerChain:
+    """Layers of a model with the activations that the paper prints, and no workspaces, which it does not count.
+
+    Embedding and head are layers of their own, the first and the last.
+    """
+    chain = paper_layers(model, _cluster(cluster), printed_activations=True)
+    return replace(chain, layers=tuple(_without_workspaces(layer) for layer in chain.layers))
+
+
+def _without_workspaces(layer: LayerProfile) -> LayerProfile:
+    split = replace(layer.split, forward_workspace_bytes=0, backward_workspace_bytes=0)
+    return replace(layer, split=split, forward_workspace_bytes=0, backward_workspace_bytes=0)
+
+
+_cluster = cache(load_cluster)

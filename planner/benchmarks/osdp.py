@@ -1,0 +1,221 @@
+"""The suite ``osdp``: the paper's models by every method, and what its own search loses.
+
+Objectives are picoseconds of a step for one sample on one device, because every method chooses its batch size too: the
+devices together train their number over this time. What is infeasible by a fixed rule has no objective.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from functools import lru_cache, partial
+
+from formulations.models.osdp import DP, Accounting, build_osdp
+from formulations.problem import StrategyProblem
+from formulations.searches.osdp_plan import SECONDS_PER_QUANTUM, Method, OsdpPlan, plan_osdp
+from formulations.solution import Progress, SolveOptions, SolveResult
+from formulations.solvers.worker import SolverPool
+from formulations.solvers.worker_process import read_status_bytes
+from planner.benchmarks.osdp_cases import CLUSTERS, FORMULATIONS, LIMITS_GIB, MODELS, OsdpCase
+from planner.benchmarks.rows import BenchRow
+from planner.benchmarks.suites import BenchInstance, OwnSolver, ReportProgress, Suite, SuiteError
+from planner.units import format_bytes
+
+PARTS = (*CLUSTERS, "milp")
+"""One for each machine, and the canonical problems at the best batch size, for any solver."""
+
+DEPTH_FIRST = (Method.DFS, Method.DFS_SHARDED_FIRST, Method.DFS_GROUPED, Method.DFS_LOOK_AHEAD)
+RULES = (Method.REPLICATED, Method.SHARDED)
+
+PAPER_CLAIMS = (
+    "paper, 8 GPUs, OSDP over FSDP: N&D at most 23 %, 22 % on average; over all pure strategies at most 174 % (N&D), "
+    "92 % (W&S), 168 % (I&C)",
+    "paper, 16 GPUs, OSDP over FSDP: at most 67 %, 29 % on average",
+    "paper, cutting (figure 8): 3 to 92 %; with checkpointing over FSDP (figure 9): at most 108.3 %, 52.9 % on average",
+    "paper, headline: 2.84 times is 3D+OSDP's figure; OSDP's own largest is 2.74 times; search 9 to 307 s",
+)
+_SOLVER = "highs"
+_SECONDS = 2.0
+
+
+def osdp_suite(parts: Sequence[str] | None = None, models: Sequence[str] | None = None) -> Suite:
+    """Make the suite: every model, limit and formulation on every machine.
+
+    Parameters
+    ----------
+    parts
+        Of :data:`PARTS`; all if None.
+    models
+        Of :data:`planner.benchmarks.osdp_cases.MODELS`; all if None.
+
+    Raises
+    ------
+    SuiteError
+        A part or a model does not exist.
+    """
+    chosen = PARTS if parts is None else tuple(parts)
+    names = tuple(MODELS) if models is None else tuple(models)
+    for kind, asked, known in (("part", chosen, PARTS), ("model", names, MODELS)):
+        unknown = [each for each in asked if each not in known]
+        if unknown:
+            raise SuiteError(f"suite osdp: {unknown[0]!r} is no {kind}; use {', '.join(known)}")
+    cases = [
+        OsdpCase(model, CLUSTERS[part], limit, formulation)
+        for part in chosen
+        if part in CLUSTERS
+        for limit in LIMITS_GIB
+        for model in names
+        for formulation in FORMULATIONS
+    ]
+    instances = [BenchInstance(case.name, case.formulation, None, own_solvers=_methods(case)) for case in cases]
+    if "milp" in chosen:
+        instances += [
+            _at_best_batch(OsdpCase(model, CLUSTERS["titan"], max(LIMITS_GIB), formulation))
+            for model in names
+            for formulation in ("osdp", "osdp_peak")
+        ]
+    return Suite(
+        "osdp",
+        tuple(instances),
+        _SECONDS,
+        solvers=(_SOLVER,),
+        notes=(_sizes(names), *PAPER_CLAIMS),
+        summarize=partial(_summary, {case.name: case for case in cases}),
+    )
+
+
+@lru_cache(maxsize=512)
+def exact_plan(case: OsdpCase) -> OsdpPlan:
+    """The exact plan of a case; in milliseconds, so every other row is compared with it."""
+    return plan_osdp(case.chain(), case.machine(), case.settings)
+
+
+def _methods(case: OsdpCase) -> Mapping[str, OwnSolver]:
+    searches = () if case.settings.accounting is Accounting.PEAK else DEPTH_FIRST
+    return {method.value: partial(_solve, case, method) for method in (*RULES, *searches, Method.KNAPSACK)}
+
+
+def _at_best_batch(case: OsdpCase) -> BenchInstance:
+    """The canonical problem of a case at its best batch size, or at one sample where nothing fits."""
+    batch = max(1, exact_plan(case).batch)
+    own: dict[str, OwnSolver] = {Method.KNAPSACK.value: partial(_solve_at, case, batch)}
+    return BenchInstance(
+        f"{case.name}-batch-{batch}", case.formulation, partial(_canonical, case, batch), own_solvers=own
+    )
+
+
+def _canonical(case: OsdpCase, batch: int) -> StrategyProblem:
+    return build_osdp(case.chain(), case.machine(), case.settings, batch)
+
+
+def _solve(
+    case: OsdpCase, method: Method, options: SolveOptions, progress: ReportProgress, pool: SolverPool | None
+) -> SolveResult:
+    """Solve over all batch sizes; objective per sample."""
+    del progress, pool
+    chain, machine = case.chain(), case.machine()
+    started = time.process_time()
+    plan = plan_osdp(chain, machine, case.settings, method, time_limit=options.time_limit)
+    return _result(case, plan, plan.objective, plan.bound, time.process_time() - started, _words(case, plan))
+
+
+def _solve_at(
+    case: OsdpCase, batch: int, options: SolveOptions, progress: ReportProgress, pool: SolverPool | None
+) -> SolveResult:
+    """Solve at one batch size; objective of the step, as the canonical problem has it."""
+    del options, progress, pool
+    chain, machine = case.chain(), case.machine()
+    started = time.process_time()
+    plan = plan_osdp(chain, machine, case.settings, batch=batch)
+    cost, bound = (plan.candidates[0].cost, plan.candidates[0].bound) if plan.candidates else (None, None)
+    return _result(case, plan, cost, bound, time.process_time() - started, "")
+
+
+def _result(
+    case: OsdpCase, plan: OsdpPlan, objective: int | None, bound: int | None, cpu_seconds: float, message: str
+) -> SolveResult:
+    modes = case.settings.modes()
+    return SolveResult(
+        status=plan.status,
+        choices=tuple(modes.index(mode) for mode in plan.modes.values()) or None,
+        objective=objective,
+        bound=bound,
+        gap=plan.gap,
+        solver=plan.solver,
+        seconds=plan.seconds,
+        cpu_seconds=cpu_seconds,
+        peak_rss_bytes=read_status_bytes("self", "VmHWM"),
+        peak_usage=(plan.memory_bytes,) if plan.modes else (),
+        history=(Progress(plan.seconds, objective, bound, plan.solver),) if plan.modes else (),
+        message=message,
+    )
+
+
+def _words(case: OsdpCase, plan: OsdpPlan) -> str:
+    if plan.objective is None:
+        return "no plan in time" if plan.candidates else "does not fit at one sample"
+    modes = list(plan.modes.values())
+    replicated, cut = sum(mode == DP for mode in modes), sum(mode.slices > 1 for mode in modes)
+    loss = loss_of(plan.objective, case)
+    return (
+        f"batch {plan.batch} on each device, {plan.samples_per_second:.2f} samples/s, {replicated} of {len(modes)} "
+        f"operators DP, {cut} cut, peak {format_bytes(plan.peak_bytes)}, loses {100 * loss:.3f} %"
+    )
+
+
+def loss_of(objective: int, case: OsdpCase) -> float:
+    """How much longer a plan takes for a sample than the exact one of its case, as a share of the latter."""
+    best = exact_plan(case).objective
+    assert best is not None, "a plan has been found, so the exact search finds one"
+    return objective / best - 1
+
+
+def _sizes(names: Sequence[str]) -> str:
+    chains = [OsdpCase(model, CLUSTERS["titan"], max(LIMITS_GIB), "osdp").chain() for model in names]
+    return "; ".join(
+        f"{chain.name}: {len(chain)} operators, {chain.parameter_bytes / 4e9:.2f}B parameters" for chain in chains
+    )
+
+
+def _summary(cases: Mapping[str, OsdpCase], rows: Sequence[BenchRow]) -> list[str]:
+    """Throughput by method, and what each loses, one line for each instance; then the gains that the paper reports."""
+    objectives: dict[str, dict[str, int]] = {}
+    for row in rows:
+        if row.instance in cases and row.objective is not None:
+            objectives.setdefault(row.instance, {})[row.solver] = row.objective
+    lines = []
+    for instance, found in objectives.items():
+        case = cases[instance]
+        devices = case.machine().devices
+        parts = [
+            f"{solver} {devices / (objective * SECONDS_PER_QUANTUM):.2f} (loses {100 * loss_of(objective, case):.3f} %)"
+            for solver, objective in found.items()
+        ]
+        lines.append(f"{instance}, samples/s: {', '.join(parts)}")
+    return lines + gains(cases, objectives)
+
+
+def gains(cases: Mapping[str, OsdpCase], objectives: Mapping[str, Mapping[str, int]]) -> list[str]:
+    """How much more the exact plans train than FSDP's, and cut ones than uncut ones, by machine and family."""
+    exact, sharded = Method.KNAPSACK.value, Method.SHARDED.value
+    over_fsdp: dict[str, list[float]] = {}
+    by_cutting: dict[str, list[float]] = {}
+    for instance, found in objectives.items():
+        case = cases[instance]
+        group = f"{case.cluster} {case.model.split('-')[0]} {case.formulation}"
+        if exact in found and sharded in found:
+            over_fsdp.setdefault(group, []).append(found[sharded] / found[exact] - 1)
+        if case.formulation == "osdp_peak" and exact in found:
+            uncut = objectives.get(OsdpCase(case.model, case.cluster, case.gibibytes, "osdp_peak_base").name, {})
+            if exact in uncut:
+                by_cutting.setdefault(f"{case.cluster} {case.model.split('-')[0]}", []).append(
+                    uncut[exact] / found[exact] - 1
+                )
+    return [
+        *(f"{group}: exact over FSDP {_range(shares)}" for group, shares in over_fsdp.items()),
+        *(f"{group}: cutting gains {_range(shares)} where both fit" for group, shares in by_cutting.items()),
+    ]
+
+
+def _range(shares: Sequence[float]) -> str:
+    return f"at most {100 * max(shares):.1f} %, {100 * sum(shares) / len(shares):.1f} % on average"

@@ -1,0 +1,184 @@
+"""What a layer plan must satisfy before any model is loaded, and the mesh of prime axes that its degrees ask for.
+
+Every message says what would be possible instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+
+from planner.layer_plan import LayerPlan, LayerSettings, PipelineSchedule, StagePlan
+from planner.plan_error import PlanError
+from planner.plan_format import PlannedModel
+
+
+def divisors(number: int) -> list[int]:
+    """Divisors of a positive number, ascending."""
+    return [candidate for candidate in range(1, number + 1) if number % candidate == 0]
+
+
+def prime_factors(number: int) -> list[int]:
+    """Prime factors of a positive number with repetition, ascending."""
+    factors = []
+    divisor = 2
+    while number > 1:
+        while number % divisor == 0:
+            factors.append(divisor)
+            number //= divisor
+        divisor += 1
+    return factors
+
+
+def stage_axes(devices: int, layers: Iterable[LayerSettings]) -> tuple[int, ...]:
+    """Sizes of a stage mesh's axes, all prime, such that every layer's degrees are products of consecutive axes.
+
+    Parameters
+    ----------
+    devices
+        Devices of one stage.
+    layers
+        The layers of all stages: a stage's last layer hands over to the next stage's first on the same axes.
+
+    Returns
+    -------
+    tuple of int
+        Outermost axis first; its product is `devices`. One axis of size 1 where there is one device.
+
+    Raises
+    ------
+    PlanError
+        Two layers need groups of neighbouring devices of which neither size divides the other.
+    """
+    inner = {1: "", devices: ""}
+    for layer in layers:
+        inner.setdefault(layer.tensor_parallel, f"tensor-parallel {layer.tensor_parallel} of layer {layer.name}")
+        group = layer.tensor_parallel * layer.shards
+        inner.setdefault(group, f"groups of {group} devices that share the parameters of layer {layer.name}")
+    axes: list[int] = []
+    for smaller, larger in pairwise(sorted(inner)):
+        if larger % smaller:
+            raise PlanError(
+                f"{inner[smaller]} and {inner[larger]} cannot lie on one mesh, because {smaller} does not divide "
+                f"{larger}: choose degrees that divide one another"
+            )
+        axes.extend(prime_factors(larger // smaller))
+    return tuple(reversed(axes)) or (1,)
+
+
+def check_layer_plan(plan: LayerPlan) -> None:
+    """Check degrees, devices, batch and schedule of a layer plan.
+
+    Raises
+    ------
+    PlanError
+        Something does not divide or contradicts itself; the first such thing.
+    """
+    stages = len(plan.stages)
+    if plan.devices % stages:
+        raise PlanError(
+            f"{plan.devices} devices cannot be shared equally by {stages} stages: possible numbers of stages are "
+            f"{_listed(divisors(plan.devices))}"
+        )
+    if plan.model.batch % plan.micro_batches:
+        raise PlanError(
+            f"a batch of {plan.model.batch} cannot be divided into {plan.micro_batches} micro-batches: possible are "
+            f"{_listed(divisors(plan.model.batch))}"
+        )
+    if plan.schedule == "1f1b" and stages > 1 and plan.micro_batches < stages:
+        raise PlanError(
+            f"1F1B over {stages} stages needs at least {stages} micro-batches, the plan has {plan.micro_batches}: "
+            "raise micro_batches or take the schedule gpipe"
+        )
+    names = [layer.name for layer in plan.layers]
+    repeated = next((name for name in names if names.count(name) > 1), None)
+    if repeated is not None:
+        raise PlanError(f"layer {repeated} is planned {names.count(repeated)} times: give every layer once")
+    for layer in plan.layers:
+        _check_degrees(layer, plan.stage_devices, plan.model.batch // plan.micro_batches)
+        _check_memory_settings(layer)
+    stage_axes(plan.stage_devices, plan.layers)
+
+
+def _check_degrees(layer: LayerSettings, devices: int, rows: int) -> None:
+    if layer.devices != devices:
+        possible = [f"{devices // tensor} x {tensor}" for tensor in divisors(devices)]
+        raise PlanError(
+            f"layer {layer.name}: data-parallel {layer.data_parallel} x tensor-parallel {layer.tensor_parallel} is "
+            f"{layer.devices}, its stage has {devices} devices: possible are {_listed(possible)}"
+        )
+    if rows % layer.data_parallel:
+        raise PlanError(
+            f"layer {layer.name}: a micro-batch of {rows} cannot be divided by data-parallel {layer.data_parallel}: "
+            f"possible degrees are {_listed(sorted(set(divisors(rows)) & set(divisors(devices))))}, or change the batch"
+        )
+    if layer.shard_degree is not None:
+        if layer.sharding == "none":
+            raise PlanError(f"layer {layer.name}: shard_degree {layer.shard_degree} needs sharding zero2 or zero3")
+        if layer.data_parallel % layer.shard_degree:
+            raise PlanError(
+                f"layer {layer.name}: shard_degree {layer.shard_degree} does not divide data-parallel "
+                f"{layer.data_parallel}: possible are {_listed(divisors(layer.data_parallel))}"
+            )
+    if layer.sequence_parallel and not layer.shares_products:
+        raise PlanError(f"layer {layer.name}: sequence_parallel needs tensor_parallel of at least 2, and not undivided")
+
+
+def _check_memory_settings(layer: LayerSettings) -> None:
+    if layer.sharded_slices is not None:
+        if layer.sharding == "none":
+            raise PlanError(f"layer {layer.name}: sharded_slices needs sharding zero2 or zero3")
+        if layer.sharded_slices > layer.slices:
+            raise PlanError(f"layer {layer.name}: {layer.sharded_slices} of {layer.slices} slices cannot be sharded")
+    if layer.offload_parameters and layer.offload_optimizer:
+        raise PlanError(
+            f"layer {layer.name}: offload_parameters offloads the optimizer state as well: leave offload_optimizer out"
+        )
+
+
+def uniform_layer_plan(
+    model: PlannedModel,
+    names: Sequence[str],
+    *,
+    devices: int,
+    stages: int = 1,
+    micro_batches: int = 1,
+    schedule: PipelineSchedule = "1f1b",
+    settings: LayerSettings | None = None,
+) -> LayerPlan:
+    """A plan that runs every layer alike, the layers shared out evenly among the stages.
+
+    Parameters
+    ----------
+    model
+        Which training step.
+    names
+        Layers in the order in which they run; :func:`runtime.layer_families.layer_names` gives them.
+    devices, stages, micro_batches, schedule
+        As in :class:`LayerPlan`.
+    settings
+        Settings of every layer; its name is ignored. None: data parallelism alone.
+
+    Raises
+    ------
+    PlanError
+        There are more stages than layers, or the plan does not pass :func:`check_layer_plan`.
+    """
+    if not 1 <= stages <= len(names):
+        raise PlanError(f"{stages} stages for {len(names)} layers: possible are 1 to {len(names)}")
+    like = settings or LayerSettings(name="every", data_parallel=max(1, devices // stages))
+    layers = [like.model_copy(update={"name": name}) for name in names]
+    cuts = [len(names) * stage // stages for stage in range(stages + 1)]
+    plan = LayerPlan(
+        model=model,
+        devices=devices,
+        stages=tuple(StagePlan(layers=tuple(layers[start:end])) for start, end in pairwise(cuts)),
+        micro_batches=micro_batches,
+        schedule=schedule,
+    )
+    check_layer_plan(plan)
+    return plan
+
+
+def _listed(values: Iterable[object]) -> str:
+    return ", ".join(map(str, values))

@@ -1,0 +1,193 @@
+"""What every model family is made of here: units, each a layer of a plan, called one after the other.
+
+A unit holds modules of the user's model and calls them as the model's own forward does. What goes from unit to unit is
+a tuple of tensors, so that a stage of a pipeline is a run of units, and hidden states can be resharded between any two.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from types import MappingProxyType
+
+import torch
+from torch import Tensor, nn
+
+IGNORED_LABEL = -100
+"""Label that the loss does not count, as in :func:`torch.nn.functional.cross_entropy`."""
+
+
+class FamilyError(ValueError):
+    """A model that the layer executor does not know, or knows but cannot run as asked; says why."""
+
+
+class Carried(Enum):
+    """What a tensor between two units is, which says how it is placed on the stage's devices.
+
+    ``HIDDEN``: batch x sequence x width, sharded along the sequence where the unit is sequence-parallel. ``BATCH``:
+    its first dimension is the batch, nothing else is sharded. ``SHARED``: the same on all devices, for all rows of the
+    batch; its gradient on a device is that of the rows and heads of this device, so the sum over devices is complete.
+    """
+
+    HIDDEN = "hidden"
+    BATCH = "batch"
+    SHARED = "shared"
+
+
+@dataclass(frozen=True)
+class TensorRules:
+    """Modules of a unit by what tensor parallelism makes of them; paths relative to the unit, where they exist.
+
+    Parameters
+    ----------
+    column, row
+        Linear modules that are split along their output and their input.
+    norms
+        Modules that work on each token by itself, sharded along the sequence under sequence parallelism.
+    attention
+        Modules whose first argument must be whole sequences.
+    fused
+        Column modules whose output is several equal matrices side by side, with their number.
+    vocabulary
+        Embedding tables and output projections that are split along the vocabulary.
+    replicated_tables
+        Embedding tables that every device holds whole though it uses a part of their columns.
+    own_calls
+        Modules that the unit calls itself, before it calls the module that they are in.
+    """
+
+    column: tuple[str, ...] = ()
+    row: tuple[str, ...] = ()
+    norms: tuple[str, ...] = ()
+    attention: tuple[str, ...] = ()
+    fused: Mapping[str, int] | None = None
+    vocabulary: tuple[str, ...] = ()
+    replicated_tables: tuple[str, ...] = ()
+    own_calls: tuple[str, ...] = ()
+
+
+class LayerUnit(nn.Module, ABC):
+    """One layer of a plan.
+
+    Parameters
+    ----------
+    name
+        Module path of a block; ``embedding``, ``bridge`` or ``head`` for what lies around the blocks.
+    takes, gives
+        What the tensors of its arguments and of its result are.
+    rules
+        What tensor parallelism does with its modules.
+    heads
+        Attention heads, which the degree of tensor parallelism must divide; 0 where there are none.
+
+    Attributes
+    ----------
+    roles
+        Modules of a block by what they are: ``attention``, ``mlp``, ``cross_attention``.
+    is_block
+        Whether its modules may be layers of their own.
+    tensor_rank, tensor_size
+        This device's place among those that share the unit's products, and their number.
+    sequence_parts
+        Devices that share every sequence of hidden states between the unit's products.
+    """
+
+    takes: tuple[Carried, ...] = (Carried.HIDDEN,)
+    gives: tuple[Carried, ...] = (Carried.HIDDEN,)
+    rules = TensorRules()
+    roles: Mapping[str, tuple[str, ...]] = MappingProxyType({})
+    is_block = True
+
+    def __init__(self, name: str, heads: int = 0) -> None:
+        super().__init__()
+        self.name = name
+        self.heads = heads
+        self.tensor_rank, self.tensor_size = 0, 1
+        self.sequence_parts = 1
+
+    @abstractmethod
+    def forward(self, *carried: Tensor) -> tuple[Tensor, ...]:
+        """Result of the unit on local tensors."""
+
+    def length(self, hidden: Tensor) -> int:
+        """Length of the whole sequences of local hidden states."""
+        return hidden.shape[1] * self.sequence_parts
+
+    def check_heads(self, size: int) -> None:
+        """Check that the heads can be shared by `size` devices.
+
+        Raises
+        ------
+        FamilyError
+            They cannot.
+        """
+        if self.heads % size:
+            raise FamilyError(
+                f"layer {self.name} has {self.heads} attention heads, tensor-parallel {size} does not divide them: "
+                f"possible are {', '.join(str(k) for k in range(1, self.heads + 1) if self.heads % k == 0)}"
+            )
+
+    def share_heads(self, rank: int, size: int) -> None:
+        """Tell the unit's modules that they have one of `size` equal parts of the heads."""
+        self.tensor_rank, self.tensor_size = rank, size
+
+
+@dataclass(frozen=True, eq=False)
+class ModelFamily:
+    """A model as units.
+
+    Parameters
+    ----------
+    units
+        In the order in which they run.
+    arguments
+        Names of the step's arguments that the units understand.
+    inputs
+        What the first unit takes, of the step's arguments; all have the batch first.
+    targets
+        Labels as the loss counts them, one for each row of the last unit's output without its last dimension.
+    float_loss
+        Whether the model computes its loss in 32 bits.
+    sequence
+        Lengths of the hidden states' sequences for the step's arguments.
+    dropout
+        Largest dropout probability.
+    """
+
+    units: tuple[LayerUnit, ...]
+    arguments: tuple[str, ...]
+    inputs: Callable[[Mapping[str, Tensor]], tuple[Tensor, ...]]
+    targets: Callable[[Mapping[str, Tensor]], Tensor]
+    float_loss: bool
+    sequence: Callable[[Mapping[str, Tensor]], tuple[int, ...]]
+    dropout: float
+
+
+def causal_mask(hidden: Tensor, length: int) -> Tensor:
+    """Additive mask (1, 1, length, length) under which a token attends to itself and to those before it."""
+    lowest = torch.finfo(hidden.dtype).min
+    return torch.full((length, length), lowest, dtype=hidden.dtype, device=hidden.device).triu(1)[None, None]
+
+
+def has_causal_kernel(attention: str) -> bool:
+    """Whether an attention implementation of transformers is causal by itself where it is given no mask."""
+    return attention == "sdpa" or "flash" in attention
+
+
+def shifted_left(labels: Tensor) -> Tensor:
+    """Labels of a causal model at the places whose output predicts them."""
+    return nn.functional.pad(labels[:, 1:], (0, 1), value=IGNORED_LABEL)
+
+
+def largest_dropout(module: nn.Module) -> float:
+    """Largest probability with which a module of the model, or its attention, drops values."""
+    config = getattr(module, "config", None)
+    settings = config.to_dict() if config is not None else {}
+    named = [
+        float(value)
+        for key, value in settings.items()
+        if "drop" in key and isinstance(value, float | int) and not isinstance(value, bool)
+    ]
+    return max([part.p for part in module.modules() if isinstance(part, nn.Dropout)] + named, default=0.0)

@@ -1,0 +1,176 @@
+"""One stage: the canonical problem, the exact labels and the published dynamic program against enumeration."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from support.galvatron_problems import best_by_enumeration, plans, random_stage
+
+from formulations.checker import check
+from formulations.models.galvatron import StageProblem, build_galvatron_stage
+from formulations.models.galvatron_slips import AS_PUBLISHED, REPAIRED, Slip
+from formulations.searches.galvatron_dp import search_stage
+from formulations.searches.galvatron_labels import solve_stage
+from formulations.solvers import solve_in_process
+
+SEEDS = range(300)
+SAMPLE_AND_FUZZ = [SEEDS, pytest.param(range(300, 2000), marks=pytest.mark.fuzz)]
+DP_SLIPS = (Slip.EQ4_STATE, Slip.EQ4_BORDERS, Slip.ALG3_BREAK, Slip.ALG3_UNSET)
+
+
+def small_stage(**tables: list[list[int]] | int) -> StageProblem:
+    """Two strategies, each a layout of its own, free to change between; everything that is not named is 0."""
+    limit = tables.pop("memory_limit")
+    arrays = {name: np.array(rows, dtype=np.int64) for name, rows in tables.items()}
+    shape = next(iter(arrays.values())).shape
+    empty = np.zeros(shape, dtype=np.int64)
+    names = ("cost", "repeated", "forward", "backward", "states")
+    return StageProblem(
+        **{name: arrays.get(name, empty) for name in names},
+        allowed=np.ones(shape, dtype=np.bool_),
+        layouts=np.arange(shape[1]),
+        transformation=arrays.get("transformation", np.zeros((shape[0], shape[1], shape[1]), dtype=np.int64)),
+        memory_limit=limit,
+    )
+
+
+@pytest.mark.parametrize("seeds", SAMPLE_AND_FUZZ, ids=["sample", "more"])
+def test_labels_find_the_optimum_and_prove_it(seeds: range) -> None:
+    feasible = 0
+    for seed in seeds:
+        stage = random_stage(seed)
+        best = best_by_enumeration(stage)
+        found = solve_stage(stage)
+        assert found.cost == best, seed
+        assert found.bound == best, seed
+        if best is not None:
+            feasible += 1
+            assert stage.is_feasible(found.choices)
+            assert stage.cost_of(found.choices) == best
+    assert 0.3 * len(seeds) < feasible < len(seeds)
+
+
+@pytest.mark.parametrize("seeds", SAMPLE_AND_FUZZ, ids=["sample", "more"])
+def test_labels_keep_a_limit_on_micro_batches(seeds: range) -> None:
+    binding = 0
+    for seed in seeds:
+        stage = random_stage(seed)
+        if seed % 3:  # what is cheap is slow
+            stage = replace(stage, cost=stage.cost.max() - stage.cost, memory_limit=2**40)
+        times = sorted({stage.repeated_of(plan) for plan in plans(stage)} or {0})
+        limit = times[len(times) // 3]
+        best = best_by_enumeration(stage, limit)
+        found = solve_stage(stage, limit)
+        assert (found.cost, found.bound) == (best, best), seed
+        assert found.choices is None or stage.is_feasible(found.choices, limit)
+        binding += best != best_by_enumeration(stage)
+    assert binding > 0.15 * len(seeds)
+
+
+def test_a_gap_is_kept_and_few_labels_claim_nothing_false() -> None:
+    for seed in SEEDS[:150]:
+        stage = random_stage(seed)
+        best = best_by_enumeration(stage)
+        loose = solve_stage(stage, relative_gap=0.2)
+        narrow = solve_stage(stage, label_limit=1)
+        if best is None:
+            assert loose.is_infeasible
+            assert narrow.cost is None
+            continue
+        assert loose.bound <= best <= loose.cost
+        assert loose.cost - loose.bound <= 0.2 * loose.cost
+        assert narrow.bound is not None
+        assert narrow.bound <= best
+        assert narrow.cost is None or narrow.cost >= best
+
+
+def test_the_canonical_problem_is_the_stage() -> None:
+    rng = np.random.default_rng(0)
+    for seed in SEEDS[:150]:
+        stage = random_stage(seed)
+        limit = int(rng.integers(0, 40)) if seed % 2 else None
+        problem = build_galvatron_stage(stage, limit)
+        problem.validate()
+        plan = [int(rng.integers(len(row))) for row in stage.allowed]
+        report = check(problem, plan)
+        assert report.objective == stage.cost_of(plan)
+        assert report.peaks[0].usage == stage.peak(plan)
+        assert report.ok == stage.is_feasible(plan, limit)
+        assert solve_in_process(problem, "brute_force").objective == best_by_enumeration(stage, limit)
+
+
+def test_the_repaired_program_is_exact_where_backward_needs_nothing() -> None:
+    """Then the forward budget is the peak; layers that use nothing are among them."""
+    found = 0
+    for seed in SEEDS:
+        stage = random_stage(seed)
+        stage = replace(stage, backward=np.zeros_like(stage.backward), memory_limit=min(stage.memory_limit, 500))
+        best = best_by_enumeration(stage)
+        plan = search_stage(stage, unit_bytes=1)
+        assert (None if plan is None else plan.cost) == best, seed
+        found += plan is not None
+    assert found > 100
+
+
+@pytest.mark.parametrize("slips", [REPAIRED, *DP_SLIPS, AS_PUBLISHED], ids=str)
+def test_no_program_beats_the_optimum(slips: Slip) -> None:
+    worse = 0
+    for seed in SEEDS[:100]:
+        stage = random_stage(seed)
+        unit = max(1, stage.memory_limit // 40)
+        plan = search_stage(stage, unit, slips)
+        best = best_by_enumeration(stage)
+        if plan is None or plan.choices is None:
+            worse += best is not None
+            continue
+        assert plan.cost == stage.cost_of(plan.choices)
+        assert stage.is_feasible(plan.choices)
+        assert plan.cost >= best
+        worse += plan.cost > best
+    assert worse > 0
+
+
+def test_the_state_of_equation_4() -> None:
+    """The cheap strategy of layer 0 makes layer 1 pay 10; the printed table has forgotten the other one."""
+    change = [[[0, 0], [0, 0]], [[10, 10], [0, 0]]]
+    stage = small_stage(cost=[[0, 1], [0, 0]], transformation=change, memory_limit=10)
+    assert search_stage(stage, 1).cost == 1
+    assert search_stage(stage, 1, Slip.EQ4_STATE).cost == 10
+
+
+def test_the_borders_of_equation_4() -> None:
+    exact = small_stage(cost=[[5, 1]], forward=[[0, 3]], memory_limit=3)
+    assert search_stage(exact, 1).cost == 1
+    assert search_stage(exact, 1, Slip.EQ4_BORDERS).cost == 5
+    nothing = small_stage(cost=[[5, 1]], forward=[[0, 3]], memory_limit=0)
+    assert search_stage(nothing, 1).cost == 5
+    assert search_stage(nothing, 1, Slip.EQ4_BORDERS) is None
+
+
+def test_the_break_of_algorithm_3() -> None:
+    """Within 2 units the only plan peaks at 12, within 3 a cheaper one at 4."""
+    stage = small_stage(cost=[[3, 2]], forward=[[2, 3]], backward=[[10, 1]], memory_limit=5)
+    assert search_stage(stage, 1).cost == 2
+    assert search_stage(stage, 1, Slip.ALG3_BREAK) is None
+
+
+def test_the_unset_plan_of_algorithm_3() -> None:
+    """The one plan fits without being looked at, and the cheaper one does not fit."""
+    stage = small_stage(cost=[[3, 2]], forward=[[1, 3]], backward=[[0, 3]], memory_limit=4)
+    kept = search_stage(stage, 1)
+    lost = search_stage(stage, 1, Slip.ALG3_UNSET | Slip.ALG3_BREAK)
+    assert (kept.choices, kept.cost) == ((0,), 3)
+    assert lost.choices == (0,) or lost.choices is None
+    unset = small_stage(cost=[[3, 2]], forward=[[1, 2]], backward=[[0, 3]], memory_limit=4)
+    lost = search_stage(unset, 1, Slip.ALG3_UNSET | Slip.ALG3_BREAK)
+    assert (lost.choices, lost.cost) == (None, 3)
+
+
+def test_a_coarse_unit_never_breaks_the_limit() -> None:
+    stage = small_stage(cost=[[9, 1], [9, 1]], forward=[[1, 6], [1, 6]], memory_limit=15)
+    assert search_stage(stage, 1).cost == 2
+    assert search_stage(stage, 5).cost == 10
+    with pytest.raises(ValueError, match="unit of 0 bytes"):
+        search_stage(stage, 0)

@@ -1,0 +1,87 @@
+"""The suite ``osdp``: the paper's models and machines, and what its rows claim."""
+
+from __future__ import annotations
+
+import pytest
+
+from formulations.solution import Status
+from planner.benchmarks import bench
+from planner.benchmarks.osdp import exact_plan, loss_of, osdp_suite
+from planner.benchmarks.osdp_cases import FORMULATIONS, MODELS, OsdpCase, minigpt
+from planner.benchmarks.suites import SuiteError
+from planner.cluster import load_cluster
+from planner.layer_osdp import data_parallel_machine
+
+TITAN = "titan-rtx-8-pcie"
+PARAMETERS_B = {"N&D": (1.3, 2.9), "W&S": (1.7, 4.1), "I&C": (0.9, 2.3)}
+OPERATORS = {"N&D": (98, 194), "W&S": (6, 10), "I&C": (50, 194)}
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_models_lie_within_the_papers_table_1(model: str) -> None:
+    chain = minigpt(model, load_cluster(TITAN))
+    family = model.split("-")[0]
+    layers = sum(count for count, _ in MODELS[model])
+    assert len(chain) == 2 * layers + 2
+    fewest, most = OPERATORS[family]
+    assert fewest <= len(chain) <= most
+    smallest, largest = PARAMETERS_B[family]
+    assert smallest <= round(chain.parameter_bytes / 4e9, 1) <= largest
+
+
+def test_the_ring_has_the_slowest_link_of_the_machine() -> None:
+    titan = data_parallel_machine(load_cluster(TITAN), 8, 10)
+    assert (titan.devices, titan.latency_seconds, titan.memory_bytes) == (8, 8e-6, 10)
+    assert titan.seconds_per_byte == pytest.approx(1 / 11.06e9)
+    servers = data_parallel_machine(load_cluster("a100-2x8-nvlink"), 16, 10)
+    assert (servers.devices, servers.latency_seconds) == (16, 1e-5)
+    assert servers.seconds_per_byte == pytest.approx(8 / (0.9 * 100e9))
+
+
+def test_rows_of_wide_models() -> None:
+    suite = osdp_suite(["titan", "milp"], ["W&S-2x8192"])
+    result = bench(suite)
+    assert result.contradictions() == []
+    rows = {(row.instance, row.solver): row for row in result.rows}
+    assert {row.formulation for row in result.rows} == set(FORMULATIONS)
+    for row in result.rows:
+        exact = rows[row.instance, "knapsack"]
+        if row.objective is None:
+            assert row.status in (Status.NO_SOLUTION, Status.INFEASIBLE)
+        else:
+            assert exact.objective is not None
+            assert exact.objective <= row.objective
+        # Six operators: even the paper's own search ends, and says what the exact one does.
+        if row.solver.startswith("dfs"):
+            assert (row.status, row.objective) == (exact.status, exact.objective)
+    for (instance, solver), row in rows.items():
+        if solver == "highs":
+            assert row.status is Status.OPTIMAL
+            assert row.objective == rows[instance, "knapsack"].objective
+    assert sum(solver == "highs" for _, solver in rows) == 2
+    assert suite.summarize is not None
+    lines = suite.summarize(result.rows)
+    assert any("W&S-2x8192-osdp, samples/s: sharded" in line and "loses 0.000 %" in line for line in lines)
+    assert any(line.startswith(f"{TITAN} W&S: cutting gains") for line in lines)
+
+
+def test_cutting_is_what_lets_a_wide_model_fit() -> None:
+    """Figure 8's point: FSDP gathers a whole MLP, which alone is a third of 8 GiB."""
+    whole, cut = (exact_plan(OsdpCase("W&S-2x8192", TITAN, 8, name)) for name in ("osdp_peak_base", "osdp_peak"))
+    assert whole.status is Status.INFEASIBLE
+    assert cut.status is Status.OPTIMAL
+    assert any(mode.slices > 1 for mode in cut.modes.values())
+
+
+def test_the_loss_is_a_share_of_the_exact_time() -> None:
+    case = OsdpCase("W&S-2x8192", TITAN, 16, "osdp")
+    best = exact_plan(case).objective
+    assert best is not None
+    assert loss_of(best, case) == 0
+    assert loss_of(best + best // 4, case) == pytest.approx(0.25)
+
+
+@pytest.mark.parametrize(("parts", "models", "words"), [(["v100"], None, "'v100'"), (None, ["GPT"], "'GPT'")])
+def test_unknown_names_are_refused(parts: list[str] | None, models: list[str] | None, words: str) -> None:
+    with pytest.raises(SuiteError, match=words):
+        osdp_suite(parts, models)

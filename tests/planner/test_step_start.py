@@ -1,0 +1,160 @@
+"""What a solve begins from is a decision within the limit that neither other reruns nor other layouts alone improve."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+from support.random_steps import decisions, random_step
+
+from formulations.checker import check
+from formulations.models.holds import shortest_holds
+from formulations.models.kiwi_chain import chain_moments
+from formulations.models.modes import once_or_twice
+from formulations.models.registry import StepProblem, kiwi_chain_problem, kiwi_reduced_problem, sharding_problem
+from formulations.models.sharding import MEMORY
+from formulations.models.step import StepDecision, StepModel
+from formulations.models.step_replay import replay_decision
+from formulations.solution import SolveOptions
+from formulations.solvers import SolverPool
+from formulations.solvers.minimum_peak import MinimumPeak, without_limit
+from planner import step_solve
+from planner.step_solve import SolvedStep, solve_step
+from planner.step_start import Executed, Start, begin, encoded
+
+AMPLE = SolveOptions(time_limit=600.0, workers=1)
+EXACT = "brute_force"
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[SolverPool]:
+    with SolverPool() as pool:
+        yield pool
+
+
+def execution(model: StepModel):
+    def execute(decision: StepDecision) -> Executed:
+        replay = replay_decision(model, decision)
+        return Executed(replay.cost, replay.peak)
+
+    return execute
+
+
+def contained(built: StepProblem, found: list[StepDecision]) -> list[StepDecision]:
+    """Decisions that a problem contains, whatever they hold."""
+    unlimited = without_limit(built.problem, MEMORY)
+
+    def holds(decision: StepDecision) -> bool:
+        try:
+            choices = built.encode(decision)
+        except ValueError:
+            return False
+        return check(unlimited, shortest_holds(unlimited, choices)).ok
+
+    return [decision for decision in found if holds(decision)]
+
+
+def executed_decisions(model: StepModel) -> list[tuple[StepDecision, Executed]]:
+    """Every decision of a step's chain problem, executed."""
+    modes = once_or_twice(model, chain_moments(model))
+    space = contained(kiwi_chain_problem(model, None), list(decisions(model, modes)))
+    return [(decision, execution(model)(decision)) for decision in space]
+
+
+def least(found: list[tuple[StepDecision, Executed]], limit: int) -> int | None:
+    return min((executed.cost for _, executed in found if executed.peak <= limit), default=None)
+
+
+def limits_of(found: list[tuple[StepDecision, Executed]]) -> list[int]:
+    """Limits below, at and above the smallest peak, and one at which the cheapest decision just fits."""
+    floor = min(executed.peak for _, executed in found)
+    cheapest = min(executed.cost for _, executed in found)
+    free = min(executed.peak for _, executed in found if executed.cost == cheapest)
+    return sorted({floor - 1, floor, (floor + free) // 2, free - 1, free})
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_no_other_reruns_and_no_other_layouts_alone_are_cheaper(seed, pool):
+    model = random_step(seed)
+    space = executed_decisions(model)
+    if not space:
+        pytest.skip("no layouts go together")
+    for limit in limits_of(space):
+        built = kiwi_chain_problem(model, limit)
+        start = begin(built, execution(model), EXACT, AMPLE, pool)
+        optimum = least(space, limit)
+        if start is None:
+            reduced = contained(kiwi_reduced_problem(model, limit), [decision for decision, _ in space])
+            assert all(execution(model)(decision).peak > limit for decision in reduced)
+            continue
+        assert start.executed == execution(model)(start.decision)
+        assert start.executed.peak <= limit
+        assert optimum is not None
+        assert optimum <= start.executed.cost
+        assert start.executed.cost <= (least(alike(space, start, "layouts"), limit) or 0)
+        assert start.executed.cost <= (least(alike(space, start, "recomputed"), limit) or 0)
+        for narrow in (sharding_problem, kiwi_reduced_problem):
+            inside = contained(narrow(model, None), [decision for decision, _ in space])
+            narrowest = least([(decision, execution(model)(decision)) for decision in inside], limit)
+            assert narrowest is None or start.executed.cost <= narrowest
+
+
+def alike(space: list[tuple[StepDecision, Executed]], start: Start, what: str) -> list[tuple[StepDecision, Executed]]:
+    """The decisions with a start's layouts, or with its reruns."""
+    return [pair for pair in space if getattr(pair[0], what) == getattr(start.decision, what)]
+
+
+def test_a_decision_that_fits_without_a_limit_ends_the_search(pool):
+    model = random_step(3)
+    space = executed_decisions(model)
+    limit = max(executed.peak for _, executed in space)
+
+    def refuse() -> StepProblem:
+        raise AssertionError("nothing is better than the decision without a limit")
+
+    built = replace(kiwi_chain_problem(model, limit), starts=(refuse,))
+    start = begin(built, execution(model), EXACT, AMPLE, pool)
+    assert start is not None
+    assert start.executed.cost == least(space, limit)
+    assert check(built.problem, encoded(built, start.decision)).objective == start.executed.cost
+
+
+def test_a_solve_keeps_what_it_began_from_where_the_solver_finds_less(pool):
+    """Greedy alone finds dearer decisions for some of these steps, or none."""
+    for seed in range(12):
+        model = random_step(seed)
+        space = executed_decisions(model)
+        for limit in limits_of(space)[1:]:
+            built = kiwi_chain_problem(model, limit)
+            start = begin(built, execution(model), "greedy", AMPLE, pool)
+            found = solve_step(built, execution(model), "greedy", AMPLE, pool=pool)
+            if start is not None:
+                assert isinstance(found, SolvedStep)
+                assert found.result.objective is not None
+                assert found.result.objective <= start.executed.cost
+                assert found.result.objective == execution(model)(found.decision).cost >= (least(space, limit) or 0)
+
+
+def test_smaller_problems_are_tried_again_where_nothing_is_found(pool, monkeypatch):
+    """``tree_dp`` knows no limits: it finds nothing within this one but what it begins from."""
+    model = random_step(3)
+    space = executed_decisions(model)
+    limit = limits_of(space)[1]
+    built = kiwi_chain_problem(model, limit)
+    tried = []
+
+    def late(built, execute, solver, options, pool):
+        tried.append(options.time_limit)
+        return None if len(tried) == 1 else begin(built, execute, EXACT, options, pool)
+
+    def unknown(problem, resource, options, pool):
+        return MinimumPeak("memory", None, 0, False, False, None, None, "", (), 0.0, "none", "")
+
+    monkeypatch.setattr(step_solve, "begin", late)
+    monkeypatch.setattr(step_solve, "minimum_peak", unknown)
+    found = solve_step(built, execution(model), "tree_dp", AMPLE, pool=pool)
+    assert len(tried) == 2
+    assert tried[1] == AMPLE.time_limit > tried[0]
+    assert isinstance(found, SolvedStep)
+    assert execution(model)(found.decision).peak <= limit
