@@ -383,13 +383,14 @@ def _workspaces(works: Sequence[Work], boundary: Boundary) -> tuple[int, int]:
     its result by then, unless its own backward reads it.
     """
     total = sum(work.saved_bytes for work in works)
-    left, before = 0, 0
+    left = given = unsaved = 0
     forward = backward = 0
     for work in works:
         left += work.saved_bytes
         in_passing = max(0, work.made_bytes - work.saved_bytes)
-        forward = max(forward, left + in_passing + before - total)
+        forward = max(forward, left + in_passing + unsaved - total)
         freed = 0 if work.reads_result else min(work.saved_bytes, work.made_bytes)
-        backward = max(backward, left - freed + work.made_bytes + before - total)
-        before = 0 if work.saved_bytes else work.made_bytes
+        backward = max(backward, left - freed + work.made_bytes + given - total)
+        given = work.made_bytes
+        unsaved = 0 if work.saved_bytes else given
     return forward, backward + boundary.output_bytes
