@@ -64,11 +64,14 @@ def plan_with_galvatron(request: LayerRequest, chain: LayerChain) -> LayerPlan:
             f"memory for tensors {format_bytes(request.tensor_bytes)} on {request.devices} devices: Galvatron finds no "
             "plan that fits; use more devices, more memory or a smaller batch"
         )
+    if plan.micro_batches < plan.stages:  # too few for 1F1B
+        problem = replace(problem, schedule=Schedule.GPIPE)
     plan = _tied_alike(chain, problem, plan)
-    if plan is None:
+    if plan is None or not problem.evaluate(plan).fits:
         raise InfeasibleError(
-            f"memory for tensors {format_bytes(request.tensor_bytes)}: the plan found gives layers that share a "
-            "parameter different strategies, which cannot be run, and with equal ones it does not fit; use more memory"
+            f"memory for tensors {format_bytes(request.tensor_bytes)}: the plan found cannot be run as it is (layers "
+            "that share a parameter have different strategies, or there are too few micro-batches for 1F1B), and does "
+            "not fit as it can; use more memory"
         )
     cost = problem.evaluate(plan)
     bound_cost = None if bound is None else bound * plan.batch
@@ -90,7 +93,7 @@ def plan_with_galvatron(request: LayerRequest, chain: LayerChain) -> LayerPlan:
         devices=request.devices,
         stages=_stages(chain, problem, plan),
         micro_batches=plan.micro_batches,
-        schedule="1f1b",
+        schedule=problem.schedule.value,
         optimizer=request.optimizer.name,
         seed=request.reference.seed,
         record=record,

@@ -102,6 +102,13 @@ def search_depth_first(
     return DfsOutcome(tuple(choices), complete, visited)
 
 
+def warm_up_osdp() -> None:
+    """Compile the loop of the searches; :mod:`formulations.warm_up` calls it at installation."""
+    none = np.zeros((2, 2), dtype=np.int64)
+    state = _start(2)
+    _visit(none, none, np.zeros(2, dtype=np.bool_), np.zeros((2, 3), dtype=np.int64), 0, *state, _VECTORS_BETWEEN_LOOKS)
+
+
 def _by_kind(tables: Sequence[OperatorTable]) -> list[int]:
     """Operators with equal ones behind each other."""
     kinds: dict[tuple[object, ...], int] = {}

@@ -9,6 +9,7 @@ from numba.core.dispatcher import Dispatcher
 
 import formulations.formats
 import formulations.presolve
+import formulations.searches
 import formulations.solvers
 from formulations import warm_up
 from formulations.checker import check
@@ -29,7 +30,7 @@ def test_the_limit_binds_and_can_be_met(limit_bytes: int) -> None:
 def test_every_compiled_loop_is_in_the_cache_afterwards() -> None:
     warm_up.main()
     missing = []
-    packages = (formulations.solvers, formulations.presolve, formulations.formats)
+    packages = (formulations.solvers, formulations.searches, formulations.presolve, formulations.formats)
     names = [
         f"{package.__name__}.{module.name}" for package in packages for module in pkgutil.iter_modules(package.__path__)
     ]

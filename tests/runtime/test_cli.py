@@ -15,6 +15,7 @@ import pytest
 from formulations.solvers.ledger import SolverContradiction
 from formulations.solvers.worker import WorkerStartError
 from planner.formulations import FORMULATIONS
+from planner.layer_planning import LAYER_FORMULATIONS
 from planner.optimizers import OPTIMIZERS
 from runtime import cli, cli_options, rank_main
 from runtime.rank_main import RunOptions
@@ -81,8 +82,9 @@ def test_every_command_has_help(meshwright) -> None:
 
 def test_the_help_names_what_may_be_chosen_and_imports_nothing_heavy(meshwright) -> None:
     assert cli_options.FORMULATIONS == FORMULATIONS
+    assert cli_options.LAYER_FORMULATIONS == tuple(LAYER_FORMULATIONS)
     words = re.sub(r"[│\s]+", " ", meshwright("plan", "--help").out)
-    for name in (*FORMULATIONS, *OPTIMIZERS):
+    for name in (*FORMULATIONS, *LAYER_FORMULATIONS, *OPTIMIZERS):
         assert re.search(rf"\b{name}\b", words)
     asked = "import sys, runtime.cli; print({'torch', 'numpy', 'formulations.problem'} & sys.modules.keys())"
     imported = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True, check=True)

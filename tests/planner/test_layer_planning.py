@@ -1,0 +1,98 @@
+"""Plans of layers from a model's name: what they promise, what they refuse, and that the executor takes them."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import pytest
+from support.planned_steps import step_reference
+
+from planner.cluster import ClusterSpec, load_cluster
+from planner.infeasibility import InfeasibleError
+from planner.layer_plan import LayerPlan, load_layer_plan, save_layer_plan
+from planner.layer_plan_check import check_layer_plan
+from planner.layer_planning import LAYER_FORMULATIONS, plan_layers
+from planner.plan_error import PlanError
+from runtime.layer_families import layer_names
+
+
+@cache
+def small_cluster() -> ClusterSpec:
+    """Eight devices that reserve nothing, so that a tiny step may use them up."""
+    cluster = load_cluster("titan-rtx-8-pcie")
+    return cluster.model_copy(update={"device": cluster.device.model_copy(update={"reserve_bytes": 0})})
+
+
+def planned(formulation: str, memory: int | None = None, name: str = "gpt2", **more) -> LayerPlan:
+    devices = more.pop("devices", 4)
+    reference = step_reference(name)
+    return plan_layers(
+        reference, cluster=small_cluster(), devices=devices, formulation=formulation, memory=memory, **more
+    )
+
+
+@pytest.mark.parametrize("as_published", [False, True])
+@pytest.mark.parametrize("formulation", LAYER_FORMULATIONS)
+@pytest.mark.parametrize("name", ["gpt2", "vit"])
+def test_a_plan_names_every_layer_and_keeps_its_promises(formulation, as_published, name, tmp_path):
+    plan = planned(formulation, name=name, as_published=as_published)
+    check_layer_plan(plan)
+    record = plan.record
+    assert record is not None
+    assert (record.formulation, record.as_published) == (formulation, as_published)
+    assert len(record.stage_peak_bytes) == len(plan.stages)
+    assert max(record.stage_peak_bytes) <= record.tensor_bytes
+    assert record.bound_seconds is None or record.bound_seconds <= record.objective_seconds
+    blocks = [layer.name for layer in plan.layers if layer.name not in ("embedding", "head")]
+    assert blocks == list(layer_names(step_reference(name)))[1:-1]
+    save_layer_plan(plan, tmp_path / "plan.json")
+    assert load_layer_plan(tmp_path / "plan.json") == plan
+
+
+@pytest.mark.parametrize("formulation", LAYER_FORMULATIONS)
+def test_less_memory_never_costs_less_and_too_little_is_refused(formulation):
+    free = planned(formulation).record
+    half = planned(formulation, free.stage_peak_bytes[0] * 9 // 10).record
+    assert half.stage_peak_bytes[0] <= free.stage_peak_bytes[0] * 9 // 10
+    assert half.objective_seconds >= free.objective_seconds * (1 - 0.01)  # the joint search stops within one per cent
+    with pytest.raises(InfeasibleError, match="use more devices, more memory or a smaller batch"):
+        planned(formulation, 1000)
+
+
+def test_the_exact_search_is_at_least_as_good_as_the_published_one():
+    for formulation in LAYER_FORMULATIONS:
+        exact, published = (planned(formulation, as_published=way).record for way in (False, True))
+        assert exact.objective_seconds <= published.objective_seconds * 1.01
+
+
+def test_layers_that_share_a_parameter_are_planned_alike():
+    """The embedding lends its table to GPT-2's head, and the table has one place."""
+    for formulation in LAYER_FORMULATIONS:
+        first, *_, last = planned(formulation).layers
+        assert (first.name, last.name) == ("embedding", "head")
+        assert first.model_copy(update={"name": "head"}) == last
+
+
+def test_the_batch_may_be_searched():
+    plan = planned("osdp", 2**21, search_batch=True)
+    assert plan.model.batch % 4 == 0
+    assert plan.record.stage_peak_bytes[0] <= 2**21
+    assert planned("galvatron", 2**21, search_batch=True).model.batch % step_reference("gpt2").batch == 0
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"formulation": "kiwi_chain"}, "'kiwi_chain' plans no layers; choose one of osdp, galvatron"),
+        ({"devices": 3}, "3 of the 8 devices of cluster"),
+        ({"devices": 8}, "batch 4 on 8 devices: OSDP gives all of them as many samples; use 8"),
+    ],
+)
+def test_impossible_requests_say_what_is_possible(change, message):
+    with pytest.raises(PlanError, match=message):
+        planned(**{"formulation": "osdp", **change})
+
+
+def test_a_reserve_that_uses_the_memory_up_is_said():
+    with pytest.raises(InfeasibleError, match="which leaves nothing for tensors"):
+        plan_layers(step_reference("gpt2"), cluster="titan-rtx-8-pcie", devices=4, formulation="osdp", memory=2**20)
