@@ -70,6 +70,7 @@ UNCHECKED = {
     ("model", "dtype"),
     ("model", "seed"),
     ("model", "layers"),
+    ("model", "loss_chunks"),
     ("options", "cluster"),
     ("options", "formulation"),
     ("options", "memory_bytes"),
