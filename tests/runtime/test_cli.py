@@ -82,7 +82,7 @@ def test_every_command_has_help(meshwright) -> None:
 
 def test_the_help_names_what_may_be_chosen_and_imports_nothing_heavy(meshwright) -> None:
     assert cli_options.FORMULATIONS == FORMULATIONS
-    assert cli_options.LAYER_FORMULATIONS == tuple(LAYER_FORMULATIONS)
+    assert tuple(LAYER_FORMULATIONS) == cli_options.LAYER_FORMULATIONS
     words = re.sub(r"[│\s]+", " ", meshwright("plan", "--help").out)
     for name in (*FORMULATIONS, *LAYER_FORMULATIONS, *OPTIMIZERS):
         assert re.search(rf"\b{name}\b", words)
