@@ -21,7 +21,7 @@ from runtime.operator_executor import lower
 
 CPU = torch.device("cpu")
 SGD = OptimizerMemory(optimizer_named("sgd"))
-LIMITS = {"gpt2": (0.45, 20_000), "llama": (0.65, 12_000), "vit": (0.65, 12_000)}
+LIMITS = {"gpt2": (0.45, 20_000), "llama": (0.65, 12_000), "vit": (0.6, 8_000)}
 """Share of the peak without a limit, and bytes of the host: too little for recomputation or offload alone."""
 
 
