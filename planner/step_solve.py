@@ -24,7 +24,7 @@ from planner.step_start import Executed, Start, begin, encoded
 
 BOUNDING_SOLVER = "lagrangian"
 
-START_SHARE, MOST_START_SECONDS = 0.6, 10.0
+START_SHARE, MOST_START_SECONDS = 0.2, 10.0
 """Longest time for smaller problems to begin from: a part of the time limit, and seconds."""
 
 PEAK_SECONDS = 30.0
