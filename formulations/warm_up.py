@@ -15,7 +15,9 @@ import numpy as np
 from formulations.formats.contest import parse_contest_problem
 from formulations.presolve import presolve
 from formulations.problem import Factor, IntArray, Node, Resource, StrategyProblem, UsageTerm
+from formulations.searches.capture_warm_up import warm_up_capture
 from formulations.searches.galvatron_warm_up import warm_up_galvatron
+from formulations.searches.h3t_warm_up import warm_up_h3t
 from formulations.searches.osdp_dfs import warm_up_osdp
 from formulations.solution import SolveOptions
 from formulations.solvers import large_neighbourhood, solve_in_process
@@ -99,7 +101,9 @@ def main() -> None:
             part_solver="brute_force",
             first_columns=PART_COLUMNS,
         )
+    warm_up_capture()
     warm_up_galvatron()
+    warm_up_h3t()
     warm_up_osdp()
     print(f"compiled the solvers' loops in {time.perf_counter() - started:.1f} s")
 

@@ -44,7 +44,7 @@ def model_layers(reference: ModelReference, cluster: ClusterSpec, *, apart: bool
     ModelError, CaptureError
         The model cannot be loaded or captured.
     FoldingError
-        The two captured steps differ in more than sizes.
+        The two captured steps differ in more than sizes, or not at all.
     """
     steps = []
     for batch in (reference.batch, 2 * reference.batch):
@@ -81,7 +81,7 @@ def fold_layers(
     Raises
     ------
     FoldingError
-        If the batches do not grow, or the steps differ in more than sizes.
+        If the batches do not grow, or the steps differ in more than sizes or not at all.
     """
     if not 0 < batches[0] < batches[1]:
         raise FoldingError(f"batches of {batches[0]} and {batches[1]}: give two sizes, the smaller one first")
@@ -91,6 +91,12 @@ def fold_layers(
         raise FoldingError(
             f"{name} has other operators at batch {batches[0]} than at batch {batches[1]}: give other batch sizes, "
             "none of them 1"
+        )
+    shapes = [[step.graph.values[index].spec.shape for index in step.graph.inputs] for step in (smaller, larger)]
+    if shapes[0] == shapes[1]:
+        raise FoldingError(
+            f"{name} has the same inputs at batch {batches[0]} as at batch {batches[1]}: let its function take the "
+            "argument batch and make as many samples"
         )
     counts = [count_layers(step.graph, cluster, apart) for step in (smaller, larger)]
     source = ProfileSource.PRESET if cluster.measured is None else ProfileSource.FITTED

@@ -1,13 +1,14 @@
 """Galvatron-BMW on a real model: stages, and how the devices of a stage share every layer, as a layer plan.
 
 As published, the bi-objective search (Algorithm 2) decides, with its slips; else stages, partition, strategies and
-micro-batches are decided at once, with a proven gap.
+micro-batches are decided at once, with a proven gap. Both keep to what runs: the levels of a strategy nest replicas,
+shards and tensor parallelism in this order, layers that share a parameter have one strategy, and with fewer
+micro-batches than stages a pipeline runs as GPipe does. The record has the plan's cost with no slip kept.
 """
 
 from __future__ import annotations
 
 import time
-from dataclasses import replace
 from fractions import Fraction
 from itertools import pairwise
 
@@ -20,17 +21,18 @@ from formulations.models.galvatron_pipeline import (
     Schedule,
     SearchSpace,
     pipeline_problem,
+    renumbered,
 )
 from formulations.models.galvatron_slips import REPAIRED, RUNNABLE, Slip
 from formulations.models.galvatron_strategies import Dimension, LayerStrategy
+from formulations.searches.galvatron_dp import DEFAULT_UNIT_BYTES, unit_for
 from formulations.searches.galvatron_joint import solve_joint
 from formulations.searches.galvatron_search import search_bmw
-from formulations.solution import Status, relative_gap
+from formulations.solution import Status
 from planner.cluster import ClusterSpec
 from planner.infeasibility import InfeasibleError
 from planner.layer_plan import LayerPlan, LayerRecord, LayerSettings, StagePlan
 from planner.layer_request import LayerRequest, planned_model
-from planner.plan_error import PlanError
 from planner.units import format_bytes
 
 BATCHES_TRIED = 16
@@ -50,28 +52,24 @@ def plan_with_galvatron(request: LayerRequest, chain: LayerChain) -> LayerPlan:
         Nothing fits the memory, or nothing was found.
     """
     started = time.perf_counter()
-    slips = RUNNABLE if request.as_published else REPAIRED
-    problem = _problem(request, chain, slips)
+    problem = _problem(request, chain, REPAIRED)
+    unit_bytes = unit_for(request.tensor_bytes)
     bound: Fraction | None = None
+    gap: float | None = None
     if request.as_published:
-        found = search_bmw(problem, slips)
-        plan = None if found is None else found.plan
+        printed = _problem(request, chain, RUNNABLE)
+        found = search_bmw(printed, RUNNABLE, unit_bytes)
+        plan = None if found is None else renumbered(found.plan, printed, problem)
+        without = "the published search finds no plan that fits"
     else:
         joint = solve_joint(problem, time_limit=request.time_limit)
-        plan, bound = joint.plan, joint.bound
+        plan, bound, gap = joint.plan, joint.bound, joint.gap
+        proven = "no plan of Galvatron-BMW fits, which is proven"
+        without = proven if bound is None else f"no plan that fits was found in {request.time_limit:g} s"
     if plan is None:
         raise InfeasibleError(
-            f"memory for tensors {format_bytes(request.tensor_bytes)} on {request.devices} devices: Galvatron finds no "
-            "plan that fits; use more devices, more memory or a smaller batch"
-        )
-    if plan.micro_batches < plan.stages:  # too few for 1F1B
-        problem = replace(problem, schedule=Schedule.GPIPE)
-    plan = _tied_alike(chain, problem, plan)
-    if plan is None or not problem.evaluate(plan).fits:
-        raise InfeasibleError(
-            f"memory for tensors {format_bytes(request.tensor_bytes)}: the plan found cannot be run as it is (layers "
-            "that share a parameter have different strategies, or there are too few micro-batches for 1F1B), and does "
-            "not fit as it can; use more memory"
+            f"memory for tensors {format_bytes(request.tensor_bytes)} on {request.devices} devices: {without}; "
+            "use more devices, more memory or a smaller batch"
         )
     cost = problem.evaluate(plan)
     bound_cost = None if bound is None else bound * plan.batch
@@ -82,18 +80,18 @@ def plan_with_galvatron(request: LayerRequest, chain: LayerChain) -> LayerPlan:
         status=Status.OPTIMAL if bound_cost == cost.cost else Status.FEASIBLE,
         objective_seconds=cost.cost * SECONDS_PER_COST,
         bound_seconds=None if bound_cost is None else float(bound_cost) * SECONDS_PER_COST,
-        gap=None if bound_cost is None else relative_gap(cost.cost, int(bound_cost)),
+        gap=gap,
         seconds=time.perf_counter() - started,
         stage_peak_bytes=cost.stage_peaks,
         tensor_bytes=request.tensor_bytes,
-        notes=chain.notes,
+        notes=(*chain.notes, *(_search_notes(unit_bytes) if request.as_published else ())),
     )
     return LayerPlan(
         model=planned_model(request.reference, plan.batch),
         devices=request.devices,
         stages=_stages(chain, problem, plan),
         micro_batches=plan.micro_batches,
-        schedule=problem.schedule.value,
+        schedule="1f1b" if plan.micro_batches >= plan.stages else "gpipe",
         optimizer=request.optimizer.name,
         seed=request.reference.seed,
         record=record,
@@ -119,29 +117,21 @@ def _problem(request: LayerRequest, chain: LayerChain, slips: Slip) -> PipelineP
             seconds_per_cost=SECONDS_PER_COST,
             slips=slips,
         ),
-        SearchSpace(data_with_sharded=Slip.TAKEAWAY_3 not in slips),
-        Schedule.ONE_F_ONE_B,
+        SearchSpace(data_with_sharded=Slip.TAKEAWAY_3 not in slips, any_order=False, tied_alike=True),
+        Schedule.ONE_F_ONE_B_IF_FILLED,
         MicroBatchRule.TWICE_THE_STAGES if Slip.MICRO_BATCHES in slips else MicroBatchRule.DIVISORS,
     )
 
 
-def _tied_alike(chain: LayerChain, problem: PipelineProblem, plan: PipelinePlan) -> PipelinePlan | None:
-    """The cheapest plan that fits and differs from this one in its tied layers alone, which have one strategy.
-
-    A tied parameter has one place on the devices, of which Galvatron knows nothing.
-    """
-    tied = [k for k, layer in enumerate(chain.layers) if layer.borrowed_parameter_bytes]
-    if not tied:
-        return plan
-    alike = {0, *tied}  # the embedding lends
-    best: tuple[int, PipelinePlan] | None = None
-    for strategy in range(len(problem.tables(plan.stages, plan.batch // plan.micro_batches).strategies)):
-        choices = tuple(strategy if k in alike else choice for k, choice in enumerate(plan.choices))
-        candidate = replace(plan, choices=choices)
-        found = problem.evaluate(candidate)
-        if found.fits and (best is None or found.cost < best[0]):
-            best = found.cost, candidate
-    return None if best is None else best[1]
+def _search_notes(unit_bytes: int) -> tuple[str, ...]:
+    """What the published search does here otherwise than in the paper."""
+    notes = ["strategies nest replicas, shards and tensor parallelism in this order, which is what runs"]
+    if unit_bytes < DEFAULT_UNIT_BYTES:
+        notes.append(
+            f"memory is counted in units of {format_bytes(unit_bytes)}, not of {format_bytes(DEFAULT_UNIT_BYTES)}: the "
+            "limit is below the paper's"
+        )
+    return tuple(notes)
 
 
 def _stages(chain: LayerChain, problem: PipelineProblem, plan: PipelinePlan) -> tuple[StagePlan, ...]:
@@ -151,19 +141,6 @@ def _stages(chain: LayerChain, problem: PipelineProblem, plan: PipelinePlan) -> 
 
 
 def _settings(layer: LayerProfile, strategy: LayerStrategy) -> LayerSettings:
-    """Settings of one layer; a stage's mesh has replicas outermost, then shards, then tensor parallelism.
-
-    Raises
-    ------
-    PlanError
-        The strategy nests them otherwise.
-    """
-    dimensions = [level.dimension for level in strategy.levels]
-    if dimensions != sorted(dimensions, key=tuple(Dimension).index):
-        raise PlanError(
-            f"layer {layer.name}: {strategy} puts {dimensions[0]} around {dimensions[-1]}; what runs it nests dp, sdp "
-            "and tp in this order: plan for devices of one node, where the order makes no difference"
-        )
     shards = strategy.degree(Dimension.SHARDED)
     return LayerSettings(
         name=layer.name,

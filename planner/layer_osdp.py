@@ -1,8 +1,10 @@
-"""OSDP on a real model: which blocks are sharded, as a layer plan.
+"""OSDP on a real model: which attention and feed-forward modules are sharded or cut, as a layer plan.
 
-A layer is a block of the model, its attention and MLP together, between embedding and head. As published, memory is the
-sum of equation (1) and the depth-first search decides within its time; else the knapsack decides, and memory is that
-of the worst block, with its gathered parameters and their gradient, as torch's FSDP2 has them.
+A layer is what the paper calls an operator: the embedding, the attention or the feed-forward module of a block with the
+norm in front of it, or the head. As published, memory is the sum of equation (1), operators may be cut into four
+slices, and the depth-first search decides within its time. Else the knapsack decides: on the slices of each operator,
+on checkpointing (of all operators or none, as the paper has it), and memory is that of the worst operator, with what
+torch's FSDP2 holds beside its states. Tables and what else is no product of matrices are left whole.
 """
 
 from __future__ import annotations
@@ -11,15 +13,14 @@ from dataclasses import replace
 
 from formulations.layers import LayerChain
 from formulations.models.osdp import (
-    SECONDS_PER_COST,
+    ANY_SLICES,
+    PUBLISHED_SLICES,
     Accounting,
     OsdpMachine,
     OsdpSettings,
     Slicing,
-    operator_tables,
-    step_cost,
 )
-from formulations.searches.osdp_plan import SECONDS_PER_QUANTUM, Method, OsdpPlan, bytes_of, per_sample, plan_osdp
+from formulations.searches.osdp_plan import SECONDS_PER_QUANTUM, Method, OsdpPlan, least_bytes, plan_osdp
 from formulations.solution import Status, relative_gap
 from planner.cluster import ClusterSpec
 from planner.infeasibility import InfeasibleError
@@ -28,12 +29,19 @@ from planner.layer_request import LayerRequest, planned_model
 from planner.plan_error import PlanError
 from planner.units import format_bytes
 
-GATHERED_TENSORS = 2
-"""A block's whole parameters and, in backward, their whole gradient."""
+TENSORS_AT_WORK = 2
+"""What FSDP2 holds of a module at work, sharded or replicated: its parameters and, in backward, their gradients."""
 
 
 def plan_with_osdp(request: LayerRequest, chain: LayerChain) -> LayerPlan:
-    """Choose for every layer whether it is replicated or sharded.
+    """Choose for every operator whether it is replicated or sharded, in how many slices, and whether all run again.
+
+    Parameters
+    ----------
+    request
+        What is asked for.
+    chain
+        Layers of its model, attention and feed-forward modules apart.
 
     Raises
     ------
@@ -42,29 +50,18 @@ def plan_with_osdp(request: LayerRequest, chain: LayerChain) -> LayerPlan:
     InfeasibleError
         No choice fits the memory.
     """
-    settings = OsdpSettings(
-        accounting=Accounting.PUBLISHED if request.as_published else Accounting.PEAK,
-        state_multiple=request.states_per_parameter,
-        gathered_tensors=GATHERED_TENSORS,
-    )
-    method = Method.DFS if request.as_published else Method.KNAPSACK
-    machine = data_parallel_machine(request.cluster, request.devices, request.tensor_bytes)
-    found = plan_osdp(
-        chain,
-        machine,
-        settings,
-        method,
-        batch=None if request.search_batch else _batch_per_device(request),
-        time_limit=request.time_limit,
-    )
-    if found.objective is not None:
-        found = _tied_alike(chain, machine, settings, found)
-    if found.objective is None or found.memory_bytes > request.tensor_bytes:
+    kinds = _published(request) if request.as_published else _exact(request)
+    plans = {settings: _planned(request, chain, settings) for settings in kinds}
+    found, settings = _best(plans)
+    if found.objective is None:
+        machine = _machine(request)
+        least = min(least_bytes(chain, machine, settings, _least_batch(request)) for settings in kinds)
         raise InfeasibleError(
             f"memory for tensors {format_bytes(request.tensor_bytes)} on {request.devices} devices: OSDP finds no "
-            f"modes that fit ({found.status}); use more devices, more memory or a smaller batch"
+            f"modes that fit ({found.status}), the smallest ones need {format_bytes(least)}; use more devices, more "
+            "memory or a smaller batch"
         )
-    layers = tuple(_settings(name, mode, request.devices) for name, mode in found.modes.items())
+    layers = tuple(_settings(name, mode, request.devices, settings.checkpointing) for name, mode in found.modes.items())
     return LayerPlan(
         model=planned_model(request.reference, request.devices * found.batch),
         devices=request.devices,
@@ -73,6 +70,53 @@ def plan_with_osdp(request: LayerRequest, chain: LayerChain) -> LayerPlan:
         seed=request.reference.seed,
         record=_record(request, found, chain),
     )
+
+
+def _published(request: LayerRequest) -> list[OsdpSettings]:
+    """Equation (1) with the paper's slices, without checkpointing."""
+    return [OsdpSettings(slices=PUBLISHED_SLICES, state_multiple=request.states_per_parameter, products_only=True)]
+
+
+def _exact(request: LayerRequest) -> list[OsdpSettings]:
+    """The peak of what FSDP2 holds, without and with checkpointing."""
+    kept = OsdpSettings(
+        slices=ANY_SLICES,
+        accounting=Accounting.PEAK,
+        state_multiple=request.states_per_parameter,
+        gathered_tensors=TENSORS_AT_WORK,
+        replica_tensors=TENSORS_AT_WORK,
+        products_only=True,
+    )
+    return [kept, replace(kept, checkpointing=True)]
+
+
+def _planned(request: LayerRequest, chain: LayerChain, settings: OsdpSettings) -> OsdpPlan:
+    return plan_osdp(
+        chain,
+        _machine(request),
+        settings,
+        Method.DFS if request.as_published else Method.KNAPSACK,
+        batch=None if request.search_batch else _batch_per_device(request),
+        time_limit=request.time_limit,
+    )
+
+
+def _best(plans: dict[OsdpSettings, OsdpPlan]) -> tuple[OsdpPlan, OsdpSettings]:
+    """The best plan under any settings, with a bound for all of them, and its settings; any plan where none fits."""
+    fitting = [(plan.objective, settings) for settings, plan in plans.items() if plan.objective is not None]
+    settings = min(fitting, key=lambda entry: entry[0])[1] if fitting else next(iter(plans))
+    best = plans[settings]
+    if best.bound is None:
+        return best, settings
+    bound = min(plan.bound for plan in plans.values() if plan.bound is not None)
+    status = Status.OPTIMAL if best.objective == bound else Status.FEASIBLE
+    seconds = sum(plan.seconds for plan in plans.values())
+    gap = relative_gap(best.objective, bound)
+    return replace(best, status=status, bound=bound, gap=gap, seconds=seconds), settings
+
+
+def _machine(request: LayerRequest) -> OsdpMachine:
+    return data_parallel_machine(request.cluster, request.devices, request.tensor_bytes)
 
 
 def data_parallel_machine(cluster: ClusterSpec, devices: int, tensor_bytes: int) -> OsdpMachine:
@@ -91,31 +135,8 @@ def data_parallel_machine(cluster: ClusterSpec, devices: int, tensor_bytes: int)
     return OsdpMachine(devices, link.latency_seconds, 1 / link.bandwidth, tensor_bytes)
 
 
-def _tied_alike(chain: LayerChain, machine: OsdpMachine, settings: OsdpSettings, found: OsdpPlan) -> OsdpPlan:
-    """The plan with one mode for all layers that share a parameter, that of the embedding, which lends it.
-
-    A tied parameter has one place on the devices, of which OSDP knows nothing; the bound stays.
-    """
-    lent = found.modes[chain.layers[0].name]
-    borrowers = {layer.name for layer in chain.layers if layer.borrowed_parameter_bytes}
-    modes = {name: lent if name in borrowers else mode for name, mode in found.modes.items()}
-    if modes == found.modes:
-        return found
-    chosen = tuple(modes.values())
-    choices = [settings.modes().index(mode) for mode in chosen]
-    cost = step_cost(operator_tables(chain, machine, settings), choices, found.batch)
-    objective = per_sample(cost, found.batch)
-    return replace(
-        found,
-        status=Status.OPTIMAL if objective == found.bound else Status.FEASIBLE,
-        modes=modes,
-        objective=objective,
-        gap=relative_gap(objective, found.bound),
-        step_seconds=cost * SECONDS_PER_COST,
-        samples_per_second=machine.devices * found.batch / (cost * SECONDS_PER_COST),
-        memory_bytes=bytes_of(chain, machine, settings, chosen, found.batch),
-        peak_bytes=bytes_of(chain, machine, replace(settings, accounting=Accounting.PEAK), chosen, found.batch),
-    )
+def _least_batch(request: LayerRequest) -> int:
+    return 1 if request.search_batch else _batch_per_device(request)
 
 
 def _batch_per_device(request: LayerRequest) -> int:
@@ -129,11 +150,15 @@ def _batch_per_device(request: LayerRequest) -> int:
     return batch
 
 
-def _settings(name: str, mode: Slicing, devices: int) -> LayerSettings:
-    if mode.sharded == 0:
-        return LayerSettings(name=name, data_parallel=devices)
-    part = None if mode.sharded == mode.slices else mode.sharded
-    return LayerSettings(name=name, data_parallel=devices, sharding="zero3", slices=mode.slices, sharded_slices=part)
+def _settings(name: str, mode: Slicing, devices: int, checkpointed: bool) -> LayerSettings:
+    return LayerSettings(
+        name=name,
+        data_parallel=devices,
+        sharding="zero3" if mode.sharded else "none",
+        checkpoint=checkpointed,
+        slices=mode.slices,
+        sharded_slices=mode.sharded if 0 < mode.sharded < mode.slices else None,
+    )
 
 
 def _record(request: LayerRequest, found: OsdpPlan, chain: LayerChain) -> LayerRecord:

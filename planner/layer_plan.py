@@ -115,6 +115,44 @@ class StagePlan(_Part):
     layers: Annotated[tuple[LayerSettings, ...], Field(min_length=1)]
 
 
+class EnginePeak(_Part):
+    """Bytes on one device at one moment of a step, by what they are for; see :mod:`planner.layer_plan_memory`.
+
+    Parameters
+    ----------
+    moment
+        What happens, such as ``backward of head``.
+    states
+        Parameters and optimizer state as they are between steps, and samples.
+    activations
+        What waits for backward.
+    workspace
+        Temporaries of the layer that runs, its output, and what is computed again for its backward.
+    copies, gradients, reduction, pipeline
+        What torch's engine holds beside: gathered parameters, gradients as they wait, buffers that they are reduced in,
+        buffers of the pipeline.
+    """
+
+    moment: str
+    states: NonNegativeInt
+    activations: NonNegativeInt = 0
+    workspace: NonNegativeInt = 0
+    copies: NonNegativeInt = 0
+    gradients: NonNegativeInt = 0
+    reduction: NonNegativeInt = 0
+    pipeline: NonNegativeInt = 0
+
+    @property
+    def parts(self) -> dict[str, int]:
+        """Bytes by what they are for."""
+        return self.model_dump(exclude={"moment"})
+
+    @property
+    def nbytes(self) -> int:
+        """All of them."""
+        return sum(self.parts.values())
+
+
 class LayerRecord(_Part):
     """What was promised when a plan was made, and by whom.
 
@@ -128,7 +166,9 @@ class LayerRecord(_Part):
     seconds
         Of the search.
     stage_peak_bytes
-        Predicted bytes on one device of every stage.
+        Predicted bytes on one device of every stage, as the formulation counts them.
+    engine_peaks
+        The same with what torch's own engine holds beside; empty in plans that were made before this was predicted.
     tensor_bytes
         What torch's tensors may take on one device.
     notes
@@ -144,6 +184,7 @@ class LayerRecord(_Part):
     gap: NonNegativeFloat | None
     seconds: NonNegativeFloat
     stage_peak_bytes: tuple[NonNegativeInt, ...]
+    engine_peaks: tuple[EnginePeak, ...] = ()
     tensor_bytes: NonNegativeInt
     notes: tuple[str, ...] = ()
 

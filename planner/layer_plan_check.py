@@ -5,12 +5,11 @@ Every message says what would be possible instead.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from itertools import pairwise
 
-from planner.layer_plan import LayerPlan, LayerSettings, PipelineSchedule, StagePlan
+from planner.layer_plan import LayerPlan, LayerSettings
 from planner.plan_error import PlanError
-from planner.plan_format import PlannedModel
 
 
 def divisors(number: int) -> list[int]:
@@ -134,50 +133,6 @@ def _check_memory_settings(layer: LayerSettings) -> None:
         raise PlanError(
             f"layer {layer.name}: offload_parameters offloads the optimizer state as well: leave offload_optimizer out"
         )
-
-
-def uniform_layer_plan(
-    model: PlannedModel,
-    names: Sequence[str],
-    *,
-    devices: int,
-    stages: int = 1,
-    micro_batches: int = 1,
-    schedule: PipelineSchedule = "1f1b",
-    settings: LayerSettings | None = None,
-) -> LayerPlan:
-    """A plan that runs every layer alike, the layers shared out evenly among the stages.
-
-    Parameters
-    ----------
-    model
-        Which training step.
-    names
-        Layers in the order in which they run; :func:`runtime.layer_families.layer_names` gives them.
-    devices, stages, micro_batches, schedule
-        As in :class:`LayerPlan`.
-    settings
-        Settings of every layer; its name is ignored. None: data parallelism alone.
-
-    Raises
-    ------
-    PlanError
-        There are more stages than layers, or the plan does not pass :func:`check_layer_plan`.
-    """
-    if not 1 <= stages <= len(names):
-        raise PlanError(f"{stages} stages for {len(names)} layers: possible are 1 to {len(names)}")
-    like = settings or LayerSettings(name="every", data_parallel=max(1, devices // stages))
-    layers = [like.model_copy(update={"name": name}) for name in names]
-    cuts = [len(names) * stage // stages for stage in range(stages + 1)]
-    plan = LayerPlan(
-        model=model,
-        devices=devices,
-        stages=tuple(StagePlan(layers=tuple(layers[start:end])) for start, end in pairwise(cuts)),
-        micro_batches=micro_batches,
-        schedule=schedule,
-    )
-    check_layer_plan(plan)
-    return plan
 
 
 def _listed(values: Iterable[object]) -> str:

@@ -11,19 +11,30 @@ from collections.abc import Callable
 from formulations.layers import LayerChain
 from planner.cluster import ClusterSpec, load_cluster
 from planner.infeasibility import InfeasibleError
+from planner.layer_capture import plan_with_capture
 from planner.layer_folding import model_layers
 from planner.layer_galvatron import plan_with_galvatron
+from planner.layer_h3t import plan_with_h3t
 from planner.layer_osdp import plan_with_osdp
 from planner.layer_plan import LayerPlan
+from planner.layer_plan_memory import engine_peaks, plan_profiles
 from planner.layer_request import LayerRequest
 from planner.models import ModelReference
 from planner.optimizers import optimizer_named
 from planner.plan_error import PlanError
 from planner.units import format_bytes
 
+_OF_OPERATORS = frozenset({"osdp"})
+"""Formulations whose layers are attention and feed-forward modules rather than blocks."""
+
 Planner = Callable[[LayerRequest, LayerChain], LayerPlan]
 
-LAYER_FORMULATIONS: dict[str, Planner] = {"osdp": plan_with_osdp, "galvatron": plan_with_galvatron}
+LAYER_FORMULATIONS: dict[str, Planner] = {
+    "osdp": plan_with_osdp,
+    "galvatron": plan_with_galvatron,
+    "h3t": plan_with_h3t,
+    "capture": plan_with_capture,
+}
 """Formulations over whole layers, by the names that users give."""
 
 
@@ -94,4 +105,8 @@ def plan_layers(
         search_batch=search_batch,
         time_limit=time_limit,
     )
-    return LAYER_FORMULATIONS[formulation](request, model_layers(step, found))
+    chain = model_layers(step, found, apart=formulation in _OF_OPERATORS)
+    made = LAYER_FORMULATIONS[formulation](request, chain)
+    assert made.record is not None
+    peaks = engine_peaks(made, plan_profiles(made, chain))
+    return made.model_copy(update={"record": made.record.model_copy(update={"engine_peaks": peaks})})

@@ -5,9 +5,11 @@ parameters and activations that the papers print is a test (``tests/planner/test
 :func:`paper_layers` can scale the activations to the printed figure for comparisons with a paper's tables.
 
 ========================  =====================================================================================
-OSDP                      minGPT (causal, eager attention, GELU in steps, untied head), float32. Not given, assumed:
-                          vocabulary 50,257, sequence 512, heads of 64. Pairs of layers and hidden size lie inside the
-                          ranges of its Table 1. ``I&C``: all narrow layers first, so that one product widens.
+OSDP                      minGPT (causal, eager attention, untied head), float32. Not given, assumed:
+                          vocabulary 50,257 (it meets the printed numbers of parameters), heads of 64, sequence 96 (with
+                          512 most of these models would not fit into 8 GiB at a batch of one). Pairs of layers and
+                          hidden size lie inside the ranges of its Table 1. ``I&C``: all narrow layers first, so that
+                          one product widens.
 Galvatron-BMW, Table I    eager attention, float32; assumed: sequence 512 (images: 224, patches of 16, Swin 4 and
                           windows of 7), heads of 64 (Swin 32), vocabularies of BERT and T5
 H3T, Table 2              BERT, float16, sequence 512, eager attention; vocabulary assumed
@@ -34,6 +36,7 @@ _GPT2_VOCABULARY = 50257
 _ALPA_GPT_VOCABULARY = 51200
 _ALPA_MOE_VOCABULARY = 32000
 _SEQUENCE = 512
+_OSDP_SEQUENCE = 96
 _MEGABYTE = 10**6
 
 Build = Callable[[FormulaDevice, bool], tuple[LayerProfile, ...]]
@@ -136,13 +139,13 @@ def _shape(hidden: int, dtype: str, *, heads: int, feed_forward: int | None = No
 def _osdp(*hidden: tuple[int, int]) -> PaperModel:
     """(layers, hidden size) pairs in their order."""
     widths = [width for layers, width in hidden for _ in range(layers)]
-    shape = replace(_shape(widths[0], "float32", heads=widths[0] // 64), activation=Activation.GELU_IN_STEPS)
+    shape = _shape(widths[0], "float32", heads=widths[0] // 64)
 
     def build(device: FormulaDevice, apart: bool) -> tuple[LayerProfile, ...]:
         return gpt(
             device,
             widths,
-            sequence=_SEQUENCE,
+            sequence=_OSDP_SEQUENCE,
             vocabulary=_GPT2_VOCABULARY,
             shape=shape,
             tied=False,

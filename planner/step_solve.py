@@ -20,12 +20,12 @@ from formulations.problem import StrategyProblem
 from formulations.solution import Progress, SolveOptions, SolveResult, Status, relative_gap
 from formulations.solvers import SolverContradiction, SolverPool, solve
 from formulations.solvers.minimum_peak import MinimumPeak, minimum_peak
-from planner.step_start import Executed, Start, begin, encoded
+from planner.step_start import Executed, Start, begin, encoded, start_share
 
 BOUNDING_SOLVER = "lagrangian"
 
-START_SHARE, MOST_START_SECONDS = 0.2, 10.0
-"""Longest time for smaller problems to begin from: a part of the time limit, and seconds."""
+MOST_START_SECONDS = 10.0
+"""Longest time for smaller problems to begin from, beside their share of the time limit."""
 
 PEAK_SECONDS = 30.0
 """Longest search for the smallest peak, where a solver found no plan."""
@@ -67,8 +67,9 @@ def solve_step(
     execute
         Executes a decision.
     solver, options
-        How to solve it. Smaller problems to begin with take part of the time limit; where counting turns out to
-        matter, a bound needs a problem of its own or nothing is found, what is tried then has as long again.
+        How to solve it. Smaller problems to begin with take part of the time limit. Where counting turns out to matter,
+        or a bound needs a problem of its own, that has as long again. Where nothing is found, so have beginning and
+        solving once more, and the search for the smallest peak three times as long, :data:`PEAK_SECONDS` at most.
     progress
         Called with every better incumbent or bound.
     pool
@@ -78,7 +79,7 @@ def solve_step(
     whole = options
     start, options = _begun(built, execute, solver, options, pool)
     found = _solve(built, start, solver, options, progress, pool)
-    if isinstance(found, MinimumPeak) and built.starts and limit is not None and found.bound <= limit:
+    if isinstance(found, MinimumPeak) and built.has_starts and limit is not None and found.bound <= limit:
         start = begin(built, execute, solver, whole, pool)
         found = found if start is None else _solve(built, start, solver, options, progress, pool)
     if isinstance(found, MinimumPeak):
@@ -113,9 +114,9 @@ def _begun(
     pool: SolverPool | None,
 ) -> tuple[Start | None, SolveOptions]:
     """A decision to begin from, if the problem has smaller ones, and the options for the time that is left."""
-    if not built.starts:
+    if not built.has_starts:
         return None, options
-    longest = min(START_SHARE * options.time_limit, MOST_START_SECONDS)
+    longest = min(start_share(built) * options.time_limit, MOST_START_SECONDS)
     begun = time.monotonic()
     start = begin(built, execute, solver, replace(options, time_limit=longest), pool)
     spent = min(time.monotonic() - begun, longest)

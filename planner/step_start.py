@@ -1,11 +1,14 @@
 """Decisions to begin from: those of smaller problems, each of which takes little time.
 
 - the decision without a limit: where it fits, nothing is better;
-- recomputation for the layouts of that decision (with every layout fixed little is left to decide);
+- reruns by rule for the layouts of that decision, which need no search;
+- recomputation for those layouts (with every layout fixed little is left to decide);
 - decisions of the problems that this one contains (:attr:`StepProblem.starts`), the largest last, each from the best
   so far;
 - recomputation for the layouts of the best so far, and layouts for its reruns, in turn as long as one of them helps.
 
+Where every operator has one layout, only rules remain of this. A problem that extends another one that is about as hard
+begins from a solution of that one instead.
 All are decisions of the problem itself, so a solve that begins from them is no worse than any of them, however little
 time it has.
 """
@@ -15,6 +18,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
@@ -24,11 +28,14 @@ from formulations.models.sharding import MEMORY
 from formulations.models.step import StepDecision
 from formulations.solution import SolveOptions, Status
 from formulations.solvers import SolverPool, solve
-from formulations.solvers.minimum_peak import without_limit
+
+START_SHARE, EXTENDED_SHARE = 0.2, 0.5
+"""Parts of the time limit for smaller problems to begin from, and for a problem that is extended."""
 
 _LEAST_SECONDS = 0.02
-_SMALL, _MEDIUM, _LARGE = 1 / 16, 1 / 4, 1 / 2
-"""Part of the time that is left for one of many problems, for it where nothing is known yet, and for the largest."""
+_SMALL, _MEDIUM, _LARGE, _WHOLE = 1 / 16, 1 / 4, 1 / 2, 1.0
+"""Part of the time that is left for one of many problems, for it where nothing is known yet, for the largest of them,
+and for an extended one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +82,11 @@ def begin(
     return _Beginning(built, execute, solver, options, pool).run()
 
 
+def start_share(built: StepProblem) -> float:
+    """Part of the time limit of a problem that its beginning may take."""
+    return START_SHARE if built.extended is None else EXTENDED_SHARE
+
+
 def encoded(built: StepProblem, decision: StepDecision) -> tuple[int, ...]:
     """Choices of a problem that mean a decision, every value held no longer than its readers need.
 
@@ -104,48 +116,75 @@ class _Beginning:
 
     def run(self) -> Start | None:
         """Solve the smaller problems one after another."""
-        if self._has_layouts() and self._begin_without_limit():
+        if self.built.extended is not None:
+            return self._begin_with(self.built.extended())
+        if self.built.unlimited is None:
+            self._try_rules((0,) * len(self.built.layouts))
             return self.best
-        largest, *others = self.built.starts
-        for build in reversed(others):
-            self._solve(build(), _MEDIUM if self.best is None else _SMALL)
-        self._solve(largest(), _LARGE)
-        while self.best is not None and self._has_layouts():
+        if self._begin_without_limit(self.built.unlimited):
+            return self.best
+        *others, largest = reversed(self.built.starts)
+        for build in others:
+            self._solve(build, _MEDIUM if self.best is None else _SMALL)
+        self._solve(largest, _LARGE)
+        while self.best is not None:
             before = self.best
-            self._solve(self._with_layouts(self.best.decision), _LARGE)
-            self._solve(self._with_reruns(self.best.decision), _LARGE)
+            self._solve(partial(self._with_layouts, before.decision), _LARGE)
+            self._solve(partial(self._with_reruns, self.best.decision), _LARGE)
             if self.best is before:
                 break
         return self.best
 
-    def _begin_without_limit(self) -> bool:
+    def _begin_with(self, extended: StepProblem) -> Start | None:
+        """Solve the problem that this one extends, from what that one begins from."""
+        if extended.has_starts:
+            options = replace(self.options, time_limit=start_share(extended) * self._left())
+            self.best = begin(extended, self.execute, self.solver, options, self.pool)
+        self._solve(lambda: extended, _WHOLE)
+        return self.best
+
+    def _begin_without_limit(self, unlimited: Callable[[], StepProblem]) -> bool:
         """Solve without a limit, then recomputation for those layouts; return whether nothing can be better."""
-        free, proved = self._solve(self._free(), _LARGE)
+        free, proved = self._solve(unlimited, _LARGE)
         if proved and self.best is not None:
             return True
         if free is not None:
-            self._solve(self._with_layouts(free), _LARGE)
+            self._try_rules(free.layouts)
+            self._solve(partial(self._with_layouts, free), _LARGE)
         return False
 
-    def _has_layouts(self) -> bool:
-        """Whether layouts are to be decided; else reruns for given layouts are the whole problem."""
-        return max(self.built.layouts) > 1
+    def _try_rules(self, layouts: tuple[int, ...]) -> None:
+        """Run again what each rule says, for given layouts."""
+        for reruns in self.built.rules:
+            self._keep(StepDecision(layouts, {i: (moment,) for i, moment in reruns.items()}))
 
-    def _solve(self, smaller: StepProblem, share: float) -> tuple[StepDecision | None, bool]:
+    def _solve(self, build: Callable[[], StepProblem], share: float) -> tuple[StepDecision | None, bool]:
         """Solve a problem in a part of the time that is left, keep what is better, and say whether it is optimal."""
-        seconds = share * (self.deadline - time.monotonic())
-        if seconds < _LEAST_SECONDS:
+        if self._left() < _LEAST_SECONDS:
             return None, False
-        options = replace(self.options, time_limit=seconds, initial_choices=self._best_in(smaller))
+        smaller = build()
+        options = replace(self.options, time_limit=share * self._left(), initial_choices=self._best_in(smaller))
+        if options.time_limit < _LEAST_SECONDS:
+            return None, False
         found = solve(smaller.problem, self.solver, options, None, self.pool)
         if found.choices is None:
             return None, False
         decision = smaller.decode(found.choices)
+        if not self._keep(decision) and smaller.safer is not None:
+            self._solve(smaller.safer, share)
+        return decision, found.status is Status.OPTIMAL
+
+    def _keep(self, decision: StepDecision) -> bool:
+        """Execute a decision, keep it where it is the cheapest within the limit so far, and say whether it fits."""
         executed = self.execute(decision)
         fits = self.limit is None or executed.peak <= self.limit
         if fits and (self.best is None or executed.cost < self.best.executed.cost):
             self.best = Start(decision, executed)
-        return decision, found.status is Status.OPTIMAL
+        return fits
+
+    def _left(self) -> float:
+        """Seconds that are left."""
+        return self.deadline - time.monotonic()
 
     def _best_in(self, smaller: StepProblem) -> tuple[int, ...] | None:
         """Choices of another problem that mean the best decision, where it has them."""
@@ -155,14 +194,6 @@ class _Beginning:
             return encoded(smaller, self.best.decision)
         except ValueError:
             return None
-
-    def _free(self) -> StepProblem:
-        """The problem without a limit, where nothing runs again: that could only cost more."""
-        kept = {
-            i: np.arange(self.built.problem.nodes[i].size) < layouts for i, layouts in enumerate(self.built.layouts)
-        }
-        alone = self.built.only(kept)
-        return replace(alone, problem=without_limit(alone.problem, MEMORY))
 
     def _with_layouts(self, decision: StepDecision) -> StepProblem:
         """The problem with every layout as in a decision."""

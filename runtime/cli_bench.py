@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 CHECK_FAILED = 1
 INTERRUPTED = 130
-SUITES = ("random", "contest", "kiwi-mlp", "kiwi-transformer", "osdp", "galvatron")
-WITH_PARTS = ("kiwi-transformer", "osdp", "galvatron")
+SUITES = ("random", "contest", "kiwi-mlp", "kiwi-transformer", "osdp", "galvatron", "h3t", "capture")
+WITH_PARTS = ("kiwi-transformer", "osdp", "galvatron", "h3t", "capture")
 
 
 def bench(
@@ -58,8 +58,10 @@ def bench(
         typer.Option(
             metavar="A,B",
             help="Of kiwi-transformer: encoder,decoder,layers,recompute,llama. Of osdp: titan,a100,milp. Of galvatron: "
-            "small,joint,stages,table-2,table-3,table-4,table-5.",
-            show_default="all (half an hour for kiwi-transformer, ten minutes for osdp); small for galvatron",
+            "small,joint,stages,table-2,table-3,table-4,table-5,figure-6. Of h3t: table-1,figure-6,table-5,table-6,"
+            "optimizer,free. Of capture: hybrid,pipeline,smaller,times.",
+            show_default="all (half an hour for kiwi-transformer, ten minutes for osdp); small for galvatron; table-1 "
+            "for h3t; all (two minutes) for capture",
         ),
     ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the generated problems and of the solvers.")] = 0,
@@ -68,7 +70,7 @@ def bench(
         typer.Option(metavar="FILE", help="JSON, instance -> best known cost, printed beside what is found."),
     ] = None,
 ) -> int:
-    """Run solvers side by side: on generated problems, contest files, or the problems of KIWI, OSDP, Galvatron-BMW.
+    """Run solvers side by side: on generated problems, contest files, or the problems of the papers.
 
     Every result is checked. Small generated problems are enumerated beside. The exit code is 1 where solvers
     contradict what was checked.
@@ -90,7 +92,14 @@ def bench(
         readable_file(best, "--best")
 
     from planner.benchmarks import bench as run_bench
-    from planner.benchmarks import galvatron_suite, kiwi_transformer_suite, load_best_known, osdp_suite
+    from planner.benchmarks import (
+        capture_suite,
+        galvatron_suite,
+        h3t_suite,
+        kiwi_transformer_suite,
+        load_best_known,
+        osdp_suite,
+    )
     from runtime.cli_bench_display import live_rows, print_result
 
     if suite == "kiwi-transformer":
@@ -99,6 +108,10 @@ def bench(
         chosen = osdp_suite(parts)
     elif suite == "galvatron":
         chosen = galvatron_suite(parts)
+    elif suite == "h3t":
+        chosen = h3t_suite(parts)
+    elif suite == "capture":
+        chosen = capture_suite(parts)
     else:
         chosen = _suite(suite, paths or [], sizes, seed)
     for note in chosen.notes:

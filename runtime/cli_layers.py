@@ -38,11 +38,16 @@ def plan_layers(reference: ModelReference, options: LayerOptions, time_limit: fl
     """Plan by layers, write the plan and say what it is."""
     from planner import layer_planning
     from planner.layer_plan import save_layer_plan
+    from runtime.layer_check import refusal
 
     with progress_line(f"planning {reference.source} by layers"):
         made = layer_planning.plan_layers(reference, time_limit=time_limit, **asdict(options))
+        reason = refusal(made)
     save_layer_plan(made, out)
-    typer.echo(f"{layer_plan_text(made)}\nwrote {out}")
+    typer.echo(layer_plan_text(made))
+    if reason is not None:
+        typer.echo(f"note: this plan cannot be run here: {reason}")
+    typer.echo(f"wrote {out}")
 
 
 def explain_layers(plan_file: Path) -> None:
@@ -85,34 +90,41 @@ def run_table(plan: LayerPlan, found: LayerRunReport) -> Table:
     from rich.table import Table
 
     table = Table()
-    for heading in ("", "predicted", "measured", "measured / predicted"):
+    for heading in ("", "predicted", "with the engine's own", "measured", "measured / predicted"):
         table.add_column(heading, justify="left" if not heading else "right")
     record = plan.record
     for rank, peak in enumerate(found.measured_peak_bytes):
         stage = rank // plan.stage_devices
-        predicted = None if record is None else record.stage_peak_bytes[stage]
+        counted, engine = (peaks[stage : stage + 1] for peaks in _predicted_peaks(plan))
         table.add_row(
             f"peak of rank {rank} (stage {stage})",
-            "-" if predicted is None else format_bytes(predicted),
+            *(format_bytes(*predicted) if predicted else "-" for predicted in (counted, engine)),
             format_bytes(peak),
-            "-" if not predicted else f"{peak / predicted:.3f}",
+            ", ".join(f"{peak / predicted:.3f}" for predicted in (*counted, *engine)) or "-",
         )
     if found.measured_step_s is not None:
         step = None if record is None else record.objective_seconds
         table.add_row(
             "step",
             "-" if step is None else format_seconds(step),
+            "",
             format_seconds(found.measured_step_s),
             "-" if not step else f"{found.measured_step_s / step:.3f}",
         )
     if found.reference_loss is not None:
         table.add_section()
-        table.add_row("", "one process", "ranks", "relative difference")
+        table.add_row("", "one process", "", "ranks", "relative difference")
         for number, (loss, expected) in enumerate(zip(found.loss, found.reference_loss, strict=True), start=1):
             error = abs(loss - expected) / (abs(expected) or 1.0)
-            table.add_row(f"loss of step {number}", f"{expected:.6f}", f"{loss:.6f}", f"{error:.1e}")
-        table.add_row("gradients, worst tensor", "", "", f"{found.max_grad_rel_error:.1e}")
+            table.add_row(f"loss of step {number}", f"{expected:.6f}", "", f"{loss:.6f}", f"{error:.1e}")
+        table.add_row("gradients, worst tensor", "", "", "", f"{found.max_grad_rel_error:.1e}")
     return table
+
+
+def _predicted_peaks(plan: LayerPlan) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Predicted bytes by stage, as the formulation counts them and with the engine's own; empty where unknown."""
+    record = plan.record
+    return ((), ()) if record is None else (record.stage_peak_bytes, tuple(peak.nbytes for peak in record.engine_peaks))
 
 
 def layer_plan_text(plan: LayerPlan) -> str:
@@ -129,6 +141,13 @@ def layer_plan_text(plan: LayerPlan) -> str:
             f"memory for tensors {format_bytes(record.tensor_bytes)}, predicted peaks by stage "
             + ", ".join(map(format_bytes, record.stage_peak_bytes)),
         ]
+        for number, peak in enumerate(record.engine_peaks):
+            held = ", ".join(f"{kind} {format_bytes(nbytes)}" for kind, nbytes in peak.parts.items() if nbytes)
+            lines.append(
+                f"stage {number} with what torch's engine holds: {format_bytes(peak.nbytes)} at {peak.moment} ({held})"
+            )
+        if max((peak.nbytes for peak in record.engine_peaks), default=0) > record.tensor_bytes:
+            lines.append("note: that is more than there is; plan with less memory or more devices")
     samples = f"batch {plan.model.batch}, {plan.micro_batches} micro-batches ({plan.schedule})"
     lines.append(f"{plan.devices} devices, {len(plan.stages)} stages, {samples}")
     for number, stage in enumerate(plan.stages):

@@ -45,7 +45,7 @@ FORMULATIONS = (
 )
 """Spelled out for the same reason; a test holds them equal to :data:`planner.formulations.FORMULATIONS`."""
 
-LAYER_FORMULATIONS = ("osdp", "galvatron")
+LAYER_FORMULATIONS = ("osdp", "galvatron", "h3t", "capture")
 """Those that plan whole layers; a test holds them equal to :data:`planner.layer_planning.LAYER_FORMULATIONS`."""
 
 Formulation = Annotated[

@@ -61,13 +61,14 @@ def _run_locally(plan_file: Path, steps: int, check: bool, report: Path | None, 
 
 def _run_as_rank(plan_file: Path, steps: int, check: bool, report: Path | None, data: Path | None, device: str) -> int:
     """Do one rank's part; rank 0 reads the plan and prints the table."""
-    from runtime.rank_main import parse_options, run_rank
+    from runtime.rank_job import parse_options
+    from runtime.rank_main import run_rank
 
     arguments = [str(plan_file), "--steps", str(steps), "--device", device]
     arguments += ["--check"] if check else []
     arguments += ["--report", str(report)] if report is not None else []
     arguments += ["--data", str(data)] if data is not None else []
-    return run_rank(parse_options(arguments), _show)
+    return run_rank(parse_options("meshwright run", arguments), _show)
 
 
 def _show(plan: Plan, found: RunReport) -> None:

@@ -13,7 +13,7 @@ import sys
 import tempfile
 import threading
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from math import prod
 from pathlib import Path
@@ -25,7 +25,7 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from planner.plan import Plan, load_plan, save_plan
 from runtime.process_group import LaunchError
-from runtime.run_report import RunReport, read_report
+from runtime.run_report import RunReport
 
 LOG_LINES = 15
 """Last lines of a failed rank's log that an error shows when the rank left no message."""
@@ -65,30 +65,30 @@ def run_plan(
     LaunchError
         If the run cannot be started or a rank fails.
     """
-    if steps < 1:
-        raise LaunchError(f"steps {steps}: a run has at least one step")
-    if data is not None and not Path(data).is_file():
-        raise LaunchError(f"data {data} is no file: give a text file")
-    with tempfile.TemporaryDirectory(prefix="meshwright-run-") as name:
-        folder = Path(name)
-        if not isinstance(plan, Plan):
-            plan = load_plan(Path(plan))
-        save_plan(plan, folder / "plan.json")
-        report = folder / "report.json"
-        arguments = [str(folder / "plan.json"), "--steps", str(steps), "--device", device]
-        arguments += ["--report", str(report), "--scratch", str(folder / "scratch")]
-        if check:
-            arguments.append("--check")
-        if data is not None:
-            arguments += ["--data", str(Path(data).resolve())]
-        launch_ranks("runtime.rank_main", prod(plan.decision.options.mesh), arguments, folder / "logs", report)
-        return read_report(report)
+    checked = plan if isinstance(plan, Plan) else load_plan(Path(plan))
+    report = run_module(
+        "runtime.rank_main",
+        prod(checked.decision.options.mesh),
+        lambda path: save_plan(checked, path),
+        steps=steps,
+        check=check,
+        data=data,
+        device=device,
+    )
+    return RunReport.model_validate_json(report)
 
 
-def launch_ranks(module: str, ranks: int, arguments: list[str], logs: Path, report: Path) -> None:
-    """Start local processes of a module and wait for them.
-
-    Ranks that end with an error after the report was written say by it that a check failed, which is in the report.
+def run_module(
+    module: str,
+    ranks: int,
+    save: Callable[[Path], None],
+    *,
+    steps: int,
+    check: bool,
+    data: Path | str | None,
+    device: str,
+) -> str:
+    """Run a plan of any kind in local processes.
 
     Parameters
     ----------
@@ -96,17 +96,41 @@ def launch_ranks(module: str, ranks: int, arguments: list[str], logs: Path, repo
         What every rank runs: :mod:`runtime.rank_main` or :mod:`runtime.layer_main`.
     ranks
         Number of processes.
-    arguments
-        Of its command line.
-    logs
-        Folder to make for the ranks' output.
-    report
-        Where rank 0 writes its report.
+    save
+        Writes the plan to a file.
+    steps, check, data, device
+        As :func:`run_plan` takes them.
+
+    Returns
+    -------
+    str
+        The report as JSON.
 
     Raises
     ------
     LaunchError
-        If a rank fails.
+        If the run cannot be started or a rank fails.
+    """
+    if steps < 1:
+        raise LaunchError(f"steps {steps}: a run has at least one step")
+    if data is not None and not Path(data).is_file():
+        raise LaunchError(f"data {data} is no file: give a text file")
+    with tempfile.TemporaryDirectory(prefix="meshwright-run-") as name:
+        folder = Path(name)
+        plan, report = folder / "plan.json", folder / "report.json"
+        save(plan)
+        arguments = [str(plan), "--steps", str(steps), "--device", device]
+        arguments += ["--report", str(report), "--scratch", str(folder / "scratch")]
+        arguments += ["--check"] if check else []
+        arguments += ["--data", str(Path(data).resolve())] if data is not None else []
+        _launch(module, ranks, arguments, folder / "logs", report)
+        return report.read_text(encoding="utf-8")
+
+
+def _launch(module: str, ranks: int, arguments: list[str], logs: Path, report: Path) -> None:
+    """Start local processes of a module and wait for them.
+
+    Ranks that end with an error after the report was written say by it that a check failed, which is in the report.
     """
     logs.mkdir()
     config = LaunchConfig(

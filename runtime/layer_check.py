@@ -8,9 +8,12 @@ from copy import deepcopy
 from torch import Tensor
 
 from planner.layer_plan import LayerPlan, LayerSettings
+from planner.models import load_step
 from planner.plan_error import PlanError
 from runtime.layer_assignment import PlannedUnit, assign_layers, part_paths, tied_parameters
+from runtime.layer_families import model_family
 from runtime.layer_parameters import Origin, Origins, split_linears
+from runtime.layer_reference import model_reference
 from runtime.layer_tensor_parallel import check_products
 from runtime.layer_units import Carried, FamilyError, LayerUnit, ModelFamily
 
@@ -24,6 +27,31 @@ _PLACE = (
     "offload_optimizer",
 )
 """Settings that say where a parameter is."""
+
+
+def refusal(plan: LayerPlan) -> str | None:
+    """Why a plan cannot be run, or None where it can; only the model's configuration is loaded."""
+    try:
+        step = load_step(model_reference(plan), "meta")
+        check_model(plan, model_family(step), step.example_kwargs)
+    except (FamilyError, PlanError) as error:
+        return str(error)
+    return None
+
+
+def check_comparable(family: ModelFamily) -> None:
+    """Refuse to compare with one process what is random on every rank for itself.
+
+    Raises
+    ------
+    FamilyError
+        The model drops values.
+    """
+    if family.dropout > 0:
+        raise FamilyError(
+            f"--check: the model drops values with probability {family.dropout}, and ranks draw others than one "
+            "process: plan with --dropout 0, or leave --check out"
+        )
 
 
 def check_model(plan: LayerPlan, family: ModelFamily, batch: Mapping[str, Tensor]) -> None:
@@ -69,7 +97,7 @@ def _check_layer(layer: LayerSettings, unit: LayerUnit, family: ModelFamily) -> 
         raise FamilyError(
             f"layer {layer.name} cannot be cut into slices, only the matrices of blocks can: set slices 1"
         )
-    if layer.tensor_parallel > 1 and layer.sharded_slices not in (None, layer.slices):
+    if layer.shares_products and layer.sharded_slices not in (None, layer.slices):
         raise FamilyError(
             f"layer {layer.name}: FSDP2 takes all slices of a tensor-parallel matrix on one mesh, so {layer.slices} "
             f"slices of which {layer.sharded_slices} are sharded cannot be run: leave sharded_slices out"

@@ -27,7 +27,7 @@ from runtime.layer_memory import keep_as_planned
 from runtime.layer_mesh import Layout, PlanMeshes, reshard
 from runtime.layer_parameters import Origin, Origins, materialize, split_linears
 from runtime.layer_sharding import shard_stage
-from runtime.layer_tensor_parallel import share_products
+from runtime.layer_tensor_parallel import repeat_products, share_products
 from runtime.layer_units import Carried, LayerUnit, ModelFamily
 
 
@@ -214,9 +214,11 @@ def _share_products(mine: Iterable[PlannedUnit], meshes: PlanMeshes) -> None:
             for name, parameter in module.named_parameters(recurse=False):
                 places.setdefault(parameter, []).append((module, name))
     for planned in mine:
+        meshes_of = partial(_tensor_mesh, planned, meshes)
         if planned.whole.shares_products:
-            meshes_of = partial(_tensor_mesh, planned, meshes)
             share_products(planned.unit, meshes_of, planned.whole.sequence_parallel)
+        elif planned.whole.undivided:
+            repeat_products(planned.unit, meshes_of)
     for tied in places.values():
         present: list[nn.Parameter] = [getattr(module, name) for module, name in tied]
         shared = next((parameter for parameter in present if isinstance(parameter.data, DTensor)), present[0])

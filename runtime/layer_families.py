@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from planner.models import ModelReference, TrainingStep, load_step
+from planner.models import TrainingStep
 from runtime.layer_family_encoders import bert_family, vit_family
 from runtime.layer_family_gpt2 import gpt2_family
 from runtime.layer_family_llama import llama_family
@@ -45,14 +45,3 @@ def model_family(step: TrainingStep) -> ModelFamily:
     if step.loss_fn is not None:
         raise FamilyError(f"the layer executor computes the loss of a {kind} itself: leave loss_fn out")
     return family
-
-
-def layer_names(reference: ModelReference) -> tuple[str, ...]:
-    """Names of a model's layers, in the order in which they run.
-
-    Raises
-    ------
-    FamilyError, ModelError
-        The model cannot be loaded or cut into layers.
-    """
-    return tuple(unit.name for unit in model_family(load_step(reference, "meta")).units)

@@ -6,19 +6,10 @@ from types import MappingProxyType
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from runtime.layer_units import (
-    Carried,
-    FamilyError,
-    LayerUnit,
-    ModelFamily,
-    TensorRules,
-    causal_mask,
-    has_causal_kernel,
-    largest_dropout,
-    shifted_left,
-)
+from runtime.layer_family_causal import causal_family
+from runtime.layer_units import Carried, FamilyError, LayerUnit, ModelFamily, TensorRules, causal_mask_of
 
 
 class Gpt2Embedding(LayerUnit):
@@ -59,9 +50,7 @@ class Gpt2Block(LayerUnit):
     def forward(self, *carried: Tensor) -> tuple[Tensor, ...]:
         """Hidden states after the block."""
         (hidden,) = carried
-        attention: Any = self.block.attn
-        causal_by_itself = has_causal_kernel(attention.config._attn_implementation)
-        mask = None if causal_by_itself else causal_mask(hidden, self.length(hidden))
+        mask = causal_mask_of(self.block.attn, hidden, self.length(hidden))
         return (self.block(hidden, attention_mask=mask),)
 
     def share_heads(self, rank: int, size: int) -> None:
@@ -69,23 +58,6 @@ class Gpt2Block(LayerUnit):
         super().share_heads(rank, size)
         attention: Any = self.block.attn
         attention.split_size //= size
-
-
-class LanguageModelHead(LayerUnit):
-    """Last norm and output projection."""
-
-    gives = (Carried.BATCH,)
-    rules = TensorRules(vocabulary=("projection",))
-    is_block = False
-
-    def __init__(self, name: str, norm: nn.Module, projection: nn.Module) -> None:
-        super().__init__(name)
-        self.norm, self.projection = norm, projection
-
-    def forward(self, *carried: Tensor) -> tuple[Tensor, ...]:
-        """Logits."""
-        (hidden,) = carried
-        return (self.projection(self.norm(hidden)),)
 
 
 def gpt2_family(model: Any) -> ModelFamily:
@@ -100,16 +72,4 @@ def gpt2_family(model: Any) -> ModelFamily:
     if config.add_cross_attention or config.reorder_and_upcast_attn:
         raise FamilyError("GPT-2 with add_cross_attention or reorder_and_upcast_attn has no layer executor: unset it")
     blocks = [Gpt2Block(f"transformer.h.{index}", block) for index, block in enumerate(model.transformer.h)]
-    return ModelFamily(
-        units=(
-            Gpt2Embedding("embedding", model.transformer),
-            *blocks,
-            LanguageModelHead("head", model.transformer.ln_f, model.lm_head),
-        ),
-        arguments=("input_ids", "labels"),
-        inputs=lambda batch: (batch["input_ids"],),
-        targets=lambda batch: shifted_left(batch["labels"]),
-        float_loss=True,
-        sequence=lambda batch: (batch["input_ids"].shape[1],),
-        dropout=largest_dropout(model),
-    )
+    return causal_family(model, Gpt2Embedding("embedding", model.transformer), blocks, model.transformer.ln_f)

@@ -8,18 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from runtime.layer_family_gpt2 import LanguageModelHead
-from runtime.layer_units import (
-    Carried,
-    FamilyError,
-    LayerUnit,
-    ModelFamily,
-    TensorRules,
-    causal_mask,
-    has_causal_kernel,
-    largest_dropout,
-    shifted_left,
-)
+from runtime.layer_family_causal import causal_family
+from runtime.layer_units import Carried, FamilyError, LayerUnit, ModelFamily, TensorRules, causal_mask_of
 
 
 class LlamaEmbedding(LayerUnit):
@@ -59,11 +49,9 @@ class LlamaBlock(LayerUnit):
         (hidden,) = carried
         length = self.length(hidden)
         positions = torch.arange(length, device=hidden.device)[None]
-        attention: Any = self.block.self_attn
-        causal_by_itself = has_causal_kernel(attention.config._attn_implementation)
         found = self.block(
             hidden,
-            attention_mask=None if causal_by_itself else causal_mask(hidden, length),
+            attention_mask=causal_mask_of(self.block.self_attn, hidden, length),
             position_ids=positions,
             position_embeddings=self.rotary(hidden, positions),
         )
@@ -85,16 +73,4 @@ def llama_family(model: Any) -> ModelFamily:
     blocks = [
         LlamaBlock(f"model.layers.{index}", block, inner.rotary_emb, heads) for index, block in enumerate(inner.layers)
     ]
-    return ModelFamily(
-        units=(
-            LlamaEmbedding("embedding", inner.embed_tokens),
-            *blocks,
-            LanguageModelHead("head", inner.norm, model.lm_head),
-        ),
-        arguments=("input_ids", "labels"),
-        inputs=lambda batch: (batch["input_ids"],),
-        targets=lambda batch: shifted_left(batch["labels"]),
-        float_loss=True,
-        sequence=lambda batch: (batch["input_ids"].shape[1],),
-        dropout=largest_dropout(model),
-    )
+    return causal_family(model, LlamaEmbedding("embedding", inner.embed_tokens), blocks, inner.norm)

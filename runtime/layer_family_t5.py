@@ -96,7 +96,7 @@ class T5Block(LayerUnit):
         hidden = self.block(
             hidden,
             attention_mask=causal_mask(hidden, self.length(hidden)) if self.is_decoder else None,
-            position_bias=bias[:, self.tensor_rank * part : (self.tensor_rank + 1) * part],
+            position_bias=self._own_share(bias)[:, self.tensor_rank * part : (self.tensor_rank + 1) * part],
             encoder_hidden_states=waiting if self.is_decoder else None,
         )[0]
         if self.is_last:
@@ -110,6 +110,14 @@ class T5Block(LayerUnit):
             if hasattr(module, "key_value_proj_dim"):
                 module.n_heads //= size
                 module.inner_dim //= size
+
+    def _own_share(self, bias: Tensor) -> Tensor:
+        """The bias with a gradient that is this device's share of that of all devices which compute the same."""
+        if self.copies == 1 or not bias.requires_grad:
+            return bias
+        shared = bias.view_as(bias)
+        shared.register_hook(lambda gradient: gradient / self.copies)  # type: ignore[no-untyped-call]
+        return shared
 
     def _position_bias(self, hidden: Tensor) -> Tensor:
         length = self.length(hidden)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -34,15 +36,12 @@ def keep_as_planned(module: nn.Module, layer: LayerSettings, copies: HostCopies)
     if not (layer.checkpoint or layer.offload_hidden):
         return
     forward: Callable[..., Any] = module.forward
+    call = partial(checkpoint, forward, use_reentrant=False) if layer.checkpoint else forward
+    offload = HiddenOffload(module, copies) if layer.offload_hidden else None
 
     def keep(*args: Any, **kwargs: Any) -> Any:
-        hooks = HiddenOffload(module, copies).hooks() if layer.offload_hidden else None
-        if hooks is None:
-            return checkpoint(forward, *args, use_reentrant=False, **kwargs)
-        with hooks:
-            if layer.checkpoint:
-                return checkpoint(forward, *args, use_reentrant=False, **kwargs)
-            return forward(*args, **kwargs)
+        with nullcontext() if offload is None else offload.hooks():
+            return call(*args, **kwargs)
 
     module.forward = keep
 
@@ -138,13 +137,9 @@ class LayerOptimizer:
         """Number of steps begun."""
         return self._optimizer.step_count
 
-    def device_tensors(self) -> list[Tensor]:
-        """State that is not on the host."""
-        return self._optimizer.state_tensors()
-
-    def host_tensors(self) -> list[Tensor]:
-        """State on the host."""
-        return [tensor for kept in self._host.values() for tensor in kept.values()]
+    def state(self, path: str) -> tuple[Tensor, ...]:
+        """State of a parameter, wherever it is."""
+        return tuple((self._host.get(path) or self._optimizer.state[path]).values())
 
     def begin_step(self) -> None:
         """Count a step; call it before the step's first :meth:`update`."""
@@ -152,12 +147,13 @@ class LayerOptimizer:
 
     def update(self, path: str, gradient: Tensor) -> None:
         """Update the local part of a parameter in place."""
-        waiting = self._host.pop(path, None)
-        if waiting is not None:
-            fetched = {key: self._copies.prefetch(host, None)[0] for key, host in waiting.items()}
-            self._optimizer.state[path] = fetched
+        waits = path in self._host
+        if waits:
+            host = self._host.pop(path)
+            self._optimizer.state[path] = {key: self._copies.prefetch(kept, None)[0] for key, kept in host.items()}
+            del host
         self._optimizer.update(path, gradient)
-        if waiting is not None:
+        if waits:
             self._to_host(path)
 
     def _to_host(self, path: str) -> None:

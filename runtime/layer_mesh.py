@@ -61,17 +61,16 @@ class PlanMeshes:
         shape = (self.stages, self.axes.size(), 1, 1)
         return _named_mesh(self.device_type, shape).get_group(PIPELINE)
 
-    def parameters(self, layer: LayerSettings, shards: int | None = None) -> DeviceMesh:
-        """Mesh (replicas, shards) of a layer of this stage, as FSDP2 takes it; `shards` in place of its own number."""
-        shards = layer.shards if shards is None else shards
-        shape = (self.stages, layer.data_parallel // shards, shards, layer.tensor_parallel)
-        return _named_mesh(self.device_type, shape)[REPLICAS, SHARDS]
+    def parameters(self, layer: LayerSettings) -> DeviceMesh:
+        """Mesh (replicas, shards) of a layer of this stage, as FSDP2 takes it."""
+        return self._of(layer)[REPLICAS, SHARDS]
 
-    def tensor(self, layer: LayerSettings, shards: int | None = None) -> DeviceMesh:
+    def tensor(self, layer: LayerSettings) -> DeviceMesh:
         """Mesh of the devices that share a layer's products; of the same root mesh as :meth:`parameters`."""
-        shards = layer.shards if shards is None else shards
-        shape = (self.stages, layer.data_parallel // shards, shards, layer.tensor_parallel)
-        return _named_mesh(self.device_type, shape)[TENSOR]
+        return self._of(layer)[TENSOR]
+
+    def _of(self, layer: LayerSettings) -> DeviceMesh:
+        return _named_mesh(self.device_type, (self.stages, layer.replicas, layer.shards, layer.tensor_parallel))
 
     def batch_layout(self, layer: LayerSettings) -> Layout:
         """Layout of tensors that have a batch and whole sequences."""

@@ -5,12 +5,11 @@ It writes what :mod:`runtime.reference` writes for an operator plan.
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 
 from planner.layer_plan import LayerPlan, load_layer_plan
 from planner.models import ModelReference
-from runtime.reference import prepare
+from runtime.reference import prepare_from_command_line
 
 
 def model_reference(plan: LayerPlan) -> ModelReference:
@@ -18,17 +17,10 @@ def model_reference(plan: LayerPlan) -> ModelReference:
     return ModelReference(**plan.model.model_dump())
 
 
-def main() -> None:
-    """Write the initial state of a run and, with steps, what it is compared with."""
-    parser = argparse.ArgumentParser(description="Write the initial state of a layer plan's run.")
-    parser.add_argument("plan", type=Path)
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--steps", type=int, default=0)
-    parser.add_argument("--data", type=Path)
-    options = parser.parse_args()
-    plan = load_layer_plan(options.plan)
-    prepare(model_reference(plan), plan.optimizer, options.steps, options.data, options.folder)
+def _step_of(path: Path) -> tuple[ModelReference, str]:
+    plan = load_layer_plan(path)
+    return model_reference(plan), plan.optimizer
 
 
 if __name__ == "__main__":
-    main()
+    prepare_from_command_line(_step_of)

@@ -93,6 +93,21 @@ def share_products(unit: LayerUnit, mesh_of: Callable[[str], DeviceMesh], sequen
             _gather_input(unit.get_submodule(path), mesh_of(path))
 
 
+def repeat_products(unit: LayerUnit, mesh_of: Callable[[str], DeviceMesh]) -> None:
+    """Have every device of a mesh compute the whole unit, and sum what each has a share of all the same.
+
+    Parameters
+    ----------
+    unit
+        A unit whose parameters are whole and equal on all devices of the mesh.
+    mesh_of
+        As :func:`share_products` takes it.
+    """
+    unit.copies = mesh_of("").size()
+    for path in _present(unit, unit.rules.replicated_tables):
+        _replicate_table(unit.get_submodule(path), mesh_of(path))
+
+
 def _present(unit: LayerUnit, paths: Iterable[str]) -> list[str]:
     """Those paths at which the unit has a module with parameters."""
     modules = dict(unit.named_modules())
@@ -115,11 +130,6 @@ def _share_vocabulary(module: Any, mesh: DeviceMesh) -> None:
     if isinstance(module, nn.Linear):
         _apply(module, mesh, ColwiseParallel(output_layouts=Replicate()))
         return
-    if module.padding_idx is not None:
-        # The table's part on a device is looked up by local rows, and only one device has the row of the padding.
-        rows = module.num_embeddings // mesh.size()
-        owner, row = divmod(module.padding_idx, rows)
-        module.padding_idx = row if owner == mesh.get_local_rank() else None
     _apply(module, mesh, RowwiseParallel(input_layouts=Replicate()))
 
 

@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from planner.layer_plan import LayerPlan, LayerSettings
+from planner.torch_adapter.storage_meter import counted_on_host
 from runtime.host_copies import HostCopies
 from runtime.initial_state import copied
 from runtime.layer_executor import build_stage
@@ -76,12 +77,18 @@ class LayerTraining:
 
     def resident_tensors(self) -> list[Tensor]:
         """Tensors that live on the device between steps: parameters, buffers, optimizer state."""
-        held = [
-            local_tensor(parameter)
-            for path, parameter in self.stage.module.named_parameters()
-            if not self.stage.layers[path].offload_parameters
-        ]
-        return [*held, *self.stage.module.buffers(), *self.optimizer.device_tensors()]
+        return [*self._kept(on_host=False), *self.stage.module.buffers()]
+
+    def _kept(self, on_host: bool) -> list[Tensor]:
+        """Parameters and optimizer state that are on the host, or those that are not."""
+        kept: list[Tensor] = []
+        for path, parameter in self.parameters().items():
+            layer = self.stage.layers[path]
+            if layer.offload_parameters == on_host:
+                kept.append(local_tensor(parameter))
+            if (layer.offload_parameters or layer.offload_optimizer) == on_host and parameter.requires_grad:
+                kept += self.optimizer.state(path)
+        return kept
 
     def step(
         self,
@@ -89,23 +96,12 @@ class LayerTraining:
         meter: MemoryMeter | None = None,
         on_gradients: Callable[[Mapping[str, Tensor]], None] | None = None,
     ) -> float:
-        """Forward, backward and optimizer update; a collective of all ranks.
-
-        Parameters
-        ----------
-        batch
-            Global tensors of the step by name.
-        meter
-            Watches the step's memory.
-        on_gradients
-            Called with the gradients by path before they are used up; not watched.
-
-        Returns
-        -------
-        float
-            The loss of the whole batch.
-        """
+        """As :meth:`runtime.measure.Training.step`."""
         number = self.optimizer.step_count
+        if meter is not None and number == 0:
+            # Operators touch them in place: they must be known as the host's before.
+            with counted_on_host(), meter.metering(*self._kept(on_host=True)):
+                pass
         with torch.random.fork_rng(devices=[self._device] if self._device.type == "cuda" else []):
             torch.manual_seed((self._plan.seed + number * _SEED_STRIDE + dist.get_rank()) % 2**62)
             loss = self._forward_and_backward(batch, meter)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from types import MappingProxyType
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -28,7 +29,8 @@ class Carried(Enum):
 
     ``HIDDEN``: batch x sequence x width, sharded along the sequence where the unit is sequence-parallel. ``BATCH``:
     its first dimension is the batch, nothing else is sharded. ``SHARED``: the same on all devices, for all rows of the
-    batch; its gradient on a device is that of the rows and heads of this device, so the sum over devices is complete.
+    batch; its gradient on a device is this device's share, that of its rows and heads, so the sum over devices is
+    complete.
     """
 
     HIDDEN = "hidden"
@@ -92,6 +94,8 @@ class LayerUnit(nn.Module, ABC):
         This device's place among those that share the unit's products, and their number.
     sequence_parts
         Devices that share every sequence of hidden states between the unit's products.
+    copies
+        Devices that compute the whole unit for the same rows.
     """
 
     takes: tuple[Carried, ...] = (Carried.HIDDEN,)
@@ -106,6 +110,7 @@ class LayerUnit(nn.Module, ABC):
         self.heads = heads
         self.tensor_rank, self.tensor_size = 0, 1
         self.sequence_parts = 1
+        self.copies = 1
 
     @abstractmethod
     def forward(self, *carried: Tensor) -> tuple[Tensor, ...]:
@@ -171,14 +176,10 @@ def causal_mask(hidden: Tensor, length: int) -> Tensor:
     return torch.full((length, length), lowest, dtype=hidden.dtype, device=hidden.device).triu(1)[None, None]
 
 
-def has_causal_kernel(attention: str) -> bool:
-    """Whether an attention implementation of transformers is causal by itself where it is given no mask."""
-    return attention == "sdpa" or "flash" in attention
-
-
-def shifted_left(labels: Tensor) -> Tensor:
-    """Labels of a causal model at the places whose output predicts them."""
-    return nn.functional.pad(labels[:, 1:], (0, 1), value=IGNORED_LABEL)
+def causal_mask_of(attention: Any, hidden: Tensor, length: int) -> Tensor | None:
+    """Mask for an attention module of transformers; None where its kernel is causal by itself if given none."""
+    kind: str = attention.config._attn_implementation
+    return None if kind == "sdpa" or "flash" in kind else causal_mask(hidden, length)
 
 
 def largest_dropout(module: nn.Module) -> float:

@@ -29,7 +29,22 @@ class Training(Protocol):
         meter: MemoryMeter | None = None,
         on_gradients: Callable[[Mapping[str, Tensor]], None] | None = None,
     ) -> float:
-        """Forward, backward and update; the loss."""
+        """Forward, backward and optimizer update; a collective of all ranks.
+
+        Parameters
+        ----------
+        batch
+            Global tensors of the step by name.
+        meter
+            Watches the step's memory.
+        on_gradients
+            Called with this rank's gradients by name before they are used up; not watched.
+
+        Returns
+        -------
+        float
+            The loss of the whole batch.
+        """
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,17 +7,9 @@ Started by :mod:`runtime.launch`, or by torch's own launcher, one process per de
 
 from __future__ import annotations
 
-import argparse
-import os
-import shutil
-import subprocess
 import sys
-import tempfile
-import uuid
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 from math import prod
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -34,25 +26,14 @@ from runtime.batches import Batches
 from runtime.comparison import NO_ERROR, ReferenceComparison, WorstError
 from runtime.initial_state import local_state, read_initial_state
 from runtime.measure import Measurement, train_and_measure
+from runtime.merged_report import merged_measurements, rank_measurements
 from runtime.process_group import LaunchError, broadcast_text, gather_texts, joined, rank_device
+from runtime.rank_job import RunOptions, is_first_here, make_initial_state, parse_options, scratch_folder
 from runtime.reference import read_reference
 from runtime.run_report import RankReport, RunReport, write_report
 from runtime.training import LocalTraining
 
 PLAN_FILE = "plan.json"
-
-
-@dataclass(frozen=True, slots=True)
-class RunOptions:
-    """How a plan is run; the options of the command."""
-
-    plan: Path
-    steps: int
-    check: bool
-    data: Path | None
-    device: str
-    report: Path | None
-    scratch: Path
 
 
 def tell_failures(plan: Plan, report: RunReport) -> None:
@@ -86,28 +67,23 @@ def run_rank(options: RunOptions, show: Callable[[Plan, RunReport], None] = tell
     device = rank_device(options.device)
     with joined(device) as membership:
         plan = _shared_plan(options)
-        folder = options.scratch / f"meshwright-{broadcast_text(uuid.uuid4().hex)}"
-        options = replace(options, scratch=folder)
-        try:
-            report = _run(plan, options, device)
+        with scratch_folder(options) as own:
+            report = _run(plan, own, device)
             if dist.get_rank() == 0:
                 show(plan, report)
-        finally:
-            if is_first_here():
-                shutil.rmtree(options.scratch, ignore_errors=True)
         membership.exit_code = report.exit_code
     return report.exit_code
 
 
 def _run(plan: Plan, options: RunOptions, device: torch.device) -> RunReport:
     """Train, and return rank 0's report of all ranks on every rank."""
+    copy = options.scratch / PLAN_FILE
     if is_first_here():
-        options.scratch.mkdir(parents=True, mode=0o700)
-        save_plan(plan, options.scratch / PLAN_FILE)
+        save_plan(plan, copy)
     step = load_step(reference_of(plan), "meta")
     captured = capture(step.module, step.example_args, step.example_kwargs, step.loss_fn)
     _check_plan(plan, captured)
-    _prepare(options)
+    make_initial_state("runtime.reference", copy, options)
     texts = gather_texts(_train(plan, step, captured, options, device).model_dump_json())
     merged = ""
     if dist.get_rank() == 0:
@@ -140,20 +116,6 @@ def _check_plan(plan: Plan, captured: CapturedStep) -> None:
     """
     here = plan.decision.fingerprints.model_copy(update={"graph": captured.fingerprint})
     verify_plan(plan, captured.graph, here, devices=dist.get_world_size())
-
-
-def _prepare(options: RunOptions) -> None:
-    """Have one process per machine make the initial state and, for a check, train for comparison."""
-    if is_first_here():
-        command = [sys.executable, "-m", "runtime.reference", str(options.scratch / PLAN_FILE), str(options.scratch)]
-        command += ["--steps", str(options.steps if options.check else 0)]
-        if options.data is not None:
-            command += ["--data", str(options.data)]
-        made = subprocess.run(command, stderr=subprocess.PIPE, text=True, check=False)
-        if made.returncode != 0:
-            last = (made.stderr.strip().splitlines() or [f"exit code {made.returncode}"])[-1]
-            raise LaunchError(f"the process that makes the initial state failed: {last}")
-    dist.barrier()
 
 
 def _train(
@@ -190,84 +152,36 @@ def _train(
 
 
 def _rank_report(measured: Measurement, gradients: WorstError, updated: WorstError) -> RankReport:
-    return RankReport(
-        losses=measured.losses,
-        measured_peak_bytes=measured.peak_bytes,
-        measured_host_peak_bytes=measured.host_peak_bytes,
-        resident_set_bytes=measured.resident_set_bytes,
-        measured_step_s=measured.step_seconds,
-        grad_rel_error=gradients.error,
-        worst_gradient=gradients.name,
-        param_rel_error=updated.error,
-        worst_parameter=updated.name,
-    )
+    found = rank_measurements(measured, gradients)
+    return RankReport(param_rel_error=updated.error, worst_parameter=updated.name, **found)
 
 
 def merged_report(plan: Plan, ranks: list[RankReport], options: RunOptions) -> RunReport:
     """One report of all ranks' reports."""
-    checked, host = options.check, plan.decision.predicted.host
-    gradients, updated = NO_ERROR, NO_ERROR
+    reference = read_reference(options.scratch) if options.check else None
+    host, updated = plan.decision.predicted.host, NO_ERROR
     for rank in ranks:
-        gradients = gradients.worse_of(WorstError(rank.grad_rel_error, rank.worst_gradient))
         updated = updated.worse_of(WorstError(rank.param_rel_error, rank.worst_parameter))
-    times = [rank.measured_step_s for rank in ranks if rank.measured_step_s is not None]
     return RunReport(
         plan_digest=plan.digest,
         mesh=plan.decision.options.mesh,
         device=options.device,
         dtype=plan.decision.model.dtype,
-        steps=options.steps,
         memory_limit_bytes=plan.decision.options.limit_bytes,
         predicted_peak_bytes=[plan.peak_bytes] * len(ranks),
-        measured_peak_bytes=[rank.measured_peak_bytes for rank in ranks],
         predicted_host_peak_bytes=[host.peak_bytes] * len(ranks),
-        measured_host_peak_bytes=[rank.measured_host_peak_bytes for rank in ranks],
-        resident_set_bytes=[rank.resident_set_bytes for rank in ranks],
         predicted_step_s=plan.objective_seconds,
         predicted_stall_s=host.stall_ns / NANOSECONDS,
-        measured_step_s=max(times) if times else None,
-        loss=list(ranks[0].losses),
-        reference_loss=list(read_reference(options.scratch).losses) if checked else None,
-        max_grad_rel_error=gradients.error if checked else None,
-        worst_gradient=gradients.name,
-        max_param_rel_error=updated.error if checked else None,
+        max_param_rel_error=None if reference is None else updated.error,
         worst_parameter=updated.name,
-    )
-
-
-def is_first_here() -> bool:
-    """Whether this is the first rank of its machine."""
-    return int(os.environ.get("LOCAL_RANK", "0")) == 0
-
-
-def parse_options(arguments: list[str] | None = None) -> RunOptions:
-    """Options of the command line."""
-    parser = argparse.ArgumentParser(prog="runtime.rank_main", description="Run a plan as one rank of a job.")
-    parser.add_argument("plan", type=Path, help="plan file; rank 0 reads it")
-    parser.add_argument("--steps", type=int, default=5, help="optimizer steps (at least 1)")
-    parser.add_argument("--check", action="store_true", help="compare with one process")
-    parser.add_argument("--data", type=Path, help="text whose bytes are the tokens, on every machine")
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    parser.add_argument("--report", type=Path, help="where rank 0 writes its report (JSON)")
-    parser.add_argument("--scratch", type=Path, help="folder of this machine for the run's temporary folder")
-    found = parser.parse_args(arguments)
-    if found.steps < 1:
-        raise LaunchError(f"--steps {found.steps}: a run has at least one step")
-    return RunOptions(
-        plan=found.plan,
-        steps=found.steps,
-        check=found.check,
-        data=found.data,
-        device=found.device,
-        report=found.report,
-        scratch=found.scratch or Path(tempfile.gettempdir()),
+        **merged_measurements(ranks, reference),
     )
 
 
 @record
 def main() -> int:
     """Run one rank."""
-    return run_rank(parse_options())
+    return run_rank(parse_options("runtime.rank_main"))
 
 
 if __name__ == "__main__":

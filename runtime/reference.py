@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -105,17 +105,27 @@ def read_reference(folder: Path) -> ReferenceRun:
     )
 
 
-def main() -> None:
-    """Prepare a run of a plan; see the module."""
+def prepare_from_command_line(step_of: Callable[[Path], tuple[ModelReference, str]]) -> None:
+    """Prepare a run of a plan, with the options of the command line.
+
+    Parameters
+    ----------
+    step_of
+        Which step a plan file is of, and its optimizer.
+    """
     parser = argparse.ArgumentParser(description="Write the initial state of a plan's run, and train in one process.")
     parser.add_argument("plan", type=Path)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--steps", type=int, default=0)
     parser.add_argument("--data", type=Path)
     options = parser.parse_args()
-    plan = load_plan(options.plan)
-    prepare(reference_of(plan), plan.decision.options.optimizer, options.steps, options.data, options.folder)
+    prepare(*step_of(options.plan), options.steps, options.data, options.folder)
+
+
+def _step_of(path: Path) -> tuple[ModelReference, str]:
+    plan = load_plan(path)
+    return reference_of(plan), plan.decision.options.optimizer
 
 
 if __name__ == "__main__":
-    main()
+    prepare_from_command_line(_step_of)

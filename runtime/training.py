@@ -104,22 +104,7 @@ class LocalTraining:
         meter: MemoryMeter | None = None,
         on_gradients: Callable[[Mapping[str, Tensor]], None] | None = None,
     ) -> float:
-        """Forward, backward and optimizer update; a collective of all ranks.
-
-        Parameters
-        ----------
-        batch
-            Global tensors of the step by name.
-        meter
-            Watches the step's memory.
-        on_gradients
-            Called with the local gradients before they are used up; not watched.
-
-        Returns
-        -------
-        float
-            The loss.
-        """
+        """As :meth:`runtime.measure.Training.step`."""
         number = self.optimizer.step_count
         self._step_seed.fill_((self._seed * _SEED_STRIDE + number) % 2**62)
         inputs = self._local_inputs(batch)

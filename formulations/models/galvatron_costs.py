@@ -13,6 +13,9 @@ Of ``b`` samples of a micro-batch a device has ``b / d``, where ``d`` is the pro
   (Slice-Gather); one that keeps a part of what it has receives nothing.
 - Traffic is bytes over bandwidth, without latency; a stage hands activations to the next one for free, as in the paper.
 
+A parameter that layers share (tied weights) is held once in every stage that has such a layer: by the first layer of
+all, which lends it, or else by the first that borrows it.
+
 Memory (section III-A): forward keeps input and intermediate results, or with checkpointing the input alone, for every
 micro-batch in flight; backward then needs the intermediate results of its one layer, and the layer's workspace where
 the profile has one. States are a multiple of the parameters: 4 for Adam in one precision, 16 bytes per parameter.
@@ -25,7 +28,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from math import ceil
 
 import numpy as np
 
@@ -35,7 +37,7 @@ from formulations.models.galvatron_slips import REPAIRED, Slip
 from formulations.models.galvatron_strategies import Dimension, LayerStrategy, Layout
 from formulations.problem import BoolArray, IntArray
 
-__all__ = ["CostModel", "DeviceLinks", "LayerTables", "layer_tables"]
+__all__ = ["CostModel", "DeviceLinks", "LayerTables", "layer_tables", "tied_layers"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,11 +100,14 @@ class LayerTables:
     strategies
         What the columns are.
     kinds
-        Row of each layer, shape ``(L,)``; layers that are alike share one.
+        Row of each layer, shape ``(L,)``; layers that are alike share one, tied layers with tied ones alone.
     synchronised, repeated
         Quanta of the last micro-batch, and of one before it, shape ``(K, S)``.
     forward, backward, states
         Bytes ``O_f`` of one micro-batch, ``O_b`` and ``O_ms``, shape ``(K, S)``.
+    borrowed
+        What a stage adds to `states` for parameters that the layer borrows of the first layer of all, shape ``(K, S)``,
+        unless a layer before in the stage has them.
     allowed
         Whether samples, heads and widths come out whole, shape ``(K, S)``.
     layouts
@@ -120,10 +125,19 @@ class LayerTables:
     forward: IntArray
     backward: IntArray
     states: IntArray
+    borrowed: IntArray
     allowed: BoolArray
     layouts: IntArray
     transformation: IntArray
     seconds_per_cost: float | None = None
+
+    def with_strategy(self, layers: Sequence[int], strategy: int) -> LayerTables:
+        """Return tables in which these layers, and those of their kinds, have one strategy alone."""
+        allowed = self.allowed.copy()
+        rows = self.kinds[list(layers)]
+        allowed[rows] = False
+        allowed[rows, strategy] = self.allowed[rows, strategy]
+        return replace(self, allowed=allowed)
 
     def stage(self, first: int, end: int, in_flight: int, memory_limit: int, repeats: int = 0) -> StageProblem:
         """Return the problem of the layers ``first .. end - 1``.
@@ -140,12 +154,15 @@ class LayerTables:
             Micro-batches without synchronisation that the cost counts beside the last one.
         """
         rows = self.kinds[first:end]
+        states = self.states[rows]
+        if first > 0:
+            states = states + np.diff(np.maximum.accumulate(self.borrowed[rows]), axis=0, prepend=0)
         return StageProblem(
             cost=self.synchronised[rows] + repeats * self.repeated[rows],
             repeated=self.repeated[rows],
             forward=in_flight * self.forward[rows],
             backward=self.backward[rows],
-            states=self.states[rows],
+            states=states,
             allowed=self.allowed[rows],
             layouts=self.layouts,
             transformation=self.transformation[rows],
@@ -162,6 +179,13 @@ class _LayerCost:
     forward: int
     backward: int
     states: int
+    borrowed: int
+
+
+def tied_layers(chain: LayerChain) -> tuple[int, ...]:
+    """Layers that share a parameter: those that borrow one, and the first, which lends it (an embedding)."""
+    borrowers = [position for position, layer in enumerate(chain.layers) if layer.borrowed_parameter_bytes]
+    return (0, *borrowers) if borrowers else ()
 
 
 def layer_tables(
@@ -181,15 +205,19 @@ def layer_tables(
     model
         Bandwidths and rules.
     """
-    rows: dict[LayerProfile, int] = {}
-    kinds = [rows.setdefault(replace(layer, name=""), len(rows)) for layer in chain.layers]
+    rows: dict[tuple[LayerProfile, bool], int] = {}
+    tied = tied_layers(chain)
+    kinds = [
+        rows.setdefault((replace(layer, name=""), position in tied), len(rows))
+        for position, layer in enumerate(chain.layers)
+    ]
     layouts: dict[Layout, int] = {}
     numbers = [layouts.setdefault(_layout(strategy), len(layouts)) for strategy in strategies]
     shape = (len(rows), len(strategies))
     tables = {name: np.zeros(shape, dtype=np.int64) for name in _LayerCost.__slots__}
     allowed = np.zeros(shape, dtype=np.bool_)
     transformation = np.zeros((len(rows), len(layouts), len(layouts)), dtype=np.int64)
-    for layer, row in rows.items():
+    for (layer, _), row in rows.items():
         parts: dict[int, LayerProfile] = {}
         for column, strategy in enumerate(strategies):
             degree = strategy.degree(Dimension.TENSOR)
@@ -235,13 +263,14 @@ def _layer_cost(part: LayerProfile, strategy: LayerStrategy, samples: int, model
     saved = samples * part.saved_bytes + part.fixed_saved_bytes
     boundary = samples * part.input_bytes
     workspace = samples * part.backward_workspace_bytes + part.backward_fixed_workspace_bytes
-    parameters = part.parameter_bytes + part.borrowed_parameter_bytes
+    factor, shards = model.states_per_parameter, strategy.degree(Dimension.SHARDED)
     return _LayerCost(
         synchronised,
         repeated,
         boundary if strategy.checkpoint else boundary - samples * part.unread_input_bytes + saved,
         workspace + (saved if strategy.checkpoint else 0),
-        ceil(model.states_per_parameter * parameters / strategy.degree(Dimension.SHARDED)),
+        -(-factor * part.parameter_bytes // shards),
+        -(-factor * part.borrowed_parameter_bytes // shards),
     )
 
 

@@ -11,19 +11,24 @@ the memory limit of every device, and all allowed ``P``, ``B`` and ``m``.
 
 Under 1F1B stage ``i`` of ``P`` (from 0) holds the activations of ``min(m, P - i)`` micro-batches, under GPipe of ``m``;
 without a pipeline a micro-batch ends before the next begins.
+
+The paper knows nothing of layers that share a parameter. It has one place on the devices, so where a plan is to run,
+such tied layers have one strategy: every search tries each that they may share.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cache
 from itertools import pairwise
 
+import numpy as np
+
 from formulations.layers import LayerChain
 from formulations.models.galvatron import StageProblem
-from formulations.models.galvatron_costs import CostModel, LayerTables, layer_tables
+from formulations.models.galvatron_costs import CostModel, LayerTables, layer_tables, tied_layers
 from formulations.models.galvatron_strategies import Dimension, decision_trees, pipeline_degrees
 
 __all__ = [
@@ -36,6 +41,7 @@ __all__ = [
     "balance_degree",
     "is_faster",
     "pipeline_problem",
+    "renumbered",
 ]
 
 Tables = Callable[[int, int], LayerTables]
@@ -43,16 +49,21 @@ Tables = Callable[[int, int], LayerTables]
 
 
 class Schedule(StrEnum):
-    """The order of forwards and backwards in a pipeline."""
+    """The order of forwards and backwards in a pipeline.
+
+    ``ONE_F_ONE_B_IF_FILLED`` is what torch's engine runs: 1F1B needs as many micro-batches as stages, GPipe runs fewer.
+    """
 
     ONE_F_ONE_B = "1f1b"
     GPIPE = "gpipe"
+    ONE_F_ONE_B_IF_FILLED = "1f1b if filled"
 
     def in_flight(self, stages: int, position: int, micro_batches: int) -> int:
         """Micro-batches whose activations a stage holds at once; positions count from 0."""
         if stages == 1:
             return 1
-        return micro_batches if self is Schedule.GPIPE else min(micro_batches, stages - position)
+        unfilled = self is Schedule.ONE_F_ONE_B_IF_FILLED and micro_batches < stages
+        return micro_batches if unfilled or self is Schedule.GPIPE else min(micro_batches, stages - position)
 
 
 class MicroBatchRule(StrEnum):
@@ -116,7 +127,7 @@ class PlanCost:
     stage_peaks
         Bytes per stage.
     fits
-        Whether every strategy is possible and every stage within the limit.
+        Whether every strategy is possible, tied layers have one, and every stage is within the limit.
     """
 
     cost: int
@@ -146,6 +157,8 @@ class PipelineProblem:
         What is in flight.
     rule
         Numbers of micro-batches that may be used.
+    tied
+        Layers that need the same strategy; each of a kind of its own.
     """
 
     layers: int
@@ -155,6 +168,7 @@ class PipelineProblem:
     memory_limit: int
     schedule: Schedule = Schedule.ONE_F_ONE_B
     rule: MicroBatchRule = MicroBatchRule.DIVISORS
+    tied: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.batches or min(self.batches) < 1 or list(self.batches) != sorted(set(self.batches)):
@@ -170,17 +184,53 @@ class PipelineProblem:
         """Numbers of stages that leave a layer for every stage."""
         return tuple(degree for degree in self.degrees if 1 <= degree <= self.layers)
 
+    def shared_strategies(self, stages: int, micro_batch: int) -> tuple[int | None, ...]:
+        """Strategies that all tied layers may have; None alone where no layers are tied."""
+        if not self.tied:
+            return (None,)
+        tables = self.tables(stages, micro_batch)
+        return tuple(np.flatnonzero(tables.allowed[tables.kinds[list(self.tied)]].all(axis=0)).tolist())
+
+    def tables_with(self, stages: int, micro_batch: int, shared: int | None) -> LayerTables:
+        """Return the tables where tied layers have this strategy alone; None leaves them free."""
+        tables = self.tables(stages, micro_batch)
+        return tables if shared is None else tables.with_strategy(self.tied, shared)
+
+    def shared_in(self, borders: tuple[int, int], shared: int | None) -> int | None:
+        """Return the strategy of tied layers where a stage has any, else None: all that the stage knows of them."""
+        first, end = borders
+        return shared if any(first <= layer < end for layer in self.tied) else None
+
     def stage(
-        self, stages: int, position: int, borders: tuple[int, int], batch: int, micro_batches: int
+        self,
+        stages: int,
+        position: int,
+        borders: tuple[int, int],
+        batch: int,
+        micro_batches: int,
+        shared: int | None = None,
     ) -> StageProblem:
-        """Return the problem of one stage, its cost that of a micro-batch with synchronisation."""
+        """Return the problem of one stage, its cost that of a micro-batch with synchronisation.
+
+        Parameters
+        ----------
+        stages, position
+            Number of stages, and which of them.
+        borders
+            Half-open range of layers.
+        batch, micro_batches
+            Samples of the step, and into how many parts they are divided.
+        shared
+            Strategy of tied layers; None leaves them free.
+        """
         held = self.schedule.in_flight(stages, position, micro_batches)
-        return self.tables(stages, batch // micro_batches).stage(*borders, held, self.memory_limit)
+        return self.tables_with(stages, batch // micro_batches, shared).stage(*borders, held, self.memory_limit)
 
     def evaluate(self, plan: PipelinePlan) -> PlanCost:
         """Compute what a plan takes and holds."""
         pairs = list(pairwise(plan.borders))
-        costs, repeated, peaks, fits = [], [], [], True
+        costs, repeated, peaks = [], [], []
+        fits = len({plan.choices[layer] for layer in self.tied}) <= 1
         for position, (first, end) in enumerate(pairs):
             stage = self.stage(plan.stages, position, (first, end), plan.batch, plan.micro_batches)
             choices = plan.choices[first:end]
@@ -206,12 +256,18 @@ class SearchSpace:
         Whether layers may be checkpointed; the paper's Galvatron without -Base or -BMW does not.
     pipeline
         Whether there may be more than one stage.
+    any_order
+        Whether a dimension may be around any other, as in the paper; if not, they nest as `dimensions` are ordered.
+    tied_alike
+        Whether layers that share a parameter need the same strategy, of which the paper knows nothing.
     """
 
     dimensions: tuple[Dimension, ...] = tuple(Dimension)
     data_with_sharded: bool = True
     checkpoint: bool = True
     pipeline: bool = True
+    any_order: bool = True
+    tied_alike: bool = False
 
 
 def pipeline_problem(
@@ -257,11 +313,21 @@ def pipeline_problem(
             allowed.dimensions,
             data_with_sharded=allowed.data_with_sharded,
             checkpoint=allowed.checkpoint,
+            any_order=allowed.any_order,
         )
         return layer_tables(chain, strategies, micro_batch, model)
 
     degrees = pipeline_degrees(devices) if allowed.pipeline else (1,)
-    return PipelineProblem(len(chain), tables, degrees, tuple(batches), memory_limit, schedule, rule)
+    tied = tied_layers(chain) if allowed.tied_alike else ()
+    return PipelineProblem(len(chain), tables, degrees, tuple(batches), memory_limit, schedule, rule, tied)
+
+
+def renumbered(plan: PipelinePlan, before: PipelineProblem, after: PipelineProblem) -> PipelinePlan:
+    """Name the strategies of a plan as another problem numbers them, which has all of them."""
+    micro_batch = plan.batch // plan.micro_batches
+    old = before.tables(plan.stages, micro_batch).strategies
+    new = after.tables(plan.stages, micro_batch).strategies
+    return replace(plan, choices=tuple(new.index(old[choice]) for choice in plan.choices))
 
 
 def balance_degree(loads: Sequence[int]) -> float:

@@ -17,7 +17,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from itertools import permutations
+from itertools import combinations, permutations
 
 __all__ = ["Dimension", "LayerStrategy", "Layout", "Level", "decision_trees", "pipeline_degrees"]
 
@@ -121,6 +121,7 @@ def decision_trees(
     *,
     data_with_sharded: bool = False,
     checkpoint: bool = True,
+    any_order: bool = True,
 ) -> tuple[LayerStrategy, ...]:
     """List the strategies of a layer on a group of devices.
 
@@ -134,6 +135,8 @@ def decision_trees(
         Whether to keep what Takeaway 3 drops.
     checkpoint
         Whether every list comes with checkpointing, too.
+    any_order
+        Whether a dimension may be around any other; if not, the levels of all lists are in the order of `dimensions`.
 
     Raises
     ------
@@ -141,9 +144,10 @@ def decision_trees(
         If the number of devices is no power of two.
     """
     exponent = _exponent(devices)
+    orders = permutations if any_order else combinations
     trees: list[tuple[Level, ...]] = []
     for count in range(min(len(dimensions), exponent) + 1):
-        for order in permutations(dimensions, count):
+        for order in orders(dimensions, count):
             if not data_with_sharded and {Dimension.DATA, Dimension.SHARDED} <= set(order):
                 continue
             for exponents in _compositions(exponent, count):

@@ -29,6 +29,9 @@ What the paper leaves open, and what is done here:
   memory at the peak; in a sum it mainly makes the choice finer.
 - Nothing is said of a checkpointed operator's cost: one more all-gather for each ZDP slice, and one more forward.
   While it is recomputed its activations exist; only the peak counts them, since a sum of them would be no saving.
+- Operators that share a parameter (tied weights) have one mode, since a parameter has one place: those that borrow
+  that of the first operator, the embedding. Where gathers count, the first one's is there for the whole step, from
+  its use there to that in the head.
 - Communication and computation do not overlap, as in the paper's model (its implementation overlaps them).
 - A slice granularity of 0 in the paper's figures means uncut, which is ``g = 1``.
 """
@@ -37,7 +40,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import zip_longest
 from typing import NamedTuple
@@ -45,7 +48,7 @@ from typing import NamedTuple
 import numpy as np
 
 from formulations.layers import LayerChain, LayerProfile
-from formulations.problem import IntArray, Node, Resource, StrategyProblem, UsageTerm
+from formulations.problem import Factor, IntArray, Node, Resource, StrategyProblem, UsageTerm
 
 SECONDS_PER_COST = 1e-9
 """Time quantum of costs."""
@@ -76,6 +79,13 @@ DP = Slicing(1, 0)
 
 ZDP = Slicing(1, 1)
 """Sharded: they are divided among all devices and gathered where they are needed."""
+
+
+ANY_SLICES = (1, 2, 4, 8, 16)
+"""Numbers of slices that figure 7 tries."""
+
+PUBLISHED_SLICES = (1, 4)
+"""Whole operators, and the granularity that the paper takes by default (section 4.1)."""
 
 
 class Accounting(StrEnum):
@@ -133,7 +143,7 @@ class OsdpSettings:
     Parameters
     ----------
     slices
-        Numbers of slices that any operator may be cut into; 1 is always among them. The paper cuts into 4.
+        Numbers of slices that any operator may be cut into; 1 is always among them.
     accounting
         See :class:`Accounting`.
     checkpointing
@@ -143,6 +153,12 @@ class OsdpSettings:
     gathered_tensors
         Tensors of a ZDP slice's full size that exist at once, where they count: 1 for its parameters, as the paper
         says; 2 where its gradient exists beside them before it is reduced, as in torch's FSDP2.
+    replica_tensors
+        The same of a DP slice, beyond its states: 0 in the paper; 2 where replicas are gathered and reduced as shards
+        are, as by FSDP2 on a mesh with one shard.
+    products_only
+        Whether only operators whose matrix products can be divided are cut, in numbers that divide their heads or
+        width (:class:`formulations.layers.SplitPart`): a table or a convolution is not.
 
     Raises
     ------
@@ -155,20 +171,26 @@ class OsdpSettings:
     checkpointing: bool = False
     state_multiple: int = 4
     gathered_tensors: int = 1
+    replica_tensors: int = 0
+    products_only: bool = False
 
     def __post_init__(self) -> None:
         if not self.slices or min(self.slices) < 1:
             raise OsdpError(f"slices is {self.slices}; name numbers of slices from 1 on")
+        if self.replica_tensors < 0:
+            raise OsdpError(f"replica_tensors is {self.replica_tensors}; it must not be negative")
         for name in ("state_multiple", "gathered_tensors"):
             if getattr(self, name) < 1:
                 raise OsdpError(f"{name} is {getattr(self, name)}; at least the parameters themselves count")
 
-    def modes(self) -> tuple[Slicing, ...]:
+    def modes(self, layer: LayerProfile) -> tuple[Slicing, ...]:
         """All modes of an operator: DP and ZDP first, then cut ones, at least one slice of which is ZDP.
 
-        An operator that is cut but has only DP slices would need as much memory as plain DP, and longer.
+        One that is cut but has only DP slices would take longer than plain DP and, but for replicas that are gathered
+        too, as much memory.
         """
-        cut = sorted(set(self.slices) - {1})
+        divisor = layer.split.divisor
+        cut = sorted(g for g in set(self.slices) - {1} if not self.products_only or (divisor and divisor % g == 0))
         return (DP, ZDP, *(Slicing(g, k) for g in cut for k in range(1, g + 1)))
 
 
@@ -180,6 +202,8 @@ class OperatorTable:
     ----------
     name
         Of the operator.
+    modes
+        What it may be: ``M`` modes.
     communication
         Nanoseconds of its collectives in each mode, shape ``(M,)``.
     fixed_resident
@@ -195,6 +219,7 @@ class OperatorTable:
     """
 
     name: str
+    modes: tuple[Slicing, ...]
     communication: IntArray
     fixed_resident: IntArray
     gathered: IntArray
@@ -219,9 +244,25 @@ class OperatorTable:
         """Temporary bytes in any mode."""
         return max(fixed + batch * sample for sample, fixed in self.temporary)
 
+    def only(self, mode: Slicing) -> OperatorTable:
+        """The same operator with one of its modes."""
+        at = [self.modes.index(mode)]
+        return replace(
+            self,
+            modes=(mode,),
+            communication=self.communication[at],
+            fixed_resident=self.fixed_resident[at],
+            gathered=self.gathered[at],
+        )
+
 
 def operator_table(
-    layer: LayerProfile, following: LayerProfile | None, machine: OsdpMachine, settings: OsdpSettings
+    layer: LayerProfile,
+    following: LayerProfile | None,
+    machine: OsdpMachine,
+    settings: OsdpSettings,
+    *,
+    lends: bool = False,
 ) -> OperatorTable:
     """Evaluate the memory and time cost of section 3.1 for one operator.
 
@@ -234,28 +275,40 @@ def operator_table(
         The operator, and the one behind it, if any.
     machine, settings
         Where it runs, and what may be chosen.
+    lends
+        Whether later operators use its parameters too, so that what it gathers stays.
     """
     devices, size, again = machine.devices, layer.parameter_bytes, settings.checkpointing
     kept = 0 if again else layer.saved_bytes - layer.unread_input_bytes
     collectives = _COLLECTIVES_ZDP + again
     communication, states, gathered = [], [], []
-    for g, k in settings.modes():
+    modes = settings.modes(layer)
+    for g, k in modes:
         steps = (devices - 1) * (_COLLECTIVES_DP * (g - k) + collectives * k)
         seconds = steps * (machine.latency_seconds + size / (g * devices) * machine.seconds_per_byte)
         communication.append(round(seconds / SECONDS_PER_COST))
         states.append(-(-settings.state_multiple * size * ((g - k) * devices + k) // (g * devices)))
-        counts = k > 0 and settings.accounting is not Accounting.PUBLISHED
-        gathered.append(settings.gathered_tensors * -(-size // g) if counts else 0)
+        gathered.append(_tensors_at_once(settings, g, k) * -(-size // g))
+    resident = np.array(states, dtype=np.int64) + (0 if again else layer.fixed_saved_bytes)
+    at_once = np.array(gathered, dtype=np.int64)
     return OperatorTable(
         name=layer.name,
+        modes=modes,
         communication=np.array(communication, dtype=np.int64),
-        fixed_resident=np.array(states, dtype=np.int64) + (0 if again else layer.fixed_saved_bytes),
-        gathered=np.array(gathered, dtype=np.int64),
+        fixed_resident=resident + at_once if lends else resident,
+        gathered=np.zeros_like(at_once) if lends else at_once,
         sample_seconds=(1 + again) * layer.forward_seconds + layer.backward_seconds,
         fixed_seconds=(1 + again) * layer.forward_fixed_seconds + layer.backward_fixed_seconds,
         sample_resident=layer.input_bytes + kept,
         temporary=_temporary(layer, following, settings),
     )
+
+
+def _tensors_at_once(settings: OsdpSettings, slices: int, sharded: int) -> int:
+    """Tensors as large as a slice that exist while one is worked on, as far as they count."""
+    if settings.accounting is Accounting.PUBLISHED:
+        return 0
+    return max(settings.gathered_tensors if sharded else 0, settings.replica_tensors if sharded < slices else 0)
 
 
 def _temporary(
@@ -287,8 +340,9 @@ def operator_tables(chain: LayerChain, machine: OsdpMachine, settings: OsdpSetti
     OsdpError
         If the collectives of a step may take longer than the searches reach (13 days).
     """
+    borrowers = borrowing(chain)
     tables = tuple(
-        operator_table(layer, following, machine, settings)
+        operator_table(layer, following, machine, settings, lends=bool(borrowers) and layer is chain.layers[0])
         for layer, following in zip_longest(chain.layers, chain.layers[1:])
     )
     longest = sum(int(table.communication.max()) for table in tables)
@@ -298,11 +352,17 @@ def operator_tables(chain: LayerChain, machine: OsdpMachine, settings: OsdpSetti
     return tables
 
 
+def borrowing(chain: LayerChain) -> list[int]:
+    """Positions of the operators that share a parameter of the first one, which therefore have its mode."""
+    return [position for position, layer in enumerate(chain.layers) if position and layer.borrowed_parameter_bytes]
+
+
 def build_osdp(chain: LayerChain, machine: OsdpMachine, settings: OsdpSettings, batch: int) -> StrategyProblem:
     """Build the canonical problem at one batch size: a node for each operator, a strategy for each mode.
 
-    All memory is used at one time, as equation (1) adds it up; at the peak there is one time for each operator, when
-    its own temporary bytes are added to what everyone holds.
+    Operators that share a parameter are joined by factors that forbid unlike modes. All memory is used at one time, as
+    equation (1) adds it up; at the peak there is one time for each operator, when its own temporary bytes are added to
+    what everyone holds.
 
     Parameters
     ----------
@@ -314,7 +374,7 @@ def build_osdp(chain: LayerChain, machine: OsdpMachine, settings: OsdpSettings, 
     Returns
     -------
     StrategyProblem
-        Costs are nanoseconds of a step, strategies those of :meth:`OsdpSettings.modes`.
+        Costs are nanoseconds of a step, strategies those of :meth:`OsdpSettings.modes`, operator by operator.
 
     Raises
     ------
@@ -325,8 +385,9 @@ def build_osdp(chain: LayerChain, machine: OsdpMachine, settings: OsdpSettings, 
         raise OsdpError(f"batch is {batch}; at least one sample is trained on each device")
     peak = settings.accounting is Accounting.PEAK
     horizon = len(chain) if peak else 1
+    tables = operator_tables(chain, machine, settings)
     nodes = []
-    for i, table in enumerate(operator_tables(chain, machine, settings)):
+    for i, table in enumerate(tables):
         resident, extra = table.resident(batch), table.extra(batch)
         at_once = (UsageTerm(0, 0, 1, resident + extra),)
         over_time = (UsageTerm(0, 0, horizon, resident), UsageTerm(0, i, i + 1, extra))
@@ -335,12 +396,18 @@ def build_osdp(chain: LayerChain, machine: OsdpMachine, settings: OsdpSettings, 
     return StrategyProblem(
         name=f"{chain.name}-{batch}",
         nodes=tuple(nodes),
-        factors=(),
+        factors=tuple(_alike(tables, borrower) for borrower in borrowing(chain)),
         resources=(Resource("memory", machine.memory_bytes),),
         horizon=horizon,
         seconds_per_cost=SECONDS_PER_COST,
         time_names=tuple(layer.name for layer in chain.layers) if peak else ("step",),
     )
+
+
+def _alike(tables: Sequence[OperatorTable], borrower: int) -> Factor:
+    """Forbid an operator's modes that are not the first one's."""
+    unlike = np.array([[mine != other for other in tables[borrower].modes] for mine in tables[0].modes])
+    return Factor((0, borrower), np.zeros(unlike.shape, dtype=np.int64), unlike)
 
 
 def step_cost(tables: Sequence[OperatorTable], choices: Sequence[int], batch: int) -> int:

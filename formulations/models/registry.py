@@ -65,6 +65,13 @@ class StepProblem:
         leaves some of them out.
     starts
         Build smaller problems whose decisions this one contains: solved first, so that this one begins well.
+    unlimited
+        Builds the problem without a limit, where there are layouts to decide and nothing runs again: that could only
+        cost more.
+    rules
+        Reruns by rule that this problem contains for any layouts: the first that are tried.
+    extended
+        Builds the problem that this one adds something to, about as hard: this one begins from its solution.
     """
 
     problem: StrategyProblem
@@ -74,6 +81,14 @@ class StepProblem:
     safer: Callable[[], StepProblem] | None = None
     relaxed: Callable[[int], StrategyProblem] | None = None
     starts: tuple[Callable[[], StepProblem], ...] = ()
+    unlimited: Callable[[], StepProblem] | None = None
+    rules: tuple[Reruns, ...] = ()
+    extended: Callable[[], StepProblem] | None = None
+
+    @property
+    def has_starts(self) -> bool:
+        """Whether there is anything to begin from."""
+        return bool(self.starts or self.rules or self.extended)
 
     def only(self, allowed: Mapping[int, BoolArray]) -> StepProblem:
         """The same problem with only some layouts of some nodes, flags of shape ``(S,)``."""
@@ -89,6 +104,9 @@ class StepProblem:
             safer=None if safer is None else lambda: safer().only(allowed),
             relaxed=None,
             starts=(),
+            unlimited=None,
+            rules=(),
+            extended=None,
         )
 
 
@@ -126,7 +144,13 @@ def kiwi_chain_problem(
     """
     modes = _modes_in_reach(model, plans, reach)
     chain = _counted(model, modes, lambda counting: build_kiwi_chain(model, memory_limit, modes, counting))
-    return replace(chain, starts=_smaller_problems(model, memory_limit, modes, plans))
+    if _entries(model, modes) > LARGEST_REACHED:
+        return chain  # smaller problems would be large themselves
+    if max(chain.layouts) == 1:  # the reduced problem would be as large, and a rule leaves nothing to decide
+        return replace(chain, rules=tuple(plans))
+    by_rule = [partial(policy_problem, model, memory_limit, tuple(plan)) for plan in plans if plan]
+    smaller = (partial(kiwi_reduced_problem, model, memory_limit), *by_rule)
+    return replace(chain, starts=smaller, unlimited=partial(_unlimited_problem, model), rules=tuple(plans))
 
 
 def kiwi_offload_problem(
@@ -158,14 +182,11 @@ def kiwi_offload_problem(
     def relaxed(best: int) -> StrategyProblem:
         return build_offload(model, memory_limit, modes, replace(links, best_known=best), Counting.UNDER).problem
 
-    def chain() -> StepProblem:
-        return _chain_like(model, modes, build_kiwi_chain(model, memory_limit, modes, Counting.UNDER))
-
     return replace(
         build(Counting.UNDER),
         safer=lambda: build(Counting.OVER),
         relaxed=None if links.blocking else relaxed,  # where nothing is hidden, nothing is left out
-        starts=(chain, *_smaller_problems(model, memory_limit, modes, plans)),
+        extended=lambda: kiwi_chain_problem(model, memory_limit, plans, reach),
     )
 
 
@@ -196,14 +217,9 @@ def step_problem(name: str, model: StepModel, memory_limit: int | None) -> StepP
     return MODELS[name](model, memory_limit)
 
 
-def _smaller_problems(
-    model: StepModel, memory_limit: int | None, modes: Modes, plans: Sequence[Reruns]
-) -> tuple[Callable[[], StepProblem], ...]:
-    """Problems whose decisions the chain problem with these plans contains; none where they are large themselves."""
-    if _entries(model, modes) > LARGEST_REACHED:
-        return ()
-    by_rule = [partial(policy_problem, model, memory_limit, tuple(plan)) for plan in plans if plan]
-    return (partial(kiwi_reduced_problem, model, memory_limit), *by_rule)
+def _unlimited_problem(model: StepModel) -> StepProblem:
+    """Sharding alone without a limit, so that no counting is safer than another."""
+    return replace(sharding_problem(model, None), safer=None)
 
 
 def _counted(model: StepModel, modes: Modes, build: Callable[[Counting], StrategyProblem]) -> StepProblem:

@@ -22,10 +22,13 @@ from formulations.models.galvatron import StageProblem
 from formulations.models.galvatron_slips import REPAIRED, Slip
 from formulations.problem import IntArray
 
-__all__ = ["DEFAULT_UNIT_BYTES", "StagePlan", "search_stage"]
+__all__ = ["DEFAULT_UNIT_BYTES", "StagePlan", "search_stage", "unit_for"]
 
 DEFAULT_UNIT_BYTES = 32 * 2**20
 """Granularity of memory."""
+
+_FEWEST_UNITS = 8 * 10**9 // DEFAULT_UNIT_BYTES
+"""In the smallest limit of the paper's tables."""
 
 _IMPOSSIBLE = 2**62
 _Pointers = NDArray[np.int32]
@@ -45,6 +48,11 @@ class StagePlan:
 
     choices: tuple[int, ...] | None
     cost: int
+
+
+def unit_for(memory_limit: int) -> int:
+    """Return the default unit, or for limits below the paper's one that is as fine beside the limit, in bytes."""
+    return max(1, min(DEFAULT_UNIT_BYTES, memory_limit // _FEWEST_UNITS))
 
 
 def search_stage(stage: StageProblem, unit_bytes: int = DEFAULT_UNIT_BYTES, slips: Slip = REPAIRED) -> StagePlan | None:
@@ -74,23 +82,23 @@ def search_stage(stage: StageProblem, unit_bytes: int = DEFAULT_UNIT_BYTES, slip
     budget = stage.memory_limit // unit_bytes
     units = -(-(stage.forward + stage.states) // unit_bytes)
     units[~stage.allowed] = budget + 1
-    table = (_StatelessTable if Slip.EQ4_STATE in slips else _StateTable)(stage, units, budget, slips)
+    transformation = stage.repeats * stage.transformation
+    chain = stage.cost, units, stage.layouts, transformation, budget, Slip.EQ4_BORDERS in slips
+    table: _StateTable | _StatelessTable
+    if Slip.EQ4_STATE in slips:
+        table = _StatelessTable(*_fill_stateless(*chain), units)
+    else:
+        table = _StateTable(*_fill_states(*chain), units)
     return _largest_accepted(stage, table, unit_bytes, budget, slips)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
 class _StateTable:
     """C(l, e, s): least cost of the first layers within a budget, by the strategy of the last of them."""
 
-    def __init__(self, stage: StageProblem, units: IntArray, budget: int, slips: Slip) -> None:
-        self.costs, self.before = _fill_states(
-            stage.cost,
-            units,
-            stage.layouts,
-            stage.repeats * stage.transformation,
-            budget,
-            Slip.EQ4_BORDERS in slips,
-        )
-        self.units = units
+    costs: IntArray
+    before: _Pointers
+    units: IntArray
 
     def cost(self, budget: int) -> int:
         """Least cost within a budget."""
@@ -101,19 +109,13 @@ class _StateTable:
         return tuple(_rebuild(self.before, self.units, int(self.costs[budget].argmin()), budget).tolist())
 
 
+@dataclass(frozen=True, slots=True, eq=False)
 class _StatelessTable:
     """C(l, e) as printed: least cost of the first layers within a budget, given the table's own choice before."""
 
-    def __init__(self, stage: StageProblem, units: IntArray, budget: int, slips: Slip) -> None:
-        self.costs, self.choices = _fill_stateless(
-            stage.cost,
-            units,
-            stage.layouts,
-            stage.repeats * stage.transformation,
-            budget,
-            Slip.EQ4_BORDERS in slips,
-        )
-        self.units = units
+    costs: IntArray
+    choices: _Pointers
+    units: IntArray
 
     def cost(self, budget: int) -> int:
         """Least cost within a budget."""

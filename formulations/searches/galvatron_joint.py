@@ -8,15 +8,16 @@ drop out, and the bound rises. Where that stops, the windows on the cheapest way
 Windows of the same layers with as many micro-batches in flight are one problem, solved once.
 
 With as many micro-batches in flight, more micro-batches of the same size are never slower per sample. So of those that
-fill the pipeline only the largest number is looked at. Combinations are taken in the order of a bound without memory;
-when that is within the gap of the best plan, the rest is, too. All bounds are exact integers.
+fill the pipeline only the largest number is looked at. Where layers are tied, every strategy that they may share is a
+combination of its own, which only windows with such layers notice. Combinations are taken in the order of a bound
+without memory; when that is within the gap of the best plan, the rest is, too. All bounds are exact integers.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 
 import numpy as np
@@ -34,6 +35,9 @@ DEFAULT_GAP = Fraction(1, 100)
 
 _STAGE_GAP_SHARE = 2
 """Stages are solved to this part of the gap."""
+
+_LABEL_LIMIT = 50_000
+"""Of one layer of a window: fewer than of a single stage, as a limit on micro-batches makes comparing them slow."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,9 +75,12 @@ class JointResult:
 
 @dataclass(frozen=True, slots=True)
 class _Combination:
+    """Numbers that are fixed while the partition and strategies are decided, and the strategy of tied layers."""
+
     stages: int
     batch: int
     micro_batches: int
+    shared: int | None
     bound: Fraction
 
     @property
@@ -117,7 +124,7 @@ def solve_joint(
     start
         A plan to begin with; one that does not fit is ignored.
     time_limit
-        Seconds after which no other window is solved; the bound then says what is open.
+        Seconds after which nothing else is solved; the bound then says what is open.
     """
     search = _JointSearch(problem, relative_gap, time.monotonic() + time_limit)
     if start is not None:
@@ -133,9 +140,9 @@ class _JointSearch:
         self.best: PipelinePlan | None = None
         self.best_cost: int | None = None
         self.kinds = problem.tables(problem.usable_degrees[0], 1).kinds
-        self.windows: dict[tuple[int, int, int], dict[bytes, _Window]] = {}
+        self.windows: dict[tuple[int, int, int], dict[tuple[bytes, int | None], _Window]] = {}
         self.places: dict[bytes, tuple[IntArray, IntArray]] = {}
-        self.first_bounds: dict[tuple[int, int, int], WindowBounds] = {}
+        self.first_bounds: dict[tuple[int, int, int, int | None], WindowBounds] = {}
         self.stages_solved = 0
 
     def offer(self, plan: PipelinePlan) -> None:
@@ -183,9 +190,11 @@ class _JointSearch:
                     key = (stages, batch // count, self._distinct(stages, count))
                     chosen[key] = max(count, chosen.get(key, 0))
         for (stages, micro_batch, _), count in chosen.items():
-            tables = self.problem.tables(stages, micro_batch)
-            if tables.allowed[tables.kinds].any(axis=1).all():
-                yield _Combination(stages, micro_batch * count, count, _free_bound(tables, stages, micro_batch, count))
+            for shared in self.problem.shared_strategies(stages, micro_batch):
+                tables = self.problem.tables_with(stages, micro_batch, shared)
+                if tables.allowed[tables.kinds].any(axis=1).all():
+                    bound = _free_bound(tables, stages, micro_batch, count)
+                    yield _Combination(stages, micro_batch * count, count, shared, bound)
 
     def _distinct(self, stages: int, count: int) -> int:
         """Equal for numbers of micro-batches of which only the largest counts."""
@@ -197,40 +206,57 @@ class _JointSearch:
         """Prove that a combination has no plan beyond the gap, or return the bound that is left."""
         if combination.stages == 1:
             return self._close_one_stage(combination)
-        limit: int | None = None
-        repeats = combination.micro_batches - 1
-        while True:
-            bounds = self._bounds_at(combination, limit)
-            total, borders = _cheapest_way(bounds)
-            if total >= IMPOSSIBLE:
+        if combination.shared is not None:
+            total, _, _ = self._settled(replace(combination, shared=None), None)
+            if total >= IMPOSSIBLE or self._is_closed(total, combination.batch):
                 return None
-            cutoff = self._cutoff(combination.batch)
-            if cutoff is not None:
-                if total >= cutoff:
-                    return None
-                lowered = -((total - cutoff) // repeats) - 1 if repeats else None
-                if lowered is not None and (limit is None or lowered < limit):
-                    limit = lowered
-                    continue
+        limit: int | None = None
+        while True:
+            total, borders, limit = self._settled(combination, limit)
+            if total >= IMPOSSIBLE or self._is_closed(total, combination.batch):
+                return None
             if time.monotonic() >= self.deadline or not self._refine(combination, borders, limit):
-                return total + repeats * self._slowest_stage(combination)
+                return total + (combination.micro_batches - 1) * self._slowest_stage(combination)
+
+    def _settled(self, combination: _Combination, limit: int | None) -> tuple[int, tuple[int, ...], int | None]:
+        """Lower the limit on micro-batches as far as the bounds of windows allow.
+
+        Returns
+        -------
+        total, borders, limit
+            A bound on the sum of all stages for plans within the gap of the best, the partition that attains it, and
+            what the slowest stage of such a plan may take.
+        """
+        repeats = combination.micro_batches - 1
+        cutoff = self._cutoff(combination.batch)
+        while True:
+            total, borders = _cheapest_way(self._bounds_at(combination, limit))
+            late = time.monotonic() >= self.deadline
+            if cutoff is None or total >= cutoff or repeats == 0 or late:
+                return total, borders, limit
+            lowered = -((total - cutoff) // repeats) - 1
+            if limit is not None and lowered >= limit:
+                return total, borders, limit
+            limit = lowered
 
     def _slowest_stage(self, combination: _Combination) -> int:
         """A bound on the time of a micro-batch in the slowest stage."""
         times = []
         for position in range(combination.stages):
             held = self.problem.schedule.in_flight(combination.stages, position, combination.micro_batches)
-            times.append(self._first_bounds((combination.stages, combination.micro_batch, held)).repeated)
+            times.append(self._first_bounds(combination, held).repeated)
         return _cheapest_way(np.stack(times), np.maximum)[0]
 
     def _close_one_stage(self, combination: _Combination) -> int | None:
         """Without a pipeline everything adds up, and one stage is the whole problem."""
-        tables = self.problem.tables(1, combination.micro_batch)
+        tables = self.problem.tables_with(1, combination.micro_batch, combination.shared)
         held = self.problem.schedule.in_flight(1, 0, combination.micro_batches)
         repeats = combination.micro_batches - 1
         stage = tables.stage(0, self.problem.layers, held, self.problem.memory_limit, repeats)
         cutoff = self._cutoff(combination.batch)
-        found = solve_stage(stage, relative_gap=float(self.gap / _STAGE_GAP_SHARE), cutoff=cutoff)
+        found = solve_stage(
+            stage, relative_gap=float(self.gap / _STAGE_GAP_SHARE), cutoff=cutoff, deadline=self.deadline
+        )
         self.stages_solved += 1
         if found.choices is not None:
             borders = (0, self.problem.layers)
@@ -241,15 +267,15 @@ class _JointSearch:
 
     def _bounds_at(self, combination: _Combination, limit: int | None) -> IntArray:
         """Bounds of all windows at all positions under a limit, shape ``(P, L + 1, L + 1)``."""
-        stages, micro_batch = combination.stages, combination.micro_batch
+        stages = combination.stages
         found = []
         for position in range(stages):
             held = self.problem.schedule.in_flight(stages, position, combination.micro_batches)
-            key = (stages, micro_batch, held)
-            bounds = self._first_bounds(key).at(limit).copy()
-            for kinds, window in self.windows.get(key, {}).items():
-                places = self._places(kinds)
-                bounds[places] = np.maximum(bounds[places], window.bound_at(limit))
+            bounds = self._first_bounds(combination, held).at(limit).copy()
+            for (kinds, shared), window in self.windows.get((stages, combination.micro_batch, held), {}).items():
+                if shared in (None, combination.shared):
+                    places = self._places(kinds)
+                    bounds[places] = np.maximum(bounds[places], window.bound_at(limit))
             found.append(bounds)
         return np.stack(found)
 
@@ -265,10 +291,11 @@ class _JointSearch:
             self.places[kinds] = np.array(firsts), np.array(firsts) + count
         return self.places[kinds]
 
-    def _first_bounds(self, key: tuple[int, int, int]) -> WindowBounds:
+    def _first_bounds(self, combination: _Combination, held: int) -> WindowBounds:
+        stages, micro_batch, shared = combination.stages, combination.micro_batch, combination.shared
+        key = (stages, micro_batch, held, shared)
         if key not in self.first_bounds:
-            stages, micro_batch, held = key
-            tables = self.problem.tables(stages, micro_batch)
+            tables = self.problem.tables_with(stages, micro_batch, shared)
             self.first_bounds[key] = window_bounds(tables, held, self.problem.memory_limit)
         return self.first_bounds[key]
 
@@ -288,7 +315,12 @@ class _JointSearch:
             found = window.plan_at(limit)
             if found is None and not any(solved == limit for solved, _, _ in window.solved):
                 stage = self.problem.stage(
-                    combination.stages, position, pair, combination.batch, combination.micro_batches
+                    combination.stages,
+                    position,
+                    pair,
+                    combination.batch,
+                    combination.micro_batches,
+                    combination.shared,
                 )
                 found = self._solve(window, stage, limit)
                 learnt = True
@@ -302,10 +334,12 @@ class _JointSearch:
     def _window(self, combination: _Combination, position: int, pair: tuple[int, int]) -> _Window:
         held = self.problem.schedule.in_flight(combination.stages, position, combination.micro_batches)
         windows = self.windows.setdefault((combination.stages, combination.micro_batch, held), {})
-        return windows.setdefault(self.kinds[slice(*pair)].tobytes(), _Window())
+        key = self.kinds[slice(*pair)].tobytes(), self.problem.shared_in(pair, combination.shared)
+        return windows.setdefault(key, _Window())
 
     def _solve(self, window: _Window, stage: StageProblem, limit: int | None) -> StageResult:
-        result = solve_stage(stage, limit, float(self.gap / _STAGE_GAP_SHARE))
+        gap = float(self.gap / _STAGE_GAP_SHARE)
+        result = solve_stage(stage, limit, gap, label_limit=_LABEL_LIMIT, deadline=self.deadline)
         repeated = 0 if result.choices is None else stage.repeated_of(result.choices)
         window.solved.append((limit, result, repeated))
         self.stages_solved += 1

@@ -14,7 +14,9 @@ too. If the labels run out, the incumbent is proven. All numbers are exact integ
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
+from math import inf
 
 import numpy as np
 
@@ -25,7 +27,7 @@ from formulations.searches.galvatron_prices import PricedStage, Prices, best_pri
 
 __all__ = ["StageResult", "solve_stage"]
 
-DEFAULT_LABEL_LIMIT = 50_000
+DEFAULT_LABEL_LIMIT = 200_000
 """Labels of one layer, before the search gives up on a proof."""
 
 _BEAM = 100
@@ -33,6 +35,9 @@ _COST, _STATES, _PEAK, _REPEATED, _STRATEGY, _PARENT, _BOUND = range(7)
 _FIELDS = 7
 _CANDIDATES = 10
 """Labels that are compared with each other, for each that is kept."""
+
+_FEW = 256
+"""Labels of one layout that all others are compared with first."""
 
 _NO_LIMIT = 2**62
 
@@ -65,6 +70,7 @@ def solve_stage(
     relative_gap: float = 0.0,
     cutoff: int | None = None,
     label_limit: int = DEFAULT_LABEL_LIMIT,
+    deadline: float = inf,
 ) -> StageResult:
     """Find the cheapest plan of a stage.
 
@@ -80,6 +86,8 @@ def solve_stage(
         Plans that cost as much or more are of no interest: a bound of this size is enough. None for no such cost.
     label_limit
         Labels of one layer; where there are more, plan and bound are what was found until then.
+    deadline
+        Of the monotonic clock; when it has passed, labels are put in front of no other layer.
     """
     if not stage.allowed.any(axis=1).all():
         return StageResult(None, None, None)
@@ -97,7 +105,7 @@ def solve_stage(
             wanted = min(wanted, incumbent.cost - int(gap * incumbent.cost))
         if wanted <= dual:
             break
-        found, complete = search.run(wanted, kept)
+        found, complete = search.run(wanted, kept, deadline)
         if found is not None:
             incumbent.offer(found)
         if complete and wanted == _NO_LIMIT and found is None:
@@ -140,7 +148,7 @@ class _LabelSearch:
         self.memory_before = _before(np.where(stage.allowed, stage.forward + stage.states, _NO_LIMIT))
         self.repeated_before = _before(np.where(stage.allowed, stage.repeated, _NO_LIMIT))
 
-    def run(self, cutoff: int, kept: int) -> tuple[tuple[int, ...] | None, bool]:
+    def run(self, cutoff: int, kept: int, deadline: float) -> tuple[tuple[int, ...] | None, bool]:
         """Look for a plan that costs less than `cutoff`.
 
         Parameters
@@ -149,6 +157,8 @@ class _LabelSearch:
             Plans that cost as much or more are of no interest.
         kept
             Labels per layer; of more, those with the smallest bounds go on.
+        deadline
+            Of the monotonic clock.
 
         Returns
         -------
@@ -162,6 +172,8 @@ class _LabelSearch:
         history, complete = [], True
         scaled_cutoff = min(cutoff, _NO_LIMIT >> priced.shift) << priced.shift
         for layer in reversed(range(stage.layers)):
+            if time.monotonic() >= deadline:
+                return None, False
             after = stage.transformation[(layer + 1) % stage.layers]
             rows = np.stack(
                 [
@@ -338,11 +350,19 @@ def _undominated(labels: IntArray, layouts: IntArray, count: int) -> BoolArray:
     return kept
 
 
-@compiled
 def _undominated_in_time(labels: IntArray, layouts: IntArray, count: int) -> BoolArray:
     """As :func:`_undominated`, in repeated time as well."""
+    kept = _unbeaten_by_few(labels, layouts, count)
+    left = np.flatnonzero(kept)
+    kept[left] = _unbeaten(labels[left], layouts, count)
+    return kept
+
+
+@compiled
+def _unbeaten_by_few(labels: IntArray, layouts: IntArray, count: int) -> BoolArray:
+    """Which labels none of the first few that are undominated beats or equals: often all others are beaten by these."""
     kept = np.ones(len(labels), dtype=np.bool_)
-    fronts = np.empty((count, len(labels), 3), dtype=np.int64)
+    fronts = np.empty((count, _FEW, 3), dtype=np.int64)
     sizes = np.zeros(count, dtype=np.int64)
     for i in range(len(labels)):
         layout = layouts[labels[i, 4]]
@@ -351,7 +371,52 @@ def _undominated_in_time(labels: IntArray, layouts: IntArray, count: int) -> Boo
             if front[0] <= labels[i, 1] and front[1] <= labels[i, 2] and front[2] <= labels[i, 3]:
                 kept[i] = False
                 break
-        if kept[i]:
+        if kept[i] and sizes[layout] < _FEW:
             fronts[layout, sizes[layout]] = labels[i, 1:4]
             sizes[layout] += 1
+    return kept
+
+
+@compiled
+def _unbeaten(labels: IntArray, layouts: IntArray, count: int) -> BoolArray:
+    """Which labels no earlier one of the same layout beats or equals in states, peak and repeated time.
+
+    Blocks of labels, each in the order of its states, are merged two by two, and those of the earlier block are set
+    against those of the later one: a Fenwick tree over repeated times has the least peak of all labels so far whose
+    states are no larger (Bentley's divide and conquer; n log^2 n for n labels).
+    """
+    kept = np.ones(len(labels), dtype=np.bool_)
+    layout = layouts[labels[:, 4]]
+    for each in range(count):
+        order = np.flatnonzero(layout == each)
+        times = np.searchsorted(np.unique(labels[order, 3]), labels[:, 3])
+        least = np.full(len(order) + 1, _NO_LIMIT)
+        merged = np.empty_like(order)
+        width = 1
+        while width < len(order):
+            for first in range(0, len(order) - width, 2 * width):
+                middle, end = first + width, min(first + 2 * width, len(order))
+                left = first
+                for right in range(middle, end):
+                    i = order[right]
+                    while left < middle and labels[order[left], 1] <= labels[i, 1]:
+                        merged[left + right - middle] = order[left]
+                        place = times[order[left]] + 1
+                        while place <= len(order):
+                            least[place] = min(least[place], labels[order[left], 2])
+                            place += place & -place
+                        left += 1
+                    merged[left + right - middle] = i
+                    place = times[i] + 1
+                    while place > 0:
+                        kept[i] &= least[place] > labels[i, 2]
+                        place -= place & -place
+                for entered in range(first, left):
+                    place = times[order[entered]] + 1
+                    while place <= len(order):
+                        least[place] = _NO_LIMIT
+                        place += place & -place
+                merged[left + end - middle : end] = order[left:middle]
+                order[first:end] = merged[first:end]
+            width *= 2
     return kept

@@ -24,7 +24,7 @@ import numpy as np
 from formulations.models.galvatron import StageProblem
 from formulations.models.galvatron_pipeline import PipelinePlan, PipelineProblem, is_faster
 from formulations.models.galvatron_slips import REPAIRED, Slip
-from formulations.searches.galvatron_dp import DEFAULT_UNIT_BYTES, StagePlan, search_stage
+from formulations.searches.galvatron_dp import DEFAULT_UNIT_BYTES, search_stage
 from formulations.searches.galvatron_partition import balanced_partition, moved_layer
 
 __all__ = ["Balance", "FoundPlan", "search_base", "search_bmw"]
@@ -151,20 +151,32 @@ def _cheapest(found: list[FoundPlan | None]) -> FoundPlan | None:
     return min((plan for plan in found if plan is not None), key=lambda plan: plan.cost, default=None)
 
 
+@dataclass(frozen=True, slots=True)
+class _SearchedStage:
+    """Strategies of a stage, and its quanta for a micro-batch with synchronisation and without."""
+
+    choices: tuple[int, ...]
+    cost: int
+    repeated: int
+
+
 class _StageSearcher:
     """Searches the stages of one problem and remembers what it found."""
 
     def __init__(self, problem: PipelineProblem, slips: Slip, unit_bytes: int) -> None:
         self.problem, self.slips, self.unit_bytes = problem, slips, unit_bytes
-        self._found: dict[tuple[int, int, int, bytes], StagePlan | None] = {}
+        self._found: dict[tuple[int, int, int, bytes, int | None], _SearchedStage | None] = {}
 
     def search(self, batch: int, borders: tuple[int, ...]) -> FoundPlan | None:
         """Galvatron_Search of the paper for one partition: the best number of micro-batches and all strategies."""
-        plans = (
-            self._with_micro_batches(batch, borders, count)
-            for count in self.problem.rule.counts(batch, len(borders) - 1)
+        stages = len(borders) - 1
+        return _cheapest(
+            [
+                self._with_micro_batches(batch, borders, count, shared)
+                for count in self.problem.rule.counts(batch, stages)
+                for shared in self.problem.shared_strategies(stages, batch // count)
+            ]
         )
-        return _cheapest(list(plans))
 
     def time_balanced(self, batch: int, stages: int) -> tuple[int, ...]:
         """Partition whose slowest stage is as fast as can be under the initial strategy."""
@@ -191,35 +203,44 @@ class _StageSearcher:
             valid = sorted(valid)[:1]
         yield from (moved for _, moved in valid)
 
-    def _with_micro_batches(self, batch: int, borders: tuple[int, ...], count: int) -> FoundPlan | None:
-        choices: list[int] = []
-        costs, repeated = [], []
+    def _with_micro_batches(
+        self, batch: int, borders: tuple[int, ...], count: int, shared: int | None
+    ) -> FoundPlan | None:
+        stages = len(borders) - 1
+        found = []
         for position, pair in enumerate(pairwise(borders)):
-            stage = self._stage(len(borders) - 1, position, pair, batch, count)
-            found = self._search_stage(stage, len(borders) - 1, position, pair, batch // count, count)
-            if found is None or found.choices is None:
+            stage = self._searched_stage(stages, position, pair, batch, count, shared)
+            if stage is None:
                 return None
-            choices += found.choices
-            costs.append(found.cost)
-            repeated.append(stage.repeated_of(found.choices))
-        cost = (count - 1) * max(repeated) + sum(costs)
-        return FoundPlan(PipelinePlan(batch, count, borders, tuple(choices)), cost)
+            found.append(stage)
+        choices = tuple(choice for stage in found for choice in stage.choices)
+        cost = (count - 1) * max(stage.repeated for stage in found) + sum(stage.cost for stage in found)
+        return FoundPlan(PipelinePlan(batch, count, borders, choices), cost)
 
-    def _stage(self, stages: int, position: int, pair: tuple[int, int], batch: int, count: int) -> StageProblem:
-        if Slip.ONE_IN_FLIGHT in self.slips:
-            return self.problem.tables(stages, batch // count).stage(*pair, 1, self.problem.memory_limit)
-        return self.problem.stage(stages, position, pair, batch, count)
-
-    def _search_stage(
-        self, stage: StageProblem, stages: int, position: int, pair: tuple[int, int], micro_batch: int, count: int
-    ) -> StagePlan | None:
+    def _searched_stage(
+        self, stages: int, position: int, pair: tuple[int, int], batch: int, count: int, shared: int | None
+    ) -> _SearchedStage | None:
         """Stages of the same layers with as much in flight are one problem."""
-        held = 1 if Slip.ONE_IN_FLIGHT in self.slips else self.problem.schedule.in_flight(stages, position, count)
-        kinds = self.problem.tables(stages, micro_batch).kinds[slice(*pair)].tobytes()
-        key = (stages, micro_batch, held, kinds)
+        kinds = self.problem.tables(stages, batch // count).kinds[slice(*pair)].tobytes()
+        held = self._in_flight(stages, position, count)
+        key = (stages, batch // count, held, kinds, self.problem.shared_in(pair, shared))
         if key not in self._found:
-            self._found[key] = search_stage(stage, self.unit_bytes, self.slips)
+            stage = self._stage(stages, position, pair, batch, count, shared)
+            plan = search_stage(stage, self.unit_bytes, self.slips)
+            if plan is None or plan.choices is None:
+                self._found[key] = None
+            else:
+                self._found[key] = _SearchedStage(plan.choices, plan.cost, stage.repeated_of(plan.choices))
         return self._found[key]
+
+    def _stage(
+        self, stages: int, position: int, pair: tuple[int, int], batch: int, count: int, shared: int | None = None
+    ) -> StageProblem:
+        tables = self.problem.tables_with(stages, batch // count, shared)
+        return tables.stage(*pair, self._in_flight(stages, position, count), self.problem.memory_limit)
+
+    def _in_flight(self, stages: int, position: int, count: int) -> int:
+        return 1 if Slip.ONE_IN_FLIGHT in self.slips else self.problem.schedule.in_flight(stages, position, count)
 
     def _initial_loads(self, batch: int, stages: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """Time and memory of every layer at every position under the first strategy that is possible."""

@@ -36,6 +36,7 @@ def _tables() -> LayerTables:
         forward=np.array([[1, 3]]),
         backward=none,
         states=none,
+        borrowed=none,
         allowed=np.ones((1, 2), dtype=np.bool_),
         layouts=np.arange(2),
         transformation=np.zeros((1, 2, 2), dtype=np.int64),

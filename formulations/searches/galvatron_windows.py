@@ -72,15 +72,31 @@ def window_bounds(tables: LayerTables, in_flight: int, memory_limit: int) -> Win
     memory_limit
         Bytes on one device.
     """
-    whole = tables.stage(0, len(tables.kinds), in_flight, memory_limit)
-    lines = [_bounds(whole, whole.cost + weight * whole.repeated, 1 + weight) for weight in WEIGHTS]
-    return WindowBounds(np.stack(lines), _bounds(whole, whole.repeated, 1))
+    layers = len(tables.kinds)
+    lines = np.full((len(WEIGHTS), layers + 1, layers + 1), IMPOSSIBLE)
+    repeated = np.full((layers + 1, layers + 1), IMPOSSIBLE)
+    borrowers = np.flatnonzero(tables.borrowed[tables.kinds].max(axis=1)).tolist()
+    tied = [0, *borrowers] if borrowers else []
+    # All windows that begin behind one tied layer, and at the next one at the latest, borrow alike.
+    for first, behind in pairwise(sorted({0, *(layer + 1 for layer in tied), layers})):
+        whole = tables.stage(first, layers, in_flight, memory_limit)
+        rows = slice(first, behind), slice(first, None)
+        for line, weight in zip(lines, WEIGHTS, strict=True):
+            line[rows] = _bounds(whole, behind - first, whole.cost + weight * whole.repeated, 1 + weight)
+        repeated[rows] = _bounds(whole, behind - first, whole.repeated, 1)
+    return WindowBounds(lines, repeated)
 
 
-def _bounds(whole: StageProblem, cost: IntArray, repeats: int) -> IntArray:
-    """Bounds on the sums of `cost` and so many transformations, the best over all prices that are tried."""
+def _bounds(whole: StageProblem, firsts: int, cost: IntArray, repeats: int) -> IntArray:
+    """Bounds on the sums of `cost` and so many transformations, the best over all prices that are tried.
+
+    Returns
+    -------
+    IntArray
+        Of windows that begin at one of the first `firsts` layers, shape ``(firsts, L + 1)``.
+    """
     usage = whole.forward + whole.states
-    chain = whole.layouts, whole.allowed
+    chain = whole.layouts, whole.allowed, firsts
     least = _window_values(usage, np.zeros_like(whole.transformation), whole.backward, *chain)
     totals = int(cost.max(axis=1).sum()) + repeats * int(whole.transformation.max(axis=(1, 2), initial=0).sum())
     shift = price_shift(totals, _PART_BITS)
@@ -123,16 +139,16 @@ def _slope(before: tuple[int, int], after: tuple[int, int]) -> float:
 
 @compiled
 def _window_values(
-    cost: IntArray, transformation: IntArray, at_the_end: IntArray, layouts: IntArray, allowed: BoolArray
+    cost: IntArray, transformation: IntArray, at_the_end: IntArray, layouts: IntArray, allowed: BoolArray, firsts: int
 ) -> IntArray:
-    """Least sum over every window, with what its last layer adds, shape ``(L + 1, L + 1)``; -1 without a plan."""
+    """Least sum over every window, with what its last layer adds, shape ``(firsts, L + 1)``; -1 without a plan."""
     layers, strategies = cost.shape
     count = transformation.shape[1]
     highest = np.iinfo(np.int64).max
-    values = np.full((layers + 1, layers + 1), -1)
+    values = np.full((firsts, layers + 1), -1)
     prefix = np.zeros(count, dtype=np.int64)
     by_layout = np.empty(count, dtype=np.int64)
-    for first in range(layers):
+    for first in range(firsts):
         prefix[:] = 0
         for layer in range(first, layers):
             if layer > first:

@@ -77,11 +77,12 @@ def search_depth_first(
     """
     deadline = time.monotonic() + time_limit
     places = _by_kind(tables) if variant is Dfs.GROUPED else list(range(len(tables)))
-    modes = np.arange(len(tables[0].communication))
+    modes = np.arange(max(len(table.modes) for table in tables))
     if variant in (Dfs.SHARDED_FIRST, Dfs.GROUPED):
         modes = modes[::-1]
-    cost = np.array([tables[i].communication[modes] for i in places])
-    memory = np.array([(tables[i].resident(batch) + tables[i].extra(batch))[modes] for i in places])
+    cost = np.array([_filled(tables[i].communication, modes, _NO_COST) for i in places])
+    used = [tables[i].resident(batch) + tables[i].extra(batch) for i in places]
+    memory = np.array([_filled(each, modes, memory_bytes + 1) for each in used])
     equal_before = np.zeros(len(places), dtype=np.bool_)
     if variant is Dfs.GROUPED:
         equal_before[1:] = (cost[1:] == cost[:-1]).all(axis=1) & (memory[1:] == memory[:-1]).all(axis=1)
@@ -107,6 +108,13 @@ def warm_up_osdp() -> None:
     none = np.zeros((2, 2), dtype=np.int64)
     state = _start(2)
     _visit(none, none, np.zeros(2, dtype=np.bool_), np.zeros((2, 3), dtype=np.int64), 0, *state, _VECTORS_BETWEEN_LOOKS)
+
+
+def _filled(figures: IntArray, modes: IntArray, missing: int) -> IntArray:
+    """Figures in the order in which modes are tried; ``missing`` for modes that an operator has not."""
+    result = np.full(len(modes), missing, dtype=np.int64)
+    result[: len(figures)] = figures
+    return result[modes]
 
 
 def _by_kind(tables: Sequence[OperatorTable]) -> list[int]:

@@ -39,7 +39,8 @@ class ExactOsdp:
         members: dict[tuple[object, ...], list[int]] = {}
         for i, table in enumerate(self.tables):
             arrays = table.communication, table.fixed_resident, table.gathered
-            members.setdefault((*(array.tobytes() for array in arrays), table.temporary), []).append(i)
+            key = (table.modes, *(array.tobytes() for array in arrays), table.temporary)
+            members.setdefault(key, []).append(i)
         self._members = list(members.values())
         self._kinds = [self.tables[equal[0]] for equal in self._members]
         self._prepared: dict[bytes, Knapsack] = {}
@@ -67,7 +68,7 @@ class ExactOsdp:
 
     def _summed(self, batch: int) -> Packing | None:
         fixed = sum(batch * table.sample_resident + table.workspace(batch) for table in self.tables)
-        everything = [np.ones(len(kind.communication), dtype=np.bool_) for kind in self._kinds]
+        everything = [np.ones(len(kind.modes), dtype=np.bool_) for kind in self._kinds]
         return self._knapsack(everything).solve(self.memory_bytes - fixed)
 
     def _at_the_peak(self, batch: int) -> Packing | None:

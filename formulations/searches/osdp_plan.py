@@ -8,7 +8,7 @@ candidates: with more samples the step is better used, with fewer there is room 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from fractions import Fraction
@@ -25,6 +25,7 @@ from formulations.models.osdp import (
     OsdpMachine,
     OsdpSettings,
     Slicing,
+    borrowing,
     operator_tables,
     step_bytes,
     step_cost,
@@ -139,6 +140,7 @@ def plan_osdp(
     method: Method = Method.KNAPSACK,
     *,
     batch: int | None = None,
+    batch_step: int = 1,
     time_limit: float = DFS_SECONDS,
 ) -> OsdpPlan:
     """Choose the mode of every operator, and the batch.
@@ -155,35 +157,39 @@ def plan_osdp(
         Who chooses.
     batch
         Samples on one device; all batch sizes that fit if None.
+    batch_step
+        Samples from one of them to the next, and in the first.
     time_limit
         Seconds for a depth-first search, divided among the batch sizes. The other methods need no limit.
 
     Raises
     ------
     OsdpError
-        If the batch or the limit is not positive, memory does not grow with the batch, or a depth-first search is to
-        count the peak, which its cuts cannot.
+        If the batch, its step or the limit is not positive, memory does not grow with the batch, or a depth-first
+        search is to count the peak, which its cuts cannot.
     """
     chosen = settings or OsdpSettings()
-    _validate(chosen, method, batch, time_limit)
+    _validate(chosen, method, batch, batch_step, time_limit)
     started = time.perf_counter()
     tables = operator_tables(chain, machine, chosen)
     if batch is None and all(table.sample_resident == 0 == table.workspace(2) - table.workspace(1) for table in tables):
         raise OsdpError(f"model {chain.name} keeps no activations, so any batch fits; give a batch")
-    batches = count(1) if batch is None else [batch]
+    batches = count(batch_step, batch_step) if batch is None else [batch]
     if method in _RULES:
         found = _by_rule(tables, machine, chosen, _RULES[method], batches)
     elif method is Method.KNAPSACK:
-        found = _exactly(tables, machine, chosen, batches)
+        found = _exactly(_alike(chain, tables), machine, chosen, batches)
     else:
-        found = _depth_first(tables, machine, chosen, Dfs(method.value), batches, time_limit)
+        found = _depth_first(_alike(chain, tables), machine, Dfs(method.value), batches, time_limit)
     candidates = tuple(found)
     return _best(chain, machine, chosen, method, candidates, time.perf_counter() - started)
 
 
-def _validate(settings: OsdpSettings, method: Method, batch: int | None, time_limit: float) -> None:
+def _validate(settings: OsdpSettings, method: Method, batch: int | None, batch_step: int, time_limit: float) -> None:
     if batch is not None and batch < 1:
         raise OsdpError(f"batch is {batch}; give at least one sample for each device, or None for all that fit")
+    if batch_step < 1:
+        raise OsdpError(f"batch_step is {batch_step}; give at least one sample")
     if not time_limit > 0:
         raise OsdpError(f"time_limit is {time_limit}; give a positive number of seconds")
     if method.startswith("dfs") and settings.accounting is Accounting.PEAK:
@@ -192,14 +198,24 @@ def _validate(settings: OsdpSettings, method: Method, batch: int | None, time_li
         )
 
 
+Tables = tuple[OperatorTable, ...]
+"""Of all operators of a model."""
+
+
+def _alike(chain: LayerChain, tables: Tables) -> list[Tables]:
+    """One problem for each mode that operators with a shared parameter may have; the problem itself without any."""
+    borrowers = borrowing(chain)
+    if not borrowers:
+        return [tables]
+    alike = {0, *borrowers}
+    common = [mode for mode in tables[0].modes if all(mode in tables[i].modes for i in borrowers)]
+    return [tuple(table.only(mode) if i in alike else table for i, table in enumerate(tables)) for mode in common]
+
+
 def _by_rule(
-    tables: Sequence[OperatorTable],
-    machine: OsdpMachine,
-    settings: OsdpSettings,
-    mode: Slicing,
-    batches: Iterator[int] | Sequence[int],
+    tables: Tables, machine: OsdpMachine, settings: OsdpSettings, mode: Slicing, batches: Iterable[int]
 ) -> Iterator[Candidate]:
-    choices = [settings.modes().index(mode)] * len(tables)
+    choices = [table.modes.index(mode) for table in tables]
     for batch in batches:
         if step_bytes(tables, choices, batch, settings.accounting) > machine.memory_bytes:
             return
@@ -207,49 +223,71 @@ def _by_rule(
 
 
 def _exactly(
-    tables: Sequence[OperatorTable],
-    machine: OsdpMachine,
-    settings: OsdpSettings,
-    batches: Iterator[int] | Sequence[int],
+    problems: Sequence[Tables], machine: OsdpMachine, settings: OsdpSettings, batches: Iterable[int]
 ) -> Iterator[Candidate]:
-    modes = settings.modes()
-    exact = ExactOsdp(tables, settings.accounting, machine.memory_bytes)
+    exact = [ExactOsdp(tables, settings.accounting, machine.memory_bytes) for tables in problems]
     for batch in batches:
-        solved = exact.solve(batch)
-        if solved is None:
+        solved = [(each, found) for each in exact if (found := each.solve(batch)) is not None]
+        if not solved:
             return
-        cost, bound, choices = solved
+        best, (cost, _, choices) = min(solved, key=lambda entry: entry[1][0])
+        bound = min(found[1] for _, found in solved)
         status = Status.OPTIMAL if cost == bound else Status.FEASIBLE
-        yield Candidate(batch, status, tuple(modes[choice] for choice in choices), cost, bound)
+        yield Candidate(batch, status, _modes(best.tables, choices), cost, bound)
 
 
 def _depth_first(
-    tables: Sequence[OperatorTable],
-    machine: OsdpMachine,
-    settings: OsdpSettings,
-    variant: Dfs,
-    batches: Iterator[int] | Sequence[int],
-    time_limit: float,
+    problems: Sequence[Tables], machine: OsdpMachine, variant: Dfs, batches: Iterable[int], time_limit: float
 ) -> Iterator[Candidate]:
     """Search at every batch size at which the least memory fits, as the paper's scheduler does."""
-    modes = settings.modes()
-    fitting = []
+    waiting = []
     for batch in batches:
-        least = sum(int((table.resident(batch) + table.extra(batch)).min()) for table in tables)
-        if least > machine.memory_bytes:
+        fitting = [tables for tables in problems if _least_bytes(tables, batch) <= machine.memory_bytes]
+        if not fitting:
             break
-        fitting.append(batch)
+        waiting.append((batch, fitting))
     deadline = time.monotonic() + time_limit
-    for k, batch in enumerate(fitting):
-        seconds = (deadline - time.monotonic()) / (len(fitting) - k)
-        found = search_depth_first(tables, batch, machine.memory_bytes, variant, seconds)
-        if found.choices is None:
+    for done, (batch, fitting) in enumerate(waiting):
+        seconds = (deadline - time.monotonic()) / (len(waiting) - done) / len(fitting)
+        found = [(each, search_depth_first(each, batch, machine.memory_bytes, variant, seconds)) for each in fitting]
+        plans = [
+            (step_cost(tables, outcome.choices, batch), _modes(tables, outcome.choices))
+            for tables, outcome in found
+            if outcome.choices is not None
+        ]
+        if not plans:
             yield Candidate(batch, Status.NO_SOLUTION)
             continue
-        cost = step_cost(tables, found.choices, batch)
-        chosen = tuple(modes[choice] for choice in found.choices)
-        status = Status.OPTIMAL if found.complete else Status.FEASIBLE
-        yield Candidate(batch, status, chosen, cost, cost if found.complete else None)
+        cost, chosen = min(plans, key=lambda plan: plan[0])
+        complete = all(outcome.complete for _, outcome in found)
+        status = Status.OPTIMAL if complete else Status.FEASIBLE
+        yield Candidate(batch, status, chosen, cost, cost if complete else None)
+
+
+def _least_bytes(tables: Tables, batch: int) -> int:
+    """Least bytes of any modes, all memory added up."""
+    return sum(int((table.resident(batch) + table.extra(batch)).min()) for table in tables)
+
+
+def _least_peak(tables: Tables, batch: int) -> int:
+    """Least bytes of any modes at the worst operator: for each size of its temporary bytes, the least beside it."""
+    resident, extra = [table.resident(batch) for table in tables], [table.extra(batch) for table in tables]
+    lowest = max(int(each.min()) for each in extra)
+    levels: set[int] = {value for each in extra for value in each.tolist() if value >= lowest}
+    return min(
+        level + sum(int(held[at_once <= level].min()) for held, at_once in zip(resident, extra, strict=True))
+        for level in levels
+    )
+
+
+def least_bytes(chain: LayerChain, machine: OsdpMachine, settings: OsdpSettings, batch: int = 1) -> int:
+    """Least bytes on one device that any modes need at a batch, as the settings count them."""
+    least = _least_peak if settings.accounting is Accounting.PEAK else _least_bytes
+    return min(least(tables, batch) for tables in _alike(chain, operator_tables(chain, machine, settings)))
+
+
+def _modes(tables: Tables, choices: Sequence[int]) -> tuple[Slicing, ...]:
+    return tuple(table.modes[choice] for table, choice in zip(tables, choices, strict=True))
 
 
 def per_sample(cost: int, batch: int) -> int:
@@ -297,6 +335,6 @@ def bytes_of(
     chain: LayerChain, machine: OsdpMachine, settings: OsdpSettings, modes: Sequence[Slicing], batch: int
 ) -> int:
     """Bytes on one device as the settings count them, for modes that they know."""
-    known = settings.modes()
     tables = operator_tables(chain, machine, settings)
-    return step_bytes(tables, [known.index(mode) for mode in modes], batch, settings.accounting)
+    choices = [table.modes.index(mode) for table, mode in zip(tables, modes, strict=True)]
+    return step_bytes(tables, choices, batch, settings.accounting)

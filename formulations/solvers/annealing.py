@@ -173,10 +173,10 @@ class Annealing:
     def _cycle(self, kind: str, level: int, deadline: float) -> None:
         """Heat the incumbent, cool it, and offer what results."""
         search = self._search
-        assert search.best is not None
         # Now and then on from where the last cycle ended, or all would end in the same valley.
-        resumes = self._result is not None and self._random.random() < _RESUMING
-        choices = (self._result if resumes and self._result is not None else search.best).copy()
+        start = search.best if self._result is None or self._random.random() >= _RESUMING else self._result
+        assert start is not None
+        choices = start.copy()
         usage_now = search.usage(choices)
         share = float(self._random.uniform(0.0, 1.2)) if kind == TREES or self._random.random() < _PRICED_SHARE else 0.0
         hottest = _HOTTEST * _COOLING_OF_A_LEVEL**level

@@ -27,11 +27,11 @@ from formulations.solvers.block_master import mix_columns
 from formulations.solvers.block_prices import FewRowsAscent, carry_over, inner_groups
 from formulations.solvers.block_repeats import find_repeats
 from formulations.solvers.block_tying import TyingError, tie_nodes
-from formulations.solvers.dual_bound import exact_bound
 from formulations.solvers.incumbent_search import IncumbentSearch
 from formulations.solvers.opening import open_flat
+from formulations.solvers.proven_bound import ProvenBound
 
-_TIED_SHARE, _BOUND_SHARE = 0.35, 0.6
+_TIED_SHARE, _BOUND_SHARE, _LAST_SHARE = 0.35, 0.6, 0.95
 _FACTORS = ((1.0, 1.03), (0.97, 1.1, 0.9), (1.3, 0.8))
 """Prices of the first rounds of columns, relative to the best."""
 
@@ -78,14 +78,13 @@ class _Columns:
         started: float,
     ) -> None:
         self.problem, self.flat, self.options, self.started = problem, flat, options, started
-        self.bound: int | None = None
         self.rounds = 0
         self._report, self._incumbent = report, incumbent
         self._random = np.random.default_rng(options.seed)
         self._ascent = FewRowsAscent(flat)
-        self._search = IncumbentSearch(problem, flat, self._found, self._deadline(1.0))
+        self._proven = ProvenBound(problem, self._ascent)
+        self._search = IncumbentSearch(problem, flat, self._found, self._deadline(_LAST_SHARE))
         self._columns: dict[tuple[int, ...], None] = {}
-        self._exact_at = -np.inf
 
     def run(self, tied: FlatProblem) -> Claim:
         """Prices from the tied problem, then rounds of columns on the whole one."""
@@ -111,7 +110,7 @@ class _Columns:
         best = self._search.best
         choices = None if best is None else self.flat.original_choices(best)
         message = f"{len(self._columns)} columns, {self.rounds} rounds"
-        return Claim(choices, self.bound, message=message, iterations=self._ascent.iterations + self.rounds)
+        return Claim(choices, self._proven.value, message=message, iterations=self._ascent.iterations + self.rounds)
 
     def _start_prices(self, tied: FlatProblem) -> None:
         """Climb on the tied problem and settle on the whole one at what that found."""
@@ -147,34 +146,30 @@ class _Columns:
         if start is not None:
             columns.append(start)
             self._columns[start] = None
-        deadline = min(self._deadline(1.0), time.monotonic() + _MASTER_SECONDS)
+        deadline = min(self._deadline(_LAST_SHARE), time.monotonic() + _MASTER_SECONDS)
         found = mix_columns(self.problem, columns, start, self.options, deadline)
         if found is not None:
             self._search.offer_original(found)
 
     def _found(self, choices: tuple[int, ...], objective: int) -> None:
         self._incumbent(choices)
-        self._report(Progress(self._elapsed(), objective, self.bound, "blocks"))
+        self._report(Progress(self._elapsed(), objective, self._proven.value, "blocks"))
 
     def _prove(self) -> None:
-        """Evaluate the best prices and messages exactly, where they are better than those last evaluated."""
-        if self._ascent.best_bound > self._exact_at:
-            self._exact_at = self._ascent.best_bound
-            value = exact_bound(self.problem, self.flat, self._ascent.best_prices, self._ascent.best_messages)
-            self.bound = value if self.bound is None else max(self.bound, value)
-            self._report(Progress(self._elapsed(), self._search.objective, self.bound, "blocks"))
+        self._proven.evaluate()
+        self._report(Progress(self._elapsed(), self._search.objective, self._proven.value, "blocks"))
 
     def _done(self) -> bool:
         if self._remaining() <= 0:
             return True
-        objective = self._search.objective
-        return objective is not None and self.bound is not None and self.options.accepts(objective, self.bound)
+        objective, bound = self._search.objective, self._proven.value
+        return objective is not None and bound is not None and self.options.accepts(objective, bound)
 
     def _elapsed(self) -> float:
         return time.monotonic() - self.started
 
     def _remaining(self) -> float:
-        return self.options.time_limit - self._elapsed()
+        return self._deadline(_LAST_SHARE) - time.monotonic()
 
     def _deadline(self, share: float) -> float:
         return self.started + share * self.options.time_limit

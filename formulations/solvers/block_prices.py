@@ -16,15 +16,12 @@ from formulations.problem import IntArray
 from formulations.solvers.block_repeats import Repeats
 from formulations.solvers.moves import usage_of
 from formulations.solvers.price_ascent import PriceAscent
-from formulations.solvers.price_model import gather_blocks, newton_step
 from formulations.solvers.steering import block_peaks
 
 _FRESH_ROWS = 4
 """Rows that get a price in one step: the others mostly follow."""
 
-_NEWTON_STEPS = 3
 _FIRST_PAIRS, _PAIRS = 5, 3
-_WARM, _COLD = 0.5, 0.003
 _STEPS = 40
 _STALLED_STEPS, _STALLED_GAIN = 4, 1e-6
 _LEAST_STEPS = 12
@@ -33,26 +30,6 @@ _LEAST_STEPS = 12
 class FewRowsAscent(PriceAscent):
     """Price steps on the rows that have a price and the few that the decoded assignment violates most."""
 
-    def step(self, progress: float, pairs: int = _PAIRS) -> float:
-        """Move the prices once and sweep; as :meth:`PriceAscent.step`."""
-        flat = self.flat
-        self.iterations += 1
-        rows = self._rows()
-        if len(rows):
-            typical = self.temperature_scale()
-            temperature = typical * _WARM * (_COLD / _WARM) ** min(1.0, max(0.0, progress))
-            view = (flat.graph, flat.usage, self.tables, self.messages, self._beliefs, self._share, self._order, False)
-            limits = np.maximum(flat.usage.limit[rows], 1.0)
-            scaled = self.prices[rows] * limits
-            decisions = int((flat.graph.sizes > 1).sum()) or 1
-            most_change = 0.3 * max(typical * decisions, float(scaled.sum()))
-            change = newton_step(gather_blocks(*view, rows), scaled, temperature, _NEWTON_STEPS, most_change)
-            moved = np.maximum(0.0, scaled + change)
-            moved[moved < 1e-7 * moved.max()] = 0.0
-            self.prices = np.zeros_like(self.prices)
-            self.prices[rows] = moved / limits
-        return self.sweeps(pairs)
-
     def climb(self, deadline: float, most_steps: int = _STEPS) -> None:
         """Raise the bound from the present prices until it stalls, or to ``deadline`` (of :func:`time.monotonic`)."""
         self.sweeps(_FIRST_PAIRS)
@@ -60,7 +37,7 @@ class FewRowsAscent(PriceAscent):
         for done in range(most_steps):
             if time.monotonic() > deadline:
                 return
-            self.step(done / most_steps)
+            self.step(done / most_steps, _PAIRS)
             bounds.append(self.best_bound)
             if done >= _LEAST_STEPS and bounds[-1] - bounds[-_STALLED_STEPS] <= _STALLED_GAIN * abs(bounds[-1]):
                 return
@@ -74,7 +51,7 @@ class FewRowsAscent(PriceAscent):
                 return
             before = bound
 
-    def _rows(self) -> IntArray:
+    def _candidate_rows(self, temperature: float) -> IntArray:
         usage = self.flat.usage
         load = usage_of(self.flat.graph, usage, self.choices) / np.maximum(usage.limit, 1.0)
         peaks = block_peaks(load)

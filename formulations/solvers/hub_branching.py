@@ -6,14 +6,17 @@ a branch with a bound of its own, warm started from its parent's prices and mess
 branches holds for the problem. Strategies that cannot be part of a better assignment are dropped on the way
 (:mod:`formulations.solvers.integer_bound`). Every branch is decoded by decimation, then repaired and filled.
 
-The root is :class:`formulations.solvers.lagrangian.PriceSearch`. Branching on the node that raises the bounds most
-after a few trial sweeps is strong branching (Applegate, Bixby, Chvatal and Cook 1995).
+The root is :class:`formulations.solvers.lagrangian.PriceSearch`, or where tables are very large
+:class:`formulations.solvers.price_bounding.PriceBounding`; then every trial costs about a second, so that one hub is
+tried, its branches are built one after another, and hardly any is decoded. Branching on the node that raises the bounds
+most after a few trial sweeps is strong branching (Applegate, Bixby, Chvatal and Cook 1995).
 """
 
 from __future__ import annotations
 
 import heapq
 import time
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -28,6 +31,7 @@ from formulations.solvers.hub_leaf import Leaf, OpenLeaf, reopened
 from formulations.solvers.integer_bound import holds_exact_costs
 from formulations.solvers.lagrangian import PriceSearch
 from formulations.solvers.opening import open_flat
+from formulations.solvers.price_bounding import PriceBounding
 
 LEAST_HUB_DEGREE = 16
 """Degree from which on a node is a hub; in problems of less than 128 nodes an eighth of the nodes."""
@@ -36,9 +40,9 @@ _LEAST_SHARE = 0.02
 """Part of all factors that hubs must touch, or deciding them changes nothing."""
 
 _ROOT_SHARE = 0.4
-_DECODING_SHARE = 0.4
+_DECODING_SHARE, _WIDE_DECODING_SHARE = 0.4, 0.05
 _LAST_SHARE = 0.96
-_TRIED_HUBS = 3
+_TRIED_HUBS, _WIDE_TRIED_HUBS = 3, 1
 _GROUPS = 4
 _TRIAL_PAIRS = 2
 _STEPS = 4
@@ -65,7 +69,12 @@ def solve(problem: StrategyProblem, options: SolveOptions, report: ReportProgres
 
 
 def branch(
-    flat: FlatProblem, root: PriceSearch, claim: Claim, options: SolveOptions, report: ReportProgress, started: float
+    flat: FlatProblem,
+    root: PriceSearch | PriceBounding,
+    claim: Claim,
+    options: SolveOptions,
+    report: ReportProgress,
+    started: float,
 ) -> Claim:
     """Branch on hubs from where a search at prices ended, until ``options.time_limit`` seconds after ``started``.
 
@@ -91,7 +100,7 @@ class _HubSearch:
     def __init__(
         self,
         flat: FlatProblem,
-        root: PriceSearch,
+        root: PriceSearch | PriceBounding,
         claim: Claim,
         options: SolveOptions,
         report: ReportProgress,
@@ -104,6 +113,9 @@ class _HubSearch:
         self.root_iterations = claim.iterations
         self.worked = 0
         self._root = root
+        wide = isinstance(root, PriceBounding)
+        self._tried_hubs = _WIDE_TRIED_HUBS if wide else _TRIED_HUBS
+        self._decoding_share = _WIDE_DECODING_SHARE if wide else _DECODING_SHARE
         self._options = options
         self._report = report
         self._started = started
@@ -169,12 +181,15 @@ class _HubSearch:
         self._pushed += 1
         heapq.heappush(self._waiting, (leaf.bound, self._pushed, leaf.stored(raised)))
 
-    def _split(self, leaf: OpenLeaf) -> list[OpenLeaf]:
+    def _split(self, leaf: OpenLeaf) -> Iterable[OpenLeaf]:
         """Try the most promising nodes; return the parts of the one whose parts have the highest bounds."""
         best: list[OpenLeaf] = []
         best_score = -np.inf
-        for node in self._candidates(leaf):
-            parts = self._parts(leaf, node)
+        candidates = self._candidates(leaf)
+        if len(candidates) == 1:
+            return self._parts(leaf, candidates[0])
+        for node in candidates:
+            parts = list(self._parts(leaf, node))
             gains = [float(part.bound - leaf.bound) for part in parts if not part.closed]
             score = min(gains, default=np.inf) + 1e-3 * sum(gains)
             if score > best_score:
@@ -192,10 +207,10 @@ class _HubSearch:
         spread = np.add.reduceat(excess, starts) / graph.sizes
         degree = np.diff(graph.incident_start)
         score = np.where(graph.sizes > 1, (degree + 0.01) * (spread + 1e-3 * leaf.proof.scale), -1.0)
-        order = np.argsort(-score, kind="stable")[:_TRIED_HUBS]
+        order = np.argsort(-score, kind="stable")[: self._tried_hubs]
         return [int(i) for i in order if score[i] > 0]
 
-    def _parts(self, leaf: OpenLeaf, node: int) -> list[OpenLeaf]:
+    def _parts(self, leaf: OpenLeaf, node: int) -> Iterator[OpenLeaf]:
         """Split a node's strategies: the cheapest few alone, all others together; drop empty parts."""
         graph = leaf.flat.graph
         assert leaf.proof is not None
@@ -203,7 +218,6 @@ class _HubSearch:
         entries = entries[np.argsort(leaf.proof.excess[entries], kind="stable")]
         groups = [entries[g : g + 1] for g in range(_GROUPS - 1)] + [entries[_GROUPS - 1 :]]
         everything = leaf.kept()
-        parts = []
         for group in groups:
             if not len(group):
                 continue
@@ -215,14 +229,13 @@ class _HubSearch:
                 # Without sweeps a part still has its parent's bound.
                 if not self._out_of_time():
                     part.sweep(_TRIAL_PAIRS)
-                parts.append(part)
-        return parts
+                yield part
 
     def _decode(self, leaf: OpenLeaf) -> None:
         """Look for a better incumbent in a branch."""
         begun = time.monotonic()
         spent = self._decoding_seconds
-        if self._options.iteration_limit is None and spent > _DECODING_SHARE * (begun - self._branching_since):
+        if self._options.iteration_limit is None and spent > self._decoding_share * (begun - self._branching_since):
             return
         prices = leaf.ascent.best_prices
         for by_decimation in (False, True):
@@ -246,7 +259,7 @@ class _HubSearch:
         if smallest is not None:
             self.bound = max(self.bound, smallest if objective is None else min(smallest, objective))
             # The root reports what the incumbent search finds, with the bound that it knows.
-            self._root.bound = self.bound
+            self._root.proven.raise_to(self.bound)
         self._report(Progress(time.monotonic() - self._started, objective, self.bound, "hub_branching"))
 
     def _finished(self) -> bool:

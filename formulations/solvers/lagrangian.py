@@ -22,12 +22,13 @@ from formulations.problem import IntArray, StrategyProblem
 from formulations.solution import Claim, Progress, SolveOptions
 from formulations.solvers.base import ReportIncumbent, ReportProgress
 from formulations.solvers.decimation import decimate
-from formulations.solvers.dual_bound import eliminated_bound, exact_bound
+from formulations.solvers.dual_bound import eliminated_bound
 from formulations.solvers.elimination import OutOfTimeError, TooWideError
 from formulations.solvers.incumbent_search import IncumbentSearch
 from formulations.solvers.opening import open_flat
 from formulations.solvers.price_ascent import PriceAscent
 from formulations.solvers.price_bundle import PriceBundle
+from formulations.solvers.proven_bound import ProvenBound
 from formulations.solvers.steering import steered_prices
 
 _ASCENT_SHARE = 0.45
@@ -71,17 +72,16 @@ class PriceSearch:
         self.flat = flat
         self.options = options
         self.started = started
-        self.bound: int | None = None
         self.rounds = 0
         self.prices: FloatArray = np.zeros(len(flat.usage.limit))
         self._steered = self.prices
         self._report = report
         self._incumbent = incumbent
-        self._exact_at = -np.inf
         self._next_proof = _FIRST_PROOF_SECONDS
         self._random = np.random.default_rng(options.seed)
         seed_compiled(options.seed)
         self.ascent = PriceAscent(flat)
+        self.proven = ProvenBound(problem, self.ascent)
         self.search = IncumbentSearch(problem, flat, self._found, self._deadline(1.0))
         self._worst_total = sum(int(node.cost.max()) for node in problem.nodes)
         self._worst_total += sum(int(factor.cost.max()) for factor in problem.factors)
@@ -93,7 +93,7 @@ class PriceSearch:
             if start is not None:
                 self.search.finish(start, self.ascent.prices)
         self._raise_bound()
-        self._prove()
+        self.proven.evaluate()
         self.prices = self.ascent.best_prices
         if not self._done():
             self._tighten()
@@ -121,14 +121,14 @@ class PriceSearch:
         return self._claim()
 
     def _claim(self) -> Claim:
-        self._prove()
+        self.proven.evaluate()
         if self._infeasible():
-            message = f"the bound {self.bound} is above the cost {self._worst_total} of any assignment"
+            message = f"the bound {self.proven.value} is above the cost {self._worst_total} of any assignment"
             iterations = self.ascent.iterations
             return Claim(None, None, proved_infeasible=True, message=message, iterations=iterations, certified=True)
         best = self.search.best
         choices = None if best is None else self.flat.original_choices(best)
-        return Claim(choices, self.bound, iterations=self.ascent.iterations + self.rounds)
+        return Claim(choices, self.proven.value, iterations=self.ascent.iterations + self.rounds)
 
     def _raise_bound(self) -> None:
         """Phase 1: price steps, with a quick incumbent whenever their number has doubled."""
@@ -175,7 +175,7 @@ class PriceSearch:
             pass
         found = eliminated_bound(self.problem, self.flat, self.prices, self._deadline(1.0))
         if found is not None:
-            self.bound = found if self.bound is None else max(self.bound, found)
+            self.proven.raise_to(found)
         self._tell()
 
     def _steer(self) -> None:
@@ -247,14 +247,7 @@ class PriceSearch:
 
     def _found(self, choices: tuple[int, ...], objective: int) -> None:
         self._incumbent(choices)
-        self._report(Progress(self._elapsed(), objective, self.bound, "lagrangian"))
-
-    def _prove(self) -> None:
-        """Evaluate the best prices and messages exactly, where they are better than those last evaluated."""
-        if self.ascent.best_bound > self._exact_at:
-            self._exact_at = self.ascent.best_bound
-            value = exact_bound(self.problem, self.flat, self.ascent.best_prices, self.ascent.best_messages)
-            self.bound = value if self.bound is None else max(self.bound, value)
+        self._report(Progress(self._elapsed(), objective, self.proven.value, "lagrangian"))
 
     def _tell(self) -> None:
         objective, floating = self.search.objective, self.ascent.best_bound
@@ -263,8 +256,8 @@ class PriceSearch:
         if due:
             self._next_proof = _PROOF_SPACING * self._elapsed()
         if due or floating > self._worst_total or self._reached(floating + 1):
-            self._prove()
-        self._report(Progress(self._elapsed(), objective, self.bound, "lagrangian"))
+            self.proven.evaluate()
+        self._report(Progress(self._elapsed(), objective, self.proven.value, "lagrangian"))
 
     def _reached(self, bound: float) -> bool:
         """Whether a bound would close the gap to the incumbent."""
@@ -272,12 +265,12 @@ class PriceSearch:
         return objective is not None and self.options.accepts(objective, bound)
 
     def _infeasible(self) -> bool:
-        return self.bound is not None and self.bound > self._worst_total
+        return self.proven.value is not None and self.proven.value > self._worst_total
 
     def _done(self) -> bool:
         if self._infeasible():
             return True
-        return self.bound is not None and self._reached(self.bound)
+        return self.proven.value is not None and self._reached(self.proven.value)
 
     def _elapsed(self) -> float:
         return time.monotonic() - self.started

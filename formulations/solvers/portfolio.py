@@ -2,15 +2,18 @@
 
 A small core goes to HiGHS (LP with lazily added usage rows, reduced costs, branch and cut) and to memory prices at
 once; they exchange incumbents, and the better bound counts. On a large one, where even the LP takes too long, memory
-prices go on looking for assignments, and branch and cut starts where prices of its own have left little open. Every
-member is a worker process: whatever becomes of it, what it had found stays.
+prices go on looking for assignments, and branch and cut starts where prices of its own have left little open. On that
+of a deep model columns of repeated blocks come before prices. Every member is a worker process: whatever becomes of it,
+what it had found stays.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
 import threading
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from formulations.checker import check
@@ -18,7 +21,7 @@ from formulations.presolve import Presolved, is_deep, lean_presolve
 from formulations.problem import StrategyProblem
 from formulations.solution import Claim, Progress, SolveOptions
 from formulations.solvers.base import Desk
-from formulations.solvers.portfolio_lanes import PRICES, SETTLES, Lane, Turn, fair_share_of_memory, lanes_for
+from formulations.solvers.portfolio_lanes import BLOCKS, PRICES, SETTLES, Lane, Turn, fair_share_of_memory, lanes_for
 from formulations.solvers.registry import find_solver
 from formulations.solvers.team import Choices, Event, Team
 from formulations.solvers.worker import Ending, WorkerOutcome, WorkerStartError
@@ -43,17 +46,12 @@ def solve(problem: StrategyProblem, options: SolveOptions, desk: Desk) -> Claim:
     """
     started = time.monotonic()
     before = time.process_time()
-    warming = threading.Timer(_WORTH_WARMING_SECONDS, _warm, (desk,))
-    warming.start()
     try:
-        deadline = started + _PRESOLVE_SHARE * options.time_limit
         deep = is_deep(problem)
-        reduced = lean_presolve(problem, deadline)
+        with _warming(desk, BLOCKS if deep else PRICES):
+            reduced = lean_presolve(problem, started + _PRESOLVE_SHARE * options.time_limit)
     except KeyboardInterrupt:
         return Claim(None, None, message="interrupted")
-    finally:
-        warming.cancel()
-        warming.join()
     desk.spend(time.process_time() - before, 0)
     shape = f"presolve: {reduced.before.nodes} nodes to {reduced.after.nodes}"
     if reduced.contradiction:
@@ -65,10 +63,22 @@ def solve(problem: StrategyProblem, options: SolveOptions, desk: Desk) -> Claim:
     return _Search(reduced, options, desk, started, shape, deep=deep).run()
 
 
-def _warm(desk: Desk) -> None:
-    """Start a process while presolve runs; a failure will be met again, and told, when it is needed."""
+@contextlib.contextmanager
+def _warming(desk: Desk, solver: str) -> Iterator[None]:
+    """Start a process for a solver beside what is done meanwhile, if that takes long enough."""
+    timer = threading.Timer(_WORTH_WARMING_SECONDS, _warm, (desk, solver))
+    timer.start()
     try:
-        desk.workers.warm(find_solver(PRICES))
+        yield
+    finally:
+        timer.cancel()
+        timer.join()
+
+
+def _warm(desk: Desk, solver: str) -> None:
+    """Start a process; a failure will be met again, and told, when it is needed."""
+    try:
+        desk.workers.warm(find_solver(solver))
     except WorkerStartError:
         return
 

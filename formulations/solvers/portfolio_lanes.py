@@ -18,7 +18,7 @@ from formulations.solvers.price_bounding import is_wide
 
 PRICES, BRANCH_AND_CUT, PRICES_AND_BRANCH = "lagrangian", "highs", "price_and_branch"
 ANYTHING, PARTS, CONSTRAINTS = "peak_prices", "large_neighbourhood", "cpsat"
-ANNEALING = "annealing"
+ANNEALING, BLOCKS = "annealing", "blocks"
 SETTLES = frozenset({BRANCH_AND_CUT, CONSTRAINTS})
 """Members that have found all there is to find when they end before their time."""
 
@@ -39,7 +39,7 @@ _ITERATIONS_ALONE = 200
 _EXACT_AND_PRICES = 2
 """Lanes that every search has."""
 
-_PRICES_UNTIL = 0.6
+_PRICES_UNTIL, _BLOCKS_UNTIL = 0.6, 0.8
 _ANYTHING_UNTIL = 0.7
 _MEMORY_SHARE = 0.8
 
@@ -93,13 +93,15 @@ def fair_share_of_memory(lanes: int) -> int | None:
 def lanes_for(problem: StrategyProblem, options: SolveOptions, *, deep: bool = False) -> tuple[Lane, ...]:
     """Return the lanes that suit the size of a reduced problem and the number of workers.
 
-    In a large problem of a deep model (``deep``) only prices get anywhere, and one process has to be enough for memory.
+    In a large problem of a deep model (``deep``) blocks repeat: their columns come first, and prices where nothing
+    repeats after all. One process has to be enough for memory.
     Where tables are very large, one process does nothing but bound, and another nothing but look for assignments.
     """
     columns = linear_columns(problem)
     if deep:
         iterations = _ITERATIONS_ALONE if worker_count(options) == 1 else None
-        return ((Turn(PRICES, iterations=iterations), Turn(ANYTHING, without_incumbent=True)),)
+        columns_first = Turn(BLOCKS, until=_BLOCKS_UNTIL, iterations=iterations)
+        return ((columns_first, Turn(PRICES, iterations=iterations), Turn(ANYTHING, without_incumbent=True)),)
     small = columns <= MOST_COLUMNS
     exact = BRANCH_AND_CUT if small else PRICES_AND_BRANCH
     workers = worker_count(options)

@@ -10,8 +10,8 @@
    smaller of the core's bound and the incumbent's cost is a bound.
 
 Where strategies are so many that tables are very large (:mod:`formulations.solvers.price_bounding`), others look for
-assignments and the prices of the first step only bound; a core is looked at once few strategies are left, and no hub
-is branched on.
+assignments and the prices of the first step only bound; a core is looked at once few strategies are left, and hubs are
+branched on where a gap remains at the second look that prices hardly narrow.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from formulations.solvers.base import ReportIncumbent, ReportProgress
 from formulations.solvers.exchange import FROM_OTHERS
 from formulations.solvers.hub_branching import branch, hubs
 from formulations.solvers.incumbent_search import exact_objective
+from formulations.solvers.integer_bound import holds_exact_costs
 from formulations.solvers.lagrangian import PriceSearch
 from formulations.solvers.opening import open_flat
 from formulations.solvers.price_ascent import PriceAscent
@@ -47,6 +48,12 @@ _FIRST_SHARE, _SECOND_SHARE = 0.3, 0.6
 
 _WIDE_SHARES = (0.45, 0.6, 1.0)
 """The same for later looks where tables are very large."""
+
+_WIDE_GAP = 0.01
+"""Relative gap from which on branching on hubs soon gains more than prices do."""
+
+_MOST_BRANCHED_ENTRIES = 30_000_000
+"""Entries of tables up to which that is done: three branches at a time have tables of their own, of 1 GB in all."""
 
 _MOST_ENTRIES_LEFT = 20 * MOST_CORE_COLUMNS
 """Entries of tables, after fixing, up to which presolve may make a core of the size above of them."""
@@ -100,6 +107,7 @@ def _solve_wide(
 ) -> Claim:
     """Solve a problem of very large tables: raise the bound, and look at the core now and then."""
     claim = bounding.run()
+    branches = len(flat.tables) <= _MOST_BRANCHED_ENTRIES and len(hubs(flat)) > 0 and holds_exact_costs(flat)
     for share in _WIDE_SHARES:
         if claim.choices is not None:
             objective = exact_objective(problem, claim.choices)
@@ -111,6 +119,9 @@ def _solve_wide(
                 if linear_columns(core.problem) <= MOST_CORE_COLUMNS:
                     remaining = replace(options, time_limit=max(0.0, started + options.time_limit - time.monotonic()))
                     return _Core(core, lift, claim, objective, report, incumbent, started).run(remaining)
+            wide_gap = claim.bound is not None and objective - claim.bound > _WIDE_GAP * abs(objective)
+            if branches and wide_gap and share > _WIDE_SHARES[0]:
+                return branch(flat, bounding, claim, options, report, started)
         claim = bounding.go_on(share * options.time_limit)
     return claim
 

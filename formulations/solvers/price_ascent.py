@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from formulations.flat import FlatProblem, FloatArray, message_entries
+from formulations.flat import FlatProblem, FloatArray, Graph, Usage, message_entries
 from formulations.problem import IntArray
 from formulations.solvers.moves import add_prices
 from formulations.solvers.price_model import gather_blocks, newton_step, soft_usage
@@ -104,18 +104,17 @@ class PriceAscent:
         """
         flat = self.flat
         self.iterations += 1
-        decisions = int((flat.graph.sizes > 1).sum()) or 1
         typical = self.temperature_scale()
         cooling = (_COLD_TEMPERATURE / _WARM_TEMPERATURE) ** min(1.0, max(0.0, progress))
         temperature = typical * _WARM_TEMPERATURE * cooling
-        view = (flat.graph, flat.usage, self.tables, self.messages, self._beliefs, self._share, self._order, False)
-        rows = self._candidate_rows(soft_usage(*view, temperature))
+        rows = self._candidate_rows(temperature)
         if len(rows):
-            blocks = gather_blocks(*view, rows)
+            decisions = int((flat.graph.sizes > 1).sum()) or 1
             limits = np.maximum(flat.usage.limit[rows], 1.0)
             scaled = self.prices[rows] * limits
             most_change = 0.3 * max(typical * decisions, float(scaled.sum()))
             count = 5 if self.iterations < _FAR_STEPS else 3
+            blocks = gather_blocks(*self._view(), rows)
             moved = np.maximum(0.0, scaled + newton_step(blocks, scaled, temperature, count, most_change))
             moved[moved < 1e-7 * moved.max()] = 0.0
             others = np.ones(len(self.prices), dtype=np.bool_)
@@ -143,8 +142,14 @@ class PriceAscent:
             self._share,
         )
 
-    def _candidate_rows(self, usage: FloatArray) -> IntArray:
+    def _view(self) -> tuple[Graph, Usage, FloatArray, FloatArray, FloatArray, FloatArray, IntArray, bool]:
+        """Return what :mod:`formulations.solvers.price_model` sees of the last sweep."""
+        flat = self.flat
+        return flat.graph, flat.usage, self.tables, self.messages, self._beliefs, self._share, self._order, False
+
+    def _candidate_rows(self, temperature: float) -> IntArray:
         """Block maxima over time near their limit, and rows with a price; at most a few hundred."""
+        usage = soft_usage(*self._view(), temperature)
         load = usage / np.maximum(self.flat.usage.limit, 1.0)
         peaks = block_peaks(load)
         peaks = peaks[load[peaks] > _NEAR_LIMIT]

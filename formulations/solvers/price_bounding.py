@@ -13,9 +13,9 @@ from formulations.flat import FlatProblem
 from formulations.problem import StrategyProblem
 from formulations.solution import Claim, Progress, SolveOptions
 from formulations.solvers.base import ReportIncumbent, ReportProgress
-from formulations.solvers.dual_bound import exact_bound
 from formulations.solvers.incumbent_search import IncumbentSearch
 from formulations.solvers.price_ascent import PriceAscent
+from formulations.solvers.proven_bound import ProvenBound
 
 WIDE_ENTRIES = 8_000_000
 WIDE_TABLE = 2_500
@@ -51,8 +51,10 @@ class PriceBounding:
     ----------
     ascent
         Prices, messages, and where the best bound was found.
-    bound
-        The best exact bound, or None.
+    proven
+        The best exact bound.
+    search
+        Holds the best assignment that others found.
     """
 
     def __init__(
@@ -65,13 +67,13 @@ class PriceBounding:
         started: float,
     ) -> None:
         self.ascent = PriceAscent(flat)
-        self.bound: int | None = None
-        self._problem, self._flat, self._options, self._report = problem, flat, options, report
+        self.proven = ProvenBound(problem, self.ascent)
+        self._flat, self._options, self._report = flat, options, report
         self._started = started
-        self._search = IncumbentSearch(problem, flat, lambda choices, _: incumbent(choices))
+        self.search = IncumbentSearch(problem, flat, lambda choices, _: incumbent(choices))
         self._next_proof = float(_FIRST_PROOF_STEPS)
         if options.initial_choices is not None:
-            self._search.offer_original(options.initial_choices)
+            self.search.offer_original(options.initial_choices)
 
     def run(self) -> Claim:
         """Begin, and raise the bound for the time that the options allow."""
@@ -93,9 +95,9 @@ class PriceBounding:
                 if self._closed():
                     break
         self._prove()
-        best = self._search.best
+        best = self.search.best
         choices = None if best is None else self._flat.original_choices(best)
-        return Claim(choices, self.bound, iterations=self.ascent.iterations)
+        return Claim(choices, self.proven.value, iterations=self.ascent.iterations)
 
     def _progress(self) -> float:
         """Return how far the first part of the ascent is, in which prices cool: 1 at its end."""
@@ -106,15 +108,13 @@ class PriceBounding:
 
     def _prove(self) -> None:
         """Evaluate the best prices and messages exactly, listen to the others, and report."""
-        self._search.hear_others()
-        ascent = self.ascent
-        value = exact_bound(self._problem, self._flat, ascent.best_prices, ascent.best_messages)
-        self.bound = value if self.bound is None else max(self.bound, value)
-        self._report(Progress(self._elapsed(), self._search.objective, self.bound, "price_bounding"))
+        self.search.hear_others()
+        self.proven.evaluate()
+        self._report(Progress(self._elapsed(), self.search.objective, self.proven.value, "price_bounding"))
 
     def _closed(self) -> bool:
-        objective = self._search.objective
-        return objective is not None and self.bound is not None and self._options.accepts(objective, self.bound)
+        objective, bound = self.search.objective, self.proven.value
+        return objective is not None and bound is not None and self._options.accepts(objective, bound)
 
     def _elapsed(self) -> float:
         return time.monotonic() - self._started

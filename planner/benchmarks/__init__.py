@@ -14,7 +14,9 @@ The function follows :class:`formulations.solvers.base.Solver`; it runs in a pro
 claims is checked like everyone's.
 """
 
+from planner.benchmarks.capture import capture_suite
 from planner.benchmarks.galvatron import galvatron_suite
+from planner.benchmarks.h3t import h3t_suite
 from planner.benchmarks.kiwi_mlp import kiwi_mlp_suite
 from planner.benchmarks.kiwi_transformer import kiwi_transformer_suite
 from planner.benchmarks.osdp import osdp_suite
@@ -43,8 +45,10 @@ __all__ = [
     "Suite",
     "SuiteError",
     "bench",
+    "capture_suite",
     "contest_suite",
     "galvatron_suite",
+    "h3t_suite",
     "kiwi_mlp_suite",
     "kiwi_transformer_suite",
     "load_best_known",

@@ -8,6 +8,7 @@
 ``table-3``   six models on two clusters of 16 devices, two limits, all variants
 ``table-4``   partitions: 1F1B with bi-objective adjustment on 16 A100, and balanced ones
 ``table-5``   two models of 128 layers on 64 A100, two limits, BMW: minutes for a search
+``figure-6``  time of the searches: BERT of 8 to 128 layers on 8 TITAN, and BERT-Huge-48 on 8, 16 and 64 A100
 ============  =====================================================================================
 
 ``stages`` is told in :mod:`planner.benchmarks.galvatron_stages`. Every other instance has four solvers.
@@ -25,30 +26,33 @@ from collections.abc import Callable, Iterator, Sequence
 from fractions import Fraction
 from functools import partial
 
-from formulations.models.galvatron_pipeline import MicroBatchRule, PipelinePlan, PipelineProblem, PlanCost
+from formulations.models.galvatron_pipeline import MicroBatchRule, PipelinePlan, PipelineProblem, PlanCost, renumbered
 from formulations.models.galvatron_slips import AS_PUBLISHED, REPAIRED, RUNNABLE, Slip
 from formulations.searches.galvatron_joint import solve_joint
 from formulations.searches.galvatron_search import Balance
 from formulations.solution import Progress, SolveOptions, SolveResult, Status, relative_gap
 from formulations.solvers import DEFAULT_SOLVER, SolverPool
+from formulations.solvers.ledger import SolverContradiction
 from planner.benchmarks import galvatron_paper as paper
-from planner.benchmarks.galvatron_cases import BATCHES, GIGABYTE, GalvatronCase, translated
+from planner.benchmarks.galvatron_cases import BATCHES, GIGABYTE, GalvatronCase
 from planner.benchmarks.galvatron_stages import stage_instances
+from planner.benchmarks.galvatron_summary import UNITS_PER_SECOND, summary
 from planner.benchmarks.metering import Meter
-from planner.benchmarks.rows import BenchRow
 from planner.benchmarks.suites import BenchInstance, OwnSolver, ReportProgress, Suite, SuiteError
 
 SOLVERS = ("as_published", "runnable", "repaired", "exact")
 SECONDS = 60.0
 """For one solve."""
 
-UNITS_PER_SECOND = 10**10
-"""Tenths of a nanosecond."""
-
 _GAP = Fraction(1, 1000)
 _LARGE_GAP = Fraction(1, 100)
 _LARGE_BATCHES = (64, 128, 256, 512, 1024, 1536)
 _LARGEST_JOINT_BATCH = 256
+_FIGURE_6_VARIANTS = ("galvatron_dp_tp", "galvatron_dp_pp", "galvatron", "galvatron_bmw")
+_FIGURE_6_BLOCKS = (8, 16, 32, 64, 128)
+
+
+_NOT_PRINTED = paper.in_words(None)
 
 
 class GalvatronCell:
@@ -59,12 +63,12 @@ class GalvatronCell:
     case
         What is solved.
     printed
-        What the paper has in its place.
+        Words that say what the paper has in its place.
     gap
         At which the exact search ends.
     """
 
-    def __init__(self, case: GalvatronCase, printed: paper.Cell = None, gap: Fraction = _GAP) -> None:
+    def __init__(self, case: GalvatronCase, printed: str = _NOT_PRINTED, gap: Fraction = _GAP) -> None:
         self.case, self.printed, self.gap = case, printed, gap
         self._plans: dict[str, PipelinePlan] = {}
 
@@ -77,7 +81,7 @@ class GalvatronCell:
             "repaired": partial(self._search, "repaired", REPAIRED, None),
             "exact": self._exact,
         }
-        name = f"{self.case}-{self.case.variant}"
+        name = f"{self.case}-{self.case.variant}{'-partitions' if balances else ''}"
         return BenchInstance(name, self.case.variant, None, own_solvers=own, time_limit=SECONDS)
 
     def _search(
@@ -93,10 +97,10 @@ class GalvatronCell:
             truth = self.case.problem()
             found = self.case.search(slips, balance)
             if found is None:
-                return _result(solver, meter, None, None, f"no plan found; {self._paper()}")
-            plan = translated(found.plan, self.case.problem(slips), truth)
+                return _result(solver, meter, None, None, f"no plan found; {self.printed}")
+            plan = renumbered(found.plan, self.case.problem(slips), truth)
             cost = truth.evaluate(plan)
-            message = f"{_described(truth, plan, cost)}; {self._paper()}"
+            message = f"{_described(truth, plan, cost)}; {self.printed}"
             if not cost.fits:
                 needed = max(cost.stage_peaks) / GIGABYTE
                 return _result(solver, meter, None, None, f"needs {needed:.1f} GB, so it does not fit: {message}")
@@ -108,12 +112,15 @@ class GalvatronCell:
             problem = self.case.problem()
             start = min(self._plans.values(), key=lambda plan: _per_sample(problem, plan), default=None)
             found = solve_joint(problem, self.gap, start, options.time_limit)
+            for solver, plan in self._plans.items():
+                if found.quanta_per_sample is None or _per_sample(problem, plan) < found.quanta_per_sample:
+                    raise SolverContradiction(f"{solver} has a better plan than the exact search, which began with it")
             if found.plan is None:
                 proven = "proven to have no plan" if found.bound is None else "no plan found"
                 infeasible = found.bound is None
-                return _result("exact", meter, None, None, f"{proven}; {self._paper()}", infeasible=infeasible)
+                return _result("exact", meter, None, None, f"{proven}; {self.printed}", infeasible=infeasible)
             lost = ", ".join(self._loss(solver, problem, found.plan) for solver in SOLVERS[:-1])
-            message = f"{_described(problem, found.plan, problem.evaluate(found.plan))}; {lost}; {self._paper()}"
+            message = f"{_described(problem, found.plan, problem.evaluate(found.plan))}; {lost}; {self.printed}"
             return _result("exact", meter, found.quanta_per_sample, found.bound, message)
 
     def _loss(self, solver: str, problem: PipelineProblem, best: PipelinePlan) -> str:
@@ -122,13 +129,6 @@ class GalvatronCell:
             return f"{solver} has no plan that fits"
         ratio = _per_sample(problem, self._plans[solver]) / _per_sample(problem, best)
         return f"{solver} loses {100 * (float(ratio) - 1):.1f} %"
-
-    def _paper(self) -> str:
-        if self.printed is None:
-            return "no figure of the paper"
-        if self.printed == paper.OOM:
-            return "paper: out of memory"
-        return f"paper: {self.printed[0]} samples/s with batch {self.printed[1]}"
 
 
 def galvatron_suite(parts: Sequence[str] | None = None) -> Suite:
@@ -148,47 +148,10 @@ def galvatron_suite(parts: Sequence[str] | None = None) -> Suite:
     for part in chosen:
         if part not in PARTS:
             raise SuiteError(f"suite galvatron: {part!r} is no part; use {', '.join(PARTS)}")
-    instances = tuple(instance for part in chosen for instance in PARTS[part]())
-    return Suite("galvatron", instances, SECONDS, solvers=(DEFAULT_SOLVER,), notes=NOTES, summarize=summary)
-
-
-def summary(rows: Sequence[BenchRow]) -> list[str]:
-    """Lines that say what the rows mean: losses, and whether variants order as in the paper."""
-    tables = [row for row in rows if row.formulation in paper.VARIANTS and row.objective]
-    rates = {(row.instance, row.solver): UNITS_PER_SECOND / (row.objective or 1) for row in tables}
-    lines = []
-    for instance in dict.fromkeys(row.instance for row in rows):
-        words = [f"{solver} {rates[instance, solver]:.2f}" for solver in SOLVERS if (instance, solver) in rates]
-        if words:
-            lines.append(f"{instance}: samples/s {', '.join(words)}")
-    for solver in SOLVERS:
-        broken = _broken_orders({instance: rate for (instance, by), rate in rates.items() if by == solver})
-        lines += [f"order of the paper broken by {solver}: {words}" for words in broken]
-    return lines
-
-
-ORDER = (
-    ("galvatron_dp_tp", "galvatron"),
-    ("galvatron_dp_pp", "galvatron"),
-    ("galvatron", "galvatron_base"),
-    ("galvatron", "galvatron_1f1b_biobj"),
-    ("galvatron_base", "galvatron_bmw"),
-    ("galvatron_1f1b_biobj", "galvatron_bmw"),
-)
-"""Pairs of variants of which the paper says that the second is never slower."""
-
-
-def _broken_orders(rates: dict[str, float]) -> list[str]:
-    """Pairs of variants whose order is broken by more than the gap of the exact plans."""
-    broken = []
-    for instance, rate in rates.items():
-        for slower, faster in ORDER:
-            if not instance.endswith(f"-{slower}"):
-                continue
-            other = instance.removesuffix(slower) + faster
-            if other in rates and rates[other] < rate * (1 - _GAP):
-                broken.append(f"{instance} {rate:.2f}, {faster} {rates[other]:.2f}")
-    return broken
+    # Some cells are in several tables.
+    instances = {instance.name: instance for part in chosen for instance in PARTS[part]()}
+    cells = tuple(instances.values())
+    return Suite("galvatron", cells, SECONDS, solvers=(DEFAULT_SOLVER,), notes=NOTES, summarize=summary)
 
 
 def _per_sample(problem: PipelineProblem, plan: PipelinePlan) -> Fraction:
@@ -249,13 +212,13 @@ def _cells(
             for column, model in enumerate(models):
                 for variant in variants:
                     case = GalvatronCase(cluster, model, memory_gb, variant)
-                    yield GalvatronCell(case, printed[variant][column]).instance()
+                    yield GalvatronCell(case, paper.in_words(printed[variant][column])).instance()
 
 
 def _small() -> Iterator[BenchInstance]:
     for variant in paper.VARIANTS:
         case = GalvatronCase("titan-rtx-8-pcie", "BERT-Huge-32", 8, variant)
-        yield GalvatronCell(case, paper.TABLE_2[8][variant][0]).instance()
+        yield GalvatronCell(case, paper.in_words(paper.TABLE_2[8][variant][0])).instance()
 
 
 def _joint() -> Iterator[BenchInstance]:
@@ -266,17 +229,27 @@ def _joint() -> Iterator[BenchInstance]:
 
 
 def _table_4() -> Iterator[BenchInstance]:
-    for memory_gb, printed in paper.PARTITIONS.items():
+    for memory_gb in paper.PARTITIONS:
         for column, model in enumerate(paper.TABLE_4_MODELS):
             case = GalvatronCase("a100-2x8-nvlink", model, memory_gb, "galvatron_1f1b_biobj")
-            yield GalvatronCell(case, printed["biobjective"][column][:2]).instance(tuple(Balance))
+            yield GalvatronCell(case, paper.partitions_in_words(memory_gb, column)).instance(tuple(Balance))
 
 
 def _table_5() -> Iterator[BenchInstance]:
     for memory_gb, printed in paper.TABLE_5.items():
         for column, model in enumerate(paper.TABLE_5_MODELS):
             case = GalvatronCase("a100-8x8-nvlink", model, memory_gb, "galvatron_bmw", batches=_LARGE_BATCHES)
-            yield GalvatronCell(case, printed["galvatron_bmw"][column], _LARGE_GAP).instance()
+            yield GalvatronCell(case, paper.in_words(printed["galvatron_bmw"][column]), _LARGE_GAP).instance()
+
+
+def _figure_6() -> Iterator[BenchInstance]:
+    for variant in _FIGURE_6_VARIANTS:
+        for blocks in _FIGURE_6_BLOCKS:
+            case = GalvatronCase("titan-rtx-8-pcie", "BERT-Huge-48", 16, variant, blocks=blocks)
+            yield GalvatronCell(case).instance()
+    for cluster in ("a100-8-nvlink", "a100-2x8-nvlink", "a100-8x8-nvlink"):
+        case = GalvatronCase(cluster, "BERT-Huge-48", 16, "galvatron_bmw", batches=_LARGE_BATCHES)
+        yield GalvatronCell(case, gap=_LARGE_GAP).instance()
 
 
 PARTS: dict[str, Callable[[], Iterator[BenchInstance]]] = {
@@ -293,6 +266,7 @@ PARTS: dict[str, Callable[[], Iterator[BenchInstance]]] = {
     ),
     "table-4": _table_4,
     "table-5": _table_5,
+    "figure-6": _figure_6,
 }
 """What makes the instances of each part."""
 

@@ -7,13 +7,12 @@ names say 1F1B, and BMW, hold fewer activations than the others, which pipeline 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, lru_cache
 
 from formulations.layers import LayerChain, LayerProfile
 from formulations.models.galvatron_costs import CostModel
 from formulations.models.galvatron_pipeline import (
     MicroBatchRule,
-    PipelinePlan,
     PipelineProblem,
     Schedule,
     SearchSpace,
@@ -87,6 +86,8 @@ class GalvatronCase:
         Which numbers of micro-batches are tried; as printed, always twice the stages.
     batches
         Which batches are.
+    blocks
+        Number of blocks, which are all alike, in place of the model's own; None leaves these.
     """
 
     cluster: str
@@ -95,26 +96,16 @@ class GalvatronCase:
     variant: str
     rule: MicroBatchRule = MicroBatchRule.TWICE_THE_STAGES
     batches: tuple[int, ...] = BATCHES
+    blocks: int | None = None
 
     def __str__(self) -> str:
         divisors = "-any-micro-batches" if self.rule is MicroBatchRule.DIVISORS else ""
-        return f"{self.cluster}-{self.memory_gb}G-{self.model}{divisors}"
+        blocks = "" if self.blocks is None else f"-with-{self.blocks}-blocks"
+        return f"{self.cluster}-{self.memory_gb}G-{self.model}{blocks}{divisors}"
 
     def problem(self, slips: Slip = REPAIRED) -> PipelineProblem:
         """Set up the problem, its costs estimated with some slips kept."""
-        cluster = _cluster(self.cluster)
-        variant = VARIANT_SPACES[self.variant]
-        space = replace(variant.space, data_with_sharded=Slip.TAKEAWAY_3 not in slips)
-        return pipeline_problem(
-            paper_chain(self.model, self.cluster),
-            cluster.devices,
-            self.memory_gb * GIGABYTE,
-            self.batches,
-            CostModel(device_links(cluster), slips=slips),
-            space,
-            variant.schedule,
-            MicroBatchRule.TWICE_THE_STAGES if Slip.MICRO_BATCHES in slips else self.rule,
-        )
+        return _problem_of(self, slips)
 
     def search(self, slips: Slip = REPAIRED, balance: Balance | None = None) -> FoundPlan | None:
         """Run a search on the problem, some slips kept.
@@ -136,22 +127,40 @@ class GalvatronCase:
         return search_base(self.problem(slips), slips, balance=balance or Balance.TIME)
 
 
-def translated(plan: PipelinePlan, before: PipelineProblem, after: PipelineProblem) -> PipelinePlan:
-    """Name the strategies of a plan as another problem numbers them, which has all of them."""
-    micro_batch = plan.batch // plan.micro_batches
-    old = before.tables(plan.stages, micro_batch).strategies
-    new = after.tables(plan.stages, micro_batch).strategies
-    return replace(plan, choices=tuple(new.index(old[choice]) for choice in plan.choices))
+@lru_cache(maxsize=8)
+def _problem_of(case: GalvatronCase, slips: Slip) -> PipelineProblem:
+    cluster = _cluster(case.cluster)
+    variant = VARIANT_SPACES[case.variant]
+    return pipeline_problem(
+        paper_chain(case.model, case.cluster, case.blocks),
+        cluster.devices,
+        case.memory_gb * GIGABYTE,
+        case.batches,
+        CostModel(device_links(cluster), slips=slips),
+        replace(variant.space, data_with_sharded=Slip.TAKEAWAY_3 not in slips),
+        variant.schedule,
+        MicroBatchRule.TWICE_THE_STAGES if Slip.MICRO_BATCHES in slips else case.rule,
+    )
 
 
 @cache
-def paper_chain(model: str, cluster: str) -> LayerChain:
+def paper_chain(model: str, cluster: str, blocks: int | None = None) -> LayerChain:
     """Layers of a model with the activations that the paper prints, and no workspaces, which it does not count.
 
     Embedding and head are layers of their own, the first and the last.
+
+    Parameters
+    ----------
+    model, cluster
+        Names of the model in Table I and of the cluster's preset.
+    blocks
+        As for :class:`GalvatronCase`.
     """
     chain = paper_layers(model, _cluster(cluster), printed_activations=True)
-    return replace(chain, layers=tuple(_without_workspaces(layer) for layer in chain.layers))
+    first, *middle, last = (_without_workspaces(layer) for layer in chain.layers)
+    if blocks is not None:
+        middle = [replace(middle[0], name=f"block {number}") for number in range(blocks)]
+    return replace(chain, layers=(first, *middle, last))
 
 
 def _without_workspaces(layer: LayerProfile) -> LayerProfile:

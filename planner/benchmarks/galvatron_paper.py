@@ -16,6 +16,14 @@ Table = dict[int, dict[str, tuple[Cell, ...]]]
 
 OOM: Literal["OOM"] = "OOM"
 
+
+def in_words(cell: Cell) -> str:
+    """Say what the paper prints in a cell."""
+    if cell is None:
+        return "no figure of the paper"
+    return "paper: out of memory" if cell == OOM else f"paper: {cell[0]} samples/s with batch {cell[1]}"
+
+
 VARIANTS = (
     "galvatron_dp_tp",
     "galvatron_dp_pp",
@@ -355,3 +363,14 @@ PARTITIONS: dict[int, dict[str, tuple[tuple[float, int, tuple[int, ...]], ...]]]
         ),
     },
 }
+"""Table IV: samples per second, batch and layers per stage, by memory limit in GB and what balances the stages."""
+
+
+def partitions_in_words(memory_gb: int, column: int) -> str:
+    """Say what the paper prints in a column of Table IV."""
+    words = [
+        f"{name} {rate} samples/s with batch {batch}, layers per stage {list(partition)}"
+        for name, columns in PARTITIONS[memory_gb].items()
+        for rate, batch, partition in columns[column : column + 1]
+    ]
+    return f"paper: {'; '.join(words)}"

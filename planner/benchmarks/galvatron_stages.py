@@ -1,8 +1,10 @@
-"""The part ``stages`` of the suite ``galvatron``: one stage of 48 layers on eight devices, as one canonical problem.
+"""The part ``stages`` of the suite ``galvatron``: whole models of Table II as one stage on eight devices.
 
-Its own solvers are Algorithm 3 as published and repaired (with 32 MB of granularity), and the exact labels; beside them
-any solver of canonical problems may run. All have the same strategies and costs, so what Algorithm 3 loses here is due
-to its table and its search over budgets alone. Objective and bound are quanta of a micro-batch with synchronisation.
+Its own solvers are Algorithm 3 as published, runnable and repaired (with 32 MB of granularity), and the exact labels.
+On BERT-Huge-48 any solver of canonical problems may run beside them. All have the same strategies and costs, so what
+Algorithm 3 loses here is due to its table and its search over budgets alone. The micro-batch is the smallest whose
+activations fill the memory of all devices, so that some layers have to be checkpointed. Objective and bound are quanta
+of a micro-batch with synchronisation.
 """
 
 from __future__ import annotations
@@ -11,46 +13,54 @@ from collections.abc import Callable, Iterator
 from functools import cache, partial
 
 from formulations.models.galvatron import StageProblem, build_galvatron_stage
-from formulations.models.galvatron_slips import AS_PUBLISHED, REPAIRED, Slip
+from formulations.models.galvatron_slips import AS_PUBLISHED, REPAIRED, RUNNABLE, Slip
 from formulations.problem import StrategyProblem
 from formulations.searches.galvatron_dp import search_stage
 from formulations.searches.galvatron_labels import StageResult, solve_stage
 from formulations.solution import Progress, SolveOptions, SolveResult, Status, relative_gap
 from formulations.solvers import SolverPool
-from planner.benchmarks.galvatron_cases import GIGABYTE, GalvatronCase
+from planner.benchmarks import galvatron_paper as paper
+from planner.benchmarks.galvatron_cases import GIGABYTE, GalvatronCase, paper_chain
 from planner.benchmarks.metering import Meter
 from planner.benchmarks.suites import BenchInstance, OwnSolver, ReportProgress
 
 __all__ = ["stage_instances"]
 
 SECONDS = 10.0
-MODEL, CLUSTER, MICRO_BATCH = "BERT-Huge-48", "titan-rtx-8-pcie", 32
-LIMITS_GB = (8, 12, 16, 20)
+CLUSTER, DEVICES = "titan-rtx-8-pcie", 8
+CANONICAL_MODEL = "BERT-Huge-48"
+
+_SEARCHES = {"as_published": AS_PUBLISHED, "runnable": RUNNABLE, "repaired": REPAIRED}
 
 
 def stage_instances() -> Iterator[BenchInstance]:
-    """Make an instance for every memory limit."""
-    for memory_gb in LIMITS_GB:
-        own: dict[str, OwnSolver] = {
-            "as_published": partial(_solve, "as_published", partial(_algorithm_3, AS_PUBLISHED), memory_gb),
-            "repaired": partial(_solve, "repaired", partial(_algorithm_3, REPAIRED), memory_gb),
-            "labels": partial(_solve, "labels", solve_stage, memory_gb),
-        }
-        name = f"{MODEL}-one-stage-on-{CLUSTER}-batch-{MICRO_BATCH}-{memory_gb}G"
-        yield BenchInstance(
-            name, "galvatron_stage", partial(_canonical, memory_gb), own_solvers=own, time_limit=SECONDS
-        )
+    """Make an instance for every model and memory limit."""
+    for model in paper.TABLE_2_MODELS:
+        for memory_gb in paper.TABLE_2:
+            stage = partial(the_stage, model, memory_gb)
+            own: dict[str, OwnSolver] = {
+                solver: partial(_solve, solver, partial(_algorithm_3, slips), stage)
+                for solver, slips in _SEARCHES.items()
+            }
+            own["labels"] = partial(_solve, "labels", solve_stage, stage)
+            name = f"{model}-one-stage-on-{CLUSTER}-{memory_gb}G"
+            canonical = partial(_canonical, stage) if model == CANONICAL_MODEL else None
+            yield BenchInstance(name, "galvatron_stage", canonical, own_solvers=own, time_limit=SECONDS)
 
 
 @cache
-def the_stage(memory_gb: int) -> StageProblem:
+def the_stage(model: str, memory_gb: int) -> StageProblem:
     """All layers on all devices of the cluster, with all strategies, data and sharded data parallelism together too."""
-    problem = GalvatronCase(CLUSTER, MODEL, memory_gb, "galvatron_bmw").problem()
-    return problem.tables(1, MICRO_BATCH).stage(0, problem.layers, 1, memory_gb * GIGABYTE)
+    memory_limit = memory_gb * GIGABYTE
+    micro_batch = DEVICES
+    while paper_chain(model, CLUSTER).activation_bytes * micro_batch < DEVICES * memory_limit:
+        micro_batch *= 2
+    problem = GalvatronCase(CLUSTER, model, memory_gb, "galvatron_bmw").problem()
+    return problem.tables(1, micro_batch).stage(0, problem.layers, 1, memory_limit)
 
 
-def _canonical(memory_gb: int) -> StrategyProblem:
-    return build_galvatron_stage(the_stage(memory_gb))
+def _canonical(stage: Callable[[], StageProblem]) -> StrategyProblem:
+    return build_galvatron_stage(stage())
 
 
 def _algorithm_3(slips: Slip, stage: StageProblem) -> StageResult:
@@ -63,12 +73,12 @@ def _algorithm_3(slips: Slip, stage: StageProblem) -> StageResult:
 def _solve(
     solver: str,
     search: Callable[[StageProblem], StageResult],
-    memory_gb: int,
+    stage_of: Callable[[], StageProblem],
     options: SolveOptions,
     progress: ReportProgress,
     pool: SolverPool | None,
 ) -> SolveResult:
-    stage = the_stage(memory_gb)
+    stage = stage_of()
     with Meter(pool) as meter:
         found = search(stage)
         bound = found.bound or None

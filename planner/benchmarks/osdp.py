@@ -10,29 +10,25 @@ import time
 from collections.abc import Mapping, Sequence
 from functools import lru_cache, partial
 
-from formulations.models.osdp import DP, Accounting, build_osdp
+from formulations.models.osdp import DP, build_osdp
 from formulations.problem import StrategyProblem
-from formulations.searches.osdp_plan import SECONDS_PER_QUANTUM, Method, OsdpPlan, plan_osdp
+from formulations.searches.osdp_plan import Method, OsdpPlan, plan_osdp
 from formulations.solution import Progress, SolveOptions, SolveResult
 from formulations.solvers.worker import SolverPool
 from formulations.solvers.worker_process import read_status_bytes
 from planner.benchmarks.osdp_cases import CLUSTERS, FORMULATIONS, LIMITS_GIB, MODELS, OsdpCase
-from planner.benchmarks.rows import BenchRow
+from planner.benchmarks.osdp_report import DEPTH_FIRST, SEARCHED, summarized
 from planner.benchmarks.suites import BenchInstance, OwnSolver, ReportProgress, Suite, SuiteError
 from planner.units import format_bytes
 
 PARTS = (*CLUSTERS, "milp")
 """One for each machine, and the canonical problems at the best batch size, for any solver."""
 
-DEPTH_FIRST = (Method.DFS, Method.DFS_SHARDED_FIRST, Method.DFS_GROUPED, Method.DFS_LOOK_AHEAD)
 RULES = (Method.REPLICATED, Method.SHARDED)
 
-PAPER_CLAIMS = (
-    "paper, 8 GPUs, OSDP over FSDP: N&D at most 23 %, 22 % on average; over all pure strategies at most 174 % (N&D), "
-    "92 % (W&S), 168 % (I&C)",
-    "paper, 16 GPUs, OSDP over FSDP: at most 67 %, 29 % on average",
-    "paper, cutting (figure 8): 3 to 92 %; with checkpointing over FSDP (figure 9): at most 108.3 %, 52.9 % on average",
-    "paper, headline: 2.84 times is 3D+OSDP's figure; OSDP's own largest is 2.74 times; search 9 to 307 s",
+
+PAPER_NOTES = (
+    "paper, headline: 2.84 times is 3D+OSDP's figure; OSDP's own largest is 2.74 times; its search takes 9 to 307 s",
 )
 _SOLVER = "highs"
 _SECONDS = 2.0
@@ -79,19 +75,19 @@ def osdp_suite(parts: Sequence[str] | None = None, models: Sequence[str] | None 
         tuple(instances),
         _SECONDS,
         solvers=(_SOLVER,),
-        notes=(_sizes(names), *PAPER_CLAIMS),
-        summarize=partial(_summary, {case.name: case for case in cases}),
+        notes=(_sizes(names), *PAPER_NOTES),
+        summarize=partial(summarized, {case.name: case for case in cases}),
     )
 
 
 @lru_cache(maxsize=512)
 def exact_plan(case: OsdpCase) -> OsdpPlan:
     """The exact plan of a case; in milliseconds, so every other row is compared with it."""
-    return plan_osdp(case.chain(), case.machine(), case.settings)
+    return case.plan()
 
 
 def _methods(case: OsdpCase) -> Mapping[str, OwnSolver]:
-    searches = () if case.settings.accounting is Accounting.PEAK else DEPTH_FIRST
+    searches = DEPTH_FIRST if case.formulation in SEARCHED else ()
     return {method.value: partial(_solve, case, method) for method in (*RULES, *searches, Method.KNAPSACK)}
 
 
@@ -113,9 +109,8 @@ def _solve(
 ) -> SolveResult:
     """Solve over all batch sizes; objective per sample."""
     del progress, pool
-    chain, machine = case.chain(), case.machine()
     started = time.process_time()
-    plan = plan_osdp(chain, machine, case.settings, method, time_limit=options.time_limit)
+    plan = case.plan(method, options.time_limit)
     return _result(case, plan, plan.objective, plan.bound, time.process_time() - started, _words(case, plan))
 
 
@@ -134,10 +129,11 @@ def _solve_at(
 def _result(
     case: OsdpCase, plan: OsdpPlan, objective: int | None, bound: int | None, cpu_seconds: float, message: str
 ) -> SolveResult:
-    modes = case.settings.modes()
+    modes = [case.settings.modes(layer) for layer in case.chain().layers]
+    places = [modes[i].index(mode) for i, mode in enumerate(plan.modes.values())]
     return SolveResult(
         status=plan.status,
-        choices=tuple(modes.index(mode) for mode in plan.modes.values()) or None,
+        choices=tuple(places) or None,
         objective=objective,
         bound=bound,
         gap=plan.gap,
@@ -175,47 +171,3 @@ def _sizes(names: Sequence[str]) -> str:
     return "; ".join(
         f"{chain.name}: {len(chain)} operators, {chain.parameter_bytes / 4e9:.2f}B parameters" for chain in chains
     )
-
-
-def _summary(cases: Mapping[str, OsdpCase], rows: Sequence[BenchRow]) -> list[str]:
-    """Throughput by method, and what each loses, one line for each instance; then the gains that the paper reports."""
-    objectives: dict[str, dict[str, int]] = {}
-    for row in rows:
-        if row.instance in cases and row.objective is not None:
-            objectives.setdefault(row.instance, {})[row.solver] = row.objective
-    lines = []
-    for instance, found in objectives.items():
-        case = cases[instance]
-        devices = case.machine().devices
-        parts = [
-            f"{solver} {devices / (objective * SECONDS_PER_QUANTUM):.2f} (loses {100 * loss_of(objective, case):.3f} %)"
-            for solver, objective in found.items()
-        ]
-        lines.append(f"{instance}, samples/s: {', '.join(parts)}")
-    return lines + gains(cases, objectives)
-
-
-def gains(cases: Mapping[str, OsdpCase], objectives: Mapping[str, Mapping[str, int]]) -> list[str]:
-    """How much more the exact plans train than FSDP's, and cut ones than uncut ones, by machine and family."""
-    exact, sharded = Method.KNAPSACK.value, Method.SHARDED.value
-    over_fsdp: dict[str, list[float]] = {}
-    by_cutting: dict[str, list[float]] = {}
-    for instance, found in objectives.items():
-        case = cases[instance]
-        group = f"{case.cluster} {case.model.split('-')[0]} {case.formulation}"
-        if exact in found and sharded in found:
-            over_fsdp.setdefault(group, []).append(found[sharded] / found[exact] - 1)
-        if case.formulation == "osdp_peak" and exact in found:
-            uncut = objectives.get(OsdpCase(case.model, case.cluster, case.gibibytes, "osdp_peak_base").name, {})
-            if exact in uncut:
-                by_cutting.setdefault(f"{case.cluster} {case.model.split('-')[0]}", []).append(
-                    uncut[exact] / found[exact] - 1
-                )
-    return [
-        *(f"{group}: exact over FSDP {_range(shares)}" for group, shares in over_fsdp.items()),
-        *(f"{group}: cutting gains {_range(shares)} where both fit" for group, shares in by_cutting.items()),
-    ]
-
-
-def _range(shares: Sequence[float]) -> str:
-    return f"at most {100 * max(shares):.1f} %, {100 * sum(shares) / len(shares):.1f} % on average"

@@ -7,7 +7,6 @@ from dataclasses import replace
 from functools import partial
 
 from formulations.checker import check
-from formulations.models.holds import shortest_holds
 from formulations.models.registry import StepProblem
 from formulations.models.sharding import MEMORY
 from formulations.models.step import StepDecision
@@ -19,7 +18,7 @@ from planner.benchmarks.step_cases import PreparedCase, SmallestPeak, StepCase, 
 from planner.benchmarks.suites import ReportProgress
 from planner.plan_error import PlanError
 from planner.step_solve import SolvedStep, solve_step
-from planner.step_start import Executed
+from planner.step_start import Executed, encoded
 
 SMALLEST_PEAK = "minimum_peak"
 """Name of the solver whose objective is bytes."""
@@ -142,8 +141,7 @@ def _start(built: StepProblem, decisions: Iterable[StepDecision], ready: Prepare
     contained = _expressible(built, decisions)
     if not contained:
         return None
-    best = min(contained, key=ready.peak)
-    return shortest_holds(built.problem, built.encode(best))
+    return encoded(built, min(contained, key=ready.peak))
 
 
 def _expressible(built: StepProblem, decisions: Iterable[StepDecision]) -> list[StepDecision]:
@@ -152,10 +150,9 @@ def _expressible(built: StepProblem, decisions: Iterable[StepDecision]) -> list[
     contained = []
     for decision in decisions:
         try:
-            choices = built.encode(decision)
+            complete = encoded(built, decision)
         except ValueError:
             continue
-        complete = shortest_holds(built.problem, choices)
         if built.decode(complete) == decision and check(unlimited, complete).ok:
             contained.append(decision)
     return contained

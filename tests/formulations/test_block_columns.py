@@ -11,6 +11,7 @@ import pytest
 from support.random_problems import random_problem
 
 from formulations.checker import check, usage_profile
+from formulations.presolve import is_deep, sequence
 from formulations.problem import BoolArray, Factor, IntArray, Node, Resource, StrategyProblem, UsageTerm
 from formulations.solution import Progress, SolveOptions, SolveResult, Status
 from formulations.solvers import SolverPool, brute_force, solve
@@ -113,6 +114,23 @@ def test_bound_optimum_incumbent(pool: SolverPool) -> None:
 def test_deterministic_with_an_iteration_limit(pool: SolverPool) -> None:
     first, second = _solved(3, pool), _solved(3, pool)
     assert (first.choices, first.bound) == (second.choices, second.bound)
+
+
+def test_the_portfolio_begins_with_blocks_on_a_deep_problem(pool: SolverPool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sequence, "_LARGE", 0)
+    monkeypatch.setattr(sequence, "_SHARING", 2)
+    columns = 0
+    for seed in range(12):
+        problem, optimum = layered_problem(seed), _optimum(seed)
+        assert is_deep(problem)
+        result = solve(problem, "portfolio", SolveOptions(time_limit=30.0, iteration_limit=30), None, pool)
+        columns += "blocks: " in result.message
+        assert (result.choices is None) == (optimum is None), seed
+        if optimum is not None:
+            assert result.objective is not None
+            assert result.bound is not None
+            assert result.bound <= optimum <= result.objective <= 1.05 * optimum, seed
+    assert columns >= 3
 
 
 def test_declines_where_nothing_repeats(pool: SolverPool) -> None:

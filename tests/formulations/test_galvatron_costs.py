@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from formulations.layers import LayerChain, LayerProfile, ProfileSource, SplitPart
-from formulations.models.galvatron_costs import CostModel, DeviceLinks, layer_tables
+from formulations.models.galvatron_costs import CostModel, DeviceLinks, layer_tables, tied_layers
 from formulations.models.galvatron_pipeline import (
     MicroBatchRule,
     PipelineProblem,
@@ -66,6 +66,14 @@ def test_eight_devices_have_as_many_strategies_as_the_paper_says() -> None:
     assert len({frozenset(strategy.levels) for strategy in data_tensor}) == 4
     assert len(data_tensor) == 6
     assert sum(len(decision_trees(8 // p, (Dimension.DATA,), checkpoint=False)) for p in pipeline_degrees(8)) == 4
+
+
+def test_levels_may_be_kept_in_one_order() -> None:
+    trees = decision_trees(8, data_with_sharded=True, checkpoint=False, any_order=False)
+    assert {str(tree) for tree in trees} == {
+        *("dp8", "sdp8", "tp8", "dp2-sdp4", "dp4-sdp2", "dp2-tp4", "dp4-tp2", "sdp2-tp4", "sdp4-tp2"),
+        "dp2-sdp2-tp2",
+    }
 
 
 @pytest.mark.parametrize("devices", [1, 2, 4, 16, 64])
@@ -128,7 +136,25 @@ def test_bytes_of_two_devices() -> None:
     more, column = tables_of(2, 4, backward_workspace_bytes=3, borrowed_parameter_bytes=10, fixed_saved_bytes=1)
     assert more.backward[0, column["dp2"]] == 2 * 3
     assert more.backward[0, column["dp2-ckpt"]] == 2 * 3 + 2 * 14 + 1
-    assert more.states[0, column["dp2"]] == 440
+    assert (more.states[0, column["dp2"]], more.borrowed[0, column["dp2"]]) == (400, 40)
+    assert more.borrowed[0, column["sdp2"]] == 20
+
+
+def test_a_stage_holds_a_shared_parameter_once() -> None:
+    """The first layer lends 10 and 15 bytes to the third and the last."""
+    names = ("first", "second", "third", "last")
+    lent = (0, 0, 10, 15)
+    layers = (layer(name=name, borrowed_parameter_bytes=lent) for name, lent in zip(names, lent, strict=True))
+    chain = LayerChain("tied", tuple(layers))
+    tables = layer_tables(chain, decision_trees(2), 4, CostModel(LINKS))
+    states = 400 * np.ones(4, dtype=np.int64)
+    expected = {(0, 4): [0, 0, 0, 0], (1, 4): [0, 0, 40, 20], (2, 4): [0, 0, 40, 20], (3, 4): [0, 0, 0, 60]}
+    column = [str(strategy) for strategy in tables.strategies].index("dp2")
+    for (first, end), borrowed in expected.items():
+        stage = tables.stage(first, end, 1, 10**6)
+        assert stage.states[:, column].tolist() == (states + borrowed)[first:end].tolist()
+    assert tied_layers(chain) == (0, 2, 3)
+    assert len({tables.kinds[0], tables.kinds[1]}) == 2  # a stage with the lender is not one without
 
 
 def test_what_does_not_come_out_whole_is_not_allowed() -> None:
@@ -180,6 +206,9 @@ def test_what_is_in_flight() -> None:
     assert [Schedule.ONE_F_ONE_B.in_flight(4, i, 2) for i in range(4)] == [2, 2, 2, 1]
     assert [Schedule.GPIPE.in_flight(4, i, 8) for i in range(4)] == [8] * 4
     assert Schedule.GPIPE.in_flight(1, 0, 8) == 1
+    assert [Schedule.ONE_F_ONE_B_IF_FILLED.in_flight(4, i, 4) for i in range(4)] == [4, 3, 2, 1]
+    assert [Schedule.ONE_F_ONE_B_IF_FILLED.in_flight(4, i, 3) for i in range(4)] == [3] * 4
+    assert Schedule.ONE_F_ONE_B_IF_FILLED.in_flight(1, 0, 8) == 1
 
 
 def test_numbers_of_micro_batches() -> None:

@@ -11,8 +11,8 @@ from support.galvatron_problems import best_by_enumeration, plans, random_stage
 from formulations.checker import check
 from formulations.models.galvatron import StageProblem, build_galvatron_stage
 from formulations.models.galvatron_slips import AS_PUBLISHED, REPAIRED, Slip
-from formulations.searches.galvatron_dp import search_stage
-from formulations.searches.galvatron_labels import solve_stage
+from formulations.searches.galvatron_dp import DEFAULT_UNIT_BYTES, search_stage, unit_for
+from formulations.searches.galvatron_labels import _undominated, _undominated_in_time, solve_stage
 from formulations.solvers import solve_in_process
 
 SEEDS = range(300)
@@ -69,6 +69,27 @@ def test_labels_keep_a_limit_on_micro_batches(seeds: range) -> None:
     assert binding > 0.15 * len(seeds)
 
 
+@pytest.mark.parametrize("compared", [2, 3])
+def test_labels_that_an_earlier_one_beats_or_equals_are_dropped(compared: int) -> None:
+    """In states and peak, and in the time of a micro-batch where it is limited."""
+    filter_of = {2: _undominated, 3: _undominated_in_time}[compared]
+    rng = np.random.default_rng(0)
+    dropped = 0
+    for _ in range(200):
+        labels = rng.integers(0, int(rng.choice([2, 5, 1000])), (int(rng.integers(0, 40)), 7))
+        labels[:, 4] = rng.integers(0, 4, len(labels))
+        layouts = rng.integers(0, 3, 4)
+        layout = layouts[labels[:, 4]]
+        numbers = labels[:, 1 : 1 + compared]
+        expected = [
+            not any(layout[j] == layout[i] and (numbers[j] <= numbers[i]).all() for j in range(i))
+            for i in range(len(labels))
+        ]
+        assert filter_of(labels, layouts, 3).tolist() == expected
+        dropped += expected.count(False)
+    assert dropped > 500
+
+
 def test_a_gap_is_kept_and_few_labels_claim_nothing_false() -> None:
     for seed in SEEDS[:150]:
         stage = random_stage(seed)
@@ -112,6 +133,28 @@ def test_the_repaired_program_is_exact_where_backward_needs_nothing() -> None:
         assert (None if plan is None else plan.cost) == best, seed
         found += plan is not None
     assert found > 100
+
+
+@pytest.mark.parametrize("slips", [REPAIRED, Slip.EQ4_STATE], ids=str)
+def test_layers_that_hold_nothing_need_no_budget(slips: Slip) -> None:
+    """Both tables are exact where handing over is free and backward needs nothing."""
+    binding = 0
+    for seed in SEEDS[:150]:
+        stage = random_stage(seed)
+        weight = np.random.default_rng(seed).integers(0, 2, (stage.layers, 1))
+        stage = replace(
+            stage,
+            forward=weight * stage.forward,
+            states=weight * stage.states,
+            backward=np.zeros_like(stage.backward),
+            transformation=np.zeros_like(stage.transformation),
+            memory_limit=min(stage.memory_limit, 20),
+        )
+        plan = search_stage(stage, 1, slips)
+        best = best_by_enumeration(stage)
+        assert (None if plan is None else plan.cost) == best, seed
+        binding += best != best_by_enumeration(replace(stage, memory_limit=2**40))
+    assert binding > 20
 
 
 @pytest.mark.parametrize("slips", [REPAIRED, *DP_SLIPS, AS_PUBLISHED], ids=str)
@@ -174,3 +217,10 @@ def test_a_coarse_unit_never_breaks_the_limit() -> None:
     assert search_stage(stage, 5).cost == 10
     with pytest.raises(ValueError, match="unit of 0 bytes"):
         search_stage(stage, 0)
+
+
+def test_the_unit_is_never_coarser_beside_the_limit_than_in_the_paper() -> None:
+    for limit in (8 * 10**9, 16 * 10**9, 2**40):
+        assert unit_for(limit) == DEFAULT_UNIT_BYTES
+    for limit in (0, 1, 10**6, 10**9):
+        assert limit // unit_for(limit) >= min(limit, 238)

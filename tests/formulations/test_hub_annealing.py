@@ -237,6 +237,33 @@ def test_wide_problems_bound_optimum_incumbent(monkeypatch: pytest.MonkeyPatch, 
     assert tight >= (0.9 if start else 0.4) * feasible
 
 
+def test_wide_problems_branch_on_hubs_where_a_gap_remains(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(price_bounding, "WIDE_ENTRIES", 0)
+    monkeypatch.setattr(price_bounding, "WIDE_TABLE", 0)
+    monkeypatch.setattr(price_and_branch, "MOST_CORE_COLUMNS", -1)
+    rng = np.random.default_rng(7)
+    branched = closed = 0
+    for seed in range(STARS):
+        problem = _star(seed, 5, ring=True)
+        flat = flatten(problem)
+        start = _feasible_start(flat, rng)
+        if start is None:
+            continue
+        optimum = brute_force.solve(problem, SolveOptions(), lambda _: None, lambda _: None).bound
+        options = SolveOptions(time_limit=30.0, iteration_limit=20, initial_choices=flat.original_choices(start))
+        claim = _solve(price_and_branch, problem, options)
+        assert claim.choices is not None
+        assert claim.bound is not None
+        cost = check(problem, claim.choices).objective
+        assert optimum is not None
+        assert cost is not None
+        assert claim.bound <= optimum <= cost, seed
+        branched += "branches" in claim.message
+        closed += claim.bound == optimum == cost
+    assert branched >= 10
+    assert closed >= 10
+
+
 def test_entries_left_are_those_of_strategies_that_may_be_better() -> None:
     shrunk = 0
     for seed in range(100):

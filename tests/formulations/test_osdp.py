@@ -9,7 +9,7 @@ import pytest
 from support.osdp_chains import operator, random_case, reference_bytes, reference_nanoseconds
 
 from formulations.checker import check
-from formulations.layers import LayerChain
+from formulations.layers import LayerChain, SplitPart
 from formulations.models.osdp import (
     DP,
     ZDP,
@@ -20,6 +20,7 @@ from formulations.models.osdp import (
     Slicing,
     build_osdp,
     operator_table,
+    operator_tables,
 )
 from formulations.models.osdp_parameters import per_parameter
 
@@ -38,7 +39,7 @@ LAYER = operator(
 
 def mode_costs(settings: OsdpSettings, mode: Slicing) -> tuple[int, int, int]:
     table = operator_table(LAYER, LAYER, MACHINE, settings)
-    place = settings.modes().index(mode)
+    place = table.modes.index(mode)
     return int(table.communication[place]), int(table.resident(2)[place]), int(table.extra(2)[place])
 
 
@@ -67,20 +68,50 @@ def test_checkpointing_gathers_and_computes_once_more() -> None:
 
 
 def test_modes_come_once_and_cut_operators_have_a_zdp_slice() -> None:
-    assert OsdpSettings(slices=(4, 1, 2, 2)).modes() == (DP, ZDP, (2, 1), (2, 2), (4, 1), (4, 2), (4, 3), (4, 4))
-    assert [str(mode) for mode in OsdpSettings(slices=(2,)).modes()] == ["DP", "ZDP", "1/2 ZDP", "2/2 ZDP"]
+    modes = OsdpSettings(slices=(4, 1, 2, 2)).modes(LAYER)
+    assert modes == (DP, ZDP, (2, 1), (2, 2), (4, 1), (4, 2), (4, 3), (4, 4))
+    assert [str(mode) for mode in OsdpSettings(slices=(2,)).modes(LAYER)] == ["DP", "ZDP", "1/2 ZDP", "2/2 ZDP"]
+
+
+def test_only_products_are_cut_where_that_is_asked_for() -> None:
+    settings = OsdpSettings(slices=(1, 2, 4), products_only=True)
+    assert settings.modes(LAYER) == (DP, ZDP)  # a table
+    assert settings.modes(replace(LAYER, split=SplitPart(divisor=6))) == (DP, ZDP, (2, 1), (2, 2))
+    assert settings.modes(replace(LAYER, split=SplitPart(divisor=12)))[-1] == (4, 4)
+
+
+def test_replicas_may_be_gathered_too() -> None:
+    settings = OsdpSettings(slices=(4,), accounting=Accounting.PEAK, gathered_tensors=1, replica_tensors=2)
+    extra = {mode: mode_costs(settings, mode)[2] - 2 * 70 for mode in settings.modes(LAYER)}
+    assert (extra[DP], extra[ZDP]) == (2 * 8000, 8000)
+    assert (extra[Slicing(4, 1)], extra[Slicing(4, 4)]) == (2 * 2000, 2000)
+
+
+def test_what_lends_a_parameter_keeps_it_gathered() -> None:
+    chain = LayerChain("tied", (LAYER, replace(LAYER, name="head", borrowed_parameter_bytes=8000)))
+    settings = OsdpSettings(accounting=Accounting.PEAK)
+    for modes in ((ZDP, ZDP), (DP, DP)):
+        untied = LayerChain("untied", (LAYER, replace(LAYER, name="head")))
+        grown = reference_bytes(chain, MACHINE, settings, modes, 1) - reference_bytes(
+            untied, MACHINE, settings, modes, 1
+        )
+        problem = build_osdp(chain, MACHINE, settings, 1)
+        choice = int(modes == (ZDP, ZDP))
+        assert check(problem, [choice, choice]).peaks[0].usage == reference_bytes(chain, MACHINE, settings, modes, 1)
+        assert grown == 8000 * choice
+    assert problem.factors[0].forbidden.tolist() == [[False, True], [True, False]]
 
 
 @pytest.mark.parametrize("seed", range(60))
 def test_the_canonical_problem_counts_as_the_paper_does(seed: int) -> None:
     case = random_case(seed)
-    modes = case.settings.modes()
+    tables = operator_tables(case.chain, case.machine, case.settings)
     problem = build_osdp(case.chain, case.machine, case.settings, case.batch)
     problem.validate()
     rng = np.random.default_rng(seed)
     for _ in range(5):
-        choices = [int(rng.integers(len(modes))) for _ in case.chain.layers]
-        chosen = tuple(modes[choice] for choice in choices)
+        choices = [int(rng.integers(len(table.modes))) for table in tables]
+        chosen = tuple(table.modes[choice] for table, choice in zip(tables, choices, strict=True))
         report = check(problem, choices)
         assert report.objective == reference_nanoseconds(case, chosen)
         assert report.peaks[0].usage == reference_bytes(case.chain, case.machine, case.settings, chosen, case.batch)
@@ -126,6 +157,7 @@ def test_an_impossible_machine_is_refused(changes: dict[str, float], words: str)
         ({"slices": (0, 1)}, "from 1 on"),
         ({"state_multiple": 0}, "state_multiple is 0"),
         ({"gathered_tensors": 0}, "gathered_tensors is 0"),
+        ({"replica_tensors": -1}, "replica_tensors is -1"),
     ],
 )
 def test_impossible_settings_are_refused(changes: dict[str, object], words: str) -> None:

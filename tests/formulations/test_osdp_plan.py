@@ -18,7 +18,7 @@ from support.osdp_chains import (
 from formulations.layers import LayerChain
 from formulations.models.osdp import DP, ZDP, Accounting, OsdpError, OsdpMachine, OsdpSettings, build_osdp
 from formulations.searches import osdp_knapsack
-from formulations.searches.osdp_plan import Method, OsdpPlan, plan_osdp
+from formulations.searches.osdp_plan import Method, OsdpPlan, least_bytes, plan_osdp
 from formulations.solution import Status
 from formulations.solvers import SolverPool, solve
 
@@ -48,6 +48,8 @@ def compare(seed: int) -> Status:
     case = random_case(seed)
     best = best_by_enumeration(case)
     exact = planned(case)
+    needed = least_bytes(case.chain, case.machine, case.settings, case.batch)
+    assert (best is None) == (needed > case.machine.memory_bytes)
     if best is None:
         assert exact.status is Status.INFEASIBLE
     else:
@@ -72,6 +74,19 @@ def test_everything_agrees_with_enumeration() -> None:
     statuses = [compare(seed) for seed in range(150)]
     assert statuses.count(Status.OPTIMAL) > 50
     assert statuses.count(Status.INFEASIBLE) > 20
+
+
+def test_operators_that_hold_nothing_take_their_cheapest_mode_each() -> None:
+    """A table over units of memory that is written in place counts such an operator twice or never."""
+    empty = [operator(f"empty{k}", forward_seconds=1e-6) for k in range(3)]
+    full = operator("full", parameter_bytes=8000)
+    chain = LayerChain("mostly-empty", (empty[0], full, *empty[1:]))
+    machine = OsdpMachine(8, 1e-6, 1e-9, 4000)  # no more than the states of a ZDP operator
+    for settings in (OsdpSettings(), OsdpSettings(slices=(1, 4))):
+        plan = plan_osdp(chain, machine, settings, batch=1)
+        assert (plan.status, list(plan.modes.values())) == (Status.OPTIMAL, [DP, ZDP, DP, DP])
+        assert plan.candidates[0].cost == 3 * (2 * 7 * 1000 + 1000) + 3 * 7 * (1000 + 1000)
+        assert plan.memory_bytes == 4000
 
 
 @pytest.mark.fuzz

@@ -29,6 +29,12 @@ def assignments(problem: StrategyProblem) -> Iterator[tuple[int, ...]]:
     return itertools.product(*(range(node.size) for node in problem.nodes))
 
 
+def problem_with_resources(seed: int) -> StrategyProblem:
+    """The first of several random problems that counts something."""
+    drawn = (random_problem(seed + 1000 * attempt, "tiny") for attempt in itertools.count())
+    return next(problem for problem in drawn if problem.resources)
+
+
 def usage_at(problem: StrategyProblem, resource: int, choices: tuple[int, ...], time: int) -> int:
     terms = (pair for pair in problem.usage_terms() if pair[1].resource == resource)
     return sum(int(t.amount[tuple(choices[i] for i in scope)]) for scope, t in terms if t.start <= time < t.end)
@@ -36,9 +42,7 @@ def usage_at(problem: StrategyProblem, resource: int, choices: tuple[int, ...], 
 
 @pytest.mark.parametrize("seed", range(60))
 def test_cost_at_a_moment_is_usage_and_the_least_is_below_every_peak(seed: int) -> None:
-    problem = random_problem(seed, "tiny")
-    if not problem.resources:
-        pytest.skip("no resource")
+    problem = problem_with_resources(seed)
     resource = seed % len(problem.resources)
     unlimited = without_limit(problem, resource)
     for time in range(problem.horizon):
@@ -55,9 +59,7 @@ def test_cost_at_a_moment_is_usage_and_the_least_is_below_every_peak(seed: int) 
 
 @pytest.mark.parametrize("seed", range(60))
 def test_busiest_moments_begin_with_the_peak(seed: int) -> None:
-    problem = random_problem(seed, "tiny")
-    if not problem.resources:
-        pytest.skip("no resource")
+    problem = problem_with_resources(seed)
     resource = seed % len(problem.resources)
     least = busiest_moments(problem, resource, None)
     for choices in itertools.islice(assignments(problem), 40):

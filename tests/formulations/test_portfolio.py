@@ -80,7 +80,7 @@ def test_branches_on_what_prices_leave_open(pool: SolverPool) -> None:
 def test_goes_on_searching_where_the_core_stays_large(monkeypatch: pytest.MonkeyPatch, step: StrategyProblem) -> None:
     monkeypatch.setattr(price_and_branch, "MOST_CORE_COLUMNS", -1)
     costs: list[int | None] = []
-    options = SolveOptions(time_limit=1.0)
+    options = SolveOptions(time_limit=3.0)
     claim = price_and_branch.solve(step, options, lambda _: None, lambda c: costs.append(check(step, c).objective))
     assert claim.choices is not None
     assert check(step, claim.choices, min(c for c in costs if c is not None), claim.bound).ok

@@ -4,29 +4,17 @@ from __future__ import annotations
 
 import pytest
 
+from formulations.searches.osdp_plan import Method
 from formulations.solution import Status
 from planner.benchmarks import bench
 from planner.benchmarks.osdp import exact_plan, loss_of, osdp_suite
-from planner.benchmarks.osdp_cases import FORMULATIONS, MODELS, OsdpCase, minigpt
+from planner.benchmarks.osdp_cases import FORMULATIONS, OsdpCase
+from planner.benchmarks.osdp_report import DEPTH_FIRST
 from planner.benchmarks.suites import SuiteError
 from planner.cluster import load_cluster
 from planner.layer_osdp import data_parallel_machine
 
 TITAN = "titan-rtx-8-pcie"
-PARAMETERS_B = {"N&D": (1.3, 2.9), "W&S": (1.7, 4.1), "I&C": (0.9, 2.3)}
-OPERATORS = {"N&D": (98, 194), "W&S": (6, 10), "I&C": (50, 194)}
-
-
-@pytest.mark.parametrize("model", MODELS)
-def test_models_lie_within_the_papers_table_1(model: str) -> None:
-    chain = minigpt(model, load_cluster(TITAN))
-    family = model.split("-")[0]
-    layers = sum(count for count, _ in MODELS[model])
-    assert len(chain) == 2 * layers + 2
-    fewest, most = OPERATORS[family]
-    assert fewest <= len(chain) <= most
-    smallest, largest = PARAMETERS_B[family]
-    assert smallest <= round(chain.parameter_bytes / 4e9, 1) <= largest
 
 
 def test_the_ring_has_the_slowest_link_of_the_machine() -> None:
@@ -60,8 +48,30 @@ def test_rows_of_wide_models() -> None:
     assert sum(solver == "highs" for _, solver in rows) == 2
     assert suite.summarize is not None
     lines = suite.summarize(result.rows)
-    assert any("W&S-2x8192-osdp, samples/s: sharded" in line and "loses 0.000 %" in line for line in lines)
-    assert any(line.startswith(f"{TITAN} W&S: cutting gains") for line in lines)
+    assert lines[0].startswith("samples/s: FSDP | published | published, grouped | exact |")
+    (wide,) = (line for line in lines if line.startswith(f"{TITAN}, 16 GiB, W&S-2x8192: "))
+    cells = wide.partition(": ")[2].split(" | ")
+    exact = rows[f"{TITAN}-16GiB-W&S-2x8192-osdp", "knapsack"].objective
+    assert cells[3] == f"{8 / (exact * 1e-12):.2f}"
+    assert sum("beside exact, same problems: loses" in line for line in lines) == len(DEPTH_FIRST)
+    assert any("W&S: osdp_peak over FSDP at most" in line and "paper: over all pure" in line for line in lines)
+    assert any(line.startswith("figure 8, titan, all models: osdp_peak over osdp_peak_base") for line in lines)
+    assert any(line.startswith("figure 9, titan, all models: osdp_checkpointing over FSDP") for line in lines)
+    assert not any("figure 6" in line for line in lines)  # the other machine was not asked for
+
+
+def test_fsdp_leaves_more_memory_where_the_batch_grows_in_larger_units() -> None:
+    """What is left is all that OSDP can turn into DP: why its gains over FSDP depend on the unit of the batch."""
+    fine, coarse = (OsdpCase("N&D-96x1024", TITAN, 16, name) for name in ("osdp", "osdp_units"))
+    left, gained = [], []
+    for case in (fine, coarse):
+        fsdp, exact = case.plan(Method.SHARDED), exact_plan(case)
+        assert fsdp.objective is not None
+        left.append(case.machine().memory_bytes - fsdp.memory_bytes)
+        gained.append(loss_of(fsdp.objective, case))
+        assert exact.batch % FORMULATIONS[case.formulation].batch_step == 0
+    assert left[1] > 5 * left[0]
+    assert gained[1] > 5 * gained[0] > 0
 
 
 def test_cutting_is_what_lets_a_wide_model_fit() -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import numpy as np
+from functools import cache
+
 import pytest
 from support.layer_models import OWN, SEQUENCE, TRANSFORMERS, captured_batch, training_step
 from support.plain_schedule import replicated_schedule
@@ -28,11 +29,13 @@ LINEAR = tuple(name for name in (*TRANSFORMERS, *OWN) if name != "experts")
 """Models whose storages grow with the batch and no faster; the places of experts are tokens times capacity."""
 
 
+@cache
 def folded(name, apart=False):
     smaller, larger = (captured_batch(name, batch) for batch in BATCHES)
     return fold_layers(smaller, larger, BATCHES, TITAN, name=name, apart=apart)
 
 
+@cache
 def replayed(name, batch):
     """Bytes of activations while each operator runs, and when forward ends: no parameters, gradients or samples."""
     graph = captured_batch(name, batch).graph
@@ -72,7 +75,7 @@ EXPECTED = {
     "vit": ["embedding", "vit.layers.0", "vit.layers.1", "head"],
     "swin": [
         "embedding",
-        *(f"swin.encoder.layers.{stage}.blocks.{k}" for stage, depth in enumerate((2, 3)) for k in range(depth)),
+        *(f"swin.encoder.layers.{stage}.blocks.{k}" for stage, depth in enumerate((1, 2)) for k in range(depth)),
         "head",
     ],
     "res_net": ["embedding", "blocks.0", "blocks.1", "head"],
@@ -98,10 +101,10 @@ def test_attention_and_feed_forward_modules_apart():
         "decoder.block.0.mlp",
     ]
     swin = [layer.name.removeprefix("swin.encoder.layers.") for layer in folded("swin", apart=True).layers]
-    assert swin[3:8] == [
-        "0.blocks.1.attention",
-        "0.blocks.1.mlp",
-        "0.blocks.1.tail",
+    assert swin[1:6] == [
+        "0.blocks.0.attention",
+        "0.blocks.0.mlp",
+        "0.blocks.0.tail",
         "1.blocks.0.attention",
         "1.blocks.0.mlp",
     ]
@@ -283,4 +286,5 @@ def test_batches_and_steps_that_do_not_belong_together_are_refused():
         fold_layers(larger, smaller, (4, 2), TITAN, name="mlp")
     with pytest.raises(FoldingError, match="mlp has other operators at batch 2 than at batch 4"):
         fold_layers(smaller, captured_batch("conv_net", 4), BATCHES, TITAN, name="mlp")
-    assert np.isfinite(sum(layer.forward_seconds for layer in folded("mlp").layers))
+    with pytest.raises(FoldingError, match="mlp has the same inputs at batch 2 as at batch 4: let its function take"):
+        fold_layers(smaller, smaller, BATCHES, TITAN, name="mlp")

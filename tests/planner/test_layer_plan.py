@@ -16,7 +16,7 @@ from planner.layer_plan import (
     parse_layer_plan,
     save_layer_plan,
 )
-from planner.layer_plan_check import check_layer_plan, divisors, prime_factors, stage_axes, uniform_layer_plan
+from planner.layer_plan_check import check_layer_plan, divisors, prime_factors, stage_axes
 from planner.plan_error import PlanError
 from planner.plan_format import PlannedModel
 
@@ -91,8 +91,6 @@ def test_batches_and_stages_that_do_not_divide_say_what_is_possible():
     stages = tuple(StagePlan(layers=(LayerSettings(name=name, data_parallel=2),)) for name in NAMES)
     assert "needs at least 4 micro-batches" in refused(LayerPlan(model=MODEL, devices=8, stages=stages))
     check_layer_plan(LayerPlan(model=MODEL, devices=8, stages=stages, schedule="gpipe"))
-    with pytest.raises(PlanError, match="5 stages for 4 layers: possible are 1 to 4"):
-        uniform_layer_plan(MODEL, NAMES, devices=10, stages=5)
 
 
 @pytest.mark.parametrize(
@@ -134,9 +132,3 @@ def test_groups_that_do_not_nest_are_refused():
     with pytest.raises(PlanError, match="tensor-parallel 2 of layer of2 and tensor-parallel 3 of layer of3"):
         stage_axes(6, [two, three])
     assert stage_axes(8, [LayerSettings(name="a", data_parallel=4, tensor_parallel=2)]) == (2, 2, 2)
-
-
-def test_a_uniform_plan_shares_out_the_layers():
-    plan = uniform_layer_plan(MODEL, NAMES, devices=4, stages=2, micro_batches=2)
-    assert [[layer.name for layer in stage.layers] for stage in plan.stages] == [list(NAMES[:2]), list(NAMES[2:])]
-    assert {layer.data_parallel for layer in plan.layers} == {2}

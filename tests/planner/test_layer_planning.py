@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import json
+import re
 from functools import cache
 
 import pytest
+from support import folded_layers
+from support.layer_models import SWIN
+from support.layer_plan_models import layer_names
 from support.planned_steps import step_reference
 
+from planner import layer_planning
 from planner.cluster import ClusterSpec, load_cluster
 from planner.infeasibility import InfeasibleError
 from planner.layer_plan import LayerPlan, load_layer_plan, save_layer_plan
 from planner.layer_plan_check import check_layer_plan
 from planner.layer_planning import LAYER_FORMULATIONS, plan_layers
+from planner.models import ModelReference, load_step
 from planner.plan_error import PlanError
-from runtime.layer_families import layer_names
+from runtime.layer_families import model_family
+from runtime.layer_units import FamilyError
 
 
 @cache
@@ -21,6 +29,19 @@ def small_cluster() -> ClusterSpec:
     """Eight devices that reserve nothing, so that a tiny step may use them up."""
     cluster = load_cluster("titan-rtx-8-pcie")
     return cluster.model_copy(update={"device": cluster.device.model_copy(update={"reserve_bytes": 0})})
+
+
+@pytest.fixture(autouse=True)
+def captured_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(layer_planning, "model_layers", folded_layers.model_layers)
+
+
+@pytest.fixture(scope="module")
+def swin(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Source of a Swin of two stages."""
+    path = tmp_path_factory.mktemp("swin") / "config.json"
+    path.write_text(json.dumps({"model_type": "swin", **SWIN}), encoding="utf-8")
+    return f"hf:{path}"
 
 
 def planned(formulation: str, memory: int | None = None, name: str = "gpt2", **more) -> LayerPlan:
@@ -44,7 +65,8 @@ def test_a_plan_names_every_layer_and_keeps_its_promises(formulation, as_publish
     assert max(record.stage_peak_bytes) <= record.tensor_bytes
     assert record.bound_seconds is None or record.bound_seconds <= record.objective_seconds
     blocks = [layer.name for layer in plan.layers if layer.name not in ("embedding", "head")]
-    assert blocks == list(layer_names(step_reference(name)))[1:-1]
+    parts = [""] if formulation != "osdp" else [".attention", ".mlp"]
+    assert blocks == [block + part for block in layer_names(step_reference(name))[1:-1] for part in parts]
     save_layer_plan(plan, tmp_path / "plan.json")
     assert load_layer_plan(tmp_path / "plan.json") == plan
 
@@ -71,6 +93,46 @@ def test_layers_that_share_a_parameter_are_planned_alike():
         first, *_, last = planned(formulation).layers
         assert (first.name, last.name) == ("embedding", "head")
         assert first.model_copy(update={"name": "head"}) == last
+
+
+def test_osdp_cuts_and_checkpoints_where_memory_asks_for_it():
+    """GPT-2's attention and MLP are operators of their own; tables are never cut."""
+    free = planned("osdp")
+    assert {layer.slices for layer in free.layers} == {1}
+    assert not any(layer.checkpoint for layer in free.layers)
+    shares = [planned("osdp", int(free.record.stage_peak_bytes[0] * share)) for share in (0.8, 0.6, 0.5, 0.4, 0.35)]
+    for plan in shares:
+        check_layer_plan(plan)
+        assert all(layer.slices == 1 for layer in plan.layers if "." not in layer.name)
+        assert len({layer.checkpoint for layer in plan.layers}) == 1
+    assert any(layer.slices > 1 for plan in shares for layer in plan.layers)
+    assert any(layer.checkpoint for plan in shares for layer in plan.layers)
+
+
+@pytest.mark.parametrize("formulation", LAYER_FORMULATIONS)
+@pytest.mark.parametrize("source", ["support.layer_models:experts", "support.models:res_net", "swin"])
+def test_models_of_any_kind_are_planned_though_the_executor_knows_them_not(source, formulation, swin):
+    """Experts, convolutions, and Swin's blocks of unequal width; what is no product is left whole."""
+    reference = ModelReference(swin if source == "swin" else source, batch=4, sequence=16)
+    request = {"cluster": small_cluster(), "devices": 4, "formulation": formulation}
+    free = plan_layers(reference, **request)
+    tight = plan_layers(reference, memory=max(free.record.stage_peak_bytes) * 95 // 100, **request)
+    for plan in (free, tight):
+        check_layer_plan(plan)
+        assert max(plan.record.stage_peak_bytes) <= plan.record.tensor_bytes
+    whole = ("embedding", "head", "layers.1.mlp", "blocks.0", "blocks.1")
+    assert all(layer.slices == 1 for layer in tight.layers if layer.name in whole)
+    with pytest.raises(FamilyError, match=r"cannot cut a \w+ into layers; it knows GPT2LMHeadModel"):
+        model_family(load_step(reference))
+
+
+def test_osdp_says_what_the_smallest_modes_need():
+    with pytest.raises(InfeasibleError, match="the smallest ones need") as refused:
+        planned("osdp", 1000)
+    least = float(re.search(r"need ([\d.]+) KiB", str(refused.value)).group(1)) * 2**10
+    assert planned("osdp", int(least * 1.001)).record.status == "optimal"
+    with pytest.raises(InfeasibleError):
+        planned("osdp", int(least * 0.999))
 
 
 def test_the_batch_may_be_searched():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import count
 
 import pytest
 from support.random_steps import decisions, random_step
@@ -12,7 +13,14 @@ from formulations.checker import check
 from formulations.models.holds import shortest_holds
 from formulations.models.kiwi_chain import chain_moments
 from formulations.models.modes import once_or_twice
-from formulations.models.registry import StepProblem, kiwi_chain_problem, kiwi_reduced_problem, sharding_problem
+from formulations.models.offload import Links
+from formulations.models.registry import (
+    StepProblem,
+    kiwi_chain_problem,
+    kiwi_offload_problem,
+    kiwi_reduced_problem,
+    sharding_problem,
+)
 from formulations.models.sharding import MEMORY
 from formulations.models.step import StepDecision, StepModel
 from formulations.models.step_replay import replay_decision
@@ -62,6 +70,12 @@ def executed_decisions(model: StepModel) -> list[tuple[StepDecision, Executed]]:
     return [(decision, execution(model)(decision)) for decision in space]
 
 
+def step_with_decisions(seed: int, **options: int) -> tuple[StepModel, list[tuple[StepDecision, Executed]]]:
+    """The first of several random steps in which some layouts go together, and its decisions."""
+    drawn = (random_step(seed + 1000 * attempt, **options) for attempt in count())
+    return next((model, space) for model in drawn if (space := executed_decisions(model)))
+
+
 def least(found: list[tuple[StepDecision, Executed]], limit: int) -> int | None:
     return min((executed.cost for _, executed in found if executed.peak <= limit), default=None)
 
@@ -76,10 +90,7 @@ def limits_of(found: list[tuple[StepDecision, Executed]]) -> list[int]:
 
 @pytest.mark.parametrize("seed", range(24))
 def test_no_other_reruns_and_no_other_layouts_alone_are_cheaper(seed, pool):
-    model = random_step(seed)
-    space = executed_decisions(model)
-    if not space:
-        pytest.skip("no layouts go together")
+    model, space = step_with_decisions(seed)
     for limit in limits_of(space):
         built = kiwi_chain_problem(model, limit)
         start = begin(built, execution(model), EXACT, AMPLE, pool)
@@ -118,6 +129,31 @@ def test_a_decision_that_fits_without_a_limit_ends_the_search(pool):
     assert start is not None
     assert start.executed.cost == least(space, limit)
     assert check(built.problem, encoded(built, start.decision)).objective == start.executed.cost
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_with_one_layout_rules_are_tried_and_nothing_is_solved(seed, pool):
+    model, space = step_with_decisions(seed, layouts=1)
+    rules = [{i: mode[0] for i, mode in decision.recomputed.items()} for decision, _ in space if once(decision)]
+    for limit in limits_of(space):
+        built = kiwi_chain_problem(model, limit, rules)
+        assert built.starts == ()
+        start = begin(built, execution(model), "no solver", AMPLE)
+        by_rule = [(decision, executed) for decision, executed in space if once(decision)]
+        assert (None if start is None else start.executed.cost) == least(by_rule, limit)
+
+
+def once(decision: StepDecision) -> bool:
+    """Whether nothing runs again twice."""
+    return all(len(mode) == 1 for mode in decision.recomputed.values())
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_what_extends_a_problem_begins_from_its_optimum(seed, pool):
+    model, space = step_with_decisions(seed)
+    for limit in limits_of(space):
+        start = begin(kiwi_offload_problem(model, limit, Links()), execution(model), EXACT, AMPLE, pool)
+        assert (None if start is None else start.executed.cost) == least(space, limit)
 
 
 def test_a_solve_keeps_what_it_began_from_where_the_solver_finds_less(pool):

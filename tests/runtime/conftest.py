@@ -1,7 +1,14 @@
-from collections.abc import Iterator
+"""Ranks that stay alive between tests, and the command line as a function."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
 
 import pytest
+from support.command_line import Outcome
 from support.rank_pool import RankPool
+
+from runtime import cli
 
 
 @pytest.fixture(scope="session")
@@ -16,3 +23,14 @@ def four_ranks() -> Iterator[RankPool]:
     pool = RankPool(4)
     yield pool
     pool.close()
+
+
+@pytest.fixture
+def meshwright(capfd: pytest.CaptureFixture[str]) -> Callable[..., Outcome]:
+    def call(*arguments: object) -> Outcome:
+        with pytest.raises(SystemExit) as left:
+            cli.main([str(argument) for argument in arguments])
+        printed = capfd.readouterr()
+        return Outcome(int(left.value.code or 0), printed.out, printed.err)
+
+    return call

@@ -11,6 +11,8 @@ from importlib.metadata import version
 from pathlib import Path
 
 import pytest
+from support.command_line import TINY_PROBLEM, Outcome
+from support.planned_steps import configuration_file
 
 from formulations.solvers.ledger import SolverContradiction
 from formulations.solvers.worker import WorkerStartError
@@ -18,35 +20,9 @@ from planner.formulations import FORMULATIONS
 from planner.layer_planning import LAYER_FORMULATIONS
 from planner.optimizers import OPTIMIZERS
 from runtime import cli, cli_options, rank_main
-from runtime.rank_main import RunOptions
+from runtime.rank_job import RunOptions
 
 TINY = ["hf:gpt2", "--cluster", "a100-8-nvlink", "--layers", "1", "--batch", "2", "--seq", "16", "--dropout", "0"]
-TINY_PROBLEM = {
-    "problem": {
-        "name": "tiny",
-        "nodes": {"intervals": [[0, 2], [1, 3]], "costs": [[5, 9], [4, 1]], "usages": [[8, 2], [3, 7]]},
-        "edges": {"nodes": [[0, 1]], "costs": [[0, 3, 2, 0]]},
-        "usage_limit": 10,
-    }
-}
-
-
-class Outcome:
-    """Exit code and what was printed."""
-
-    def __init__(self, code: int, out: str, err: str) -> None:
-        self.code, self.out, self.err = code, out, err
-
-
-@pytest.fixture
-def meshwright(capfd: pytest.CaptureFixture[str]):
-    def call(*arguments: object) -> Outcome:
-        with pytest.raises(SystemExit) as left:
-            cli.main([str(argument) for argument in arguments])
-        printed = capfd.readouterr()
-        return Outcome(int(left.value.code or 0), printed.out, printed.err)
-
-    return call
 
 
 def refused(outcome: Outcome, *words: str) -> None:
@@ -62,8 +38,9 @@ def refused(outcome: Outcome, *words: str) -> None:
 @pytest.fixture(scope="module")
 def plan_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("plan") / "plan.json"
+    small = [f"hf:{configuration_file('gpt2')}", *TINY[1:]]
     with pytest.raises(SystemExit) as left:
-        cli.main(["plan", *TINY, "--mesh", "2", "--memory", "40GiB", "--time-limit", "10", "--out", str(path)])
+        cli.main(["plan", *small, "--mesh", "2", "--memory", "40GiB", "--time-limit", "10", "--out", str(path)])
     assert left.value.code is None or left.value.code == 0
     return path
 

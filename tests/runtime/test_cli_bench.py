@@ -4,51 +4,31 @@ from __future__ import annotations
 
 import io
 import json
+from functools import partial
 from pathlib import Path
 
 import pytest
 from rich.console import Console
+from support.command_line import TINY_PROBLEM
 
 from formulations.solution import Progress, Status
 from formulations.solvers.registry import SOLVERS
 from planner.benchmarks import BenchResult, BenchRow, random_suite
-from runtime import cli
 from runtime.cli_bench_display import LiveRows
 
 FAKE = "support.fake_solvers:"
-PROBLEM = {
-    "problem": {
-        "name": "tiny",
-        "nodes": {"intervals": [[0, 2], [1, 3]], "costs": [[5, 9], [4, 1]], "usages": [[8, 2], [3, 7]]},
-        "edges": {"nodes": [[0, 1]], "costs": [[0, 3, 2, 0]]},
-        "usage_limit": 10,
-    }
-}
-
-
-class Outcome:
-    """Exit code and what was printed."""
-
-    def __init__(self, code: int, out: str, err: str) -> None:
-        self.code, self.out, self.err = code, out, err
 
 
 @pytest.fixture
-def bench(capfd: pytest.CaptureFixture[str]):
-    def call(*arguments: object) -> Outcome:
-        with pytest.raises(SystemExit) as left:
-            cli.main(["bench", *(str(argument) for argument in arguments)])
-        printed = capfd.readouterr()
-        return Outcome(int(left.value.code or 0), printed.out, printed.err)
-
-    return call
+def bench(meshwright):
+    return partial(meshwright, "bench")
 
 
 @pytest.fixture
 def problem(tmp_path: Path) -> Path:
     path = tmp_path / "problems" / "tiny.json"
     path.parent.mkdir()
-    path.write_text(json.dumps(PROBLEM))
+    path.write_text(json.dumps(TINY_PROBLEM))
     (path.parent / "README").write_text("not a problem")
     return path
 
@@ -96,7 +76,7 @@ def test_an_interrupt_prints_what_is_there_and_leaves_with_130(
 
 def test_a_contradiction_is_told_and_leaves_with_1(bench, problem: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(SOLVERS, "liar", FAKE + "wrong_bound")
-    document = json.loads(json.dumps(PROBLEM))
+    document = json.loads(json.dumps(TINY_PROBLEM))
     del document["problem"]["usage_limit"]
     problem.write_text(json.dumps(document))
     outcome = bench("contest", problem, "--solvers", "liar,brute_force")

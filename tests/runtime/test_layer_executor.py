@@ -2,28 +2,38 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
 
 import pytest
 from support.layer_plan_models import layer_reference
-from support.layer_runs import LayerOutcome, check_layer_run, names_of, planned_model, staged_plan
+from support.layer_runs import (
+    LayerOutcome,
+    check_layer_run,
+    gradients_on_rank,
+    names_of,
+    planned_model,
+    staged_plan,
+)
 from torch import nn
 
 from planner.layer_plan import LayerPlan, LayerSettings, StagePlan
 from planner.models import TrainingStep, load_step
 from planner.plan_error import PlanError
-from runtime.layer_check import check_model
+from runtime.layer_check import check_comparable, check_model
 from runtime.layer_families import model_family
 from runtime.layer_launch import run_layer_plan
 from runtime.layer_report import LayerRunReport
 from runtime.layer_units import FamilyError
 
 
-def alike(name: str, devices: int, settings: dict[str, object], ends: dict[str, object] | None = None) -> LayerPlan:
+def alike(
+    name: str, devices: int, settings: dict[str, object], ends: dict[str, object] | None = None, **options
+) -> LayerPlan:
     """A plan of one stage whose blocks are run alike."""
     blocks = len(names_of(planned_model(name))) - 2
     ends = settings if ends is None else ends
-    return staged_plan(name, [ends, *[settings] * blocks, ends], devices=devices)
+    return staged_plan(name, [ends, *[settings] * blocks, ends], devices=devices, **options)
 
 
 def whole_bytes(name: str) -> int:
@@ -45,6 +55,37 @@ def test_parameters_are_sharded_by_data_and_tensor_parallelism(name, two_ranks):
     assert whole / 2 < shared[0].parameter_bytes < whole
 
 
+@pytest.mark.parametrize("name", ["bert", "llama"])
+def test_padding_is_learned_nothing_from_wherever_its_row_is(name, two_ranks):
+    """Divided by its rows, the table has the row of the padding on one device, and the other has one at its place."""
+    plan = alike(name, 2, {"tensor_parallel": 2})
+    check_layer_run(two_ranks, plan, padded=True)
+
+
+def test_half_precision_is_that_of_one_process(two_ranks):
+    """Gradients of 16 bits differ by their own rounding; those of a plan that forgets a part of the batch do not."""
+    model = planned_model("gpt2", dtype="bfloat16")
+    sharded = {"data_parallel": 2, "sharding": "zero3", "checkpoint": True}
+    plan = alike("gpt2", 2, {"tensor_parallel": 2, "sequence_parallel": True}, sharded, model=model)
+    check_layer_run(two_ranks, plan, coarser=1000.0)
+
+
+def test_what_is_dropped_is_dropped_again_when_a_checkpoint_computes_again(two_ranks):
+    model = planned_model("gpt2", dropout=0.5)
+    settings = {"data_parallel": 2, "sharding": "zero3"}
+
+    def run(**more) -> list[tuple[float, dict[str, list[float]]]]:
+        ends = settings
+        plan = alike("gpt2", 2, {**settings, **more}, ends, model=model)
+        return two_ranks.run(gradients_on_rank, plan.model_dump_json())
+
+    kept = run()
+    assert run(checkpoint=True) == kept
+    assert run(checkpoint=True, offload_hidden=True) == kept
+    other = alike("gpt2", 2, settings, model=model).model_copy(update={"seed": 1})
+    assert two_ranks.run(gradients_on_rank, other.model_dump_json())[0][0] != kept[0][0]
+
+
 def test_hybrid_sharding_shares_a_copy_among_some(four_ranks):
     hybrid = {"data_parallel": 4, "sharding": "zero2", "shard_degree": 2}
     outcomes = check_layer_run(four_ranks, alike("gpt2", 4, hybrid))
@@ -57,6 +98,15 @@ def test_unlike_neighbours_reshard_hidden_states(four_ranks):
     third = {"tensor_parallel": 4, "checkpoint": True}
     ends = {"data_parallel": 4}
     check_layer_run(four_ranks, staged_plan("deep", [ends, first, second, third, second, ends], devices=4))
+
+
+@pytest.mark.parametrize("first_is_whole", [True, False])
+def test_a_position_bias_is_learned_once_where_devices_compute_the_same(first_is_whole, two_ranks):
+    """Its table is in the first block of each stack, and the second block uses it too."""
+    divided = {"tensor_parallel": 2}
+    whole = {**divided, "undivided": True}
+    pair = [whole, divided] if first_is_whole else [divided, whole]
+    check_layer_run(two_ranks, staged_plan("t5", [divided, *pair, divided, *pair, divided], devices=2))
 
 
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
@@ -133,6 +183,13 @@ def test_attention_and_mlp_are_layers_of_their_own(two_ranks):
     assert outcomes[0].parameter_bytes == whole_bytes("gpt2") - 4 * (4 * 32 * 32 + 4 * 32 + 4 * 32) // 2
 
 
+def test_what_ranks_draw_for_themselves_is_not_compared_with_one_process():
+    for dropout, comparable in ((0.0, True), (0.1, False)):
+        family = model_family(load_step(layer_reference("gpt2", dropout=dropout), "meta"))
+        with nullcontext() if comparable else pytest.raises(FamilyError, match=r"drops values with probability 0\.1"):
+            check_comparable(family)
+
+
 def refusal(plan: LayerPlan, dropout: float = 0.0, name: str = "gpt2") -> str:
     step = load_step(layer_reference(name, dropout=dropout), "meta")
     with pytest.raises((FamilyError, PlanError)) as error:
@@ -207,10 +264,16 @@ def test_layers_that_share_a_parameter_must_be_in_one_place():
     assert "layers embedding and head share a parameter" in refusal(plan)
 
 
-def test_models_that_cannot_be_cut_are_refused():
-    step = TrainingStep(nn.Linear(2, 2), (), {}, None)
-    with pytest.raises(FamilyError, match="cannot cut a Linear into layers; it knows GPT2LMHeadModel"):
+@pytest.mark.parametrize("kind", ["Linear", "SwinForImageClassification", "MixtralForCausalLM"])
+def test_models_that_cannot_be_cut_are_refused_by_name(kind):
+    step = TrainingStep(type(kind, (nn.Module,), {})(), (), {}, None)
+    with pytest.raises(
+        FamilyError, match=f"cannot cut a {kind} into layers; it knows GPT2LMHeadModel, .* operator plan"
+    ):
         model_family(step)
+
+
+def test_steps_that_the_units_do_not_understand_are_refused():
     gpt2 = load_step(layer_reference("gpt2"), "meta")
     with pytest.raises(FamilyError, match="the arguments input_ids, labels, by name"):
         model_family(replace(gpt2, example_kwargs={**gpt2.example_kwargs, "attention_mask": None}))

@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import pytest
+from support import folded_layers
 from support.layer_plan_models import layer_reference
 from support.layer_runs import check_layer_run
 
+from planner import layer_planning
 from planner.cluster import load_cluster
 from planner.layer_planning import plan_layers
+
+
+@pytest.fixture(autouse=True)
+def captured_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(layer_planning, "model_layers", folded_layers.model_layers)
 
 
 def planned(name: str, formulation: str, devices: int, share: float | None, **more):
@@ -22,9 +29,9 @@ def planned(name: str, formulation: str, devices: int, share: float | None, **mo
     return plan_layers(layer_reference(name), memory=memory, **request)
 
 
-@pytest.mark.parametrize("name", ["gpt2", "vit"])
-def test_what_osdp_plans_runs(name, two_ranks):
-    plan = planned(name, "osdp", 2, 0.95)
+@pytest.mark.parametrize(("name", "share"), [("gpt2", 0.95), ("vit", 0.5), ("t5", 0.4), ("bert", 0.6)])
+def test_what_osdp_plans_runs(name, share, two_ranks):
+    plan = planned(name, "osdp", 2, share)
     assert "zero3" in {layer.sharding for layer in plan.layers}
     check_layer_run(two_ranks, plan)
 
@@ -32,9 +39,7 @@ def test_what_osdp_plans_runs(name, two_ranks):
 @pytest.mark.parametrize("as_published", [False, True])
 @pytest.mark.parametrize("name", ["gpt2", "bert"])
 def test_what_galvatron_plans_runs(name, as_published, four_ranks):
-    # The published search counts memory in units of 32 MB, which is more than these models have.
-    share = None if as_published else 0.9
-    check_layer_run(four_ranks, planned(name, "galvatron", 4, share, as_published=as_published))
+    check_layer_run(four_ranks, planned(name, "galvatron", 4, 0.9, as_published=as_published))
 
 
 def test_layers_that_nothing_divides_run_whole_beside_divided_ones(two_ranks):

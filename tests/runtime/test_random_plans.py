@@ -92,6 +92,11 @@ def test_labels_that_are_ignored_on_one_rank_only(name, two_ranks, four_ranks):
     check_plan(four_ranks, name, (2, 2), 0, ignored_rows=2)
 
 
+@pytest.mark.parametrize(("name", "mesh"), [("llama", (1, 2)), ("gpt2", (2, 1))])
+def test_an_axis_of_one_rank_changes_nothing(name, mesh, two_ranks):
+    check_plan(two_ranks, name, mesh, 0)
+
+
 @pytest.mark.fuzz
 @pytest.mark.parametrize("name", FAMILIES)
 def test_many_random_plans(name, two_ranks, four_ranks):

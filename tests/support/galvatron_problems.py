@@ -17,7 +17,7 @@ def random_kinds(rng, layers):
     return rng.integers(0, int(rng.integers(1, layers + 1)), layers)
 
 
-def random_tables(rng, kinds_of_layers, strategies):
+def random_tables(rng, kinds_of_layers, strategies, borrowers=()):
     """Tables of layers that are often alike, with zeros, ties and strategies that are not possible."""
     kinds = int(kinds_of_layers.max()) + 1
     layouts = int(rng.integers(1, strategies + 1))
@@ -32,6 +32,10 @@ def random_tables(rng, kinds_of_layers, strategies):
     repeated = numbers(12, shape)
     transformation = numbers(6, (kinds, layouts, layouts))
     transformation[:, np.arange(layouts), np.arange(layouts)] = 0
+    borrowed = np.zeros(shape, dtype=np.int64)
+    if borrowers:
+        rows = kinds_of_layers[list(borrowers)]
+        borrowed[rows] = numbers(6, (len(rows), strategies))
     return LayerTables(
         strategies=(),
         kinds=kinds_of_layers,
@@ -40,6 +44,7 @@ def random_tables(rng, kinds_of_layers, strategies):
         forward=numbers(8, shape),
         backward=numbers(10, shape),
         states=numbers(6, shape),
+        borrowed=borrowed,
         allowed=rng.random(shape) > (0.15 if rng.random() < 0.5 else 0.0),
         layouts=rng.integers(0, layouts, strategies),
         transformation=transformation,
@@ -67,17 +72,25 @@ def best_by_enumeration(stage, repeated_limit=None):
     return min((stage.cost_of(p) for p in plans(stage) if stage.is_feasible(p, repeated_limit)), default=None)
 
 
-def random_pipeline(seed):
-    """A model of up to five layers for up to three stages, with tables of their own for each micro-batch size."""
+def random_pipeline(seed, ties=False):
+    """A model of up to four layers for up to three stages, with tables of their own for each micro-batch size.
+
+    With `ties` one or two layers borrow a parameter of the first, and all of these need one strategy.
+    """
     rng = np.random.default_rng(seed)
-    layers = int(rng.integers(1, 5))
+    layers = int(rng.integers(2 if ties else 1, 5))
     strategies = int(rng.integers(1, 4))
     kinds = random_kinds(rng, layers)
+    borrowers = ()
+    if ties:
+        borrowers = tuple(sorted(rng.choice(range(1, layers), min(layers - 1, int(rng.integers(1, 3))), replace=False)))
+        kinds[[0, *borrowers]] = kinds.max() + 1 + np.arange(1 + len(borrowers))
+        kinds = np.unique(kinds, return_inverse=True)[1]
     shapes = np.random.SeedSequence(seed).generate_state(2)
 
     @cache
     def tables(stages, micro_batch):
-        return random_tables(np.random.default_rng([*shapes, stages, micro_batch]), kinds, strategies)
+        return random_tables(np.random.default_rng([*shapes, stages, micro_batch]), kinds, strategies, borrowers)
 
     limit = int(rng.integers(0, 30)) * int(rng.choice(SCALES))
     return PipelineProblem(
@@ -86,8 +99,9 @@ def random_pipeline(seed):
         (1, 2, 3),
         tuple(sorted({int(batch) for batch in rng.integers(1, 7, 2)})),
         limit,
-        Schedule.GPIPE if rng.random() < 0.3 else Schedule.ONE_F_ONE_B,
+        Schedule(rng.choice(list(Schedule))),
         MicroBatchRule.TWICE_THE_STAGES if rng.random() < 0.3 else MicroBatchRule.DIVISORS,
+        (0, *borrowers) if ties else (),
     )
 
 

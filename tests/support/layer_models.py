@@ -16,7 +16,7 @@ SWIN = {
     "image_size": 32,
     "patch_size": 2,
     "embed_dim": 16,
-    "depths": [2, 3],
+    "depths": [1, 2],
     "num_heads": [2, 4],
     "window_size": 4,
     "num_labels": 8,

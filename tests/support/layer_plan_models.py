@@ -8,7 +8,8 @@ from functools import cache
 from pathlib import Path
 
 from formulations.files import write_text_atomically
-from planner.models import ModelReference
+from planner.models import ModelReference, load_step
+from runtime.layer_families import model_family
 
 CONFIGURATIONS = {
     "gpt2": {
@@ -22,6 +23,7 @@ CONFIGURATIONS = {
     "llama": {
         "model_type": "llama", "num_hidden_layers": 2, "hidden_size": 32, "intermediate_size": 96,
         "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 128, "max_position_embeddings": 32,
+        "pad_token_id": 127,
     },
     "bert": {
         "model_type": "bert", "num_hidden_layers": 2, "hidden_size": 32, "intermediate_size": 64,
@@ -53,7 +55,14 @@ def configuration_file(name: str) -> str:
     return str(path)
 
 
-def layer_reference(name: str, layers: int | None = None, dropout: float = 0.0) -> ModelReference:
+def layer_reference(
+    name: str, layers: int | None = None, dropout: float = 0.0, dtype: str = "float32"
+) -> ModelReference:
     """Reference of a small model."""
-    source = f"hf:{configuration_file(name)}"
-    return ModelReference(source, batch=BATCH, sequence=SEQUENCES.get(name, SEQUENCE), layers=layers, dropout=dropout)
+    source, sequence = f"hf:{configuration_file(name)}", SEQUENCES.get(name, SEQUENCE)
+    return ModelReference(source, batch=BATCH, sequence=sequence, dtype=dtype, layers=layers, dropout=dropout)
+
+
+def layer_names(reference: ModelReference) -> tuple[str, ...]:
+    """Names of a model's layers, in the order in which they run."""
+    return tuple(unit.name for unit in model_family(load_step(reference, "meta")).units)

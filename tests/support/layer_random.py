@@ -21,15 +21,30 @@ PARTS = {
 }
 """Modules of a block that are layers of their own, by role or path, and by the beginning of the block's name."""
 
-PLACE = ("data_parallel", "sharding", "shard_degree", "tensor_parallel", "offload_parameters", "offload_optimizer")
+HEADS = {"llama": 2}
+"""Heads that tensor parallelism divides, where they are fewer than devices."""
+
+PLACE = (
+    "data_parallel",
+    "sharding",
+    "shard_degree",
+    "tensor_parallel",
+    "undivided",
+    "offload_parameters",
+    "offload_optimizer",
+)
+"""Settings that layers with a common parameter have in common."""
+
+ALIKE = ("data_parallel", "tensor_parallel", "undivided", "sequence_parallel")
+"""Settings that the parts of a block have in common."""
 
 
-def random_layer_plan(name: str, devices: int, seed: int, stages: int | None = None) -> LayerPlan:
+def random_layer_plan(name: str, devices: int, seed: int) -> LayerPlan:
     """A plan of a family for some devices; the seed says the rest."""
     random = Random(f"{name} {devices} {seed}")
     model = planned_model(name, random.choice([2, 2, 3, 4]) if name != "t5" else 2)
     names = names_of(model)
-    stages = stages or random.choice([size for size in divisors(devices) if size <= len(names)])
+    stages = random.choice([size for size in divisors(devices) if size <= len(names)])
     stage_devices = devices // stages
     schedule = random.choice(["gpipe", "1f1b"])
     possible = [
@@ -43,7 +58,7 @@ def random_layer_plan(name: str, devices: int, seed: int, stages: int | None = N
     ends: LayerSettings | None = None
     for unit in names:
         is_block = unit not in ("embedding", "bridge", "head")
-        whole = _settings(random, unit, stage_devices, rows, is_block, may_share_sequences=name != "vit")
+        whole = _settings(random, unit, stage_devices, rows, HEADS.get(name, 4) if is_block else 0, name != "vit")
         if unit in ("embedding", "head"):
             # The first and the last layer share the table of tokens.
             ends = ends or whole
@@ -70,22 +85,26 @@ def random_layer_plan(name: str, devices: int, seed: int, stages: int | None = N
 
 
 def _settings(
-    random: Random, name: str, devices: int, rows: int, is_block: bool, may_share_sequences: bool
+    random: Random, name: str, devices: int, rows: int, heads: int, may_share_sequences: bool
 ) -> LayerSettings:
-    tensor = random.choice([degree for degree in divisors(devices) if rows % (devices // degree) == 0])
+    """Settings of a block, or of what has no heads."""
+    possible = [degree for degree in divisors(devices) if rows % (devices // degree) == 0]
+    tensor = random.choice([possible[0], *possible])  # hybrid sharding needs many data-parallel devices
     data = devices // tensor
-    chosen: dict[str, Any] = {"name": name, "data_parallel": data, "tensor_parallel": tensor}
-    if is_block and may_share_sequences and tensor > 1 and SEQUENCE % tensor == 0:
+    undivided = tensor > 1 and (heads % tensor > 0 or random.random() < 0.2)
+    chosen: dict[str, Any] = {"name": name, "data_parallel": data, "tensor_parallel": tensor, "undivided": undivided}
+    divided = tensor > 1 and not undivided
+    if heads and may_share_sequences and divided and SEQUENCE % tensor == 0:
         chosen["sequence_parallel"] = random.random() < 0.5
-    return LayerSettings(**chosen, **_memory(random, data, tensor, is_block))
+    return LayerSettings(**chosen, **_memory(random, data, divided, heads > 0))
 
 
 def _part(random: Random, whole: LayerSettings, name: str) -> LayerSettings:
-    kept = {key: getattr(whole, key) for key in ("data_parallel", "tensor_parallel", "sequence_parallel")}
-    return LayerSettings(name=name, **kept, **_memory(random, whole.data_parallel, whole.tensor_parallel, True))
+    kept = {key: getattr(whole, key) for key in ALIKE}
+    return LayerSettings(name=name, **kept, **_memory(random, whole.data_parallel, whole.shares_products, True))
 
 
-def _memory(random: Random, data: int, tensor: int, is_block: bool) -> dict[str, Any]:
+def _memory(random: Random, data: int, divided: bool, is_block: bool) -> dict[str, Any]:
     sharding = random.choice(["none", "zero2", "zero3", "zero3"])
     chosen: dict[str, Any] = {
         "sharding": sharding,
@@ -96,7 +115,7 @@ def _memory(random: Random, data: int, tensor: int, is_block: bool) -> dict[str,
     }
     chosen["offload_optimizer"] = not chosen["offload_parameters"] and random.random() < 0.3
     if sharding != "none":
-        chosen["shard_degree"] = random.choice([None, *divisors(data)])
-        if tensor == 1 and chosen["slices"] > 1:
+        chosen["shard_degree"] = random.choice([None, *divisors(data)[1:]])
+        if not divided and chosen["slices"] > 1:
             chosen["sharded_slices"] = random.choice([None, *range(chosen["slices"] + 1)])
     return chosen

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from math import ceil
+from typing import Any
 
 import numpy as np
 
-from formulations.layers import LayerChain, LayerProfile, ProfileSource
+from formulations.layers import LayerChain, LayerProfile, ProfileSource, SplitPart
 from formulations.models.osdp import Accounting, OsdpMachine, OsdpSettings, Slicing
 
 SLICES = ((1,), (1, 2), (1, 4), (3,), (1, 2, 4))
 
 
-def operator(name: str, **changes: float) -> LayerProfile:
+def operator(name: str, **changes: Any) -> LayerProfile:
     """An operator of which only what is named is not zero."""
     numbers = dict.fromkeys(
         (
@@ -56,19 +58,22 @@ def random_case(seed: int, largest: int = 5) -> Case:
         checkpointing=bool(rng.integers(2)),
         state_multiple=int(rng.choice([2, 4])),
         gathered_tensors=int(rng.choice([1, 1, 2])),
+        replica_tensors=int(rng.choice([0, 0, 1, 3])),
+        products_only=bool(rng.integers(2)),
     )
     kinds = [_numbers(rng) for _ in range(int(rng.integers(1, 4)))]
-    count = int(rng.integers(1, largest + 1 if len(settings.modes()) < 8 else 4))
+    count = int(rng.integers(1, largest + 1 if sum(slices) < 6 else 4))
     layers = [operator(f"o{i}", **kinds[int(rng.integers(len(kinds)))]) for i in range(count)]
+    if rng.random() < 0.3:
+        layers[-1] = replace(layers[-1], borrowed_parameter_bytes=layers[0].parameter_bytes)
     chain = LayerChain(f"random-{seed}", tuple(layers))
     machine = OsdpMachine(
         int(rng.choice([1, 2, 3, 8])), float(rng.choice([0.0, 1e-6, 3e-5])), float(rng.choice([0.0, 1e-9, 7e-9])), 0
     )
     batch = int(rng.integers(1, 4))
-    modes = settings.modes()
+    vectors = list(mode_vectors(chain, settings))
     sizes = [
-        reference_bytes(chain, machine, settings, [modes[int(rng.integers(len(modes)))] for _ in layers], batch)
-        for _ in range(2)
+        reference_bytes(chain, machine, settings, vectors[int(rng.integers(len(vectors)))], batch) for _ in range(2)
     ]
     exact = sizes[0] - int(rng.integers(2))
     between = int(rng.integers(0, max(1, 2 * max(sizes))))
@@ -77,14 +82,15 @@ def random_case(seed: int, largest: int = 5) -> Case:
     return Case(chain, machine, settings, batch)
 
 
-def _numbers(rng: np.random.Generator) -> dict[str, float]:
+def _numbers(rng: np.random.Generator) -> dict[str, Any]:
     def some(*values: int) -> int:
         return int(rng.choice(values))
 
+    given = some(0, 8, 700, 4096)
     return {
         "parameter_bytes": some(0, 4, 4096, 4096, 5000, 12_288, 1_000_003),
-        "input_bytes": some(8, 700, 4096),
-        "unread_input_bytes": some(0, 0, 8),
+        "input_bytes": given,
+        "unread_input_bytes": min(given, some(0, 0, 8)),
         "output_bytes": some(0, 8, 700),
         "saved_bytes": some(0, 0, 900, 10_000),
         "fixed_saved_bytes": some(0, 0, 55),
@@ -96,6 +102,7 @@ def _numbers(rng: np.random.Generator) -> dict[str, float]:
         "backward_seconds": float(rng.choice([0.0, 2e-6])),
         "forward_fixed_seconds": float(rng.choice([0.0, 5e-6])),
         "backward_fixed_seconds": float(rng.choice([0.0, 7e-6])),
+        "split": SplitPart(divisor=some(0, 2, 4, 6)),
     }
 
 
@@ -130,17 +137,30 @@ def reference_bytes(
         forward = b * (layer.forward_workspace_bytes + unread[i] + passing[i]) + layer.forward_fixed_workspace_bytes
         backward = b * layer.backward_workspace_bytes + layer.backward_fixed_workspace_bytes
         here = max(forward, backward)
-        if settings.accounting is not Accounting.PUBLISHED and k:
-            here += settings.gathered_tensors * ceil(Fraction(layer.parameter_bytes, g))
+        if settings.accounting is not Accounting.PUBLISHED:
+            at_once = max(settings.gathered_tensors if k else 0, settings.replica_tensors if k < g else 0)
+            gathered = at_once * ceil(Fraction(layer.parameter_bytes, g))
+            lent = i == 0 and any(other.borrowed_parameter_bytes for other in chain.layers[1:])
+            resident, here = (resident + gathered, here) if lent else (resident, here + gathered)
         if settings.accounting is Accounting.PEAK and settings.checkpointing:
             here += saved
         extra.append(here)
     return resident + (max(extra) if settings.accounting is Accounting.PEAK else sum(extra))
 
 
+def mode_vectors(chain: LayerChain, settings: OsdpSettings) -> Iterator[tuple[Slicing, ...]]:
+    """Every choice of modes, each operator by itself."""
+    return itertools.product(*(settings.modes(layer) for layer in chain.layers))
+
+
+def _tied_alike(chain: LayerChain, modes: tuple[Slicing, ...]) -> bool:
+    borrowers = [mode for layer, mode in zip(chain.layers, modes, strict=True) if layer.borrowed_parameter_bytes]
+    return all(mode == modes[0] for mode in borrowers)
+
+
 def best_by_enumeration(case: Case) -> int | None:
     """Nanoseconds of the best modes at the case's batch; None where none fit."""
-    vectors = itertools.product(case.settings.modes(), repeat=len(case.chain))
+    vectors = [modes for modes in mode_vectors(case.chain, case.settings) if _tied_alike(case.chain, modes)]
     return min(
         (
             reference_nanoseconds(case, vector)

@@ -1,0 +1,212 @@
+"""CAPTURE's profiler on real runs: partitionings of a small model on local processes, and the peaks that they have.
+
+It profiles what the layer executor really holds, where :class:`formulations.models.capture_replay.StageReplay` profiles
+a replay. A run starts its processes anew, which takes seconds; whoever has processes already gives them as `measure`.
+
+:func:`errors_of_predictions` is Figure 7 of the paper on such runs: random plans, what CAPTURE's predictor says of them
+as published and repaired, what our own formula of the engine says, and what is measured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+
+from formulations.layers import LayerChain
+from formulations.models.capture import stage_configurations
+from formulations.models.capture_replay import StageReplay
+from formulations.models.capture_slips import AS_PUBLISHED, REPAIRED
+from formulations.models.galvatron_costs import CostModel
+from formulations.models.galvatron_pipeline import Schedule
+from formulations.models.galvatron_strategies import Dimension, LayerStrategy
+from formulations.searches.capture_predictor import Profile, predict
+from formulations.searches.capture_sampling import PredictionErrors, prediction_errors, random_plans
+from planner.layer_plan import LayerPlan, LayerSettings, StagePlan
+from planner.layer_plan_check import check_layer_plan
+from planner.layer_plan_memory import engine_peaks, plan_profiles
+from planner.models import ModelReference
+from planner.optimizers import OptimizerName
+from planner.plan_format import PlannedModel
+from runtime.layer_launch import run_layer_plan
+
+STEPS = 2
+"""As in the paper."""
+
+Measure = Callable[[LayerPlan], Sequence[int]]
+"""Peak bytes of every rank of a plan, the ranks of a stage after those of the stage before."""
+
+
+def measured_peaks(plan: LayerPlan) -> Sequence[int]:
+    """Peaks of a plan that is run for two steps on processes of its own.
+
+    Raises
+    ------
+    LaunchError
+        The run cannot be started, or a rank fails.
+    """
+    return run_layer_plan(plan, steps=STEPS).measured_peak_bytes
+
+
+@dataclass(frozen=True)
+class LocalRuns:
+    """Local runs of a model as a profiled system (:class:`formulations.models.capture_replay.ProfiledSystem`).
+
+    Parameters
+    ----------
+    reference
+        Which model; its batch is not used.
+    chain
+        Its layers; their names, and which of them tensor parallelism leaves whole.
+    borders
+        Modules of every layer that is planned: layer ``i`` has ``borders[i] .. borders[i + 1] - 1``.
+    schedule, micro_batches
+        Of a step.
+    optimizer
+        A name of :data:`planner.optimizers.OPTIMIZERS`.
+    measure
+        Runs a plan.
+    """
+
+    reference: ModelReference
+    chain: LayerChain
+    borders: tuple[int, ...]
+    schedule: Schedule
+    micro_batches: int
+    optimizer: OptimizerName = "adamw"
+    measure: Measure = measured_peaks
+    name: str = "local runs"
+
+    @property
+    def layers(self) -> int:
+        """Number of layers that are planned."""
+        return len(self.borders) - 1
+
+    def merged(self, borders: Sequence[int]) -> LocalRuns:
+        """Return the same runs with layers merged."""
+        return replace(self, borders=tuple(self.borders[border] for border in borders))
+
+    def in_flight(self, stages: int, position: int) -> int:
+        """Micro-batches that a stage holds; positions count from 0."""
+        return self.schedule.in_flight(stages, position, self.micro_batches)
+
+    def run(self, partition: Sequence[int], configuration: LayerStrategy, micro_batch: int) -> tuple[int, ...]:
+        """Run a partitioning and return the peak of every stage: that of its fullest rank.
+
+        Raises
+        ------
+        PlanError, LaunchError
+            It cannot be run so.
+        """
+        return self.stage_peaks(self.plan(partition, [configuration] * len(partition), micro_batch))
+
+    def stage_peaks(self, plan: LayerPlan) -> tuple[int, ...]:
+        """Measured peak of the fullest rank of every stage of a plan."""
+        ranks = self.measure(plan)
+        each = plan.stage_devices
+        return tuple(max(ranks[first : first + each]) for first in range(0, plan.devices, each))
+
+    def plan(self, partition: Sequence[int], configurations: Sequence[LayerStrategy], micro_batch: int) -> LayerPlan:
+        """Return the layer plan of stages with equal numbers of devices.
+
+        Parameters
+        ----------
+        partition
+            Layers of every stage.
+        configurations
+            How every stage runs.
+        micro_batch
+            Samples of a micro-batch.
+
+        Raises
+        ------
+        PlanError
+            The configurations have different degrees, or samples do not divide.
+        """
+        stages, layer = [], 0
+        for count, configuration in zip(partition, configurations, strict=True):
+            modules = self.chain.layers[self.borders[layer] : self.borders[layer + count]]
+            layer += count
+            stages.append(
+                StagePlan(
+                    layers=tuple(
+                        LayerSettings(
+                            name=module.name,
+                            data_parallel=configuration.sample_parts,
+                            tensor_parallel=configuration.degree(Dimension.TENSOR),
+                            undivided=module.split.divisor == 0,
+                            checkpoint=configuration.checkpoint,
+                        )
+                        for module in modules
+                    )
+                )
+            )
+        made = LayerPlan(
+            model=PlannedModel(**asdict(replace(self.reference, batch=micro_batch * self.micro_batches))),
+            devices=sum(configuration.devices for configuration in configurations),
+            stages=tuple(stages),
+            micro_batches=self.micro_batches,
+            schedule="gpipe" if self.schedule is Schedule.GPIPE else "1f1b",
+            optimizer=self.optimizer,
+        )
+        check_layer_plan(made)
+        return made
+
+
+def errors_of_predictions(
+    runs: LocalRuns,
+    profile: Profile,
+    costs: CostModel,
+    devices: int,
+    degree: int,
+    micro_batch: int,
+    count: int,
+    seed: int,
+) -> dict[str, PredictionErrors]:
+    """Errors of predictions against measured peaks, on different random plans with stages of one degree.
+
+    Parameters
+    ----------
+    runs
+        What runs.
+    profile
+        Of these runs.
+    costs
+        States per parameter; links do not matter.
+    devices, degree
+        Of a plan, and of each of its stages.
+    micro_batch
+        Samples of a micro-batch.
+    count, seed
+        How many plans are drawn, of which equal ones run once, and of what random numbers.
+
+    Returns
+    -------
+    dict
+        By predictor: ``published`` and ``repaired`` CAPTURE's, ``engine`` that of
+        :mod:`planner.layer_plan_memory`.
+    """
+    replay = StageReplay(runs.chain, runs.borders, costs, runs.schedule, runs.micro_batches)
+    configurations = stage_configurations((degree,))
+    problem = replay.problem((devices,), configurations, micro_batch)
+    drawn = list(dict.fromkeys(random_plans(problem, count, seed)))
+    plans = [
+        runs.plan(
+            [stage.end - first for first, stage in problem.stages(plan)],
+            [configurations[stage.configuration] for stage in plan],
+            micro_batch,
+        )
+        for plan in drawn
+    ]
+
+    def by_gpu(stage_peaks: Sequence[int]) -> list[int]:
+        return [peak for peak in stage_peaks for _ in range(degree)]
+
+    held = [by_gpu(runs.stage_peaks(plan)) for plan in plans]
+    said: dict[str, Sequence[Sequence[int]]] = {
+        name: [predict(profile, problem, micro_batch, slips).problem.gpu_peaks(plan) for plan in drawn]
+        for name, slips in (("published", AS_PUBLISHED), ("repaired", REPAIRED))
+    }
+    said["engine"] = [
+        by_gpu([peak.nbytes for peak in engine_peaks(plan, plan_profiles(plan, runs.chain))]) for plan in plans
+    ]
+    return {name: prediction_errors(predicted, held) for name, predicted in said.items()}

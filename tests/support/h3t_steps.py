@@ -1,0 +1,88 @@
+"""Small random steps of H3T, and their best sequences by enumeration."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import numpy as np
+
+from formulations.models.h3t import H3tBorders, H3tLayer, H3tStep, Optimizer, simulate_sequences
+from formulations.models.h3t_operations import Switch
+
+SYNC = int(Switch.SEGMENT_SYNC)
+SCALES = (1, 1, 1_000_003)
+
+
+def random_step(seed, most_layers=5, memory_limit=None):
+    """A step whose layers are often alike, with zero bytes, zero communication and ties.
+
+    Without a limit it is one that binds: often exactly what some sequence needs, at times less than any needs.
+    """
+    rng = np.random.default_rng(seed)
+    count = int(rng.integers(1, most_layers + 1))
+    scale = int(rng.choice(SCALES))
+    zeros = rng.random() < 0.4
+
+    def number(high, least=0):
+        if zeros and least == 0 and rng.random() < 0.4:
+            return 0
+        return int(rng.integers(least, high)) * scale
+
+    kinds = [
+        H3tLayer(
+            parameter_bytes=number(9),
+            shard_bytes=number(4),
+            hidden_bytes=number(6),
+            activation_bytes=number(15),
+            forward_bytes=number(4),
+            backward_bytes=number(4),
+            forward=number(9, 1),
+            backward=number(15, 1),
+            gather=number(9),
+            scatter=number(9),
+            hidden_copy=number(9),
+            shard_copy=number(5),
+            update=number(9),
+        )
+        for _ in range(int(rng.integers(1, count + 1)))
+    ]
+    borders = H3tBorders(
+        fixed_bytes=number(5),
+        output_bytes=number(6),
+        embedding_bytes=number(20),
+        loss_bytes=number(20),
+        embedding_forward=number(5),
+        embedding_backward=number(5),
+        loss=number(8),
+    )
+    step = H3tStep(
+        layers=tuple(kinds[int(k)] for k in rng.integers(0, len(kinds), count)),
+        borders=borders,
+        device_link=bool(rng.random() < 0.5),
+        memory_limit=2**62 if memory_limit is None else memory_limit,
+        optimizer=list(Optimizer)[int(rng.integers(0, 3))],
+    )
+    if memory_limit is not None:
+        return step
+    peaks = np.sort(simulate_sequences(step, rng.integers(0, 64, (50, count)) | SYNC)[:, 1])
+    limit = int(peaks[int(rng.integers(0, 25))]) - int(rng.random() < 0.3)
+    return with_limit(step, max(0, limit))
+
+
+def with_limit(step, memory_limit):
+    """The step under another limit."""
+    return H3tStep(
+        layers=step.layers,
+        borders=step.borders,
+        device_link=step.device_link,
+        memory_limit=memory_limit,
+        optimizer=step.optimizer,
+    )
+
+
+def enumerated(step, sets):
+    """Least cost within the limit by trying every sequence of these sets, and the smallest peak of all."""
+    sequences = np.array(list(product(sets, repeat=len(step.layers))), dtype=np.int64)
+    found = simulate_sequences(step, sequences)
+    fitting = found[:, 1] <= step.memory_limit
+    return (int(found[fitting, 0].min()) if fitting.any() else None), int(found[:, 1].min())
