@@ -32,8 +32,9 @@ from formulations.models.registry import (
     step_problem,
 )
 from formulations.problem import BoolArray, IntArray, StrategyProblem
-from formulations.solution import SolveResult
+from formulations.solution import SolveResult, Status
 from planner.baselines import BASELINES
+from planner.infeasibility import InfeasibleError
 from planner.offload_model import with_transfer_costs
 from planner.operator_graph import ValueRole
 from planner.placement import replicated, shard
@@ -69,7 +70,8 @@ def formulation_problem(
     memory_limit
         Bytes on one device, or None.
     solve
-        Solves the first of two problems, for formulations that decide one thing after the other.
+        Solves the first of two problems, for formulations that decide one thing after the other; a first problem has
+        no memory limit.
     links, copy_quanta
         What the host offers, and the time of one copy of so many bytes, in quanta; for ``kiwi_offload``.
 
@@ -79,6 +81,8 @@ def formulation_problem(
         If there is no such formulation; the message lists the known ones.
     ValueError
         If the step has no data-parallel layouts on the mesh (``checkmate``).
+    InfeasibleError
+        If ``solve`` found no layouts to start from.
     """
     model = space.model
     if name == "kiwi_chain":
@@ -97,9 +101,15 @@ def formulation_problem(
     first = sharding_problem(model, None)
     if name == CHECKMATE:
         first = first.only(_data_parallel(space))
-    chosen = solve(first.problem).choices
+    found = solve(first.problem)
+    chosen = found.choices
+    mesh = "x".join(map(str, space.mesh))
+    if found.status in (Status.INFEASIBLE, Status.INFEASIBLE_UNCONFIRMED):
+        raise ValueError(f"{name}: mesh {mesh} allows no layouts to start from for this step")
     if chosen is None:
-        raise ValueError(f"{name}: mesh {'x'.join(map(str, space.mesh))} allows no layouts to start from for this step")
+        raise InfeasibleError(
+            f"{name}: no layouts to start from were found on mesh {mesh} in {found.seconds:.0f} s; allow more time"
+        )
     fixed = {i: np.arange(node.size) == chosen[i] for i, node in enumerate(model.nodes)}
     return kiwi_chain_problem(model, memory_limit, rule_based_reruns(space)).only(fixed)
 

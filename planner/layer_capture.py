@@ -17,7 +17,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from formulations.layers import LayerChain, LayerProfile
+from formulations.layers import LayerChain
 from formulations.models.capture import (
     CaptureError,
     CapturePlan,
@@ -30,14 +30,13 @@ from formulations.models.capture_replay import StageReplay, StepTimes
 from formulations.models.capture_slips import AS_PUBLISHED, Slip
 from formulations.models.galvatron_costs import CostModel, tied_layers
 from formulations.models.galvatron_pipeline import Schedule
-from formulations.models.galvatron_strategies import Dimension, LayerStrategy
 from formulations.searches.capture_enumeration import recommend
 from formulations.searches.capture_exact import fastest_plan, least_peak_plan
 from formulations.searches.capture_predictor import LARGEST_PROFILED, predict, profile_layers
 from formulations.solution import Status
 from planner.infeasibility import InfeasibleError
-from planner.layer_galvatron import SECONDS_PER_COST, device_links
-from planner.layer_plan import LayerPlan, LayerRecord, LayerSettings, StagePlan
+from planner.layer_galvatron import SECONDS_PER_COST, device_links, strategy_settings
+from planner.layer_plan import LayerPlan, LayerRecord, StagePlan
 from planner.layer_request import LayerRequest, planned_model
 from planner.plan_error import PlanError
 from planner.units import format_bytes
@@ -287,19 +286,9 @@ def _stages(chain: LayerChain, problem: PartitionProblem, plan: CapturePlan) -> 
     return tuple(
         StagePlan(
             layers=tuple(
-                _settings(layer, problem.configurations[stage.configuration])
+                strategy_settings(layer, problem.configurations[stage.configuration])
                 for layer in chain.layers[first : stage.end]
             )
         )
         for first, stage in problem.stages(plan)
-    )
-
-
-def _settings(layer: LayerProfile, configuration: LayerStrategy) -> LayerSettings:
-    return LayerSettings(
-        name=layer.name,
-        data_parallel=configuration.sample_parts,
-        tensor_parallel=configuration.degree(Dimension.TENSOR),
-        undivided=layer.split.divisor == 0,
-        checkpoint=configuration.checkpoint,
     )

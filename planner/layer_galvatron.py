@@ -136,11 +136,14 @@ def _search_notes(unit_bytes: int) -> tuple[str, ...]:
 
 def _stages(chain: LayerChain, problem: PipelineProblem, plan: PipelinePlan) -> tuple[StagePlan, ...]:
     strategies = problem.tables(plan.stages, plan.batch // plan.micro_batches).strategies
-    layers = [_settings(layer, strategies[choice]) for layer, choice in zip(chain.layers, plan.choices, strict=True)]
+    layers = [
+        strategy_settings(layer, strategies[choice]) for layer, choice in zip(chain.layers, plan.choices, strict=True)
+    ]
     return tuple(StagePlan(layers=tuple(layers[first:end])) for first, end in pairwise(plan.borders))
 
 
-def _settings(layer: LayerProfile, strategy: LayerStrategy) -> LayerSettings:
+def strategy_settings(layer: LayerProfile, strategy: LayerStrategy) -> LayerSettings:
+    """What the layer executor does for a strategy of a layer."""
     shards = strategy.degree(Dimension.SHARDED)
     return LayerSettings(
         name=layer.name,

@@ -65,7 +65,7 @@ def plan_with_h3t(request: LayerRequest, chain: LayerChain) -> LayerPlan:
         published = search_dp(tables, step.memory_limit, slips=AS_PUBLISHED)
         sequence, outcome = published.sequence, published.outcome
     else:
-        exact = solve_synchronized(tables, step.memory_limit, _GAP)
+        exact = solve_synchronized(tables, step.memory_limit, _GAP, time.monotonic() + request.time_limit)
         sequence, outcome, bound = exact.sequence, exact.outcome, exact.bound
     if sequence is None or outcome is None or outcome.peak > step.memory_limit:
         raise InfeasibleError(_why_nothing_fits(request, step, tables, outcome))
@@ -128,6 +128,10 @@ def _why_nothing_fits(request: LayerRequest, step: H3tStep, tables: SegmentTable
     least = least_memory(tables)
     room = f"memory for tensors {format_bytes(step.memory_limit)} on {request.devices} devices"
     if least <= step.memory_limit:
+        if not request.as_published:
+            return (
+                f"{room}: no switches were found in {request.time_limit:g} s, though {format_bytes(least)} are enough"
+            )
         what = "finds no switches" if found is None else f"finds switches that need {format_bytes(found.peak)}"
         return (
             f"{room}: H3T as published {what}, though {format_bytes(least)} are enough; use more memory, or leave "

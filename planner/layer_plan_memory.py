@@ -26,6 +26,7 @@ from functools import partial
 from itertools import accumulate, pairwise
 
 from formulations.layers import LayerChain, LayerProfile
+from formulations.models.galvatron_pipeline import Schedule
 from planner.layer_plan import EnginePeak, LayerPlan, LayerSettings
 from planner.operator_graph import ITEM_BYTES
 from planner.optimizers import optimizer_named
@@ -196,8 +197,7 @@ class _Stage:
 
     def __init__(self, plan: LayerPlan, profiles: Sequence[LayerProfile], number: int, first: int, end: int) -> None:
         self._micro_batches, self._is_pipeline = plan.micro_batches, len(plan.stages) > 1
-        waiting = plan.micro_batches if plan.schedule == "gpipe" else len(plan.stages) - number
-        self._in_flight = min(waiting, plan.micro_batches) if self._is_pipeline else 1
+        self._in_flight = Schedule(plan.schedule).in_flight(len(plan.stages), number, plan.micro_batches)
         borrowers = {place for place in range(first, end) if profiles[place].borrowed_parameter_bytes}
         tied = borrowers | {0} if first == 0 and borrowers else set[int]()
         table = max(profile.borrowed_parameter_bytes for profile in profiles)

@@ -9,8 +9,8 @@ from __future__ import annotations
 import hashlib
 import platform
 import time
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property, partial
 from math import prod
 
@@ -18,7 +18,7 @@ from formulations.models.registry import StepProblem
 from formulations.models.step import StepDecision
 from formulations.models.step_replay import replay_decision
 from formulations.problem import StrategyProblem
-from formulations.solution import Progress, SolveOptions, SolveResult
+from formulations.solution import Progress, SolveOptions, SolveResult, Status
 from formulations.solvers import DEFAULT_SOLVER, SolverPool, solve
 from formulations.solvers.minimum_peak import MinimumPeak
 from planner.capture import CapturedStep, capture
@@ -53,6 +53,9 @@ from planner.units import format_bytes
 
 CROSS_CHECK_SECONDS = 15.0
 """Longest time of one cross-checking solver."""
+
+_FIRST_LAYOUTS_SECONDS = 60.0
+"""Longest time for layouts that a second problem needs before it can be stated at all."""
 
 CROSS_CHECKERS = {"tree_dp": ("lagrangian", "greedy"), "greedy": ("lagrangian", "tree_dp")}
 """Solvers of another kind that are set beside one; all others are checked by a DP bound and a greedy plan."""
@@ -211,7 +214,7 @@ class PlanningSession:
             request.formulation,
             self.space,
             memory - reserve,
-            lambda first: solve(first, request.solver, options, None, pool),
+            partial(_first_layouts, solver=request.solver, options=options, pool=pool),
             links_of(self.costs, request.host_memory),
             self.instruction_costs.copy_quanta,
         )
@@ -305,7 +308,11 @@ class PlanningSession:
         return self._make_plan(request, result, checks, schedule, report, {**self.times, **times})
 
     def solve(
-        self, request: PlanRequest, progress: Callable[[Progress], None] | None = None, pool: SolverPool | None = None
+        self,
+        request: PlanRequest,
+        progress: Callable[[Progress], None] | None = None,
+        pool: SolverPool | None = None,
+        known: Sequence[StepDecision] = (),
     ) -> SolvedStep:
         """Find a decision within the limit.
 
@@ -317,16 +324,21 @@ class PlanningSession:
             Called with every better incumbent or bound.
         pool
             Warm workers, or None.
+        known
+            Decisions to begin from, as those of other formulations: of those within the limit, none is better than
+            what is found.
 
         Raises
         ------
         InfeasibleError
             The smallest peak found does not fit either.
+        ValueError
+            The formulation leaves a known decision out.
         """
         options = SolveOptions(time_limit=request.time_limit, seed=request.seed, workers=request.workers)
         memory, reserve = self.limits(request.memory)
         execute = partial(self.execute, limit=memory - reserve, host_limit=request.host_memory)
-        found = solve_step(self.problem(request, pool), execute, request.solver, options, progress, pool)
+        found = solve_step(self.problem(request, pool), execute, request.solver, options, progress, pool, known)
         if isinstance(found, MinimumPeak):
             raise refusal(found, memory - reserve, reserve)
         return found
@@ -384,6 +396,17 @@ class PlanningSession:
                 hardware={"machine": platform.machine(), "python": platform.python_version()},
             ),
         )
+
+
+def _first_layouts(
+    problem: StrategyProblem, solver: str, options: SolveOptions, pool: SolverPool | None
+) -> SolveResult:
+    """Solve a problem without a limit whose layouts another problem needs: past the time limit if nothing is known."""
+    found = solve(problem, solver, options, None, pool)
+    if found.status not in (Status.NO_SOLUTION, Status.BOUND_ONLY):
+        return found
+    one_round = replace(options, time_limit=_FIRST_LAYOUTS_SECONDS, iteration_limit=1)
+    return solve(problem, "greedy", one_round, None, pool)
 
 
 def session_of(plan: Plan, cluster: ClusterSpec | str | None = None) -> PlanningSession:

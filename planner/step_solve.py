@@ -10,7 +10,7 @@ leaves out plans that are possible.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from formulations.models.registry import StepProblem
@@ -57,6 +57,7 @@ def solve_step(
     options: SolveOptions,
     progress: Callable[[Progress], None] | None = None,
     pool: SolverPool | None = None,
+    known: Sequence[StepDecision] = (),
 ) -> SolvedStep | MinimumPeak:
     """Find a decision within the limit; where none was found, the smallest peak says why.
 
@@ -74,10 +75,19 @@ def solve_step(
         Called with every better incumbent or bound.
     pool
         Warm workers, or None.
+    known
+        Decisions that are known already: of those within the limit, none is better than what is found.
+
+    Raises
+    ------
+    ValueError
+        If the problem leaves a known decision out.
+    SolverContradiction
+        If a bound is above the cost of a decision.
     """
     limit = built.problem.resources[MEMORY].limit
     whole = options
-    start, options = _begun(built, execute, solver, options, pool)
+    start, options = _begun(built, execute, solver, options, pool, known)
     found = _solve(built, start, solver, options, progress, pool)
     if isinstance(found, MinimumPeak) and built.has_starts and limit is not None and found.bound <= limit:
         start = begin(built, execute, solver, whole, pool)
@@ -112,13 +122,14 @@ def _begun(
     solver: str,
     options: SolveOptions,
     pool: SolverPool | None,
+    known: Sequence[StepDecision],
 ) -> tuple[Start | None, SolveOptions]:
-    """A decision to begin from, if the problem has smaller ones, and the options for the time that is left."""
-    if not built.has_starts:
+    """A decision to begin from, if any is known or the problem has smaller ones, and options for the time left."""
+    if not built.has_starts and not known:
         return None, options
     longest = min(start_share(built) * options.time_limit, MOST_START_SECONDS)
     begun = time.monotonic()
-    start = begin(built, execute, solver, replace(options, time_limit=longest), pool)
+    start = begin(built, execute, solver, replace(options, time_limit=longest), pool, known)
     spent = min(time.monotonic() - begun, longest)
     return start, replace(options, time_limit=options.time_limit - spent)
 

@@ -1,5 +1,6 @@
 """Decisions to begin from: those of smaller problems, each of which takes little time.
 
+- decisions that are known already, as those of other formulations or of a lower limit;
 - the decision without a limit: where it fits, nothing is better;
 - reruns by rule for the layouts of that decision, which need no search;
 - recomputation for those layouts (with every layout fixed little is left to decide);
@@ -16,7 +17,7 @@ time it has.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -60,6 +61,7 @@ def begin(
     solver: str,
     options: SolveOptions,
     pool: SolverPool | None = None,
+    known: Sequence[StepDecision] = (),
 ) -> Start | None:
     """Find a decision to begin from.
 
@@ -73,13 +75,24 @@ def begin(
         How to solve the smaller problems; the time limit is that of all of them together.
     pool
         Warm workers, or None.
+    known
+        Decisions that are known already. Those over the limit are passed over.
 
     Returns
     -------
     Start or None
         The cheapest decision found that is within the limit when it is executed, if any.
+
+    Raises
+    ------
+    ValueError
+        If the problem leaves a known decision out.
     """
-    return _Beginning(built, execute, solver, options, pool).run()
+    beginning = _Beginning(built, execute, solver, options, pool)
+    for decision in known:
+        built.encode(decision)
+        beginning.keep(decision)
+    return beginning.run()
 
 
 def start_share(built: StepProblem) -> float:
@@ -139,27 +152,30 @@ class _Beginning:
         """Solve the problem that this one extends, from what that one begins from."""
         if extended.has_starts:
             options = replace(self.options, time_limit=start_share(extended) * self._left())
-            self.best = begin(extended, self.execute, self.solver, options, self.pool)
+            begun = begin(extended, self.execute, self.solver, options, self.pool)
+            if begun is not None:
+                self._take(begun)
         self._solve(lambda: extended, _WHOLE)
         return self.best
 
     def _begin_without_limit(self, unlimited: Callable[[], StepProblem]) -> bool:
         """Solve without a limit, then recomputation for those layouts; return whether nothing can be better."""
-        free, proved = self._solve(unlimited, _LARGE)
-        if proved and self.best is not None:
-            return True
-        if free is not None:
+        free, finished = self._solve(unlimited, _LARGE)
+        if free is not None and not finished:
             self._try_rules(free.layouts)
             self._solve(partial(self._with_layouts, free), _LARGE)
-        return False
+        return finished
 
     def _try_rules(self, layouts: tuple[int, ...]) -> None:
         """Run again what each rule says, for given layouts."""
         for reruns in self.built.rules:
-            self._keep(StepDecision(layouts, {i: (moment,) for i, moment in reruns.items()}))
+            self.keep(StepDecision(layouts, {i: (moment,) for i, moment in reruns.items()}))
 
     def _solve(self, build: Callable[[], StepProblem], share: float) -> tuple[StepDecision | None, bool]:
-        """Solve a problem in a part of the time that is left, keep what is better, and say whether it is optimal."""
+        """Solve a problem in a part of the time that is left; return its decision, and whether that fits and is optimal.
+
+        The decision is kept where it is better than what is known.
+        """
         if self._left() < _LEAST_SECONDS:
             return None, False
         smaller = build()
@@ -170,17 +186,23 @@ class _Beginning:
         if found.choices is None:
             return None, False
         decision = smaller.decode(found.choices)
-        if not self._keep(decision) and smaller.safer is not None:
+        fits = self.keep(decision)
+        if not fits and smaller.safer is not None:
             self._solve(smaller.safer, share)
-        return decision, found.status is Status.OPTIMAL
+        return decision, fits and found.status is Status.OPTIMAL
 
-    def _keep(self, decision: StepDecision) -> bool:
+    def keep(self, decision: StepDecision) -> bool:
         """Execute a decision, keep it where it is the cheapest within the limit so far, and say whether it fits."""
         executed = self.execute(decision)
         fits = self.limit is None or executed.peak <= self.limit
-        if fits and (self.best is None or executed.cost < self.best.executed.cost):
-            self.best = Start(decision, executed)
+        if fits:
+            self._take(Start(decision, executed))
         return fits
+
+    def _take(self, start: Start) -> None:
+        """Keep a decision within the limit where it is the cheapest so far."""
+        if self.best is None or start.executed.cost < self.best.executed.cost:
+            self.best = start
 
     def _left(self) -> float:
         """Seconds that are left."""

@@ -10,7 +10,7 @@ as published and repaired, what our own formula of the engine says, and what is 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 
 from formulations.layers import LayerChain
 from formulations.models.capture import stage_configurations
@@ -18,15 +18,16 @@ from formulations.models.capture_replay import StageReplay
 from formulations.models.capture_slips import AS_PUBLISHED, REPAIRED
 from formulations.models.galvatron_costs import CostModel
 from formulations.models.galvatron_pipeline import Schedule
-from formulations.models.galvatron_strategies import Dimension, LayerStrategy
+from formulations.models.galvatron_strategies import LayerStrategy
 from formulations.searches.capture_predictor import Profile, predict
 from formulations.searches.capture_sampling import PredictionErrors, prediction_errors, random_plans
-from planner.layer_plan import LayerPlan, LayerSettings, StagePlan
+from planner.layer_galvatron import strategy_settings
+from planner.layer_plan import LayerPlan, StagePlan
 from planner.layer_plan_check import check_layer_plan
 from planner.layer_plan_memory import engine_peaks, plan_profiles
+from planner.layer_request import planned_model
 from planner.models import ModelReference
 from planner.optimizers import OptimizerName
-from planner.plan_format import PlannedModel
 from runtime.layer_launch import run_layer_plan
 
 STEPS = 2
@@ -126,27 +127,15 @@ class LocalRuns:
         for count, configuration in zip(partition, configurations, strict=True):
             modules = self.chain.layers[self.borders[layer] : self.borders[layer + count]]
             layer += count
-            stages.append(
-                StagePlan(
-                    layers=tuple(
-                        LayerSettings(
-                            name=module.name,
-                            data_parallel=configuration.sample_parts,
-                            tensor_parallel=configuration.degree(Dimension.TENSOR),
-                            undivided=module.split.divisor == 0,
-                            checkpoint=configuration.checkpoint,
-                        )
-                        for module in modules
-                    )
-                )
-            )
+            stages.append(StagePlan(layers=tuple(strategy_settings(module, configuration) for module in modules)))
         made = LayerPlan(
-            model=PlannedModel(**asdict(replace(self.reference, batch=micro_batch * self.micro_batches))),
+            model=planned_model(self.reference, micro_batch * self.micro_batches),
             devices=sum(configuration.devices for configuration in configurations),
             stages=tuple(stages),
             micro_batches=self.micro_batches,
             schedule="gpipe" if self.schedule is Schedule.GPIPE else "1f1b",
             optimizer=self.optimizer,
+            seed=self.reference.seed,
         )
         check_layer_plan(made)
         return made

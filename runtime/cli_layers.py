@@ -70,15 +70,15 @@ def run_layers(plan_file: Path, steps: int, check: bool, report: Path | None, da
     """Run a plan of layers on local processes and print what was predicted beside what was measured."""
     from rich.console import Console
 
-    from formulations.files import write_text_atomically
     from planner.layer_plan import load_layer_plan
     from runtime.layer_launch import run_layer_plan
+    from runtime.run_report import write_report
 
     plan = load_layer_plan(plan_file)
     with progress_line(f"running {steps} steps on {plan.devices} ranks" + (" and on one process" if check else "")):
         found = run_layer_plan(plan, steps=steps, check=check, data=data, device=device)
     if report is not None:
-        write_text_atomically(report, found.model_dump_json(indent=2) + "\n")
+        write_report(found, report)
     Console().print(run_table(plan, found))
     for failure in found.failures():
         Console(stderr=True).print(f"[red]{failure}[/red]")

@@ -15,7 +15,6 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.elastic.multiprocessing.errors import record
 
-from formulations.files import write_text_atomically
 from planner.layer_plan import LayerPlan, load_layer_plan, parse_layer_plan, save_layer_plan
 from planner.layer_plan_check import check_layer_plan
 from planner.models import load_step
@@ -37,6 +36,7 @@ from runtime.merged_report import merged_measurements, rank_measurements
 from runtime.process_group import broadcast_text, gather_texts, joined, rank_device
 from runtime.rank_job import RunOptions, is_first_here, make_initial_state, parse_options, scratch_folder
 from runtime.reference import ReferenceRun, read_reference
+from runtime.run_report import write_report
 
 PLAN_FILE = "layers.json"
 
@@ -98,7 +98,7 @@ def _run(plan: LayerPlan, options: RunOptions, device: torch.device) -> LayerRun
         **merged_measurements(ranks, reference),
     )
     if options.report is not None and dist.get_rank() == 0:
-        write_text_atomically(options.report, report.model_dump_json(indent=2) + "\n")
+        write_report(report, options.report)
     return report
 
 

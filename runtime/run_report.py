@@ -146,6 +146,6 @@ class RunReport(TrainingReport):
         return found + super().failures()
 
 
-def write_report(report: RunReport, path: Path) -> None:
+def write_report(report: TrainingReport, path: Path) -> None:
     """Write a report as JSON, completely or not at all."""
     write_text_atomically(path, report.model_dump_json(indent=2) + "\n")

@@ -10,6 +10,7 @@ layout says what it assumes and what it is, and layouts that contradict each oth
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import inf
 
 import numpy as np
 
@@ -44,7 +45,9 @@ class ExactResult:
     bound: int | None
 
 
-def solve_synchronized(tables: SegmentTables, memory_limit: int, relative_gap: float = 0.0) -> ExactResult:
+def solve_synchronized(
+    tables: SegmentTables, memory_limit: int, relative_gap: float = 0.0, deadline: float = inf
+) -> ExactResult:
     """Find the fastest sequence within the limit.
 
     Parameters
@@ -55,8 +58,10 @@ def solve_synchronized(tables: SegmentTables, memory_limit: int, relative_gap: f
         Bytes on one device.
     relative_gap
         The plan may cost this much more than the bound, relative to its cost; 0 for the optimum.
+    deadline
+        When to end, by the monotonic clock, with what was found.
     """
-    return _solve(_Strategies(tables), memory_limit, relative_gap, with_time=True)
+    return _solve(_Strategies(tables), memory_limit, relative_gap, deadline, with_time=True)
 
 
 def least_memory(tables: SegmentTables) -> int:
@@ -65,7 +70,7 @@ def least_memory(tables: SegmentTables) -> int:
     low, high = tables.fixed_bytes, tables.outcome([SYNCHRONIZED_SETS - 1] * tables.layers).peak
     while low < high:
         middle = (low + high) // 2
-        found = _solve(strategies, middle, 0.0, with_time=False)
+        found = _solve(strategies, middle, 0.0, inf, with_time=False)
         if found.outcome is None:
             low = middle + 1
         else:
@@ -73,12 +78,14 @@ def least_memory(tables: SegmentTables) -> int:
     return high
 
 
-def _solve(strategies: _Strategies, memory_limit: int, relative_gap: float, *, with_time: bool) -> ExactResult:
+def _solve(
+    strategies: _Strategies, memory_limit: int, relative_gap: float, deadline: float, *, with_time: bool
+) -> ExactResult:
     tables = strategies.tables
     if memory_limit < tables.fixed_bytes:
         return ExactResult(None, None, None)
     stage = strategies.stage(memory_limit - tables.fixed_bytes, with_time)
-    found = solve_stage(stage, relative_gap=relative_gap)
+    found = solve_stage(stage, relative_gap=relative_gap, deadline=deadline)
     contradiction = strategies.contradiction(with_time)
     if found.bound is None or found.bound >= contradiction:
         return ExactResult(None, None, None)

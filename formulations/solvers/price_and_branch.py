@@ -11,7 +11,7 @@
 
 Where strategies are so many that tables are very large (:mod:`formulations.solvers.price_bounding`), others look for
 assignments and the prices of the first step only bound; a core is looked at once few strategies are left, and hubs are
-branched on where a gap remains at the second look that prices hardly narrow.
+branched on once prices hardly narrow the gap any more.
 """
 
 from __future__ import annotations
@@ -49,11 +49,11 @@ _FIRST_SHARE, _SECOND_SHARE = 0.3, 0.6
 _WIDE_SHARES = (0.45, 0.6, 1.0)
 """The same for later looks where tables are very large."""
 
-_WIDE_GAP = 0.01
-"""Relative gap from which on branching on hubs soon gains more than prices do."""
+_NARROWED = 0.1
+"""Part of the gap that prices must have narrowed it by since the last look, or hubs are branched on."""
 
 _MOST_BRANCHED_ENTRIES = 30_000_000
-"""Entries of tables up to which that is done: three branches at a time have tables of their own, of 1 GB in all."""
+"""Entries of tables up to which that is done: each of three branches at a time holds them up to twice, 1.5 GB in all."""
 
 _MOST_ENTRIES_LEFT = 20 * MOST_CORE_COLUMNS
 """Entries of tables, after fixing, up to which presolve may make a core of the size above of them."""
@@ -70,7 +70,7 @@ def solve(problem: StrategyProblem, options: SolveOptions, report: ReportProgres
     if isinstance(flat, Claim):
         return flat
     first = replace(options, time_limit=_FIRST_SHARE * options.time_limit)
-    if is_wide(len(flat.tables), len(flat.graph.arity)):
+    if is_wide(_entries(flat), len(flat.graph.arity)):
         bounding = PriceBounding(problem, flat, first, report, incumbent, started)
         return _solve_wide(problem, flat, bounding, options, report, incumbent, started)
     prices = PriceSearch(problem, flat, first, report, incumbent, started)
@@ -107,7 +107,8 @@ def _solve_wide(
 ) -> Claim:
     """Solve a problem of very large tables: raise the bound, and look at the core now and then."""
     claim = bounding.run()
-    branches = len(flat.tables) <= _MOST_BRANCHED_ENTRIES and len(hubs(flat)) > 0 and holds_exact_costs(flat)
+    branches = _entries(flat) <= _MOST_BRANCHED_ENTRIES and len(hubs(flat)) > 0 and holds_exact_costs(flat)
+    bound_before = None
     for share in _WIDE_SHARES:
         if claim.choices is not None:
             objective = exact_objective(problem, claim.choices)
@@ -119,11 +120,17 @@ def _solve_wide(
                 if linear_columns(core.problem) <= MOST_CORE_COLUMNS:
                     remaining = replace(options, time_limit=max(0.0, started + options.time_limit - time.monotonic()))
                     return _Core(core, lift, claim, objective, report, incumbent, started).run(remaining)
-            wide_gap = claim.bound is not None and objective - claim.bound > _WIDE_GAP * abs(objective)
-            if branches and wide_gap and share > _WIDE_SHARES[0]:
-                return branch(flat, bounding, claim, options, report, started)
+            if branches and claim.bound is not None and bound_before is not None:
+                if claim.bound - bound_before < _NARROWED * (objective - bound_before):
+                    return branch(flat, bounding, claim, options, report, started)
+        bound_before = claim.bound
         claim = bounding.go_on(share * options.time_limit)
     return claim
+
+
+def _entries(flat: FlatProblem) -> int:
+    """Return how many entries all tables have, those of shared tables counted for every factor, as sweeps read them."""
+    return int(flat.graph.table_size.sum())
 
 
 def _core(

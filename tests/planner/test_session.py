@@ -10,7 +10,8 @@ import pytest
 from support.planned_steps import step_reference
 
 from formulations.models.step import StepDecision
-from formulations.solution import Status
+from formulations.solution import SolveOptions, Status
+from formulations.solvers import solve
 from planner import api
 from planner.cluster import load_cluster
 from planner.fits import fits_report
@@ -52,6 +53,12 @@ def test_a_plan_is_certified_and_holds(name, mesh):
         allowed=again.allowed_strategies,
     )
     assert report.peak_bytes == plan.peak_bytes
+
+
+@pytest.mark.parametrize("formulation", ["checkmate", "alpa_then_checkmate"])
+def test_layouts_to_start_from_are_found_whatever_the_time_limit(formulation):
+    built = session("gpt2", (2,)).problem(PlanRequest(formulation=formulation, time_limit=1e-3))
+    assert solve(built.problem, "greedy", SolveOptions(time_limit=60.0)).choices is not None
 
 
 def test_more_memory_never_costs_more_and_recomputation_reaches_lower():

@@ -14,6 +14,7 @@ from support.peak_ratios import PeakRatio
 
 from formulations.layers import UNDIVIDED, LayerChain, LayerProfile
 from formulations.models.galvatron_costs import CostModel, DeviceLinks, layer_tables
+from formulations.models.galvatron_pipeline import Schedule
 from formulations.models.galvatron_strategies import Dimension, LayerStrategy, Level
 from planner.capture import capture
 from planner.cluster import load_cluster
@@ -71,8 +72,7 @@ def published_peaks(plan: LayerPlan, profiles: Sequence[LayerProfile]) -> list[i
     ends = [0, *accumulate(len(stage.layers) for stage in plan.stages)]
     peaks = []
     for number, (first, end) in enumerate(pairwise(ends)):
-        left = len(plan.stages) - number if plan.schedule == "1f1b" else plan.micro_batches
-        in_flight = min(left, plan.micro_batches) if len(plan.stages) > 1 else 1
+        in_flight = Schedule(plan.schedule).in_flight(len(plan.stages), number, plan.micro_batches)
         peaks.append(tables.stage(first, end, in_flight, 0).peak(choices[first:end]))
     return peaks
 
