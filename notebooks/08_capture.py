@@ -29,7 +29,7 @@ import matplotlib.pyplot as plt
 import pandas as pd
 
 from formulations.models.capture_slips import AS_PUBLISHED, REPAIRED
-from formulations.models.galvatron_pipeline import Schedule
+from formulations.models.pipeline_schedule import Schedule
 from formulations.searches.capture_enumeration import recommend
 from formulations.searches.capture_exact import fastest_plan, least_peak_plan
 from formulations.searches.capture_profiling import lines_as_printed, profiling_runs

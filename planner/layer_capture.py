@@ -29,15 +29,16 @@ from formulations.models.capture import (
 from formulations.models.capture_replay import StageReplay, StepTimes
 from formulations.models.capture_slips import AS_PUBLISHED, Slip
 from formulations.models.galvatron_costs import CostModel, tied_layers
-from formulations.models.galvatron_pipeline import Schedule
+from formulations.models.pipeline_schedule import Schedule
 from formulations.searches.capture_enumeration import recommend
 from formulations.searches.capture_exact import fastest_plan, least_peak_plan
 from formulations.searches.capture_predictor import LARGEST_PROFILED, predict, profile_layers
 from formulations.solution import Status
 from planner.infeasibility import InfeasibleError
-from planner.layer_galvatron import SECONDS_PER_COST, device_links, strategy_settings
+from planner.layer_galvatron import SECONDS_PER_COST, device_links
 from planner.layer_plan import LayerPlan, LayerRecord, StagePlan
 from planner.layer_request import LayerRequest, planned_model
+from planner.layer_settings import strategy_settings
 from planner.plan_error import PlanError
 from planner.units import format_bytes
 

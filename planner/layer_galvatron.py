@@ -12,27 +12,27 @@ import time
 from fractions import Fraction
 from itertools import pairwise
 
-from formulations.layers import LayerChain, LayerProfile
+from formulations.layers import LayerChain
 from formulations.models.galvatron_costs import CostModel, DeviceLinks
 from formulations.models.galvatron_pipeline import (
     MicroBatchRule,
     PipelinePlan,
     PipelineProblem,
-    Schedule,
     SearchSpace,
     pipeline_problem,
     renumbered,
 )
 from formulations.models.galvatron_slips import REPAIRED, RUNNABLE, Slip
-from formulations.models.galvatron_strategies import Dimension, LayerStrategy
+from formulations.models.pipeline_schedule import Schedule
 from formulations.searches.galvatron_dp import DEFAULT_UNIT_BYTES, unit_for
 from formulations.searches.galvatron_joint import solve_joint
 from formulations.searches.galvatron_search import search_bmw
 from formulations.solution import Status
 from planner.cluster import ClusterSpec
 from planner.infeasibility import InfeasibleError
-from planner.layer_plan import LayerPlan, LayerRecord, LayerSettings, StagePlan
+from planner.layer_plan import LayerPlan, LayerRecord, StagePlan
 from planner.layer_request import LayerRequest, planned_model
+from planner.layer_settings import strategy_settings
 from planner.units import format_bytes
 
 BATCHES_TRIED = 16
@@ -140,17 +140,3 @@ def _stages(chain: LayerChain, problem: PipelineProblem, plan: PipelinePlan) -> 
         strategy_settings(layer, strategies[choice]) for layer, choice in zip(chain.layers, plan.choices, strict=True)
     ]
     return tuple(StagePlan(layers=tuple(layers[first:end])) for first, end in pairwise(plan.borders))
-
-
-def strategy_settings(layer: LayerProfile, strategy: LayerStrategy) -> LayerSettings:
-    """What the layer executor does for a strategy of a layer."""
-    shards = strategy.degree(Dimension.SHARDED)
-    return LayerSettings(
-        name=layer.name,
-        data_parallel=strategy.sample_parts,
-        sharding="zero3" if shards > 1 else "none",
-        shard_degree=shards if shards > 1 else None,
-        tensor_parallel=strategy.degree(Dimension.TENSOR),
-        undivided=layer.split.divisor == 0,
-        checkpoint=strategy.checkpoint,
-    )

@@ -26,7 +26,7 @@ from functools import partial
 from itertools import accumulate, pairwise
 
 from formulations.layers import LayerChain, LayerProfile
-from formulations.models.galvatron_pipeline import Schedule
+from formulations.models.pipeline_schedule import Schedule
 from planner.layer_plan import EnginePeak, LayerPlan, LayerSettings
 from planner.operator_graph import ITEM_BYTES
 from planner.optimizers import optimizer_named

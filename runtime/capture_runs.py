@@ -17,15 +17,15 @@ from formulations.models.capture import stage_configurations
 from formulations.models.capture_replay import StageReplay
 from formulations.models.capture_slips import AS_PUBLISHED, REPAIRED
 from formulations.models.galvatron_costs import CostModel
-from formulations.models.galvatron_pipeline import Schedule
 from formulations.models.galvatron_strategies import LayerStrategy
+from formulations.models.pipeline_schedule import Schedule
 from formulations.searches.capture_predictor import Profile, predict
 from formulations.searches.capture_sampling import PredictionErrors, prediction_errors, random_plans
-from planner.layer_galvatron import strategy_settings
 from planner.layer_plan import LayerPlan, StagePlan
 from planner.layer_plan_check import check_layer_plan
 from planner.layer_plan_memory import engine_peaks, plan_profiles
 from planner.layer_request import planned_model
+from planner.layer_settings import strategy_settings
 from planner.models import ModelReference
 from planner.optimizers import OptimizerName
 from runtime.layer_launch import run_layer_plan

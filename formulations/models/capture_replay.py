@@ -30,8 +30,8 @@ import numpy as np
 from formulations.layers import LayerChain, LayerProfile
 from formulations.models.capture import CaptureError, CapturePlan, PartitionProblem
 from formulations.models.galvatron_costs import CostModel, layer_tables
-from formulations.models.galvatron_pipeline import Schedule
 from formulations.models.galvatron_strategies import Dimension, LayerStrategy
+from formulations.models.pipeline_schedule import Schedule
 from formulations.problem import BoolArray, IntArray
 
 __all__ = ["ProfiledSystem", "StageReplay", "StepTimes", "layer_borders"]

@@ -30,13 +30,13 @@ from formulations.layers import LayerChain
 from formulations.models.galvatron import StageProblem
 from formulations.models.galvatron_costs import CostModel, LayerTables, layer_tables, tied_layers
 from formulations.models.galvatron_strategies import Dimension, decision_trees, pipeline_degrees
+from formulations.models.pipeline_schedule import Schedule
 
 __all__ = [
     "MicroBatchRule",
     "PipelinePlan",
     "PipelineProblem",
     "PlanCost",
-    "Schedule",
     "SearchSpace",
     "balance_degree",
     "is_faster",
@@ -46,24 +46,6 @@ __all__ = [
 
 Tables = Callable[[int, int], LayerTables]
 """From the number of stages and the samples of a micro-batch to the costs of all layers."""
-
-
-class Schedule(StrEnum):
-    """The order of forwards and backwards in a pipeline.
-
-    ``ONE_F_ONE_B_IF_FILLED`` is what torch's engine runs: 1F1B needs as many micro-batches as stages, GPipe runs fewer.
-    """
-
-    ONE_F_ONE_B = "1f1b"
-    GPIPE = "gpipe"
-    ONE_F_ONE_B_IF_FILLED = "1f1b if filled"
-
-    def in_flight(self, stages: int, position: int, micro_batches: int) -> int:
-        """Micro-batches whose activations a stage holds at once; positions count from 0."""
-        if stages == 1:
-            return 1
-        unfilled = self is Schedule.ONE_F_ONE_B_IF_FILLED and micro_batches < stages
-        return micro_batches if unfilled or self is Schedule.GPIPE else min(micro_batches, stages - position)
 
 
 class MicroBatchRule(StrEnum):

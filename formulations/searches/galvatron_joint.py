@@ -24,7 +24,8 @@ import numpy as np
 
 from formulations.models.galvatron import StageProblem
 from formulations.models.galvatron_costs import LayerTables
-from formulations.models.galvatron_pipeline import PipelinePlan, PipelineProblem, Schedule
+from formulations.models.galvatron_pipeline import PipelinePlan, PipelineProblem
+from formulations.models.pipeline_schedule import Schedule
 from formulations.problem import IntArray
 from formulations.searches.galvatron_labels import StageResult, solve_stage
 from formulations.searches.galvatron_windows import IMPOSSIBLE, WindowBounds, window_bounds

@@ -23,7 +23,7 @@ from functools import partial
 
 from formulations.models.capture import CaptureError, CapturePlan, nodes_of
 from formulations.models.capture_slips import AS_PUBLISHED, REPAIRED
-from formulations.models.galvatron_pipeline import Schedule
+from formulations.models.pipeline_schedule import Schedule
 from formulations.searches.capture_enumeration import Recommendation, recommend, search_mcap
 from formulations.searches.capture_exact import fastest_plan, fewest_gpus, least_peak_plan
 from formulations.searches.capture_programs import ProgramSolver, solve_as_program
@@ -34,7 +34,7 @@ from formulations.solvers.worker_process import read_status_bytes
 from planner.benchmarks.capture_cases import GPUS_PER_NODE, MODELS, PROFILING_GPUS, CaptureCase
 from planner.benchmarks.metering import Meter
 from planner.benchmarks.rows import BenchRow
-from planner.benchmarks.suites import BenchInstance, OwnSolver, ReportProgress, Suite, SuiteError
+from planner.benchmarks.suites import BenchInstance, OwnSolver, ReportProgress, Suite, check_names
 
 __all__ = ["ERROR_SHARES", "PARTS", "CaptureCell", "capture_suite", "figure_7"]
 
@@ -245,9 +245,7 @@ def capture_suite(parts: Sequence[str] | None = None) -> Suite:
         There is no such part.
     """
     chosen = tuple(PARTS) if parts is None else tuple(parts)
-    for part in chosen:
-        if part not in PARTS:
-            raise SuiteError(f"suite capture: {part!r} is no part; use {', '.join(PARTS)}")
+    check_names("capture", "part", chosen, PARTS)
     made = [
         (CaptureCell(case, f"-{part}" if part == "times" else ""), solvers)
         for part in chosen

@@ -16,8 +16,8 @@ from formulations.models.capture import PartitionProblem, nodes_of, powers_of_tw
 from formulations.models.capture_replay import StageReplay, StepTimes, layer_borders
 from formulations.models.capture_slips import Slip
 from formulations.models.galvatron_costs import CostModel
-from formulations.models.galvatron_pipeline import Schedule
 from formulations.models.galvatron_strategies import LayerStrategy
+from formulations.models.pipeline_schedule import Schedule
 from formulations.searches.capture_predictor import Prediction, Profile, predict, profile_layers
 from planner.cluster import load_cluster
 from planner.layer_galvatron import device_links

@@ -38,7 +38,7 @@ from planner.benchmarks.galvatron_cases import BATCHES, GIGABYTE, GalvatronCase
 from planner.benchmarks.galvatron_stages import stage_instances
 from planner.benchmarks.galvatron_summary import UNITS_PER_SECOND, summary
 from planner.benchmarks.metering import Meter
-from planner.benchmarks.suites import BenchInstance, OwnSolver, ReportProgress, Suite, SuiteError
+from planner.benchmarks.suites import BenchInstance, OwnSolver, ReportProgress, Suite, check_names
 
 SOLVERS = ("as_published", "runnable", "repaired", "exact")
 SECONDS = 60.0
@@ -145,9 +145,7 @@ def galvatron_suite(parts: Sequence[str] | None = None) -> Suite:
         There is no such part.
     """
     chosen = ["small"] if parts is None else parts
-    for part in chosen:
-        if part not in PARTS:
-            raise SuiteError(f"suite galvatron: {part!r} is no part; use {', '.join(PARTS)}")
+    check_names("galvatron", "part", chosen, PARTS)
     # Some cells are in several tables.
     instances = {instance.name: instance for part in chosen for instance in PARTS[part]()}
     cells = tuple(instances.values())

@@ -11,15 +11,10 @@ from functools import cache, lru_cache
 
 from formulations.layers import LayerChain, LayerProfile
 from formulations.models.galvatron_costs import CostModel
-from formulations.models.galvatron_pipeline import (
-    MicroBatchRule,
-    PipelineProblem,
-    Schedule,
-    SearchSpace,
-    pipeline_problem,
-)
+from formulations.models.galvatron_pipeline import MicroBatchRule, PipelineProblem, SearchSpace, pipeline_problem
 from formulations.models.galvatron_slips import REPAIRED, Slip
 from formulations.models.galvatron_strategies import Dimension
+from formulations.models.pipeline_schedule import Schedule
 from formulations.searches.galvatron_search import Balance, FoundPlan, search_base, search_bmw
 from planner.cluster import load_cluster
 from planner.layer_galvatron import device_links

@@ -41,7 +41,7 @@ from planner.benchmarks import h3t_paper as paper
 from planner.benchmarks.h3t_cases import GIGABYTE, NO_LIMIT_GB, H3tCase, table_1_cases
 from planner.benchmarks.metering import Meter
 from planner.benchmarks.rows import BenchRow
-from planner.benchmarks.suites import BenchInstance, OwnSolver, ReportProgress, Suite, SuiteError
+from planner.benchmarks.suites import BenchInstance, OwnSolver, ReportProgress, Suite, check_names
 
 SECONDS = 60.0
 """For one solve."""
@@ -69,9 +69,7 @@ def h3t_suite(parts: Sequence[str] | None = None) -> Suite:
         There is no such part.
     """
     chosen = ["table-1"] if parts is None else parts
-    for part in chosen:
-        if part not in PARTS:
-            raise SuiteError(f"suite h3t: {part!r} is no part; use {', '.join(PARTS)}")
+    check_names("h3t", "part", chosen, PARTS)
     instances = tuple(instance for part in chosen for instance in PARTS[part]())
     return Suite("h3t", instances, SECONDS, solvers=(_SOLVER,), notes=NOTES, summarize=summary)
 

@@ -21,7 +21,7 @@ from functools import partial
 from formulations.solvers import DEFAULT_SOLVER
 from planner.benchmarks.step_cases import DEVICE_BYTES, PreparedCase, StepCase
 from planner.benchmarks.step_solvers import SMALLEST_PEAK, plan_from_module, smallest_peak, solve_within
-from planner.benchmarks.suites import BenchInstance, Suite, SuiteError
+from planner.benchmarks.suites import BenchInstance, Suite, check_names
 from planner.models import ModelReference
 from planner.units import format_bytes
 
@@ -116,9 +116,7 @@ def kiwi_transformer_suite(parts: Sequence[str] | None = None, solvers: Sequence
         There is no such part.
     """
     chosen = list(PARTS) if parts is None else parts
-    for part in chosen:
-        if part not in PARTS:
-            raise SuiteError(f"suite kiwi-transformer: {part!r} is no part; use {', '.join(PARTS)}")
+    check_names("kiwi-transformer", "part", chosen, PARTS)
     names = tuple(solvers or (DEFAULT_SOLVER,))
     instances = tuple(instance for part in chosen for instance in PARTS[part](names))
     return Suite("kiwi-transformer", instances, SECONDS, solvers=names, notes=NOTES)

@@ -18,7 +18,7 @@ from formulations.solvers.worker import SolverPool
 from formulations.solvers.worker_process import read_status_bytes
 from planner.benchmarks.osdp_cases import CLUSTERS, FORMULATIONS, LIMITS_GIB, MODELS, OsdpCase
 from planner.benchmarks.osdp_report import DEPTH_FIRST, SEARCHED, summarized
-from planner.benchmarks.suites import BenchInstance, OwnSolver, ReportProgress, Suite, SuiteError
+from planner.benchmarks.suites import BenchInstance, OwnSolver, ReportProgress, Suite, check_names
 from planner.units import format_bytes
 
 PARTS = (*CLUSTERS, "milp")
@@ -51,10 +51,8 @@ def osdp_suite(parts: Sequence[str] | None = None, models: Sequence[str] | None 
     """
     chosen = PARTS if parts is None else tuple(parts)
     names = tuple(MODELS) if models is None else tuple(models)
-    for kind, asked, known in (("part", chosen, PARTS), ("model", names, MODELS)):
-        unknown = [each for each in asked if each not in known]
-        if unknown:
-            raise SuiteError(f"suite osdp: {unknown[0]!r} is no {kind}; use {', '.join(known)}")
+    check_names("osdp", "part", chosen, PARTS)
+    check_names("osdp", "model", names, MODELS)
     cases = [
         OsdpCase(model, CLUSTERS[part], limit, formulation)
         for part in chosen

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -139,6 +139,28 @@ def contest_suite(paths: Sequence[str | Path]) -> Suite:
         for file in files
     )
     return Suite("contest", instances, CONTEST_SECONDS, as_one_command=True)
+
+
+def check_names(suite: str, kind: str, names: Collection[str], known: Collection[str]) -> None:
+    """Refuse names that a suite does not know.
+
+    Parameters
+    ----------
+    suite
+        Its name.
+    kind
+        What is named: a part, a model.
+    names, known
+        What is asked for, and what there is.
+
+    Raises
+    ------
+    SuiteError
+        There is no such thing.
+    """
+    for name in names:
+        if name not in known:
+            raise SuiteError(f"suite {suite}: {name!r} is no {kind}; use {', '.join(known)}")
 
 
 def load_best_known(path: str | Path) -> dict[str, int]:

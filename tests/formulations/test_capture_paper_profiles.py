@@ -13,8 +13,8 @@ from formulations.models.capture import CaptureError, PartitionProblem, PlannedS
 from formulations.models.capture_replay import StageReplay, layer_borders
 from formulations.models.capture_slips import AS_PUBLISHED, REPAIRED, Slip
 from formulations.models.galvatron_costs import CostModel, DeviceLinks
-from formulations.models.galvatron_pipeline import Schedule
 from formulations.models.galvatron_strategies import Dimension
+from formulations.models.pipeline_schedule import Schedule
 from formulations.searches.capture_exact import least_peak_plan
 from formulations.searches.capture_predictor import merged_borders, predict, profile_layers, profiling_sizes
 from formulations.searches.capture_profiling import lines_as_printed, profiling_runs

@@ -12,13 +12,13 @@ from formulations.models.galvatron_costs import CostModel, DeviceLinks, layer_ta
 from formulations.models.galvatron_pipeline import (
     MicroBatchRule,
     PipelineProblem,
-    Schedule,
     SearchSpace,
     balance_degree,
     pipeline_problem,
 )
 from formulations.models.galvatron_slips import REPAIRED, Slip
 from formulations.models.galvatron_strategies import Dimension, decision_trees, pipeline_degrees
+from formulations.models.pipeline_schedule import Schedule
 from formulations.searches.galvatron_partition import balanced_partition, moved_layer
 
 LINKS = DeviceLinks(devices_per_node=8, inside=10.0, between=1.0)

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from formulations.models.capture import nodes_of
-from formulations.models.galvatron_pipeline import Schedule
+from formulations.models.pipeline_schedule import Schedule
 from formulations.searches.capture_exact import fastest_plan, fewest_gpus, least_peak_plan
 from formulations.solution import Status
 from planner.benchmarks import Suite, SuiteError, bench

@@ -11,8 +11,8 @@ from support.planned_steps import step_reference
 from formulations.layers import LayerChain
 from formulations.models.capture_replay import StageReplay
 from formulations.models.galvatron_costs import CostModel
-from formulations.models.galvatron_pipeline import Schedule
 from formulations.models.galvatron_strategies import Dimension, LayerStrategy, Level
+from formulations.models.pipeline_schedule import Schedule
 from planner.cluster import ClusterSpec, load_cluster
 from planner.infeasibility import InfeasibleError
 from planner.layer_capture import plan_with_capture

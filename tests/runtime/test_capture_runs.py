@@ -16,7 +16,7 @@ from support.rank_pool import RankPool
 from formulations.layers import LayerChain
 from formulations.models.capture import stage_configurations
 from formulations.models.galvatron_costs import CostModel, tied_layers
-from formulations.models.galvatron_pipeline import Schedule
+from formulations.models.pipeline_schedule import Schedule
 from formulations.searches.capture_predictor import profile_layers
 from planner.cluster import load_cluster
 from planner.layer_folding import model_layers

@@ -8,7 +8,8 @@ from itertools import combinations, product
 import numpy as np
 
 from formulations.models.galvatron_costs import LayerTables
-from formulations.models.galvatron_pipeline import MicroBatchRule, PipelinePlan, PipelineProblem, Schedule, is_faster
+from formulations.models.galvatron_pipeline import MicroBatchRule, PipelinePlan, PipelineProblem, is_faster
+from formulations.models.pipeline_schedule import Schedule
 
 SCALES = (1, 1, 1, 1_000_003)
 

@@ -14,8 +14,8 @@ from support.peak_ratios import PeakRatio
 
 from formulations.layers import UNDIVIDED, LayerChain, LayerProfile
 from formulations.models.galvatron_costs import CostModel, DeviceLinks, layer_tables
-from formulations.models.galvatron_pipeline import Schedule
 from formulations.models.galvatron_strategies import Dimension, LayerStrategy, Level
+from formulations.models.pipeline_schedule import Schedule
 from planner.capture import capture
 from planner.cluster import load_cluster
 from planner.layer_folding import fold_layers
