@@ -50,7 +50,7 @@ demo: install
 	$(python) -m runtime.demo
 
 test: install
-	$(single_threaded) $(python) -m pytest -n 2 --dist loadfile
+	$(single_threaded) $(python) -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 # A problem that a solver gets wrong is shrunk and written to tests/fixtures/problems, where `make test` finds it again.
 fuzz: install
