@@ -7,6 +7,8 @@ loss is chosen: causal, sequence-to-sequence or masked language model, or image 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -92,50 +94,41 @@ def hugging_face_step(
         The name or model type is unknown, the file cannot be read, or the sequence is too long.
     """
     config = _configuration(name)
+    with _failures_named(name):
+        _override(config, name, layers, dropout)
+        task = _task(config, name)
+        positions = getattr(config, "max_position_embeddings", None) if task != "image_classification" else None
+        if positions is not None and sequence > positions:
+            raise ModelError(
+                f"model hf:{name} has {positions} positions, the sequence has {sequence}: shorten it, "
+                "or raise max_position_embeddings in a config.json"
+            )
+        with torch.device(device):
+            module: nn.Module = _auto_class(task).from_config(config, dtype=dtype)
+        module.train()
+        if loss_chunks > 1:
+            if task != "causal":
+                raise ModelError(f"model hf:{name}: only the loss of a causal language model is computed in chunks")
+            chunk_loss(module, name, loss_chunks)
+        examples = (
+            _images(config, batch, dtype, seed)
+            if task == "image_classification"
+            else _texts(config, task, batch, sequence, seed)
+        )
+        return module, {key: tensor.to(device) for key, tensor in examples.items()}
+
+
+@contextmanager
+def _failures_named(name: str) -> Iterator[None]:
+    """Name the model in every error: a configuration may hold anything, so anything may be raised."""
     try:
-        return _built(config, name, batch, sequence, dtype, seed, layers, dropout, loss_chunks, device)
+        yield
     except ModelError:
         raise
     except Exception as error:
         raise ModelError(
             f"model hf:{name}: transformers cannot build it from its configuration ({_reason(error)})"
         ) from error
-
-
-def _built(
-    config: Any,
-    name: str,
-    batch: int,
-    sequence: int,
-    dtype: torch.dtype,
-    seed: int,
-    layers: int | None,
-    dropout: float | None,
-    loss_chunks: int,
-    device: str,
-) -> tuple[nn.Module, dict[str, Tensor]]:
-    """Module and example arguments; a configuration may hold anything, so anything may be raised."""
-    _override(config, name, layers, dropout)
-    task = _task(config, name)
-    positions = getattr(config, "max_position_embeddings", None) if task != "image_classification" else None
-    if positions is not None and sequence > positions:
-        raise ModelError(
-            f"model hf:{name} has {positions} positions, the sequence has {sequence}: shorten it, "
-            "or raise max_position_embeddings in a config.json"
-        )
-    with torch.device(device):
-        module: nn.Module = _auto_class(task).from_config(config, dtype=dtype)
-    module.train()
-    if loss_chunks > 1:
-        if task != "causal":
-            raise ModelError(f"model hf:{name}: only the loss of a causal language model is computed in chunks")
-        chunk_loss(module, name, loss_chunks)
-    examples = (
-        _images(config, batch, dtype, seed)
-        if task == "image_classification"
-        else _texts(config, task, batch, sequence, seed)
-    )
-    return module, {key: tensor.to(device) for key, tensor in examples.items()}
 
 
 def _reason(error: Exception) -> str:
