@@ -28,14 +28,16 @@
 
 # %%
 import os
+from math import nan
 
 import pandas as pd
 
-from planner import api
-from planner.infeasibility import InfeasibleError
-from planner.layer_planning import plan_layers
+from planner.cluster import load_cluster
+from planner.layer_folding import model_layers
+from planner.layer_planning import LAYER_FORMULATIONS
+from planner.layer_request import LayerRequest
 from planner.models import ModelReference
-from planner.plan_error import PlanError
+from planner.optimizers import optimizer_named
 from planner.plots import overhead_over_memory
 from planner.session import PlanningSession, PlanRequest
 
@@ -43,7 +45,7 @@ from planner.session import PlanningSession, PlanRequest
 SMALL = "MESHWRIGHT_NOTEBOOK_SECONDS" in os.environ
 SECONDS = float(os.environ.get("MESHWRIGHT_NOTEBOOK_SECONDS", "20"))
 MODEL = os.environ.get("MESHWRIGHT_NOTEBOOK_MODEL", "hf:gpt2")
-CLUSTER, DEVICES = "titan-rtx-8-pcie", 4
+CLUSTER, DEVICES = load_cluster("titan-rtx-8-pcie"), 4
 SHARES = (80,) if SMALL else (100, 85, 70, 55, 40)
 KIWI = ("kiwi_chain",) if SMALL else ("kiwi_reduced", "kiwi_chain")
 PAPERS = ("osdp", "galvatron", "h3t", "capture")
@@ -52,15 +54,17 @@ reference = ModelReference(MODEL, batch=8, sequence=64 if SMALL else 512, dropou
 # %% [markdown]
 # ## One axis of limits
 #
-# Limits are shares of the peak of data parallelism, which keeps everything everywhere; the cluster's reserve comes on
-# top of them.
+# Limits are shares of what data parallelism keeps on every device: parameters, gradients and the two moments of Adam,
+# and what forward leaves for backward, by the layers' profiles. The cluster's reserve comes on top of them. OSDP
+# decides on attention and feed-forward modules, the others on blocks.
 
 # %%
-session = PlanningSession(reference, CLUSTER, (DEVICES,))
-reserve = session.costs.device.reserve_bytes
-whole = session.plan(PlanRequest(formulation="checkmate", time_limit=SECONDS)).peak_bytes
+chains = {name: model_layers(reference, CLUSTER, apart=name == "modules") for name in ("blocks", "modules")}
+blocks = chains["blocks"]
+whole = 4 * blocks.parameter_bytes + reference.batch // DEVICES * blocks.activation_bytes
 limits = [whole * share // 100 for share in SHARES]
-print(f"data parallelism holds {whole / 1e9:.2f} GB")
+session = PlanningSession(reference, CLUSTER, (DEVICES,))
+print(f"data parallelism keeps {whole / 1e9:.2f} GB")
 
 
 # %%
@@ -69,36 +73,47 @@ def row(name, limit, objective=None, bound=None, peak=None, note=""):
     return {
         "planner": name,
         "limit (GB)": limit / 1e9,
-        "step (ms)": None if objective is None else 1e3 * objective,
-        "bound (ms)": None if bound is None else 1e3 * bound,
-        "peak (GB)": None if peak is None else peak / 1e9,
+        "step (ms)": nan if objective is None else 1e3 * objective,
+        "bound (ms)": nan if bound is None else 1e3 * bound,
+        "peak (GB)": nan if peak is None else peak / 1e9,
         "note": note,
     }
 
 
+def why_none(error):
+    """What a planner says, in a few words; where nothing is proven, more seconds may find a plan."""
+    return f"none in {SECONDS:g} s: {str(error).rpartition(':')[2].strip()[:80]}"
+
+
 def by_operators(name, limit):
     """Plan operators."""
-    (found,) = api.sweep(session, [limit + reserve], PlanRequest(formulation=name, time_limit=SECONDS))
-    if isinstance(found, InfeasibleError):
-        return row(name, limit, note=str(found).partition(":")[0])
+    memory = limit + CLUSTER.device.reserve_bytes
+    try:
+        found = session.plan(PlanRequest(formulation=name, time_limit=SECONDS, memory=memory))
+    except ValueError as error:
+        return row(name, limit, note=why_none(error))
     return row(name, limit, found.objective_seconds, found.bound_seconds, found.peak_bytes)
 
 
 def by_layers(name, limit, as_published):
     """Plan layers."""
     shown = f"{name}, {'published' if as_published else 'exact'}"
+    request = LayerRequest(
+        formulation=name,
+        reference=reference,
+        cluster=CLUSTER,
+        devices=DEVICES,
+        tensor_bytes=limit,
+        optimizer=optimizer_named("adamw"),
+        as_published=as_published,
+        search_batch=False,
+        time_limit=SECONDS,
+    )
     try:
-        found = plan_layers(
-            reference,
-            cluster=CLUSTER,
-            devices=DEVICES,
-            formulation=name,
-            memory=limit + reserve,
-            as_published=as_published,
-            time_limit=SECONDS,
-        ).record
-    except (InfeasibleError, PlanError) as error:
-        return row(shown, limit, note=str(error).partition(":")[2].strip()[:80])
+        plan = LAYER_FORMULATIONS[name](request, chains["modules" if name == "osdp" else "blocks"])
+    except ValueError as error:
+        return row(shown, limit, note=why_none(error))
+    found = plan.record
     return row(shown, limit, found.objective_seconds, found.bound_seconds, max(found.stage_peak_bytes))
 
 
@@ -126,7 +141,8 @@ curves = {
     name: list(zip(part["limit (GB)"], 100 * (part["step (ms)"] / fastest - 1), strict=True))
     for name, part in planned.groupby("planner", sort=False)
 }
-overhead_over_memory(curves, f"{MODEL.rpartition('/')[2]} on {DEVICES} devices of {CLUSTER}: beyond the fastest of all")
+title = f"{MODEL.rpartition('/')[2]} on {DEVICES} devices of {CLUSTER.name}: beyond the fastest of all"
+overhead_over_memory(curves, title)
 
 # %% [markdown]
 # A line that ends has no plan below; the table's notes say why. `as published` may also end because of a slip of the

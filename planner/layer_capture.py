@@ -17,7 +17,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from formulations.layers import LayerChain
+from formulations.layers import LayerChain, tied_layers
 from formulations.models.capture import (
     CaptureError,
     CapturePlan,
@@ -28,7 +28,7 @@ from formulations.models.capture import (
 )
 from formulations.models.capture_replay import StageReplay, StepTimes
 from formulations.models.capture_slips import AS_PUBLISHED, Slip
-from formulations.models.galvatron_costs import CostModel, tied_layers
+from formulations.models.galvatron_costs import CostModel
 from formulations.models.pipeline_schedule import Schedule
 from formulations.searches.capture_enumeration import recommend
 from formulations.searches.capture_exact import fastest_plan, least_peak_plan
@@ -211,7 +211,8 @@ def _replay(request: LayerRequest, chain: LayerChain, degree: int) -> StageRepla
     )
     filled = micro_batches >= request.devices // degree
     schedule = Schedule.ONE_F_ONE_B if filled else Schedule.GPIPE
-    return StageReplay(chain, tuple(range(len(chain) + 1)), costs, schedule, micro_batches)
+    borders = tuple(range(len(chain) + 1))
+    return StageReplay(chain=chain, borders=borders, model=costs, schedule=schedule, micro_batches=micro_batches)
 
 
 def _tied_alike(chain: LayerChain, problem: PartitionProblem) -> Iterator[PartitionProblem]:

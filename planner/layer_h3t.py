@@ -125,8 +125,11 @@ def h3t_machine(cluster: ClusterSpec, devices: int, host_memory_bandwidth: float
 def _why_nothing_fits(request: LayerRequest, step: H3tStep, tables: SegmentTables, found: Outcome | None) -> str:
     """Name the least memory that any switches need, and what needs it even with all of them on."""
     all_on = tables.outcome([SYNCHRONIZED_SETS - 1] * tables.layers).peak
-    least = least_memory(tables)
     room = f"memory for tensors {format_bytes(step.memory_limit)} on {request.devices} devices"
+    try:
+        least = least_memory(tables)
+    except H3tError as error:
+        return f"{room}: no switches were found; {error}"
     if least <= step.memory_limit:
         if not request.as_published:
             return (

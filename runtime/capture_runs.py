@@ -10,11 +10,10 @@ as published and repaired, what our own formula of the engine says, and what is 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from formulations.layers import LayerChain
 from formulations.models.capture import stage_configurations
-from formulations.models.capture_replay import StageReplay
+from formulations.models.capture_replay import PipelinedChain, StageReplay
 from formulations.models.capture_slips import AS_PUBLISHED, REPAIRED
 from formulations.models.galvatron_costs import CostModel
 from formulations.models.galvatron_strategies import LayerStrategy
@@ -48,20 +47,17 @@ def measured_peaks(plan: LayerPlan) -> Sequence[int]:
     return run_layer_plan(plan, steps=STEPS).measured_peak_bytes
 
 
-@dataclass(frozen=True)
-class LocalRuns:
+@dataclass(frozen=True, kw_only=True)
+class LocalRuns(PipelinedChain):
     """Local runs of a model as a profiled system (:class:`formulations.models.capture_replay.ProfiledSystem`).
 
     Parameters
     ----------
+    chain, borders, schedule, micro_batches
+        As in :class:`formulations.models.capture_replay.PipelinedChain`; of the chain names count, and which layers
+        tensor parallelism leaves whole.
     reference
         Which model; its batch is not used.
-    chain
-        Its layers; their names, and which of them tensor parallelism leaves whole.
-    borders
-        Modules of every layer that is planned: layer ``i`` has ``borders[i] .. borders[i + 1] - 1``.
-    schedule, micro_batches
-        Of a step.
     optimizer
         A name of :data:`planner.optimizers.OPTIMIZERS`.
     measure
@@ -69,26 +65,9 @@ class LocalRuns:
     """
 
     reference: ModelReference
-    chain: LayerChain
-    borders: tuple[int, ...]
-    schedule: Schedule
-    micro_batches: int
     optimizer: OptimizerName = "adamw"
     measure: Measure = measured_peaks
     name: str = "local runs"
-
-    @property
-    def layers(self) -> int:
-        """Number of layers that are planned."""
-        return len(self.borders) - 1
-
-    def merged(self, borders: Sequence[int]) -> LocalRuns:
-        """Return the same runs with layers merged."""
-        return replace(self, borders=tuple(self.borders[border] for border in borders))
-
-    def in_flight(self, stages: int, position: int) -> int:
-        """Micro-batches that a stage holds; positions count from 0."""
-        return self.schedule.in_flight(stages, position, self.micro_batches)
 
     def run(self, partition: Sequence[int], configuration: LayerStrategy, micro_batch: int) -> tuple[int, ...]:
         """Run a partitioning and return the peak of every stage: that of its fullest rank.
@@ -174,7 +153,13 @@ def errors_of_predictions(
         By predictor: ``published`` and ``repaired`` CAPTURE's, ``engine`` that of
         :mod:`planner.layer_plan_memory`.
     """
-    replay = StageReplay(runs.chain, runs.borders, costs, runs.schedule, runs.micro_batches)
+    replay = StageReplay(
+        chain=runs.chain,
+        borders=runs.borders,
+        schedule=runs.schedule,
+        micro_batches=runs.micro_batches,
+        model=costs,
+    )
     configurations = stage_configurations((degree,))
     problem = replay.problem((devices,), configurations, micro_batch)
     drawn = list(dict.fromkeys(random_plans(problem, count, seed)))

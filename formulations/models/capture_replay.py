@@ -23,7 +23,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import pairwise
-from typing import Protocol
+from typing import Protocol, Self
 
 import numpy as np
 
@@ -34,7 +34,7 @@ from formulations.models.galvatron_strategies import Dimension, LayerStrategy
 from formulations.models.pipeline_schedule import Schedule
 from formulations.problem import BoolArray, IntArray
 
-__all__ = ["ProfiledSystem", "StageReplay", "StepTimes", "layer_borders"]
+__all__ = ["PipelinedChain", "ProfiledSystem", "StageReplay", "StepTimes", "layer_borders"]
 
 
 class ProfiledSystem(Protocol):
@@ -137,18 +137,16 @@ class _Windows:
     repeated: IntArray
 
 
-@dataclass(frozen=True)
-class StageReplay:
-    """The replay of a model's stages.
+@dataclass(frozen=True, kw_only=True)
+class PipelinedChain:
+    """Layers in a pipeline: what profiled systems have in common.
 
     Parameters
     ----------
     chain
-        Profiles of the layers.
+        Profiles of the model's layers.
     borders
-        Profiles of every layer that is planned: layer ``i`` has ``borders[i] .. borders[i + 1] - 1``.
-    model
-        Links and states per parameter.
+        Of these, those of every layer that is planned: layer ``i`` has ``borders[i] .. borders[i + 1] - 1``.
     schedule
         Order of micro-batches.
     micro_batches
@@ -157,23 +155,37 @@ class StageReplay:
 
     chain: LayerChain
     borders: tuple[int, ...]
-    model: CostModel
     schedule: Schedule
     micro_batches: int
-    name: str = "replay"
 
     @property
     def layers(self) -> int:
         """Number of layers that are planned."""
         return len(self.borders) - 1
 
-    def merged(self, borders: Sequence[int]) -> StageReplay:
-        """Return the replay with layers merged, see :class:`ProfiledSystem`."""
+    def merged(self, borders: Sequence[int]) -> Self:
+        """Return the system with layers merged, see :class:`ProfiledSystem`."""
         return replace(self, borders=tuple(self.borders[border] for border in borders))
 
     def in_flight(self, stages: int, position: int) -> int:
         """Micro-batches that a stage holds; positions count from 0."""
         return self.schedule.in_flight(stages, position, self.micro_batches)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageReplay(PipelinedChain):
+    """The replay of a model's stages.
+
+    Parameters
+    ----------
+    chain, borders, schedule, micro_batches
+        As in :class:`PipelinedChain`.
+    model
+        Links and states per parameter.
+    """
+
+    model: CostModel
+    name: str = "replay"
 
     def run(self, partition: Sequence[int], configuration: LayerStrategy, micro_batch: int) -> tuple[int, ...]:
         """Return the peak of every stage, see :class:`ProfiledSystem`.

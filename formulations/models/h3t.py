@@ -167,8 +167,6 @@ class H3tStep:
         Bytes on one device.
     optimizer
         How its time counts.
-    seconds_per_cost
-        Length of a quantum, or None.
 
     Raises
     ------
@@ -181,7 +179,6 @@ class H3tStep:
     device_link: bool
     memory_limit: int
     optimizer: Optimizer = Optimizer.OVERLAPPED
-    seconds_per_cost: float | None = None
 
     def __post_init__(self) -> None:
         if not self.layers:

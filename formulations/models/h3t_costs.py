@@ -110,7 +110,6 @@ def h3t_step(
         device_link=machine.device_link,
         memory_limit=memory_limit,
         optimizer=optimizer,
-        seconds_per_cost=SECONDS_PER_COST,
     )
 
 

@@ -40,17 +40,42 @@ from formulations.models.h3t_operations import (
     Tensor,
 )
 
-__all__ = ["FreeProgram", "Values"]
+__all__ = ["FreeProgram", "Values", "memory_floor"]
 
 Values = NDArray[np.float64]
 """Of the columns."""
 
 _Terms = list[tuple[int, int]]
-_KEPT = (
-    (Tensor.HIDDEN, Switch.OFFLOAD_HIDDEN),
-    (Tensor.ACTIVATIONS, Switch.REMAT),
-    (Tensor.PARAMETERS, Switch.PARTITION),
-)
+_KEPT = {
+    Switch.OFFLOAD_HIDDEN: Tensor.HIDDEN,
+    Switch.REMAT: Tensor.ACTIVATIONS,
+    Switch.PARTITION: Tensor.PARAMETERS,
+}
+"""What a layer keeps between forward and backward where a switch is off."""
+
+
+def memory_floor(step: H3tStep) -> int:
+    """Bytes below which no sequence fits, synchronized or not: what is certainly there if nothing is kept."""
+    return step.borders.fixed_bytes + max(_computing_bytes(step))
+
+
+def _computing_bytes(step: H3tStep) -> list[int]:
+    """Bytes that are certainly there while layers 1 .. N and the loss compute, beside resident shards and what is kept.
+
+    A layer has its input, results, parameters and output then, backward also their gradients; so it has workspace.
+    """
+    durations, sizes = step.durations(), step.sizes()
+    last = sizes.shape[1] - 1
+    found = []
+    for i in range(1, last + 1):
+        own: list[int] = sizes[:, i].tolist()
+        above = int(sizes[Tensor.HIDDEN, i + 1]) if i < last else 0
+        one_pass = own[Tensor.HIDDEN] + own[Tensor.ACTIVATIONS] + own[Tensor.PARAMETERS] + above
+        forward = one_pass + own[Tensor.FORWARD_WORKSPACE] if i < last else 0
+        gradients = own[Tensor.HIDDEN] + own[Tensor.PARAMETERS]
+        computes = durations[Operation.BACKWARD, i] > 0
+        found.append(max(forward, one_pass + gradients + own[Tensor.BACKWARD_WORKSPACE] if computes else 0))
+    return found
 
 
 class FreeProgram:
@@ -67,7 +92,7 @@ class FreeProgram:
     def __init__(self, step: H3tStep, horizon: int) -> None:
         self.step, self.horizon = step, horizon
         self.constant = step.final_cost
-        self._durations, self._sizes = step.durations(), step.sizes()
+        self._durations = step.durations()
         self._width = len(step.layers) + 2
         self._builder = ProgramBuilder()
         self._switches = [
@@ -245,21 +270,14 @@ class FreeProgram:
         for columns, layer in zip(self._switches[1:-1], self.step.layers, strict=True):
             room -= layer.shard_bytes
             saved.append((columns[Switch.LAZY_PREFETCH], -layer.shard_bytes))
-        for i in range(1, self._width):
-            sizes = self._sizes[:, i].tolist()
-            above = int(self._sizes[Tensor.HIDDEN, i + 1]) if i + 1 < self._width else 0
-            one_hidden, one_pass = sizes[Tensor.HIDDEN], sizes[Tensor.ACTIVATIONS] + sizes[Tensor.PARAMETERS]
-            forward = one_hidden + one_pass + sizes[Tensor.FORWARD_WORKSPACE] + above
-            backward = 2 * one_hidden + one_pass + sizes[Tensor.PARAMETERS] + sizes[Tensor.BACKWARD_WORKSPACE] + above
-            moments = [backward] if self._durations[Operation.BACKWARD, i] > 0 else []
-            if i + 1 < self._width:
-                moments.append(forward)
-            if moments:
-                self._builder.at_most(saved, room - max(moments))
-            if i + 1 < self._width:
-                for tensor, switch in _KEPT:
-                    room -= sizes[tensor]
-                    saved.append((self._switches[i][switch], -sizes[tensor]))
+        sizes = self.step.sizes()
+        for i, there in enumerate(_computing_bytes(self.step), start=1):
+            self._builder.at_most(saved, room - there)
+            for switch, column in self._switches[i].items():
+                if switch in _KEPT:
+                    size = int(sizes[_KEPT[switch], i])
+                    room -= size
+                    saved.append((column, -size))
 
 
 _RULE_OF = {

@@ -6,8 +6,9 @@ to hold more than the peak of the best plan so far. The number of plans is expon
 limit and says whether it reached it; :mod:`formulations.searches.capture_exact` finds what it would find.
 
 mCAP is the same for pipelines alone: its brute force looks at all ``binomial(L - 1, G - 1)`` partitions without leaving
-any out. Its Bayesian optimisation (mCAP-BO) is not built: it would need a library for that, where the exact program
-takes milliseconds.
+any out. mCAP-BO, which looks at a fixed number of them by Bayesian optimisation, is no part of CAPTURE, neither of its
+algorithms nor of its evaluation, which compares with mCAP nowhere (section IV), and the paper does not say how it
+works; it is not built.
 """
 
 from __future__ import annotations

@@ -28,8 +28,8 @@ UNITS = 128
 """The paper's m."""
 
 _NEVER = 2**62
-_MOST_ENTRIES = 2 * 10**8
-"""Entries of one layer's table."""
+_MOST_ENTRIES = 2 * 10**7
+"""Entries of one layer's table, 24 bytes each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,15 +42,12 @@ class DpResult:
         Sets of switches with synchronization, or None where nothing fits in units.
     outcome
         Their simulated cost and peak, or None.
-    units
-        The peak in units of the limit divided by m, as the program counted it.
     states
         States that were kept, over all layers.
     """
 
     sequence: tuple[int, ...] | None
     outcome: Outcome | None
-    units: int
     states: int
 
 
@@ -80,7 +77,7 @@ def search_dp(
     by_layer = tables.by_layer()
     room = memory_limit - tables.fixed_bytes
     if room < 0:
-        return DpResult(None, None, 0, 0)
+        return DpResult(None, None, 0)
     of_class = np.array([np.flatnonzero(classes == c) for c in range(count)])
     members = (of_class, handed_over(of_class[:, 0]), lazy(of_class[:, 0]))
     states = np.array([[0, 0, 0, c, 0] for c in range(count)], dtype=np.int64)
@@ -107,12 +104,12 @@ def search_dp(
         history.append(links[kept])
     kept_states = sum(map(len, history))
     if not len(states):
-        return DpResult(None, None, 0, kept_states)
+        return DpResult(None, None, kept_states)
     index = int(states[:, 4].argmin())
     sequence = _followed(history, index)
     outcome = tables.outcome(sequence)
     with_sync = tuple(s | int(Switch.SEGMENT_SYNC) for s in sequence)
-    return DpResult(with_sync, outcome, int(states[index, 1]), kept_states)
+    return DpResult(with_sync, outcome, kept_states)
 
 
 def _in_units(amounts: IntArray, limit: int, units: int, rounding: Rounding) -> IntArray:

@@ -15,7 +15,7 @@ from math import inf
 import numpy as np
 
 from formulations.models.galvatron import StageProblem
-from formulations.models.h3t import Outcome
+from formulations.models.h3t import H3tError, Outcome
 from formulations.models.h3t_operations import Switch
 from formulations.models.h3t_segments import HANDED_OVER_SETS, SYNCHRONIZED_SETS, SegmentTables, handed_over, lazy
 from formulations.problem import BoolArray, IntArray
@@ -65,16 +65,27 @@ def solve_synchronized(
 
 
 def least_memory(tables: SegmentTables) -> int:
-    """The smallest limit within which there is a synchronized sequence."""
+    """The smallest limit within which there is a synchronized sequence.
+
+    Raises
+    ------
+    H3tError
+        The search gave up at some limit, so that it is not known.
+    """
     strategies = _Strategies(tables)
     low, high = tables.fixed_bytes, tables.outcome([SYNCHRONIZED_SETS - 1] * tables.layers).peak
     while low < high:
         middle = (low + high) // 2
         found = _solve(strategies, middle, 0.0, inf, with_time=False)
-        if found.outcome is None:
+        if found.outcome is not None:
+            high = found.outcome.peak
+        elif found.bound is None:
             low = middle + 1
         else:
-            high = found.outcome.peak
+            raise H3tError(
+                f"the least memory of {tables.layers} layers is not known: it is between {low} and {high} bytes, where "
+                "there are too many plans to compare; use fewer unlike layers"
+            )
     return high
 
 

@@ -5,16 +5,17 @@ They use all 128 sets of switches, synchronization among them, and the simulator
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from formulations.models.h3t import H3tStep, Outcome, simulate_sequences
+from formulations.models.h3t import H3tError, H3tStep, Outcome, simulate_sequences
 from formulations.models.h3t_operations import ALL_ON, SETS
 from formulations.problem import IntArray
 from formulations.searches.h3t_slips import REPAIRED, Slip
 
-__all__ = ["RANDOM_SEQUENCES", "H3tFound", "search_greedy", "search_random", "search_uniform", "spread"]
+__all__ = ["RANDOM_SEQUENCES", "H3tFound", "fastest_of", "search_greedy", "search_random", "search_uniform", "spread"]
 
 RANDOM_SEQUENCES = 10_000
 """Sequences that the random search draws; the paper does not say how many."""
@@ -78,6 +79,21 @@ def spread(count: int, flexible: int, slips: Slip = REPAIRED) -> IntArray:
     """
     places: IntArray = np.arange(flexible)
     return places * (count // flexible) if Slip.GREEDY_SPACING in slips else places * count // flexible
+
+
+def fastest_of(step: H3tStep, sequences: Sequence[Sequence[int]]) -> H3tFound | None:
+    """Return the fastest of given sequences that fits; None where none does.
+
+    Raises
+    ------
+    H3tError
+        If a sequence has not one set of switches per layer.
+    """
+    count = len(step.layers)
+    for sequence in sequences:
+        if len(sequence) != count:
+            raise H3tError(f"{len(sequence)} sets of switches for {count} layers; give one for each")
+    return _fastest(step, np.array(sequences, dtype=np.int64).reshape(-1, count))
 
 
 def _fastest(step: H3tStep, sequences: IntArray) -> H3tFound | None:

@@ -133,7 +133,13 @@ class CaptureCase:
         cluster = load_cluster(CLUSTER)
         chain = paper_layers(self.model, cluster)
         costs = CostModel(device_links(cluster), states_per_parameter=STATES_PER_PARAMETER[chain.dtype])
-        return StageReplay(chain, layer_borders(chain), costs, self.schedule, self.micro_batches)
+        return StageReplay(
+            chain=chain,
+            borders=layer_borders(chain),
+            model=costs,
+            schedule=self.schedule,
+            micro_batches=self.micro_batches,
+        )
 
     def prediction(self, slips: Slip) -> Prediction:
         """What stages are predicted to hold."""

@@ -63,7 +63,9 @@ def random_replay(
     if rng.integers(2):
         profiles[-1] = replace(profiles[-1], borrowed_parameter_bytes=30)
     chain = LayerChain(f"random {seed}", tuple(profiles))
-    return StageReplay(chain, tuple(range(layers + 1)), MODEL, schedule, micro_batches)
+    return StageReplay(
+        chain=chain, borders=tuple(range(layers + 1)), model=MODEL, schedule=schedule, micro_batches=micro_batches
+    )
 
 
 def stage_by_moments(replay: StageReplay, first: int, end: int, configuration, samples: int, held: int) -> int:
@@ -181,7 +183,9 @@ def test_what_adds_up_is_predicted_exactly() -> None:
     layer = random_layer(np.random.default_rng(0), "layer", 96, fixed_saved_bytes=0)
     chain = LayerChain("equal", tuple(replace(layer, name=f"layer {k}") for k in range(8)))
     for checkpoint in (False, True):
-        replay = StageReplay(chain, tuple(range(9)), MODEL, Schedule.GPIPE, 3)
+        replay = StageReplay(
+            chain=chain, borders=tuple(range(9)), model=MODEL, schedule=Schedule.GPIPE, micro_batches=3
+        )
         degrees = (1, 2, 4, 8)
         problem = replay.problem((8, 8), stage_configurations(degrees, checkpoint=checkpoint), 32)
         profile = profile_layers(replay, 16, 32, degrees, checkpoint=checkpoint)
@@ -207,7 +211,7 @@ def test_the_printed_logarithm_falls_to_nothing_and_is_clamped() -> None:
     layer = random_layer(np.random.default_rng(0), "layer", 16, fixed_saved_bytes=0, backward_fixed_workspace_bytes=0)
     divided = replace(layer, parameter_bytes=0, split=SplitPart())
     chain = LayerChain("divided", tuple(replace(divided, name=f"layer {k}") for k in range(6)))
-    replay = StageReplay(chain, tuple(range(7)), MODEL, Schedule.GPIPE, 2)
+    replay = StageReplay(chain=chain, borders=tuple(range(7)), model=MODEL, schedule=Schedule.GPIPE, micro_batches=2)
     degrees = (1, 2, 4, 8, 16)
     problem = replay.problem((16,), stage_configurations(degrees), 64)
     profile = profile_layers(replay, 16, 64, degrees)
@@ -228,7 +232,9 @@ def test_the_place_in_a_1f1b_pipeline_matters_only_to_the_repaired_predictor() -
     layer = random_layer(np.random.default_rng(2), "layer", 96, fixed_saved_bytes=0)
     chain = LayerChain("equal", tuple(replace(layer, name=f"layer {k}") for k in range(8)))
     for checkpoint in (False, True):
-        replay = StageReplay(chain, tuple(range(9)), MODEL, Schedule.ONE_F_ONE_B, 8)
+        replay = StageReplay(
+            chain=chain, borders=tuple(range(9)), model=MODEL, schedule=Schedule.ONE_F_ONE_B, micro_batches=8
+        )
         problem = replay.problem((4, 4), stage_configurations((1, 2, 4), checkpoint=checkpoint), 16)
         profile = profile_layers(replay, 16, 16, (1, 2, 4), checkpoint=checkpoint)
         published, repaired = (predict(profile, problem, 16, slips).problem for slips in (AS_PUBLISHED, REPAIRED))

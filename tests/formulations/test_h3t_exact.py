@@ -5,14 +5,16 @@ from __future__ import annotations
 import pytest
 from support.h3t_steps import SYNC, enumerated, random_step
 
-from formulations.models.h3t import simulate
+from formulations.models.h3t import H3tError, simulate
 from formulations.models.h3t_segments import segment_tables
+from formulations.searches import h3t_exact
+from formulations.searches.galvatron_labels import StageResult
 from formulations.searches.h3t_exact import least_memory, solve_synchronized
 
 SETS = range(SYNC, 2 * SYNC)
 
 
-@pytest.mark.parametrize("seeds", [range(100), pytest.param(range(100, 3000), marks=pytest.mark.fuzz)])
+@pytest.mark.parametrize("seeds", [range(60), pytest.param(range(60, 3000), marks=pytest.mark.fuzz)])
 def test_best_synchronized_sequences_of_two_layers(seeds):
     for seed in seeds:
         step = random_step(seed, most_layers=2)
@@ -26,3 +28,13 @@ def test_best_synchronized_sequences_of_two_layers(seeds):
         assert (found.outcome.cost, found.bound) == (cost, cost), seed
         assert simulate(step, found.sequence) == found.outcome, seed
         assert found.outcome.peak <= step.memory_limit, seed
+
+
+def test_giving_up_is_not_infeasible(monkeypatch):
+    step = random_step(1, most_layers=2)
+    tables = segment_tables(step)
+    monkeypatch.setattr(h3t_exact, "solve_stage", lambda *_, **__: StageResult(None, None, 0))
+    found = solve_synchronized(tables, step.memory_limit)
+    assert (found.outcome, found.bound) == (None, tables.fixed_cost)
+    with pytest.raises(H3tError, match=r"is not known: it is between \d+ and \d+ bytes"):
+        least_memory(tables)

@@ -42,7 +42,8 @@ def test_rows_of_a_small_batch() -> None:
             assert row.objective >= exact.objective
     assert rows[FREE, "synchronized"].objective == exact.objective
     assert rows[FREE, "uniform"].objective <= rows[FREE, "all_on"].objective
-    assert len(summary(result.rows)) == len(instances)
+    (line,) = summary(result.rows)
+    assert line.index("synchronized") < line.index("all_on")
 
 
 def test_a_limit_below_the_least_is_infeasible_and_the_least_is_named() -> None:
@@ -58,8 +59,9 @@ def test_every_part_has_the_papers_columns() -> None:
         assert len(row) == len(paper.COLUMNS)
     assert set(table_6_cases()) == set(paper.TABLE_6) - {"greedy"}
     assert len(h3t_suite().instances) == 2 * len(paper.COLUMNS)
-    names = [instance.name for part in ("table-1", "table-5", "table-6") for instance in PARTS[part]()]
-    assert len({name for name in names if "pcie-x" in name}) == 2
+    names = [instance.name for instance in h3t_suite([part for part in PARTS if part != "figure-6"]).instances]
+    assert len(set(names)) == len(names)
+    assert sum("pcie-x" in name for name in names) == 2 * 5
     with pytest.raises(SuiteError, match="'table-2' is no part"):
         h3t_suite(["table-2"])
 

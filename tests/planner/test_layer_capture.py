@@ -59,7 +59,8 @@ def replayed(plan: LayerPlan) -> tuple[int, ...]:
     levels = (Level(dimension, layer.devices),) if layer.devices > 1 else ()
     schedule = Schedule.GPIPE if plan.schedule == "gpipe" else Schedule.ONE_F_ONE_B
     costs = CostModel(device_links(cluster_of()), states_per_parameter=4)
-    replay = StageReplay(chain, tuple(range(len(chain) + 1)), costs, schedule, plan.micro_batches)
+    borders = tuple(range(len(chain) + 1))
+    replay = StageReplay(chain=chain, borders=borders, model=costs, schedule=schedule, micro_batches=plan.micro_batches)
     partition = [len(stage.layers) for stage in plan.stages]
     return replay.run(partition, LayerStrategy(levels, False), plan.model.batch // plan.micro_batches)
 

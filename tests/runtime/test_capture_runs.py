@@ -13,9 +13,9 @@ from support.layer_plan_models import layer_names, layer_reference
 from support.layer_runs import check_layer_run, training_of
 from support.rank_pool import RankPool
 
-from formulations.layers import LayerChain
+from formulations.layers import LayerChain, tied_layers
 from formulations.models.capture import stage_configurations
-from formulations.models.galvatron_costs import CostModel, tied_layers
+from formulations.models.galvatron_costs import CostModel
 from formulations.models.pipeline_schedule import Schedule
 from formulations.searches.capture_predictor import profile_layers
 from planner.cluster import load_cluster
@@ -42,7 +42,14 @@ def chain_of(name: str) -> LayerChain:
 
 def local_runs(name: str, schedule: Schedule, micro_batches: int, **more) -> LocalRuns:
     chain = chain_of(name)
-    return LocalRuns(layer_reference(name), chain, tuple(range(len(chain) + 1)), schedule, micro_batches, **more)
+    return LocalRuns(
+        chain=chain,
+        borders=tuple(range(len(chain) + 1)),
+        schedule=schedule,
+        micro_batches=micro_batches,
+        reference=layer_reference(name),
+        **more,
+    )
 
 
 def random_plan(seed: int, devices: int) -> LayerPlan:
@@ -120,5 +127,7 @@ def test_local_runs_are_profiled_and_predicted(schedule: Schedule) -> None:
         for pool in pools.values():
             pool.close()
     print({name: (found.within(0.05), np.abs(found.per_gpu).max()) for name, found in errors.items()})
-    assert np.abs(errors["repaired"].per_gpu).max() < 0.25
-    assert np.abs(errors["engine"].per_gpu).max() < 0.25
+    for name in ("repaired", "engine"):
+        assert errors[name].within(0.05)[1] == 1.0
+        # A stage of embedding or head alone is small, and what it holds for its neighbour is much of it.
+        assert np.abs(errors[name].per_gpu).max() < 0.3

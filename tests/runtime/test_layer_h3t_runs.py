@@ -16,6 +16,8 @@ from planner.cluster import load_cluster
 from planner.layer_h3t import layer_settings
 from planner.layer_planning import plan_layers
 
+SAMPLE_AND_FUZZ = [range(4), pytest.param(range(4, 34), marks=pytest.mark.fuzz)]
+
 
 @pytest.fixture(autouse=True)
 def captured_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -47,13 +49,40 @@ def test_what_h3t_publishes_runs_on_four_ranks(four_ranks):
     check_layer_run(four_ranks, planned("gpt2", 4, as_published=True))
 
 
-@pytest.mark.parametrize("seed", [0, 1, pytest.param(range(2, 30), marks=pytest.mark.fuzz)])
-def test_any_switches_run(seed, two_ranks):
+def switched(plan, switches):
+    """A plan whose blocks have other switches."""
+    first, *blocks, last = plan.layers
+    blocks = [layer_settings(b.name, each, plan.devices) for b, each in zip(blocks, switches, strict=True)]
+    stage = plan.stages[0].model_copy(update={"layers": (first, *blocks, last)})
+    return plan.model_copy(update={"stages": (stage,), "record": None})
 
+
+def check_random_switches(seeds, plan, ranks):
+    for seed in seeds:
+        drawn = Random(seed)
+        check_layer_run(ranks, switched(plan, [Switch(drawn.randrange(SETS)) for _ in plan.layers[1:-1]]))
+
+
+@pytest.mark.parametrize("seeds", SAMPLE_AND_FUZZ, ids=["sample", "more"])
+def test_any_switches_run_on_two_ranks(seeds, two_ranks):
+    check_random_switches(seeds, planned("gpt2", 2), two_ranks)
+
+
+@pytest.mark.parametrize("seeds", SAMPLE_AND_FUZZ, ids=["sample", "more"])
+def test_any_switches_run_on_four_ranks(seeds, four_ranks):
+    check_random_switches(seeds, planned("gpt2", 4), four_ranks)
+
+
+def test_what_is_offloaded_leaves_the_devices_account(two_ranks):
+    """Hidden states and parameters of all blocks: the measured peak falls, and their bytes are on the host."""
     plan = planned("gpt2", 2)
-    for each in seed if isinstance(seed, range) else [seed]:
-        drawn = Random(each)
-        first, *blocks, last = plan.layers
-        blocks = [layer_settings(block.name, Switch(drawn.randrange(SETS)), 2) for block in blocks]
-        stage = plan.stages[0].model_copy(update={"layers": (first, *blocks, last)})
-        check_layer_run(two_ranks, plan.model_copy(update={"stages": (stage,), "record": None}))
+    kept, hidden, lazy = (
+        check_layer_run(two_ranks, switched(plan, [Switch.PARTITION | more] * (len(plan.layers) - 2)))
+        for more in (Switch(0), Switch.OFFLOAD_HIDDEN, Switch.LAZY_PREFETCH)
+    )
+    for rank in range(2):
+        assert hidden[rank].peak_bytes < kept[rank].peak_bytes
+        assert lazy[rank].peak_bytes < kept[rank].peak_bytes
+        # The optimizer's state is on the host in all three.
+        assert hidden[rank].host_peak_bytes > kept[rank].host_peak_bytes
+        assert lazy[rank].host_peak_bytes > kept[rank].host_peak_bytes

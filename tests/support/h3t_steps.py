@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import product
 
 import numpy as np
@@ -66,18 +67,7 @@ def random_step(seed, most_layers=5, memory_limit=None):
         return step
     peaks = np.sort(simulate_sequences(step, rng.integers(0, 64, (50, count)) | SYNC)[:, 1])
     limit = int(peaks[int(rng.integers(0, 25))]) - int(rng.random() < 0.3)
-    return with_limit(step, max(0, limit))
-
-
-def with_limit(step, memory_limit):
-    """The step under another limit."""
-    return H3tStep(
-        layers=step.layers,
-        borders=step.borders,
-        device_link=step.device_link,
-        memory_limit=memory_limit,
-        optimizer=step.optimizer,
-    )
+    return replace(step, memory_limit=max(0, limit))
 
 
 def enumerated(step, sets):

@@ -1,5 +1,6 @@
-"""The worker's side of :mod:`formulations.solvers.h3t`: HiGHS on the free program until the simulator agrees.
+"""The worker's side of :mod:`formulations.searches.h3t_free`: HiGHS on the free program until the simulator agrees.
 
+CP-SAT takes its place where it is asked whether anything fits; it needs a process of its own, as it brings a HiGHS.
 A step arrives as text beside an empty canonical problem; a sequence of switches leaves as the choices of a claim.
 """
 
@@ -18,6 +19,7 @@ from formulations.models.h3t_program import FreeProgram, Values
 from formulations.problem import IntArray, StrategyProblem
 from formulations.solution import Claim, Progress, SolveOptions
 from formulations.solvers.base import ReportIncumbent, ReportProgress
+from formulations.solvers.program_cpsat import find_solution
 from formulations.solvers.program_session import solve_program
 
 _MOST_LIKEWISE = 1024
@@ -51,9 +53,22 @@ def solve(
 ) -> Claim:
     """Look for a sequence that costs at most ``cutoff``; ``problem`` is empty.
 
-    The claim's bound is above ``cutoff`` where there is proven to be none.
+    The claim's bound is above ``cutoff`` where HiGHS says that there is none.
     """
     return _Search(step_of_text(step), cutoff, options, report, incumbent).run()
+
+
+def confirm(
+    problem: StrategyProblem,
+    options: SolveOptions,
+    report: ReportProgress,
+    incumbent: ReportIncumbent,
+    *,
+    step: str,
+    cutoff: int,
+) -> Claim:
+    """Look for any sequence that fits, by CP-SAT; ``cutoff`` is what none takes longer than, ``problem`` is empty."""
+    return _Search(step_of_text(step), cutoff, options, report, incumbent).run_existence()
 
 
 class _Search:
@@ -62,10 +77,10 @@ class _Search:
     def __init__(
         self, step: H3tStep, cutoff: int, options: SolveOptions, report: ReportProgress, incumbent: ReportIncumbent
     ) -> None:
+        self.started = time.monotonic()
         self.step, self.cutoff, self.options = step, cutoff, options
         self.report, self.incumbent = report, incumbent
         self.program = FreeProgram(step, cutoff)
-        self.started = time.monotonic()
         self.bound: int | None = None
         self.best: tuple[int, tuple[int, ...]] | None = None
         self.forbidden: set[tuple[int, ...]] = set()
@@ -90,8 +105,24 @@ class _Search:
                 self._look_at(outcome.values)
             proven = self.best is not None and self.best[0] == self.bound
             if proven or not outcome.finished or outcome.values is None:
-                message = f"{outcome.message} in round {rounds}, {len(self.forbidden)} sequences forbidden"
-                return Claim(self.best[1] if self.best else None, self.bound, message=message, iterations=rounds)
+                return Claim(self._choices, self.bound, message=self._words(outcome.message), iterations=rounds)
+
+    def run_existence(self) -> Claim:
+        deadline = self.started + self.options.time_limit
+        while True:
+            found = find_solution(self.program.program(), deadline - time.monotonic(), self.options.seed)
+            if found.values is not None:
+                self._look_at(found.values)
+            if found.values is None or self.best is not None:
+                words = self._words(found.message)
+                return Claim(self._choices, None, proved_infeasible=found.infeasible, message=words)
+
+    @property
+    def _choices(self) -> tuple[int, ...] | None:
+        return None if self.best is None else self.best[1]
+
+    def _words(self, message: str) -> str:
+        return f"{message}, {len(self.forbidden)} sequences forbidden"
 
     def _look_at(self, values: Values) -> None:
         """Simulate what a solution says, and cut it off with all that differ in some switches and are no better."""
