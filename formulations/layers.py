@@ -26,7 +26,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields, replace
 from enum import StrEnum
 
-__all__ = ["UNDIVIDED", "LayerChain", "LayerProfile", "ProfileSource", "SplitPart"]
+__all__ = ["UNDIVIDED", "LayerChain", "LayerProfile", "ProfileSource", "SplitPart", "tied_layers"]
 
 
 class ProfileSource(StrEnum):
@@ -257,6 +257,12 @@ class LayerChain:
         """Bytes per sample that stay between forward and backward without checkpointing, the samples left out."""
         handed_over = sum(layer.input_bytes - layer.unread_input_bytes for layer in self.layers[1:])
         return handed_over + sum(layer.saved_bytes for layer in self.layers)
+
+
+def tied_layers(chain: LayerChain) -> tuple[int, ...]:
+    """Layers that share a parameter: those that borrow one, and the first, which lends it (an embedding)."""
+    borrowers = [position for position, layer in enumerate(chain.layers) if position and layer.borrowed_parameter_bytes]
+    return (0, *borrowers) if borrowers else ()
 
 
 def _share(whole: int, part: int, count: int) -> int:

@@ -274,8 +274,9 @@ pd.DataFrame(rows, columns=names).round(3)
 
 # %% [markdown]
 # The headline of 2.84 times is that of 3D parallelism with OSDP in place of data parallelism; OSDP's own largest gain
-# is 2.74 times. A plan of your own model that runs: `meshwright plan MODEL --model-formulation osdp`. A plan of any
-# chain of layers, such as a profile of yours read by `planner.layer_files.load_layers`:
+# is 2.74 times. A plan of your own model that runs: `meshwright plan MODEL --model-formulation osdp`; of a profile of
+# yours, a file of `planner.layer_files`: `meshwright plan layers:FILE.json --model-formulation osdp`. A plan of any
+# chain of layers:
 
 # %%
 case = OsdpCase(NAMES[0], TITAN, 16, "osdp_peak")

@@ -13,9 +13,13 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from formulations.files import write_text_atomically
 from formulations.layers import LayerChain, LayerProfile
+from planner.models import ModelReference
 
 LAYERS_VERSION: Literal[1] = 1
 """Version of the file format; a file of another version is refused."""
+
+SOURCE_PREFIX = "layers:"
+"""In front of a profile file where the name of a model is expected."""
 
 
 class LayerFileError(ValueError):
@@ -76,3 +80,20 @@ def load_layers(path: Path) -> LayerChain:
         ) from None
     except ValueError as error:
         raise LayerFileError(f"profile file {path}: {error}") from None
+
+
+def profiled_layers(reference: ModelReference) -> LayerChain | None:
+    """Layers of the profile file that a reference names as ``layers:FILE``, or None where it names a model.
+
+    Raises
+    ------
+    LayerFileError
+        The file cannot be read, or holds numbers of another type than the reference.
+    """
+    if not reference.source.startswith(SOURCE_PREFIX):
+        return None
+    path = Path(reference.source.removeprefix(SOURCE_PREFIX))
+    chain = load_layers(path)
+    if chain.dtype != reference.dtype:
+        raise LayerFileError(f"profile file {path} is of {chain.dtype}, not of {reference.dtype}: ask for its dtype")
+    return chain

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from enum import Enum
 
 from formulations.layers import LayerProfile, ProfileSource, SplitPart
 from planner.cluster import ClusterSpec
@@ -56,12 +55,8 @@ class Work:
     reads_result: bool = False
 
 
-class Activation(Enum):
-    """Nonlinearity between the two products of a feed-forward module; the value is how many tensors it leaves."""
-
-    RELU = 1
-    GELU = 2
-    GELU_IN_STEPS = 5
+RELU, GELU = 1, 2
+"""Tensors of the inner width that the nonlinearity of a feed-forward module leaves for backward."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +76,8 @@ class BlockShape:
     inner_dropout
         Whether there is dropout behind the activation too (T5).
     activation
-        Nonlinearity of the feed-forward module.
+        Tensors that the nonlinearity of the feed-forward module leaves, :data:`RELU`, :data:`GELU`, or more where it is
+        written in steps (GPT-2).
     norm_tensors
         Tensors of hidden size that one normalisation leaves: 1, or 2 where it is written in steps (T5).
     """
@@ -94,7 +90,7 @@ class BlockShape:
     bias: bool = True
     dropout: bool = True
     inner_dropout: bool = False
-    activation: Activation = Activation.GELU
+    activation: int = GELU
     norm_tensors: int = 1
 
     @property
@@ -157,7 +153,7 @@ def attention(shape: BlockShape, tokens: int, keys: int, sources: int | None = N
 def feed_forward(shape: BlockShape, tokens: int) -> list[Work]:
     """Feed-forward module: normalisation, product, activation, product, residual."""
     item, wide = shape.item_bytes, tokens * shape.feed_forward * shape.item_bytes
-    inside = shape.activation.value - 1
+    inside = shape.activation - 1
     return [
         normalization(shape, tokens),
         Work(

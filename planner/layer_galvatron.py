@@ -56,11 +56,14 @@ def plan_with_galvatron(request: LayerRequest, chain: LayerChain) -> LayerPlan:
     unit_bytes = unit_for(request.tensor_bytes)
     bound: Fraction | None = None
     gap: float | None = None
+    notes = chain.notes
     if request.as_published:
         printed = _problem(request, chain, RUNNABLE)
-        found = search_bmw(printed, RUNNABLE, unit_bytes)
-        plan = None if found is None else renumbered(found.plan, printed, problem)
-        without = "the published search finds no plan that fits"
+        found = search_bmw(printed, RUNNABLE, unit_bytes, request.time_limit)
+        plan = None if found.best is None else renumbered(found.best.plan, printed, problem)
+        until = "" if found.ended else f" in its time limit of {request.time_limit:g} s"
+        without = f"the published search finds no plan that fits{until}"
+        notes += _search_notes(unit_bytes, until)
     else:
         joint = solve_joint(problem, time_limit=request.time_limit)
         plan, bound, gap = joint.plan, joint.bound, joint.gap
@@ -84,7 +87,7 @@ def plan_with_galvatron(request: LayerRequest, chain: LayerChain) -> LayerPlan:
         seconds=time.perf_counter() - started,
         stage_peak_bytes=cost.stage_peaks,
         tensor_bytes=request.tensor_bytes,
-        notes=(*chain.notes, *(_search_notes(unit_bytes) if request.as_published else ())),
+        notes=notes,
     )
     return LayerPlan(
         model=planned_model(request.reference, plan.batch),
@@ -123,14 +126,16 @@ def _problem(request: LayerRequest, chain: LayerChain, slips: Slip) -> PipelineP
     )
 
 
-def _search_notes(unit_bytes: int) -> tuple[str, ...]:
-    """What the published search does here otherwise than in the paper."""
+def _search_notes(unit_bytes: int, until: str) -> tuple[str, ...]:
+    """What the published search does here otherwise than in the paper; `until` says where its time was over."""
     notes = ["strategies nest replicas, shards and tensor parallelism in this order, which is what runs"]
     if unit_bytes < DEFAULT_UNIT_BYTES:
         notes.append(
             f"memory is counted in units of {format_bytes(unit_bytes)}, not of {format_bytes(DEFAULT_UNIT_BYTES)}: the "
             "limit is below the paper's"
         )
+    if until:
+        notes.append(f"the search did not end{until}: this is the best plan until then")
     return tuple(notes)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
 
 from formulations.layers import LayerProfile
 from planner.layer_formulas import (
@@ -85,6 +86,32 @@ def gpt(
         )
     )
     return tuple(layers)
+
+
+def gpt_parameters(
+    hidden: Sequence[int], *, sequence: int, vocabulary: int, item_bytes: int
+) -> dict[str, list[tuple[str, int]]]:
+    """Name and bytes of every parameter of :func:`gpt`, by the kind of its modules; untied, with modules apart."""
+
+    def product(name: str, width_in: int, width_out: int) -> list[tuple[str, int]]:
+        return [(f"{name}.weight", width_in * width_out), (f"{name}.bias", width_out)]
+
+    def norm(wide: int) -> list[tuple[str, int]]:
+        return [("norm.weight", wide), ("norm.bias", wide)]
+
+    found = {f"embedding {hidden[0]}": [("tokens", vocabulary * hidden[0]), ("positions", sequence * hidden[0])]}
+    for before, wide in pairwise([hidden[0], *hidden]):
+        kind = f"gpt {wide}" if wide == before else f"gpt {before} to {wide}"
+        resize = [] if wide == before else product("resize", before, wide)
+        found[f"{kind} attention"] = [
+            *resize,
+            *norm(wide),
+            *product("projections", wide, 3 * wide),
+            *product("output", wide, wide),
+        ]
+        found[f"{kind} mlp"] = [*norm(wide), *product("inner", wide, 4 * wide), *product("output", 4 * wide, wide)]
+    found[f"head {hidden[-1]}"] = [*norm(hidden[-1]), ("weight", vocabulary * hidden[-1])]
+    return {kind: [(name, item_bytes * size) for name, size in tensors] for kind, tensors in found.items()}
 
 
 def _resized(shape: BlockShape, hidden: int) -> BlockShape:

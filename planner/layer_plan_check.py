@@ -5,7 +5,7 @@ Every message says what would be possible instead.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from itertools import pairwise
 
 from planner.layer_plan import LayerPlan, LayerSettings
@@ -97,6 +97,31 @@ def check_layer_plan(plan: LayerPlan) -> None:
         _check_degrees(layer, plan.stage_devices, plan.model.batch // plan.micro_batches)
         _check_memory_settings(layer)
     stage_axes(plan.stage_devices, plan.layers)
+
+
+def check_shared(plan: LayerPlan, names: Collection[str]) -> None:
+    """Check that layers that share a parameter are in two stages at most, between which its gradients are added up.
+
+    Parameters
+    ----------
+    plan
+        A plan.
+    names
+        Of layers that share one parameter.
+
+    Raises
+    ------
+    PlanError
+        They are in more stages.
+    """
+    holders = {
+        number: layer.name for number, stage in enumerate(plan.stages) for layer in stage.layers if layer.name in names
+    }
+    if len(holders) > 2:
+        raise PlanError(
+            f"layers {_listed(holders.values())} share a parameter and are in {len(holders)} stages: two at most can "
+            "share it, so put some of these layers into one stage, or untie them in the model's configuration"
+        )
 
 
 def _check_degrees(layer: LayerSettings, devices: int, rows: int) -> None:

@@ -65,8 +65,8 @@ def plan_profiles(plan: LayerPlan, *chains: LayerChain) -> tuple[LayerProfile, .
     plan
         A plan of the model.
     chains
-        The model folded into blocks, into modules of blocks, or both. A module that has another name in the plan is
-        the one at the same place in its block.
+        The model folded into blocks, into modules of blocks, or both. A module that the plan names by its path has the
+        profile of the module at the same place in its block, where block and plan have as many.
 
     Raises
     ------

@@ -12,6 +12,7 @@ from formulations.layers import LayerChain
 from planner.cluster import ClusterSpec, load_cluster
 from planner.infeasibility import InfeasibleError
 from planner.layer_capture import plan_with_capture
+from planner.layer_files import profiled_layers
 from planner.layer_folding import model_layers
 from planner.layer_galvatron import plan_with_galvatron
 from planner.layer_h3t import plan_with_h3t
@@ -55,7 +56,8 @@ def plan_layers(
     Parameters
     ----------
     reference
-        Which step; a name alone stands for a reference with the defaults of :class:`ModelReference`.
+        Which step; a name alone stands for a reference with the defaults of :class:`ModelReference`. ``layers:FILE``
+        is a profile file (:mod:`planner.layer_files`), of which there is a plan, but nothing to run.
     cluster
         A cluster, or the name or file of one.
     devices
@@ -105,7 +107,7 @@ def plan_layers(
         search_batch=search_batch,
         time_limit=time_limit,
     )
-    chain = model_layers(step, found, apart=formulation in _OF_OPERATORS)
+    chain = profiled_layers(step) or model_layers(step, found, apart=formulation in _OF_OPERATORS)
     made = LAYER_FORMULATIONS[formulation](request, chain)
     assert made.record is not None
     peaks = engine_peaks(made, plan_profiles(made, chain))

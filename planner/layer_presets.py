@@ -20,13 +20,13 @@ CAPTURE, Table I          shapes of Alpa's public benchmarks, which carry the sa
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from formulations.layers import LayerChain, LayerProfile
 from planner.cluster import ClusterSpec
-from planner.layer_formulas import Activation, BlockShape, FormulaDevice
-from planner.layer_language import bert, gpt, mixture_of_experts, t5
+from planner.layer_formulas import RELU, BlockShape, FormulaDevice
+from planner.layer_language import bert, gpt, gpt_parameters, mixture_of_experts, t5
 from planner.layer_vision import swin, vit, wide_resnet
 from planner.operator_graph import ITEM_BYTES
 
@@ -37,7 +37,12 @@ _ALPA_GPT_VOCABULARY = 51200
 _ALPA_MOE_VOCABULARY = 32000
 _SEQUENCE = 512
 _OSDP_SEQUENCE = 96
-_MEGABYTE = 10**6
+MEBIBYTE = 2**20
+"""What Galvatron-BMW calls a MB, of which 1024 are a GB of its memory limits.
+
+The paper does not say. The authors' public scripts mean 2^20 bytes: in their profile T5's layers have 48.01 and 64.01
+of them of parameters (12.6 and 16.8 million numbers), and the activations of Table I are the sums of that profile.
+"""
 
 Build = Callable[[FormulaDevice, bool], tuple[LayerProfile, ...]]
 """Layers of a model on a device, attention and feed-forward modules apart or not."""
@@ -59,6 +64,8 @@ class PaperModel:
         Number of parameters that the paper prints; None where it prints a range only.
     activation_bytes
         Bytes per sample that the paper prints; None where it prints none.
+    tensors
+        Kind of a module -> name and bytes of each of its parameters, where these are known one by one.
     """
 
     paper: str
@@ -66,6 +73,7 @@ class PaperModel:
     build: Build
     parameters: float | None = None
     activation_bytes: int | None = None
+    tensors: Mapping[str, Sequence[tuple[str, int]]] = field(default_factory=dict)
 
 
 def paper_layers(
@@ -152,11 +160,12 @@ def _osdp(*hidden: tuple[int, int]) -> PaperModel:
             apart=apart,
         )
 
-    return PaperModel("OSDP", "float32", build)
+    tensors = gpt_parameters(widths, sequence=_OSDP_SEQUENCE, vocabulary=_GPT2_VOCABULARY, item_bytes=shape.item_bytes)
+    return PaperModel("OSDP", "float32", build, tensors=tensors)
 
 
 def _galvatron(build: Build, parameters_m: float, activation_mb: float) -> PaperModel:
-    return PaperModel("Galvatron-BMW", "float32", build, parameters_m * 1e6, round(activation_mb * _MEGABYTE))
+    return PaperModel("Galvatron-BMW", "float32", build, parameters_m * 1e6, round(activation_mb * MEBIBYTE))
 
 
 def _galvatron_bert(layers: int, hidden: int, parameters_m: float, activation_mb: float) -> PaperModel:
@@ -179,9 +188,7 @@ def _galvatron_vit(layers: int, hidden: int, parameters_m: float, activation_mb:
 
 
 def _galvatron_t5(layers: int, target: int, parameters_m: float, activation_mb: float) -> PaperModel:
-    shape = replace(
-        _shape(1024, "float32", heads=16), bias=False, inner_dropout=True, activation=Activation.RELU, norm_tensors=2
-    )
+    shape = replace(_shape(1024, "float32", heads=16), bias=False, inner_dropout=True, activation=RELU, norm_tensors=2)
     return _galvatron(
         lambda device, apart: t5(
             device, shape, (layers, layers), sequences=(_SEQUENCE, target), vocabulary=_T5_VOCABULARY, apart=apart

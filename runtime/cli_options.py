@@ -10,7 +10,11 @@ from planner.optimizers import OPTIMIZERS
 
 Model = Annotated[
     str,
-    typer.Argument(metavar="MODEL", help="hf:NAME, hf:PATH/config.json or module.path:function.", show_default=False),
+    typer.Argument(
+        metavar="MODEL",
+        help="hf:NAME, hf:PATH/config.json or module.path:function; layers:FILE for plans of layers.",
+        show_default=False,
+    ),
 ]
 Mesh = Annotated[str, typer.Option(metavar="2x2", help="Ranks along each mesh axis.", show_default=False)]
 Cluster = Annotated[str, typer.Option(metavar="NAME|FILE", help="Preset, local-cpu, or a cluster file.")]

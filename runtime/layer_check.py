@@ -8,6 +8,7 @@ from copy import deepcopy
 from torch import Tensor
 
 from planner.layer_plan import LayerPlan, LayerSettings
+from planner.layer_plan_check import check_shared
 from planner.models import load_step
 from planner.plan_error import PlanError
 from runtime.layer_assignment import PlannedUnit, assign_layers, part_paths, tied_parameters
@@ -69,7 +70,8 @@ def check_model(plan: LayerPlan, family: ModelFamily, batch: Mapping[str, Tensor
     Raises
     ------
     PlanError
-        The plan's layers are not the model's, or two that share a parameter want it in different places.
+        The plan's layers are not the model's, or those that share a parameter want it in different places or in more
+        than two stages.
     FamilyError
         Heads, widths, the vocabulary or the sequence cannot be shared, or a matrix cannot be sliced, as asked; dropout
         under tensor parallelism; slices outside blocks, or of which some are replicated under tensor parallelism.
@@ -83,6 +85,7 @@ def check_model(plan: LayerPlan, family: ModelFamily, batch: Mapping[str, Tensor
             _check_sequences(planned, lengths)
         _check_matrices(planned)
     for held in tied_parameters(stages).values():
+        check_shared(plan, {planned.whole.name for _, planned in held})
         for _, other in held[1:]:
             _check_same_place(held[0][1].whole, other.whole)
 

@@ -20,7 +20,6 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from planner.layer_plan import LayerPlan, LayerSettings
-from planner.plan_error import PlanError
 from runtime.host_copies import HostCopies
 from runtime.layer_assignment import PlannedUnit, assign_layers, tied_parameters
 from runtime.layer_memory import keep_as_planned
@@ -178,20 +177,10 @@ def _given(planned: PlannedUnit, meshes: PlanMeshes) -> tuple[Layout | None, ...
 
 
 def _shared_between_stages(stages: tuple[tuple[PlannedUnit, ...], ...], stage: int, origins: Origins) -> dict[str, int]:
-    """Names of this stage's parameters that another stage has too, with that stage.
-
-    Raises
-    ------
-    PlanError
-        More than two stages have one.
-    """
+    """Names of this stage's parameters that another stage has too, with that stage; two at most have one."""
     names: dict[str, int] = {}
     for parameter, held in tied_parameters(stages).items():
         numbers = sorted({number for number, _ in held})
-        if len(numbers) > 2:
-            raise PlanError(
-                f"parameter {origins[parameter].name} is in {len(numbers)} stages: two at most can share it"
-            )
         if len(numbers) == 2 and stage in numbers:
             names[origins[parameter].name] = numbers[1 - numbers.index(stage)]
     return names
@@ -217,7 +206,7 @@ def _share_products(mine: Iterable[PlannedUnit], meshes: PlanMeshes) -> None:
         meshes_of = partial(_tensor_mesh, planned, meshes)
         if planned.whole.shares_products:
             share_products(planned.unit, meshes_of, planned.whole.sequence_parallel)
-        elif planned.whole.undivided:
+        elif planned.whole.tensor_parallel > 1:
             repeat_products(planned.unit, meshes_of)
     for tied in places.values():
         present: list[nn.Parameter] = [getattr(module, name) for module, name in tied]

@@ -7,6 +7,7 @@ from pathlib import Path
 from planner.layer_plan import LayerPlan, load_layer_plan, save_layer_plan
 from planner.layer_plan_check import check_layer_plan
 from runtime.launch import run_module
+from runtime.layer_reference import model_reference
 from runtime.layer_report import LayerRunReport
 
 
@@ -34,12 +35,13 @@ def run_layer_plan(
     Raises
     ------
     PlanError
-        The plan cannot be read, or contradicts itself.
+        The plan cannot be read, contradicts itself, or is of a profile file.
     LaunchError
         The run cannot be started or a rank fails, for example because the model cannot be run as planned.
     """
     checked = plan if isinstance(plan, LayerPlan) else load_layer_plan(Path(plan))
     check_layer_plan(checked)
+    model_reference(checked)  # refuses a plan of a profile file before ranks are started
     report = run_module(
         "runtime.layer_main",
         checked.devices,

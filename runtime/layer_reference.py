@@ -7,13 +7,26 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from planner.layer_files import SOURCE_PREFIX
 from planner.layer_plan import LayerPlan, load_layer_plan
 from planner.models import ModelReference
+from planner.plan_error import PlanError
 from runtime.reference import prepare_from_command_line
 
 
 def model_reference(plan: LayerPlan) -> ModelReference:
-    """Which step a layer plan is of."""
+    """Which step a layer plan is of.
+
+    Raises
+    ------
+    PlanError
+        It is of a profile file.
+    """
+    if plan.model.source.startswith(SOURCE_PREFIX):
+        raise PlanError(
+            f"model {plan.model.source} is a profile of layers, which has no module to run: plan hf:NAME or "
+            "module.path:function"
+        )
     return ModelReference(**plan.model.model_dump())
 
 

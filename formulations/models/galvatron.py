@@ -83,10 +83,15 @@ class StageProblem:
         choices
             One strategy per layer.
         """
+        return int(self.step_bytes(choices).max())
+
+    def step_bytes(self, choices: Sequence[int]) -> IntArray:
+        """Return the bytes in use at the backward step of every layer, shape ``(L,)``; as for :meth:`peak`."""
         rows = np.arange(self.layers)
         chosen = np.asarray(choices)
         forward = np.cumsum(self.forward[rows, chosen])
-        return int(self.states[rows, chosen].sum() + (forward + self.backward[rows, chosen]).max())
+        used: IntArray = self.states[rows, chosen].sum() + forward + self.backward[rows, chosen]
+        return used
 
     def cost_of(self, choices: Sequence[int]) -> int:
         """Return the cost of a plan, transformations included."""

@@ -31,13 +31,13 @@ from functools import cache
 
 import numpy as np
 
-from formulations.layers import LayerChain, LayerProfile
+from formulations.layers import LayerChain, LayerProfile, tied_layers
 from formulations.models.galvatron import StageProblem
 from formulations.models.galvatron_slips import REPAIRED, Slip
 from formulations.models.galvatron_strategies import Dimension, LayerStrategy, Layout
 from formulations.problem import BoolArray, IntArray
 
-__all__ = ["CostModel", "DeviceLinks", "LayerTables", "layer_tables", "tied_layers"]
+__all__ = ["CostModel", "DeviceLinks", "LayerTables", "layer_tables"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +155,7 @@ class LayerTables:
         """
         rows = self.kinds[first:end]
         states = self.states[rows]
-        if first > 0:
+        if first > 0 and self.borrowed.any():
             states = states + np.diff(np.maximum.accumulate(self.borrowed[rows]), axis=0, prepend=0)
         return StageProblem(
             cost=self.synchronised[rows] + repeats * self.repeated[rows],
@@ -180,12 +180,6 @@ class _LayerCost:
     backward: int
     states: int
     borrowed: int
-
-
-def tied_layers(chain: LayerChain) -> tuple[int, ...]:
-    """Layers that share a parameter: those that borrow one, and the first, which lends it (an embedding)."""
-    borrowers = [position for position, layer in enumerate(chain.layers) if layer.borrowed_parameter_bytes]
-    return (0, *borrowers) if borrowers else ()
 
 
 def layer_tables(

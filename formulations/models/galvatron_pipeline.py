@@ -13,7 +13,8 @@ Under 1F1B stage ``i`` of ``P`` (from 0) holds the activations of ``min(m, P - i
 without a pipeline a micro-batch ends before the next begins.
 
 The paper knows nothing of layers that share a parameter. It has one place on the devices, so where a plan is to run,
-such tied layers have one strategy: every search tries each that they may share.
+such tied layers have one strategy: every search tries each that they may share. Gradients of a parameter are added up
+between two stages at most, so all tied layers that are not in the first stage are in one other.
 """
 
 from __future__ import annotations
@@ -26,9 +27,9 @@ from itertools import pairwise
 
 import numpy as np
 
-from formulations.layers import LayerChain
+from formulations.layers import LayerChain, tied_layers
 from formulations.models.galvatron import StageProblem
-from formulations.models.galvatron_costs import CostModel, LayerTables, layer_tables, tied_layers
+from formulations.models.galvatron_costs import CostModel, LayerTables, layer_tables
 from formulations.models.galvatron_strategies import Dimension, decision_trees, pipeline_degrees
 from formulations.models.pipeline_schedule import Schedule
 
@@ -109,7 +110,8 @@ class PlanCost:
     stage_peaks
         Bytes per stage.
     fits
-        Whether every strategy is possible, tied layers have one, and every stage is within the limit.
+        Whether every strategy is possible, tied layers have one and are in two stages at most, and every stage is
+        within the limit.
     """
 
     cost: int
@@ -140,7 +142,7 @@ class PipelineProblem:
     rule
         Numbers of micro-batches that may be used.
     tied
-        Layers that need the same strategy; each of a kind of its own.
+        Layers that need the same strategy, ascending; each of a kind of its own.
     """
 
     layers: int
@@ -183,6 +185,14 @@ class PipelineProblem:
         first, end = borders
         return shared if any(first <= layer < end for layer in self.tied) else None
 
+    def may_be_stage(self, first: int, end: int) -> bool:
+        """Whether the layers ``first .. end - 1`` may be a stage: behind the first one, with all tied layers or none.
+
+        A stage that has tied layers, but not the last of them, would leave those to a third stage.
+        """
+        has_tied = any(first <= layer < end for layer in self.tied)
+        return first == 0 or not has_tied or end > self.tied[-1]
+
     def stage(
         self,
         stages: int,
@@ -219,7 +229,7 @@ class PipelineProblem:
             costs.append(stage.cost_of(choices))
             repeated.append(stage.repeated_of(choices))
             peaks.append(stage.peak(choices))
-            fits = fits and stage.is_feasible(choices)
+            fits = fits and stage.is_feasible(choices) and self.may_be_stage(first, end)
         cost = (plan.micro_batches - 1) * max(repeated) + sum(costs)
         return PlanCost(cost, tuple(costs), tuple(repeated), tuple(peaks), fits)
 

@@ -24,9 +24,9 @@ What the paper leaves open, and what is done here:
 - Model states are parameters, gradients and optimizer states: ``state_multiple * S_i`` bytes, 4 for Adam in one type.
 - :math:`M^{extra}` holds the operator's workspaces, ``b`` times those of one sample. What a ZDP operator gathers is in
   no formula of the paper; :class:`Accounting` says where it is counted, as ``S_i / g``.
-- Equation (1) adds up what is temporary, though one operator works at a time. :attr:`Accounting.PUBLISHED` and
-  :attr:`Accounting.SUMMED` keep that; :attr:`Accounting.PEAK` has one time for each operator instead. Cutting saves
-  memory at the peak; in a sum it mainly makes the choice finer.
+- Equation (1) adds up what is temporary, though one operator works at a time. :attr:`Accounting.PUBLISHED` keeps
+  that; :attr:`Accounting.PEAK` has one time for each operator instead. Cutting saves memory at the peak; in a sum it
+  mainly makes the choice finer.
 - Nothing is said of a checkpointed operator's cost: one more all-gather for each ZDP slice, and one more forward.
   While it is recomputed its activations exist; only the peak counts them, since a sum of them would be no saving.
 - Operators that share a parameter (tied weights) have one mode, since a parameter has one place: those that borrow
@@ -47,7 +47,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from formulations.layers import LayerChain, LayerProfile
+from formulations.layers import LayerChain, LayerProfile, tied_layers
 from formulations.problem import Factor, IntArray, Node, Resource, StrategyProblem, UsageTerm
 
 SECONDS_PER_COST = 1e-9
@@ -92,12 +92,10 @@ class Accounting(StrEnum):
     """How temporary memory counts.
 
     PUBLISHED: summed, as in equation (1), without what ZDP operators gather, which is in no formula of the paper.
-    SUMMED: summed, with what they gather.
     PEAK: at each operator what it needs itself, gathered parameters and recomputed activations included.
     """
 
     PUBLISHED = "published"
-    SUMMED = "summed"
     PEAK = "peak"
 
 
@@ -306,7 +304,7 @@ def operator_table(
 
 def _tensors_at_once(settings: OsdpSettings, slices: int, sharded: int) -> int:
     """Tensors as large as a slice that exist while one is worked on, as far as they count."""
-    if settings.accounting is Accounting.PUBLISHED:
+    if settings.accounting is not Accounting.PEAK:
         return 0
     return max(settings.gathered_tensors if sharded else 0, settings.replica_tensors if sharded < slices else 0)
 
@@ -340,9 +338,9 @@ def operator_tables(chain: LayerChain, machine: OsdpMachine, settings: OsdpSetti
     OsdpError
         If the collectives of a step may take longer than the searches reach (13 days).
     """
-    borrowers = borrowing(chain)
+    tied = tied_layers(chain)
     tables = tuple(
-        operator_table(layer, following, machine, settings, lends=bool(borrowers) and layer is chain.layers[0])
+        operator_table(layer, following, machine, settings, lends=bool(tied) and layer is chain.layers[0])
         for layer, following in zip_longest(chain.layers, chain.layers[1:])
     )
     longest = sum(int(table.communication.max()) for table in tables)
@@ -350,11 +348,6 @@ def operator_tables(chain: LayerChain, machine: OsdpMachine, settings: OsdpSetti
         seconds = longest * SECONDS_PER_COST
         raise OsdpError(f"model {chain.name} may communicate for {seconds:g} s a step; check the machine's link")
     return tables
-
-
-def borrowing(chain: LayerChain) -> list[int]:
-    """Positions of the operators that share a parameter of the first one, which therefore have its mode."""
-    return [position for position, layer in enumerate(chain.layers) if position and layer.borrowed_parameter_bytes]
 
 
 def build_osdp(chain: LayerChain, machine: OsdpMachine, settings: OsdpSettings, batch: int) -> StrategyProblem:
@@ -396,7 +389,7 @@ def build_osdp(chain: LayerChain, machine: OsdpMachine, settings: OsdpSettings, 
     return StrategyProblem(
         name=f"{chain.name}-{batch}",
         nodes=tuple(nodes),
-        factors=tuple(_alike(tables, borrower) for borrower in borrowing(chain)),
+        factors=tuple(_alike(tables, borrower) for borrower in tied_layers(chain)[1:]),
         resources=(Resource("memory", machine.memory_bytes),),
         horizon=horizon,
         seconds_per_cost=SECONDS_PER_COST,

@@ -27,7 +27,7 @@ __all__ = ["DEFAULT_UNIT_BYTES", "StagePlan", "search_stage", "unit_for"]
 DEFAULT_UNIT_BYTES = 32 * 2**20
 """Granularity of memory."""
 
-_FEWEST_UNITS = 8 * 10**9 // DEFAULT_UNIT_BYTES
+_FEWEST_UNITS = 8 * 2**30 // DEFAULT_UNIT_BYTES
 """In the smallest limit of the paper's tables."""
 
 _IMPOSSIBLE = 2**62
@@ -100,13 +100,14 @@ class _StateTable:
     before: _Pointers
     units: IntArray
 
-    def cost(self, budget: int) -> int:
-        """Least cost within a budget."""
-        return int(self.costs[budget].min())
+    def least(self) -> IntArray:
+        """Least cost within every budget."""
+        least: IntArray = self.costs.min(axis=1)
+        return least
 
-    def plan(self, budget: int) -> tuple[int, ...]:
+    def plan(self, budget: int) -> IntArray:
         """Strategies of that cost."""
-        return tuple(_rebuild(self.before, self.units, int(self.costs[budget].argmin()), budget).tolist())
+        return _rebuild(self.before, self.units, int(self.costs[budget].argmin()), budget)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -117,18 +118,13 @@ class _StatelessTable:
     choices: _Pointers
     units: IntArray
 
-    def cost(self, budget: int) -> int:
-        """Least cost within a budget."""
-        return int(self.costs[budget])
+    def least(self) -> IntArray:
+        """Least cost within every budget."""
+        return self.costs
 
-    def plan(self, budget: int) -> tuple[int, ...]:
+    def plan(self, budget: int) -> IntArray:
         """Strategies of that cost."""
-        found = []
-        for layer in reversed(range(len(self.units))):
-            choice = int(self.choices[layer, budget])
-            found.append(choice)
-            budget -= int(self.units[layer, choice])
-        return tuple(reversed(found))
+        return _rebuild_stateless(self.choices, self.units, budget)
 
 
 def _largest_accepted(
@@ -138,21 +134,35 @@ def _largest_accepted(
     spare = int((-(-stage.backward[stage.allowed] // unit_bytes)).max(initial=0))
     unchecked = budget - spare
     lowest = max(unchecked + 1, 1) if Slip.ALG3_UNSET in slips else 0
-    budgets = [e for e in range(lowest, budget + 1) if table.cost(e) < _IMPOSSIBLE]
-    best: tuple[int, ...] | None = None
+    least = table.least()
+    budgets = [e for e in range(lowest, budget + 1) if least[e] < _IMPOSSIBLE]
+    bytes_of = stage.states, stage.forward, stage.backward
+    best: IntArray | None = None
     if Slip.ALG3_BREAK in slips:
         for plan in map(table.plan, budgets):
-            if stage.peak(plan) > stage.memory_limit:
+            if _peak(*bytes_of, plan) > stage.memory_limit:
                 break
             best = plan
     else:
         plans = map(table.plan, reversed(budgets))
-        best = next((plan for plan in plans if stage.peak(plan) <= stage.memory_limit), None)
+        best = next((plan for plan in plans if _peak(*bytes_of, plan) <= stage.memory_limit), None)
     if best is not None:
-        return StagePlan(best, stage.cost_of(best))
-    if Slip.ALG3_UNSET in slips and unchecked >= 0 and table.cost(unchecked) < _IMPOSSIBLE:
-        return StagePlan(None, table.cost(unchecked))
+        choices = tuple(best.tolist())
+        return StagePlan(choices, stage.cost_of(choices))
+    if Slip.ALG3_UNSET in slips and unchecked >= 0 and least[unchecked] < _IMPOSSIBLE:
+        return StagePlan(None, int(least[unchecked]))
     return None
+
+
+@compiled
+def _peak(states: IntArray, forward: IntArray, backward: IntArray, choices: IntArray) -> int:
+    """Peak of a plan, as :meth:`~formulations.models.galvatron.StageProblem.peak` has it, for many plans."""
+    held, resident, largest = 0, 0, 0
+    for layer in range(len(choices)):
+        held += forward[layer, choices[layer]]
+        resident += states[layer, choices[layer]]
+        largest = max(largest, held + backward[layer, choices[layer]])
+    return largest + resident
 
 
 @compiled
@@ -249,4 +259,15 @@ def _rebuild(before: _Pointers, units: IntArray, last: int, budget: int) -> IntA
         previous = before[layer, budget, last]
         budget -= units[layer, last]
         last = previous
+    return choices
+
+
+@compiled
+def _rebuild_stateless(chosen: _Pointers, units: IntArray, budget: int) -> IntArray:
+    """Follow the choices of :func:`_fill_stateless` from the last layer."""
+    layers = len(chosen)
+    choices = np.empty(layers, dtype=np.int64)
+    for layer in range(layers - 1, -1, -1):
+        choices[layer] = chosen[layer, budget]
+        budget -= units[layer, choices[layer]]
     return choices

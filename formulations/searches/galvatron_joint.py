@@ -7,27 +7,26 @@ drop out, and the bound rises. Where that stops, the windows on the cheapest way
 (:mod:`formulations.searches.galvatron_labels`): either the bound rises, or all of them are solved and are a plan.
 Windows of the same layers with as many micro-batches in flight are one problem, solved once.
 
-With as many micro-batches in flight, more micro-batches of the same size are never slower per sample. So of those that
-fill the pipeline only the largest number is looked at. Where layers are tied, every strategy that they may share is a
-combination of its own, which only windows with such layers notice. Combinations are taken in the order of a bound
-without memory; when that is within the gap of the best plan, the rest is, too. All bounds are exact integers.
+Of all combinations of these numbers (:mod:`formulations.searches.galvatron_combinations`) the one with the least bound
+is always the one that is worked on, a step at a time: its bound leaves memory out at first, then comes from prices, and
+rises with every step. When the least bound is within the gap of the best plan, all are. All bounds are exact integers.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from fractions import Fraction
+from heapq import heapify, heappop, heappush
 
 import numpy as np
 
 from formulations.models.galvatron import StageProblem
-from formulations.models.galvatron_costs import LayerTables
 from formulations.models.galvatron_pipeline import PipelinePlan, PipelineProblem
-from formulations.models.pipeline_schedule import Schedule
 from formulations.problem import IntArray
+from formulations.searches.galvatron_combinations import Combination, combinations
 from formulations.searches.galvatron_labels import StageResult, solve_stage
+from formulations.searches.galvatron_ways import SolvedWindow, cheapest_way
 from formulations.searches.galvatron_windows import IMPOSSIBLE, WindowBounds, window_bounds
 
 __all__ = ["JointResult", "solve_joint"]
@@ -37,8 +36,14 @@ DEFAULT_GAP = Fraction(1, 100)
 _STAGE_GAP_SHARE = 2
 """Stages are solved to this part of the gap."""
 
-_LABEL_LIMIT = 50_000
-"""Of one layer of a window: fewer than of a single stage, as a limit on micro-batches makes comparing them slow."""
+_LABEL_LIMITS = (100, 5_000, 50_000, 400_000)
+"""Of one layer without a pipeline, one after another while nothing is proven."""
+
+_WINDOW_LABEL_LIMIT = 50_000
+"""Of one layer of a window: a limit on micro-batches makes comparing labels slow."""
+
+_INTERVALS = 8
+"""Into which what the slowest stage may take is divided for a bound on a whole step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,40 +79,6 @@ class JointResult:
         return float((found - self.bound) / found) if found else 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class _Combination:
-    """Numbers that are fixed while the partition and strategies are decided, and the strategy of tied layers."""
-
-    stages: int
-    batch: int
-    micro_batches: int
-    shared: int | None
-    bound: Fraction
-
-    @property
-    def micro_batch(self) -> int:
-        return self.batch // self.micro_batches
-
-
-@dataclass(slots=True)
-class _Window:
-    """What is known of one run of layers at one number of micro-batches in flight."""
-
-    solved: list[tuple[int | None, StageResult, int]] = field(default_factory=list)
-
-    def bound_at(self, limit: int | None) -> int:
-        """A bound under a limit is one under any smaller limit."""
-        bounds = [_bound_of(result) for solved, result, _ in self.solved if _allows(solved, limit)]
-        return max(bounds, default=0)
-
-    def plan_at(self, limit: int | None) -> StageResult | None:
-        """A solve whose limit was as large and whose plan keeps this one."""
-        for solved, result, repeated in self.solved:
-            if result.choices is not None and _allows(solved, limit) and (limit is None or repeated <= limit):
-                return result
-        return None
-
-
 def solve_joint(
     problem: PipelineProblem,
     relative_gap: Fraction = DEFAULT_GAP,
@@ -133,6 +104,10 @@ def solve_joint(
     return search.run()
 
 
+class _OutOfTimeError(Exception):
+    """Bounds of windows are missing when the time is over."""
+
+
 class _JointSearch:
     """One search: the best plan so far, and all windows."""
 
@@ -141,10 +116,16 @@ class _JointSearch:
         self.best: PipelinePlan | None = None
         self.best_cost: int | None = None
         self.kinds = problem.tables(problem.usable_degrees[0], 1).kinds
-        self.windows: dict[tuple[int, int, int], dict[tuple[bytes, int | None], _Window]] = {}
+        self.windows: dict[tuple[int, int, int], dict[tuple[bytes, int | None], SolvedWindow]] = {}
         self.places: dict[bytes, tuple[IntArray, IntArray]] = {}
         self.first_bounds: dict[tuple[int, int, int, int | None], WindowBounds] = {}
         self.stages_solved = 0
+        self.forbidden = np.array(
+            [
+                [not problem.may_be_stage(first, end) for end in range(problem.layers + 1)]
+                for first in range(problem.layers + 1)
+            ]
+        )
 
     def offer(self, plan: PipelinePlan) -> None:
         """Take a plan if it fits and is faster."""
@@ -153,19 +134,32 @@ class _JointSearch:
             self.best, self.best_cost = plan, found.cost
 
     def run(self) -> JointResult:
-        """Look at all combinations in the order of their bounds."""
+        """Work on the combination with the least bound until that is within the gap of the best plan."""
+        waiting = [(each.bound, number, each) for number, each in enumerate(combinations(self.problem))]
+        heapify(waiting)
         open_bounds = []
-        for combination in sorted(self._combinations(), key=lambda c: c.bound):
-            if self._is_closed(combination.bound * combination.batch, combination.batch):
+        while waiting:
+            bound, number, combination = heappop(waiting)
+            if self._is_closed(bound * combination.batch, combination.batch):
                 break
-            left: Fraction | int | None = combination.bound * combination.batch
-            if time.monotonic() < self.deadline:
-                left = self._close(combination)
-            if left is not None:
-                open_bounds.append(Fraction(left, combination.batch))
+            if self._is_late():
+                open_bounds.append(bound)
+                break
+            try:
+                further = self._step(combination)
+            except _OutOfTimeError:
+                open_bounds.append(bound)
+                break
+            if further is not None and further.steps == combination.steps:
+                open_bounds.append(further.bound)
+            elif further is not None:
+                heappush(waiting, (further.bound, number, further))
         proven = None if self._per_sample is None else self._per_sample * (1 - self.gap)
         bounds = [bound for bound in (proven, *open_bounds) if bound is not None]
         return JointResult(self.best, self.best_cost, min(bounds, default=None), self.stages_solved)
+
+    def _is_late(self) -> bool:
+        return time.monotonic() >= self.deadline
 
     @property
     def _per_sample(self) -> Fraction | None:
@@ -182,44 +176,47 @@ class _JointSearch:
         cutoff = self._cutoff(batch)
         return cutoff is not None and bound >= cutoff
 
-    def _combinations(self) -> Iterator[_Combination]:
-        """Stages, batch and micro-batches with a bound that leaves memory out."""
-        chosen: dict[tuple[int, int, int], int] = {}
-        for stages in self.problem.usable_degrees:
-            for batch in self.problem.batches:
-                for count in self.problem.rule.counts(batch, stages):
-                    key = (stages, batch // count, self._distinct(stages, count))
-                    chosen[key] = max(count, chosen.get(key, 0))
-        for (stages, micro_batch, _), count in chosen.items():
-            for shared in self.problem.shared_strategies(stages, micro_batch):
-                tables = self.problem.tables_with(stages, micro_batch, shared)
-                if tables.allowed[tables.kinds].any(axis=1).all():
-                    bound = _free_bound(tables, stages, micro_batch, count)
-                    yield _Combination(stages, micro_batch * count, count, shared, bound)
+    def _step(self, combination: Combination) -> Combination | None:
+        """Raise the bound of a combination.
 
-    def _distinct(self, stages: int, count: int) -> int:
-        """Equal for numbers of micro-batches of which only the largest counts."""
-        if stages == 1:
-            return 1
-        return count if self.problem.schedule is Schedule.GPIPE else min(count, stages)
-
-    def _close(self, combination: _Combination) -> int | None:
-        """Prove that a combination has no plan beyond the gap, or return the bound that is left."""
+        Returns
+        -------
+        Combination or None
+            None where it has no plan beyond the gap; the number of steps is unchanged if nothing was learnt.
+        """
         if combination.stages == 1:
-            return self._close_one_stage(combination)
-        if combination.shared is not None:
-            total, _, _ = self._settled(replace(combination, shared=None), None)
+            return self._step_of_one_stage(combination)
+        if combination.shared is not None and combination.steps == 0:
+            total, _, _ = self._settled(replace(combination, shared=None))
             if total >= IMPOSSIBLE or self._is_closed(total, combination.batch):
                 return None
-        limit: int | None = None
-        while True:
-            total, borders, limit = self._settled(combination, limit)
-            if total >= IMPOSSIBLE or self._is_closed(total, combination.batch):
-                return None
-            if time.monotonic() >= self.deadline or not self._refine(combination, borders, limit):
-                return total + (combination.micro_batches - 1) * self._slowest_stage(combination)
+        total, borders, limit = self._settled(combination)
+        if total >= IMPOSSIBLE or self._is_closed(total, combination.batch):
+            return None
+        settled = replace(combination, limit=limit)
+        # The first step only orders combinations by their bounds; windows are solved where these are least.
+        if combination.steps == 0 or self._refine(settled, borders):
+            settled = replace(settled, steps=combination.steps + 1)
+        return replace(settled, bound=max(combination.bound, self._bound_of_step(settled)))
 
-    def _settled(self, combination: _Combination, limit: int | None) -> tuple[int, tuple[int, ...], int | None]:
+    def _bound_of_step(self, combination: Combination) -> Fraction:
+        """Quanta per sample: the least, over what the slowest stage takes, of that and a bound on all stages."""
+        times = []
+        for position in range(combination.stages):
+            held = self.problem.schedule.in_flight(combination.stages, position, combination.micro_batches)
+            times.append(self._first_bounds(combination, held).repeated)
+        least, _ = cheapest_way(np.stack(times), np.maximum)
+        most = 2 * least if combination.limit is None else combination.limit
+        slowest = sorted({least + (most - least) * k // _INTERVALS for k in range(_INTERVALS)})
+        ends: list[int | None] = [*slowest[1:], combination.limit]
+        totals = [cheapest_way(self._bounds_at(combination, end))[0] for end in ends]
+        repeats = combination.micro_batches - 1
+        return min(
+            Fraction(total + repeats * time_of_slowest, combination.batch)
+            for total, time_of_slowest in zip(totals, slowest, strict=True)
+        )
+
+    def _settled(self, combination: Combination) -> tuple[int, tuple[int, ...], int | None]:
         """Lower the limit on micro-batches as far as the bounds of windows allow.
 
         Returns
@@ -229,34 +226,30 @@ class _JointSearch:
             what the slowest stage of such a plan may take.
         """
         repeats = combination.micro_batches - 1
-        cutoff = self._cutoff(combination.batch)
+        cutoff, limit = self._cutoff(combination.batch), combination.limit
         while True:
-            total, borders = _cheapest_way(self._bounds_at(combination, limit))
-            late = time.monotonic() >= self.deadline
-            if cutoff is None or total >= cutoff or repeats == 0 or late:
+            total, borders = cheapest_way(self._bounds_at(combination, limit))
+            if cutoff is None or total >= cutoff or repeats == 0 or self._is_late():
                 return total, borders, limit
             lowered = -((total - cutoff) // repeats) - 1
             if limit is not None and lowered >= limit:
                 return total, borders, limit
             limit = lowered
 
-    def _slowest_stage(self, combination: _Combination) -> int:
-        """A bound on the time of a micro-batch in the slowest stage."""
-        times = []
-        for position in range(combination.stages):
-            held = self.problem.schedule.in_flight(combination.stages, position, combination.micro_batches)
-            times.append(self._first_bounds(combination, held).repeated)
-        return _cheapest_way(np.stack(times), np.maximum)[0]
-
-    def _close_one_stage(self, combination: _Combination) -> int | None:
-        """Without a pipeline everything adds up, and one stage is the whole problem."""
+    def _step_of_one_stage(self, combination: Combination) -> Combination | None:
+        """Without a pipeline everything adds up, and one stage is the whole problem: solve it with more labels."""
+        if combination.steps == len(_LABEL_LIMITS):
+            return combination
         tables = self.problem.tables_with(1, combination.micro_batch, combination.shared)
         held = self.problem.schedule.in_flight(1, 0, combination.micro_batches)
         repeats = combination.micro_batches - 1
         stage = tables.stage(0, self.problem.layers, held, self.problem.memory_limit, repeats)
-        cutoff = self._cutoff(combination.batch)
         found = solve_stage(
-            stage, relative_gap=float(self.gap / _STAGE_GAP_SHARE), cutoff=cutoff, deadline=self.deadline
+            stage,
+            relative_gap=float(self.gap / _STAGE_GAP_SHARE),
+            cutoff=self._cutoff(combination.batch),
+            label_limit=_LABEL_LIMITS[combination.steps],
+            deadline=self.deadline,
         )
         self.stages_solved += 1
         if found.choices is not None:
@@ -264,9 +257,10 @@ class _JointSearch:
             self.offer(PipelinePlan(combination.batch, combination.micro_batches, borders, found.choices))
         if found.bound is None or self._is_closed(found.bound, combination.batch):
             return None
-        return found.bound
+        bound = max(combination.bound, Fraction(found.bound, combination.batch))
+        return replace(combination, bound=bound, steps=combination.steps + 1)
 
-    def _bounds_at(self, combination: _Combination, limit: int | None) -> IntArray:
+    def _bounds_at(self, combination: Combination, limit: int | None) -> IntArray:
         """Bounds of all windows at all positions under a limit, shape ``(P, L + 1, L + 1)``."""
         stages = combination.stages
         found = []
@@ -277,6 +271,7 @@ class _JointSearch:
                 if shared in (None, combination.shared):
                     places = self._places(kinds)
                     bounds[places] = np.maximum(bounds[places], window.bound_at(limit))
+            bounds[self.forbidden] = IMPOSSIBLE
             found.append(bounds)
         return np.stack(found)
 
@@ -292,15 +287,17 @@ class _JointSearch:
             self.places[kinds] = np.array(firsts), np.array(firsts) + count
         return self.places[kinds]
 
-    def _first_bounds(self, combination: _Combination, held: int) -> WindowBounds:
+    def _first_bounds(self, combination: Combination, held: int) -> WindowBounds:
         stages, micro_batch, shared = combination.stages, combination.micro_batch, combination.shared
         key = (stages, micro_batch, held, shared)
         if key not in self.first_bounds:
+            if self._is_late():
+                raise _OutOfTimeError
             tables = self.problem.tables_with(stages, micro_batch, shared)
             self.first_bounds[key] = window_bounds(tables, held, self.problem.memory_limit)
         return self.first_bounds[key]
 
-    def _refine(self, combination: _Combination, borders: tuple[int, ...], limit: int | None) -> bool:
+    def _refine(self, combination: Combination, borders: tuple[int, ...]) -> bool:
         """Solve the windows on a way that are not solved under the limit; offer the plan where all are.
 
         Returns
@@ -308,7 +305,7 @@ class _JointSearch:
         bool
             Whether anything was learnt.
         """
-        learnt = False
+        learnt, limit = False, combination.limit
         choices: list[int] = []
         for position in range(combination.stages):
             pair = (borders[position], borders[position + 1])
@@ -332,49 +329,16 @@ class _JointSearch:
         self.offer(PipelinePlan(combination.batch, combination.micro_batches, borders, tuple(choices)))
         return learnt or self._per_sample != before
 
-    def _window(self, combination: _Combination, position: int, pair: tuple[int, int]) -> _Window:
+    def _window(self, combination: Combination, position: int, pair: tuple[int, int]) -> SolvedWindow:
         held = self.problem.schedule.in_flight(combination.stages, position, combination.micro_batches)
         windows = self.windows.setdefault((combination.stages, combination.micro_batch, held), {})
         key = self.kinds[slice(*pair)].tobytes(), self.problem.shared_in(pair, combination.shared)
-        return windows.setdefault(key, _Window())
+        return windows.setdefault(key, SolvedWindow())
 
-    def _solve(self, window: _Window, stage: StageProblem, limit: int | None) -> StageResult:
+    def _solve(self, window: SolvedWindow, stage: StageProblem, limit: int | None) -> StageResult:
         gap = float(self.gap / _STAGE_GAP_SHARE)
-        result = solve_stage(stage, limit, gap, label_limit=_LABEL_LIMIT, deadline=self.deadline)
+        result = solve_stage(stage, limit, gap, label_limit=_WINDOW_LABEL_LIMIT, deadline=self.deadline)
         repeated = 0 if result.choices is None else stage.repeated_of(result.choices)
         window.solved.append((limit, result, repeated))
         self.stages_solved += 1
         return result
-
-
-def _bound_of(result: StageResult) -> int:
-    return IMPOSSIBLE if result.bound is None else result.bound
-
-
-def _allows(solved: int | None, limit: int | None) -> bool:
-    """Whether a limit that was solved is as large as another; None is no limit."""
-    return solved is None or (limit is not None and solved >= limit)
-
-
-def _free_bound(tables: LayerTables, stages: int, micro_batch: int, count: int) -> Fraction:
-    """Quanta per sample without memory: the slowest stage takes at least its share and its slowest layer."""
-    synchronised = np.where(tables.allowed, tables.synchronised, IMPOSSIBLE).min(axis=1)[tables.kinds]
-    repeated = np.where(tables.allowed, tables.repeated, IMPOSSIBLE).min(axis=1)[tables.kinds]
-    slowest = max(-(-int(repeated.sum()) // stages), int(repeated.max()))
-    return Fraction((count - 1) * slowest + int(synchronised.sum()), micro_batch * count)
-
-
-def _cheapest_way(bounds: IntArray, combine: np.ufunc = np.add) -> tuple[int, tuple[int, ...]]:
-    """Cheapest way through all positions, whose windows `combine` joins; every stage has a layer."""
-    stages, size, _ = bounds.shape
-    best = np.full(size, IMPOSSIBLE)
-    best[0] = 0
-    sources = []
-    for position in range(stages):
-        through = np.minimum(combine(best[:, None], bounds[position]), IMPOSSIBLE)
-        sources.append(through.argmin(axis=0))
-        best = through.min(axis=0)
-    borders = [size - 1]
-    for source in reversed(sources):
-        borders.append(int(source[borders[-1]]))
-    return int(best[-1]), tuple(reversed(borders))

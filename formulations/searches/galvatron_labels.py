@@ -15,7 +15,7 @@ too. If the labels run out, the incumbent is proven. All numbers are exact integ
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 
 import numpy as np
@@ -23,7 +23,8 @@ import numpy as np
 from formulations.compiled import compiled
 from formulations.models.galvatron import StageProblem
 from formulations.problem import BoolArray, IntArray
-from formulations.searches.galvatron_prices import PricedStage, Prices, best_prices
+from formulations.searches.galvatron_fixing import possible_strategies
+from formulations.searches.galvatron_prices import PricedStage, Prices, best_prices, best_weights
 
 __all__ = ["StageResult", "solve_stage"]
 
@@ -89,17 +90,22 @@ def solve_stage(
     deadline
         Of the monotonic clock; when it has passed, labels are put in front of no other layer.
     """
+    stage = replace(stage, allowed=possible_strategies(stage, repeated_limit))
     if not stage.allowed.any(axis=1).all():
         return StageResult(None, None, None)
     incumbent = _Incumbent(stage, repeated_limit)
-    priced = PricedStage(stage, repeated_limit)
+    weights = best_weights(stage, incumbent.offer)
+    if weights is None:
+        return StageResult(None, None, None)
+    priced = PricedStage(stage, repeated_limit, weights)
     prices = best_prices(priced, incumbent.offer)
     if prices is None:
         return StageResult(None, None, None)
     value, _ = priced.cheapest(prices)
     dual = max(0, -((-value) >> priced.shift))
     search = _LabelSearch(priced, prices)
-    for kept, gap in ((min(_BEAM, label_limit), 0.0), (label_limit, relative_gap)):
+    narrow = [(_BEAM, 0.0)] if label_limit > _BEAM else []
+    for kept, gap in (*narrow, (label_limit, relative_gap)):
         wanted = _NO_LIMIT if cutoff is None else cutoff
         if incumbent.cost is not None:
             wanted = min(wanted, incumbent.cost - int(gap * incumbent.cost))
@@ -192,7 +198,7 @@ class _LabelSearch:
                 after,
                 stage.repeats,
                 self.prefix[layer] - priced.paid(self.prices),
-                (priced.shift, self.prices.memory, self.prices.repeated),
+                self._scales(layer),
                 (
                     scaled_cutoff,
                     stage.memory_limit - int(self.memory_before[layer]),
@@ -210,6 +216,15 @@ class _LabelSearch:
             if not len(labels):
                 return None, complete
         return _best_plan(history), complete
+
+    def _scales(self, layer: int) -> tuple[int, int, int, int]:
+        """Shift of the prices; and what a byte of the peak, a byte of the states and a quantum of a label are worth.
+
+        The peak of the layers from this one on stands for their own backward steps, their states for those before.
+        """
+        behind, all_steps = int(self.priced.weight_from[layer]), int(self.priced.weight_from[0])
+        price = self.prices.memory
+        return self.priced.shift, price * behind, price * (all_steps - behind), self.prices.repeated
 
 
 def _smallest_bounds(labels: IntArray, count: int) -> tuple[IntArray, bool]:
@@ -258,7 +273,7 @@ def _extend(
     transformation: IntArray,
     repeats: int,
     prefix: IntArray,
-    scales: tuple[int, int, int],
+    scales: tuple[int, int, int, int],
     limits: tuple[int, int, int],
 ) -> IntArray:
     """Put every strategy of one more layer in front of every label, unless limits or cutoff forbid it.
@@ -278,11 +293,11 @@ def _extend(
     prefix
         Least priced cost of the layers before, less what the limits are worth, shape ``(C,)``.
     scales
-        Shift of the prices, price of a byte, price of a quantum.
+        Shift of the prices, price of a byte of the peak, of a byte of the states and of a quantum.
     limits
         The scaled cutoff, and what is left of memory and repeated time for this layer and those behind it.
     """
-    shift, memory_price, repeated_price = scales
+    shift, peak_price, states_price, repeated_price = scales
     cutoff, memory_limit, repeated_limit = limits
     found = np.empty((256, 7), dtype=np.int64)
     count = 0
@@ -296,7 +311,9 @@ def _extend(
             if peak > memory_limit or repeated > repeated_limit:
                 continue
             cost = labels[i, 0] + rows[0, s] + repeats * handed
-            bound = (cost << shift) + memory_price * peak + repeated_price * repeated + prefix[layouts[s]]
+            states = labels[i, 1] + rows[4, s]
+            bound = (cost << shift) + peak_price * peak + states_price * states + prefix[layouts[s]]
+            bound += repeated_price * repeated
             if bound > cutoff - (1 << shift):
                 continue
             if count == len(found):
@@ -304,7 +321,7 @@ def _extend(
                 longer[:count] = found
                 found = longer
             found[count, 0] = cost
-            found[count, 1] = labels[i, 1] + rows[4, s]
+            found[count, 1] = states
             found[count, 2] = peak
             found[count, 3] = repeated
             found[count, 4] = s

@@ -1,10 +1,14 @@
 """Prices for the memory and the time of a Galvatron-BMW stage: proven lower bounds, and plans along the way.
 
-With a price ``p`` per byte of what is in use at the last layer's backward step, and ``q`` per quantum of a micro-batch
-without synchronisation, the least priced cost of a chain is found layer by layer; less ``p`` times the memory limit and
-``q`` times the time limit it bounds the cost of every feasible plan from below. Prices are integers in units of
-``2**-shift`` quanta, so the bound is one in exact integers. The same tables bound every completion of a part of a plan,
-which is what :mod:`formulations.searches.galvatron_labels` prunes with.
+The peak is that of the backward steps of all layers (Eq. 2), each of which keeps the limit; so does every weighted mean
+of them. With a price ``p`` per byte of such a mean, and ``q`` per quantum of a micro-batch without synchronisation, the
+least priced cost of a chain is found layer by layer; less ``p`` times the memory limit and ``q`` times the time limit
+it bounds the cost of every feasible plan from below. Prices and weights are integers, prices in units of ``2**-shift``
+quanta, so the bound is one in exact integers. The same tables bound every completion of a part of a plan, which is
+what :mod:`formulations.searches.galvatron_labels` prunes with.
+
+Where all layers are alike the last backward step is the fullest one. Where the layers at the end hold little, as a
+decoder of four words does, an earlier one is: :func:`best_weights` moves the weight to it.
 """
 
 from __future__ import annotations
@@ -18,11 +22,16 @@ from formulations.compiled import compiled
 from formulations.models.galvatron import StageProblem
 from formulations.problem import BoolArray, IntArray
 
-__all__ = ["PricedStage", "Prices", "best_prices", "price_shift"]
+__all__ = ["PricedStage", "Prices", "best_prices", "best_weights", "price_shift"]
 
 _PART_BITS = 59
 _LINES = 40
 _HALVINGS = 16
+_WEIGHT = 64
+"""Sum of the weights of all backward steps."""
+
+_ROUNDS = 12
+_LITTLE_OVER = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,17 +51,34 @@ class PricedStage:
         Layers and strategies; every layer has an allowed one.
     repeated_limit
         Quanta that a micro-batch without synchronisation may take, or None.
+    weights
+        Of the backward step of every layer in the mean that is priced, shape ``(L,)``; None for the last one alone.
+
+    Attributes
+    ----------
+    weight_from
+        Sum of the weights of every layer and those behind it, shape ``(L,)``; the first is that of all.
+    usage
+        Weighted bytes of each layer and strategy, shape ``(L, S)``.
+    memory_limit
+        What they may sum up to.
     """
 
-    def __init__(self, stage: StageProblem, repeated_limit: int | None) -> None:
+    def __init__(self, stage: StageProblem, repeated_limit: int | None, weights: IntArray | None = None) -> None:
         self.stage = stage
         self.repeated_limit = repeated_limit
-        self.usage = stage.forward + stage.states
-        self.usage[-1] += stage.backward[-1]
+        self.weights = _all_on(stage.layers - 1, stage.layers, 1) if weights is None else weights
+        self.weight_from: IntArray = self.weights[::-1].cumsum()[::-1]
+        self.memory_limit = int(self.weight_from[0]) * stage.memory_limit
+        self.usage: IntArray = (
+            self.weight_from[0] * stage.states
+            + self.weight_from[:, None] * stage.forward
+            + self.weights[:, None] * stage.backward
+        )
         transformation = int(stage.transformation.max(axis=(1, 2), initial=0).sum())
         costs = int(stage.cost.max(axis=1).sum()) + stage.repeats * transformation
         self.shift = price_shift(costs, _PART_BITS)
-        usage = int(self.usage.max(axis=1).sum()) + stage.memory_limit
+        usage = int(self.usage.max(axis=1).sum()) + self.memory_limit
         repeated = int(stage.repeated.max(axis=1).sum()) + transformation + (repeated_limit or 0)
         self.highest = Prices(2**_PART_BITS // (usage + 1), 2**_PART_BITS // (repeated + 1))
 
@@ -67,10 +93,10 @@ class PricedStage:
 
     def paid(self, prices: Prices) -> int:
         """What the limits are worth."""
-        return prices.memory * self.stage.memory_limit + prices.repeated * (self.repeated_limit or 0)
+        return prices.memory * self.memory_limit + prices.repeated * (self.repeated_limit or 0)
 
     def usage_of(self, choices: tuple[int, ...]) -> int:
-        """Bytes in use at the last layer's backward step."""
+        """Weighted bytes in use."""
         return sum(int(self.usage[layer, s]) for layer, s in enumerate(choices))
 
     def scaled_cost(self, choices: tuple[int, ...], repeated_price: int) -> int:
@@ -131,46 +157,112 @@ def best_prices(priced: PricedStage, offer: Callable[[tuple[int, ...]], None]) -
     offer(least)
     offer(shortest)
     limit = priced.repeated_limit
-    if priced.usage_of(least) > priced.stage.memory_limit:
+    if priced.usage_of(least) > priced.memory_limit:
         return None
     if limit is not None and priced.stage.repeated_of(shortest) > limit:
         return None
-    best, value, plan = _best_memory_price(priced, least, 0, offer)
-    if limit is None or priced.stage.repeated_of(plan) <= limit:
-        return best
+    best = _best_memory_price(priced, least, 0, offer)
+    if limit is None or priced.stage.repeated_of(best.within) <= limit:
+        return best.prices
     low, high = 0, min(1 << priced.shift, priced.highest.repeated)
     widening = True
     for _ in range(2 * _HALVINGS):
         price = high if widening else (low + high) // 2
-        found, found_value, plan = _best_memory_price(priced, least, price, offer)
-        if found_value > value:
-            best, value = found, found_value
-        if priced.stage.repeated_of(plan) <= limit:
+        found = _best_memory_price(priced, least, price, offer)
+        best = max(best, found, key=lambda priced: priced.value)
+        if priced.stage.repeated_of(found.within) <= limit:
             high, widening = price, False
         else:
             low = price
             high = min(2 * high, priced.highest.repeated) if widening else high
         if high - low <= 1 or (not widening and high - low <= high >> _HALVINGS):
             break
-    return best
+    return best.prices
+
+
+def best_weights(stage: StageProblem, offer: Callable[[tuple[int, ...]], None]) -> IntArray | None:
+    """Find weights of the backward steps whose mean gives a high bound.
+
+    The mean of the plans of two sides of the memory limit says which step is over the limit; weight moves there as long
+    as the bound rises (Frank-Wolfe steps).
+
+    Parameters
+    ----------
+    stage
+        Layers and strategies.
+    offer
+        Hears of every plan that is met, feasible or not.
+
+    Returns
+    -------
+    IntArray or None
+        Shape ``(L,)``; None where memory forbids all plans, which is a proof.
+    """
+    weights = trial = _all_on(stage.layers - 1, stage.layers, _WEIGHT)
+    best: _AtLimit | None = None
+    moved = _WEIGHT
+    for _ in range(_ROUNDS):
+        priced = PricedStage(stage, None, trial)
+        least, _ = priced.smallest()
+        offer(least)
+        if priced.usage_of(least) > priced.memory_limit:
+            return None
+        found = _best_memory_price(priced, least, 0, offer)
+        if best is None or found.value > best.value:
+            weights, best = trial, found
+        else:
+            moved //= 2
+        fullest = best.fullest_step(stage)
+        if fullest is None or moved == 0:
+            break
+        trial = weights * (_WEIGHT - moved) // _WEIGHT
+        trial[fullest] += _WEIGHT - trial.sum()
+    return weights
+
+
+def _all_on(layer: int, layers: int, weight: int) -> IntArray:
+    weights = np.zeros(layers, dtype=np.int64)
+    weights[layer] = weight
+    return weights
+
+
+@dataclass(frozen=True, slots=True)
+class _AtLimit:
+    """The best price of weighted bytes, and the plans that meet there.
+
+    Parameters
+    ----------
+    prices, value
+        The price, and its scaled bound.
+    within, over
+        The cheapest plans met whose weighted bytes keep the limit, and do not; the same one if the cheapest plan does.
+    share
+        Of `over` in a mean of both that just keeps the limit.
+    """
+
+    prices: Prices
+    value: int
+    within: tuple[int, ...]
+    over: tuple[int, ...]
+    share: float
+
+    def fullest_step(self, stage: StageProblem) -> int | None:
+        """The backward step at which the mean of both plans is most over the limit, or None if it never is."""
+        used = (1 - self.share) * stage.step_bytes(self.within) + self.share * stage.step_bytes(self.over)
+        fullest = int(used.argmax())
+        return fullest if used[fullest] > stage.memory_limit * (1 + _LITTLE_OVER) else None
 
 
 def _best_memory_price(
     priced: PricedStage, least: tuple[int, ...], repeated_price: int, offer: Callable[[tuple[int, ...]], None]
-) -> tuple[Prices, int, tuple[int, ...]]:
-    """The best memory price at a price of time: where the lines of two plans, one over the limit and one not, meet.
-
-    Returns
-    -------
-    prices, value, plan
-        The price, its scaled bound, and the cheapest plan met that keeps the memory limit at the last step.
-    """
-    limit = priced.stage.memory_limit
+) -> _AtLimit:
+    """The best memory price at a price of time: where the lines of two plans, one over the limit and one not, meet."""
+    limit = priced.memory_limit
     prices = Prices(0, repeated_price)
     value, over = priced.cheapest(prices)
     offer(over)
     if priced.usage_of(over) <= limit:
-        return prices, value, over
+        return _AtLimit(prices, value, over, over, 0.0)
     best, within = (prices, value), least
     for _ in range(_LINES):
         saved = priced.usage_of(over) - priced.usage_of(within)
@@ -186,7 +278,8 @@ def _best_memory_price(
             within = plan
         else:
             over = plan
-    return *best, within
+    share = (limit - priced.usage_of(within)) / (priced.usage_of(over) - priced.usage_of(within))
+    return _AtLimit(*best, within, over, share)
 
 
 @compiled

@@ -7,17 +7,21 @@ slower than the slowest was, none exceeds the memory limit, and none holds more 
 time-balanced partition would. The initial strategy of all layers is the first that is possible, data parallelism where
 the micro-batch can be divided (the paper leaves it open).
 
+Both may be given a time limit, which the paper does not have; the best plan until then is returned.
+
 Costs are those of the tables; the plan that is returned may break the true limit where slips are kept
 (``ONE_IN_FLIGHT``): :meth:`~formulations.models.galvatron_pipeline.PipelineProblem.evaluate` says.
 """
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import pairwise
+from math import inf
 
 import numpy as np
 
@@ -27,7 +31,7 @@ from formulations.models.galvatron_slips import REPAIRED, Slip
 from formulations.searches.galvatron_dp import DEFAULT_UNIT_BYTES, search_stage
 from formulations.searches.galvatron_partition import balanced_partition, moved_layer
 
-__all__ = ["Balance", "FoundPlan", "search_base", "search_bmw"]
+__all__ = ["Balance", "FoundPlan", "SearchOutcome", "search_base", "search_bmw"]
 
 _MAX_ADJUSTMENTS = 200
 """Partitions of one batch and number of stages that are tried where nothing remembers them (``ALG2_CYCLES``)."""
@@ -63,12 +67,29 @@ class FoundPlan:
         return other is None or is_faster(self.plan.batch, self.cost, other.plan.batch, other.cost)
 
 
+@dataclass(frozen=True, slots=True)
+class SearchOutcome:
+    """What a search returns.
+
+    Parameters
+    ----------
+    best
+        The best plan that was found, or None; where none is found there may be one.
+    ended
+        Whether the search came to its own end, not to that of its time.
+    """
+
+    best: FoundPlan | None
+    ended: bool = True
+
+
 def search_base(
     problem: PipelineProblem,
     slips: Slip = REPAIRED,
     unit_bytes: int = DEFAULT_UNIT_BYTES,
     balance: Balance = Balance.TIME,
-) -> FoundPlan | None:
+    time_limit: float = inf,
+) -> SearchOutcome:
     """Run Algorithm 1.
 
     Parameters
@@ -81,48 +102,49 @@ def search_base(
         Granularity of memory in the stage search.
     balance
         What its one partition per number of stages balances.
-
-    Returns
-    -------
-    FoundPlan or None
-        None where no plan is found; there may be one.
+    time_limit
+        Seconds after which no other stage is searched.
     """
-    searcher = _StageSearcher(problem, slips, unit_bytes)
-
+    searcher = _StageSearcher(problem, slips, unit_bytes, time.monotonic() + time_limit)
     balanced = searcher.time_balanced if balance is Balance.TIME else searcher.memory_balanced
 
     def best_of_batch(batch: int) -> FoundPlan | None:
         return _cheapest([searcher.search(batch, balanced(batch, stages)) for stages in problem.usable_degrees])
 
-    return _over_batches(problem, best_of_batch, Slip.ALG1_RETURN in slips)
+    return _over_batches(searcher, best_of_batch, Slip.ALG1_RETURN in slips)
 
 
 def search_bmw(
-    problem: PipelineProblem, slips: Slip = REPAIRED, unit_bytes: int = DEFAULT_UNIT_BYTES
-) -> FoundPlan | None:
+    problem: PipelineProblem,
+    slips: Slip = REPAIRED,
+    unit_bytes: int = DEFAULT_UNIT_BYTES,
+    time_limit: float = inf,
+) -> SearchOutcome:
     """Run Algorithm 2; parameters and result as for :func:`search_base`, but for the partition."""
-    searcher = _StageSearcher(problem, slips, unit_bytes)
+    searcher = _StageSearcher(problem, slips, unit_bytes, time.monotonic() + time_limit)
     degrees = [stages for stages in problem.usable_degrees if stages > 1 or Slip.ALG2_STAGES not in slips]
 
     def best_of_batch(batch: int) -> FoundPlan | None:
         return _cheapest([_adjusted(searcher, batch, stages) for stages in degrees])
 
-    return _over_batches(problem, best_of_batch, Slip.ALG2_RETURN in slips)
+    return _over_batches(searcher, best_of_batch, Slip.ALG2_RETURN in slips)
 
 
 def _over_batches(
-    problem: PipelineProblem, best_of_batch: Callable[[int], FoundPlan | None], returns_at_once: bool
-) -> FoundPlan | None:
+    searcher: _StageSearcher, best_of_batch: Callable[[int], FoundPlan | None], returns_at_once: bool
+) -> SearchOutcome:
     best: FoundPlan | None = None
     without = 0
-    for batch in problem.batches:
+    for batch in searcher.problem.batches:
         found = best_of_batch(batch)
         without = 0 if found is not None else without + 1
         if found is not None and found.is_faster_than(best):
             best = found
+        if searcher.is_late():
+            return SearchOutcome(best, ended=False)
         if without == (1 if returns_at_once else _BATCHES_WITHOUT_PLAN):
             break
-    return best
+    return SearchOutcome(best)
 
 
 def _adjusted(searcher: _StageSearcher, batch: int, stages: int) -> FoundPlan | None:
@@ -163,13 +185,21 @@ class _SearchedStage:
 class _StageSearcher:
     """Searches the stages of one problem and remembers what it found."""
 
-    def __init__(self, problem: PipelineProblem, slips: Slip, unit_bytes: int) -> None:
-        self.problem, self.slips, self.unit_bytes = problem, slips, unit_bytes
+    def __init__(self, problem: PipelineProblem, slips: Slip, unit_bytes: int, deadline: float) -> None:
+        self.problem, self.slips, self.unit_bytes, self.deadline = problem, slips, unit_bytes, deadline
         self._found: dict[tuple[int, int, int, bytes, int | None], _SearchedStage | None] = {}
+        self._partitions: dict[tuple[int, int], dict[Balance, tuple[int, ...]]] = {}
+        self._kept: dict[tuple[int, int, int, tuple[int, int], tuple[int, ...]], tuple[int, int]] = {}
+
+    def is_late(self) -> bool:
+        """Whether the time is over."""
+        return time.monotonic() >= self.deadline
 
     def search(self, batch: int, borders: tuple[int, ...]) -> FoundPlan | None:
         """Galvatron_Search of the paper for one partition: the best number of micro-batches and all strategies."""
         stages = len(borders) - 1
+        if not all(self.problem.may_be_stage(*pair) for pair in pairwise(borders)):
+            return None
         return _cheapest(
             [
                 self._with_micro_batches(batch, borders, count, shared)
@@ -180,11 +210,11 @@ class _StageSearcher:
 
     def time_balanced(self, batch: int, stages: int) -> tuple[int, ...]:
         """Partition whose slowest stage is as fast as can be under the initial strategy."""
-        return balanced_partition(np.stack([load for load, _ in self._initial_loads(batch, stages)]))
+        return self._balanced(batch, stages)[Balance.TIME]
 
     def memory_balanced(self, batch: int, stages: int) -> tuple[int, ...]:
         """Partition whose fullest stage holds as little as can be under the initial strategy."""
-        return balanced_partition(np.stack([load for _, load in self._initial_loads(batch, stages)]))
+        return self._balanced(batch, stages)[Balance.MEMORY]
 
     def adjustments(self, plan: PipelinePlan) -> Iterator[tuple[int, ...]]:
         """Valid partitions with a boundary layer moved out of the slowest stage (appendix B)."""
@@ -209,7 +239,7 @@ class _StageSearcher:
         stages = len(borders) - 1
         found = []
         for position, pair in enumerate(pairwise(borders)):
-            stage = self._searched_stage(stages, position, pair, batch, count, shared)
+            stage = None if self.is_late() else self._searched_stage(stages, position, pair, batch, count, shared)
             if stage is None:
                 return None
             found.append(stage)
@@ -242,6 +272,16 @@ class _StageSearcher:
     def _in_flight(self, stages: int, position: int, count: int) -> int:
         return 1 if Slip.ONE_IN_FLIGHT in self.slips else self.problem.schedule.in_flight(stages, position, count)
 
+    def _balanced(self, batch: int, stages: int) -> dict[Balance, tuple[int, ...]]:
+        """Both partitions of one batch and number of stages; every adjustment asks for them."""
+        if (batch, stages) not in self._partitions:
+            times, memories = zip(*self._initial_loads(batch, stages), strict=True)
+            self._partitions[batch, stages] = {
+                Balance.TIME: balanced_partition(np.stack(times)),
+                Balance.MEMORY: balanced_partition(np.stack(memories)),
+            }
+        return self._partitions[batch, stages]
+
     def _initial_loads(self, batch: int, stages: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """Time and memory of every layer at every position under the first strategy that is possible."""
         count = self.problem.rule.counts(batch, stages)[-1]
@@ -256,8 +296,13 @@ class _StageSearcher:
         """Time and peak of the stages of a partition when every layer keeps its strategy."""
         times, peaks = [], []
         for position, pair in enumerate(pairwise(borders)):
-            stage = self._stage(plan.stages, position, pair, plan.batch, plan.micro_batches)
             choices = plan.choices[slice(*pair)]
-            times.append(stage.cost_of(choices))
-            peaks.append(stage.peak(choices))
+            held = self._in_flight(plan.stages, position, plan.micro_batches)
+            key = (plan.stages, plan.batch // plan.micro_batches, held, pair, choices)
+            if key not in self._kept:
+                stage = self._stage(plan.stages, position, pair, plan.batch, plan.micro_batches)
+                self._kept[key] = stage.cost_of(choices), stage.peak(choices)
+            time_of_stage, peak = self._kept[key]
+            times.append(time_of_stage)
+            peaks.append(peak)
         return times, peaks

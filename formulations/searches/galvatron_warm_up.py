@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from formulations.models.galvatron_costs import LayerTables
-from formulations.models.galvatron_slips import AS_PUBLISHED
+from formulations.models.galvatron_slips import Slip
 from formulations.searches.galvatron_dp import search_stage
 from formulations.searches.galvatron_labels import solve_stage
 from formulations.searches.galvatron_windows import window_bounds
@@ -18,7 +18,7 @@ def warm_up_galvatron() -> None:
     tables = _tables()
     stage = tables.stage(0, len(tables.kinds), 2, 14)
     search_stage(stage, 1)
-    search_stage(stage, 1, AS_PUBLISHED)
+    search_stage(stage, 1, Slip.EQ4_STATE)
     solve_stage(stage)
     solve_stage(stage, repeated_limit=8)
     window_bounds(tables, 2, 14)

@@ -96,7 +96,14 @@ def _bounds(whole: StageProblem, firsts: int, cost: IntArray, repeats: int) -> I
         Of windows that begin at one of the first `firsts` layers, shape ``(firsts, L + 1)``.
     """
     usage = whole.forward + whole.states
-    chain = whole.layouts, whole.allowed, firsts
+    chain = (
+        whole.layouts,
+        whole.allowed,
+        usage + whole.backward,
+        _least(usage, whole.allowed),
+        whole.memory_limit,
+        firsts,
+    )
     least = _window_values(usage, np.zeros_like(whole.transformation), whole.backward, *chain)
     totals = int(cost.max(axis=1).sum()) + repeats * int(whole.transformation.max(axis=(1, 2), initial=0).sum())
     shift = price_shift(totals, _PART_BITS)
@@ -137,11 +144,30 @@ def _slope(before: tuple[int, int], after: tuple[int, int]) -> float:
     return (before[1] - after[1]) / (after[0] - before[0])
 
 
+def _least(table: IntArray, allowed: BoolArray) -> IntArray:
+    """Least number of every layer; 0 where nothing is allowed."""
+    least: IntArray = np.where(allowed, table, IMPOSSIBLE).min(axis=1)
+    least[~allowed.any(axis=1)] = 0
+    return least
+
+
 @compiled
 def _window_values(
-    cost: IntArray, transformation: IntArray, at_the_end: IntArray, layouts: IntArray, allowed: BoolArray, firsts: int
+    cost: IntArray,
+    transformation: IntArray,
+    at_the_end: IntArray,
+    layouts: IntArray,
+    allowed: BoolArray,
+    needed: IntArray,
+    held: IntArray,
+    memory_limit: int,
+    firsts: int,
 ) -> IntArray:
-    """Least sum over every window, with what its last layer adds, shape ``(firsts, L + 1)``; -1 without a plan."""
+    """Least sum over every window, with what its last layer adds, shape ``(firsts, L + 1)``; -1 without a plan.
+
+    A strategy is left out where what it needs in backward, shape ``(L, S)``, does not fit beside what the layers before
+    hold at least, shape ``(L,)``.
+    """
     layers, strategies = cost.shape
     count = transformation.shape[1]
     highest = np.iinfo(np.int64).max
@@ -150,8 +176,10 @@ def _window_values(
     by_layout = np.empty(count, dtype=np.int64)
     for first in range(firsts):
         prefix[:] = 0
+        held_before = 0
         for layer in range(first, layers):
             if layer > first:
+                held_before += held[layer - 1]
                 for after in range(count):
                     prefix[after] = highest
                     for before in range(count):
@@ -161,7 +189,8 @@ def _window_values(
             by_layout[:] = highest
             least = highest
             for s in range(strategies):
-                if allowed[layer, s] and prefix[layouts[s]] < highest:
+                fits = held_before + needed[layer, s] <= memory_limit
+                if fits and allowed[layer, s] and prefix[layouts[s]] < highest:
                     total = prefix[layouts[s]] + cost[layer, s]
                     by_layout[layouts[s]] = min(by_layout[layouts[s]], total)
                     least = min(least, total + at_the_end[layer, s])

@@ -93,15 +93,12 @@ class ExactOsdp:
         return best if best is None or proved else replace(best, bound=promising[0][0])
 
     def _knapsack(self, allowed: Sequence[BoolArray]) -> Knapsack:
-        """Prepare the knapsack of some modes of every kind; temporary bytes are weights where they are summed."""
+        """Prepare the knapsack of some modes of every kind; what is gathered counts at the peak alone, as a level."""
         key = b"".join(flags.tobytes() for flags in allowed)
         if key not in self._prepared:
-            summed = self.accounting is not Accounting.PEAK
             self._prepared[key] = Knapsack(
                 [
-                    KnapsackClass(
-                        kind.fixed_resident + (kind.gathered if summed else 0), kind.communication, flags, len(equal)
-                    )
+                    KnapsackClass(kind.fixed_resident, kind.communication, flags, len(equal))
                     for kind, flags, equal in zip(self._kinds, allowed, self._members, strict=True)
                 ]
             )

@@ -14,7 +14,7 @@ from enum import StrEnum
 from fractions import Fraction
 from itertools import count
 
-from formulations.layers import LayerChain
+from formulations.layers import LayerChain, tied_layers
 from formulations.models.osdp import (
     DP,
     SECONDS_PER_COST,
@@ -25,7 +25,6 @@ from formulations.models.osdp import (
     OsdpMachine,
     OsdpSettings,
     Slicing,
-    borrowing,
     operator_tables,
     step_bytes,
     step_cost,
@@ -193,9 +192,7 @@ def _validate(settings: OsdpSettings, method: Method, batch: int | None, batch_s
     if not time_limit > 0:
         raise OsdpError(f"time_limit is {time_limit}; give a positive number of seconds")
     if method.startswith("dfs") and settings.accounting is Accounting.PEAK:
-        raise OsdpError(
-            f"method {method} adds memory up; use the accounting published or summed, or the method knapsack"
-        )
+        raise OsdpError(f"method {method} adds memory up; use the accounting published, or the method knapsack")
 
 
 Tables = tuple[OperatorTable, ...]
@@ -204,11 +201,10 @@ Tables = tuple[OperatorTable, ...]
 
 def _alike(chain: LayerChain, tables: Tables) -> list[Tables]:
     """One problem for each mode that operators with a shared parameter may have; the problem itself without any."""
-    borrowers = borrowing(chain)
-    if not borrowers:
+    alike = tied_layers(chain)
+    if not alike:
         return [tables]
-    alike = {0, *borrowers}
-    common = [mode for mode in tables[0].modes if all(mode in tables[i].modes for i in borrowers)]
+    common = [mode for mode in tables[0].modes if all(mode in tables[i].modes for i in alike)]
     return [tuple(table.only(mode) if i in alike else table for i, table in enumerate(tables)) for mode in common]
 
 

@@ -36,7 +36,7 @@ from formulations.solvers.ledger import SolverContradiction
 from planner.benchmarks import galvatron_paper as paper
 from planner.benchmarks.galvatron_cases import BATCHES, GIGABYTE, GalvatronCase
 from planner.benchmarks.galvatron_stages import stage_instances
-from planner.benchmarks.galvatron_summary import UNITS_PER_SECOND, summary
+from planner.benchmarks.galvatron_summary import EXACT_GAP, UNITS_PER_SECOND, summary
 from planner.benchmarks.metering import Meter
 from planner.benchmarks.suites import BenchInstance, OwnSolver, ReportProgress, Suite, check_names
 
@@ -44,7 +44,6 @@ SOLVERS = ("as_published", "runnable", "repaired", "exact")
 SECONDS = 60.0
 """For one solve."""
 
-_GAP = Fraction(1, 1000)
 _LARGE_GAP = Fraction(1, 100)
 _LARGE_BATCHES = (64, 128, 256, 512, 1024, 1536)
 _LARGEST_JOINT_BATCH = 256
@@ -68,7 +67,7 @@ class GalvatronCell:
         At which the exact search ends.
     """
 
-    def __init__(self, case: GalvatronCase, printed: str = _NOT_PRINTED, gap: Fraction = _GAP) -> None:
+    def __init__(self, case: GalvatronCase, printed: str = _NOT_PRINTED, gap: Fraction = EXACT_GAP) -> None:
         self.case, self.printed, self.gap = case, printed, gap
         self._plans: dict[str, PipelinePlan] = {}
 
@@ -95,15 +94,16 @@ class GalvatronCell:
     ) -> SolveResult:
         with Meter(pool) as meter:
             truth = self.case.problem()
-            found = self.case.search(slips, balance)
-            if found is None:
-                return _result(solver, meter, None, None, f"no plan found; {self.printed}")
-            plan = renumbered(found.plan, self.case.problem(slips), truth)
+            found = self.case.search(slips, balance, options.time_limit)
+            ended = "" if found.ended else "ended by its time limit, "
+            if found.best is None:
+                return _result(solver, meter, None, None, f"{ended}no plan found; {self.printed}")
+            plan = renumbered(found.best.plan, self.case.problem(slips), truth)
             cost = truth.evaluate(plan)
-            message = f"{_described(truth, plan, cost)}; {self.printed}"
+            message = f"{ended}{_described(truth, plan, cost)}; {self.printed}"
             if not cost.fits:
                 needed = max(cost.stage_peaks) / GIGABYTE
-                return _result(solver, meter, None, None, f"needs {needed:.1f} GB, so it does not fit: {message}")
+                return _result(solver, meter, None, None, f"needs {needed:.1f} GiB, so it does not fit: {message}")
             self._plans[solver] = plan
             return _result(solver, meter, Fraction(cost.cost, plan.batch), None, message)
 
@@ -162,7 +162,7 @@ def _described(problem: PipelineProblem, plan: PipelinePlan, cost: PlanCost) -> 
     rate = plan.batch / (cost.cost * (tables.seconds_per_cost or 1.0))
     return (
         f"{rate:.2f} samples/s with batch {plan.batch}, {plan.micro_batches} micro-batches, layers per stage "
-        f"{list(plan.partition)}, peak {max(cost.stage_peaks) / GIGABYTE:.2f} GB, {' '.join(used)}"
+        f"{list(plan.partition)}, peak {max(cost.stage_peaks) / GIGABYTE:.2f} GiB, {' '.join(used)}"
     )
 
 
@@ -272,4 +272,5 @@ NOTES = (
     "but for stages, objective and bound are tenths of a nanosecond per sample, by our cost presets; "
     "the paper measured its seconds",
     "layers per stage count the embedding as a layer of the first stage and the head as one of the last",
+    "a GB is 2^30 bytes and a MB 2^20, as in the authors' scripts",
 )

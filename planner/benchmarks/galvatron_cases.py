@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
+from math import inf
 
 from formulations.layers import LayerChain, LayerProfile
 from formulations.models.galvatron_costs import CostModel
@@ -15,14 +16,15 @@ from formulations.models.galvatron_pipeline import MicroBatchRule, PipelineProbl
 from formulations.models.galvatron_slips import REPAIRED, Slip
 from formulations.models.galvatron_strategies import Dimension
 from formulations.models.pipeline_schedule import Schedule
-from formulations.searches.galvatron_search import Balance, FoundPlan, search_base, search_bmw
+from formulations.searches.galvatron_search import Balance, SearchOutcome, search_base, search_bmw
 from planner.cluster import load_cluster
 from planner.layer_galvatron import device_links
-from planner.layer_presets import paper_layers
+from planner.layer_presets import MEBIBYTE, paper_layers
 
 __all__ = ["BATCHES", "VARIANT_SPACES", "GalvatronCase", "Variant"]
 
-GIGABYTE = 10**9
+GIGABYTE = 1024 * MEBIBYTE
+"""What the paper calls a GB; :data:`planner.layer_presets.MEBIBYTE` has the reason."""
 
 BATCHES = (*range(8, 64, 8), *range(64, 128, 16), *range(128, 512, 32), *range(512, 2049, 64))
 """Batches that are tried: multiples of 8, further apart the larger they are."""
@@ -74,7 +76,7 @@ class GalvatronCase:
     model
         As the paper's Table I names it.
     memory_gb
-        Limit on one device, in 10^9 bytes.
+        Limit on one device, in :data:`GIGABYTE`.
     variant
         A key of :data:`VARIANT_SPACES`.
     rule
@@ -96,13 +98,15 @@ class GalvatronCase:
     def __str__(self) -> str:
         divisors = "-any-micro-batches" if self.rule is MicroBatchRule.DIVISORS else ""
         blocks = "" if self.blocks is None else f"-with-{self.blocks}-blocks"
-        return f"{self.cluster}-{self.memory_gb}G-{self.model}{blocks}{divisors}"
+        other = self.batches != BATCHES
+        batches = f"-{len(self.batches)}-batches-of-{self.batches[0]}-to-{self.batches[-1]}" if other else ""
+        return f"{self.cluster}-{self.memory_gb}G-{self.model}{blocks}{divisors}{batches}"
 
     def problem(self, slips: Slip = REPAIRED) -> PipelineProblem:
         """Set up the problem, its costs estimated with some slips kept."""
         return _problem_of(self, slips)
 
-    def search(self, slips: Slip = REPAIRED, balance: Balance | None = None) -> FoundPlan | None:
+    def search(self, slips: Slip = REPAIRED, balance: Balance | None = None, time_limit: float = inf) -> SearchOutcome:
         """Run a search on the problem, some slips kept.
 
         Parameters
@@ -111,15 +115,12 @@ class GalvatronCase:
             What is kept as printed.
         balance
             What one partition balances (Algorithm 1); the variant's own search if None.
-
-        Returns
-        -------
-        FoundPlan or None
-            None where it finds no plan.
+        time_limit
+            Seconds; the paper's searches have none.
         """
         if balance is None and VARIANT_SPACES[self.variant].adjusts:
-            return search_bmw(self.problem(slips), slips)
-        return search_base(self.problem(slips), slips, balance=balance or Balance.TIME)
+            return search_bmw(self.problem(slips), slips, time_limit=time_limit)
+        return search_base(self.problem(slips), slips, balance=balance or Balance.TIME, time_limit=time_limit)
 
 
 @lru_cache(maxsize=8)

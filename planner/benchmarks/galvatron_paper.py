@@ -12,7 +12,7 @@ Cell = tuple[float, int] | Literal["OOM"] | None
 """Samples per second and batch, out of memory, or not readable."""
 
 Table = dict[int, dict[str, tuple[Cell, ...]]]
-"""Per memory limit in GB and variant, one cell per model."""
+"""Per memory limit in the paper's GB and variant, one cell per model."""
 
 OOM: Literal["OOM"] = "OOM"
 

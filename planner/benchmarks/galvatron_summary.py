@@ -22,8 +22,8 @@ ORDER = (
 )
 """Pairs of variants of which the paper says that the second is never slower."""
 
-TOLERANCE = Fraction(1, 1000)
-"""What exact plans may lack by their gap."""
+EXACT_GAP = Fraction(1, 1000)
+"""At which the exact search ends, so that much its plans may lack."""
 
 EXACT = ("exact", "labels")
 """Solvers that prove their plans: of whole pipelines, and of stages."""
@@ -60,7 +60,7 @@ def _orders(rows: Sequence[BenchRow]) -> Iterator[str]:
             by_solver.setdefault(row.solver, {})[row.instance] = row
     for solver, found in by_solver.items():
         pairs = list(_pairs(found))
-        broken = [(slower, faster) for slower, faster in pairs if _rate(faster) < _rate(slower) * (1 - TOLERANCE)]
+        broken = [(slower, faster) for slower, faster in pairs if _rate(faster) < _rate(slower) * (1 - EXACT_GAP)]
         if pairs:
             yield f"order of the paper by {solver}: kept by {len(pairs) - len(broken)} of {len(pairs)} pairs"
         for slower, faster in broken:

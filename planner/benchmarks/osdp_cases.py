@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from formulations.layers import LayerChain
 from formulations.models.osdp import ANY_SLICES, PUBLISHED_SLICES, Accounting, OsdpMachine, OsdpSettings
+from formulations.models.osdp_parameters import per_parameter
 from formulations.searches.osdp_plan import DFS_SECONDS, SECONDS_PER_QUANTUM, Method, OsdpPlan, plan_osdp
 from planner.cluster import load_cluster
 from planner.layer_osdp import data_parallel_machine
@@ -33,10 +34,14 @@ class Formulation:
         What may be chosen, and how memory counts.
     batch_step
         Samples on one device by which the batch grows.
+    by_parameter
+        Whether every parameter has a mode of its own, in place of every module
+        (:mod:`formulations.models.osdp_parameters`).
     """
 
     settings: OsdpSettings
     batch_step: int = 1
+    by_parameter: bool = False
 
 
 SAMPLES_OF_A_UNIT = 6
@@ -44,14 +49,15 @@ SAMPLES_OF_A_UNIT = 6
 
 FORMULATIONS: dict[str, Formulation] = {
     "osdp_base": Formulation(OsdpSettings()),
+    "osdp_by_parameter": Formulation(OsdpSettings(), by_parameter=True),
     "osdp": Formulation(OsdpSettings(slices=PUBLISHED_SLICES)),
     "osdp_units": Formulation(OsdpSettings(slices=PUBLISHED_SLICES), SAMPLES_OF_A_UNIT),
     "osdp_peak_base": Formulation(OsdpSettings(accounting=Accounting.PEAK)),
     "osdp_peak": Formulation(OsdpSettings(slices=ANY_SLICES, accounting=Accounting.PEAK)),
     "osdp_checkpointing": Formulation(OsdpSettings(slices=ANY_SLICES, accounting=Accounting.PEAK, checkpointing=True)),
 }
-"""Equation (1) as printed: uncut, with 4 slices, with larger steps of the batch; then at the true peak: uncut, cut as
-needed (figure 8), checkpointed (figure 9)."""
+"""Equation (1) as printed: uncut, uncut with a mode for each parameter, with 4 slices, with larger steps of the batch;
+then at the true peak: uncut, cut as needed (figure 8), checkpointed (figure 9)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,8 +106,10 @@ class OsdpCase:
         return self.machine().devices / (objective * SECONDS_PER_QUANTUM)
 
     def chain(self) -> LayerChain:
-        """Attention and MLP modules of the model between embedding and head."""
-        return paper_layers(self.model, load_cluster(self.cluster), apart=True)
+        """Attention and MLP modules of the model between embedding and head, or all their parameters."""
+        modules = paper_layers(self.model, load_cluster(self.cluster), apart=True)
+        by_parameter = FORMULATIONS[self.formulation].by_parameter
+        return per_parameter(modules, PAPER_MODELS[self.model].tensors) if by_parameter else modules
 
     def machine(self) -> OsdpMachine:
         """The machine in the paper's terms."""

@@ -83,6 +83,7 @@ def throughputs(found: Objectives) -> list[str]:
         "published": ("osdp", Method.DFS),
         "published, grouped": ("osdp", Method.DFS_GROUPED),
         "exact": ("osdp", Method.KNAPSACK),
+        "exact by parameter, uncut": ("osdp_by_parameter", Method.KNAPSACK),
         "FSDP in larger units": ("osdp_units", Method.SHARDED),
         "exact in larger units": ("osdp_units", Method.KNAPSACK),
         "FSDP at the true peak": ("osdp_peak", Method.SHARDED),

@@ -7,8 +7,8 @@ from itertools import combinations, pairwise
 import numpy as np
 import pytest
 
-from formulations.layers import LayerChain, LayerProfile, ProfileSource, SplitPart
-from formulations.models.galvatron_costs import CostModel, DeviceLinks, layer_tables, tied_layers
+from formulations.layers import LayerChain, LayerProfile, ProfileSource, SplitPart, tied_layers
+from formulations.models.galvatron_costs import CostModel, DeviceLinks, layer_tables
 from formulations.models.galvatron_pipeline import (
     MicroBatchRule,
     PipelineProblem,

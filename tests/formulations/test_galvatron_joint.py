@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fractions import Fraction
 from functools import cache
-from itertools import combinations
+from itertools import combinations, pairwise
 
 import numpy as np
 import pytest
@@ -64,7 +64,7 @@ def test_no_time_still_gives_a_true_bound(ties: bool) -> None:
 def test_a_start_is_never_lost() -> None:
     for seed in SEEDS[:60]:
         problem = random_pipeline(seed)
-        start = search_bmw(problem, REPAIRED, 1 + problem.memory_limit // 50)
+        start = search_bmw(problem, REPAIRED, 1 + problem.memory_limit // 50).best
         if start is not None:
             found = solve_joint(problem, Fraction(1, 2), start.plan, time_limit=0.0)
             assert found.quanta_per_sample <= Fraction(start.cost, start.plan.batch)
@@ -79,7 +79,7 @@ def test_no_published_search_beats_the_optimum(search, slips: Slip, ties: bool) 
     plans = 0
     for seed in SEEDS[:60]:
         problem = random_pipeline(seed, ties)
-        found = search(problem, slips, 1 + problem.memory_limit // 50)
+        found = search(problem, slips, 1 + problem.memory_limit // 50).best
         if found is None:
             continue
         plans += 1
@@ -97,9 +97,37 @@ def test_no_published_search_beats_the_optimum(search, slips: Slip, ties: bool) 
 def test_bmw_is_never_slower_than_base() -> None:
     for seed in SEEDS:
         problem = random_pipeline(seed)
-        base, bmw = search_base(problem, REPAIRED, 1 + problem.memory_limit // 50), None
-        bmw = search_bmw(problem, REPAIRED, 1 + problem.memory_limit // 50)
+        base, bmw = (
+            search(problem, REPAIRED, 1 + problem.memory_limit // 50).best for search in (search_base, search_bmw)
+        )
         assert base is None or not base.is_faster_than(bmw), seed
+
+
+@pytest.mark.parametrize("search", [search_base, search_bmw])
+def test_a_search_without_time_says_that_it_did_not_end(search) -> None:
+    for seed in SEEDS[:20]:
+        problem = random_pipeline(seed)
+        assert search(problem).ended
+        found = search(problem, time_limit=0.0)
+        assert (found.best, found.ended) == (None, False)
+
+
+def test_tied_layers_are_in_two_stages_at_most() -> None:
+    """The middle one of three may be with the first or with the last; without the ties it is alone."""
+    kept_apart = 0
+    for seed in range(2000):
+        problem = random_pipeline(seed, ties=True)
+        if len(problem.tied) < 3 or problem.usable_degrees[-1] < 3:
+            continue
+        for borders in combinations(range(1, problem.layers), 2):
+            pairs = list(pairwise((0, *borders, problem.layers)))
+            places = {i for layer in problem.tied for i, (first, end) in enumerate(pairs) if first <= layer < end}
+            allowed = all(problem.may_be_stage(*pair) for pair in pairs)
+            assert allowed == (len(places) <= 2), (seed, borders)
+            kept_apart += not allowed
+        if kept_apart > 50:
+            return
+    raise AssertionError("too few partitions with tied layers in three stages")
 
 
 def test_windows_are_bounded_from_below() -> None:

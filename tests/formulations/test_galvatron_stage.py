@@ -12,7 +12,9 @@ from formulations.checker import check
 from formulations.models.galvatron import StageProblem, build_galvatron_stage
 from formulations.models.galvatron_slips import AS_PUBLISHED, REPAIRED, Slip
 from formulations.searches.galvatron_dp import DEFAULT_UNIT_BYTES, search_stage, unit_for
+from formulations.searches.galvatron_fixing import possible_strategies
 from formulations.searches.galvatron_labels import _undominated, _undominated_in_time, solve_stage
+from formulations.searches.galvatron_prices import PricedStage, best_prices, best_weights
 from formulations.solvers import solve_in_process
 
 SEEDS = range(300)
@@ -67,6 +69,48 @@ def test_labels_keep_a_limit_on_micro_batches(seeds: range) -> None:
         assert found.choices is None or stage.is_feasible(found.choices, limit)
         binding += best != best_by_enumeration(stage)
     assert binding > 0.15 * len(seeds)
+
+
+def test_only_strategies_of_no_feasible_plan_are_left_out() -> None:
+    dropped = 0
+    for seed in SEEDS:
+        stage = random_stage(seed)
+        times = sorted({stage.repeated_of(plan) for plan in plans(stage)} or {0})
+        limit = times[len(times) // 3] if seed % 2 else None
+        possible = possible_strategies(stage, limit)
+        assert not (possible & ~stage.allowed).any(), seed
+        for plan in plans(stage):
+            if stage.is_feasible(plan, limit):
+                assert all(possible[layer, s] for layer, s in enumerate(plan)), seed
+        dropped += int((stage.allowed & ~possible).sum())
+    assert dropped > 200
+
+
+def test_weights_of_backward_steps_only_raise_the_bound() -> None:
+    """Of layers at the end that hold little, as those of a short decoder, an earlier step is the fullest one."""
+    raised = 0
+    for seed in SEEDS:
+        stage = random_stage(seed)
+        light = np.arange(stage.layers) >= stage.layers // 2
+        stage = replace(stage, backward=np.where(light[:, None], 0, stage.backward))
+        if not stage.allowed.any(axis=1).all():
+            continue
+        best = best_by_enumeration(stage)
+        weights = best_weights(stage, lambda plan: None)
+        if weights is None:
+            assert best is None, seed
+            continue
+        bounds = []
+        for chosen in (None, weights):
+            priced = PricedStage(stage, None, chosen)
+            prices = best_prices(priced, lambda plan: None)
+            assert prices is not None or best is None, seed
+            if prices is not None:
+                bounds.append(-((-priced.cheapest(prices)[0]) >> priced.shift))
+        if len(bounds) == 2 and best is not None:
+            assert bounds[0] <= bounds[1] <= best, seed
+            raised += bounds[0] < bounds[1]
+    assert raised > 5
 
 
 @pytest.mark.parametrize("compared", [2, 3])
@@ -220,7 +264,7 @@ def test_a_coarse_unit_never_breaks_the_limit() -> None:
 
 
 def test_the_unit_is_never_coarser_beside_the_limit_than_in_the_paper() -> None:
-    for limit in (8 * 10**9, 16 * 10**9, 2**40):
+    for limit in (8 * 2**30, 16 * 2**30, 2**40):
         assert unit_for(limit) == DEFAULT_UNIT_BYTES
     for limit in (0, 1, 10**6, 10**9):
-        assert limit // unit_for(limit) >= min(limit, 238)
+        assert limit // unit_for(limit) >= min(limit, 256)

@@ -29,4 +29,4 @@ def test_every_compiled_loop_of_the_searches_is_reached() -> None:
                 assert function.signatures, function.py_func.__qualname__
                 cached = Path(function.stats.cache_path).glob(f"{module.name}.{function.py_func.__qualname__}-*.nbi")
                 assert any(cached), function.py_func.__qualname__
-    assert loops == 10
+    assert loops == 12

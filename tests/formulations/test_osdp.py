@@ -52,7 +52,7 @@ def test_the_papers_two_cases_by_hand() -> None:
 
 
 def test_one_of_four_slices_by_hand() -> None:
-    settings = OsdpSettings(slices=(4,), accounting=Accounting.SUMMED)
+    settings = OsdpSettings(slices=(4,), accounting=Accounting.PEAK)
     # A slice has 2000 bytes: 250 in each step; three slices are DP and one is ZDP.
     assert mode_costs(settings, Slicing(4, 1)) == (7 * (2 * 3 + 3) * 1250, 24_000 + 1_000 + 2000, 2 * 70 + 2000)
     assert mode_costs(replace(settings, gathered_tensors=2), Slicing(4, 4))[2] == 2 * 70 + 4000
@@ -129,7 +129,7 @@ def test_parameters_can_be_operators() -> None:
     chain = LayerChain("two", (LAYER, replace(LAYER, name="other", kind="whole")))
     parts = per_parameter(chain, {"operator": [("weight", 7_000), ("bias", 1_000)]})
     assert [layer.name for layer in parts.layers] == ["mlp.bias", "mlp.weight", "other"]
-    for settings in (OsdpSettings(), OsdpSettings(checkpointing=True, accounting=Accounting.SUMMED)):
+    for settings in (OsdpSettings(), OsdpSettings(checkpointing=True)):
         whole = reference_bytes(chain, MACHINE, settings, [ZDP, DP], 3)
         assert reference_bytes(parts, MACHINE, settings, [ZDP, ZDP, DP], 3) == whole
     with pytest.raises(OsdpError, match="8000 bytes of parameters, but those named for its kind operator have 7000"):

@@ -8,7 +8,7 @@ from formulations.searches.osdp_plan import Method
 from formulations.solution import Status
 from planner.benchmarks import bench
 from planner.benchmarks.osdp import exact_plan, loss_of, osdp_suite
-from planner.benchmarks.osdp_cases import FORMULATIONS, OsdpCase
+from planner.benchmarks.osdp_cases import FORMULATIONS, MODELS, OsdpCase
 from planner.benchmarks.osdp_report import DEPTH_FIRST
 from planner.benchmarks.suites import SuiteError
 from planner.cluster import load_cluster
@@ -80,6 +80,16 @@ def test_cutting_is_what_lets_a_wide_model_fit() -> None:
     assert whole.status is Status.INFEASIBLE
     assert cut.status is Status.OPTIMAL
     assert any(mode.slices > 1 for mode in cut.modes.values())
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_parameters_of_their_own_sum_up_to_their_modules(model: str) -> None:
+    """Every module's, which :func:`per_parameter` checks."""
+    modules, parameters = (OsdpCase(model, TITAN, 16, name).chain() for name in ("osdp_base", "osdp_by_parameter"))
+    assert parameters.parameter_bytes == modules.parameter_bytes
+    # Samples are left out of the sum for the first operator alone, which is a parameter without any.
+    assert parameters.activation_bytes == modules.activation_bytes + modules.layers[0].input_bytes
+    assert len(parameters) > 4 * (len(modules) - 2)
 
 
 def test_the_loss_is_a_share_of_the_exact_time() -> None:

@@ -1,4 +1,8 @@
-"""Captured steps folded into layers: beside the module, the replay of the same graph, and the presets' formulas."""
+"""Captured steps folded into layers: beside the module, the replay of the same graph, and the presets' formulas.
+
+What tensor parallelism divides by structure (:mod:`planner.layer_split`) is compared with the verified sharding rules
+of the same operators here too, as every capture takes seconds.
+"""
 
 from __future__ import annotations
 
@@ -12,16 +16,18 @@ from formulations.layers import ProfileSource
 from planner.cluster import load_cluster
 from planner.costs import CostModel
 from planner.layer_folding import FoldingError, fold_layers
-from planner.layer_formulas import Activation, BlockShape, FormulaDevice, attention, feed_forward
+from planner.layer_formulas import RELU, BlockShape, FormulaDevice, attention, feed_forward
 from planner.layer_regions import joined_regions, module_regions
+from planner.layer_split import divided_module
 from planner.layer_stack import Stack
 from planner.operator_graph import Phase
 from planner.optimizers import optimizer_named
-from planner.placement import REPLICATE
+from planner.placement import REPLICATE, is_partial, is_shard
 from planner.replay import OptimizerMemory, replay
 from planner.replay_report import Category
 from planner.schedule import Compute
-from planner.sharding_rules import Strategy
+from planner.sharding_rules import Strategy, axis_rules
+from planner.view_chains import view_chains
 
 TITAN = load_cluster("titan-rtx-8-pcie")
 BATCHES = (2, 4)
@@ -227,9 +233,9 @@ def test_bytes_that_grow_faster_than_the_batch_are_bounds_and_said():
 
 
 SHAPES = {
-    "gpt2": BlockShape(32, 4, 8, 128, 4, activation=Activation.GELU_IN_STEPS),
+    "gpt2": BlockShape(32, 4, 8, 128, 4, activation=5),
     "bert": BlockShape(32, 4, 8, 64, 4),
-    "t5": BlockShape(32, 4, 8, 64, 4, bias=False, inner_dropout=True, activation=Activation.RELU, norm_tensors=2),
+    "t5": BlockShape(32, 4, 8, 64, 4, bias=False, inner_dropout=True, activation=RELU, norm_tensors=2),
 }
 
 
@@ -288,3 +294,53 @@ def test_batches_and_steps_that_do_not_belong_together_are_refused():
         fold_layers(smaller, captured_batch("conv_net", 4), BATCHES, TITAN, name="mlp")
     with pytest.raises(FoldingError, match="mlp has the same inputs at batch 2 as at batch 4: let its function take"):
         fold_layers(smaller, smaller, BATCHES, TITAN, name="mlp")
+
+
+def lawful(rule, graph, operator, small, partial):
+    """Whether a rule shards exactly the divided tensors; a bias beside a pending sum may be whole or a part of it."""
+    beside_sum = [partial and len(graph.values[value].spec.shape) == 1 for value in operator.inputs]
+    given = all(
+        free or is_shard(word) == (value in small)
+        for value, word, free in zip(operator.inputs, rule.inputs, beside_sum, strict=True)
+    )
+    wanted = is_partial if partial else is_shard
+    return given and all(word is None or wanted(word) for word in rule.outputs)
+
+
+@pytest.mark.parametrize("name", ["bert", "t5"])
+def test_verified_rules_allow_every_division(name):
+    captured = captured_batch(name, 4)
+    graph = captured.graph
+    rules, _ = axis_rules(captured, 2)
+    bases = tuple(chain.base for chain in view_chains(graph))
+    checked = 0
+    for region in module_regions(graph):
+        divided = divided_module(graph, region, bases)
+        owners = divided.values | divided.parameters
+        small = {value.index for value in graph.values if bases[value.index] in owners}
+        for index in divided.operators:
+            operator = graph.operators[index]
+            partial = any(value in divided.reduced for value in operator.outputs)
+            assert any(lawful(rule, graph, operator, small, partial) for rule in rules[index]), operator.identity
+            checked += 1
+    assert checked >= 34
+
+
+def test_a_fused_projection_is_divided_by_heads():
+    captured = captured_batch("gpt2", 4)
+    graph, bases = captured.graph, tuple(chain.base for chain in view_chains(captured.graph))
+    attention = next(region for region in module_regions(graph) if region.role == "attention")
+    divided = divided_module(graph, attention, bases)
+    names = {graph.values[value].name.removeprefix("transformer.h.0.attn.") for value in divided.parameters}
+    assert divided.divisor == 4
+    assert names == {"c_attn.weight", "c_attn.bias", "c_proj.weight"}  # the bias behind the sum is whole
+
+
+def test_ends_of_a_model_are_not_divided():
+    captured = captured_batch("gpt2", 4)
+    bases = tuple(chain.base for chain in view_chains(captured.graph))
+    regions = module_regions(captured.graph)
+    for region in (regions[0], regions[-1]):
+        divided = divided_module(captured.graph, region, bases)
+        assert divided.divisor == 0
+        assert not divided.operators

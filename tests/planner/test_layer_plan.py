@@ -16,7 +16,7 @@ from planner.layer_plan import (
     parse_layer_plan,
     save_layer_plan,
 )
-from planner.layer_plan_check import check_layer_plan, divisors, prime_factors, stage_axes
+from planner.layer_plan_check import check_layer_plan, check_shared, divisors, prime_factors, stage_axes
 from planner.plan_error import PlanError
 from planner.plan_format import PlannedModel
 
@@ -110,6 +110,14 @@ def test_settings_that_contradict_themselves(settings, message):
 def test_a_layer_twice_is_refused():
     layer = LayerSettings(name="a", data_parallel=8)
     assert "layer a is planned 2 times" in refused(plan_of(layer, layer))
+
+
+def test_a_parameter_of_three_stages_is_refused():
+    stages = tuple(StagePlan(layers=(LayerSettings(name=name, data_parallel=2),)) for name in ("a", "b", "c"))
+    plan = plan_of(*(layer for stage in stages for layer in stage.layers)).model_copy(update={"stages": stages})
+    check_shared(plan, ["a", "c"])
+    with pytest.raises(PlanError, match="layers a, b, c share a parameter and are in 3 stages: two at most"):
+        check_shared(plan, ["a", "b", "c"])
 
 
 @pytest.mark.parametrize("devices", range(1, 33))

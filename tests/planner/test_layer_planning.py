@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from functools import cache
 
 import pytest
@@ -15,11 +16,13 @@ from support.planned_steps import step_reference
 from planner import layer_planning
 from planner.cluster import ClusterSpec, load_cluster
 from planner.infeasibility import InfeasibleError
+from planner.layer_files import LayerFileError, save_layers
 from planner.layer_plan import LayerPlan, load_layer_plan, save_layer_plan
 from planner.layer_plan_check import check_layer_plan
 from planner.layer_planning import LAYER_FORMULATIONS, plan_layers
 from planner.models import ModelReference, load_step
 from planner.plan_error import PlanError
+from runtime.layer_check import refusal
 from runtime.layer_families import model_family
 from runtime.layer_units import FamilyError
 
@@ -158,3 +161,16 @@ def test_impossible_requests_say_what_is_possible(change, message):
 def test_a_reserve_that_uses_the_memory_up_is_said():
     with pytest.raises(InfeasibleError, match="which leaves nothing for tensors"):
         plan_layers(step_reference("gpt2"), cluster="titan-rtx-8-pcie", devices=4, formulation="osdp", memory=2**20)
+
+
+@pytest.mark.parametrize("formulation", ["osdp", "galvatron"])
+def test_layers_of_a_profile_file_are_planned_as_those_of_the_model(formulation, tmp_path):
+    reference = step_reference("gpt2")
+    chain = folded_layers.model_layers(reference, small_cluster(), apart=formulation == "osdp")
+    save_layers(chain, tmp_path / "profile.json")
+    of_file = replace(reference, source=f"layers:{tmp_path / 'profile.json'}")
+    plan = plan_layers(of_file, cluster=small_cluster(), devices=4, formulation=formulation)
+    assert plan.stages == planned(formulation).stages
+    assert "has no module to run" in refusal(plan)
+    with pytest.raises(LayerFileError, match="is of float32, not of bfloat16"):
+        plan_layers(replace(of_file, dtype="bfloat16"), cluster=small_cluster(), devices=4, formulation=formulation)
