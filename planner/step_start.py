@@ -8,8 +8,8 @@
   so far;
 - recomputation for the layouts of the best so far, and layouts for its reruns, in turn as long as one of them helps.
 
-Where every operator has one layout, only rules remain of this. A problem that extends another one that is about as hard
-begins from a solution of that one instead.
+Where every operator has one layout, only rules remain of this; where tables are very large, the first four. A problem
+that extends another one that is about as hard begins from a solution of that one, and its own for the same layouts.
 All are decisions of the problem itself, so a solve that begins from them is no worse than any of them, however little
 time it has.
 """
@@ -36,7 +36,7 @@ START_SHARE, EXTENDED_SHARE = 0.2, 0.5
 _LEAST_SECONDS = 0.02
 _SMALL, _MEDIUM, _LARGE, _WHOLE = 1 / 16, 1 / 4, 1 / 2, 1.0
 """Part of the time that is left for one of many problems, for it where nothing is known yet, for the largest of them,
-and for an extended one."""
+and for one that is all there is to begin with."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +134,7 @@ class _Beginning:
         if self.built.unlimited is None:
             self._try_rules((0,) * len(self.built.layouts))
             return self.best
-        if self._begin_without_limit(self.built.unlimited):
+        if self._begin_without_limit(self.built.unlimited) or not self.built.starts:
             return self.best
         *others, largest = reversed(self.built.starts)
         for build in others:
@@ -149,18 +149,21 @@ class _Beginning:
         return self.best
 
     def _begin_with(self, extended: StepProblem) -> Start | None:
-        """Solve the problem that this one extends, from what that one begins from."""
+        """Solve the problem that this one extends, from what that one begins from; then this one for those layouts."""
         if extended.has_starts:
             options = replace(self.options, time_limit=start_share(extended) * self._left())
             begun = begin(extended, self.execute, self.solver, options, self.pool)
             if begun is not None:
                 self._take(begun)
-        self._solve(lambda: extended, _WHOLE)
+        several = max(self.built.layouts) > 1
+        self._solve(lambda: extended, _LARGE if several else _WHOLE)
+        if self.best is not None and several:
+            self._solve(partial(self._with_layouts, self.best.decision), _WHOLE)
         return self.best
 
     def _begin_without_limit(self, unlimited: Callable[[], StepProblem]) -> bool:
         """Solve without a limit, then recomputation for those layouts; return whether nothing can be better."""
-        free, finished = self._solve(unlimited, _LARGE)
+        free, finished = self._solve(unlimited, _LARGE if self.built.starts else _WHOLE)
         if free is not None and not finished:
             self._try_rules(free.layouts)
             self._solve(partial(self._with_layouts, free), _LARGE)
@@ -172,7 +175,7 @@ class _Beginning:
             self.keep(StepDecision(layouts, {i: (moment,) for i, moment in reruns.items()}))
 
     def _solve(self, build: Callable[[], StepProblem], share: float) -> tuple[StepDecision | None, bool]:
-        """Solve a problem in a part of the time that is left; return its decision, and whether that fits and is optimal.
+        """Solve a problem in a part of the time that is left; return its decision, and whether it fits and is optimal.
 
         The decision is kept where it is better than what is known.
         """

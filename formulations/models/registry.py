@@ -144,13 +144,14 @@ def kiwi_chain_problem(
     """
     modes = _modes_in_reach(model, plans, reach)
     chain = _counted(model, modes, lambda counting: build_kiwi_chain(model, memory_limit, modes, counting))
-    if _entries(model, modes) > LARGEST_REACHED:
-        return chain  # smaller problems would be large themselves
+    chain = replace(chain, rules=tuple(plans))
     if max(chain.layouts) == 1:  # the reduced problem would be as large, and a rule leaves nothing to decide
-        return replace(chain, rules=tuple(plans))
+        return chain
+    chain = replace(chain, unlimited=partial(_unlimited_problem, model))
+    if _entries(model, modes) > LARGEST_REACHED:
+        return chain  # further problems would be large themselves
     by_rule = [partial(policy_problem, model, memory_limit, tuple(plan)) for plan in plans if plan]
-    smaller = (partial(kiwi_reduced_problem, model, memory_limit), *by_rule)
-    return replace(chain, starts=smaller, unlimited=partial(_unlimited_problem, model), rules=tuple(plans))
+    return replace(chain, starts=(partial(kiwi_reduced_problem, model, memory_limit), *by_rule))
 
 
 def kiwi_offload_problem(

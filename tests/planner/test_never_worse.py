@@ -1,16 +1,16 @@
-"""Nothing is worse than what it contains: kiwi_chain than every baseline, kiwi_offload than kiwi_chain.
-
-Where time ran out a formulation may still have found less; then its bound must be below what it contains.
-"""
+"""Nothing is worse than what it contains: kiwi_chain than every baseline, kiwi_offload than kiwi_chain."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 import pytest
-from support.never_worse import CONTAINS, Case, Found, random_case, solve_all, violations, worse
+from support.never_worse import CONTAINS, NARROW_FIRST, Case, Found, random_case, solve_all, violations
 
 from formulations.solvers import SolverPool
+from planner.formulations import FORMULATIONS
+
+ON_THE_DEVICE = tuple(name for name in NARROW_FIRST if name != "kiwi_offload")
 
 
 @pytest.fixture(scope="module")
@@ -19,31 +19,29 @@ def pool() -> Iterator[SolverPool]:
         yield pool
 
 
-def check_case(case: Case, seconds: float, pool: SolverPool, record) -> None:
-    found = solve_all(case, seconds, pool)
+def check_case(case: Case, seconds: float, pool: SolverPool, formulations: tuple[str, ...] = NARROW_FIRST) -> None:
+    found = solve_all(case, seconds, pool, formulations)
     assert violations(found) == [], case
-    assert found["kiwi_chain"].cost is not None or not found["kiwi_chain"].proved_impossible, case
-    for wide, narrow, excess in worse(found):
-        record(f"{wide} ran out of time above {narrow}", f"{excess:.2%}")
+    assert not found["kiwi_chain"].proved_impossible, case
 
 
 @pytest.mark.parametrize(
     "case",
     [
-        Case("conv_net", 1, 8, 16, "titan-rtx-8-pcie", (2,), 0.0),
-        Case("gpt2", 1, 4, 64, "a100-8-nvlink", (2,), 0.1),
-        Case("vit", 1, 4, 16, "v100-2x4-gcp", (2,), 0.3),
+        Case("conv_net", 1, 8, 16, "titan-rtx-8-pcie", (2,), 0.3),
+        Case("gpt2", 1, 4, 64, "a100-8-nvlink", (2,), 0.3),
+        Case("vit", 1, 4, 16, "v100-2x4-gcp", (2,), 0.5),
     ],
     ids=lambda case: case.network,
 )
-def test_small_cases(case, pool, record_property):
-    check_case(case, 0.75, pool, record_property)
+def test_small_cases(case, pool):
+    check_case(case, 0.4, pool)
 
 
 @pytest.mark.fuzz
 @pytest.mark.parametrize("seed", range(200))
-def test_random_cases(seed, pool, record_property):
-    check_case(random_case(seed), 5.0, pool, record_property)
+def test_random_cases(seed, pool):
+    check_case(random_case(seed), 0.5, pool, ON_THE_DEVICE)
 
 
 LARGE = (
@@ -62,16 +60,20 @@ LARGE = (
 
 @pytest.mark.fuzz
 @pytest.mark.parametrize(("network", "layers", "mesh", "room"), LARGE)
-def test_large_cases(network, layers, mesh, room, pool, record_property):
+def test_large_cases(network, layers, mesh, room, pool):
     case = Case(network, layers, 8, 64, "a100-8-nvlink", mesh, room)
-    check_case(case, 30.0, pool, record_property)
+    check_case(case, 2.0, pool, ON_THE_DEVICE)
 
 
 def test_what_counts_as_a_violation():
+    assert sorted(NARROW_FIRST) == sorted(FORMULATIONS)
     plain = {name: Found(100, 100) for pair in CONTAINS for name in pair}
     assert violations(plain) == []
-    assert violations({**plain, "kiwi_chain": Found(101, 90)}) == []
-    assert [wide for wide, _, _ in worse({**plain, "kiwi_chain": Found(101, 90)})] == ["kiwi_chain"] * 6
+    assert violations({**plain, "kiwi_chain": Found(99, 90)}) == [
+        "kiwi_offload costs 100, kiwi_chain 99",
+        "bound 100 of kiwi_offload is above the plan 99 of kiwi_chain",
+    ]
+    assert len(violations({**plain, "kiwi_chain": Found(101, 90)})) == 6
     assert len(violations({**plain, "kiwi_chain": Found(101, 101)})) == 2 * 6
-    assert len(violations({**plain, "kiwi_offload": Found(None, None, proved_impossible=True)})) == 1
+    assert len(violations({**plain, "kiwi_offload": Found(None, None, proved_impossible=True)})) == 2
     assert violations({**plain, "sharding": Found(None, None)}) == []

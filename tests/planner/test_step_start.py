@@ -10,6 +10,7 @@ import pytest
 from support.random_steps import decisions, random_step
 
 from formulations.checker import check
+from formulations.models import registry
 from formulations.models.holds import shortest_holds
 from formulations.models.kiwi_chain import chain_moments
 from formulations.models.modes import once_or_twice
@@ -25,13 +26,14 @@ from formulations.models.sharding import MEMORY
 from formulations.models.step import StepDecision, StepModel
 from formulations.models.step_replay import replay_decision
 from formulations.solution import SolveOptions
-from formulations.solvers import SolverPool
+from formulations.solvers import SolverPool, solve
 from formulations.solvers.minimum_peak import MinimumPeak, without_limit
 from planner import step_solve
 from planner.step_solve import SolvedStep, solve_step
 from planner.step_start import Executed, Start, begin, encoded
 
 AMPLE = SolveOptions(time_limit=600.0, workers=1)
+NO_TIME = replace(AMPLE, time_limit=1e-6)
 EXACT = "brute_force"
 
 
@@ -131,6 +133,36 @@ def test_a_decision_that_fits_without_a_limit_ends_the_search(pool):
     assert check(built.problem, encoded(built, start.decision)).objective == start.executed.cost
 
 
+@pytest.mark.parametrize("seed", range(6))
+def test_known_decisions_within_the_limit_are_begun_from(seed):
+    model, space = step_with_decisions(seed)
+    known = [decision for decision, _ in space]
+    for limit in limits_of(space):
+        start = begin(kiwi_chain_problem(model, limit), execution(model), "no solver", NO_TIME, None, known)
+        assert (None if start is None else start.executed.cost) == least(space, limit)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_known_decision_does_not_end_the_search(seed, pool):
+    """The decision without a limit may be optimal, while it is the known one that fits."""
+    model, space = step_with_decisions(seed)
+    reduced = contained(kiwi_reduced_problem(model, None), [decision for decision, _ in space])
+    for limit in limits_of(space)[1:]:
+        fitting = [pair for pair in space if pair[1].peak <= limit]
+        dearest, _ = max(fitting, key=lambda pair: pair[1].cost)
+        start = begin(kiwi_chain_problem(model, limit), execution(model), EXACT, AMPLE, pool, [dearest])
+        assert start is not None
+        optimum = least([(decision, execution(model)(decision)) for decision in reduced], limit)
+        assert optimum is None or start.executed.cost <= optimum
+
+
+def test_a_known_decision_that_the_problem_leaves_out_is_refused():
+    model, space = step_with_decisions(0)
+    recomputed = next(decision for decision, _ in space if decision.recomputed)
+    with pytest.raises(ValueError, match="cannot run again before"):
+        begin(sharding_problem(model, None), execution(model), EXACT, AMPLE, None, [recomputed])
+
+
 @pytest.mark.parametrize("seed", range(12))
 def test_with_one_layout_rules_are_tried_and_nothing_is_solved(seed, pool):
     model, space = step_with_decisions(seed, layouts=1)
@@ -141,6 +173,22 @@ def test_with_one_layout_rules_are_tried_and_nothing_is_solved(seed, pool):
         start = begin(built, execution(model), "no solver", AMPLE)
         by_rule = [(decision, executed) for decision, executed in space if once(decision)]
         assert (None if start is None else start.executed.cost) == least(by_rule, limit)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_rules_are_tried_where_other_problems_would_be_large(seed, pool, monkeypatch):
+    monkeypatch.setattr(registry, "LARGEST_REACHED", 0)
+    model, space = step_with_decisions(seed)
+    sharding = sharding_problem(model, None)
+    free = sharding.decode(solve(sharding.problem, EXACT, AMPLE, None, pool).choices or ())
+    by_rule = [(decision, executed) for decision, executed in space if decision.layouts == free.layouts]
+    by_rule = [(decision, executed) for decision, executed in by_rule if once(decision)]
+    rules = [{i: mode[0] for i, mode in decision.recomputed.items()} for decision, _ in by_rule]
+    for limit in limits_of(space):
+        built = kiwi_chain_problem(model, limit, rules)
+        assert built.starts == ()
+        start, least_by_rule = begin(built, execution(model), EXACT, AMPLE, pool), least(by_rule, limit)
+        assert least_by_rule is None or (start is not None and start.executed.cost <= least_by_rule)
 
 
 def once(decision: StepDecision) -> bool:
@@ -180,7 +228,7 @@ def test_smaller_problems_are_tried_again_where_nothing_is_found(pool, monkeypat
     built = kiwi_chain_problem(model, limit)
     tried = []
 
-    def late(built, execute, solver, options, pool):
+    def late(built, execute, solver, options, pool, known=()):
         tried.append(options.time_limit)
         return None if len(tried) == 1 else begin(built, execute, EXACT, options, pool)
 
