@@ -91,38 +91,30 @@ def bench(
     if best is not None:
         readable_file(best, "--best")
 
-    from planner.benchmarks import bench as run_bench
-    from planner.benchmarks import (
-        capture_suite,
-        galvatron_suite,
-        h3t_suite,
-        kiwi_transformer_suite,
-        load_best_known,
-        osdp_suite,
-    )
+    from planner import benchmarks
     from runtime.cli_bench_display import live_rows, print_result
 
     if suite == "kiwi-transformer":
-        chosen = kiwi_transformer_suite(parts, names)
+        chosen = benchmarks.kiwi_transformer_suite(parts, names)
     elif suite == "osdp":
-        chosen = osdp_suite(parts)
+        chosen = benchmarks.osdp_suite(parts)
     elif suite == "galvatron":
-        chosen = galvatron_suite(parts)
+        chosen = benchmarks.galvatron_suite(parts)
     elif suite == "h3t":
-        chosen = h3t_suite(parts)
+        chosen = benchmarks.h3t_suite(parts)
     elif suite == "capture":
-        chosen = capture_suite(parts)
+        chosen = benchmarks.capture_suite(parts)
     else:
         chosen = _suite(suite, paths or [], sizes, seed)
     for note in chosen.notes:
         typer.echo(note)
     with live_rows(chosen) as observer:
-        result = run_bench(
+        result = benchmarks.bench(
             chosen,
             names,
             time_limit=time_limit,
             seed=seed,
-            best_known=None if best is None else load_best_known(best),
+            best_known=None if best is None else benchmarks.load_best_known(best),
             json_path=json_file,
             observer=observer,
         )
@@ -152,13 +144,14 @@ def _listed(text: str, option: str) -> list[str]:
 
 def _suite(name: str, paths: Sequence[Path], sizes: Sequence[str] | None, seed: int) -> Suite:
     from formulations.random_families import SIZES
-    from planner.benchmarks import DEFAULT_SIZES, contest_suite, kiwi_mlp_suite, random_suite
+    from planner import benchmarks
 
     if name == "contest":
-        return contest_suite(paths)
+        return benchmarks.contest_suite(paths)
     if name == "kiwi-mlp":
-        return kiwi_mlp_suite()
+        return benchmarks.kiwi_mlp_suite()
     unknown = [size for size in sizes or () if size not in SIZES]
     if unknown:
         raise OptionError(f"--size: {unknown[0]!r} is no size; use {', '.join(SIZES)}")
-    return random_suite(DEFAULT_SIZES if sizes is None else [cast("Size", size) for size in sizes], seed)
+    chosen = benchmarks.DEFAULT_SIZES if sizes is None else [cast("Size", size) for size in sizes]
+    return benchmarks.random_suite(chosen, seed)

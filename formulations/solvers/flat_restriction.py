@@ -73,9 +73,12 @@ def _restricted(flat: FlatProblem, entries: IntArray, sizes: IntArray) -> tuple[
     labels = entries - np.repeat(graph.offset[:-1], sizes)
     counts = _count(graph, flat.usage, sizes)
     unary = flat.unary[entries]
+    # Made by NumPy, which asks for huge pages: compiled code would take twice as long to touch new memory.
+    tables = np.concatenate([flat.tables, np.empty(counts[1])])
+    amount = np.concatenate([flat.usage.amount, np.empty(counts[3])])
     limit = FORBIDDEN_SHARE * flat.penalty
-    new_graph, usage, tables, messages = _fill(
-        graph, flat.usage, flat.tables, unary, sizes, offset, labels, limit, flat.penalty, counts
+    new_graph, usage, messages = _fill(
+        graph, flat.usage, tables, amount, unary, sizes, offset, labels, limit, flat.penalty, counts
     )
     return replace(flat, graph=_with_incidence(new_graph), usage=usage, unary=unary, tables=tables), messages
 
@@ -167,6 +170,7 @@ def _fill(
     graph: Graph,
     usage: Usage,
     tables: FloatArray,
+    amount: FloatArray,
     unary: FloatArray,
     sizes: IntArray,
     offset: IntArray,
@@ -174,8 +178,11 @@ def _fill(
     limit: float,
     penalty: float,
     counts: IntArray,
-) -> tuple[Graph, Usage, FloatArray, IntArray]:
-    """Write the restricted arrays; ``unary`` receives what decided nodes add to their neighbours."""
+) -> tuple[Graph, Usage, IntArray]:
+    """Write the restricted arrays; ``unary`` receives what decided nodes add to their neighbours.
+
+    ``tables`` and ``amount`` are those of the original, with room at their ends for what is new.
+    """
     nodes = len(sizes)
     factors = counts[0]
     arity = np.zeros(factors, np.int64)
@@ -183,10 +190,7 @@ def _fill(
     stride, message_start = np.zeros((factors, 3), np.int64), np.zeros((factors, 3), np.int64)
     table_start, table_size = np.zeros(factors, np.int64), np.ones(factors, np.int64)
     messages = np.zeros(counts[2], np.int64)
-    table_end, amount_end = len(tables), len(usage.amount)
-    tables_out, amount_out = np.empty(table_end + counts[1]), np.empty(amount_end + counts[3])
-    tables_out[:table_end] = tables
-    amount_out[:amount_end] = usage.amount
+    table_end, amount_end = len(tables) - counts[1], len(amount) - counts[3]
     term_amount = np.zeros(len(usage.low), np.int64)
     owner = np.zeros(len(usage.low), np.int64)
     for i in range(nodes):
@@ -196,7 +200,7 @@ def _fill(
             if sizes[i] < graph.sizes[i]:
                 term_amount[q] = amount_end
                 for s in range(sizes[i]):
-                    amount_out[amount_end] = usage.amount[usage.amount_start[q] + labels[offset[i] + s]]
+                    amount[amount_end] = amount[usage.amount_start[q] + labels[offset[i] + s]]
                     amount_end += 1
     kept, message_end = 0, 0
     widest = 1
@@ -212,7 +216,7 @@ def _fill(
             if copied:
                 term_amount[q] = amount_end
                 start = usage.amount_start[q]
-                amount_end = _copy_block(graph, usage.amount, start, sizes, offset, labels, f, amount_out, amount_end)
+                amount_end = _copy_block(graph, amount, start, sizes, offset, labels, f, amount, amount_end)
         if undecided <= 1:
             _copy_block(graph, tables, graph.table_start[f], sizes, offset, labels, f, block, 0)
             for s in range(entries):
@@ -222,7 +226,7 @@ def _fill(
         table_start[kept] = table_end if copied else graph.table_start[f]
         if copied:
             start = graph.table_start[f]
-            table_end = _copy_block(graph, tables, start, sizes, offset, labels, f, tables_out, table_end)
+            table_end = _copy_block(graph, tables, start, sizes, offset, labels, f, tables, table_end)
         for k in range(graph.arity[f]):
             i = graph.scope[f, k]
             if sizes[i] > 1:
@@ -267,7 +271,6 @@ def _fill(
     node_start, factor_start = starts[: nodes + 1].copy(), starts[nodes:].copy()
     return (
         restricted,
-        Usage(node_start, factor_start, low, high, amount_start, amount_out, usage.limit),
-        tables_out,
+        Usage(node_start, factor_start, low, high, amount_start, amount, usage.limit),
         messages,
     )

@@ -116,11 +116,11 @@ def _largest_table(
         else:
             first, end = usage.factor_start[b - nodes], usage.factor_start[b - nodes + 1]
             size = graph.table_size[b - nodes]
-        total = 0.0
-        for s in range(size):
-            value = unary[graph.offset[b] + s] if b < nodes else tables[graph.table_start[b - nodes] + s]
-            if value < limit:
-                total = max(total, abs(value))
+        if b < nodes:
+            total = _largest_allowed(unary[graph.offset[b] : graph.offset[b] + size], limit)
+        else:
+            start = graph.table_start[b - nodes]
+            total = _largest_allowed(tables[start : start + size], limit)
         for q in range(first, end):
             most = 0.0
             for s in range(size):
@@ -140,6 +140,15 @@ def _largest_table(
                 total += most
         worst = max(worst, 2.0 * total)
     return worst
+
+
+@compiled
+def _largest_allowed(values: FloatArray, limit: float) -> float:
+    """Return the largest magnitude among what is not forbidden."""
+    largest = 0.0
+    for value in values:
+        largest = max(largest, abs(value) if value < limit else 0.0)
+    return largest
 
 
 @compiled
@@ -183,9 +192,9 @@ def _evaluate(
     minima = np.empty(widest, np.int64)
     for f in range(factors):
         size = graph.table_size[f]
+        table = tables[graph.table_start[f] : graph.table_start[f] + size]
         for e in range(size):
-            value = tables[graph.table_start[f] + e]
-            values[e] = np.int64(value) * scale if value < limit else _NEVER
+            values[e] = np.int64(table[e]) * scale if table[e] < limit else _NEVER
         _add_usage(usage, usage.factor_start[f], usage.factor_start[f + 1], summed, values, size)
         for k in range(graph.arity[f]):
             first, width = graph.message_start[f, k], graph.sizes[graph.scope[f, k]]
@@ -206,25 +215,36 @@ def _evaluate(
 @compiled
 def _subtract_message(values: IntArray, message: IntArray, step: int) -> None:
     """Subtract a message from the allowed values of a table, in which its node's strategies are ``step`` apart."""
-    e = 0
-    while e < len(values):
-        for moved in message:
-            for _ in range(step):
-                if values[e] != _NEVER:
-                    values[e] -= moved
-                e += 1
+    width = len(message)
+    for e in range(0, len(values), step * width):
+        # Along contiguous entries, so that the inner loop becomes vector instructions.
+        if step == 1:
+            row = values[e : e + width]
+            for s in range(width):
+                row[s] = row[s] - message[s] if row[s] != _NEVER else _NEVER
+            continue
+        for s in range(width):
+            block, moved = values[e + s * step : e + (s + 1) * step], message[s]
+            for t in range(step):
+                block[t] = block[t] - moved if block[t] != _NEVER else _NEVER
 
 
 @compiled
 def _least_of_each(values: IntArray, step: int, least: IntArray) -> None:
     """Write the least value of a table for each strategy of a node, whose strategies are ``step`` apart in it."""
     least[:] = _NEVER
-    e = 0
-    while e < len(values):
-        for s in range(len(least)):
-            for _ in range(step):
-                least[s] = min(least[s], values[e])
-                e += 1
+    width = len(least)
+    for e in range(0, len(values), step * width):
+        if step == 1:
+            row = values[e : e + width]
+            for s in range(width):
+                least[s] = min(least[s], row[s])
+            continue
+        for s in range(width):
+            block, low = values[e + s * step : e + (s + 1) * step], least[s]
+            for t in range(step):
+                low = min(low, block[t])
+            least[s] = low
 
 
 @compiled

@@ -53,7 +53,7 @@ _NARROWED = 0.1
 """Part of the gap that prices must have narrowed it by since the last look, or hubs are branched on."""
 
 _MOST_BRANCHED_ENTRIES = 30_000_000
-"""Entries of tables up to which that is done: each of three branches at a time holds them up to twice, 1.5 GB in all."""
+"""Entries of tables up to which that is done: three branches at a time hold them up to twice each, 1.5 GB in all."""
 
 _MOST_ENTRIES_LEFT = 20 * MOST_CORE_COLUMNS
 """Entries of tables, after fixing, up to which presolve may make a core of the size above of them."""
@@ -120,12 +120,16 @@ def _solve_wide(
                 if linear_columns(core.problem) <= MOST_CORE_COLUMNS:
                     remaining = replace(options, time_limit=max(0.0, started + options.time_limit - time.monotonic()))
                     return _Core(core, lift, claim, objective, report, incumbent, started).run(remaining)
-            if branches and claim.bound is not None and bound_before is not None:
-                if claim.bound - bound_before < _NARROWED * (objective - bound_before):
-                    return branch(flat, bounding, claim, options, report, started)
+            if branches and _stalls(bound_before, claim.bound, objective):
+                return branch(flat, bounding, claim, options, report, started)
         bound_before = claim.bound
         claim = bounding.go_on(share * options.time_limit)
     return claim
+
+
+def _stalls(before: int | None, bound: int | None, objective: int) -> bool:
+    """Return whether the rise of a bound hardly narrowed the gap to ``objective``."""
+    return before is not None and bound is not None and bound - before < _NARROWED * (objective - before)
 
 
 def _entries(flat: FlatProblem) -> int:

@@ -295,3 +295,19 @@ def test_wide_problems_have_a_lane_that_anneals(monkeypatch: pytest.MonkeyPatch)
     assert [turn.solver for turn in bounds] == ["price_and_branch"]
     assert looks[0].solver == "annealing"
     assert len(lanes_for(problem, SolveOptions(workers=4))) == 3
+
+
+def test_shared_tables_count_for_every_factor_in_lanes_and_solver_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    nodes = tuple(Node(f"op {i}", np.arange(10, dtype=np.int64)) for i in range(12))
+    shared: IntArray = np.random.default_rng(0).integers(1, 9, (10, 10))
+    problem = StrategyProblem("chain", nodes, tuple(Factor((i, i + 1), shared) for i in range(11)), (), 1)
+    assert len(flatten(problem).tables) == shared.size
+    monkeypatch.setattr(portfolio_lanes, "MOST_COLUMNS", 0)
+    monkeypatch.setattr(price_bounding, "WIDE_ENTRIES", 5 * shared.size)
+    monkeypatch.setattr(price_bounding, "WIDE_TABLE", shared.size // 2)
+    lanes = lanes_for(problem, SolveOptions(workers=2))
+    assert "annealing" in {turn.solver for lane in lanes for turn in lane}
+    progress: list[Progress] = []
+    options = SolveOptions(time_limit=30.0, iteration_limit=2)
+    price_and_branch.solve(problem, options, progress.append, lambda _: None)
+    assert {entry.source for entry in progress} == {"price_bounding"}

@@ -5,6 +5,8 @@ from __future__ import annotations
 import gzip
 import json
 import signal
+import subprocess
+import sys
 import threading
 import time
 from dataclasses import fields, replace
@@ -19,6 +21,7 @@ from formulations.random_families import FAMILIES, family_problem
 from formulations.solution import Progress, Status
 from formulations.solvers.registry import SOLVERS, UnknownSolverError
 from formulations.solvers.run import SolverInputError
+from planner import benchmarks
 from planner.benchmarks import (
     BenchError,
     BenchInstance,
@@ -349,3 +352,12 @@ def test_rows_are_read_as_they_were_written(tmp_path: Path) -> None:
         with pytest.raises(RowError):
             BenchResult.load(path)
     assert [field.name for field in fields(BenchRow)][: len(CONTRACT)] == CONTRACT
+
+
+def test_files_of_the_contest_are_solved_without_importing_torch() -> None:
+    code = "import sys; from planner import benchmarks; benchmarks.contest_suite; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["False"]
+    assert all(callable(getattr(benchmarks, name)) for name in benchmarks.__all__ if name.endswith("_suite"))
+    with pytest.raises(AttributeError, match="no_such_suite"):
+        benchmarks.no_such_suite  # noqa: B018
