@@ -129,6 +129,18 @@ def test_a_wrong_claim_of_infeasibility_is_a_contradiction() -> None:
         solve(two_nodes(), FAKE + "wrong_infeasible", SolveOptions(initial_choices=(0, 0)))
 
 
+def in_a_new_process(code: str) -> str:
+    """What code prints where nothing is loaded that other tests needed."""
+    return subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)],
+        env={**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    ).stdout.strip()
+
+
 @pytest.mark.parametrize("name", ["highs", "cpsat", "pyomo"])
 def test_libraries_that_exclude_each_other_stay_apart(name: str) -> None:
     code = f"""
@@ -141,21 +153,18 @@ def test_libraries_that_exclude_each_other_stay_apart(name: str) -> None:
         spec.load()(random_problem(3), SolveOptions(), lambda p: None, lambda c: None)
         print(sorted({{"highspy", "ortools"}} & set(sys.modules)))
     """
-    finished = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code)],
-        env={**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}"},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=True,
-    )
-    assert finished.stdout.strip() == ("['ortools']" if name == "cpsat" else "['highspy']")
+    assert in_a_new_process(code) == ("['ortools']" if name == "cpsat" else "['highspy']")
 
 
 def test_solving_loads_no_solver_library_into_this_process(pool: SolverPool) -> None:
-    for name in ("highs", "cpsat"):
-        solve(two_nodes(), name, pool=pool)
-    assert not {"highspy", "ortools"} & set(sys.modules)
+    code = """
+        import sys
+        from support.random_problems import random_problem
+        from formulations.solvers import solve
+        statuses = [str(solve(random_problem(3), name).status) for name in ("highs", "cpsat")]
+        print(statuses, sorted({"highspy", "ortools"} & set(sys.modules)))
+    """
+    assert in_a_new_process(code) == "['optimal', 'optimal'] []"
     message = solve(two_nodes(), FAKE + "environment", pool=pool).message
     assert "loaded=[]" in message
     assert f"pid={os.getpid()}" not in message
