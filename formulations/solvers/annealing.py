@@ -31,6 +31,7 @@ from formulations.solvers.incumbent_search import IncumbentSearch
 from formulations.solvers.lagrangian import PriceSearch
 from formulations.solvers.moves import add_prices
 from formulations.solvers.opening import open_flat
+from formulations.solvers.proven_bound import ProvenBound
 
 SOURCE = "annealing"
 
@@ -88,14 +89,14 @@ def solve(problem: StrategyProblem, options: SolveOptions, report: ReportProgres
     if options.initial_choices is None:
         annealing.begin(started + _FIRST_SHARE * options.time_limit)
     claim = first.run()
-    objective = first.search.objective
-    if objective is None or claim.bound is None or claim.proved_infeasible:
+    objective, bound = first.search.objective, first.proven.known
+    if objective is None or bound is None or claim.proved_infeasible:
         return claim
-    if objective - claim.bound <= _CLOSE * abs(objective):
+    if objective - bound <= _CLOSE * abs(objective):
         return replace(claim, message="too close to the bound for annealing")
     first.search.extend(started + options.time_limit)
     annealing.prices = first.ascent.best_prices
-    annealing.run(started + _LAST_SHARE * options.time_limit, claim.bound)
+    annealing.run(started + _LAST_SHARE * options.time_limit, first.proven)
     assert first.search.best is not None
     message = f"{annealing.cycles} cycles"
     return Claim(flat.original_choices(first.search.best), claim.bound, message=message, iterations=annealing.cycles)
@@ -147,14 +148,15 @@ class Annealing:
         if search.force_feasible(np.array(least, dtype=np.int64), _FORCED_STEPS, deadline) and search.best is not None:
             self._cycle(NODES, 0, deadline)
 
-    def run(self, deadline: float, bound: int | None) -> None:
-        """Run cycles until the deadline (of :func:`time.monotonic`), or until the incumbent meets ``bound``."""
+    def run(self, deadline: float, proven: ProvenBound) -> None:
+        """Run cycles until the deadline (of :func:`time.monotonic`), or until the incumbent meets the bound."""
         limit = self._options.iteration_limit
         search = self._search
         while time.monotonic() < deadline and (limit is None or self.cycles < limit):
             search.hear_others()
             before = search.objective
             assert before is not None
+            bound = proven.known
             if bound is not None and self._options.accepts(before, bound):
                 return
             kind, level = self._next()

@@ -162,7 +162,7 @@ class _Columns:
     def _done(self) -> bool:
         if self._remaining() <= 0:
             return True
-        objective, bound = self._search.objective, self._proven.value
+        objective, bound = self._search.objective, self._proven.known
         return objective is not None and bound is not None and self.options.accepts(objective, bound)
 
     def _elapsed(self) -> float:

@@ -28,6 +28,7 @@ import numpy as np
 from formulations.problem import BoolArray, IntArray, StrategyProblem, UsageTerm
 from formulations.solution import Claim, Progress, SolveOptions
 from formulations.solvers.base import ReportIncumbent, ReportProgress
+from formulations.solvers.exchange import FROM_OTHERS
 
 _LARGEST_SUM = 1 << 60
 """CP-SAT refuses constraints whose coefficients could sum to more than an int64, one-hot or not."""
@@ -150,6 +151,13 @@ class _Encoding:
         chosen = [literals[s] for literals, s in zip(self.literals, choices, strict=True)]
         self.model.add_bool_or([literal.negated() for literal in chosen])
 
+    def cost_at_least(self, bound: int | None) -> None:
+        """Search only among assignments that cost ``bound`` or more; no effect where costs are rounded."""
+        domain = self.model.proto.objective.domain
+        domain.clear()
+        if bound is not None and self.quantum == 1 and 0 < bound - self.constant <= _LARGEST_SUM:
+            domain.extend((bound - self.constant, _LARGEST_SUM))
+
     def hint(self, choices: tuple[int, ...]) -> None:
         """Suggest an assignment as a start."""
         self.model.clear_hints()
@@ -184,10 +192,16 @@ class _Search:
             encoding.hint(start)
             if not self.overloads(start):
                 self.offer(start)
+        trusts_others = True
         while (remaining := self.options.time_limit - (time.monotonic() - self.started)) > 0:
             self.rounds += 1
+            floor = FROM_OTHERS.bound(self.problem) if trusts_others else None
+            encoding.cost_at_least(floor)
             status, choices = self.solve_once(remaining)
             library = encoding.library
+            if status == library.INFEASIBLE and floor is not None:
+                trusts_others = False  # infeasibility has to be shown without their help
+                continue
             if status == library.INFEASIBLE:
                 return self.claim(proved_infeasible=True, message="INFEASIBLE")
             if status == library.MODEL_INVALID:

@@ -45,6 +45,7 @@ class _Search:
         self.started = time.monotonic()
         self.deadline = self.started + options.time_limit
         self.options, self.report, self.incumbent = options, report, incumbent
+        self.problem = problem
         self.model: LinearModel = build_linear_model(problem)
         self.best: tuple[int, tuple[int, ...]] | None = None
         self.bound = self.model.constant << self.model.cost_shift
@@ -142,6 +143,8 @@ class _Search:
         self.session.ask_for_solutions(self.column_values_of_others)
         while time.monotonic() < self.deadline:
             self.hear_others()
+            if self.meets_bound_of_others():
+                return self.claim("the incumbent meets another solver's bound")
             if self.best is not None:
                 start = self.model.column_values(self.best[1])
                 if start is not None:
@@ -163,9 +166,14 @@ class _Search:
 
     def hear_others(self) -> None:
         """Take over what another solver found meanwhile, if it is better."""
-        choices = FROM_OTHERS.take()
+        choices = FROM_OTHERS.take(self.problem)
         if choices is not None:
             self.offer(choices)
+
+    def meets_bound_of_others(self) -> bool:
+        """Whether another solver proved that the incumbent is good enough."""
+        bound = FROM_OTHERS.bound(self.problem)
+        return self.best is not None and bound is not None and self.options.accepts(self.best[0], bound)
 
     def column_values_of_others(self) -> Values | None:
         """Column values of a better assignment that another solver found, for HiGHS in the midst of its search."""

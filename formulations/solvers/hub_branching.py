@@ -266,7 +266,8 @@ class _HubSearch:
         options, objective = self._options, self.search.objective
         if self._stuck:
             return True
-        if objective is not None and options.accepts(objective, self.bound):
+        known = self._root.proven.known
+        if objective is not None and known is not None and options.accepts(objective, known):
             return True
         if options.iteration_limit is not None and self.worked >= options.iteration_limit:
             return True

@@ -206,7 +206,7 @@ class IncumbentSearch:
 
     def hear_others(self) -> None:
         """Take over what another solver found meanwhile, if it is better."""
-        found = FROM_OTHERS.take()
+        found = FROM_OTHERS.take(self.problem)
         if found is not None:
             self.offer_original(found)
 

@@ -270,7 +270,8 @@ class PriceSearch:
     def _done(self) -> bool:
         if self._infeasible():
             return True
-        return self.proven.value is not None and self._reached(self.proven.value)
+        known = self.proven.known
+        return known is not None and self._reached(known)
 
     def _elapsed(self) -> float:
         return time.monotonic() - self.started

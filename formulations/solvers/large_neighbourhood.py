@@ -169,7 +169,7 @@ class PartSearch:
     Attributes
     ----------
     bound
-        The best bound known, or None.
+        The best bound proved here, or None.
     rounds
         Parts solved so far.
     """
@@ -240,11 +240,7 @@ class PartSearch:
         reduced = presolve(part.problem, _PART_REDUCTIONS, deadline)
         start = reduced.lift.project(part.start)
         options = self._part_options(deadline - time.monotonic(), start, self._part_gap(reduced.problem, start))
-        # What others find belongs to the whole problem, and would mean something else in a part.
-        with FROM_OTHERS.translated(self._overhear):
-            claim = _by_elimination(reduced.problem, options) or self._solver(
-                reduced.problem, options, _ignore, _ignore
-            )
+        claim = _by_elimination(reduced.problem, options) or self._solver(reduced.problem, options, _ignore, _ignore)
         if claim.choices is None:
             return False
         before = choices[part.nodes].copy()
@@ -252,10 +248,6 @@ class PartSearch:
         if (choices[part.nodes] != before).any():
             self.search.offer(choices)
         return _is_settled(reduced.problem, claim, options)
-
-    def _overhear(self, choices: tuple[int, ...]) -> None:
-        """Offer what another solver found; the solver of the part gets nothing."""
-        self.search.offer_original(choices)
 
     def _equally_good(self) -> tuple[IntArray, FloatArray]:
         """Return an assignment that costs as much as the incumbent, and its usage."""
@@ -288,10 +280,11 @@ class PartSearch:
 
     def _part_gap(self, part: StrategyProblem, start: tuple[int, ...] | None) -> float:
         """Return the relative gap at which what is left to gain in a part does not matter for the whole."""
-        if start is None or self.bound is None or self.search.objective is None:
+        bound = self._known()
+        if start is None or bound is None or self.search.objective is None:
             return 0.0
         cost = exact_objective(part, start)
-        negligible = _NEGLIGIBLE * (self.search.objective - self.bound)
+        negligible = _NEGLIGIBLE * (self.search.objective - bound)
         return min(_COARSEST_GAP, negligible / cost) if cost > 0 else 0.0
 
     def _part_options(self, seconds: float, start: tuple[int, ...] | None, gap: float) -> SolveOptions:
@@ -307,7 +300,12 @@ class PartSearch:
 
     def _closed(self) -> bool:
         objective = self.search.objective
-        return objective is not None and self.bound is not None and self.options.accepts(objective, self.bound)
+        bound = self._known()
+        return objective is not None and bound is not None and self.options.accepts(objective, bound)
+
+    def _known(self) -> int | None:
+        """The best bound: ours, or one that another solver proved meanwhile."""
+        return max((b for b in (self.bound, FROM_OTHERS.bound(self.problem)) if b is not None), default=None)
 
 
 def _ignore(_: object) -> None:

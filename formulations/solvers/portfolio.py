@@ -1,7 +1,7 @@
 """Presolve, then the solvers that suit the size of what remains, side by side.
 
 A small core goes to HiGHS (LP with lazily added usage rows, reduced costs, branch and cut) and to memory prices at
-once; they exchange incumbents, and the better bound counts. On a large one, where even the LP takes too long, memory
+once; they exchange incumbents and bounds. On a large one, where even the LP takes too long, memory
 prices go on looking for assignments, and branch and cut starts where prices of its own have left little open. On that
 of a deep model columns of repeated blocks come before prices. Every member is a worker process: whatever becomes of it,
 what it had found stays.
@@ -21,6 +21,7 @@ from formulations.presolve import Presolved, is_deep, lean_presolve
 from formulations.problem import StrategyProblem
 from formulations.solution import Claim, Progress, SolveOptions
 from formulations.solvers.base import Desk
+from formulations.solvers.exchange import News
 from formulations.solvers.portfolio_lanes import BLOCKS, PRICES, SETTLES, Lane, Turn, fair_share_of_memory, lanes_for
 from formulations.solvers.registry import find_solver
 from formulations.solvers.team import Choices, Event, Team
@@ -159,7 +160,8 @@ class _Search:
             if seconds > 0 and not (turn.without_incumbent and self.best is not None):
                 self._check(team, at_once=True)
                 lane.solver, lane.ends = turn.solver, time.monotonic() + seconds
-                team.start(turn.solver, self.reduced.problem, self._options_of(turn, seconds))
+                options = self._options_of(turn, seconds)
+                team.start(turn.solver, self.reduced.problem, options, News(bound=self.bound))
                 return
 
     def _options_of(self, turn: Turn, seconds: float) -> SolveOptions:
@@ -180,15 +182,15 @@ class _Search:
     def _read(self, team: Team, timeout: float) -> None:
         for event in team.events(timeout):
             if event.progress is not None:
-                self._raise_bound(event.progress.bound, event.source)
+                self._raise_bound(team, event.progress.bound, event.source)
             if event.incumbents:
                 self._pending[event.source] = event.incumbents[-1]
             if isinstance(event.ended, str):
                 self.notes.append(f"{event.source}: {event.ended}")
             elif event.ended is not None:
-                self._end(event, event.ended)
+                self._end(team, event, event.ended)
 
-    def _end(self, event: Event, outcome: WorkerOutcome) -> None:
+    def _end(self, team: Team, event: Event, outcome: WorkerOutcome) -> None:
         self.desk.spend(outcome.cpu_seconds, 0)
         lane = next(lane for lane in self._lanes if lane.solver == event.source)
         lane.peak_rss_bytes = max(lane.peak_rss_bytes, outcome.peak_rss_bytes)
@@ -207,7 +209,7 @@ class _Search:
             return
         if claim.message:
             self.notes.append(f"{event.source}: {claim.message}")
-        self._raise_bound(claim.bound, event.source)
+        self._raise_bound(team, claim.bound, event.source)
         in_time = time.monotonic() < lane.ends
         self.settled |= event.source in SETTLES and claim.choices is not None and in_time
 
@@ -223,13 +225,14 @@ class _Search:
                 self.notes.append(f"{source} offered an assignment that does not hold: {report.violations[0].message}")
             elif report.objective is not None and (self.best is None or report.objective < self.best[0]):
                 self.best = (report.objective, choices)
-                team.tell_others(choices, source)
+                team.tell_others(News(choices=choices), source)
                 self.desk.incumbent(self.reduced.lift(choices), source)
         self._next_check = time.monotonic() + _CHECK_EFFORT * (time.monotonic() - begin)
 
-    def _raise_bound(self, bound: int | None, source: str) -> None:
+    def _raise_bound(self, team: Team, bound: int | None, source: str) -> None:
         if bound is not None and (self.bound is None or bound > self.bound):
             self.bound = bound
+            team.tell_others(News(bound=bound), source)
             seconds = time.monotonic() - self.started
             self.desk.report(Progress(seconds, None, bound + self.reduced.offset, source))
 

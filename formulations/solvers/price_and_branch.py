@@ -172,7 +172,7 @@ class _Core:
         else:
             start = self._project(self.claim.choices)
             options = replace(options, relative_gap=0.0, initial_choices=start)
-            with FROM_OTHERS.translated(self._project):
+            with FROM_OTHERS.translated(self.core.problem, self._project, self.core.offset):
                 found = highs.solve(self.core.problem, options, self._hear, self._take)
         self._raise(found.bound)
         choices = self.claim.choices

@@ -113,7 +113,7 @@ class PriceBounding:
         self._report(Progress(self._elapsed(), self.search.objective, self.proven.value, "price_bounding"))
 
     def _closed(self) -> bool:
-        objective, bound = self.search.objective, self.proven.value
+        objective, bound = self.search.objective, self.proven.known
         return objective is not None and bound is not None and self._options.accepts(objective, bound)
 
     def _elapsed(self) -> float:

@@ -6,6 +6,7 @@ import numpy as np
 
 from formulations.problem import StrategyProblem
 from formulations.solvers.dual_bound import exact_bound
+from formulations.solvers.exchange import FROM_OTHERS
 from formulations.solvers.price_ascent import PriceAscent
 
 
@@ -28,8 +29,13 @@ class ProvenBound:
         self._problem, self._ascent = problem, ascent
         self._evaluated_at = -np.inf
 
+    @property
+    def known(self) -> int | None:
+        """The best of :attr:`value` and what other solvers proved meanwhile: enough to stop, not ours to claim."""
+        return max((b for b in (self.value, FROM_OTHERS.bound(self._problem)) if b is not None), default=None)
+
     def raise_to(self, bound: int) -> None:
-        """Take over a bound that was proved elsewhere, if it is better."""
+        """Take over a bound that was proved in another way, if it is better."""
         self.value = bound if self.value is None else max(self.value, bound)
 
     def evaluate(self) -> None:

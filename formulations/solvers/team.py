@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from formulations.problem import StrategyProblem
 from formulations.solution import Progress, SolveOptions
+from formulations.solvers.exchange import News
 from formulations.solvers.registry import find_solver
 from formulations.solvers.worker import Listener, SolverPool, WorkerOutcome, WorkerStartError
 
@@ -45,11 +46,12 @@ class Team:
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self._stop = threading.Event()
         self._threads: dict[str, threading.Thread] = {}
-        self._letters: dict[str, queue.SimpleQueue[Choices]] = {}
+        self._letters: dict[str, queue.SimpleQueue[News]] = {}
 
-    def start(self, solver: str, problem: StrategyProblem, options: SolveOptions) -> None:
-        """Let a solver begin; its name must not be running yet."""
+    def start(self, solver: str, problem: StrategyProblem, options: SolveOptions, known: News) -> None:
+        """Let a solver begin, told at once what is ``known``; its name must not be running yet."""
         self._letters[solver] = queue.SimpleQueue()
+        self._letters[solver].put(known)
         thread = threading.Thread(target=self._work, args=(solver, problem, options), daemon=True)
         self._threads[solver] = thread
         thread.start()
@@ -59,11 +61,11 @@ class Team:
         """Names of the members whose end has not been read from :meth:`events`."""
         return tuple(self._threads)
 
-    def tell_others(self, choices: Choices, source: str) -> None:
-        """Pass a better assignment on to everyone but its finder."""
+    def tell_others(self, news: News, source: str) -> None:
+        """Pass a better assignment or bound on to everyone but its finder."""
         for solver, letters in self._letters.items():
             if solver != source:
-                letters.put(choices)
+                letters.put(news)
 
     def events(self, timeout: float) -> Iterator[Event]:
         """Yield what has arrived; waits up to ``timeout`` seconds for the first event."""
@@ -104,10 +106,11 @@ class Team:
         self._events.put(Event(solver, ended=outcome))
 
 
-def _newest(letters: queue.SimpleQueue[Choices]) -> Choices | None:
+def _newest(letters: queue.SimpleQueue[News]) -> News | None:
     newest = None
     try:
         while True:
-            newest = letters.get_nowait()
+            letter = letters.get_nowait()
+            newest = letter if newest is None else newest.updated(letter)
     except queue.Empty:
         return newest

@@ -24,9 +24,10 @@ from types import TracebackType
 
 from formulations.problem import StrategyProblem
 from formulations.solution import Claim, Progress, SolveOptions
+from formulations.solvers.exchange import News
 from formulations.solvers.registry import SolverSpec
 from formulations.solvers.transfer import pack
-from formulations.solvers.worker_process import Better, Failed, Finished, Incumbent, Job, Message, Ready, Started
+from formulations.solvers.worker_process import Failed, Finished, Incumbent, Job, Message, Ready, Started
 from formulations.solvers.worker_process import read_status_bytes as _status_bytes
 
 STARTUP_SECONDS = 120.0
@@ -93,14 +94,14 @@ class Listener:
     on_progress, on_incumbents
         Take what the solver found.
     from_others
-        Returns a better assignment of another solver that was not told yet, or None.
+        Returns what other solvers found and was not told yet, or None.
     should_stop
         Returns whether the job has become pointless; it is then killed.
     """
 
     on_progress: Callable[[Progress], None] = field(default=lambda _: None)
     on_incumbents: Callable[[list[tuple[int, ...]]], None] = field(default=lambda _: None)
-    from_others: Callable[[], tuple[int, ...] | None] = field(default=lambda: None)
+    from_others: Callable[[], News | None] = field(default=lambda: None)
     should_stop: Callable[[], bool] = field(default=lambda: False)
 
 
@@ -160,7 +161,7 @@ class Worker:
         """
         used = _Usage(self.process_id)
         try:
-            self._connection.send(Job(spec, pack(problem), options))
+            self._connection.send(Job(spec, pack(problem), options, listener.from_others() or News()))
             return self._follow(options, listener, used)
         except KeyboardInterrupt:
             return self._kill(Ending.INTERRUPTED, "interrupted", listener, used)
@@ -214,9 +215,9 @@ class Worker:
                     return WorkerOutcome(
                         Ending.FAILED, None, text, message.bad_input, message.cpu_seconds, message.peak_rss_bytes
                     )
-            better = listener.from_others()
-            if better is not None:
-                self._connection.send(Better(better))
+            news = listener.from_others()
+            if news is not None:
+                self._connection.send(news)
             if listener.should_stop():
                 return self._kill(Ending.STOPPED, "stopped", listener, used)
             used.measure()

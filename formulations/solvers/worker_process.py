@@ -17,7 +17,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 from formulations.solution import Claim, Progress, SolveOptions
-from formulations.solvers.exchange import FROM_OTHERS
+from formulations.solvers.exchange import FROM_OTHERS, News
 from formulations.solvers.registry import SolverSpec
 from formulations.solvers.transfer import PackedProblem, unpack
 
@@ -26,18 +26,12 @@ _PARENT_CHECK_SECONDS = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What a worker is asked to do."""
+    """What a worker is asked to do, and what others know before it begins; later :class:`News` follow it."""
 
     spec: SolverSpec
     problem: PackedProblem
     options: SolveOptions
-
-
-@dataclass(frozen=True, slots=True)
-class Better:
-    """What another solver found meanwhile, for the solver that runs."""
-
-    choices: tuple[int, ...]
+    news: News
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,10 +103,11 @@ def _receive(connection: Connection, jobs: queue.SimpleQueue[Job | None]) -> Non
         except (EOFError, OSError):
             jobs.put(None)
             return
-        if isinstance(message, Better):
-            FROM_OTHERS.put(message.choices)
+        if isinstance(message, News):
+            FROM_OTHERS.put(message)
         else:
-            FROM_OTHERS.put(None)
+            FROM_OTHERS.empty()
+            FROM_OTHERS.put(message.news)
             jobs.put(message)
 
 
@@ -123,7 +118,8 @@ def _run(job: Job, connection: Connection) -> Message:
         function = job.spec.load()
         problem = unpack(job.problem)
         connection.send(Started())
-        claim = function(problem, job.options, connection.send, lambda c: connection.send(Incumbent(tuple(c))))
+        with FROM_OTHERS.addressed_to(problem):
+            claim = function(problem, job.options, connection.send, lambda c: connection.send(Incumbent(tuple(c))))
     except Exception as error:
         return Failed(
             isinstance(error, ValueError),

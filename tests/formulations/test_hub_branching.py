@@ -13,7 +13,7 @@ from formulations.flat import FlatProblem, flatten, message_entries
 from formulations.problem import Factor, IntArray, Node, Resource, StrategyProblem, UsageTerm
 from formulations.solution import Claim, Progress, SolveOptions
 from formulations.solvers import brute_force, hub_branching
-from formulations.solvers.exchange import FROM_OTHERS
+from formulations.solvers.exchange import FROM_OTHERS, News
 from formulations.solvers.flat_restriction import restrict
 from formulations.solvers.hub_branching import hubs
 from formulations.solvers.integer_bound import holds_exact_costs, integer_bound
@@ -133,9 +133,10 @@ def test_uses_its_start_and_what_others_found() -> None:
     claim, _ = _solve(problem, 1, start=best)
     assert claim.choices is not None
     assert check(problem, claim.choices).objective == objective
-    FROM_OTHERS.put(best)
-    claim, _ = _solve(problem, 1)
-    FROM_OTHERS.put(None)
+    FROM_OTHERS.put(News(choices=best))
+    with FROM_OTHERS.addressed_to(problem):
+        claim, _ = _solve(problem, 1)
+    FROM_OTHERS.empty()
     assert claim.choices is not None
     assert check(problem, claim.choices).objective == objective
 

@@ -16,7 +16,7 @@ from formulations.problem import Factor, IntArray, Node, Resource, StrategyProbl
 from formulations.solution import Claim, Progress, SolveOptions, Status
 from formulations.solvers import SolverPool, solve, solve_in_process
 from formulations.solvers import large_neighbourhood as module
-from formulations.solvers.exchange import FROM_OTHERS
+from formulations.solvers.exchange import FROM_OTHERS, News
 from formulations.solvers.incumbent_search import IncumbentSearch
 from formulations.solvers.moves import usage_of
 from formulations.solvers.neighbourhoods import (
@@ -360,8 +360,9 @@ def test_what_another_solver_found_is_taken_over() -> None:
     known = solve_in_process(problem, "lagrangian", SolveOptions(iteration_limit=200)).choices
     assert known is not None
     objective = check(problem, known).objective
-    FROM_OTHERS.put(known)
-    claim, _ = _solve(problem, SolveOptions(time_limit=60.0, iteration_limit=1), "lagrangian")
+    FROM_OTHERS.put(News(choices=known))
+    with FROM_OTHERS.addressed_to(problem):
+        claim, _ = _solve(problem, SolveOptions(time_limit=60.0, iteration_limit=1), "lagrangian")
     assert claim.choices is not None
     assert check(problem, claim.choices).objective <= objective
 
@@ -374,14 +375,16 @@ def test_the_solver_of_a_part_does_not_hear_of_the_whole() -> None:
     asked = []
 
     def told_of_the_whole(part: StrategyProblem, options: SolveOptions, *_: object) -> Claim:
-        FROM_OTHERS.put(known)
-        asked.append(FROM_OTHERS.take())
+        FROM_OTHERS.put(News(choices=known, bound=0))
+        asked.append((FROM_OTHERS.take(part), FROM_OTHERS.bound(part)))
         return Claim(None, None)
 
     parts._solver = told_of_the_whole
     parts.rounds = 0
-    parts.run(time.monotonic() + 60.0)
-    assert asked == [None] * len(asked)
+    with FROM_OTHERS.addressed_to(problem):
+        parts.run(time.monotonic() + 60.0)
+    FROM_OTHERS.empty()
+    assert asked == [(None, None)] * len(asked)
     assert asked
     assert parts.search.objective is not None
     assert parts.search.objective <= (check(problem, known).objective or 0)

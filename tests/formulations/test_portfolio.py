@@ -25,6 +25,7 @@ from formulations.solvers import (
     solve,
     solve_in_process,
 )
+from formulations.solvers.exchange import News
 from formulations.solvers.portfolio_lanes import BRANCH_AND_CUT, Turn, lanes_for
 from formulations.solvers.price_fixing import without_hopeless
 from formulations.solvers.worker import Ending, Listener
@@ -241,7 +242,7 @@ def test_a_start_that_is_better_is_kept(
 def test_members_hear_of_each_other(pool: SolverPool, step: StrategyProblem) -> None:
     best = solve(step, "highs", SolveOptions(time_limit=30), pool=pool)
     assert best.choices is not None
-    letters = [best.choices]
+    letters = [News(choices=best.choices)]
     listener = Listener(from_others=lambda: letters.pop() if letters else None)
     outcome = pool.run(find_solver(FAKE + "listen"), step, SolveOptions(time_limit=20), listener)
     assert outcome.claim is not None
@@ -250,6 +251,19 @@ def test_members_hear_of_each_other(pool: SolverPool, step: StrategyProblem) -> 
     told = SolveOptions(time_limit=30, initial_choices=best.choices)
     pool.run(find_solver(FAKE + "highs_told"), step, told, Listener(on_incumbents=found.extend))
     assert found[0] == best.choices
+
+
+def test_members_hear_each_others_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In one lane, the next member knows at once; beside each other, as soon as there is something to tell."""
+    problem = training_step_problem(1, operators=80)
+    monkeypatch.setattr(portfolio, "lean_presolve", lambda problem, deadline: presolve(problem, ()))
+    listener, prices = Turn(FAKE + "listen_for_bound"), Turn("lagrangian", iterations=5)
+    for lanes in (((prices, listener),), ((listener,), (prices,))):
+        monkeypatch.setattr(portfolio, "lanes_for", lambda problem, options, deep, lanes=lanes: lanes)
+        result = solve(problem, "portfolio", SolveOptions(time_limit=60))
+        heard = int(result.message.partition("heard ")[2].partition(";")[0])
+        assert result.bound is not None
+        assert 0 < heard <= result.bound
 
 
 def test_a_job_can_be_stopped(step: StrategyProblem) -> None:

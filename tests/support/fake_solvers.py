@@ -135,9 +135,20 @@ def listen(
     """Wait for what another solver found, and claim it."""
     from formulations.solvers.exchange import FROM_OTHERS
 
-    while (found := FROM_OTHERS.take()) is None:
+    while (found := FROM_OTHERS.take(problem)) is None:
         time.sleep(0.01)
     return Claim(found, None)
+
+
+def listen_for_bound(
+    problem: StrategyProblem, options: SolveOptions, report: ReportProgress, incumbent: ReportIncumbent
+) -> Claim:
+    """Wait for a bound that another solver proved, and tell of it."""
+    from formulations.solvers.exchange import FROM_OTHERS
+
+    while (bound := FROM_OTHERS.bound(problem)) is None:
+        time.sleep(0.01)
+    return Claim(None, None, message=f"heard {bound}")
 
 
 def highs_told(
@@ -145,7 +156,7 @@ def highs_told(
 ) -> Claim:
     """HiGHS that hears of ``options.initial_choices`` from another solver instead of starting with them."""
     from formulations.solvers import highs
-    from formulations.solvers.exchange import FROM_OTHERS
+    from formulations.solvers.exchange import FROM_OTHERS, News
 
-    FROM_OTHERS.put(options.initial_choices)
+    FROM_OTHERS.put(News(choices=options.initial_choices))
     return highs.solve(problem, replace(options, initial_choices=None), report, incumbent)
