@@ -1,10 +1,7 @@
 """CAPTURE's profiler on real runs: partitionings of a small model on local processes, and the peaks that they have.
 
 It profiles what the layer executor really holds, where :class:`formulations.models.capture_replay.StageReplay` profiles
-a replay. A run starts its processes anew, which takes seconds; whoever has processes already gives them as `measure`.
-
-:func:`errors_of_predictions` is Figure 7 of the paper on such runs: random plans, what CAPTURE's predictor says of them
-as published and repaired, what our own formula of the engine says, and what is measured.
+a replay. A run starts its processes anew, which takes seconds; :func:`measured_by` runs plans on processes that stay.
 """
 
 from __future__ import annotations
@@ -12,22 +9,26 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from formulations.models.capture import stage_configurations
-from formulations.models.capture_replay import PipelinedChain, StageReplay
-from formulations.models.capture_slips import AS_PUBLISHED, REPAIRED
-from formulations.models.galvatron_costs import CostModel
+import torch
+
+from formulations.models.capture_replay import PipelinedChain
 from formulations.models.galvatron_strategies import LayerStrategy
 from formulations.models.pipeline_schedule import Schedule
-from formulations.searches.capture_predictor import Profile, predict
-from formulations.searches.capture_sampling import PredictionErrors, prediction_errors, random_plans
 from planner.layer_plan import LayerPlan, StagePlan
 from planner.layer_plan_check import check_layer_plan
-from planner.layer_plan_memory import engine_peaks, plan_profiles
 from planner.layer_request import planned_model
 from planner.layer_settings import strategy_settings
-from planner.models import ModelReference
+from planner.models import ModelReference, load_step
 from planner.optimizers import OptimizerName
+from planner.torch_adapter.resized_storages import ResizedStorageMeter
+from runtime.layer_check import check_model
+from runtime.layer_families import model_family
 from runtime.layer_launch import run_layer_plan
+from runtime.layer_mesh import plan_meshes
+from runtime.layer_reference import model_reference
+from runtime.layer_training import LayerTraining
+from runtime.memory_meter import MemoryMeter
+from runtime.rank_pool import RankPool
 
 STEPS = 2
 """As in the paper."""
@@ -45,6 +46,41 @@ def measured_peaks(plan: LayerPlan) -> Sequence[int]:
         The run cannot be started, or a rank fails.
     """
     return run_layer_plan(plan, steps=STEPS).measured_peak_bytes
+
+
+def measured_by(pool: RankPool) -> Measure:
+    """Peaks of plans that are run for two steps on the ranks of a pool, of which a plan takes all.
+
+    What it returns raises :class:`runtime.process_group.LaunchError` where a rank fails.
+    """
+    return lambda plan: pool.run(peak_of_rank, plan.model_dump_json())
+
+
+def peak_of_rank(text: str) -> int:
+    """Run two steps of a plan, of which this process is a rank, and return its peak.
+
+    Parameters
+    ----------
+    text
+        The plan as JSON.
+
+    Raises
+    ------
+    FamilyError, LaunchError, PlanError
+        The plan or its model cannot be run, or not on so many ranks.
+    """
+    plan = LayerPlan.model_validate_json(text)
+    device = torch.device("cpu")
+    initial, step = (load_step(model_reference(plan), where) for where in ("cpu", "meta"))
+    family = model_family(step)
+    check_model(plan, family, step.example_kwargs)
+    named = [*initial.module.named_parameters(), *initial.module.named_buffers()]
+    state = {name: tensor.detach() for name, tensor in named}
+    training = LayerTraining(plan, family, step.module, plan_meshes(plan, device.type), state, device)
+    meter = MemoryMeter(device, training.resident_tensors(), ResizedStorageMeter())
+    for _ in range(STEPS):
+        training.step(initial.example_kwargs, meter)
+    return meter.peak_bytes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,69 +154,3 @@ class LocalRuns(PipelinedChain):
         )
         check_layer_plan(made)
         return made
-
-
-def errors_of_predictions(
-    runs: LocalRuns,
-    profile: Profile,
-    costs: CostModel,
-    devices: int,
-    degree: int,
-    micro_batch: int,
-    count: int,
-    seed: int,
-) -> dict[str, PredictionErrors]:
-    """Errors of predictions against measured peaks, on different random plans with stages of one degree.
-
-    Parameters
-    ----------
-    runs
-        What runs.
-    profile
-        Of these runs.
-    costs
-        States per parameter; links do not matter.
-    devices, degree
-        Of a plan, and of each of its stages.
-    micro_batch
-        Samples of a micro-batch.
-    count, seed
-        How many plans are drawn, of which equal ones run once, and of what random numbers.
-
-    Returns
-    -------
-    dict
-        By predictor: ``published`` and ``repaired`` CAPTURE's, ``engine`` that of
-        :mod:`planner.layer_plan_memory`.
-    """
-    replay = StageReplay(
-        chain=runs.chain,
-        borders=runs.borders,
-        schedule=runs.schedule,
-        micro_batches=runs.micro_batches,
-        model=costs,
-    )
-    configurations = stage_configurations((degree,))
-    problem = replay.problem((devices,), configurations, micro_batch)
-    drawn = list(dict.fromkeys(random_plans(problem, count, seed)))
-    plans = [
-        runs.plan(
-            [stage.end - first for first, stage in problem.stages(plan)],
-            [configurations[stage.configuration] for stage in plan],
-            micro_batch,
-        )
-        for plan in drawn
-    ]
-
-    def by_gpu(stage_peaks: Sequence[int]) -> list[int]:
-        return [peak for peak in stage_peaks for _ in range(degree)]
-
-    held = [by_gpu(runs.stage_peaks(plan)) for plan in plans]
-    said: dict[str, Sequence[Sequence[int]]] = {
-        name: [predict(profile, problem, micro_batch, slips).problem.gpu_peaks(plan) for plan in drawn]
-        for name, slips in (("published", AS_PUBLISHED), ("repaired", REPAIRED))
-    }
-    said["engine"] = [
-        by_gpu([peak.nbytes for peak in engine_peaks(plan, plan_profiles(plan, runs.chain))]) for plan in plans
-    ]
-    return {name: prediction_errors(predicted, held) for name, predicted in said.items()}

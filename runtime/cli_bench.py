@@ -59,9 +59,17 @@ def bench(
             metavar="A,B",
             help="Of kiwi-transformer: encoder,decoder,layers,recompute,llama. Of osdp: titan,a100,milp. Of galvatron: "
             "small,joint,stages,table-2,table-3,table-4,table-5,figure-6. Of h3t: table-1,figure-6,table-5,table-6,"
-            "optimizer,free. Of capture: hybrid,pipeline,smaller,times.",
+            "optimizer,free. Of capture: hybrid,pipeline,smaller,times,figure-7-local, which runs small models.",
             show_default="all (half an hour for kiwi-transformer, ten minutes for osdp); small for galvatron; table-1 "
-            "for h3t; all (two minutes) for capture",
+            "for h3t; all but figure-7-local (two minutes) for capture",
+        ),
+    ] = None,
+    plans: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Of figure-7-local: random plans of each schedule, about two seconds each.",
+            show_default="500",
         ),
     ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the generated problems and of the solvers.")] = 0,
@@ -83,6 +91,8 @@ def bench(
         raise OptionError(f"--size: {size!r} belongs to the suite random; leave it out")
     if suite not in WITH_PARTS and part is not None:
         raise OptionError(f"--part: {part!r} belongs to the suites {' and '.join(WITH_PARTS)}; leave it out")
+    if plans is not None and "figure-7-local" not in (part or ""):
+        raise OptionError(f"--plans: {plans} belongs to the part figure-7-local of capture; leave it out")
     names = None if solvers is None else _listed(solvers, "--solvers")
     sizes = None if size is None else _listed(size, "--size")
     parts = None if part is None else _listed(part, "--part")
@@ -103,7 +113,9 @@ def bench(
     elif suite == "h3t":
         chosen = benchmarks.h3t_suite(parts)
     elif suite == "capture":
-        chosen = benchmarks.capture_suite(parts)
+        from runtime.capture_figure_7 import PLANS, capture_suite_with_runs
+
+        chosen = capture_suite_with_runs(parts, PLANS if plans is None else plans)
     else:
         chosen = _suite(suite, paths or [], sizes, seed)
     for note in chosen.notes:

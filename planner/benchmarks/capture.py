@@ -56,7 +56,8 @@ NOTES = (
     "paper, throughput lost: 1F1B 11.5 to 42.4 %; GPipe 26.2 % for GPT-3 (20.3 % saved), over 60 % for MoE 7.1B "
     "(5.6 % saved)",
     "paper, Wide-ResNet 1B with GPipe: Alpa is out of memory on 8 GPUs, CAPTURE runs on 6, 8 and 16; its best "
-    "throughput is 36.3 % above Alpa's on 16",
+    "throughput is 36.3 % above Alpa's on 16. Not reproduced: throughput_first is the fastest of the plans that fit by "
+    "the replay, and there are such on 6 and 8 GPUs",
     "paper, planning: GPT-3 6.7B 31 min 18 s, MoE 7.1B 5 min 94 s (as printed), Wide-ResNet 2B 17 s (17 min 15 s by "
     "its total)",
     "Wide-ResNet has its 16 blocks as layers here; the paper's tables have 32, its prose 16",

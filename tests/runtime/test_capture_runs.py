@@ -3,31 +3,31 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from functools import cache
 from itertools import pairwise
 
 import numpy as np
 import pytest
-import torch
+from support import rank_pool
 from support.layer_plan_models import layer_names, layer_reference
-from support.layer_runs import check_layer_run, training_of
-from support.rank_pool import RankPool
+from support.layer_runs import check_layer_run
 
 from formulations.layers import LayerChain, tied_layers
 from formulations.models.capture import stage_configurations
 from formulations.models.galvatron_costs import CostModel
 from formulations.models.pipeline_schedule import Schedule
-from formulations.searches.capture_predictor import profile_layers
+from planner.benchmarks import SuiteError
 from planner.cluster import load_cluster
 from planner.layer_folding import model_layers
 from planner.layer_galvatron import device_links
 from planner.layer_plan import LayerPlan
-from planner.models import load_step
 from planner.plan_error import PlanError
-from planner.torch_adapter.resized_storages import ResizedStorageMeter
-from runtime.capture_runs import LocalRuns, errors_of_predictions
-from runtime.layer_reference import model_reference
-from runtime.memory_meter import MemoryMeter
+from runtime.capture_errors import LocalPlans, errors_of_predictions
+from runtime.capture_figure_7 import LOCAL_PART, LocalCase, capture_suite_with_runs, histogram, measured_errors
+from runtime.capture_runs import LocalRuns
+from runtime.process_group import LaunchError
+from runtime.rank_pool import RankPool
 
 CLUSTER = load_cluster("titan-rtx-8-pcie")
 SAMPLE_AND_FUZZ = [range(4), pytest.param(range(4, 34), marks=pytest.mark.fuzz)]
@@ -68,27 +68,15 @@ def random_plan(seed: int, devices: int) -> LayerPlan:
 
 
 @pytest.mark.parametrize("seeds", SAMPLE_AND_FUZZ, ids=["sample", "more"])
-def test_random_plans_train_as_one_process_does_on_two_ranks(seeds: range, two_ranks: RankPool) -> None:
+def test_random_plans_train_as_one_process_does_on_two_ranks(seeds: range, two_ranks: rank_pool.RankPool) -> None:
     for seed in seeds:
         check_layer_run(two_ranks, random_plan(seed, 2))
 
 
 @pytest.mark.parametrize("seeds", SAMPLE_AND_FUZZ, ids=["sample", "more"])
-def test_random_plans_train_as_one_process_does_on_four_ranks(seeds: range, four_ranks: RankPool) -> None:
+def test_random_plans_train_as_one_process_does_on_four_ranks(seeds: range, four_ranks: rank_pool.RankPool) -> None:
     for seed in seeds:
         check_layer_run(four_ranks, random_plan(seed, 4))
-
-
-def peak_on_rank(text: str) -> int:
-    """Measured peak of two steps of a plan; called on every rank."""
-    plan = LayerPlan.model_validate_json(text)
-    step = load_step(model_reference(plan), "cpu")
-    state = dict([*step.module.named_parameters(), *step.module.named_buffers()])
-    training = training_of(plan, {name: tensor.detach() for name, tensor in state.items()}, step.example_kwargs)
-    meter = MemoryMeter(torch.device("cpu"), training.resident_tensors(), ResizedStorageMeter())
-    for _ in range(2):
-        training.step(step.example_kwargs, meter)
-    return meter.peak_bytes
 
 
 def test_a_plan_of_runs_is_what_was_asked_for() -> None:
@@ -111,21 +99,58 @@ def test_a_plan_of_runs_is_what_was_asked_for() -> None:
         runs.plan((2, 2), [two[0], two[1]], 4)
 
 
+def test_random_plans_are_all_different_and_predicted_where_layers_add_up() -> None:
+    ran: list[LayerPlan] = []
+
+    def measure(plan: LayerPlan) -> list[int]:
+        ran.append(plan)
+        return [1000 * len(stage.layers) for stage in plan.stages for _ in range(plan.stage_devices)]
+
+    plans = LocalPlans(
+        runs=local_runs("deep", Schedule.GPIPE, 4, measure=measure),
+        costs=CostModel(device_links(CLUSTER)),
+        devices=6,
+        degrees=(1, 2),
+        micro_batch=8,
+    )
+    profile = plans.profile()
+    ran.clear()
+    errors = errors_of_predictions(replace(plans, devices=4), profile, 20, 0)
+    assert len({plan.model_dump_json() for plan in ran}) == len(ran) == 20
+    assert {plan.stage_devices for plan in ran} == {1, 2}
+    for name in ("published", "repaired"):
+        assert errors[name].within(1e-12) == (1.0, 1.0)
+    assert errors["engine"].per_gpu.shape == (80,)
+    assert histogram(np.array([-0.011, 0.0, 0.004, 0.019])) == "-1: 1, 0: 2, 2: 1"
+
+
+@pytest.mark.fuzz
+def test_ranks_stay_until_one_of_them_fails() -> None:
+    with RankPool(2) as pool:
+        assert pool.run(abs, -3) == [3, 3]
+        assert pool.run(divmod, 7, 2) == [(3, 1), (3, 1)]
+        with pytest.raises(LaunchError, match=r"rank \d of 2 failed: (.|\n)*ZeroDivisionError"):
+            pool.run(divmod, 1, 0)
+
+
+def test_the_suite_shares_plans_among_models() -> None:
+    suite = capture_suite_with_runs([LOCAL_PART], 3)
+    assert [instance.name for instance in suite.instances] == [
+        f"figure-7-local-{model}-{schedule}-4" for schedule in ("gpipe", "1f1b") for model in ("gpt2", "llama")
+    ]
+    assert len(capture_suite_with_runs([LOCAL_PART], 1).instances) == 2
+    assert len(capture_suite_with_runs(["smaller", LOCAL_PART]).instances) == 8
+    with pytest.raises(SuiteError, match="573 plans: a model of 14 layers on 4 devices has 286 different ones"):
+        capture_suite_with_runs([LOCAL_PART], 573)
+    with pytest.raises(SuiteError, match=r"'table-3' is no part; use hybrid, .*, figure-7-local"):
+        capture_suite_with_runs(["table-3"])
+
+
 @pytest.mark.fuzz
 @pytest.mark.parametrize("schedule", [Schedule.GPIPE, Schedule.ONE_F_ONE_B])
 def test_local_runs_are_profiled_and_predicted(schedule: Schedule) -> None:
-    """A profile of pipelines of three stages predicts random plans."""
-    pools = {devices: RankPool(devices) for devices in (3, 4)}
-    runs = local_runs(
-        "deep", schedule, 4, measure=lambda plan: pools[plan.devices].run(peak_on_rank, plan.model_dump_json())
-    )
-    try:
-        profile = profile_layers(runs, 3, 16, [1])
-        assert profile.system.name == "local runs"
-        errors = errors_of_predictions(runs, profile, CostModel(device_links(CLUSTER)), 4, 1, 16, 6, 0)
-    finally:
-        for pool in pools.values():
-            pool.close()
+    """A profile of pipelines of four stages predicts random plans."""
+    errors = measured_errors(LocalCase("gpt2", schedule, blocks=6), 6, 0).by_predictor
     print({name: (found.within(0.05), np.abs(found.per_gpu).max()) for name, found in errors.items()})
     for name in ("repaired", "engine"):
         assert errors[name].within(0.05)[1] == 1.0
