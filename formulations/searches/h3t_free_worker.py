@@ -22,8 +22,8 @@ from formulations.solvers.base import ReportIncumbent, ReportProgress
 from formulations.solvers.program_cpsat import find_solution
 from formulations.solvers.program_session import solve_program
 
-_MOST_LIKEWISE = 1024
-"""Sequences that are simulated for one cut."""
+_SIMULATED_LAYERS = 2**15
+"""Layers of all sequences together that are simulated for one cut: a few hundredths of a second."""
 
 __all__ = ["solve", "step_as_text", "step_of_text"]
 
@@ -133,8 +133,9 @@ class _Search:
         likewise = np.array([sequence], dtype=np.int64)
         self._offer(likewise)
         compared = [int(ALL_ON)] * len(sequence)
+        most = _SIMULATED_LAYERS // len(sequence)
         for layer, switch in product(reversed(range(len(sequence))), Switch):
-            if len(likewise) >= _MOST_LIKEWISE:
+            if len(likewise) >= most:
                 break
             other = likewise.copy()
             other[:, layer] ^= int(switch)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 
 import numpy as np
@@ -11,8 +12,9 @@ from support.h3t_steps import SYNC, enumerated, random_step
 from formulations.models.h3t import H3tError, simulate, simulate_sequences
 from formulations.models.h3t_operations import SETS
 from formulations.models.h3t_program import FreeProgram, memory_floor
-from formulations.searches.h3t_free import solve_free
+from formulations.searches.h3t_free import descend, solve_free
 from formulations.searches.h3t_free_worker import step_as_text, step_of_text
+from formulations.searches.h3t_sampling import H3tFound
 from formulations.solution import SolveOptions, Status
 from formulations.solvers import SolverPool
 
@@ -24,7 +26,7 @@ from formulations.solvers import SolverPool
         (range(12, 15), 2),
         pytest.param(range(300), 1, marks=pytest.mark.fuzz),
         pytest.param(range(300), 2, marks=pytest.mark.fuzz),
-        pytest.param(range(6), 3, marks=pytest.mark.fuzz),
+        pytest.param(range(20), 3, marks=pytest.mark.fuzz),
     ],
 )
 def test_best_sequences_with_free_synchronization(seeds, layers):
@@ -40,6 +42,31 @@ def test_best_sequences_with_free_synchronization(seeds, layers):
             assert found.bound <= cost, seed
             # Three layers may take more than a minute to prove.
             assert layers == 3 or found.status is Status.OPTIMAL, seed
+
+
+@pytest.mark.fuzz
+@pytest.mark.parametrize("layers", [4, 6])
+def test_no_sequence_of_more_layers_is_below_the_bound(layers):
+    """Too many to enumerate: a hundred thousand at random, and what descent makes of the best of them."""
+    steps = [step for seed in range(60) if len((step := random_step(seed, most_layers=layers)).layers) == layers][:8]
+    assert len(steps) == 8
+    optimal = 0
+    with SolverPool() as pool:
+        for step in steps:
+            found = solve_free(step, options=SolveOptions(time_limit=20.0), pool=pool)
+            sequences = np.random.default_rng(0).integers(0, SETS, (100_000, layers))
+            costs, peaks = simulate_sequences(step, sequences).T
+            fitting = np.flatnonzero(peaks <= step.memory_limit)
+            if not len(fitting):
+                continue
+            assert found.status not in (Status.INFEASIBLE, Status.INFEASIBLE_UNCONFIRMED)
+            for row in fitting[np.argsort(costs[fitting])[:20]]:
+                sampled = H3tFound(tuple(sequences[row].tolist()), simulate(step, sequences[row]))
+                best = descend(step, sampled, time.monotonic() + 20.0)
+                assert found.bound is None or found.bound <= best.outcome.cost
+                assert found.status is not Status.OPTIMAL or found.outcome.cost <= best.outcome.cost
+            optimal += found.status is Status.OPTIMAL
+    assert optimal >= 2
 
 
 def test_below_the_least_memory_two_solvers_agree_that_nothing_fits():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import product
 
 import numpy as np
 
@@ -12,6 +11,9 @@ from formulations.models.h3t_operations import Switch
 
 SYNC = int(Switch.SEGMENT_SYNC)
 SCALES = (1, 1, 1_000_003)
+
+_TOGETHER = 2**18
+"""Sequences that are simulated in one call."""
 
 
 def random_step(seed, most_layers=5, memory_limit=None):
@@ -72,7 +74,13 @@ def random_step(seed, most_layers=5, memory_limit=None):
 
 def enumerated(step, sets):
     """Least cost within the limit by trying every sequence of these sets, and the smallest peak of all."""
-    sequences = np.array(list(product(sets, repeat=len(step.layers))), dtype=np.int64)
-    found = simulate_sequences(step, sequences)
-    fitting = found[:, 1] <= step.memory_limit
-    return (int(found[fitting, 0].min()) if fitting.any() else None), int(found[:, 1].min())
+    sets, count = np.array(sets), len(step.layers)
+    cost, least = None, 2**62
+    for first in range(0, len(sets) ** count, _TOGETHER):
+        numbers = np.arange(first, min(first + _TOGETHER, len(sets) ** count))
+        found = simulate_sequences(step, sets[np.stack(np.unravel_index(numbers, (len(sets),) * count), axis=1)])
+        fitting = found[found[:, 1] <= step.memory_limit, 0]
+        if len(fitting):
+            cost = int(fitting.min()) if cost is None else min(cost, int(fitting.min()))
+        least = min(least, int(found[:, 1].min()))
+    return cost, least
