@@ -6,15 +6,17 @@ backward steps ``l ..`` when these layers are alone,
     U_l = O_ms(l) + U_{l+1}        A_l = max(U_l + O_f(l) + O_b(l), O_ms(l) + O_f(l) + A_{l+1}),
 
 so a label ``(cost, U, A)`` with the layout of its first layer says all that the layers before need to know, and one
-that is no better in any of the three than another of the same layout is dropped. A limit on the time of a micro-batch
-is a fourth number. What a label may still become is bounded by the prices of
-:mod:`formulations.searches.galvatron_prices`; labels that cannot beat the incumbent by more than the gap are dropped,
-too. If the labels run out, the incumbent is proven. All numbers are exact integers.
+that is no better in any of the three than another of the same layout is dropped. Layouts to which each layout before
+hands over at the same cost count as one here. A limit on the time of a micro-batch is a fourth number. What a label may
+still become is bounded by the prices of :mod:`formulations.searches.galvatron_prices`; labels that cannot beat the
+incumbent by more than the gap are dropped, too. If the labels run out, the incumbent is proven. All numbers are exact
+integers.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from math import inf
 
@@ -31,7 +33,10 @@ __all__ = ["StageResult", "solve_stage"]
 DEFAULT_LABEL_LIMIT = 200_000
 """Labels of one layer, before the search gives up on a proof."""
 
-_BEAM = 100
+_FIRST_LABELS = 100
+"""Labels of one layer in the first run; every next run keeps :data:`_WIDENING` times as many."""
+
+_WIDENING = 10
 _COST, _STATES, _PEAK, _REPEATED, _STRATEGY, _PARENT, _BOUND = range(7)
 _FIELDS = 7
 _CANDIDATES = 10
@@ -104,11 +109,10 @@ def solve_stage(
     value, _ = priced.cheapest(prices)
     dual = max(0, -((-value) >> priced.shift))
     search = _LabelSearch(priced, prices)
-    narrow = [(_BEAM, 0.0)] if label_limit > _BEAM else []
-    for kept, gap in (*narrow, (label_limit, relative_gap)):
+    for kept in _widening(label_limit):
         wanted = _NO_LIMIT if cutoff is None else cutoff
         if incumbent.cost is not None:
-            wanted = min(wanted, incumbent.cost - int(gap * incumbent.cost))
+            wanted = min(wanted, incumbent.cost - int(relative_gap * incumbent.cost))
         if wanted <= dual:
             break
         found, complete = search.run(wanted, kept, deadline)
@@ -117,9 +121,19 @@ def solve_stage(
         if complete and wanted == _NO_LIMIT and found is None:
             return StageResult(None, None, None)
         if complete:
-            dual = max(dual, wanted if found is None else incumbent.value)
+            # Nothing below `wanted` was dropped; a label that costs more may have lived on, and proves nothing.
+            dual = max(dual, wanted if found is None else min(wanted, stage.cost_of(found)))
             break
     return StageResult(incumbent.choices, incumbent.cost, min(dual, incumbent.value))
+
+
+def _widening(label_limit: int) -> Iterator[int]:
+    """Labels of one layer, run by run: better plans of narrow runs leave less to the wide ones."""
+    kept = _FIRST_LABELS
+    while kept < label_limit:
+        yield kept
+        kept *= _WIDENING
+    yield label_limit
 
 
 class _Incumbent:
@@ -151,6 +165,7 @@ class _LabelSearch:
         self.priced, self.prices = priced, prices
         self.prefix = priced.prefixes(prices)
         self.allowed = _undominated_strategies(stage)
+        self.seen_before = _layouts_seen_before(stage)
         self.memory_before = _before(np.where(stage.allowed, stage.forward + stage.states, _NO_LIMIT))
         self.repeated_before = _before(np.where(stage.allowed, stage.repeated, _NO_LIMIT))
 
@@ -209,7 +224,8 @@ class _LabelSearch:
             complete = complete and not cut
             longer = longer[np.lexsort((longer[:, _PEAK], longer[:, _STATES], longer[:, _COST]))]
             undominated = _undominated_in_time if priced.repeated_limit is not None else _undominated
-            labels = longer[undominated(longer, stage.layouts, stage.transformation.shape[1])]
+            seen = self.seen_before[layer]
+            labels = longer[undominated(longer, seen[stage.layouts], int(seen.max()) + 1)]
             labels, cut = _smallest_bounds(labels, kept)
             complete = complete and not cut
             history.append(labels)
@@ -248,6 +264,18 @@ def _before(table: IntArray) -> IntArray:
     """Least sum of a table over the layers before each one, shape ``(L,)``."""
     sums: IntArray = np.concatenate([[0], np.cumsum(table.min(axis=1))[:-1]])
     return sums
+
+
+def _layouts_seen_before(stage: StageProblem) -> IntArray:
+    """Each layer's layouts as the layer before sees them, equal where it cannot tell them apart, shape ``(L, C)``."""
+    tables = stage.transformation
+    seen = np.zeros(tables.shape[:2], dtype=np.int64)  # before the first layer there is none
+    for layer in range(1, stage.layers):
+        if layer > 1 and np.array_equal(tables[layer], tables[layer - 1]):
+            seen[layer] = seen[layer - 1]
+        else:
+            _, seen[layer] = np.unique(tables[layer], axis=1, return_inverse=True)
+    return seen
 
 
 def _undominated_strategies(stage: StageProblem) -> BoolArray:
@@ -340,7 +368,7 @@ def _undominated(labels: IntArray, layouts: IntArray, count: int) -> BoolArray:
     labels
         In order of their costs, so that no label beats one before it.
     layouts, count
-        Layout of every strategy, and how many layouts there are.
+        Layout of every strategy as the layer before sees it, and how many of these there are.
     """
     kept = np.ones(len(labels), dtype=np.bool_)
     # Per layout the best pairs so far: states ascend, peaks descend.
