@@ -11,7 +11,7 @@ import os
 import tempfile
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
@@ -38,6 +38,8 @@ class RankPool:
     ----------
     size
         Number of ranks.
+    imported
+        Names of modules that all ranks of this process have imported; those of the first pool count.
 
     Raises
     ------
@@ -45,13 +47,13 @@ class RankPool:
         They cannot be started.
     """
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, imported: Sequence[str] = IMPORTED) -> None:
         self.size = size
         self._processes: list[BaseProcess] = []
         self._pipes: list[Connection] = []
         self._folder = tempfile.TemporaryDirectory(prefix="meshwright-ranks-")
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload([*IMPORTED])
+        context.set_forkserver_preload([*imported])
         os.environ.setdefault("OMP_NUM_THREADS", "1")
         for rank in range(size):
             ours, theirs = context.Pipe()
@@ -61,7 +63,7 @@ class RankPool:
             theirs.close()
             self._processes.append(process)
             self._pipes.append(ours)
-        self._collect(START_SECONDS)
+        self._collect(START_SECONDS, "start")
 
     def __enter__(self) -> Self:
         return self
@@ -71,22 +73,26 @@ class RankPool:
     ) -> None:
         self.close()
 
-    def run(self, function: Callable[..., Any], *arguments: Any) -> list[Any]:
+    def run(
+        self, function: Callable[..., Any], *arguments: Any, timeout: float = COLLECTIVE_TIMEOUT.total_seconds()
+    ) -> list[Any]:
         """Call a function of a module on all ranks and return their results.
 
         Parameters
         ----------
         function, arguments
             As :mod:`pickle` takes them; ``torch.distributed`` is initialised where it is called.
+        timeout
+            Seconds.
 
         Raises
         ------
         LaunchError
-            A rank raises or dies, or they do not answer in half an hour; all are ended then.
+            A rank raises or dies, or they do not answer in time; all are ended then.
         """
         for pipe in self._pipes:
             pipe.send((function, arguments))
-        return self._collect(COLLECTIVE_TIMEOUT.total_seconds())
+        return self._collect(timeout, "answer")
 
     def close(self) -> None:
         """End the ranks."""
@@ -98,7 +104,7 @@ class RankPool:
         self._pipes, self._processes = [], []
         self._folder.cleanup()
 
-    def _collect(self, timeout: float) -> list[Any]:
+    def _collect(self, timeout: float, expected: str) -> list[Any]:
         results: dict[int, Any] = {}
         failures: list[str] = []
         deadline = time.monotonic() + timeout
@@ -117,10 +123,10 @@ class RankPool:
                 failures.append(f"rank {rank} of {self.size} failed: {value}")
                 deadline = min(deadline, time.monotonic() + GRACE_SECONDS)
         if failures or waiting:
+            silent = sorted(waiting.values())
             self.close()
-            raise LaunchError(
-                failures[0] if failures else f"{len(waiting)} of {self.size} ranks did not answer in {timeout:.0f} s"
-            )
+            late = f"ranks {silent} of {self.size} did not {expected} within {timeout:g} s"
+            raise LaunchError("\n".join(failures) or late)
         return [results[rank] for rank in range(self.size)]
 
 
