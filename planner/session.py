@@ -87,7 +87,7 @@ class PlanRequest:
     """
 
     memory: int | None = None
-    formulation: str = "kiwi_reduced"
+    formulation: str = "kiwi_chain"
     solver: str = DEFAULT_SOLVER
     time_limit: float = 30.0
     seed: int = 0

@@ -20,12 +20,14 @@ from formulations.problem import StrategyProblem
 from formulations.solution import Progress, SolveOptions, SolveResult, Status, relative_gap
 from formulations.solvers import SolverContradiction, SolverPool, solve
 from formulations.solvers.minimum_peak import MinimumPeak, minimum_peak
-from planner.step_start import Executed, Start, begin, encoded, start_share
+from planner.step_probing import solve_in_rounds
+from planner.step_start import NARROW_SHARE, Executed, Start, begin, encoded, start_share, widen
 
 BOUNDING_SOLVER = "lagrangian"
 
-MOST_START_SECONDS = 10.0
-"""Longest time for smaller problems to begin from, beside their share of the time limit."""
+LEAST_START_SECONDS, MOST_START_SECONDS = 2.0, 10.0
+"""Time for smaller problems to begin from, beside their share of the time limit: at least (but half of the limit at
+most), since nothing is found without layouts to begin from, and at most."""
 
 PEAK_SECONDS = 30.0
 """Longest search for the smallest peak, where a solver found no plan."""
@@ -127,11 +129,21 @@ def _begun(
     """A decision to begin from, if any is known or the problem has smaller ones, and options for the time left."""
     if not built.has_starts and not known:
         return None, options
-    longest = min(start_share(built) * options.time_limit, MOST_START_SECONDS)
+    least = min(LEAST_START_SECONDS, options.time_limit / 2)
+    longest = min(max(start_share(built) * options.time_limit, least), MOST_START_SECONDS)
     begun = time.monotonic()
     start = begin(built, execute, solver, replace(options, time_limit=longest), pool, known)
-    spent = min(time.monotonic() - begun, longest)
-    return start, replace(options, time_limit=options.time_limit - spent)
+    options = _shortened(options, begun, longest)
+    if built.narrower is not None:
+        longest, begun = NARROW_SHARE * options.time_limit, time.monotonic()
+        start = widen(built, start, execute, solver, replace(options, time_limit=longest), pool)
+        options = _shortened(options, begun, longest)
+    return start, options
+
+
+def _shortened(options: SolveOptions, begun: float, longest: float) -> SolveOptions:
+    """Options for the time left after something that began at ``begun`` and was to take at most ``longest`` seconds."""
+    return replace(options, time_limit=options.time_limit - min(time.monotonic() - begun, longest))
 
 
 def _smallest(problem: StrategyProblem, options: SolveOptions, pool: SolverPool | None) -> MinimumPeak:
@@ -163,7 +175,7 @@ def _solve(
     """Solve from a start; where there is none and nothing was found, from an assignment with the smallest peak."""
     problem = built.problem
     first = options if start is None else replace(options, initial_choices=encoded(built, start.decision))
-    result = solve(problem, solver, first, progress, pool)
+    result = solve_in_rounds(problem, solver, first, progress, pool)
     if result.choices is not None or start is not None:
         return result
     smallest = _smallest(problem, options, pool)
@@ -171,7 +183,7 @@ def _solve(
     assert limit is not None, "without a limit every layout fits"
     if smallest.peak is None or smallest.peak > limit:
         return smallest
-    return solve(problem, solver, replace(options, initial_choices=smallest.choices), progress, pool)
+    return solve_in_rounds(problem, solver, replace(options, initial_choices=smallest.choices), progress, pool)
 
 
 def _certified(result: SolveResult, bound: int | None, cost: int) -> SolveResult:

@@ -6,7 +6,9 @@
 - recomputation for those layouts (with every layout fixed little is left to decide);
 - decisions of the problems that this one contains (:attr:`StepProblem.starts`), the largest last, each from the best
   so far;
-- recomputation for the layouts of the best so far, and layouts for its reruns, in turn as long as one of them helps.
+- recomputation for the layouts of the best so far, and layouts for its reruns, in turn as long as one of them helps;
+- where chains reach far, the problem of the shortest reach (:func:`widen`), which has time of its own: it contains
+  those before it, and what it finds in little time is better than what the whole problem does.
 
 Where every operator has one layout, only rules remain of this; where tables are very large, the first four. A problem
 that extends another one that is about as hard begins from a solution of that one, and its own for the same layouts.
@@ -28,10 +30,14 @@ from formulations.models.registry import StepProblem
 from formulations.models.sharding import MEMORY
 from formulations.models.step import StepDecision
 from formulations.solution import SolveOptions, Status
-from formulations.solvers import SolverPool, solve
+from formulations.solvers import SolverPool
+from planner.step_probing import solve_in_rounds
 
 START_SHARE, EXTENDED_SHARE = 0.2, 0.5
 """Parts of the time limit for smaller problems to begin from, and for a problem that is extended."""
+
+NARROW_SHARE = 0.5
+"""Part of the time that is left then for the problem of the shortest reach."""
 
 _LEAST_SECONDS = 0.02
 _SMALL, _MEDIUM, _LARGE, _WHOLE = 1 / 16, 1 / 4, 1 / 2, 1.0
@@ -95,6 +101,37 @@ def begin(
     return beginning.run()
 
 
+def widen(
+    built: StepProblem,
+    start: Start | None,
+    execute: Callable[[StepDecision], Executed],
+    solver: str,
+    options: SolveOptions,
+    pool: SolverPool | None = None,
+) -> Start | None:
+    """Solve the problem of the shortest reach from a decision of it, for a better one to begin the whole problem from.
+
+    Parameters
+    ----------
+    built
+        A problem with a narrower one.
+    start
+        A decision within the limit, if any is known.
+    execute, solver, options, pool
+        As for :func:`begin`.
+
+    Returns
+    -------
+    Start or None
+        The cheapest decision known now.
+    """
+    assert built.narrower is not None, "only what has a narrower problem is widened"
+    beginning = _Beginning(built, execute, solver, options, pool)
+    beginning.best = start
+    beginning.solve(built.narrower, _WHOLE)
+    return beginning.best
+
+
 def start_share(built: StepProblem) -> float:
     """Part of the time limit of a problem that its beginning may take."""
     return START_SHARE if built.extended is None else EXTENDED_SHARE
@@ -138,12 +175,12 @@ class _Beginning:
             return self.best
         *others, largest = reversed(self.built.starts)
         for build in others:
-            self._solve(build, _MEDIUM if self.best is None else _SMALL)
-        self._solve(largest, _LARGE)
+            self.solve(build, _MEDIUM if self.best is None else _SMALL)
+        self.solve(largest, _LARGE)
         while self.best is not None:
             before = self.best
-            self._solve(partial(self._with_layouts, before.decision), _LARGE)
-            self._solve(partial(self._with_reruns, self.best.decision), _LARGE)
+            self.solve(partial(self._with_layouts, before.decision), _LARGE)
+            self.solve(partial(self._with_reruns, self.best.decision), _LARGE)
             if self.best is before:
                 break
         return self.best
@@ -156,17 +193,19 @@ class _Beginning:
             if begun is not None:
                 self._take(begun)
         several = max(self.built.layouts) > 1
-        self._solve(lambda: extended, _LARGE if several else _WHOLE)
+        if extended.narrower is not None:
+            self.solve(extended.narrower, NARROW_SHARE)
+        self.solve(lambda: extended, _LARGE if several else _WHOLE)
         if self.best is not None and several:
-            self._solve(partial(self._with_layouts, self.best.decision), _WHOLE)
+            self.solve(partial(self._with_layouts, self.best.decision), _WHOLE)
         return self.best
 
     def _begin_without_limit(self, unlimited: Callable[[], StepProblem]) -> bool:
         """Solve without a limit, then recomputation for those layouts; return whether nothing can be better."""
-        free, finished = self._solve(unlimited, _LARGE if self.built.starts else _WHOLE)
+        free, finished = self.solve(unlimited, _LARGE if self.built.starts else _WHOLE)
         if free is not None and not finished:
             self._try_rules(free.layouts)
-            self._solve(partial(self._with_layouts, free), _LARGE)
+            self.solve(partial(self._with_layouts, free), _LARGE)
         return finished
 
     def _try_rules(self, layouts: tuple[int, ...]) -> None:
@@ -174,7 +213,7 @@ class _Beginning:
         for reruns in self.built.rules:
             self.keep(StepDecision(layouts, {i: (moment,) for i, moment in reruns.items()}))
 
-    def _solve(self, build: Callable[[], StepProblem], share: float) -> tuple[StepDecision | None, bool]:
+    def solve(self, build: Callable[[], StepProblem], share: float) -> tuple[StepDecision | None, bool]:
         """Solve a problem in a part of the time that is left; return its decision, and whether it fits and is optimal.
 
         The decision is kept where it is better than what is known.
@@ -185,13 +224,13 @@ class _Beginning:
         options = replace(self.options, time_limit=share * self._left(), initial_choices=self._best_in(smaller))
         if options.time_limit < _LEAST_SECONDS:
             return None, False
-        found = solve(smaller.problem, self.solver, options, None, self.pool)
+        found = solve_in_rounds(smaller.problem, self.solver, options, None, self.pool)
         if found.choices is None:
             return None, False
         decision = smaller.decode(found.choices)
         fits = self.keep(decision)
         if not fits and smaller.safer is not None:
-            self._solve(smaller.safer, share)
+            self.solve(smaller.safer, share)
         return decision, fits and found.status is Status.OPTIMAL
 
     def keep(self, decision: StepDecision) -> bool:

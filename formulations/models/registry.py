@@ -72,6 +72,9 @@ class StepProblem:
         Reruns by rule that this problem contains for any layouts: the first that are tried.
     extended
         Builds the problem that this one adds something to, about as hard: this one begins from its solution.
+    narrower
+        Builds the same problem with chains of the shortest reach, where that is much smaller: good decisions are found
+        in it first, so that they are there to begin from.
     """
 
     problem: StrategyProblem
@@ -84,6 +87,7 @@ class StepProblem:
     unlimited: Callable[[], StepProblem] | None = None
     rules: tuple[Reruns, ...] = ()
     extended: Callable[[], StepProblem] | None = None
+    narrower: Callable[[], StepProblem] | None = None
 
     @property
     def has_starts(self) -> bool:
@@ -107,6 +111,7 @@ class StepProblem:
             unlimited=None,
             rules=(),
             extended=None,
+            narrower=None,
         )
 
 
@@ -150,6 +155,8 @@ def kiwi_chain_problem(
     chain = replace(chain, unlimited=partial(_unlimited_problem, model))
     if _entries(model, modes) > LARGEST_REACHED:
         return chain  # further problems would be large themselves
+    if reach is None and _entries(model, modes) > LARGEST_EXACT:
+        chain = replace(chain, narrower=partial(kiwi_chain_problem, model, memory_limit, plans, REACHES[-1] - 1))
     by_rule = [partial(policy_problem, model, memory_limit, tuple(plan)) for plan in plans if plan]
     return replace(chain, starts=(partial(kiwi_reduced_problem, model, memory_limit), *by_rule))
 
