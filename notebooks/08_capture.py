@@ -35,7 +35,7 @@ from formulations.searches.capture_exact import fastest_plan, least_peak_plan
 from formulations.searches.capture_profiling import lines_as_printed, profiling_runs
 from planner.benchmarks.capture import ERROR_SHARES, figure_7
 from planner.benchmarks.capture_cases import MODELS, CaptureCase
-from runtime.capture_figure_7 import LocalCase, measured_errors
+from runtime.cli_bench_figure_7 import LocalCase, measured_errors
 
 # The tests run this notebook with fewer placements and plans.
 SMALL = "MESHWRIGHT_NOTEBOOK_SECONDS" in os.environ
@@ -216,7 +216,7 @@ pd.DataFrame(
 #
 # The same on real runs: a small GPT-2 as pipelines of four local processes, profiled on them and then measured.
 # `engine` is our formula of what torch's engine holds, which needs no profiling. `meshwright bench capture --part
-# figure-7-local --plans 500` runs two models with more layers (`runtime/capture_figure_7.py`).
+# figure-7-local --plans 500` runs two models with more layers (`runtime/cli_bench_figure_7.py`).
 
 # %%
 local = [] if SMALL else [LocalCase("gpt2", schedule, blocks=6) for schedule in errors]

@@ -113,7 +113,7 @@ def bench(
     elif suite == "h3t":
         chosen = benchmarks.h3t_suite(parts)
     elif suite == "capture":
-        from runtime.capture_figure_7 import PLANS, capture_suite_with_runs
+        from runtime.cli_bench_figure_7 import PLANS, capture_suite_with_runs
 
         chosen = capture_suite_with_runs(parts, PLANS if plans is None else plans)
     else:

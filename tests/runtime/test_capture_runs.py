@@ -24,8 +24,8 @@ from planner.layer_galvatron import device_links
 from planner.layer_plan import LayerPlan
 from planner.plan_error import PlanError
 from runtime.capture_errors import LocalPlans, errors_of_predictions
-from runtime.capture_figure_7 import LOCAL_PART, LocalCase, capture_suite_with_runs, histogram, measured_errors
 from runtime.capture_runs import LocalRuns
+from runtime.cli_bench_figure_7 import LOCAL_PART, LocalCase, capture_suite_with_runs, histogram, measured_errors
 from runtime.process_group import LaunchError
 from runtime.rank_pool import RankPool
 
