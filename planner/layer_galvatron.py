@@ -2,13 +2,15 @@
 
 As published, the bi-objective search (Algorithm 2) decides, with its slips; else stages, partition, strategies and
 micro-batches are decided at once, with a proven gap. Both keep to what runs: the levels of a strategy nest replicas,
-shards and tensor parallelism in this order, layers that share a parameter have one strategy, and with fewer
-micro-batches than stages a pipeline runs as GPipe does. The record has the plan's cost with no slip kept.
+shards and tensor parallelism in this order on one mesh of prime axes, layers that share a parameter have one strategy,
+and with fewer micro-batches than stages a pipeline runs as GPipe does. The record has the plan's cost with no slip
+kept.
 """
 
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from fractions import Fraction
 from itertools import pairwise
 
@@ -33,6 +35,7 @@ from planner.infeasibility import InfeasibleError
 from planner.layer_plan import LayerPlan, LayerRecord, StagePlan
 from planner.layer_request import LayerRequest, planned_model
 from planner.layer_settings import strategy_settings
+from planner.plan_error import PlanError
 from planner.units import format_bytes
 
 BATCHES_TRIED = 16
@@ -40,19 +43,28 @@ BATCHES_TRIED = 16
 
 SECONDS_PER_COST = 1e-7
 
+GAP = Fraction(1, 1000)
+"""At which the exact search ends."""
+
 
 def plan_with_galvatron(request: LayerRequest, chain: LayerChain) -> LayerPlan:
     """Choose stages, partition, micro-batches and the strategy of every layer.
 
     Raises
     ------
-    ValueError
-        The number of devices is no power of two.
+    PlanError
+        The batch and the layers cannot be divided among the devices.
     InfeasibleError
         Nothing fits the memory, or nothing was found.
     """
     started = time.perf_counter()
     problem = _problem(request, chain, REPAIRED)
+    if not _divides(problem):
+        raise PlanError(
+            f"batch {request.reference.batch} on {request.devices} devices: no stages, micro-batches and degrees "
+            f"divide the batch and every layer; use a multiple of {request.devices}, which always divides, or fewer "
+            "devices"
+        )
     unit_bytes = unit_for(request.tensor_bytes)
     bound: Fraction | None = None
     gap: float | None = None
@@ -65,7 +77,7 @@ def plan_with_galvatron(request: LayerRequest, chain: LayerChain) -> LayerPlan:
         without = f"the published search finds no plan that fits{until}"
         notes += _search_notes(unit_bytes, until)
     else:
-        joint = solve_joint(problem, time_limit=request.time_limit)
+        joint = solve_joint(problem, GAP, time_limit=request.time_limit)
         plan, bound, gap = joint.plan, joint.bound, joint.gap
         proven = "no plan of Galvatron-BMW fits, which is proven"
         without = proven if bound is None else f"no plan that fits was found in {request.time_limit:g} s"
@@ -101,6 +113,17 @@ def plan_with_galvatron(request: LayerRequest, chain: LayerChain) -> LayerPlan:
     )
 
 
+def _divides(problem: PipelineProblem) -> bool:
+    """Whether some stages, micro-batches and strategies come out whole for every layer, whatever the memory."""
+    for batch in problem.batches:
+        for stages in problem.usable_degrees:
+            for count in problem.rule.counts(batch, stages):
+                tables = problem.tables(stages, batch // count)
+                if tables.allowed[tables.kinds].any(axis=1).all() and problem.shared_strategies(stages, batch // count):
+                    return True
+    return False
+
+
 def device_links(cluster: ClusterSpec) -> DeviceLinks:
     """Bandwidths of a cluster as the estimator takes them."""
     between = cluster.intra_node if cluster.inter_node is None else cluster.inter_node
@@ -108,14 +131,14 @@ def device_links(cluster: ClusterSpec) -> DeviceLinks:
 
 
 def _problem(request: LayerRequest, chain: LayerChain, slips: Slip) -> PipelineProblem:
-    batch = request.reference.batch
+    batch, links = request.reference.batch, device_links(request.cluster)
     return pipeline_problem(
         chain,
         request.devices,
         request.tensor_bytes,
         tuple(batch * k for k in range(1, BATCHES_TRIED + 1)) if request.search_batch else (batch,),
         CostModel(
-            device_links(request.cluster),
+            replace(links, devices_per_node=min(links.devices_per_node, request.devices)),
             states_per_parameter=request.states_per_parameter,
             seconds_per_cost=SECONDS_PER_COST,
             slips=slips,

@@ -18,6 +18,7 @@ from planner.layer_galvatron import plan_with_galvatron
 from planner.layer_h3t import plan_with_h3t
 from planner.layer_osdp import plan_with_osdp
 from planner.layer_plan import LayerPlan
+from planner.layer_plan_check import divisors
 from planner.layer_plan_memory import engine_peaks, plan_profiles
 from planner.layer_request import LayerRequest
 from planner.models import ModelReference
@@ -88,7 +89,8 @@ def plan_layers(
     step = ModelReference(reference) if isinstance(reference, str) else reference
     if devices < 1 or (found.measured is None and found.devices % devices):
         raise PlanError(
-            f"{devices} of the {found.devices} devices of cluster {found.name}: use a number that divides these"
+            f"{devices} of the {found.devices} devices of cluster {found.name}: use a number that divides these, "
+            f"{', '.join(map(str, divisors(found.devices)))}"
         )
     whole = found.device.memory_bytes if memory is None else memory
     if whole <= found.device.reserve_bytes:

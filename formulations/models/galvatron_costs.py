@@ -28,6 +28,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from math import lcm
 
 import numpy as np
 
@@ -47,7 +48,7 @@ class DeviceLinks:
     Parameters
     ----------
     devices_per_node
-        Devices with the fast link, numbered one after another.
+        Devices with the fast link, numbered one after another; of a single node those that are used.
     inside, between
         Bytes per second of one device inside a node, and of one node to another.
     """
@@ -59,9 +60,10 @@ class DeviceLinks:
     def bandwidth(self, stride: int, degree: int) -> float:
         """Bytes per second of a collective among `degree` devices that are `stride` apart.
 
-        Groups that leave a node share its link: there are as many of them as devices between two members.
+        Groups lie side by side, so where their size does not divide a node's, some leave it. Those share its link:
+        there are as many of them as devices between two members.
         """
-        if stride * degree <= self.devices_per_node:
+        if self.devices_per_node % (stride * degree) == 0:
             return self.inside
         return min(self.inside, self.between / min(stride, self.devices_per_node))
 
@@ -294,9 +296,10 @@ def _received(before: Layout, after: Layout, devices_per_node: int) -> tuple[flo
     """Largest share of all samples that a device receives from its own node, and a node from others.
 
     A device asks its own node first; what nobody there has comes over the link between nodes, which its devices share.
+    The group is taken to begin where a node does.
     """
     devices = len(before.part_of_device)
-    finest = max(before.parts, after.parts)
+    finest = lcm(before.parts, after.parts)
     inside, outside = 0, 0
     for start in range(0, devices, devices_per_node):
         node = range(start, min(start + devices_per_node, devices))

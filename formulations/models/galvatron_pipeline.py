@@ -249,7 +249,8 @@ class SearchSpace:
     pipeline
         Whether there may be more than one stage.
     any_order
-        Whether a dimension may be around any other, as in the paper; if not, they nest as `dimensions` are ordered.
+        Whether a dimension may be around any other, as in the paper; if not, they nest as `dimensions` are ordered, on
+        one mesh of prime axes.
     tied_alike
         Whether layers that share a parameter need the same strategy, of which the paper knows nothing.
     """
@@ -279,7 +280,7 @@ def pipeline_problem(
     chain
         Layers of the model.
     devices
-        A power of two.
+        How many there are.
     memory_limit
         Bytes on one device.
     batches
@@ -294,7 +295,7 @@ def pipeline_problem(
     Raises
     ------
     ValueError
-        If the number of devices is no power of two, or there is no batch.
+        If there is no device or no batch.
     """
     allowed = space or SearchSpace()
 

@@ -4,11 +4,12 @@ Every search takes a set of slips: those in it are kept as printed, the others a
 :class:`Slip` says. :data:`AS_PUBLISHED` has all of them, :data:`REPAIRED` none, and
 :data:`RUNNABLE` all but those after which there is nothing to run.
 
-What the paper leaves open without being wrong is kept: the slowdown of 1.3 is a default; devices and stages are
-powers of two; tables II to V are on 8 TITAN, 16 TITAN and 16 A100, 16 A100, and 64 A100; its activations (Table I) fit
-eager attention in 32-bit floats at sequence 512; and a larger balance degree (Eq. 6) means a smaller largest share of
-a stage, not a smaller total. Its baseline DeepSpeed 3D is 2 x 2 x 2 on eight devices, with no degrees given for more;
-such baselines, one strategy for all layers, are not searches and are left out here.
+What the paper leaves open without being wrong is kept: the slowdown of 1.3 is a default; devices and stages of its
+tables are powers of two (others divide as they can); tables II to V are on 8 TITAN, 16 TITAN and 16 A100, 16 A100, and
+64 A100; its activations (Table I) fit eager attention in 32-bit floats at sequence 512; and a larger balance degree
+(Eq. 6) means a smaller largest share of a stage, not a smaller total. Its baseline DeepSpeed 3D is 2 x 2 x 2 on eight
+devices, with no degrees given for more; such baselines, one strategy for all layers, are not searches and are left out
+here.
 """
 
 from __future__ import annotations

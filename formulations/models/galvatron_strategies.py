@@ -1,9 +1,9 @@
 """Galvatron-BMW's decision trees: in which ways a group of devices can share one layer (section III-B).
 
 A strategy is a list of levels, the outermost first, each a dimension (data, sharded data or tensor parallelism) with
-a degree, and whether the layer is checkpointed. No dimension comes twice, degrees are powers of two, and their product
-is the size of the group: pipeline parallelism has divided the devices before (Takeaway 1). As the outermost level
-spans the slowest links, the order matters.
+a degree, and whether the layer is checkpointed. No dimension comes twice, and the product of the degrees is the size of
+the group: pipeline parallelism has divided the devices before (Takeaway 1). As the outermost level spans the slowest
+links, the order matters. The paper has powers of two; here any number of devices is divided in every way.
 
 Takeaway 3 drops every list with both data and sharded data parallelism. It holds for one bandwidth and for memory.
 With slow links between nodes, sharding inside a node and replicating across wins; and after sharding, the replicated
@@ -17,7 +17,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from itertools import combinations, permutations
+from itertools import accumulate, combinations, permutations
+from operator import mul
 
 __all__ = ["Dimension", "LayerStrategy", "Layout", "Level", "decision_trees", "pipeline_degrees"]
 
@@ -128,7 +129,7 @@ def decision_trees(
     Parameters
     ----------
     devices
-        Size of the group, a power of two.
+        Size of the group.
     dimensions
         Which dimensions may be used: the paper's DP+TP is data and tensor, its DP+PP data alone.
     data_with_sharded
@@ -136,46 +137,59 @@ def decision_trees(
     checkpoint
         Whether every list comes with checkpointing, too.
     any_order
-        Whether a dimension may be around any other; if not, the levels of all lists are in the order of `dimensions`.
+        Whether a dimension may be around any other; if not, the levels of all lists are in the order of `dimensions`,
+        and axes of one mesh, whose sizes are prime and ascend from the innermost outwards.
 
     Raises
     ------
     ValueError
-        If the number of devices is no power of two.
+        If there is no device.
     """
-    exponent = _exponent(devices)
+    _check_devices(devices)
     orders = permutations if any_order else combinations
     trees: list[tuple[Level, ...]] = []
-    for count in range(min(len(dimensions), exponent) + 1):
+    for count in range(len(dimensions) + 1):
         for order in orders(dimensions, count):
             if not data_with_sharded and {Dimension.DATA, Dimension.SHARDED} <= set(order):
                 continue
-            for exponents in _compositions(exponent, count):
-                levels = zip(order, exponents, strict=True)
-                trees.append(tuple(Level(dimension, 2**power) for dimension, power in levels))
+            trees.extend(
+                tuple(map(Level, order, degrees))
+                for degrees in _factorisations(devices, count)
+                if any_order or _is_on_mesh(devices, degrees)
+            )
     kinds = (False, True) if checkpoint else (False,)
     return tuple(LayerStrategy(levels, checkpointed) for checkpointed in kinds for levels in trees)
 
 
 def pipeline_degrees(devices: int) -> tuple[int, ...]:
-    """Return the numbers of stages that divide a cluster: 1, 2, 4, up to the number of devices.
+    """Return the numbers of stages that divide a cluster, ascending, up to the number of devices.
 
     Raises
     ------
     ValueError
-        If the number of devices is no power of two.
+        If there is no device.
     """
-    return tuple(2**power for power in range(_exponent(devices) + 1))
+    _check_devices(devices)
+    return tuple(degree for degree in range(1, devices + 1) if devices % degree == 0)
 
 
-def _exponent(devices: int) -> int:
-    if devices < 1 or devices & (devices - 1):
-        raise ValueError(f"a group of {devices} devices: degrees are powers of two, so use 1, 2, 4, 8, 16 ... devices")
-    return devices.bit_length() - 1
+def _check_devices(devices: int) -> None:
+    if devices < 1:
+        raise ValueError(f"a group of {devices} devices: use at least one")
 
 
-def _compositions(total: int, parts: int) -> list[tuple[int, ...]]:
-    """Ordered ways of writing a number as a sum of positive parts."""
+def _factorisations(total: int, parts: int) -> list[tuple[int, ...]]:
+    """Ordered ways of writing a number as a product of numbers above 1."""
     if parts == 0:
-        return [()] if total == 0 else []
-    return [(first, *rest) for first in range(1, total - parts + 2) for rest in _compositions(total - first, parts - 1)]
+        return [()] if total == 1 else []
+    firsts = [first for first in range(2, total + 1) if total % first == 0]
+    return [(first, *rest) for first in firsts for rest in _factorisations(total // first, parts - 1)]
+
+
+def _is_on_mesh(devices: int, degrees: Sequence[int]) -> bool:
+    """Whether levels, the outermost first, are runs of neighbouring axes of the mesh of ascending primes."""
+    blocks = [1]
+    while blocks[-1] < devices:
+        rest = devices // blocks[-1]
+        blocks.append(blocks[-1] * next(prime for prime in range(2, rest + 1) if rest % prime == 0))
+    return all(block in blocks for block in accumulate(reversed(degrees), mul))

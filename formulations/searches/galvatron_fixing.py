@@ -15,8 +15,6 @@ from formulations.problem import BoolArray, IntArray
 
 __all__ = ["possible_strategies"]
 
-_FORBIDDEN = 2**62
-
 
 def possible_strategies(stage: StageProblem, repeated_limit: int | None = None) -> BoolArray:
     """Find the strategies that fit beside the least of all other layers.
@@ -69,7 +67,7 @@ def _beside_others(table: IntArray, allowed: BoolArray) -> IntArray:
 
 
 def _least(table: IntArray, allowed: BoolArray) -> IntArray:
-    least: IntArray = np.where(allowed, table, _FORBIDDEN).min(axis=1)
+    least: IntArray = table.min(axis=1, where=allowed, initial=np.iinfo(np.int64).max)
     return least
 
 

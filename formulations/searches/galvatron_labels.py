@@ -25,6 +25,7 @@ import numpy as np
 from formulations.compiled import compiled
 from formulations.models.galvatron import StageProblem
 from formulations.problem import BoolArray, IntArray
+from formulations.searches.galvatron_dp import search_stage
 from formulations.searches.galvatron_fixing import possible_strategies
 from formulations.searches.galvatron_prices import PricedStage, Prices, best_prices, best_weights
 
@@ -37,6 +38,10 @@ _FIRST_LABELS = 100
 """Labels of one layer in the first run; every next run keeps :data:`_WIDENING` times as many."""
 
 _WIDENING = 10
+
+_TABLE_UNITS = 2048
+"""Of memory, in the table of Algorithm 3."""
+
 _COST, _STATES, _PEAK, _REPEATED, _STRATEGY, _PARENT, _BOUND = range(7)
 _FIELDS = 7
 _CANDIDATES = 10
@@ -77,6 +82,7 @@ def solve_stage(
     cutoff: int | None = None,
     label_limit: int = DEFAULT_LABEL_LIMIT,
     deadline: float = inf,
+    start: tuple[int, ...] | None = None,
 ) -> StageResult:
     """Find the cheapest plan of a stage.
 
@@ -94,11 +100,15 @@ def solve_stage(
         Labels of one layer; where there are more, plan and bound are what was found until then.
     deadline
         Of the monotonic clock; when it has passed, labels are put in front of no other layer.
+    start
+        A plan to begin with; one that does not fit is ignored.
     """
     stage = replace(stage, allowed=possible_strategies(stage, repeated_limit))
     if not stage.allowed.any(axis=1).all():
         return StageResult(None, None, None)
     incumbent = _Incumbent(stage, repeated_limit)
+    if start is not None:
+        incumbent.offer(start)
     weights = best_weights(stage, incumbent.offer)
     if weights is None:
         return StageResult(None, None, None)
@@ -110,6 +120,8 @@ def solve_stage(
     dual = max(0, -((-value) >> priced.shift))
     search = _LabelSearch(priced, prices)
     for kept in _widening(label_limit):
+        if kept > _FIRST_LABELS:
+            incumbent.offer_table()
         wanted = _NO_LIMIT if cutoff is None else cutoff
         if incumbent.cost is not None:
             wanted = min(wanted, incumbent.cost - int(relative_gap * incumbent.cost))
@@ -144,11 +156,20 @@ class _Incumbent:
         self.repeated_limit = repeated_limit
         self.choices: tuple[int, ...] | None = None
         self.cost: int | None = None
+        self.has_table = False
 
     @property
     def value(self) -> int:
         """Its cost, or more than anything costs."""
         return _NO_LIMIT if self.cost is None else self.cost
+
+    def offer_table(self) -> None:
+        """Take the plan of Algorithm 3, repaired, which can be cheaper than those of few labels; at the first call."""
+        if not self.has_table:
+            self.has_table = True
+            found = search_stage(self.stage, 1 + self.stage.memory_limit // _TABLE_UNITS)
+            if found is not None and found.choices is not None:
+                self.offer(found.choices)
 
     def offer(self, choices: tuple[int, ...]) -> None:
         """Take a plan if it is feasible and cheaper."""

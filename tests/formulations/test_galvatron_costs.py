@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from itertools import combinations, pairwise
+from itertools import combinations, pairwise, permutations, product
+from math import prod
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ from formulations.models.galvatron_pipeline import (
     pipeline_problem,
 )
 from formulations.models.galvatron_slips import REPAIRED, Slip
-from formulations.models.galvatron_strategies import Dimension, decision_trees, pipeline_degrees
+from formulations.models.galvatron_strategies import Dimension, LayerStrategy, Level, decision_trees, pipeline_degrees
 from formulations.models.pipeline_schedule import Schedule
 from formulations.searches.galvatron_partition import balanced_partition, moved_layer
 
@@ -76,20 +77,38 @@ def test_levels_may_be_kept_in_one_order() -> None:
     }
 
 
-@pytest.mark.parametrize("devices", [1, 2, 4, 16, 64])
-def test_trees_are_different_and_fill_the_group(devices: int) -> None:
-    trees = decision_trees(devices, data_with_sharded=True)
+@pytest.mark.parametrize("devices", [1, 2, 3, 4, 6, 12, 16, 30, 64])
+def test_trees_are_all_lists_of_dimensions_that_fill_the_group(devices: int) -> None:
+    trees = decision_trees(devices, data_with_sharded=True, checkpoint=False)
+    divisors = [degree for degree in range(2, devices + 1) if devices % degree == 0]
+    expected = [
+        tuple(map(Level, order, degrees))
+        for count in range(4)
+        for order in permutations(Dimension, count)
+        for degrees in product(divisors, repeat=count)
+        if prod(degrees) == devices
+    ]
+    assert sorted(map(str, trees)) == sorted(str(LayerStrategy(levels, False)) for levels in expected)
     assert len(set(trees)) == len(trees)
     assert {tree.devices for tree in trees} == {devices}
-    assert all(len({level.dimension for level in tree.levels}) == len(tree.levels) for tree in trees)
 
 
-@pytest.mark.parametrize("devices", [0, 3, 12])
-def test_other_numbers_of_devices_are_refused(devices: int) -> None:
-    with pytest.raises(ValueError, match=f"group of {devices} devices"):
-        decision_trees(devices)
-    with pytest.raises(ValueError, match="powers of two"):
-        pipeline_degrees(devices)
+@pytest.mark.parametrize(("devices", "primes"), [(6, 2), (12, 3), (30, 3), (36, 4)])
+def test_groups_of_all_trees_in_one_order_divide_one_another(devices: int, primes: int) -> None:
+    """So all lie on one mesh; of 12 devices groups of 2 and 4, never of 3 or 6."""
+    trees = decision_trees(devices, data_with_sharded=True, any_order=False)
+    sizes = sorted({tree.stride(level.dimension) * level.degree for tree in trees for level in tree.levels})
+    assert all(larger % smaller == 0 for smaller, larger in pairwise(sizes))
+    assert sizes[-1] == devices
+    assert len(sizes) == primes
+
+
+def test_stages_divide_the_devices() -> None:
+    assert pipeline_degrees(12) == (1, 2, 3, 4, 6, 12)
+    with pytest.raises(ValueError, match="group of 0 devices"):
+        decision_trees(0)
+    with pytest.raises(ValueError, match="group of 0 devices"):
+        pipeline_degrees(0)
 
 
 def test_layouts_follow_the_order_of_the_levels() -> None:
@@ -184,6 +203,8 @@ def test_groups_that_leave_a_node_share_its_link() -> None:
     assert links.bandwidth(2, 4) == 3.0
     assert links.bandwidth(4, 2) == 1.5
     assert links.bandwidth(8, 2) == 1.5
+    assert links.bandwidth(1, 3) == 6.0  # the second three of eight devices are in two nodes
+    assert DeviceLinks(6, 10.0, 6.0).bandwidth(1, 3) == 10.0
 
 
 def test_handing_over_between_layouts() -> None:
@@ -199,6 +220,15 @@ def test_handing_over_between_layouts() -> None:
     change = nodes.transformation[0][np.ix_(nodes.layouts, nodes.layouts)] / 1000
     assert change[column["dp4"], column["tp4"]] == pytest.approx(48 / 4 / 10 + 48 / 2 / 4)
     assert change[column["dp2-tp2"], column["dp4"]] == pytest.approx(48 / 4 / 10)
+
+
+def test_halves_become_thirds() -> None:
+    """Of six devices the third has the half 0-2 of six cells, then the third 2-3; the fourth 3-5, then 2-3."""
+    tables, column = tables_of(6, 6, links=DeviceLinks(6, 10.0, 1.0))
+    change = tables.transformation[0][np.ix_(tables.layouts, tables.layouts)] / 1000
+    halves, thirds = column["dp2-tp3"], column["dp3-tp2"]
+    # One cell of 6 x 6 bytes there; back, where the third device needs two cells, two.
+    assert change[halves, thirds] == change[thirds, halves] == pytest.approx((6 + 12) / 10)
 
 
 def test_what_is_in_flight() -> None:
@@ -220,8 +250,8 @@ def test_numbers_of_micro_batches() -> None:
 
 def test_impossible_requests_say_what_is_possible() -> None:
     chain, model = LayerChain("one", (layer(),)), CostModel(LINKS)
-    with pytest.raises(ValueError, match="group of 3 devices"):
-        pipeline_problem(chain, 3, 100, (8,), model)
+    with pytest.raises(ValueError, match="group of 0 devices"):
+        pipeline_problem(chain, 0, 100, (8,), model)
     with pytest.raises(ValueError, match="batches are"):
         pipeline_problem(chain, 2, 100, (), model)
     with pytest.raises(ValueError, match="at most 1 stages"):

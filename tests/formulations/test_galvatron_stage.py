@@ -151,6 +151,16 @@ def test_a_gap_is_kept_and_few_labels_claim_nothing_false() -> None:
         assert narrow.cost is None or narrow.cost >= best
 
 
+def test_a_start_is_never_lost() -> None:
+    for seed in SEEDS[:100]:
+        stage = random_stage(seed)
+        start = max((plan for plan in plans(stage) if stage.is_feasible(plan)), key=stage.cost_of, default=None)
+        if start is not None:
+            found = solve_stage(stage, deadline=0.0, start=start)
+            assert found.bound <= found.cost <= stage.cost_of(start), seed
+        assert solve_stage(stage, start=start).cost == best_by_enumeration(stage), seed
+
+
 @pytest.mark.parametrize("seeds", [range(560, 620), *SAMPLE_AND_FUZZ[1:]], ids=["sample", "more"])
 def test_bounds_hold_whatever_gap_or_cutoff_is_asked_for(seeds: range) -> None:
     """A plan that costs more than what was looked for proves nothing, as with seed 596 and a gap of 5 %."""

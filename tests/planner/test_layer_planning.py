@@ -149,7 +149,7 @@ def test_the_batch_may_be_searched():
     ("change", "message"),
     [
         ({"formulation": "kiwi_chain"}, "'kiwi_chain' plans no layers; choose one of osdp, galvatron"),
-        ({"devices": 3}, "3 of the 8 devices of cluster"),
+        ({"devices": 3}, "3 of the 8 devices of cluster .*: use a number that divides these, 1, 2, 4, 8"),
         ({"devices": 8}, "batch 4 on 8 devices: OSDP gives all of them as many samples; use 8"),
     ],
 )
