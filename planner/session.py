@@ -87,7 +87,7 @@ class PlanRequest:
     """
 
     memory: int | None = None
-    formulation: str = "kiwi_chain"
+    formulation: str = "kiwi_reduced"
     solver: str = DEFAULT_SOLVER
     time_limit: float = 30.0
     seed: int = 0
