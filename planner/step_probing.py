@@ -16,6 +16,7 @@ from formulations.problem import StrategyProblem
 from formulations.solution import Progress, SolveOptions, SolveResult, Status, relative_gap
 from formulations.solvers import DEFAULT_SOLVER, SolverPool, solve
 from formulations.solvers.price_probing import without_dear
+from formulations.solvers.worker import Ending
 
 LEAST_ENTRIES, MOST_ENTRIES = 50_000, 3_000_000
 """Table entries from which on, and up to which, probing pays: small problems are solved in less time, and in large ones
@@ -44,7 +45,7 @@ def solve_in_rounds(
         The problem.
     solver, options, progress, pool
         As for :func:`formulations.solvers.solve`. Solvers other than the default one get the problem as it is, and so
-        does whoever limits iterations: how much is ruled out depends on the time.
+        does whoever limits iterations: how much is ruled out depends on the time. Ctrl-C ends the rounds.
     """
     entries = sum(factor.cost.size for factor in problem.factors)
     seconds = _ROUNDS[0] * _PROBING_SHARE * options.time_limit
@@ -60,12 +61,15 @@ def solve_in_rounds(
     for share in _ROUNDS:
         ends = started + share * options.time_limit
         begin = options.initial_choices if found is None or found.choices is None else found.choices
-        rest = without_dear(problem, _cost(problem, begin), _PROBING_SHARE * (ends - time.monotonic()))
+        try:
+            rest = without_dear(problem, _cost(problem, begin), _PROBING_SHARE * (ends - time.monotonic()))
+        except KeyboardInterrupt:
+            return found or solve(problem, solver, replace(options, time_limit=LEAST_SECONDS), progress, pool)
         now = time.monotonic()
         turn = replace(options, time_limit=max(LEAST_SECONDS, ends - now), initial_choices=begin)
         solved = solve(rest, solver, turn, _later(progress, now - started, found), pool)
         found = _joined(found, solved, now - started)
-        if found.status not in _GOES_ON:
+        if found.status not in _GOES_ON or Ending.INTERRUPTED in solved.message:
             break
     assert found is not None, "there is a first round"
     return found

@@ -23,7 +23,7 @@ from runtime.process_group import COLLECTIVE_TIMEOUT, LaunchError
 
 __all__ = ["RankPool"]
 
-IMPORTED = ("runtime.layer_training", "planner.capture", "torch._dynamo")
+IMPORTED = ("runtime.layer_training", "planner.capture")
 """What the server imports: modules alone, which start no thread."""
 
 START_SECONDS = 120.0

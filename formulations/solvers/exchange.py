@@ -67,14 +67,16 @@ class Mailbox:
             newest, self._news = self._news.choices, News(bound=self._news.bound)
         return None if newest is None else address.translate(newest)
 
-    def bound(self, problem: StrategyProblem) -> int | None:
-        """Return the best bound that others proved on the cost of a problem, or None."""
+    def bound(self, problem: StrategyProblem, own: int | None = None) -> int | None:
+        """Return the best of what others and who asks (``own``) proved about the cost of a problem, or None."""
         address = self._address
         if address is None or address.problem is not problem:
-            return None
+            return own
         with self._lock:
             bound = self._news.bound
-        return None if bound is None else bound - address.offset
+        if bound is None:
+            return own
+        return bound - address.offset if own is None else max(own, bound - address.offset)
 
     @contextlib.contextmanager
     def addressed_to(self, problem: StrategyProblem) -> Iterator[None]:

@@ -280,7 +280,7 @@ class PartSearch:
 
     def _part_gap(self, part: StrategyProblem, start: tuple[int, ...] | None) -> float:
         """Return the relative gap at which what is left to gain in a part does not matter for the whole."""
-        bound = self._known()
+        bound = FROM_OTHERS.bound(self.problem, self.bound)
         if start is None or bound is None or self.search.objective is None:
             return 0.0
         cost = exact_objective(part, start)
@@ -300,12 +300,8 @@ class PartSearch:
 
     def _closed(self) -> bool:
         objective = self.search.objective
-        bound = self._known()
+        bound = FROM_OTHERS.bound(self.problem, self.bound)
         return objective is not None and bound is not None and self.options.accepts(objective, bound)
-
-    def _known(self) -> int | None:
-        """The best bound: ours, or one that another solver proved meanwhile."""
-        return max((b for b in (self.bound, FROM_OTHERS.bound(self.problem)) if b is not None), default=None)
 
 
 def _ignore(_: object) -> None:

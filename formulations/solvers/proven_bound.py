@@ -32,7 +32,7 @@ class ProvenBound:
     @property
     def known(self) -> int | None:
         """The best of :attr:`value` and what other solvers proved meanwhile: enough to stop, not ours to claim."""
-        return max((b for b in (self.value, FROM_OTHERS.bound(self._problem)) if b is not None), default=None)
+        return FROM_OTHERS.bound(self._problem, self.value)
 
     def raise_to(self, bound: int) -> None:
         """Take over a bound that was proved in another way, if it is better."""

@@ -21,6 +21,7 @@ from runtime.process_group import LaunchError
 IMPORTED = (
     *rank_pool.IMPORTED,
     "runtime.operator_executor",
+    "torch._dynamo",
     "torch.testing",
     *(f"transformers.models.{name}.modeling_{name}" for name in ("gpt2", "llama", "bert", "t5", "vit")),
 )
