@@ -40,7 +40,7 @@ def plan(
     memory: int | None = None,
     host_memory: int | None = None,
     optimizer: str = "adamw",
-    formulation: str = "kiwi_reduced",
+    formulation: str = "kiwi_chain",
     solver: str = DEFAULT_SOLVER,
     time_limit: float = 30.0,
     seed: int = 0,

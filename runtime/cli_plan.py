@@ -58,7 +58,7 @@ def plan(
     layers: Layers = None,
     dropout: Dropout = None,
     loss_chunks: LossChunks = 1,
-    model_formulation: Formulation = "kiwi_reduced",
+    model_formulation: Formulation = "kiwi_chain",
     solver: Solver = DEFAULT_SOLVER,
     workers: Workers = None,
     time_limit: Annotated[float, typer.Option(min=0.1, help="Seconds for the solver.")] = 30.0,

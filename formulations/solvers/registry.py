@@ -49,7 +49,17 @@ EXACT_KINDS: Mapping[str, str] = MappingProxyType(
 _SOLVER_ARGUMENTS = ("problem", "options", "report", "incumbent")
 _COORDINATOR_ARGUMENTS = ("problem", "options", "desk")
 
-_NEEDS_OWN_PROCESS = frozenset({"blocks", "cpsat", "highs", "price_and_branch", "pyomo"})
+LIBRARIES: Mapping[str, str] = MappingProxyType(
+    {
+        "blocks": "highspy",
+        "cpsat": "ortools",
+        "highs": "highspy",
+        "price_and_branch": "highspy",
+        "pyomo": "pyomo",
+    }
+)
+"""Built-in solvers that load a library which excludes others from its process."""
+
 _COORDINATORS = frozenset({"portfolio"})
 
 
@@ -75,12 +85,20 @@ class SolverSpec:
         return EXACT_KINDS.get(self.name.partition(":")[0])
 
     @property
-    def needs_own_process(self) -> bool:
-        """Whether its library must not be loaded beside others (HiGHS and CP-SAT exclude each other)."""
+    def library(self) -> str | None:
+        """Library that must not be loaded beside others (HiGHS and CP-SAT exclude each other), or None.
+
+        What a solver that is not built in loads is not known: its own place stands for it.
+        """
+        if self.target == SOLVERS["large_neighbourhood"]:
+            return find_solver(str(self.keywords.get("part_solver", "highs"))).library
         head = self.name.partition(":")[0]
-        if head == "large_neighbourhood":
-            return find_solver(str(self.keywords.get("part_solver", "highs"))).needs_own_process
-        return head in _NEEDS_OWN_PROCESS
+        return LIBRARIES.get(head) if self.target in SOLVERS.values() else self.target
+
+    @property
+    def needs_own_process(self) -> bool:
+        """Whether it is built in and loads a library that excludes others."""
+        return self.library in LIBRARIES.values()
 
     @property
     def is_coordinator(self) -> bool:

@@ -25,13 +25,17 @@ from types import TracebackType
 from formulations.problem import StrategyProblem
 from formulations.solution import Claim, Progress, SolveOptions
 from formulations.solvers.exchange import News
-from formulations.solvers.registry import SolverSpec
+from formulations.solvers.registry import LIBRARIES, SolverSpec
 from formulations.solvers.transfer import pack
 from formulations.solvers.worker_process import Failed, Finished, Incumbent, Job, Message, Ready, Started
 from formulations.solvers.worker_process import read_status_bytes as _status_bytes
 
 STARTUP_SECONDS = 120.0
 _COMMAND = "from formulations.solvers.worker_process import main; main()"
+_RETURNS_MEMORY = ("MALLOC_TRIM_THRESHOLD_", str(256 * 1024))
+"""For glibc: where it is set, freed arrays go back to the system at once. Else they are kept up to a size that grows to
+64 MiB, and pieces of them with every job (mallopt(3), M_TRIM_THRESHOLD)."""
+
 _POLL_SECONDS = 0.05
 _OUTPUT_TAIL = 2000
 
@@ -111,7 +115,7 @@ def grace_seconds(time_limit: float) -> float:
 
 
 class Worker:
-    """One solver process; runs one job at a time and may be reused for solvers of the same library.
+    """One solver process; runs one job at a time and may be reused for solvers that its library does not exclude.
 
     Raises
     ------
@@ -126,6 +130,7 @@ class Worker:
         environment["PYTHONPATH"] = os.pathsep.join(path or os.getcwd() for path in sys.path)
         for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
             environment[variable] = "1"
+        environment.setdefault(*_RETURNS_MEMORY)
         try:
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-c", _COMMAND, str(theirs.fileno())],
@@ -140,6 +145,8 @@ class Worker:
             raise WorkerStartError(f"cannot start a solver process with {sys.executable}: {error}") from error
         finally:
             theirs.close()
+        self.library: str | None = None
+        """What was loaded here that excludes others, if anything."""
         self._await_ready()
 
     @property
@@ -152,6 +159,10 @@ class Worker:
         """Process id of the worker."""
         return self._process.pid
 
+    def suits(self, spec: SolverSpec) -> bool:
+        """Whether a solver may run here beside what was loaded already."""
+        return self.library in (None, spec.library) or (spec.library is None and self.library in LIBRARIES.values())
+
     def run(
         self, spec: SolverSpec, problem: StrategyProblem, options: SolveOptions, listener: Listener
     ) -> WorkerOutcome:
@@ -160,6 +171,7 @@ class Worker:
         Ctrl-C kills the worker and returns :attr:`Ending.INTERRUPTED`.
         """
         used = _Usage(self.process_id)
+        self.library = spec.library or self.library
         try:
             self._connection.send(Job(spec, pack(problem), options, listener.from_others() or News()))
             return self._follow(options, listener, used)
@@ -271,43 +283,57 @@ class Worker:
 class SolverPool:
     """Keeps workers warm between solves: a warm solve costs milliseconds, a fresh process half a second.
 
-    Workers are kept apart by solver, because solver libraries exclude each other. Safe to use from
-    several threads; close it, or use it in a ``with`` block.
+    Workers are kept apart by the libraries that they have loaded, because those exclude each other; solvers that load
+    none run beside any. Safe to use from several threads; close it, or use it in a ``with`` block.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._idle: dict[str, list[Worker]] = {}
+        self._idle: list[Worker] = []
+        self._warmed: dict[str, Worker] = {}
+        """Workers that a solver will have first, by its place."""
 
     def run(
         self, spec: SolverSpec, problem: StrategyProblem, options: SolveOptions, listener: Listener
     ) -> WorkerOutcome:
         """Run one job on an idle worker, or on a new one."""
-        with self._lock:
-            idle = self._idle.setdefault(spec.target, [])
-            worker = idle.pop() if idle else None
+        worker = self._take(spec)
         if worker is None or not worker.alive:
             worker = Worker()
         outcome = worker.run(spec, problem, options, listener)
         if worker.alive:
             with self._lock:
-                self._idle[spec.target].append(worker)
+                self._idle.append(worker)
         return outcome
 
     def warm(self, spec: SolverSpec) -> None:
-        """Start a worker for a later :meth:`run`, unless an idle one is there."""
+        """Start a worker for a later :meth:`run` of a solver, unless an idle one is there."""
         with self._lock:
-            if self._idle.get(spec.target):
+            if spec.target in self._warmed or any(worker.suits(spec) for worker in self._idle):
                 return
         worker = Worker()
         with self._lock:
-            self._idle.setdefault(spec.target, []).append(worker)
+            if self._warmed.setdefault(spec.target, worker) is not worker:
+                self._idle.append(worker)
+
+    def _take(self, spec: SolverSpec) -> Worker | None:
+        """Take the worker that was started for a solver, or an idle one that suits it: best of its own library."""
+        with self._lock:
+            warmed = self._warmed.pop(spec.target, None)
+            if warmed is not None:
+                return warmed
+            suitable = [worker for worker in self._idle if worker.suits(spec)]
+            found = next((each for each in suitable if each.library == spec.library), next(iter(suitable), None))
+            if found is not None:
+                self._idle.remove(found)
+            return found
 
     def close(self) -> None:
         """End all idle workers."""
         with self._lock:
-            workers = [worker for idle in self._idle.values() for worker in idle]
+            workers = [*self._idle, *self._warmed.values()]
             self._idle.clear()
+            self._warmed.clear()
         for worker in workers:
             worker.close()
 

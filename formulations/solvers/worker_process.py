@@ -6,6 +6,8 @@ The process ends when the connection closes or when its parent is gone.
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import os
 import queue
 import sys
@@ -93,22 +95,26 @@ def serve(connection: Connection) -> None:
     connection.send(Ready())
     while (job := jobs.get()) is not None:
         connection.send(_run(job, connection))
+        del job
+        gc.collect()  # what a job leaves in cycles may be large, and the next one long in coming
 
 
 def _receive(connection: Connection, jobs: queue.SimpleQueue[Job | None]) -> None:
     """Read what the parent sends, also while a job runs; None ends the jobs."""
-    while True:
-        try:
-            message = connection.recv()
-        except (EOFError, OSError):
-            jobs.put(None)
-            return
-        if isinstance(message, News):
-            FROM_OTHERS.put(message)
-        else:
-            FROM_OTHERS.empty()
-            FROM_OTHERS.put(message.news)
-            jobs.put(message)
+    with contextlib.suppress(EOFError, OSError):
+        while True:
+            _sort(connection.recv(), jobs)
+    jobs.put(None)
+
+
+def _sort(message: Job | News, jobs: queue.SimpleQueue[Job | None]) -> None:
+    """Put news into the mailbox, and a job into the queue, with a mailbox of its own."""
+    if isinstance(message, News):
+        FROM_OTHERS.put(message)
+    else:
+        FROM_OTHERS.empty()
+        FROM_OTHERS.put(message.news)
+        jobs.put(message)
 
 
 def _run(job: Job, connection: Connection) -> Message:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from support.fake_solvers import GRANULE, HOARDED_GRANULES
 from support.random_problems import random_problem, training_step_problem
 
 from formulations.checker import check, check_result
@@ -31,6 +32,7 @@ from formulations.solvers import (
     worker,
 )
 from formulations.solvers.transfer import pack, unpack
+from formulations.solvers.worker_process import read_status_bytes
 
 ROOT = Path(__file__).resolve().parents[2]
 FAKE = "support.fake_solvers:"
@@ -177,6 +179,44 @@ def test_a_warm_worker_is_reused_and_measured_afresh(pool: SolverPool) -> None:
     assert burnt.cpu_seconds >= 0.45
     assert burnt.peak_rss_bytes > 64 * 1024 * 1024
     assert second.cpu_seconds < 0.3
+
+
+def test_workers_are_shared_by_solvers_that_do_not_exclude_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[worker.Worker] = []
+
+    class Counted(worker.Worker):
+        def __init__(self) -> None:
+            super().__init__()
+            started.append(self)
+
+    monkeypatch.setattr(worker, "Worker", Counted)
+    with SolverPool() as own:
+        for name, workers in {"tree_dp": 1, "greedy": 1, "highs": 1, "cpsat": 2, "brute_force": 2, "blocks": 2}.items():
+            solve(two_nodes(), name, SolveOptions(time_limit=20), pool=own)
+            assert len(started) == workers, name
+        assert [each.library for each in started] == ["highspy", "ortools"]
+        solve(two_nodes(), FAKE + "environment", pool=own)
+        assert len(started) == 3
+    with SolverPool() as own:
+        own.warm(find_solver("greedy"))
+        own.warm(find_solver("greedy"))
+        assert len(started) == 4
+        for name, workers in {"highs": 5, "greedy": 5, "tree_dp": 5}.items():
+            solve(two_nodes(), name, SolveOptions(time_limit=20), pool=own)
+            assert len(started) == workers, name
+    assert not any(each.alive for each in started)
+
+
+def test_what_a_job_leaves_behind_is_freed(pool: SolverPool) -> None:
+    hoard = solve(two_nodes(), FAKE + "hoard", pool=pool)
+    pid = int(hoard.message.partition("pid=")[2].split()[0])
+    hoarded = HOARDED_GRANULES * GRANULE
+    assert hoard.peak_rss_bytes > hoarded
+    deadline = time.monotonic() + 20
+    while read_status_bytes(pid, "VmRSS") > hoard.peak_rss_bytes - hoarded // 2:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    assert read_status_bytes(pid, "VmRSS") > 0, "the worker lives on"
 
 
 def test_workers_end_when_the_pool_closes() -> None:

@@ -12,6 +12,7 @@ from formulations.solution import Claim, Progress, SolveOptions
 from formulations.solvers.base import ReportIncumbent, ReportProgress
 
 GRANULE = 16 * 1024 * 1024
+HOARDED_GRANULES = 8
 
 
 def _cheapest(problem: StrategyProblem) -> tuple[int, ...]:
@@ -40,6 +41,13 @@ def eat(problem: StrategyProblem, options: SolveOptions, report: ReportProgress,
     while True:
         eaten.append(bytearray(os.urandom(1024) * (GRANULE // 1024)))
         time.sleep(0.01)
+
+
+def hoard(problem: StrategyProblem, options: SolveOptions, report: ReportProgress, incumbent: ReportIncumbent) -> Claim:
+    """Leave much memory behind, in a cycle; the message says in which process."""
+    hoarded: list[object] = [bytearray(os.urandom(1024) * (GRANULE // 1024)) for _ in range(HOARDED_GRANULES)]
+    hoarded.append(hoarded)
+    return Claim(_cheapest(problem), None, message=f"pid={os.getpid()}")
 
 
 def fail(problem: StrategyProblem, options: SolveOptions, report: ReportProgress, incumbent: ReportIncumbent) -> Claim:
