@@ -41,7 +41,7 @@ from planner.plots import overhead_over_memory
 
 # The tests run this notebook with a smaller step and less time.
 SMALL = "MESHWRIGHT_NOTEBOOK_SECONDS" in os.environ
-SECONDS = float(os.environ.get("MESHWRIGHT_NOTEBOOK_SECONDS", "3"))
+SECONDS = float(os.environ.get("MESHWRIGHT_NOTEBOOK_SECONDS", "10"))
 SIZES = {"batch": 8, "sequence": 512, "layers": 1} if SMALL else {"batch": 16, "sequence": 1024, "layers": 4}
 SHARES = (90,) if SMALL else (70, 45, 30)
 RULES = ("checkpoint_dots", "megatron_selective", "full_checkpoint")
@@ -51,10 +51,10 @@ METHODS = ("full_checkpoint", "kiwi_chain") if SMALL else ("sharding", *RULES, "
 # %% [markdown]
 # ## The sweep
 #
-# `sweep` first minimises the peak of each formulation, then solves it under limits that are shares of what the
-# fastest sharded plan needs when nothing limits it. All bytes of torch's tensors count: parameters, gradients,
-# AdamW's state, activations, resharded copies. The paper does not say whether its limits count gradients and
-# optimizer state.
+# `sweep` first minimises the peak of each formulation, then solves it, from that plan on, under limits that are
+# shares of what the fastest sharded plan needs when nothing limits it. All bytes of torch's tensors count:
+# parameters, gradients, AdamW's state, activations, resharded copies. The paper does not say whether its limits count
+# gradients and optimizer state.
 
 
 # %%

@@ -38,7 +38,8 @@ def solve_within(
 ) -> SolveResult:
     """Build and solve a formulation of a case that is prepared before the clock starts.
 
-    A limit below what is proven to be the smallest peak is answered at once.
+    A limit below what is proven to be the smallest peak is answered at once; above the smallest peak that was found
+    before, its decision is known to begin from.
     """
     ready = prepared(case)
     nbytes = limit(ready)
@@ -50,7 +51,9 @@ def solve_within(
     with Meter(pool) as meter:
         built = ready.session.problem(ready.request(formulation, nbytes, solver, options), meter)
         execute = partial(ready.session.execute, limit=nbytes)
-        found = solve_step(built, execute, solver, options, progress, meter)
+        decision = None if known is None else known.decision
+        begin_from = [] if decision is None else _expressible(built, [decision])
+        found = solve_step(built, execute, solver, options, progress, meter, begin_from)
         return _measured(found, _counts_all(built), nbytes, meter, solver)
 
 
