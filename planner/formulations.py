@@ -93,7 +93,7 @@ def formulation_problem(
     if name in MODELS:
         return step_problem(name, model, memory_limit)
     if name in BASELINES:
-        return policy_problem(model, memory_limit, recomputed_nodes(space, name))
+        return policy_problem(model, memory_limit, space.recomputed_by_rule[name])
     if name not in FORMULATIONS:
         raise UnknownFormulationError(
             f"model formulation {name!r} is not known; choose one of {', '.join(FORMULATIONS)}"
@@ -114,17 +114,9 @@ def formulation_problem(
     return kiwi_chain_problem(model, memory_limit, rule_based_reruns(space)).only(fixed)
 
 
-def recomputed_nodes(space: StrategySpace, policy: str) -> frozenset[int]:
-    """Nodes of the step that run again under a policy; those that may not are kept."""
-    operators = BASELINES[policy](space.graph)
-    return frozenset(
-        k for k, node in enumerate(space.nodes) if node.operator in operators and space.model.rerunnable[k]
-    )
-
-
 def rule_based_reruns(space: StrategySpace) -> list[dict[int, int]]:
     """Reruns of every policy, as late as they may be."""
-    return [latest_moments(space.model, dict.fromkeys(recomputed_nodes(space, policy))) for policy in BASELINES]
+    return [latest_moments(space.model, dict.fromkeys(nodes)) for nodes in space.recomputed_by_rule.values()]
 
 
 def _data_parallel(space: StrategySpace) -> dict[int, BoolArray]:

@@ -29,7 +29,7 @@ from planner.infeasibility import InfeasibleError, refusal
 from planner.models import ModelReference, load_step, reference_of
 from planner.notes import planning_notes
 from planner.offload_limit import DeviceLimit
-from planner.offload_model import links_of, offload_schedules
+from planner.offload_model import links_of, offload_schedule
 from planner.optimizers import OptimizerSpec, optimizer_named
 from planner.plan import (
     Certificate,
@@ -87,7 +87,7 @@ class PlanRequest:
     """
 
     memory: int | None = None
-    formulation: str = "kiwi_reduced"
+    formulation: str = "kiwi_chain"
     solver: str = DEFAULT_SOLVER
     time_limit: float = 30.0
     seed: int = 0
@@ -232,35 +232,28 @@ class PlanningSession:
             counter_based_random=True,
         )
 
-    def schedule(self, decision: StepDecision, limit: int | None = None, host_limit: int | None = None) -> Schedule:
+    def schedule(self, decision: StepDecision, limit: int | None = None) -> Schedule:
         """Write a decision out as a schedule.
 
         Parameters
         ----------
         decision
             What was decided.
-        limit, host_limit
-            Bytes of tensors that a device and its host memory may hold, or None. Where activations are offloaded,
-            the quickest schedule within them is taken.
+        limit
+            Bytes of tensors that a device may hold, or None: offloaded activations are away as long as that asks for.
         """
         plain = build_schedule(self.space, decision)
         if not decision.offloaded:
             return plain
         room = None if limit is None else DeviceLimit(self.replay(plain).profile.total_during, limit)
-        ways = offload_schedules(self.space, decision, plain, self.instruction_costs, room)
+        return offload_schedule(self.space, decision, plain, self.instruction_costs, room)
 
-        def rank(schedule: Schedule) -> tuple[bool, int]:
-            report = self.replay(schedule, limit, host_limit)
-            return bool(report.violations), report.total_quanta or 0
-
-        return min(ways, key=rank)
-
-    def execute(self, decision: StepDecision, limit: int | None = None, host_limit: int | None = None) -> Executed:
+    def execute(self, decision: StepDecision, limit: int | None = None) -> Executed:
         """Cost and peak of a decision, by executing it on tables, or as a schedule where it offloads."""
         if not decision.offloaded:
             executed = replay_decision(self.space.model, decision)
             return Executed(executed.cost, executed.peak)
-        report = self.replay(self.schedule(decision, limit, host_limit))
+        report = self.replay(self.schedule(decision, limit))
         assert report.total_quanta is not None, report.violations
         return Executed(report.total_quanta, report.peak_bytes)
 
@@ -297,7 +290,7 @@ class PlanningSession:
             times["cross_checks"] = time.perf_counter() - started
         started = time.perf_counter()
         memory, reserve = self.limits(request.memory)
-        schedule = self.schedule(solved.decision, memory - reserve, request.host_memory)
+        schedule = self.schedule(solved.decision, memory - reserve)
         report = self.replay(schedule, memory - reserve, request.host_memory)
         times["replay"] = time.perf_counter() - started
         if not report.violations and report.total_quanta != result.objective:
@@ -337,7 +330,7 @@ class PlanningSession:
         """
         options = SolveOptions(time_limit=request.time_limit, seed=request.seed, workers=request.workers)
         memory, reserve = self.limits(request.memory)
-        execute = partial(self.execute, limit=memory - reserve, host_limit=request.host_memory)
+        execute = partial(self.execute, limit=memory - reserve)
         found = solve_step(self.problem(request, pool), execute, request.solver, options, progress, pool, known)
         if isinstance(found, MinimumPeak):
             raise refusal(found, memory - reserve, reserve)

@@ -11,7 +11,8 @@
   those before it, and what it finds in little time is better than what the whole problem does.
 
 Where every operator has one layout, only rules remain of this; where tables are very large, the first four. A problem
-that extends another one that is about as hard begins from a solution of that one, and its own for the same layouts.
+that extends another one that is about as hard begins from a solution of that one, and its own for the same layouts;
+with one layout an operator, from columns of its own blocks, where these repeat.
 All are decisions of the problem itself, so a solve that begins from them is no worse than any of them, however little
 time it has.
 """
@@ -25,7 +26,6 @@ from functools import partial
 
 import numpy as np
 
-from formulations.models.holds import shortest_holds
 from formulations.models.registry import StepProblem
 from formulations.models.sharding import MEMORY
 from formulations.models.step import StepDecision
@@ -33,8 +33,12 @@ from formulations.solution import SolveOptions, Status
 from formulations.solvers import SolverPool
 from planner.step_probing import solve_in_rounds
 
-START_SHARE, EXTENDED_SHARE = 0.2, 0.5
-"""Parts of the time limit for smaller problems to begin from, and for a problem that is extended."""
+COLUMNS = "blocks"
+"""Solver that mixes columns of repeated blocks: with offload and one layout a node it finds more than any other."""
+
+START_SHARE, EXTENDED_SHARE, COLUMNS_SHARE = 0.2, 0.5, 0.8
+"""Parts of the time limit for smaller problems to begin from, for a problem that is extended, and for columns instead
+of that; these leave a part of theirs for a problem that counts more."""
 
 NARROW_SHARE = 0.5
 """Part of the time that is left then for the problem of the shortest reach."""
@@ -134,18 +138,20 @@ def widen(
 
 def start_share(built: StepProblem) -> float:
     """Part of the time limit of a problem that its beginning may take."""
-    return START_SHARE if built.extended is None else EXTENDED_SHARE
+    if built.extended is None:
+        return START_SHARE
+    return EXTENDED_SHARE if max(built.layouts) > 1 else COLUMNS_SHARE
 
 
 def encoded(built: StepProblem, decision: StepDecision) -> tuple[int, ...]:
-    """Choices of a problem that mean a decision, every value held no longer than its readers need.
+    """Choices of a problem that mean a decision, nothing held or waiting longer than needed.
 
     Raises
     ------
     ValueError
         If the problem leaves the decision out.
     """
-    return shortest_holds(built.problem, built.encode(decision))
+    return built.complete(built.problem, built.encode(decision))
 
 
 class _Beginning:
@@ -167,6 +173,10 @@ class _Beginning:
     def run(self) -> Start | None:
         """Solve the smaller problems one after another."""
         if self.built.extended is not None:
+            if max(self.built.layouts) == 1:
+                self.solve(lambda: self.built, COLUMNS_SHARE, COLUMNS)
+            if self.best is not None:
+                return self.best
             return self._begin_with(self.built.extended())
         if self.built.unlimited is None:
             self._try_rules((0,) * len(self.built.layouts))
@@ -187,12 +197,12 @@ class _Beginning:
 
     def _begin_with(self, extended: StepProblem) -> Start | None:
         """Solve the problem that this one extends, from what that one begins from; then this one for those layouts."""
+        several = max(self.built.layouts) > 1
         if extended.has_starts:
             options = replace(self.options, time_limit=start_share(extended) * self._left())
             begun = begin(extended, self.execute, self.solver, options, self.pool)
             if begun is not None:
                 self._take(begun)
-        several = max(self.built.layouts) > 1
         if extended.narrower is not None:
             self.solve(extended.narrower, NARROW_SHARE)
         self.solve(lambda: extended, _LARGE if several else _WHOLE)
@@ -213,10 +223,12 @@ class _Beginning:
         for reruns in self.built.rules:
             self.keep(StepDecision(layouts, {i: (moment,) for i, moment in reruns.items()}))
 
-    def solve(self, build: Callable[[], StepProblem], share: float) -> tuple[StepDecision | None, bool]:
+    def solve(
+        self, build: Callable[[], StepProblem], share: float, solver: str | None = None
+    ) -> tuple[StepDecision | None, bool]:
         """Solve a problem in a part of the time that is left; return its decision, and whether it fits and is optimal.
 
-        The decision is kept where it is better than what is known.
+        The decision is kept where it is better than what is known. The solver is the one asked for if None.
         """
         if self._left() < _LEAST_SECONDS:
             return None, False
@@ -224,13 +236,13 @@ class _Beginning:
         options = replace(self.options, time_limit=share * self._left(), initial_choices=self._best_in(smaller))
         if options.time_limit < _LEAST_SECONDS:
             return None, False
-        found = solve_in_rounds(smaller.problem, self.solver, options, None, self.pool)
+        found = solve_in_rounds(smaller.problem, solver or self.solver, options, None, self.pool)
         if found.choices is None:
             return None, False
         decision = smaller.decode(found.choices)
         fits = self.keep(decision)
         if not fits and smaller.safer is not None:
-            self.solve(smaller.safer, share)
+            self.solve(smaller.safer, share, solver)
         return decision, fits and found.status is Status.OPTIMAL
 
     def keep(self, decision: StepDecision) -> bool:

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import product
 
 import numpy as np
 
 from formulations.models.step import GradientEdge, NodeKind, ResultEdge, StepEdge, StepModel, StepNode
 from formulations.problem import IntArray
+from planner.baselines import BASELINES
 from planner.capture import CapturedStep
 from planner.chain_routing import ChainRouter
 from planner.costs import CostModel, to_quanta
@@ -70,6 +72,15 @@ class StrategySpace:
     router: ChainRouter
     model: StepModel
     report: RuleReport
+
+    @cached_property
+    def recomputed_by_rule(self) -> dict[str, frozenset[int]]:
+        """Nodes of the step that run again under each of the policies; those that may not are kept."""
+        return {name: self._allowed_to_rerun(policy(self.graph)) for name, policy in BASELINES.items()}
+
+    def _allowed_to_rerun(self, operators: frozenset[int]) -> frozenset[int]:
+        allowed = np.flatnonzero(self.model.rerunnable).tolist()
+        return frozenset(k for k in allowed if self.nodes[k].operator in operators)
 
 
 def build_strategy_space(

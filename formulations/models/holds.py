@@ -12,20 +12,41 @@ decisions (:class:`formulations.models.counting.Counting`).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from itertools import chain, pairwise, zip_longest
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise, zip_longest
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from formulations.models.counting import Counting
-from formulations.models.liveness import LastUse
+from formulations.models.liveness import LastUse, read_directly
 from formulations.models.step import NodeKind, StepEdge
 from formulations.problem import BoolArray, Factor, IntArray, StrategyProblem, UsageTerm
 
 if TYPE_CHECKING:
     from formulations.models.recompute import RecomputeProblemBuilder
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Reruns:
+    """When an operator may run again.
+
+    Parameters
+    ----------
+    moments
+        Before which operators, shape ``(moments,)``.
+    runs
+        Whether it does, per mode and moment, shape ``(modes, moments)``.
+    begins, computed
+        First time of each rerun, and the end of its computation.
+    """
+
+    moments: IntArray
+    runs: BoolArray
+    begins: IntArray
+    computed: IntArray
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -36,10 +57,8 @@ class _Reader:
     ----------
     node
         The operator.
-    moments
-        When it may run again, shape ``(moments,)``.
-    runs
-        Whether it does, per mode and moment, shape ``(modes, moments)``.
+    reruns
+        When it may run again.
     copied, direct
         Until when a rerun at each moment needs the value, where the reader takes a resharded copy of it, and where
         it reads the storage itself.
@@ -48,17 +67,10 @@ class _Reader:
     """
 
     node: int
-    moments: IntArray
-    runs: BoolArray
+    reruns: _Reruns
     copied: IntArray
     direct: IntArray
     aliases: BoolArray
-
-    def last_need(self, ends: IntArray, copy: _Copy) -> IntArray:
-        """The latest of these ends among the reruns that read a copy, per mode of the reader; 0 where none does."""
-        read = self.runs & (self.moments >= copy.first) & (self.moments < copy.replaced)
-        latest: IntArray = np.where(read, ends, 0).max(axis=1, initial=0)
-        return latest
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +102,7 @@ _NO_COPY = _Copy(mode=0, first=0, replaced=0, until=0, last=None)
 
 def add_holds(builder: RecomputeProblemBuilder) -> None:
     """Add to a problem how long inputs wait for reruns of their readers."""
+    reruns = {v: _reruns(builder, v) for v in builder.reruns}
     for u, node in enumerate(builder.model.nodes):
         if node.kind is not NodeKind.FORWARD:
             continue
@@ -98,7 +111,18 @@ def add_holds(builder: RecomputeProblemBuilder) -> None:
             if edge.consumer in builder.reruns:
                 edges.setdefault(edge.output, {}).setdefault(edge.consumer, []).append(edge)
         for output, by_reader in sorted(edges.items()):
-            _HeldOutput(builder, u, output, by_reader).add()
+            _HeldOutput(builder, reruns, u, output, by_reader).add()
+
+
+def _reruns(builder: RecomputeProblemBuilder, v: int) -> _Reruns:
+    moments, timeline = builder.moments[v], builder.timeline
+    runs = np.zeros((builder.modes(v), len(moments)), dtype=np.bool_)
+    for k, moment in enumerate(moments):
+        runs[builder.modes_with(v, moment), k] = True
+    events = [timeline.recompute[v][moment] for moment in moments]
+    begins = np.array([timeline.start[event] for event in events], dtype=np.int64)
+    computed = np.array([timeline.last_time(event) + 1 for event in events], dtype=np.int64)
+    return _Reruns(np.array(moments, dtype=np.int64), runs, begins, computed)
 
 
 def shortest_holds(problem: StrategyProblem, choices: Sequence[int]) -> tuple[int, ...]:
@@ -131,15 +155,20 @@ class _HeldOutput:
     """One output of one producer and the operators that may read it again."""
 
     def __init__(
-        self, builder: RecomputeProblemBuilder, u: int, output: int, by_reader: dict[int, list[StepEdge]]
+        self,
+        builder: RecomputeProblemBuilder,
+        reruns: Mapping[int, _Reruns],
+        u: int,
+        output: int,
+        by_reader: dict[int, list[StepEdge]],
     ) -> None:
         self.builder = builder
         self.u = u
         self.output = output
-        self.bytes = builder.model.nodes[u].output_bytes[:, output]
+        self.bytes = builder.tables.one_of(builder.model.nodes[u].output_bytes[:, output])
         self.copies = [self._copies(mode) for mode in range(builder.modes(u))]
         earliest = min(copy.until for copies in self.copies for copy in copies)
-        readers = [self._reader(v, edges) for v, edges in sorted(by_reader.items())]
+        readers = [self._reader(v, reruns[v], edges) for v, edges in sorted(by_reader.items())]
         self.readers = [reader for reader in readers if int(reader.direct.max()) > earliest]
 
     def add(self) -> None:
@@ -173,56 +202,42 @@ class _HeldOutput:
             return [_Copy(mode, 0, end, life.last.computed_end, life.last)]
         moments = reruns[mode - 1]
         made = [builder.timeline.last_time(builder.timeline.recompute[self.u][moment]) + 1 for moment in moments]
+        until = made[-1] if life.backward is None else max(life.backward.computed_end, made[-1])
+        last_copy = _Copy(mode, moments[-1], end, until, life.backward)
+        if self.u not in builder.rereads:
+            return [last_copy]
+        assert life.forward is not None, "what a rerun reads is read in forward"
+        first_copy = _Copy(mode, 0, moments[0], life.forward.computed_end, life.forward)
         again = [
             _Copy(mode, first, replaced, time, None)
-            for (first, replaced), time in zip(pairwise((*moments, end)), made, strict=True)
+            for (first, replaced), time in zip(pairwise(moments), made[:-1], strict=True)
         ]
-        if life.backward is not None:
-            again[-1] = replace(again[-1], until=max(life.backward.computed_end, made[-1]), last=life.backward)
-        if self.u not in builder.rereads:
-            return again[-1:]
-        assert life.forward is not None, "what a rerun reads is read in forward"
-        return [_Copy(mode, 0, moments[0], life.forward.computed_end, life.forward), *again]
+        return [first_copy, *again, last_copy]
 
-    def _reader(self, v: int, edges: list[StepEdge]) -> _Reader:
-        builder, slot = self.builder, max(edge.slot for edge in edges)
-        moments = builder.moments[v]
-        copied, direct = zip(*(self._needed_until(v, slot, moment) for moment in moments), strict=True)
-        runs = np.zeros((builder.modes(v), len(moments)), dtype=np.bool_)
-        for k, moment in enumerate(moments):
-            runs[builder.modes_with(v, moment), k] = True
-        aliases = np.logical_or.reduce([edge.copy_bytes == 0 for edge in edges])
-        return _Reader(v, np.array(moments), runs, np.array(copied), np.array(direct), aliases)
-
-    def _needed_until(self, v: int, slot: int, moment: int) -> tuple[int, int]:
-        """Until when a rerun needs the value, as a copy and directly."""
-        timeline = self.builder.timeline
-        event = timeline.recompute[v][moment]
-        computed = timeline.last_time(event) + 1
-        if self.builder.counting is Counting.OVER:
-            return computed, computed
-        return timeline.argument_time(event, slot) + 1, computed
+    def _reader(self, v: int, reruns: _Reruns, edges: list[StepEdge]) -> _Reader:
+        slot = max(edge.slot for edge in edges)
+        copied = reruns.computed if self.builder.counting is Counting.OVER else reruns.begins + slot + 1
+        return _Reader(v, reruns, copied, reruns.computed, read_directly(edges, self.builder.tables))
 
     # -------------------------------------------------------------- one reader
 
     def _hold_for(self, reader: _Reader) -> None:
         """Hold every copy as usage of the pair (producer, reader)."""
-        builder = self.builder
-        aliases = builder.over_modes(reader.aliases, self.u, reader.node)
-        sizes = reader.aliases.shape
-        held = []
-        for copies in zip_longest(*self.copies, fillvalue=_NO_COPY):
-            start = np.array([[copy.until] for copy in copies], dtype=np.int64)
-            copied = np.stack([reader.last_need(reader.copied, copy) for copy in copies])
-            direct = np.stack([reader.last_need(reader.direct, copy) for copy in copies])
-            ends = np.where(aliases, _widened(direct, *sizes), _widened(copied, *sizes))
-            held.append((_widened(start, sizes[0], 1), ends))
-        builder.pair_usage((self.u, reader.node), self._between(held))
-        if builder.counting is not Counting.EXACT:
+        rounds = list(zip_longest(*self.copies, fillvalue=_NO_COPY))
+        first, replaced, until = np.array(
+            [[(copy.first, copy.replaced, copy.until) for copy in copies] for copies in rounds], dtype=np.int64
+        ).transpose(2, 0, 1)
+        moments, runs = reader.reruns.moments, reader.reruns.runs
+        reads = (moments >= first[..., None]) & (moments < replaced[..., None])
+        read = runs & reads[:, :, None, :]
+        copied, direct = (np.where(read, ends, 0).max(axis=-1) for ends in (reader.copied, reader.direct))
+        self.builder.pair_usage((self.u, reader.node), self._between(until, copied, direct, reader.aliases))
+        if self.builder.counting is not Counting.EXACT:
             return
-        for copy in chain.from_iterable(self.copies):
-            later = np.repeat(reader.last_need(reader.copied, copy) > copy.until, sizes[1])
-            self._through_last_use(copy, reader.node, later)
+        for mode, copies in enumerate(self.copies):
+            for k, copy in enumerate(copies):
+                later = np.repeat(copied[k, mode] > copy.until, reader.aliases.shape[1])
+                self._through_last_use(copy, reader.node, later)
 
     # --------------------------------------------------------- several readers
 
@@ -240,8 +255,10 @@ class _HeldOutput:
                 ends.update(reader.direct.tolist())
         until = np.array(sorted(ends), dtype=np.int64)
         hold = builder.new_node(f"{builder.names[self.u]} held", until.shape[0])
-        start = np.array([[copy.until] for copy in last], dtype=np.int64)
-        builder.pair_usage((self.u, hold), self._between([(_widened(start, self.bytes.size, 1), until[None, :])]))
+        start = np.array([[copy.until for copy in last]], dtype=np.int64)
+        chosen = np.broadcast_to(until, (*start.shape, until.shape[0]))
+        always = np.ones((self.bytes.shape[0], 1), dtype=np.bool_)
+        builder.pair_usage((self.u, hold), self._between(start, chosen, chosen, always))
         for reader in self.readers:
             self._forbid_too_early(hold, until, reader)
         if exact:
@@ -251,7 +268,7 @@ class _HeldOutput:
     def _forbid_too_early(self, hold: int, until: IntArray, reader: _Reader) -> None:
         """Forbid holds that end before a rerun of the reader has the value."""
         builder, size = self.builder, reader.aliases.shape[1]
-        copied, direct = (np.where(reader.runs, ends, 0).max(axis=1) for ends in (reader.copied, reader.direct))
+        copied, direct = (np.where(reader.reruns.runs, ends, 0).max(axis=1) for ends in (reader.copied, reader.direct))
         needed = direct if reader.aliases.all() else copied
         early = np.repeat(until[:, None] < needed[None, :], size, axis=1)
         builder.factor((hold, reader.node), np.zeros(early.shape, dtype=np.int64), early)
@@ -264,15 +281,32 @@ class _HeldOutput:
 
     # ------------------------------------------------------------------ tables
 
-    def _between(self, held: list[tuple[IntArray, IntArray]]) -> list[UsageTerm]:
-        """Usage of the value's bytes where it is held from a start to an end, tables that broadcast to one shape."""
-        spans = [np.broadcast_arrays(start, end) for start, end in held]
-        amount = np.tile(self.bytes, self.builder.modes(self.u))[:, None]
-        points = np.unique(np.concatenate([ends[start < end] for start, end in spans for ends in (start, end)]))
+    def _between(self, start: IntArray, copied: IntArray, direct: IntArray, aliases: BoolArray) -> list[UsageTerm]:
+        """Usage of the value's bytes where it is held.
+
+        Parameters
+        ----------
+        start
+            From when on copies are held, shape ``(rounds, modes)``: in every mode of the producer the first copies,
+            the second ones, and so on.
+        copied, direct
+            Until when, for the modes of another node, shape ``(rounds, modes, other modes)``: where that node takes a
+            resharded copy, and where it reads the storage itself.
+        aliases
+            Where it does the latter, shape ``(S_producer, S_other)``.
+        """
+        tables = self.builder.tables
+        start, ends = start[:, :, None], np.stack([copied, direct])
+        possible = ends[[not aliases.all(), bool(aliases.any())]]
+        held = start < possible
+        points = np.unique(np.concatenate([np.broadcast_to(start, possible.shape)[held], possible[held]]))
+        spans = points[:-1, None, None, None, None], points[1:, None, None, None, None]
+        alive = np.logical_or.reduce((start <= spans[0]) & (ends >= spans[1]), axis=2)
         found: list[UsageTerm] = []
-        for since, until in pairwise(points.tolist()):
-            alive = np.logical_or.reduce([(start <= since) & (end >= until) for start, end in spans])
-            found += self.builder.term(since, until, amount * alive)
+        for (since, until), now in zip(pairwise(points.tolist()), alive, strict=True):
+            key = "held", now.shape, now.tobytes()
+            amount = tables.made_of((self.bytes, aliases), key, partial(_amounts_held, self.bytes, aliases, *now))
+            found += self.builder.term(since, until, amount)
         return found
 
     def _through_last_use(self, copy: _Copy, other: int, later: BoolArray) -> None:
@@ -298,6 +332,18 @@ class _HeldOutput:
             builder.factor(scope, np.zeros(held.shape, dtype=np.int64), usage=usage)
 
 
-def _widened(table: IntArray, rows: int, columns: int) -> IntArray:
-    """A table over modes, repeated over the layouts of both nodes."""
-    return np.repeat(np.repeat(table, rows, axis=0), columns, axis=1)
+def _amounts_held(amount: IntArray, aliases: BoolArray, copied: BoolArray, direct: BoolArray) -> IntArray:
+    """Bytes of a value over the strategies of its producer and of another node, where they are held.
+
+    Parameters
+    ----------
+    amount
+        Bytes per layout of the producer.
+    aliases
+        Layouts under which the other node reads the storage itself, shape ``(S_producer, S_other)``.
+    copied, direct
+        Whether the value is held in the modes of both nodes where it takes a copy, and where it does that.
+    """
+    (rows, columns), sizes = copied.shape, aliases.shape
+    by_layout = np.where(aliases[:, None, :], direct[:, None, :, None], copied[:, None, :, None])
+    return (amount[:, None, None] * by_layout).reshape(rows * sizes[0], columns * sizes[1])

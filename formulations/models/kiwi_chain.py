@@ -27,14 +27,14 @@ plans; then the problem is the best plan whose chains reach no further, and its 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
 from formulations.models.counting import Counting
 from formulations.models.modes import Modes, needed_reruns, once, once_or_twice
 from formulations.models.recompute import RecomputeProblemBuilder
-from formulations.models.step import Moments, NodeKind, StepDecision, StepModel
+from formulations.models.step import Moments, StepDecision, StepModel
 from formulations.problem import StrategyProblem
 
 
@@ -102,31 +102,31 @@ def chain_moments(
     plans
         Reruns with their moments that stay possible whatever the reach.
     """
-    found = {i: times if reach is None else times[-reach:] for i, times in _all_moments(model).items()}
+    first = model.first_backward_use
+    moments = sorted({use for use in first if use >= 0})
+    found = {
+        i: [moments[k] for k in _highest_bits(needed, reach)] for i, needed in _moment_sets(model, moments).items()
+    }
     for plan in plans:
         for i, moment in plan.items():
             found[i] = sorted({*found[i], moment})
     return {i: tuple(times) for i, times in found.items()}
 
 
-def _all_moments(model: StepModel) -> dict[int, list[int]]:
-    """``T_i``; sets of moments are the bits of integers, since the first operators of a deep model have very many."""
+def _moment_sets(model: StepModel, moments: Sequence[int]) -> dict[int, int]:
+    """``T_i`` as bits of integers, one for each of the moments: the first operators of a deep model have very many."""
     first = model.first_backward_use
-    moments = sorted({use for use in first if use >= 0})
     position = {moment: k for k, moment in enumerate(moments)}
-    sets = [0] * len(model.nodes)
-    found: dict[int, list[int]] = {}
+    found: dict[int, int] = {}
     for i in reversed(np.flatnonzero(model.rerunnable).tolist()):
         needed = 0
         for edge in model.edges_from[i]:
-            if model.nodes[edge.consumer].kind is NodeKind.FORWARD:
-                needed |= sets[edge.consumer]
+            needed |= found.get(edge.consumer, 0)
         if first[i] >= 0:
             own = 1 << position[first[i]]
             needed = (needed & (own - 1)) | own
-        sets[i] = needed
         if needed:
-            found[i] = [moments[k] for k in _bits(needed)]
+            found[i] = needed
     return found
 
 
@@ -183,11 +183,10 @@ def latest_moments(model: StepModel, wanted: Mapping[int, int | None]) -> dict[i
     return found
 
 
-def _bits(mask: int) -> list[int]:
-    """Positions of the bits that are set, in increasing order."""
-    found = []
-    while mask:
-        lowest = mask & -mask
-        found.append(lowest.bit_length() - 1)
-        mask ^= lowest
-    return found
+def _highest_bits(mask: int, most: int | None) -> list[int]:
+    """Positions of the highest bits that are set, all or so many, in increasing order."""
+    found: list[int] = []
+    while mask and len(found) != most:
+        found.append(mask.bit_length() - 1)
+        mask ^= 1 << found[-1]
+    return found[::-1]

@@ -7,10 +7,12 @@ both layouts, so the difference is usage of the pair (:attr:`LastUse.aliases`).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from formulations.models.equal_tables import EqualTables
 from formulations.models.step import NodeKind, StepEdge, StepModel
 from formulations.models.timeline import Timeline
 from formulations.problem import BoolArray
@@ -54,19 +56,29 @@ class Lifetime:
         return self.backward or self.forward
 
 
-def lifetimes(model: StepModel, timeline: Timeline) -> dict[tuple[int, int], Lifetime]:
+def lifetimes(model: StepModel, timeline: Timeline, tables: EqualTables) -> dict[tuple[int, int], Lifetime]:
     """Find the last uses of every output that is read, by (node, output).
 
     Recomputed readers are left out: whether and how long they prolong a life is a decision of its own.
+
+    Parameters
+    ----------
+    model, timeline
+        The step, and when everything happens.
+    tables
+        Keeps equal tables of layouts as one.
     """
-    readers: dict[tuple[int, int], dict[int, list[StepEdge]]] = {}
+    last: dict[tuple[tuple[int, int], bool], list[StepEdge]] = {}
     for edge in model.edges:
-        readers.setdefault((edge.producer, edge.output), {}).setdefault(edge.consumer, []).append(edge)
+        phase = (edge.producer, edge.output), model.nodes[edge.consumer].kind is NodeKind.BACKWARD
+        known = last.get(phase)
+        if known is None or known[0].consumer < edge.consumer:  # operators run in the order of the nodes
+            last[phase] = [edge]
+        elif known[0].consumer == edge.consumer:
+            known.append(edge)
     ends: dict[tuple[int, int], list[tuple[bool, LastUse]]] = {}
-    for key, by_reader in readers.items():
-        for reader, edges in by_reader.items():
-            backward = model.nodes[reader].kind is NodeKind.BACKWARD
-            ends.setdefault(key, []).append((backward, _operator_use(timeline, reader, edges)))
+    for (key, backward), edges in last.items():
+        ends.setdefault(key, []).append((backward, _operator_use(timeline, edges, tables)))
     for k, result in enumerate(model.results):
         time = timeline.last_time(timeline.result[k])
         ends.setdefault((result.producer, result.output), []).append((False, LastUse(time + 1, time + 1)))
@@ -82,8 +94,20 @@ def lifetimes(model: StepModel, timeline: Timeline) -> dict[tuple[int, int], Lif
     }
 
 
-def _operator_use(timeline: Timeline, reader: int, edges: list[StepEdge]) -> LastUse:
+def read_directly(edges: Sequence[StepEdge], tables: EqualTables) -> BoolArray:
+    """Layouts under which an operator reads the storage of one output through any of these arguments, without a copy.
+
+    Returns
+    -------
+    BoolArray
+        Shape ``(S_producer, S_reader)``.
+    """
+    copies = tuple(edge.copy_bytes for edge in edges)
+    return tables.made_of(copies, ("read directly",), lambda: np.logical_or.reduce([copy == 0 for copy in copies]))
+
+
+def _operator_use(timeline: Timeline, edges: list[StepEdge], tables: EqualTables) -> LastUse:
+    reader = edges[0].consumer
     event = timeline.compute[reader]
     end = timeline.argument_time(event, max(edge.slot for edge in edges)) + 1
-    aliases = np.logical_or.reduce([edge.copy_bytes == 0 for edge in edges])
-    return LastUse(end, timeline.last_time(event) + 1, reader, aliases)
+    return LastUse(end, timeline.last_time(event) + 1, reader, read_directly(edges, tables))

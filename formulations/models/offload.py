@@ -1,25 +1,24 @@
 """KIWI with chains and offload: a third thing to do with an activation is to let it wait in host memory.
 
-An activation that backward reads leaves the device after its last forward use and comes back before its first
-backward use. The problem that finds plans has two modes of it (:class:`OffloadMode`):
+An activation that backward reads leaves the device behind its last forward use and comes back for its first backward
+use, or for the first rerun that may read it (*soon*). What copies take is known in the schedule alone; the problem that
+finds plans estimates it:
 
-- *hidden*: time is cut into slots of equal length, at the least time that events can take. The activation leaves
-  in a whole slot behind its last forward use and comes back in a whole slot before its first backward use, the
-  nearest ones or (*patient*) those next to them. The copies of a slot and direction together take no longer than the
-  slot (in permille of it), so they cost no time;
-- *exposed*: the computation waits for both copies, so its device memory is free at once.
+- *away*: its device memory is free behind the last forward use, and taken again some copies' time (:data:`LEAD`)
+  before the first use in backward. The copies fit into what :mod:`formulations.models.offload_links` says that the
+  links carry by when; where that is too little, the step waits in forward or in backward, at its price;
+- *exposed*, where copies cannot run beside the computation at all: it waits for both, which is exact. No rerun reads
+  an activation before its first backward use then.
 
-Slots are sufficient, not necessary, and they trust the least times: what a plan costs is known from the replay of
-its schedule. The bound comes from a relaxation with three other modes, in which copies take no time of their own:
+The bound comes from a relaxation, which counts no more than any plan has, if that is no dearer than the best known:
 
-- *early*: away when forward ends. All such copies together have left by then, so they take no longer than the step of
-  the best plan known leaves for forward;
-- *late*: it leaves when forward has ended;
-- *brief*: it is away in forward only, so that its copies weigh as those of *early* and nothing on the way back.
+- *early*: away when forward ends, in the links' rows from when it is made;
+- *late*: it leaves when forward has ended, in the rows of the way back alone;
+- *brief*: it is away in forward only, in the rows outward.
 
-In the first two it comes back in backward, and all copies inward together take no longer than that step leaves for
-backward. A rerun that reads an offloaded activation before its first backward use is in neither problem.
-Where copies cannot run beside the computation at all, only the exposed mode exists, and there is nothing to relax.
+What a plan takes in forward beyond the least time is waiting, which has a price there too, or a dearer layout, which
+rows do not ask about. Backward may take all that the best plan known takes beyond the least time.
+Where forward uses of an activation end, its memory is free in all of these, though a busy link holds it longer.
 """
 
 from __future__ import annotations
@@ -32,32 +31,40 @@ from functools import cached_property
 import numpy as np
 
 from formulations.models.counting import Counting
+from formulations.models.holds import shortest_holds
 from formulations.models.kiwi_chain import decode_kiwi_chain, encode_kiwi_chain
 from formulations.models.liveness import LastUse
 from formulations.models.modes import Modes
+from formulations.models.offload_links import LinkRows, Span, waits
 from formulations.models.recompute import RecomputeProblemBuilder
 from formulations.models.sharding import UNREAD
-from formulations.models.step import HostStay, NodeKind, StepDecision, StepModel
+from formulations.models.step import NodeKind, StepDecision, StepModel
 from formulations.models.timeline import EventKind
 from formulations.problem import BoolArray, IntArray, Resource, StrategyProblem, UsageTerm
 
-PERMILLE = 1000
-SLOTS = 64
-"""Slots of a step. Copies that are longer than a slot cannot be hidden in the problem."""
-
 HOST, OUTWARD, INWARD = 1, 2, 3
-"""Indices of the resources besides device memory; inward is outward where both directions share one link."""
+"""Indices of the resources besides device memory. A link's times are its rows."""
+
+LEAD = 3
+"""Copies' times before its use that an activation takes its memory again: it may have to queue for the link."""
 
 
 class OffloadMode(StrEnum):
     """How an activation waits on the host; see the module docstring."""
 
-    HIDDEN = "hidden"
-    PATIENT = "patient"
+    AWAY = "away"
+    AWAY_SOON = "away, back for the first rerun that may read it"
     EXPOSED = "exposed"
     EARLY = "early"
+    EARLY_SOON = "early, back for the first rerun that may read it"
     LATE = "late"
+    LATE_SOON = "late, back for the first rerun that may read it"
     BRIEF = "brief"
+
+    @property
+    def soon(self) -> bool:
+        """Whether reruns before the first backward use may read what has come back."""
+        return self in (OffloadMode.AWAY_SOON, OffloadMode.EARLY_SOON, OffloadMode.LATE_SOON)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +77,6 @@ class Links:
         Pinned host memory for one device, or None.
     blocking
         Whether the computation waits for every copy.
-    shared
-        Whether both directions share one link.
     best_known
         Cost of a plan, in quanta: builds the relaxation, whose optimum is a bound on all plans that are no worse;
         None builds the problem that finds plans.
@@ -79,12 +84,11 @@ class Links:
 
     host_bytes: int | None = None
     blocking: bool = False
-    shared: bool = False
     best_known: int | None = None
 
     @property
     def relaxed(self) -> bool:
-        """Whether copies take no time of their own."""
+        """Whether the problem is the relaxation."""
         return self.best_known is not None and not self.blocking
 
     @property
@@ -92,9 +96,10 @@ class Links:
         """Modes of offload that there are."""
         if self.blocking:
             return (OffloadMode.EXPOSED,)
-        if self.relaxed:
-            return (OffloadMode.EARLY, OffloadMode.LATE, OffloadMode.BRIEF)
-        return (OffloadMode.HIDDEN, OffloadMode.PATIENT, OffloadMode.EXPOSED)
+        if not self.relaxed:
+            return OffloadMode.AWAY, OffloadMode.AWAY_SOON
+        early, late = (OffloadMode.EARLY, OffloadMode.EARLY_SOON), (OffloadMode.LATE, OffloadMode.LATE_SOON)
+        return (*early, *late, OffloadMode.BRIEF)
 
 
 def offload_candidates(model: StepModel) -> frozenset[int]:
@@ -106,6 +111,12 @@ def offload_candidates(model: StepModel) -> frozenset[int]:
     )
 
 
+def waiting_outputs(model: StepModel, node: int) -> list[int]:
+    """Outputs of an operator that backward reads itself: those are away where it is offloaded, the others stay."""
+    edges = model.edges_from[node]
+    return sorted({edge.output for edge in edges if model.nodes[edge.consumer].kind is NodeKind.BACKWARD})
+
+
 @dataclass(frozen=True, eq=False)
 class OffloadProblem:
     """The joint problem of sharding, recomputation of chains and offload.
@@ -114,44 +125,72 @@ class OffloadProblem:
     ----------
     problem
         Its first nodes are the model's nodes; strategy ``mode * S + layout`` with mode 0 keep, then the operator's
-        modes of running again, then offload (:attr:`Links.modes`). Hold nodes follow.
-    model, modes
+        modes of running again, then offload (:attr:`Links.modes`). Hold nodes follow, then the clock and what waits.
+    model, modes, links
         What it was built from.
-    stays
-        By node and mode, what a mode of offload means.
+    waiting
+        By node that waits, the link whose rows that makes longer.
     """
 
     problem: StrategyProblem
     model: StepModel
     modes: Modes
-    stays: Mapping[tuple[int, int], HostStay]
+    links: Links
+    waiting: Mapping[int, int]
 
     def decode(self, choices: tuple[int, ...]) -> StepDecision:
         """Read layouts, reruns and offloads from a solution."""
-        chain = list(choices)
-        offloaded: dict[int, HostStay] = {}
-        for i, node in enumerate(self.model.nodes):
-            mode, layout = divmod(choices[i], node.size)
-            if (i, mode) in self.stays:
+        chain, offloaded = list(choices), set()
+        for i in offload_candidates(self.model):
+            mode, layout = divmod(choices[i], self.model.nodes[i].size)
+            if mode > len(self.modes.get(i, ())):
                 chain[i] = layout
-                offloaded[i] = self.stays[i, mode]
-        return replace(decode_kiwi_chain(self.model, self.modes, tuple(chain)), offloaded=offloaded)
+                offloaded.add(i)
+        decision = decode_kiwi_chain(self.model, self.modes, tuple(chain))
+        return replace(decision, offloaded=frozenset(offloaded))
 
     def encode(self, decision: StepDecision) -> tuple[int, ...]:
-        """Strategies of the model's nodes that mean a decision, without the hold nodes.
+        """Strategies of the model's nodes that mean a decision, without the nodes behind them.
 
         Raises
         ------
         ValueError
-            If the problem leaves one of its reruns or stays out.
+            If the problem leaves one of its reruns or offloads out.
         """
         choices = list(encode_kiwi_chain(self.model, self.modes, decision))
-        mode_of = {(i, stay): mode for (i, mode), stay in self.stays.items()}
-        for i, stay in decision.offloaded.items():
-            if (i, stay) not in mode_of:
-                raise ValueError(f"{self.model.nodes[i].name} cannot be away in this problem as the decision says")
-            choices[i] = mode_of[i, stay] * self.model.nodes[i].size + decision.layouts[i]
+        candidates = offload_candidates(self.model)
+        for i in decision.offloaded:
+            if i not in candidates:
+                raise ValueError(f"{self.model.nodes[i].name} cannot wait on the host in this problem")
+            away, first = waiting_outputs(self.model, i), self.model.first_backward_use[i]
+            readers = (edge.consumer for edge in self.model.edges_from[i] if edge.output in away)
+            soon = any(decision.recomputed.get(v, (first,))[0] < first for v in readers)
+            # Where nothing is hidden there is one mode, and a rerun that comes too early for it is forbidden there.
+            way = next((k for k, way in enumerate(self.links.modes) if way.soon == soon), 0)
+            choices[i] += (1 + len(self.modes.get(i, ())) + way) * self.model.nodes[i].size
         return tuple(choices)
+
+    def complete(self, problem: StrategyProblem, choices: tuple[int, ...]) -> tuple[int, ...]:
+        """Complete choices of the model's nodes by the shortest holds and the shortest waiting.
+
+        Parameters
+        ----------
+        problem
+            This problem, or the same with fewer strategies allowed.
+        choices
+            Strategies of the model's nodes.
+        """
+        complete = list(shortest_holds(problem, choices))
+        for node, link in self.waiting.items():
+            load = np.zeros(problem.horizon, dtype=np.int64)
+            for i, entry in enumerate(problem.nodes):
+                for term in entry.usage:
+                    if term.resource == link and i != node:
+                        load[term.start : term.end] += term.amount[complete[i]]
+            limit, (own,) = problem.resources[link].limit, problem.nodes[node].usage
+            assert limit is not None, "links have limits"
+            complete[node] = int(np.argmax(own.amount <= limit - load[own.start : own.end].max()))
+        return tuple(complete)
 
 
 def build_offload(
@@ -178,7 +217,7 @@ def build_offload(
     """
     builder = OffloadProblemBuilder(model, modes, counting, links)
     problem = builder.build("kiwi_offload", memory_limit)
-    return OffloadProblem(problem, model, modes, builder.stays)
+    return OffloadProblem(problem, model, modes, links, builder.waiting)
 
 
 class OffloadProblemBuilder(RecomputeProblemBuilder):
@@ -187,16 +226,8 @@ class OffloadProblemBuilder(RecomputeProblemBuilder):
     def __init__(self, model: StepModel, modes: Modes, counting: Counting, links: Links) -> None:
         self.links = links
         self.offloads = offload_candidates(model)
-        self.stays: dict[tuple[int, int], HostStay] = {}
+        self.waiting: dict[int, int] = {}
         super().__init__(model, modes, counting, chains=True)
-        begins = [0]
-        for event in self.timeline.events:
-            least = int(model.nodes[event.index].cost.min()) if event.kind is EventKind.COMPUTE else 0
-            begins.append(begins[-1] + least)
-        self._begins = np.array(begins, dtype=np.int64)
-        self._slot = max(1, -(-begins[-1] // SLOTS))
-        # First event of every slot; a last, empty one follows the step.
-        self._slots = np.searchsorted(self._begins, np.arange(begins[-1] // self._slot + 2) * self._slot)
 
     def further_modes(self, node: int) -> int:
         """Number of modes of offload of a node."""
@@ -206,24 +237,50 @@ class OffloadProblemBuilder(RecomputeProblemBuilder):
         """Device memory, host memory and the links."""
         memory = super().resources(memory_limit)
         host = Resource("host memory (bytes)", self.links.host_bytes)
-        if not self.links.relaxed:
-            links = Resource("outward link (permille)", PERMILLE), Resource("inward link (permille)", PERMILLE)
-            return (*memory, host, *links)
-        best = self.links.best_known
-        assert best is not None
-        forward = int(self._begins[self._boundary])
-        backward = int(self._begins[-1]) - forward
-        outward = Resource("outward link (quanta)", max(0, best - backward))
-        return (*memory, host, outward, Resource("inward link (quanta)", max(0, best - forward)))
+        if self.links.blocking:
+            return (*memory, host)
+        forward, backward = self._rows.forward_time + self._longest_wait, self._rows.backward_time
+        if self.links.relaxed:
+            forward += min(self._beyond_least, self._dearest_forward() - self._rows.forward_time)
+            backward += self._beyond_least
+        else:
+            backward += self._longest_wait
+        return *memory, host, Resource("outward link (quanta)", forward), Resource("inward link (quanta)", backward)
 
     @cached_property
-    def _boundary(self) -> int:
-        """The first event of backward."""
+    def _rows(self) -> LinkRows:
+        """Where the rows of the links stand: events begin when the operators before them have taken their least."""
+        least = [
+            int(self.model.nodes[event.index].cost.min()) if event.kind is EventKind.COMPUTE else 0
+            for event in self.timeline.events
+        ]
         kinds = [node.kind for node in self.model.nodes]
-        if NodeKind.BACKWARD not in kinds:
-            return len(self.timeline.events)
-        first = kinds.index(NodeKind.BACKWARD)
-        return int(np.searchsorted(self.timeline.start, self.timeline.burst[first]))
+        boundary = len(least)
+        if NodeKind.BACKWARD in kinds:
+            boundary = self._burst_event(kinds.index(NodeKind.BACKWARD))
+        return LinkRows(np.concatenate(([0], np.cumsum(least, dtype=np.int64))), boundary)
+
+    @cached_property
+    def _beyond_least(self) -> int:
+        """What the best plan known takes beyond the least time of all operators."""
+        assert self.links.best_known is not None, "only the relaxation knows a plan"
+        return max(0, self.links.best_known - int(self._rows.begins[-1]))
+
+    @cached_property
+    def _longest_wait(self) -> int:
+        """In the relaxation what the best plan known may wait at most; else what all copies take together."""
+        if self.links.relaxed:
+            return self._beyond_least
+        costs = (self.model.nodes[i].transfer_cost for i in self.offloads)
+        return sum(int(cost.sum(axis=1).max()) for cost in costs if cost is not None)
+
+    def _dearest_forward(self) -> int:
+        """Most time that layouts let forward take."""
+        own = sum(int(node.cost.max()) for node in self.model.nodes if node.kind is NodeKind.FORWARD)
+        arguments = sum(int(edge.cost.max()) for edge in self.model.edges if self._is_forward(edge.consumer))
+        return own + arguments + sum(int(result.cost.max()) for result in self.model.results)
+
+    # -------------------------------------------------------------- families
 
     def add_operators(self) -> None:
         """Add the lives of offloaded outputs, the links and the host."""
@@ -231,93 +288,134 @@ class OffloadProblemBuilder(RecomputeProblemBuilder):
         for i in sorted(self.offloads):
             for k, way in enumerate(self.links.modes):
                 self._add_offload(i, 1 + len(self.reruns.get(i, ())) + k, way)
+        if self.offloads and not self.links.blocking:
+            self._add_time()
+
+    def _add_time(self) -> None:
+        """Add the clock, and what waits."""
+        rows = self._rows
+        self.node_usage[self.new_node("clock", 1)] += rows.clock(OUTWARD, INWARD)
+        self._add_wait("waiting in forward", OUTWARD, Span(0, len(rows.outward)))
+        if not self.links.relaxed:
+            self._add_wait("waiting in backward", INWARD, Span(0, len(rows.inward)))
+
+    def _add_wait(self, name: str, link: int, rows: Span) -> None:
+        """Add a node that chooses how long something waits.
+
+        In the relaxation every choice stands for all waiting from its price up to what it makes the rows longer.
+        """
+        if not self._longest_wait:
+            return
+        longer = waits(self._longest_wait)
+        price = np.concatenate(([0], longer))
+        if self.links.relaxed:
+            price = price[:-1]
+        else:
+            longer = price
+        node = self.new_node(name, len(price))
+        self.cost[node] = price
+        self.node_usage[node].append(UsageTerm(link, rows.first, rows.end, longer[-1] - longer))
+        self.waiting[node] = link
 
     def _add_offload(self, i: int, mode: int, way: OffloadMode) -> None:
         """Add one mode of one operator: what it costs, reserves, and holds on either side."""
         node, size = self.model.nodes[i], self.model.nodes[i].size
+        needed = self._needed_for(i, way)
+        if needed is None:
+            self.forbid(i, self.in_mode(i, mode, np.ones(size, dtype=np.int64)) > 0)
+            return
         assert node.transfer_cost is not None
-        waiting = [self.lifetimes.get((i, k), UNREAD).backward is not None for k in range(node.output_bytes.shape[1])]
+        waiting = waiting_outputs(self.model, i)
         copies = node.transfer_cost[:, waiting].sum(axis=1)
-        first = self.model.first_backward_use[i]
-        on_host = node.output_bytes[:, waiting].sum(axis=1)
-        boundary, burst = self.timeline.start[self._boundary], self.timeline.burst[first]
-        computes = self.timeline.compute[first]
-        gone, back = 0, self.timeline.start[computes]
-        held = self.timeline.start[self._left(i)], self.timeline.last_time(computes) + 1
+        on_host = self.in_mode(i, mode, node.output_bytes[:, waiting].sum(axis=1))
+        boundary = self.timeline.start[self._rows.boundary]
+        arrives = self._burst_event(needed)
+        gone, back = 0, self.timeline.start[arrives if way.soon else self.timeline.compute[needed]]
+        on_host_from, on_host_until = boundary, self.timeline.burst[needed] + 1
         match way:
-            case OffloadMode.HIDDEN | OffloadMode.PATIENT:
-                gone, back = self._carry(i, mode, int(way is OffloadMode.PATIENT), copies)
+            case OffloadMode.AWAY | OffloadMode.AWAY_SOON:
+                self._spend(i, mode, OUTWARD, self._rows.leaving(self._left(i)), copies)
+                self._spend(i, mode, INWARD, self._rows.returning(arrives), copies)
+                gone, back = self.timeline.start[self._left(i)], self._taken_again(arrives, LEAD * copies)
+                on_host_from, on_host_until = self._on_host(i)
             case OffloadMode.EXPOSED:
-                left = self._left(i)
-                gone, back = self._stay(i, mode, left, left, self._arrives(i))
                 self.cost[i][mode * size : (mode + 1) * size] += 2 * copies
-            case OffloadMode.EARLY:
-                self._spend(i, mode, OUTWARD, 0, copies)
-                self._spend(i, mode, INWARD, 0, copies)
-                held = boundary, burst + 1
-            case OffloadMode.LATE:
-                self._spend(i, mode, INWARD, 0, copies)
-                gone, held = boundary, (burst, burst + 1)
+                gone, back = self.timeline.start[self._left(i)], self._taken_again(arrives, 0 * copies)
+                on_host_from, on_host_until = self._on_host(i)
+            case OffloadMode.EARLY | OffloadMode.EARLY_SOON:
+                self._spend(i, mode, OUTWARD, self._rows.leaving(self.timeline.compute[i] + 1), copies)
+                self._spend(i, mode, INWARD, self._rows.returning(arrives), copies)
+                if way.soon:  # how much sooner it may be read, another rerun says
+                    on_host_until = boundary + 1
+            case OffloadMode.LATE | OffloadMode.LATE_SOON:
+                self._spend(i, mode, INWARD, self._rows.returning(arrives), copies)
+                gone, on_host_from = boundary, self.timeline.burst[needed]
+                if way.soon:
+                    on_host_from = on_host_until
             case OffloadMode.BRIEF:
-                self._spend(i, mode, OUTWARD, 0, copies)
-                back, held = boundary, (0, 0)
-                if self.links.host_bytes is not None:
-                    self.forbid(i, self.in_mode(i, mode, (on_host > self.links.host_bytes).astype(np.int64)) > 0)
-        for output, waits in enumerate(waiting):
+                self._spend(i, mode, OUTWARD, self._rows.leaving(self.timeline.compute[i] + 1), copies)
+                back, on_host_from = boundary, on_host_until
+        if self.links.host_bytes is not None:
+            self.forbid(i, on_host > self.links.host_bytes)
+        if on_host_from < on_host_until:
+            self.node_usage[i].append(UsageTerm(HOST, on_host_from, on_host_until, on_host))
+        made = self.timeline.last_time(self.timeline.compute[i])
+        for output in range(node.output_bytes.shape[1]):
             amount = self.in_mode(i, mode, node.output_bytes[:, output])
-            made = self.timeline.last_time(self.timeline.compute[i])
-            life = self.lifetimes.get((i, output), UNREAD)
-            if waits and gone:
+            if output in waiting and gone:
                 self.node_usage[i] += self.term(made, max(gone, made + 1), amount)
             else:
-                self.add_life(i, made, life.forward, amount)
-            if waits:
+                self.add_life(i, made, self.lifetimes.get((i, output), UNREAD).forward, amount)
+            if output in waiting:
                 self.add_life(i, back, self.last_life(i, output), amount)
-        if held[0] < held[1]:
-            self.node_usage[i].append(UsageTerm(HOST, *held, self.in_mode(i, mode, on_host)))
 
-    def _spend(self, i: int, mode: int, resource: int, time: int, amount: IntArray) -> None:
-        """Use a link at a time that stands for a slot, or for all copies of a direction."""
-        self.node_usage[i].append(UsageTerm(resource, time, time + 1, self.in_mode(i, mode, amount)))
+    def _spend(self, i: int, mode: int, link: int, rows: Span, copies: IntArray) -> None:
+        """Use rows of a link."""
+        if rows.first < rows.end:
+            self.node_usage[i].append(UsageTerm(link, rows.first, rows.end, self.in_mode(i, mode, copies)))
 
-    @property
-    def _inward(self) -> int:
-        return OUTWARD if self.links.shared else INWARD
+    # ----------------------------------------------------------------- times
 
-    def _carry(self, i: int, mode: int, patience: int, copies: IntArray) -> tuple[int, int]:
-        """Put both copies into slots; return when the activation has gone and when its memory is taken again."""
-        timeline, arrives = self.timeline, self._arrives(i)
-        out = int(-(-self._begins[self._left(i)] // self._slot)) + patience
-        back = int(self._begins[arrives] // self._slot) - 1 - patience
-        none = out >= back or out + 1 >= len(self._slots)
-        share = -(-PERMILLE * copies // self._slot)
-        too_long = np.ones_like(share) if none else (share > PERMILLE).astype(np.int64)
-        self.forbid(i, self.in_mode(i, mode, too_long) > 0)
-        if none:
-            return 0, timeline.start[arrives]
-        # Operators that take no time may stand between a slot's begin and the last use.
-        leaves = max(int(self._slots[out]), self._left(i))
-        self._spend(i, mode, OUTWARD, timeline.start[self._slots[out]], share)
-        self._spend(i, mode, self._inward, timeline.start[self._slots[back]], share)
-        return self._stay(i, mode, leaves, int(self._slots[out + 1]), int(self._slots[back]))
+    @cached_property
+    def _readers(self) -> Mapping[int, set[int]]:
+        """By activation, who reads what is away of it."""
+        found = {}
+        for i in self.offloads:
+            waiting = waiting_outputs(self.model, i)
+            found[i] = {edge.consumer for edge in self.model.edges_from[i] if edge.output in waiting}
+        return found
 
-    def _stay(self, i: int, mode: int, leaves: int, gone: int, returns: int) -> tuple[int, int]:
-        """Write down what a mode means, as nodes whose computation comes before these events.
+    def _needed_for(self, i: int, way: OffloadMode) -> int | None:
+        """The backward operator in whose burst an activation is back; None where no rerun may read it sooner.
 
-        Returns when its memory is free and when it is taken again.
+        The first that may read it in the problem that finds plans, the last of those before its first backward use
+        in the relaxation.
         """
-        after = []
-        for event in (leaves, gone, returns):
-            while self.timeline.events[event - 1].kind is not EventKind.COMPUTE:
-                event -= 1
-            after.append(self.timeline.events[event - 1].index)
-        self.stays[i, mode] = HostStay(*after)
-        ends = [self.timeline.last_time(self.timeline.compute[node]) + 1 for node in after]
-        return ends[1], ends[2]
+        first = self.model.first_backward_use[i]
+        if not way.soon:
+            return first
+        sooner = [moment for v in self._readers[i] for moment in self.moments.get(v, ()) if moment < first]
+        if not sooner:
+            return None
+        return min(sooner) if way is OffloadMode.AWAY_SOON else max(sooner)
 
-    def _arrives(self, i: int) -> int:
-        """The event before which an activation must be back: the burst of its first backward use."""
-        return int(np.searchsorted(self.timeline.start, self.timeline.burst[self.model.first_backward_use[i]]))
+    def _burst_event(self, operator: int) -> int:
+        """The first event of a backward operator's burst."""
+        return int(np.searchsorted(self.timeline.start, self.timeline.burst[operator]))
+
+    def _taken_again(self, arrives: int, lead: IntArray) -> int:
+        """Time right behind a computation of backward from which there is such a lead to an event, of most layouts."""
+        begins = self._rows.begins
+        event = int(np.searchsorted(begins, begins[arrives] - int(np.median(lead)), side="right")) - 1
+        event = min(arrives, max(event, self._rows.boundary))
+        while self.timeline.events[event - 1].kind is not EventKind.COMPUTE:
+            event -= 1
+        return self.timeline.start[event]
+
+    def _on_host(self, i: int) -> tuple[int, int]:
+        """When an activation is on the host at most: from its last forward use to its first backward use."""
+        first = self.timeline.compute[self.model.first_backward_use[i]]
+        return self.timeline.start[self._left(i)], self.timeline.last_time(first) + 1
 
     def _left(self, i: int) -> int:
         """The event behind an operator's last use in forward."""
@@ -327,15 +425,20 @@ class OffloadProblemBuilder(RecomputeProblemBuilder):
     def _is_forward(self, node: int) -> bool:
         return self.model.nodes[node].kind is NodeKind.FORWARD
 
+    # ---------------------------------------------------------------- orders
+
     def out_of_order(self, u: int, v: int) -> BoolArray:
         """Also pairs where ``v`` would run again before ``u`` has come back."""
         late = super().out_of_order(u, v)
-        if u in self.offloads:
-            first = self.model.first_backward_use[u]
-            sizes = self.model.nodes[u].size, self.model.nodes[v].size
-            away = slice((1 + len(self.reruns.get(u, ()))) * sizes[0], None)
+        if u not in self.offloads or v not in self._readers[u]:
+            return late
+        sizes = self.model.nodes[u].size, self.model.nodes[v].size
+        for k, way in enumerate(self.links.modes, start=1 + len(self.reruns.get(u, ()))):
+            if way.soon or way is OffloadMode.BRIEF:
+                continue
+            away = slice(k * sizes[0], (k + 1) * sizes[0])
             for b, moments in enumerate(self.reruns.get(v, ()), start=1):
-                if moments[0] < first:
+                if moments[0] < self.model.first_backward_use[u]:
                     late[away, b * sizes[1] : (b + 1) * sizes[1]] = True
         return late
 

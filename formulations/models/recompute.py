@@ -20,18 +20,17 @@ inputs held for later reruns         :mod:`formulations.models.holds`
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
-
 import numpy as np
 
+from formulations.collection import collection_paused
 from formulations.models.counting import Counting
 from formulations.models.holds import add_holds
 from formulations.models.liveness import LastUse
 from formulations.models.modes import Modes
 from formulations.models.sharding import UNREAD, StepProblemBuilder
-from formulations.models.step import NodeKind, StepModel
+from formulations.models.step import NodeKind, StepEdge, StepModel
 from formulations.models.timeline import build_timeline
-from formulations.problem import BoolArray, IntArray, StrategyProblem
+from formulations.problem import BoolArray, IntArray, StrategyProblem, UsageTerm
 
 
 class RecomputeProblemBuilder(StepProblemBuilder):
@@ -48,6 +47,11 @@ class RecomputeProblemBuilder(StepProblemBuilder):
         See :class:`Counting`.
     chains
         Whether the inputs of a recomputed operator may be recomputed (KIWI's rule 1 forbids it).
+
+    Attributes
+    ----------
+    executions
+        Per node how often it runs, per mode.
     """
 
     def __init__(self, model: StepModel, reruns: Modes, counting: Counting, *, chains: bool) -> None:
@@ -56,20 +60,32 @@ class RecomputeProblemBuilder(StepProblemBuilder):
         self.reruns = reruns
         self.rereads = frozenset(i for i, modes in reruns.items() if max(map(len, modes)) > 1)
         self.chains = chains
-        self._shared: dict[tuple[object, ...], tuple[IntArray, IntArray]] = {}
-        for i, cost in enumerate(self.cost):
-            self.cost[i] = np.concatenate([times * cost for times in self.executions(i)])
+        self.executions = [
+            (1, *(1 + len(mode) for mode in reruns.get(i, ())), *(1,) * self.further_modes(i))
+            for i in range(len(model.nodes))
+        ]
+        self._modes_with = {
+            (i, moment): tuple(k for k, mode in enumerate(modes, start=1) if moment in mode)
+            for i, modes in reruns.items()
+            for moment in self.moments[i]
+        }
+        self._first_moments = {i: np.array([mode[0] for mode in modes]) for i, modes in reruns.items()}
+        self._last_moments = {i: np.array([mode[-1] for mode in modes]) for i, modes in reruns.items()}
+        for i, times in enumerate(self.executions):
+            if len(times) > 1:
+                self.cost[i] = np.concatenate([count * self.cost[i] for count in times])
 
     def build(self, name: str, memory_limit: int | None) -> StrategyProblem:
         """Add the families of sharding and the holds."""
-        add_holds(self)
-        return super().build(name, memory_limit)
+        with collection_paused():
+            add_holds(self)
+            return super().build(name, memory_limit)
 
     # ---------------------------------------------------------------- tables
 
     def modes(self, node: int) -> int:
         """Number of modes of a node."""
-        return 1 + len(self.reruns.get(node, ())) + self.further_modes(node)
+        return len(self.executions[node])
 
     def further_modes(self, node: int) -> int:
         """Number of modes beyond keeping and running again, which come last; here there are none."""
@@ -79,47 +95,46 @@ class RecomputeProblemBuilder(StepProblemBuilder):
         """Last direct use of an output in each of the further modes."""
         return []
 
-    def executions(self, node: int) -> tuple[int, ...]:
-        """How often a node runs, per mode."""
-        return (1, *(1 + len(mode) for mode in self.reruns.get(node, ())), *(1,) * self.further_modes(node))
-
-    def modes_with(self, node: int, moment: int) -> list[int]:
+    def modes_with(self, node: int, moment: int) -> tuple[int, ...]:
         """Modes in which a node runs again at a moment."""
-        return [k for k, mode in enumerate(self.reruns[node], start=1) if moment in mode]
+        return self._modes_with[node, moment]
 
     def over_modes(self, table: BoolArray, producer: int, consumer: int) -> BoolArray:
-        """Repeat a table of layouts over the modes of both nodes."""
-        return np.tile(table, (self.modes(producer), self.modes(consumer)))
+        """Repeat a table of layouts over the modes of both nodes; it is shared, so nobody changes it."""
+        rows, columns = self.modes(producer), self.modes(consumer)
+        if rows == columns == 1:
+            return table
+        table = self.tables.one_of(table)
+        return self.tables.made_of((table,), (rows, columns), lambda: np.tile(table, (rows, columns)))
 
     def in_mode(self, node: int, mode: int, amount: IntArray) -> IntArray:
         """Amounts of one mode of a node; the others use nothing."""
-        return self.in_modes(node, [mode], amount)
+        return self.in_modes(node, (mode,), amount)
 
-    def in_modes(self, node: int, modes: Collection[int], amount: IntArray) -> IntArray:
-        """Amounts of some modes of a node; the others use nothing."""
-        found = np.zeros((self.modes(node), amount.shape[0]), dtype=np.int64)
-        found[list(modes)] = amount
-        return found.ravel()
+    def in_modes(self, node: int, modes: tuple[int, ...], amount: IntArray) -> IntArray:
+        """Amounts of some modes of a node, the others use nothing; shared, so nobody changes it."""
+        count = self.modes(node)
+        amount = self.tables.one_of(amount)
 
-    def _share(self, key: tuple[object, ...], source: IntArray, make: Callable[[], IntArray]) -> IntArray:
-        """Make a table once per key; the source is kept beside it so that its id cannot be used again."""
-        full = (id(source), *key)
-        if full not in self._shared:
-            self._shared[full] = (source, make())
-        return self._shared[full][1]
+        def make() -> IntArray:
+            found = np.zeros((count, amount.shape[0]), dtype=np.int64)
+            found[list(modes)] = amount
+            return found.ravel()
+
+        return self.tables.made_of((amount,), ("in modes", count, *modes), make)
 
     def _everywhere(self, table: IntArray, producer: int, consumer: int, paid: bool) -> IntArray:
         """A table over the modes of both nodes; ``paid`` again where the consumer runs again."""
         rows, columns = self.modes(producer), self.modes(consumer)
         if rows == columns == 1:
             return table
-        times = self.executions(consumer) if paid else (1,) * columns
+        times = self.executions[consumer] if paid else (1,) * columns
 
         def make() -> IntArray:
             full: IntArray = np.tile(table, (rows, columns)) * np.repeat(times, table.shape[1])
             return full
 
-        return self._share((rows, times), table, make)
+        return self.tables.made_of((table,), ("everywhere", rows, times), make)
 
     def _at_moment(self, table: IntArray, producer: int, consumer: int, moment: int) -> IntArray:
         """A table over the modes of both nodes, zero where the consumer does not run again at the moment."""
@@ -131,7 +146,7 @@ class RecomputeProblemBuilder(StepProblemBuilder):
             full[:, there] = np.tile(table, (rows, 1))[:, None]
             return full.reshape(rows * table.shape[0], columns * table.shape[1])
 
-        return self._share((rows, columns, "modes", *there), table, make)
+        return self.tables.made_of((table,), ("at a moment", rows, columns, *there), make)
 
     # -------------------------------------------------------------- families
 
@@ -142,7 +157,7 @@ class RecomputeProblemBuilder(StepProblemBuilder):
                 continue
             start = self.timeline.last_time(self.timeline.compute[i])
             for output in range(node.output_bytes.shape[1]):
-                amount = node.output_bytes[:, output]
+                amount = self.tables.one_of(node.output_bytes[:, output])
                 self.add_life(i, start, self.own_life(i, output), self.in_mode(i, 0, amount))
                 if i in self.reruns:
                     self._add_copies(i, start, output, amount)
@@ -160,13 +175,16 @@ class RecomputeProblemBuilder(StepProblemBuilder):
     def _add_copies(self, i: int, start: int, output: int, amount: IntArray) -> None:
         """Add an output that is made again: its first copy and those of the reruns, without what holds add."""
         reruns = self.reruns[i]
-        self.add_life(i, start, self.first_life(i, output), self.in_modes(i, range(1, 1 + len(reruns)), amount))
+        self.add_life(i, start, self.first_life(i, output), self.in_modes(i, tuple(range(1, 1 + len(reruns))), amount))
+        last_life = self.last_life(i, output)
         for moment in self.moments[i]:
             made = self.timeline.last_time(self.timeline.recompute[i][moment])
-            last = [mode for mode in self.modes_with(i, moment) if reruns[mode - 1][-1] == moment]
-            earlier = [mode for mode in self.modes_with(i, moment) if mode not in last]
-            self.add_life(i, made, self.last_life(i, output), self.in_modes(i, last, amount))
-            self.add_life(i, made, None, self.in_modes(i, earlier, amount))
+            there = self.modes_with(i, moment)
+            last = tuple(mode for mode in there if reruns[mode - 1][-1] == moment)
+            self.add_life(i, made, last_life, self.in_modes(i, last, amount))
+            if len(last) < len(there):
+                earlier = tuple(mode for mode in there if mode not in last)
+                self.add_life(i, made, None, self.in_modes(i, earlier, amount))
 
     def first_life(self, node: int, output: int) -> LastUse | None:
         """Last direct use of the first copy of an output that is made again."""
@@ -188,25 +206,35 @@ class RecomputeProblemBuilder(StepProblemBuilder):
         """Add resharding, paid and held again where the consumer runs again, and the order of reruns."""
         for edge in self.model.edges:
             u, v = edge.producer, edge.consumer
-            copy_bytes, peak_bytes = (
-                self._everywhere(table, u, v, paid=False) for table in (edge.copy_bytes, edge.peak_bytes)
-            )
-            usage = self.copy_terms(self.timeline.compute[v], edge.slot, copy_bytes, peak_bytes)
-            for moment in self.moments.get(v, ()):
-                again = (self._at_moment(table, u, v, moment) for table in (edge.copy_bytes, edge.peak_bytes))
-                usage += self.copy_terms(self.timeline.recompute[v][moment], edge.slot, *again)
-            cost = self._everywhere(edge.cost, u, v, paid=True)
-            forbidden = self.over_modes(edge.forbidden, u, v)
+            forbidden = self.over_modes(edge.forbidden, u, v) if np.count_nonzero(edge.forbidden) else None
             if v in self.reruns and self.modes(u) > 1:
-                forbidden |= self.out_of_order(u, v)
-            self.factor((u, v), cost, forbidden, usage)
+                late = self.out_of_order(u, v)
+                forbidden = late if forbidden is None else forbidden | late
+            cost = self._everywhere(edge.cost, u, v, paid=True)
+            self.factor((u, v), cost, forbidden, self._argument_copies(edge))
+
+    def _argument_copies(self, edge: StepEdge) -> list[UsageTerm]:
+        """Usage of an argument's copy in every execution of its reader."""
+        if not (np.count_nonzero(edge.copy_bytes) or np.count_nonzero(edge.peak_bytes)):
+            return []
+        u, v = edge.producer, edge.consumer
+        tables = edge.copy_bytes, edge.peak_bytes
+        first = (self._everywhere(table, u, v, paid=False) for table in tables)
+        usage = self.copy_terms(self.timeline.compute[v], edge.slot, *first)
+        for moment in self.moments.get(v, ()):
+            again = (self._at_moment(table, u, v, moment) for table in tables)
+            usage += self.copy_terms(self.timeline.recompute[v][moment], edge.slot, *again)
+        return usage
 
     def out_of_order(self, u: int, v: int) -> BoolArray:
         """Pairs of modes where ``u`` would be made again after ``v`` needs its last copy, or may not be made again."""
         late = np.zeros((self.modes(u), self.modes(v)), dtype=np.bool_)
-        for a, first in enumerate(self.reruns.get(u, ()), start=1):
-            for b, then in enumerate(self.reruns[v], start=1):
-                late[a, b] = not self.chains or (u not in self.rereads and first[-1] > then[0])
+        if u in self.reruns:
+            again = late[1 : 1 + len(self.reruns[u]), 1 : 1 + len(self.reruns[v])]
+            if not self.chains:
+                again[:] = True
+            elif u not in self.rereads:
+                again[:] = self._last_moments[u][:, None] > self._first_moments[v][None, :]
         sizes = self.model.nodes[u].size, self.model.nodes[v].size
         return np.repeat(np.repeat(late, sizes[0], axis=0), sizes[1], axis=1)
 

@@ -9,6 +9,7 @@ from functools import partial
 import numpy as np
 
 from formulations.models.counting import Counting
+from formulations.models.holds import shortest_holds
 from formulations.models.kiwi_chain import (
     build_kiwi_chain,
     build_recompute_policy,
@@ -75,6 +76,8 @@ class StepProblem:
     narrower
         Builds the same problem with chains of the shortest reach, where that is much smaller: good decisions are found
         in it first, so that they are there to begin from.
+    complete
+        From choices of the model's nodes to choices of the whole problem, or of the same with fewer strategies allowed.
     """
 
     problem: StrategyProblem
@@ -88,6 +91,7 @@ class StepProblem:
     rules: tuple[Reruns, ...] = ()
     extended: Callable[[], StepProblem] | None = None
     narrower: Callable[[], StepProblem] | None = None
+    complete: Callable[[StrategyProblem, Choices], Choices] = shortest_holds
 
     @property
     def has_starts(self) -> bool:
@@ -185,7 +189,7 @@ def kiwi_offload_problem(
 
     def build(counting: Counting) -> StepProblem:
         built = build_offload(model, memory_limit, modes, links, counting)
-        return StepProblem(built.problem, built.decode, built.encode, _layouts(model))
+        return StepProblem(built.problem, built.decode, built.encode, _layouts(model), complete=built.complete)
 
     def relaxed(best: int) -> StrategyProblem:
         return build_offload(model, memory_limit, modes, replace(links, best_known=best), Counting.UNDER).problem
@@ -259,10 +263,11 @@ def _modes_in_reach(model: StepModel, plans: Sequence[Reruns], reach: int | None
 def _moments_in_reach(model: StepModel, plans: Sequence[Reruns], reach: int | None) -> dict[int, tuple[int, ...]]:
     """Moments of the longest reach whose tables are of a size that solves well, or of the given reach."""
     reaches = REACHES if reach is None else (reach,)
-    return next(
-        (found for k in reaches if _entries(model, found := chain_moments(model, k, plans)) <= LARGEST_REACHED),
-        chain_moments(model, reaches[-1], plans),
-    )
+    for k in reaches[:-1]:
+        found = chain_moments(model, k, plans)
+        if _entries(model, found) <= LARGEST_REACHED:
+            return found
+    return chain_moments(model, reaches[-1], plans)
 
 
 def _entries(model: StepModel, reruns: Mapping[int, tuple[object, ...]]) -> int:

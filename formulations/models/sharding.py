@@ -24,6 +24,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from formulations.collection import collection_paused
 from formulations.models.counting import Counting
 from formulations.models.equal_tables import EqualTables
 from formulations.models.liveness import LastUse, Lifetime, lifetimes
@@ -84,7 +85,8 @@ class StepProblemBuilder:
     def __init__(self, model: StepModel, timeline: Timeline, counting: Counting = Counting.OVER) -> None:
         self.model = model
         self.timeline = timeline
-        self.lifetimes = lifetimes(model, timeline)
+        self.tables = EqualTables()
+        self.lifetimes = lifetimes(model, timeline, self.tables)
         kept = Counter([(edge.producer, edge.output) for edge in model.gradients])
         kept.update((edge.producer, edge.output) for edge in model.results)
         self.counting = counting
@@ -97,19 +99,19 @@ class StepProblemBuilder:
         self.node_forbidden: list[BoolArray | None] = [None] * len(model.nodes)
         self.node_usage: list[list[UsageTerm]] = [[] for _ in model.nodes]
         self.names = [node.name for node in model.nodes]
-        self._tables = EqualTables()
         self._factor_cost: dict[tuple[int, ...], IntArray] = {}
         self._factor_forbidden: dict[tuple[int, ...], BoolArray] = {}
         self._factor_usage: dict[tuple[int, ...], list[UsageTerm]] = {}
 
     def build(self, name: str, memory_limit: int | None) -> StrategyProblem:
         """Add every family and assemble the problem."""
-        self.add_resident_nodes()
-        self.add_operators()
-        self.add_edges()
-        self.add_results()
-        self.add_gradients()
-        return self._problem(name, memory_limit)
+        with collection_paused():
+            self.add_resident_nodes()
+            self.add_operators()
+            self.add_edges()
+            self.add_results()
+            self.add_gradients()
+            return self._problem(name, memory_limit)
 
     # ---------------------------------------------------------------- tables
 
@@ -125,27 +127,30 @@ class StepProblemBuilder:
             self._factor_cost[scope] = self._factor_cost[scope] + cost
         else:
             self._factor_cost[scope] = cost
-        if forbidden is not None and forbidden.any():
+        if forbidden is not None and np.count_nonzero(forbidden):
             known = self._factor_forbidden.get(scope)
             self._factor_forbidden[scope] = forbidden if known is None else known | forbidden
         self._factor_usage.setdefault(scope, []).extend(usage)
 
     def pair_usage(self, scope: tuple[int, int], usage: list[UsageTerm]) -> None:
         """Add usage to a pair of nodes at no cost."""
-        if usage:
-            self.factor(scope, np.zeros(usage[0].amount.shape, dtype=np.int64), usage=usage)
+        if not usage:
+            return
+        if scope not in self._factor_cost:
+            self._factor_cost[scope] = np.zeros(usage[0].amount.shape, dtype=np.int64)
+        self._factor_usage.setdefault(scope, []).extend(usage)
 
     def forbid(self, node: int, flags: BoolArray) -> None:
         """Forbid strategies of one node."""
-        if flags.any():
+        if np.count_nonzero(flags):
             known = self.node_forbidden[node]
             self.node_forbidden[node] = flags if known is None else known | flags
 
     def term(self, start: int, end: int, amount: IntArray) -> list[UsageTerm]:
         """One usage term of device memory, or none where it would use nothing."""
-        if start >= end or not amount.any():
+        if start >= end or not np.count_nonzero(amount):
             return []
-        return [UsageTerm(MEMORY, start, end, self._tables.one_of(amount))]
+        return [UsageTerm(MEMORY, start, end, self.tables.one_of(amount))]
 
     # -------------------------------------------------------------- families
 
@@ -175,9 +180,19 @@ class StepProblemBuilder:
             return
         end = max(last.end, start + 1)
         self.node_usage[node] += self.term(start, end, amount)
-        if last.aliases is not None:
-            held = amount[:, None] * self.over_modes(last.aliases, node, last.reader)
+        if last.aliases is not None and end < last.computed_end:
+            held = self.read_directly(amount, last.aliases, node, last.reader)
             self.pair_usage((node, last.reader), self.term(end, last.computed_end, held))
+
+    def read_directly(self, amount: IntArray, aliases: BoolArray, node: int, reader: int) -> IntArray:
+        """Amounts per strategy of ``node`` under the layouts where its reader reads the storage itself."""
+        amount, aliases = self.tables.one_of(amount), self.tables.one_of(aliases)
+        sizes = self.modes(node), self.modes(reader)
+
+        def make() -> IntArray:
+            return amount[:, None] * self.over_modes(aliases, node, reader)
+
+        return self.tables.made_of((amount, aliases), (*sizes, "read directly"), make)
 
     def modes(self, node: int) -> int:
         """Number of further decisions per layout of a node; here there are none."""
@@ -304,7 +319,7 @@ class StepProblemBuilder:
             )
         )
         factors = tuple(
-            Factor(scope, self._tables.one_of(cost), self._forbidden(scope), tuple(self._factor_usage[scope]))
+            Factor(scope, self.tables.one_of(cost), self._forbidden(scope), tuple(self._factor_usage[scope]))
             for scope, cost in self._factor_cost.items()
         )
         return StrategyProblem(
@@ -323,7 +338,7 @@ class StepProblemBuilder:
 
     def _forbidden(self, scope: tuple[int, ...]) -> BoolArray | None:
         flags = self._factor_forbidden.get(scope)
-        return None if flags is None else self._tables.one_of(flags)
+        return None if flags is None else self.tables.one_of(flags)
 
     def _time_names(self) -> tuple[str, ...]:
         names: list[str] = []

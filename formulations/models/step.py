@@ -9,7 +9,7 @@ the edges, so every node that computes owns the storages of its outputs. When th
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
 
@@ -166,23 +166,6 @@ class StepModel:
 
 
 @dataclass(frozen=True, slots=True)
-class HostStay:
-    """When an activation is away, each time as the node whose computation has just ended.
-
-    Parameters
-    ----------
-    leaves_after, gone_after
-        When its copy to the host may start, and when its memory is free.
-    returns_after
-        When its memory is taken again and the copy back may start.
-    """
-
-    leaves_after: int
-    gone_after: int
-    returns_after: int
-
-
-@dataclass(frozen=True, slots=True)
 class StepDecision:
     """A solution of a step model.
 
@@ -195,9 +178,9 @@ class StepDecision:
         happens right before its backward operator, after the reruns of smaller index that belong to it. Whoever
         reads a value takes the newest copy, and a copy is held until its last reader.
     offloaded
-        Forward operators whose outputs wait for backward in host memory, and when.
+        Forward operators whose outputs wait for backward in host memory.
     """
 
     layouts: tuple[int, ...]
     recomputed: Mapping[int, Moments]
-    offloaded: Mapping[int, HostStay] = field(default_factory=dict)
+    offloaded: frozenset[int] = frozenset()

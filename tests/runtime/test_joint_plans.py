@@ -56,7 +56,7 @@ def joint_schedule(name, mesh):
             reserve + limit, "kiwi_offload", time_limit=SECONDS[mesh], workers=1, host_memory=host_bytes
         )
         decision = here.solve(request, pool=pool).decision
-    schedule = here.schedule(decision, limit, host_bytes)
+    schedule = here.schedule(decision, limit)
     report = here.replay(schedule, limit)
     assert report.violations == ()
     assert report.peak_bytes <= limit

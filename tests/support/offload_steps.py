@@ -7,7 +7,7 @@ that of one compute clock and one or two links, as :mod:`planner.schedule` defin
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import product
 
@@ -16,10 +16,31 @@ from support.random_steps import random_step, reads_last_copies
 
 from formulations.models.kiwi_chain import chain_moments
 from formulations.models.modes import once_or_twice
-from formulations.models.offload import Links, offload_candidates
-from formulations.models.step import HostStay, NodeKind, StepDecision, StepModel, StepNode
+from formulations.models.offload import offload_candidates
+from formulations.models.step import NodeKind, StepDecision, StepModel, StepNode
 from formulations.models.step_replay import BrokenDecisionError, StepReplay, replay_decision
 from formulations.models.timeline import EventKind
+
+
+@dataclass(frozen=True, slots=True)
+class HostStay:
+    """When an activation is away, each time as the node whose computation has just ended.
+
+    Parameters
+    ----------
+    leaves_after, gone_after
+        When its copy to the host starts, and when its memory is free.
+    returns_after
+        When its memory is taken again and the copy back starts.
+    """
+
+    leaves_after: int
+    gone_after: int
+    returns_after: int
+
+
+Stays = Mapping[int, HostStay]
+"""Of every offloaded operator."""
 
 
 def offload_step(seed: int, forward: int = 3, layouts: int = 1) -> StepModel:
@@ -74,41 +95,52 @@ def stays(model: StepModel, node: int) -> Iterator[HostStay]:
                 yield HostStay(leaves, gone, returns)
 
 
-def all_decisions(model: StepModel) -> Iterator[StepDecision]:
+def all_decisions(model: StepModel) -> Iterator[tuple[StepDecision, Stays]]:
     """Every combination of layouts, reruns and stays, also those that cannot be executed."""
-    modes, away = once_or_twice(model, chain_moments(model)), offload_candidates(model)
-    nodes = sorted({*modes, *away})
-    ways = [(None, *modes.get(i, ()), *(stays(model, i) if i in away else ())) for i in nodes]
+    modes, candidates = once_or_twice(model, chain_moments(model)), offload_candidates(model)
+    nodes = sorted({*modes, *candidates})
+    ways = [(None, *modes.get(i, ()), *(stays(model, i) if i in candidates else ())) for i in nodes]
     for layouts in product(*(range(node.size) for node in model.nodes)):
         for chosen in product(*ways):
             decided = list(zip(nodes, chosen, strict=True))
-            yield StepDecision(
-                layouts,
-                {i: way for i, way in decided if isinstance(way, tuple)},
-                {i: way for i, way in decided if isinstance(way, HostStay)},
-            )
+            away = {i: way for i, way in decided if isinstance(way, HostStay)}
+            again = {i: way for i, way in decided if isinstance(way, tuple)}
+            yield StepDecision(layouts, again, frozenset(away)), away
 
 
-def execute(model: StepModel, decision: StepDecision, links: Links, replay: StepReplay) -> Execution:
+def execute(
+    model: StepModel, decision: StepDecision, away: Stays, replay: StepReplay, *, shared: bool, blocking: bool
+) -> Execution:
     """Execute a decision, given the replay of the same decision without offload.
+
+    Parameters
+    ----------
+    model, decision, replay
+        What is executed.
+    away
+        When its activations are away.
+    shared, blocking
+        Whether both directions share one link, and whether the computation waits for every copy.
 
     Raises
     ------
     BrokenDecisionError
-        A rerun reads what has not come back for its first backward use yet.
+        A rerun reads an activation that has not come back yet, or, where copies block, before its first backward use.
     """
     for edge in model.edges:
-        moments = decision.recomputed.get(edge.consumer)
-        if edge.producer not in decision.offloaded or moments is None:
+        moments, stay = decision.recomputed.get(edge.consumer), away.get(edge.producer)
+        if moments is None or stay is None or edge.output not in waiting_outputs(model, edge.producer):
             continue
-        if moments[0] < model.first_backward_use[edge.producer]:
+        if moments[0] <= (model.first_backward_use[edge.producer] - 1 if blocking else stay.returns_after):
             raise BrokenDecisionError("a rerun reads what is away")
-    return _Execution(model, decision, links, replay).run()
+    return _Execution(model, decision, away, replay, shared=shared, blocking=blocking).run()
 
 
 class _Execution:
-    def __init__(self, model: StepModel, decision: StepDecision, links: Links, replay: StepReplay) -> None:
-        self.model, self.decision, self.links = model, decision, links
+    def __init__(
+        self, model: StepModel, decision: StepDecision, away: Stays, replay: StepReplay, *, shared: bool, blocking: bool
+    ) -> None:
+        self.model, self.decision, self.shared, self.blocking = model, decision, shared, blocking
         self.timeline = replay.timeline
         self.usage = replay.usage.copy()
         self.host = np.zeros_like(self.usage)
@@ -117,7 +149,7 @@ class _Execution:
         self.leaving: dict[tuple[int, int], int] = {}
         self.back: dict[tuple[int, int], int] = {}
         """When copies end, by output."""
-        self.away = {(u, k): stay for u, stay in decision.offloaded.items() for k in waiting_outputs(model, u)}
+        self.away = {(u, k): stay for u, stay in away.items() for k in waiting_outputs(model, u)}
 
     def run(self) -> Execution:
         for (u, k), stay in self.away.items():
@@ -190,10 +222,10 @@ class _Execution:
         u, k = key
         copies = self.model.nodes[u].transfer_cost
         assert copies is not None
-        way = "out" if self.links.shared else way
+        way = "out" if self.shared else way
         ends = max(self.clock, self.link[way], ready) + int(copies[self._layout(u), k])
         self.link[way] = ends
-        if self.links.blocking:
+        if self.blocking:
             self._wait(ends)
         return ends
 
@@ -203,23 +235,25 @@ class _Execution:
         self.stall += waited
 
 
-def executions(model: StepModel, links: Links) -> Iterator[tuple[StepDecision, Execution]]:
-    """Every decision of the problem that can be executed, with its execution."""
+def executions(
+    model: StepModel, *, shared: bool = False, blocking: bool = False
+) -> Iterator[tuple[StepDecision, Stays, Execution]]:
+    """Every decision of the problem that can be executed, with its stays and its execution."""
     replays: dict[tuple[object, ...], StepReplay | None] = {}
     twice = {i for i, modes in once_or_twice(model, chain_moments(model)).items() if len(modes[-1]) > 1}
-    for decision in all_decisions(model):
+    for decision, away in all_decisions(model):
         if not reads_last_copies(model, decision, but=twice):
             continue
         key = decision.layouts, tuple(sorted(decision.recomputed.items()))
         if key not in replays:
             try:
-                replays[key] = replay_decision(model, replace(decision, offloaded={}))
+                replays[key] = replay_decision(model, replace(decision, offloaded=frozenset()))
             except BrokenDecisionError:
                 replays[key] = None
         replay = replays[key]
         if replay is None:
             continue
         try:
-            yield decision, execute(model, decision, links, replay)
+            yield decision, away, execute(model, decision, away, replay, shared=shared, blocking=blocking)
         except BrokenDecisionError:
             continue
