@@ -213,6 +213,8 @@ class _Beginning:
     def _begin_without_limit(self, unlimited: Callable[[], StepProblem]) -> bool:
         """Solve without a limit, then recomputation for those layouts; return whether nothing can be better."""
         free, finished = self.solve(unlimited, _LARGE if self.built.starts else _WHOLE)
+        if free is None:  # without layouts there is nothing to go on with
+            free, finished = self.solve(unlimited, _WHOLE)
         if free is not None and not finished:
             self._try_rules(free.layouts)
             self.solve(partial(self._with_layouts, free), _LARGE)
