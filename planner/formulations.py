@@ -20,7 +20,7 @@ from collections.abc import Callable
 import numpy as np
 
 from formulations.models.kiwi_chain import latest_moments
-from formulations.models.offload import Links
+from formulations.models.offload_modes import Links
 from formulations.models.registry import (
     MODELS,
     StepProblem,

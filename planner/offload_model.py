@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from formulations.models.offload import Links, waiting_outputs
+from formulations.models.offload_modes import Links, waiting_outputs
 from formulations.models.step import NodeKind, StepDecision, StepModel, StepNode
 from formulations.problem import IntArray
 from planner.cluster import HostCopies

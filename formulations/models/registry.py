@@ -20,7 +20,8 @@ from formulations.models.kiwi_chain import (
 )
 from formulations.models.kiwi_reduced import build_kiwi_reduced, reduced_moments
 from formulations.models.modes import Modes, once, once_or_twice
-from formulations.models.offload import Links, build_offload
+from formulations.models.offload import build_offload
+from formulations.models.offload_modes import Links
 from formulations.models.sharding import build_sharding
 from formulations.models.step import StepDecision, StepModel
 from formulations.problem import BoolArray, StrategyProblem

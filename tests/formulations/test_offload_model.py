@@ -23,7 +23,9 @@ from formulations.checker import ViolationKind, check
 from formulations.models.counting import Counting
 from formulations.models.kiwi_chain import build_kiwi_chain, chain_moments
 from formulations.models.modes import once_or_twice
-from formulations.models.offload import HOST, Links, OffloadProblem, build_offload
+from formulations.models.offload import OffloadProblem, build_offload
+from formulations.models.offload_builder import HOST
+from formulations.models.offload_modes import Links
 from formulations.models.sharding import MEMORY
 from formulations.models.step import NodeKind, ResultEdge, StepDecision, StepEdge, StepModel, StepNode
 from formulations.models.step_replay import BrokenDecisionError, replay_decision

@@ -11,7 +11,9 @@ from support.random_plans import random_decision
 
 from formulations.checker import check
 from formulations.models.counting import Counting
-from formulations.models.offload import HOST, OffloadProblem, build_offload, offload_candidates
+from formulations.models.offload import OffloadProblem, build_offload
+from formulations.models.offload_builder import HOST
+from formulations.models.offload_modes import offload_candidates
 from formulations.models.sharding import MEMORY
 from formulations.models.step import StepDecision
 from planner.cluster import LinkSpec, load_cluster

@@ -16,7 +16,7 @@ from support.random_steps import random_step, reads_last_copies
 
 from formulations.models.kiwi_chain import chain_moments
 from formulations.models.modes import once_or_twice
-from formulations.models.offload import offload_candidates
+from formulations.models.offload_modes import offload_candidates
 from formulations.models.step import NodeKind, StepDecision, StepModel, StepNode
 from formulations.models.step_replay import BrokenDecisionError, StepReplay, replay_decision
 from formulations.models.timeline import EventKind
