@@ -6,8 +6,8 @@ finds plans estimates it:
 
 - *away*: its device memory is free behind the last forward use, and taken again some copies' time
   (:data:`formulations.models.offload_builder.LEAD`) before the first use in backward. The copies fit into what
-  :mod:`formulations.models.offload_links` says that the links carry by when; where that is too little, the step waits in
-  forward or in backward, at its price;
+  :mod:`formulations.models.offload_links` says that the links carry by when; where that is too little, the step waits
+  in forward or in backward, at its price;
 - *exposed*, where copies cannot run beside the computation at all: it waits for both, which is exact. No rerun reads
   an activation before its first backward use then.
 

@@ -1,4 +1,4 @@
-"""What may be offloaded, in which modes (:mod:`formulations.models.offload` explains them), and what the host offers."""
+"""What may be offloaded, in which modes, and what the host offers: the words of :mod:`formulations.models.offload`."""
 
 from __future__ import annotations
 
