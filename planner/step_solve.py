@@ -114,7 +114,7 @@ def solve_step(
     if start is not None and start.executed.cost < executed.cost:
         decision, executed = start.decision, start.executed
     if built.relaxed is not None:
-        bound = _relaxed_bound(built.relaxed(executed.cost), executed.cost, options, pool)
+        bound = _relaxed_bound(built.relaxed(executed.cost), executed.cost, whole, pool)
     return SolvedStep(decision, _certified(found, bound, executed.cost), built.problem)
 
 
