@@ -76,19 +76,6 @@ def with_offload(
     stays = Timetable(graph, schedule, uses, costs).stays(owners)
     if limit is not None:
         stays = stays_below(limit, schedule, stays, LocalBytes(graph, schedule.mesh))
-    return with_stays(schedule, uses, stays)
-
-
-def with_stays(schedule: Schedule, uses: StorageUses, stays: list[Stay]) -> Schedule:
-    """Write stays on the host into a schedule without offload.
-
-    Parameters
-    ----------
-    schedule, uses
-        The schedule, and where it uses its storages.
-    stays
-        Which storages are away, and when.
-    """
     return _Writer(schedule, uses, stays).write()
 
 

@@ -173,9 +173,7 @@ class _Beginning:
     def run(self) -> Start | None:
         """Solve the smaller problems one after another."""
         if self.built.extended is not None:
-            if max(self.built.layouts) == 1:
-                self.solve(lambda: self.built, COLUMNS_SHARE, COLUMNS)
-            if self.best is not None:
+            if max(self.built.layouts) == 1 and self._begin_with_columns():
                 return self.best
             return self._begin_with(self.built.extended())
         if self.built.unlimited is None:
@@ -194,6 +192,11 @@ class _Beginning:
             if self.best is before:
                 break
         return self.best
+
+    def _begin_with_columns(self) -> bool:
+        """Mix columns of repeated blocks; return whether that found a decision within the limit."""
+        decision, _ = self.solve(lambda: self.built, COLUMNS_SHARE, COLUMNS)
+        return decision is not None and self.best is not None
 
     def _begin_with(self, extended: StepProblem) -> Start | None:
         """Solve the problem that this one extends, from what that one begins from; then this one for those layouts."""

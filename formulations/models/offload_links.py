@@ -25,7 +25,7 @@ import numpy as np
 from formulations.problem import IntArray, UsageTerm
 
 ROWS = 64
-"""Rows of a link at most."""
+"""Rows of a link at most, its two ends aside."""
 
 _STEPS_OF_DOUBLING, _DOUBLINGS = 4, 8
 """Lengths of waiting: so many between one and its double, and so often the shortest is doubled."""
