@@ -30,7 +30,7 @@ from formulations.models.registry import StepProblem
 from formulations.models.sharding import MEMORY
 from formulations.models.step import StepDecision
 from formulations.solution import SolveOptions, Status
-from formulations.solvers import SolverPool
+from formulations.solvers import DEFAULT_SOLVER, SolverPool
 from planner.step_probing import solve_in_rounds
 
 COLUMNS = "blocks"
@@ -173,7 +173,7 @@ class _Beginning:
     def run(self) -> Start | None:
         """Solve the smaller problems one after another."""
         if self.built.extended is not None:
-            if max(self.built.layouts) == 1 and self._begin_with_columns():
+            if max(self.built.layouts) == 1 and self.solver == DEFAULT_SOLVER and self._begin_with_columns():
                 return self.best
             return self._begin_with(self.built.extended())
         if self.built.unlimited is None:
