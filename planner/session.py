@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import cached_property, partial
 from math import prod
 
+from formulations.collection import collection_paused
 from formulations.models.registry import StepProblem
 from formulations.models.step import StepDecision
 from formulations.models.step_replay import replay_decision
@@ -219,16 +220,21 @@ class PlanningSession:
             self.instruction_costs.copy_quanta,
         )
 
-    def replay(self, schedule: Schedule, limit: int | None = None, host_limit: int | None = None) -> ReplayReport:
-        """Replay a schedule with this session's costs and rules, within bytes of a device and of its host memory."""
+    def replay(
+        self, schedule: Schedule, limit: int | None = None, host_limit: int | None = None, *, priced: bool = True
+    ) -> ReplayReport:
+        """Replay a schedule with this session's costs and rules, within bytes of a device and of its host memory.
+
+        Where it is not ``priced``, neither its time nor its strategies are asked about.
+        """
         return replay(
             self.captured.graph,
             schedule,
             optimizer=OptimizerMemory(self.optimizer),
-            seconds=self.instruction_costs,
+            seconds=self.instruction_costs if priced else None,
             limit=limit,
             host_limit=host_limit,
-            allowed=self.allowed_strategies,
+            allowed=self.allowed_strategies if priced else None,
             counter_based_random=True,
         )
 
@@ -245,7 +251,7 @@ class PlanningSession:
         plain = build_schedule(self.space, decision)
         if not decision.offloaded:
             return plain
-        room = None if limit is None else DeviceLimit(self.replay(plain).profile.total_during, limit)
+        room = None if limit is None else DeviceLimit(self.replay(plain, priced=False).profile.total_during, limit)
         return offload_schedule(self.space, decision, plain, self.instruction_costs, room)
 
     def execute(self, decision: StepDecision, limit: int | None = None) -> Executed:
@@ -253,7 +259,8 @@ class PlanningSession:
         if not decision.offloaded:
             executed = replay_decision(self.space.model, decision)
             return Executed(executed.cost, executed.peak)
-        report = self.replay(self.schedule(decision, limit))
+        with collection_paused():
+            report = self.replay(self.schedule(decision, limit))
         assert report.total_quanta is not None, report.violations
         return Executed(report.total_quanta, report.peak_bytes)
 

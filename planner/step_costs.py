@@ -47,15 +47,26 @@ class InstructionCosts:
         self._costs = costs
         self._strategies = strategies
         self._optimizer = optimizer
+        self._known: dict[tuple[object, ...], int] = {}
+        """Of executions of operators: plans are replayed many times."""
 
     def compute_quanta(
         self, operator: int, outputs: tuple[Placement | None, ...], inputs: tuple[Placement, ...]
     ) -> int:
         """Cost of one execution; KeyError where the operator has no such strategy."""
+        key = operator, outputs, inputs
+        if key not in self._known:
+            strategy = self._strategy(operator, outputs, inputs)
+            seconds = self._costs.operator_seconds(self._graph, self._graph.operators[operator], (strategy,))
+            self._known[key] = int(to_quanta(seconds)[0])
+        return self._known[key]
+
+    def _strategy(
+        self, operator: int, outputs: tuple[Placement | None, ...], inputs: tuple[Placement, ...]
+    ) -> Strategy:
         for strategy in self._strategies[operator]:
             if strategy.outputs == outputs and strategy.inputs == inputs:
-                seconds = self._costs.operator_seconds(self._graph, self._graph.operators[operator], (strategy,))
-                return int(to_quanta(seconds)[0])
+                return strategy
         raise KeyError(operator)
 
     def reshard_quanta(self, value: int, path: tuple[Placement, ...]) -> int:

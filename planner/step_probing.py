@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from formulations.checker import check
+from formulations.presolve import is_deep
 from formulations.problem import StrategyProblem
 from formulations.solution import Progress, SolveOptions, SolveResult, Status, relative_gap
 from formulations.solvers import DEFAULT_SOLVER, SolverPool, solve
@@ -20,7 +21,7 @@ from formulations.solvers.worker import Ending
 
 LEAST_ENTRIES, MOST_ENTRIES = 50_000, 3_000_000
 """Table entries from which on, and up to which, probing pays: small problems are solved in less time, and in large ones
-one price step takes too long."""
+one price step takes too long. In a deep model columns of its blocks need the time more."""
 
 LEAST_SECONDS = 0.5
 """Time below which probing gets nowhere."""
@@ -54,6 +55,7 @@ def solve_in_rounds(
         or options.iteration_limit is not None
         or seconds < LEAST_SECONDS
         or not LEAST_ENTRIES <= entries <= MOST_ENTRIES
+        or is_deep(problem)
     ):
         return solve(problem, solver, options, progress, pool)
     started = time.monotonic()

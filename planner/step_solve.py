@@ -18,12 +18,12 @@ from formulations.models.sharding import MEMORY
 from formulations.models.step import StepDecision
 from formulations.problem import StrategyProblem
 from formulations.solution import Progress, SolveOptions, SolveResult, Status, relative_gap
-from formulations.solvers import SolverContradiction, SolverPool, solve
+from formulations.solvers import SolverContradiction, SolverPool
 from formulations.solvers.minimum_peak import MinimumPeak, minimum_peak
+from formulations.solvers.worker import Ending
+from planner.step_bound import BoundBeside
 from planner.step_probing import solve_in_rounds
-from planner.step_start import NARROW_SHARE, Executed, Start, begin, encoded, start_share, widen
-
-BOUNDING_SOLVER = "lagrangian"
+from planner.step_start import NARROW_SHARE, Executed, Start, begin, encoded, finds_columns, start_share, widen
 
 LEAST_START_SECONDS, MOST_START_SECONDS = 2.0, 10.0
 """Time for smaller problems to begin from, beside their share of the time limit: at least (but half of the limit at
@@ -70,9 +70,10 @@ def solve_step(
     execute
         Executes a decision.
     solver, options
-        How to solve it. Smaller problems to begin with take part of the time limit. Where counting turns out to matter,
-        or a bound needs a problem of its own, that has as long again. Where nothing is found, so have beginning and
-        solving once more, and the search for the smallest peak three times as long, :data:`PEAK_SECONDS` at most.
+        How to solve it. Smaller problems to begin with take part of the time limit, and a bound that needs a problem of
+        its own is found beside. Where counting turns out to matter, what counts it has as long again. Where nothing is
+        found, so have beginning and solving once more, and the search for the smallest peak three times as long,
+        :data:`PEAK_SECONDS` at most.
     progress
         Called with every better incumbent or bound.
     pool
@@ -87,9 +88,24 @@ def solve_step(
     SolverContradiction
         If a bound is above the cost of a decision.
     """
+    with BoundBeside(built.relaxed, options, pool) as beside:
+        return _solve_beside(beside, built, execute, solver, options, progress, pool, known)
+
+
+def _solve_beside(
+    beside: BoundBeside,
+    built: StepProblem,
+    execute: Callable[[StepDecision], Executed],
+    solver: str,
+    options: SolveOptions,
+    progress: Callable[[Progress], None] | None,
+    pool: SolverPool | None,
+    known: Sequence[StepDecision],
+) -> SolvedStep | MinimumPeak:
+    """Search while a bound is found beside; parameters as for :func:`solve_step`."""
     limit = built.problem.resources[MEMORY].limit
-    whole = options
-    start, options = _begun(built, execute, solver, options, pool, known)
+    whole = options = replace(options, time_limit=beside.search_seconds)
+    start, options = _begun(built, execute, solver, options, pool, known, beside.begin)
     found = _solve(built, start, solver, options, progress, pool)
     if isinstance(found, MinimumPeak) and built.has_starts and limit is not None and found.bound <= limit:
         start = begin(built, execute, solver, whole, pool)
@@ -114,7 +130,7 @@ def solve_step(
     if start is not None and start.executed.cost < executed.cost:
         decision, executed = start.decision, start.executed
     if built.relaxed is not None:
-        bound = _relaxed_bound(built.relaxed(executed.cost), executed.cost, whole, pool)
+        bound = beside.bound(executed.cost, wait=Ending.INTERRUPTED not in found.message)
     return SolvedStep(decision, _certified(found, bound, executed.cost), built.problem)
 
 
@@ -125,6 +141,7 @@ def _begun(
     options: SolveOptions,
     pool: SolverPool | None,
     known: Sequence[StepDecision],
+    on_first: Callable[[int], None],
 ) -> tuple[Start | None, SolveOptions]:
     """A decision to begin from, if any is known or the problem has smaller ones, and options for the time left."""
     if not built.has_starts and not known:
@@ -132,9 +149,9 @@ def _begun(
     least = min(LEAST_START_SECONDS, options.time_limit / 2)
     longest = min(max(start_share(built) * options.time_limit, least), MOST_START_SECONDS)
     begun = time.monotonic()
-    start = begin(built, execute, solver, replace(options, time_limit=longest), pool, known)
+    start = begin(built, execute, solver, replace(options, time_limit=longest), pool, known, on_first)
     options = _shortened(options, begun, longest)
-    if built.narrower is not None:
+    if built.narrower is not None and not finds_columns(built.problem, solver):
         longest, begun = NARROW_SHARE * options.time_limit, time.monotonic()
         start = widen(built, start, execute, solver, replace(options, time_limit=longest), pool)
         options = _shortened(options, begun, longest)
@@ -154,14 +171,6 @@ def _smallest(problem: StrategyProblem, options: SolveOptions, pool: SolverPool 
 def _unproven(smallest: MinimumPeak) -> MinimumPeak:
     """The smallest peak of a problem that counts too much: what was found counts, its bound proves nothing."""
     return replace(smallest, bound=0, proved=False)
-
-
-def _relaxed_bound(problem: StrategyProblem, cost: int, options: SolveOptions, pool: SolverPool | None) -> int | None:
-    """A bound on all plans, from a problem whose bounds hold for those that cost at most ``cost``."""
-    found = solve(problem, BOUNDING_SOLVER, options, None, pool)
-    if found.status is Status.INFEASIBLE:
-        return cost
-    return None if found.bound is None else min(found.bound, cost)
 
 
 def _solve(

@@ -10,9 +10,11 @@
 - where chains reach far, the problem of the shortest reach (:func:`widen`), which has time of its own: it contains
   those before it, and what it finds in little time is better than what the whole problem does.
 
-Where every operator has one layout, only rules remain of this; where tables are very large, the first four. A problem
-that extends another one that is about as hard begins from a solution of that one, and its own for the same layouts;
-with one layout an operator, from columns of its own blocks, where these repeat.
+Where every operator has one layout, only rules remain of this. So they do with the decision without a limit where the
+problem is that of a deep model: columns of its blocks are found in less time than what smaller problems have. Where
+tables are very large otherwise, the first four. A problem that extends another one that is about as hard begins from a
+solution of that one, and its own for the same layouts; with one layout an operator, from rules and from columns of its
+own blocks, where these repeat.
 All are decisions of the problem itself, so a solve that begins from them is no worse than any of them, however little
 time it has.
 """
@@ -29,6 +31,8 @@ import numpy as np
 from formulations.models.registry import StepProblem
 from formulations.models.sharding import MEMORY
 from formulations.models.step import StepDecision
+from formulations.presolve import is_deep
+from formulations.problem import StrategyProblem
 from formulations.solution import SolveOptions, Status
 from formulations.solvers import DEFAULT_SOLVER, SolverPool
 from planner.step_probing import solve_in_rounds
@@ -36,7 +40,7 @@ from planner.step_probing import solve_in_rounds
 COLUMNS = "blocks"
 """Solver that mixes columns of repeated blocks: with offload and one layout a node it finds more than any other."""
 
-START_SHARE, EXTENDED_SHARE, COLUMNS_SHARE = 0.2, 0.5, 0.8
+START_SHARE, EXTENDED_SHARE, COLUMNS_SHARE = 0.2, 0.5, 0.9
 """Parts of the time limit for smaller problems to begin from, for a problem that is extended, and for columns instead
 of that; these leave a part of theirs for a problem that counts more."""
 
@@ -72,6 +76,7 @@ def begin(
     options: SolveOptions,
     pool: SolverPool | None = None,
     known: Sequence[StepDecision] = (),
+    on_first: Callable[[int], None] = lambda _: None,
 ) -> Start | None:
     """Find a decision to begin from.
 
@@ -87,6 +92,8 @@ def begin(
         Warm workers, or None.
     known
         Decisions that are known already. Those over the limit are passed over.
+    on_first
+        Called with the cost of the first decision within the limit, as soon as there is one.
 
     Returns
     -------
@@ -98,7 +105,7 @@ def begin(
     ValueError
         If the problem leaves a known decision out.
     """
-    beginning = _Beginning(built, execute, solver, options, pool)
+    beginning = _Beginning(built, execute, solver, options, pool, on_first)
     for decision in known:
         built.encode(decision)
         beginning.keep(decision)
@@ -136,6 +143,11 @@ def widen(
     return beginning.best
 
 
+def finds_columns(problem: StrategyProblem, solver: str) -> bool:
+    """Whether a solver begins with columns of repeated blocks of a problem, so that it needs little to begin from."""
+    return solver == DEFAULT_SOLVER and is_deep(problem)
+
+
 def start_share(built: StepProblem) -> float:
     """Part of the time limit of a problem that its beginning may take."""
     if built.extended is None:
@@ -164,8 +176,12 @@ class _Beginning:
         solver: str,
         options: SolveOptions,
         pool: SolverPool | None,
+        on_first: Callable[[int], None] = lambda _: None,
     ) -> None:
         self.built, self.execute, self.solver, self.options, self.pool = built, execute, solver, options, pool
+        self.on_first, self.told = on_first, False
+        self.alone = finds_columns(built.problem, solver)
+        """Whether smaller problems are not worth their time."""
         self.limit = built.problem.resources[MEMORY].limit
         self.deadline = time.monotonic() + options.time_limit
         self.best: Start | None = None
@@ -173,13 +189,15 @@ class _Beginning:
     def run(self) -> Start | None:
         """Solve the smaller problems one after another."""
         if self.built.extended is not None:
-            if max(self.built.layouts) == 1 and self.solver == DEFAULT_SOLVER and self._begin_with_columns():
-                return self.best
+            if max(self.built.layouts) == 1:
+                self._try_rules((0,) * len(self.built.layouts))
+                if self.solver == DEFAULT_SOLVER and self._begin_with_columns():
+                    return self.best
             return self._begin_with(self.built.extended())
         if self.built.unlimited is None:
             self._try_rules((0,) * len(self.built.layouts))
             return self.best
-        if self._begin_without_limit(self.built.unlimited) or not self.built.starts:
+        if self._begin_without_limit(self.built.unlimited) or self.alone or not self.built.starts:
             return self.best
         *others, largest = reversed(self.built.starts)
         for build in others:
@@ -203,7 +221,7 @@ class _Beginning:
         several = max(self.built.layouts) > 1
         if extended.has_starts:
             options = replace(self.options, time_limit=start_share(extended) * self._left())
-            begun = begin(extended, self.execute, self.solver, options, self.pool)
+            begun = begin(extended, self.execute, self.solver, options, self.pool, (), self._tell)
             if begun is not None:
                 self._take(begun)
         if extended.narrower is not None:
@@ -215,12 +233,13 @@ class _Beginning:
 
     def _begin_without_limit(self, unlimited: Callable[[], StepProblem]) -> bool:
         """Solve without a limit, then recomputation for those layouts; return whether nothing can be better."""
-        free, finished = self.solve(unlimited, _LARGE if self.built.starts else _WHOLE)
+        free, finished = self.solve(unlimited, _LARGE if self.built.starts and not self.alone else _WHOLE)
         if free is None:  # without layouts there is nothing to go on with
             free, finished = self.solve(unlimited, _WHOLE)
         if free is not None and not finished:
             self._try_rules(free.layouts)
-            self.solve(partial(self._with_layouts, free), _LARGE)
+            if not self.alone:
+                self.solve(partial(self._with_layouts, free), _LARGE)
         return finished
 
     def _try_rules(self, layouts: tuple[int, ...]) -> None:
@@ -260,8 +279,15 @@ class _Beginning:
 
     def _take(self, start: Start) -> None:
         """Keep a decision within the limit where it is the cheapest so far."""
+        self._tell(start.executed.cost)
         if self.best is None or start.executed.cost < self.best.executed.cost:
             self.best = start
+
+    def _tell(self, cost: int) -> None:
+        """Tell the cost of the first decision within the limit."""
+        if not self.told:
+            self.told = True
+            self.on_first(cost)
 
     def _left(self) -> float:
         """Seconds that are left."""

@@ -199,6 +199,7 @@ def kiwi_offload_problem(
         build(Counting.UNDER),
         safer=lambda: build(Counting.OVER),
         relaxed=None if links.blocking else relaxed,  # where nothing is hidden, nothing is left out
+        rules=tuple(plans),
         extended=lambda: kiwi_chain_problem(model, memory_limit, plans, reach),
     )
 

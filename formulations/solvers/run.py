@@ -38,6 +38,7 @@ def solve(
     options: SolveOptions | None = None,
     progress: Callable[[Progress], None] | None = None,
     pool: SolverPool | None = None,
+    should_stop: Callable[[], bool] = lambda: False,
 ) -> SolveResult:
     """Solve a problem in a worker process and report only what has been checked.
 
@@ -60,6 +61,8 @@ def solve(
         Called in this thread when the checked incumbent or the bound improves.
     pool
         Warm workers to use; without one a process is started and ended for this solve.
+    should_stop
+        Asked now and then by what is solved in one process; where it says yes, that is ended as by Ctrl-C.
 
     Raises
     ------
@@ -78,7 +81,7 @@ def solve(
         return _without_decisions(ledger)
     workers = pool if pool is not None else SolverPool()
     try:
-        claims_infeasible = _work(workers, spec, ledger, ledger.options)
+        claims_infeasible = _work(workers, spec, ledger, ledger.options, should_stop)
         verdict = _confirm_infeasible(workers, spec, ledger) if claims_infeasible else None
     finally:
         if pool is None:

@@ -39,9 +39,11 @@ class UncountedGradients(PlanningSession):
         space = build_strategy_space(self.captured, self.costs, self.mesh, self.optimizer)
         return replace(space, model=without_gradient_bytes(space.model))
 
-    def replay(self, schedule: Schedule, limit: int | None = None, host_limit: int | None = None) -> ReplayReport:
+    def replay(
+        self, schedule: Schedule, limit: int | None = None, host_limit: int | None = None, *, priced: bool = True
+    ) -> ReplayReport:
         """Replay a schedule; peak and limit are those of everything but gradients."""
-        report = super().replay(schedule, None, host_limit)
+        report = super().replay(schedule, None, host_limit, priced=priced)
         profile = _without_gradients(report.profile)
         during = profile.total_during
         peak = max(int(during.max(initial=0)), sum(profile.at_start.values()))

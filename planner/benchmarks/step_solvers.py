@@ -23,6 +23,9 @@ from planner.step_start import Executed, encoded
 SMALLEST_PEAK = "minimum_peak"
 """Name of the solver whose objective is bytes."""
 
+_LEAST_SHARE = 0.2
+"""Part of the time limit that remains for solving, however long building took."""
+
 Limit = Callable[[PreparedCase], int]
 """Bytes for tensors on one device of a case."""
 
@@ -39,7 +42,7 @@ def solve_within(
     """Build and solve a formulation of a case that is prepared before the clock starts.
 
     A limit below what is proven to be the smallest peak is answered at once; above the smallest peak that was found
-    before, its decision is known to begin from.
+    before, its decision is known to begin from. Building the problem takes part of the time limit.
     """
     ready = prepared(case)
     nbytes = limit(ready)
@@ -50,6 +53,9 @@ def solve_within(
         )
     with Meter(pool) as meter:
         built = ready.session.problem(ready.request(formulation, nbytes, solver, options), meter)
+        options = replace(
+            options, time_limit=max(_LEAST_SHARE * options.time_limit, options.time_limit - meter.seconds)
+        )
         execute = partial(ready.session.execute, limit=nbytes)
         decision = None if known is None else known.decision
         begin_from = [] if decision is None else _expressible(built, [decision])

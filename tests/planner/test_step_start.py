@@ -28,7 +28,7 @@ from formulations.models.step_replay import replay_decision
 from formulations.solution import SolveOptions
 from formulations.solvers import SolverPool, solve
 from formulations.solvers.minimum_peak import MinimumPeak, without_limit
-from planner import step_solve
+from planner import step_solve, step_start
 from planner.step_solve import SolvedStep, solve_step
 from planner.step_start import Executed, Start, begin, encoded
 
@@ -49,6 +49,10 @@ def execution(model: StepModel):
         return Executed(replay.cost, replay.peak)
 
     return execute
+
+
+def refuse() -> StepProblem:
+    raise AssertionError("no smaller problem is worth its time here")
 
 
 def contained(built: StepProblem, found: list[StepDecision]) -> list[StepDecision]:
@@ -122,10 +126,6 @@ def test_a_decision_that_fits_without_a_limit_ends_the_search(pool):
     model = random_step(3)
     space = executed_decisions(model)
     limit = max(executed.peak for _, executed in space)
-
-    def refuse() -> StepProblem:
-        raise AssertionError("nothing is better than the decision without a limit")
-
     built = replace(kiwi_chain_problem(model, limit), starts=(refuse,))
     start = begin(built, execution(model), EXACT, AMPLE, pool)
     assert start is not None
@@ -175,9 +175,14 @@ def test_with_one_layout_rules_are_tried_and_nothing_is_solved(seed, pool):
         assert (None if start is None else start.executed.cost) == least(by_rule, limit)
 
 
+@pytest.mark.parametrize("deep", [False, True])
 @pytest.mark.parametrize("seed", range(4))
-def test_rules_are_tried_where_other_problems_would_be_large(seed, pool, monkeypatch):
-    monkeypatch.setattr(registry, "LARGEST_REACHED", 0)
+def test_rules_are_tried_where_other_problems_are_not(seed, deep, pool, monkeypatch):
+    """They would be large themselves, or what finds columns in deep models needs their time."""
+    if deep:
+        monkeypatch.setattr(step_start, "finds_columns", lambda problem, solver: True)
+    else:
+        monkeypatch.setattr(registry, "LARGEST_REACHED", 0)
     model, space = step_with_decisions(seed)
     sharding = sharding_problem(model, None)
     free = sharding.decode(solve(sharding.problem, EXACT, AMPLE, None, pool).choices or ())
@@ -186,7 +191,7 @@ def test_rules_are_tried_where_other_problems_would_be_large(seed, pool, monkeyp
     rules = [{i: mode[0] for i, mode in decision.recomputed.items()} for decision, _ in by_rule]
     for limit in limits_of(space):
         built = kiwi_chain_problem(model, limit, rules)
-        assert built.starts == ()
+        built = replace(built, starts=(refuse,) * len(built.starts))
         start, least_by_rule = begin(built, execution(model), EXACT, AMPLE, pool), least(by_rule, limit)
         assert least_by_rule is None or (start is not None and start.executed.cost <= least_by_rule)
 
@@ -194,6 +199,17 @@ def test_rules_are_tried_where_other_problems_would_be_large(seed, pool, monkeyp
 def once(decision: StepDecision) -> bool:
     """Whether nothing runs again twice."""
     return all(len(mode) == 1 for mode in decision.recomputed.values())
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_first_decision_within_the_limit_is_told_once(seed, pool):
+    model, space = step_with_decisions(seed)
+    for limit in limits_of(space):
+        for built in (kiwi_chain_problem(model, limit), kiwi_offload_problem(model, limit, Links())):
+            told: list[int] = []
+            start = begin(built, execution(model), EXACT, AMPLE, pool, (), told.append)
+            assert len(told) == (start is not None)
+            assert start is None or told[0] >= start.executed.cost
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -228,7 +244,7 @@ def test_smaller_problems_are_tried_again_where_nothing_is_found(pool, monkeypat
     built = kiwi_chain_problem(model, limit)
     tried = []
 
-    def late(built, execute, solver, options, pool, known=()):
+    def late(built, execute, solver, options, pool, *_):
         tried.append(options.time_limit)
         return None if len(tried) == 1 else begin(built, execute, EXACT, options, pool)
 

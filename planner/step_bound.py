@@ -1,0 +1,115 @@
+"""A bound on all plans from a relaxation, found beside the search for plans.
+
+Where a formulation's problem leaves plans out, its bound proves nothing about those. The relaxation's bound does, for
+all plans that cost at most what one of them costs, so it can begin as soon as any plan is known, in a process of its
+own. With one process at work at a time it comes after the search instead.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from types import TracebackType
+from typing import Self
+
+from formulations.problem import StrategyProblem
+from formulations.solution import SolveOptions, SolveResult, Status
+from formulations.solvers import SolverPool, solve
+
+BOUNDING_SOLVER = "lagrangian"
+
+ALONE_SHARE = 0.4
+"""Part of the time limit that the bound has where it comes after the search."""
+
+_LEAST_SECONDS = 0.05
+
+
+class BoundBeside:
+    """One bound; use it in a ``with`` block, which ends what still runs.
+
+    Parameters
+    ----------
+    relaxed
+        From a plan's cost to a problem whose bounds hold for all plans that cost at most that; None where there is
+        nothing to do.
+    options
+        The time limit is that of search and bound together, from now on.
+    pool
+        Warm workers, or None.
+    """
+
+    def __init__(
+        self, relaxed: Callable[[int], StrategyProblem] | None, options: SolveOptions, pool: SolverPool | None
+    ) -> None:
+        self._relaxed, self._options, self._pool = relaxed, options, pool
+        self._deadline = time.monotonic() + options.time_limit
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._result: SolveResult | None = None
+        self._error: Exception | None = None
+
+    @property
+    def search_seconds(self) -> float:
+        """Time that the search has: all of it, unless the bound comes after it."""
+        alone = self._relaxed is not None and self._options.workers == 1
+        return (1.0 - ALONE_SHARE if alone else 1.0) * self._options.time_limit
+
+    def begin(self, cost: int) -> None:
+        """Begin, where not done yet, now that a plan of this cost is known; unless only one process may be at work."""
+        if self._options.workers != 1:
+            self._begin(cost)
+
+    def bound(self, cost: int, wait: bool = True) -> int | None:
+        """A bound on all plans, at most the cost of the best one.
+
+        Parameters
+        ----------
+        cost
+            Of the best plan.
+        wait
+            Whether to wait until the time is over, or for as much as is known now.
+
+        Returns
+        -------
+        int or None
+            None where nothing was proved.
+        """
+        if wait:
+            self._begin(cost)
+        else:
+            self._stop.set()
+        if self._thread is not None:
+            self._thread.join()
+        if self._error is not None:
+            raise self._error
+        if self._result is None:
+            return None
+        if self._result.status is Status.INFEASIBLE:
+            return cost
+        return None if self._result.bound is None else min(self._result.bound, cost)
+
+    def _begin(self, cost: int) -> None:
+        if self._relaxed is not None and self._thread is None:
+            self._thread = threading.Thread(target=self._work, args=(self._relaxed, cost), daemon=True)
+            self._thread.start()
+
+    def _work(self, relaxed: Callable[[int], StrategyProblem], cost: int) -> None:
+        try:
+            problem = relaxed(cost)
+            seconds = max(_LEAST_SECONDS, self._deadline - time.monotonic())
+            options = replace(self._options, time_limit=seconds, initial_choices=None)
+            self._result = solve(problem, BOUNDING_SOLVER, options, None, self._pool, self._stop.is_set)
+        except Exception as error:
+            self._error = error  # told where the bound is asked for
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join()
