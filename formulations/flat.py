@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from formulations.arc_consistency import FactorGroup, group_factors, supported_strategies
+from formulations.collection import collection_paused
 from formulations.flat_rows import RowMap, build_rows
 from formulations.problem import BoolArray, Factor, IntArray, StrategyProblem, UsageTerm
 
@@ -116,6 +117,7 @@ class FlatProblem:
         return choices
 
 
+@collection_paused()
 def flatten(problem: StrategyProblem) -> FlatProblem:
     """Lay a problem out in flat arrays; see the module docstring for what is reduced on the way."""
     unary_factors = [factor for factor in problem.factors if len(factor.scope) == 1]

@@ -47,7 +47,7 @@ from planner.replay import OptimizerMemory, ReplayReport, StrategyTable, replay
 from planner.schedule import Schedule
 from planner.schedule_builder import build_schedule
 from planner.step_costs import InstructionCosts
-from planner.step_solve import SolvedStep, solve_step
+from planner.step_solve import SolvedStep, solve_step, warming
 from planner.step_start import Executed
 from planner.strategy_space import StrategySpace, build_strategy_space
 from planner.units import format_bytes
@@ -256,10 +256,10 @@ class PlanningSession:
 
     def execute(self, decision: StepDecision, limit: int | None = None) -> Executed:
         """Cost and peak of a decision, by executing it on tables, or as a schedule where it offloads."""
-        if not decision.offloaded:
-            executed = replay_decision(self.space.model, decision)
-            return Executed(executed.cost, executed.peak)
         with collection_paused():
+            if not decision.offloaded:
+                executed = replay_decision(self.space.model, decision)
+                return Executed(executed.cost, executed.peak)
             report = self.replay(self.schedule(decision, limit))
         assert report.total_quanta is not None, report.violations
         return Executed(report.total_quanta, report.peak_bytes)
@@ -338,7 +338,9 @@ class PlanningSession:
         options = SolveOptions(time_limit=request.time_limit, seed=request.seed, workers=request.workers)
         memory, reserve = self.limits(request.memory)
         execute = partial(self.execute, limit=memory - reserve)
-        found = solve_step(self.problem(request, pool), execute, request.solver, options, progress, pool, known)
+        with warming(request.solver, pool):
+            built = self.problem(request, pool)
+        found = solve_step(built, execute, request.solver, options, progress, pool, known)
         if isinstance(found, MinimumPeak):
             raise refusal(found, memory - reserve, reserve)
         return found

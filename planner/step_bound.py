@@ -17,8 +17,7 @@ from typing import Self
 from formulations.problem import StrategyProblem
 from formulations.solution import SolveOptions, SolveResult, Status
 from formulations.solvers import SolverPool, solve
-
-BOUNDING_SOLVER = "lagrangian"
+from formulations.solvers.portfolio_lanes import PRICES
 
 ALONE_SHARE = 0.4
 """Part of the time limit that the bound has where it comes after the search."""
@@ -100,7 +99,7 @@ class BoundBeside:
             problem = relaxed(cost)
             seconds = max(_LEAST_SECONDS, self._deadline - time.monotonic())
             options = replace(self._options, time_limit=seconds, initial_choices=None)
-            self._result = solve(problem, BOUNDING_SOLVER, options, None, self._pool, self._stop.is_set)
+            self._result = solve(problem, PRICES, options, None, self._pool, self._stop.is_set)
         except Exception as error:
             self._error = error  # told where the bound is asked for
 

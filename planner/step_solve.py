@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 
 from formulations.models.registry import StepProblem
@@ -18,16 +19,31 @@ from formulations.models.sharding import MEMORY
 from formulations.models.step import StepDecision
 from formulations.problem import StrategyProblem
 from formulations.solution import Progress, SolveOptions, SolveResult, Status, relative_gap
-from formulations.solvers import SolverContradiction, SolverPool
+from formulations.solvers import SolverContradiction, SolverPool, find_solver
 from formulations.solvers.minimum_peak import MinimumPeak, minimum_peak
+from formulations.solvers.portfolio_lanes import BLOCKS, PRICES
 from formulations.solvers.worker import Ending
 from planner.step_bound import BoundBeside
 from planner.step_probing import solve_in_rounds
-from planner.step_start import NARROW_SHARE, Executed, Start, begin, encoded, finds_columns, start_share, widen
+from planner.step_start import (
+    COLUMNS,
+    NARROW_SHARE,
+    Executed,
+    Start,
+    begin,
+    encoded,
+    finds_columns,
+    mixes_columns,
+    start_share,
+    widen,
+)
 
 LEAST_START_SECONDS, MOST_START_SECONDS = 2.0, 10.0
 """Time for smaller problems to begin from, beside their share of the time limit: at least (but half of the limit at
 most), since nothing is found without layouts to begin from, and at most."""
+
+EXECUTED_SECONDS, EXECUTED_SHARE = 1.0, 0.3
+"""Time for executing what is found, where that takes a schedule: at most, and as a part of the time limit."""
 
 PEAK_SECONDS = 30.0
 """Longest search for the smallest peak, where a solver found no plan."""
@@ -50,6 +66,20 @@ class SolvedStep:
     decision: StepDecision
     result: SolveResult
     problem: StrategyProblem
+
+
+def warming(solver: str, pool: SolverPool | None) -> AbstractContextManager[None]:
+    """Start processes for a solver beside what is done meanwhile, as building the problem.
+
+    Raises
+    ------
+    UnknownSolverError
+        There is no such solver.
+    """
+    spec = find_solver(solver)
+    if pool is None:
+        return nullcontext()
+    return pool.warming(*map(find_solver, (PRICES, BLOCKS)) if spec.is_coordinator else (spec,))
 
 
 def solve_step(
@@ -104,7 +134,12 @@ def _solve_beside(
 ) -> SolvedStep | MinimumPeak:
     """Search while a bound is found beside; parameters as for :func:`solve_step`."""
     limit = built.problem.resources[MEMORY].limit
-    whole = options = replace(options, time_limit=beside.search_seconds)
+    seconds = beside.search_seconds
+    if built.extended is not None:
+        seconds -= min(EXECUTED_SECONDS, EXECUTED_SHARE * seconds)
+    whole = options = replace(options, time_limit=seconds)
+    if mixes_columns(built, solver):
+        solver = COLUMNS
     start, options = _begun(built, execute, solver, options, pool, known, beside.begin)
     found = _solve(built, start, solver, options, progress, pool)
     if isinstance(found, MinimumPeak) and built.has_starts and limit is not None and found.bound <= limit:
@@ -114,7 +149,7 @@ def _solve_beside(
         return found
     assert found.choices is not None
     bound, decision = found.bound, built.decode(found.choices)
-    executed = execute(decision)
+    executed = start.executed if start is not None and decision == start.decision else execute(decision)
     if limit is not None and executed.peak > limit:
         assert built.safer is not None, "a problem that counts everything is never over the limit"
         safer = built.safer()

@@ -13,8 +13,8 @@
 Where every operator has one layout, only rules remain of this. So they do with the decision without a limit where the
 problem is that of a deep model: columns of its blocks are found in less time than what smaller problems have. Where
 tables are very large otherwise, the first four. A problem that extends another one that is about as hard begins from a
-solution of that one, and its own for the same layouts; with one layout an operator, from rules and from columns of its
-own blocks, where these repeat.
+solution of that one, and its own for the same layouts; with one layout an operator and blocks that repeat, from rules:
+columns of its own blocks (:data:`COLUMNS`) are then what solves it.
 All are decisions of the problem itself, so a solve that begins from them is no worse than any of them, however little
 time it has.
 """
@@ -35,14 +35,15 @@ from formulations.presolve import is_deep
 from formulations.problem import StrategyProblem
 from formulations.solution import SolveOptions, Status
 from formulations.solvers import DEFAULT_SOLVER, SolverPool
+from formulations.solvers.block_repeats import find_repeats
 from planner.step_probing import solve_in_rounds
 
 COLUMNS = "blocks"
 """Solver that mixes columns of repeated blocks: with offload and one layout a node it finds more than any other."""
 
-START_SHARE, EXTENDED_SHARE, COLUMNS_SHARE = 0.2, 0.5, 0.9
-"""Parts of the time limit for smaller problems to begin from, for a problem that is extended, and for columns instead
-of that; these leave a part of theirs for a problem that counts more."""
+START_SHARE, EXTENDED_SHARE, ALIKE_SHARE = 0.2, 0.5, 0.8
+"""Parts of the time limit for smaller problems to begin from, for a problem that is extended, and for one that is
+extended with one layout an operator: it is nearly as good."""
 
 NARROW_SHARE = 0.5
 """Part of the time that is left then for the problem of the shortest reach."""
@@ -148,11 +149,18 @@ def finds_columns(problem: StrategyProblem, solver: str) -> bool:
     return solver == DEFAULT_SOLVER and is_deep(problem)
 
 
+def mixes_columns(built: StepProblem, solver: str) -> bool:
+    """Whether columns of repeated blocks solve a problem better than what a solver does by itself."""
+    if solver != DEFAULT_SOLVER or built.extended is None or max(built.layouts) > 1:
+        return False
+    return int(find_repeats(built.problem).orbit.max(initial=-1)) >= 0
+
+
 def start_share(built: StepProblem) -> float:
     """Part of the time limit of a problem that its beginning may take."""
     if built.extended is None:
         return START_SHARE
-    return EXTENDED_SHARE if max(built.layouts) > 1 else COLUMNS_SHARE
+    return EXTENDED_SHARE if max(built.layouts) > 1 else ALIKE_SHARE
 
 
 def encoded(built: StepProblem, decision: StepDecision) -> tuple[int, ...]:
@@ -191,7 +199,7 @@ class _Beginning:
         if self.built.extended is not None:
             if max(self.built.layouts) == 1:
                 self._try_rules((0,) * len(self.built.layouts))
-                if self.solver == DEFAULT_SOLVER and self._begin_with_columns():
+                if self.solver == COLUMNS:
                     return self.best
             return self._begin_with(self.built.extended())
         if self.built.unlimited is None:
@@ -210,11 +218,6 @@ class _Beginning:
             if self.best is before:
                 break
         return self.best
-
-    def _begin_with_columns(self) -> bool:
-        """Mix columns of repeated blocks; return whether that found a decision within the limit."""
-        decision, _ = self.solve(lambda: self.built, COLUMNS_SHARE, COLUMNS)
-        return decision is not None and self.best is not None
 
     def _begin_with(self, extended: StepProblem) -> Start | None:
         """Solve the problem that this one extends, from what that one begins from; then this one for those layouts."""
@@ -247,12 +250,10 @@ class _Beginning:
         for reruns in self.built.rules:
             self.keep(StepDecision(layouts, {i: (moment,) for i, moment in reruns.items()}))
 
-    def solve(
-        self, build: Callable[[], StepProblem], share: float, solver: str | None = None
-    ) -> tuple[StepDecision | None, bool]:
+    def solve(self, build: Callable[[], StepProblem], share: float) -> tuple[StepDecision | None, bool]:
         """Solve a problem in a part of the time that is left; return its decision, and whether it fits and is optimal.
 
-        The decision is kept where it is better than what is known. The solver is the one asked for if None.
+        The decision is kept where it is better than what is known.
         """
         if self._left() < _LEAST_SECONDS:
             return None, False
@@ -260,13 +261,13 @@ class _Beginning:
         options = replace(self.options, time_limit=share * self._left(), initial_choices=self._best_in(smaller))
         if options.time_limit < _LEAST_SECONDS:
             return None, False
-        found = solve_in_rounds(smaller.problem, solver or self.solver, options, None, self.pool)
+        found = solve_in_rounds(smaller.problem, self.solver, options, None, self.pool)
         if found.choices is None:
             return None, False
         decision = smaller.decode(found.choices)
         fits = self.keep(decision)
         if not fits and smaller.safer is not None:
-            self.solve(smaller.safer, share, solver)
+            self.solve(smaller.safer, share)
         return decision, fits and found.status is Status.OPTIMAL
 
     def keep(self, decision: StepDecision) -> bool:

@@ -15,6 +15,7 @@ from typing import Generic, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from formulations.collection import collection_paused
 from formulations.problem import BoolArray, Factor, IntArray, Node, Resource, StrategyProblem, UsageTerm
 
 Scalar = TypeVar("Scalar", bound=np.generic)
@@ -41,6 +42,7 @@ class PackedProblem:
     flag_shapes: list[tuple[int, ...]]
 
 
+@collection_paused()
 def pack(problem: StrategyProblem) -> PackedProblem:
     """Pack a problem; it must stay alive until this returns."""
     integers, flags = _Shelf[np.int64](), _Shelf[np.bool_]()
@@ -68,6 +70,7 @@ def pack(problem: StrategyProblem) -> PackedProblem:
     )
 
 
+@collection_paused()
 def unpack(packed: PackedProblem) -> StrategyProblem:
     """Rebuild the problem; its arrays are views of the packed buffers."""
     integers = _views(packed.integers, packed.integer_shapes)

@@ -15,7 +15,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
 from multiprocessing import Pipe
@@ -37,6 +37,7 @@ _RETURNS_MEMORY = ("MALLOC_TRIM_THRESHOLD_", str(256 * 1024))
 64 MiB, and pieces of them with every job (mallopt(3), M_TRIM_THRESHOLD)."""
 
 _POLL_SECONDS = 0.05
+_WORTH_WARMING_SECONDS = 0.05
 _OUTPUT_TAIL = 2000
 
 
@@ -316,8 +317,28 @@ class SolverPool:
             if self._warmed.setdefault(spec.target, worker) is not worker:
                 self._idle.append(worker)
 
+    @contextlib.contextmanager
+    def warming(self, *specs: SolverSpec) -> Iterator[None]:
+        """Start a worker for each solver beside what is done meanwhile, if that takes long enough."""
+        timer = threading.Timer(_WORTH_WARMING_SECONDS, self._try_to_warm, specs)
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
+            timer.join()
+
+    def _try_to_warm(self, *specs: SolverSpec) -> None:
+        """Start processes; a failure will be met again, and told, when they are needed."""
+        with contextlib.suppress(WorkerStartError):
+            for spec in specs:
+                self.warm(spec)
+
     def _take(self, spec: SolverSpec) -> Worker | None:
-        """Take the worker that was started for a solver, or an idle one that suits it: best of its own library."""
+        """Take the worker that was started for a solver, or an idle one that suits it: best of its own library.
+
+        Where there is none, one that was started for another solver will do.
+        """
         with self._lock:
             warmed = self._warmed.pop(spec.target, None)
             if warmed is not None:
@@ -326,6 +347,8 @@ class SolverPool:
             found = next((each for each in suitable if each.library == spec.library), next(iter(suitable), None))
             if found is not None:
                 self._idle.remove(found)
+            elif self._warmed:
+                found = self._warmed.pop(next(iter(self._warmed)))
             return found
 
     def close(self) -> None:

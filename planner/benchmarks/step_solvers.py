@@ -17,7 +17,7 @@ from planner.benchmarks.metering import Meter
 from planner.benchmarks.step_cases import PreparedCase, SmallestPeak, StepCase, prepared
 from planner.benchmarks.suites import ReportProgress
 from planner.plan_error import PlanError
-from planner.step_solve import SolvedStep, solve_step
+from planner.step_solve import SolvedStep, solve_step, warming
 from planner.step_start import Executed, encoded
 
 SMALLEST_PEAK = "minimum_peak"
@@ -52,10 +52,10 @@ def solve_within(
             Meter(pool), solver, True, f"every plan needs at least {known.bound} bytes, the limit is {nbytes}"
         )
     with Meter(pool) as meter:
-        built = ready.session.problem(ready.request(formulation, nbytes, solver, options), meter)
-        options = replace(
-            options, time_limit=max(_LEAST_SHARE * options.time_limit, options.time_limit - meter.seconds)
-        )
+        with warming(solver, meter):
+            built = ready.session.problem(ready.request(formulation, nbytes, solver, options), meter)
+        left = max(_LEAST_SHARE * options.time_limit, options.time_limit - meter.seconds)
+        options = replace(options, time_limit=left)
         execute = partial(ready.session.execute, limit=nbytes)
         decision = None if known is None else known.decision
         begin_from = [] if decision is None else _expressible(built, [decision])
@@ -129,7 +129,8 @@ def plan_from_module(
     with Meter(pool) as meter:
         session = case.session()
         ready = PreparedCase(session, Executed(0, 0), 0)
-        built = session.problem(ready.request(formulation, memory, solver, options), meter)
+        with warming(solver, meter):
+            built = session.problem(ready.request(formulation, memory, solver, options), meter)
         found = solve_step(built, partial(session.execute, limit=memory), solver, options, progress, meter)
         if isinstance(found, SolvedStep):
             report = session.replay(session.schedule(found.decision, memory), memory)
