@@ -47,7 +47,7 @@ from planner.replay import OptimizerMemory, ReplayReport, StrategyTable, replay
 from planner.schedule import Schedule
 from planner.schedule_builder import build_schedule
 from planner.step_costs import InstructionCosts
-from planner.step_solve import SolvedStep, solve_step, warming
+from planner.step_solve import SolvedStep, solve_step, warm_up
 from planner.step_start import Executed
 from planner.strategy_space import StrategySpace, build_strategy_space
 from planner.units import format_bytes
@@ -338,8 +338,8 @@ class PlanningSession:
         options = SolveOptions(time_limit=request.time_limit, seed=request.seed, workers=request.workers)
         memory, reserve = self.limits(request.memory)
         execute = partial(self.execute, limit=memory - reserve)
-        with warming(request.solver, pool):
-            built = self.problem(request, pool)
+        warm_up(request.solver, pool)
+        built = self.problem(request, pool)
         found = solve_step(built, execute, request.solver, options, progress, pool, known)
         if isinstance(found, MinimumPeak):
             raise refusal(found, memory - reserve, reserve)

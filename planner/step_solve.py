@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 
 from formulations.models.registry import StepProblem
@@ -68,7 +67,7 @@ class SolvedStep:
     problem: StrategyProblem
 
 
-def warming(solver: str, pool: SolverPool | None) -> AbstractContextManager[None]:
+def warm_up(solver: str, pool: SolverPool | None) -> None:
     """Start processes for a solver beside what is done meanwhile, as building the problem.
 
     Raises
@@ -77,9 +76,8 @@ def warming(solver: str, pool: SolverPool | None) -> AbstractContextManager[None
         There is no such solver.
     """
     spec = find_solver(solver)
-    if pool is None:
-        return nullcontext()
-    return pool.warming(*map(find_solver, (PRICES, BLOCKS)) if spec.is_coordinator else (spec,))
+    if pool is not None:
+        pool.warm_soon(*map(find_solver, (PRICES, BLOCKS)) if spec.is_coordinator else (spec,))
 
 
 def solve_step(

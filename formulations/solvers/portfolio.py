@@ -9,8 +9,11 @@ what it had found stays.
 
 from __future__ import annotations
 
+import contextlib
 import math
+import threading
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from formulations.checker import check
@@ -29,6 +32,7 @@ _CLEANUP_SHARE = 0.02
 _MOST_CLEANUP_SECONDS = 1.0
 _OVERTIME_SECONDS = 0.5
 _POLL_SECONDS = 0.1
+_WORTH_WARMING_SECONDS = 0.05
 _LAST_WORDS_SECONDS = 0.02
 _CHECK_EFFORT = 10
 """Checking incumbents takes at most about one part in this many of the time."""
@@ -45,7 +49,7 @@ def solve(problem: StrategyProblem, options: SolveOptions, desk: Desk) -> Claim:
     before = time.process_time()
     try:
         deep = is_deep(problem)
-        with desk.workers.warming(find_solver(BLOCKS if deep else PRICES)):
+        with _warming(desk, BLOCKS if deep else PRICES):
             reduced = lean_presolve(problem, started + _PRESOLVE_SHARE * options.time_limit)
     except KeyboardInterrupt:
         return Claim(None, None, message="interrupted")
@@ -58,6 +62,18 @@ def solve(problem: StrategyProblem, options: SolveOptions, desk: Desk) -> Claim:
         cost = check(reduced.problem, only).objective
         return Claim(reduced.lift(only), None if cost is None else cost + reduced.offset, message=shape)
     return _Search(reduced, options, desk, started, shape, deep=deep).run()
+
+
+@contextlib.contextmanager
+def _warming(desk: Desk, solver: str) -> Iterator[None]:
+    """Start a process for a solver beside what is done meanwhile, if that takes long enough."""
+    timer = threading.Timer(_WORTH_WARMING_SECONDS, desk.workers.warm_soon, (find_solver(solver),))
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        timer.join()
 
 
 @dataclass(slots=True)

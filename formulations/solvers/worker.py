@@ -15,7 +15,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
 from multiprocessing import Pipe
@@ -37,7 +37,6 @@ _RETURNS_MEMORY = ("MALLOC_TRIM_THRESHOLD_", str(256 * 1024))
 64 MiB, and pieces of them with every job (mallopt(3), M_TRIM_THRESHOLD)."""
 
 _POLL_SECONDS = 0.05
-_WORTH_WARMING_SECONDS = 0.05
 _OUTPUT_TAIL = 2000
 
 
@@ -293,12 +292,16 @@ class SolverPool:
         self._idle: list[Worker] = []
         self._warmed: dict[str, Worker] = {}
         """Workers that a solver will have first, by its place."""
+        self._starting: list[threading.Thread] = []
 
     def run(
         self, spec: SolverSpec, problem: StrategyProblem, options: SolveOptions, listener: Listener
     ) -> WorkerOutcome:
         """Run one job on an idle worker, or on a new one."""
         worker = self._take(spec)
+        if worker is None:
+            self._await_starting()
+            worker = self._take(spec)
         if worker is None or not worker.alive:
             worker = Worker()
         outcome = worker.run(spec, problem, options, listener)
@@ -317,22 +320,25 @@ class SolverPool:
             if self._warmed.setdefault(spec.target, worker) is not worker:
                 self._idle.append(worker)
 
-    @contextlib.contextmanager
-    def warming(self, *specs: SolverSpec) -> Iterator[None]:
-        """Start a worker for each solver beside what is done meanwhile, if that takes long enough."""
-        timer = threading.Timer(_WORTH_WARMING_SECONDS, self._try_to_warm, specs)
-        timer.start()
-        try:
-            yield
-        finally:
-            timer.cancel()
-            timer.join()
+    def warm_soon(self, *specs: SolverSpec) -> None:
+        """Start a worker for each solver beside what the caller does meanwhile; a :meth:`run` waits for them."""
+        for spec in specs:
+            thread = threading.Thread(target=self._try_to_warm, args=(spec,), daemon=True)
+            thread.start()
+            with self._lock:
+                self._starting.append(thread)
 
-    def _try_to_warm(self, *specs: SolverSpec) -> None:
-        """Start processes; a failure will be met again, and told, when they are needed."""
+    def _try_to_warm(self, spec: SolverSpec) -> None:
+        """Start a process; a failure will be met again, and told, when it is needed."""
         with contextlib.suppress(WorkerStartError):
-            for spec in specs:
-                self.warm(spec)
+            self.warm(spec)
+
+    def _await_starting(self) -> None:
+        """Wait for the workers that are being started."""
+        with self._lock:
+            starting, self._starting = self._starting, []
+        for thread in starting:
+            thread.join()
 
     def _take(self, spec: SolverSpec) -> Worker | None:
         """Take the worker that was started for a solver, or an idle one that suits it: best of its own library.
@@ -353,6 +359,7 @@ class SolverPool:
 
     def close(self) -> None:
         """End all idle workers."""
+        self._await_starting()
         with self._lock:
             workers = [*self._idle, *self._warmed.values()]
             self._idle.clear()

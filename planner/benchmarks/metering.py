@@ -45,6 +45,10 @@ class Meter(SolverPool):
         """Start a worker for a later :meth:`run`."""
         self._lender.warm(spec)
 
+    def warm_soon(self, *specs: SolverSpec) -> None:
+        """Start workers beside what the caller does."""
+        self._lender.warm_soon(*specs)
+
     def close(self) -> None:
         """End the workers, unless they are another pool's."""
         if self._owned:
