@@ -11,20 +11,14 @@ finds plans estimates it:
 - *exposed*, where copies cannot run beside the computation at all: it waits for both, which is exact. No rerun reads
   an activation before its first backward use then.
 
-The bound comes from a relaxation, which counts no more than any plan has, if that is no dearer than the best known:
-
-- *early*: away when forward ends, in the links' rows from when it is made;
-- *late*: it leaves when forward has ended, in the rows of the way back alone;
-- *brief*: it is away in forward only, in the rows outward.
-
-What a plan takes in forward beyond the least time is waiting, which has a price there too, or a dearer layout, which
-rows do not ask about. Backward may take all that the best plan known takes beyond the least time.
-Where forward uses of an activation end, its memory is free in all of these, though a busy link holds it longer.
+The bound comes from a relaxation, which counts no more than any plan has, if that is no dearer than the best known
+(:mod:`formulations.models.offload_relaxation`). Where forward uses of an activation end, its memory is free in both,
+though a busy link holds it longer.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -35,6 +29,7 @@ from formulations.models.kiwi_chain import decode_kiwi_chain, encode_kiwi_chain
 from formulations.models.modes import Modes
 from formulations.models.offload_builder import OffloadProblemBuilder
 from formulations.models.offload_modes import Links, offload_candidates, waiting_outputs
+from formulations.models.offload_relaxation import OffloadRelaxationBuilder
 from formulations.models.step import StepDecision, StepModel
 from formulations.problem import StrategyProblem
 
@@ -104,15 +99,24 @@ class OffloadProblem:
         """
         complete = list(shortest_holds(problem, choices))
         for node, link in self.waiting.items():
-            load = np.zeros(problem.horizon, dtype=np.int64)
-            for i, entry in enumerate(problem.nodes):
-                for term in entry.usage:
-                    if term.resource == link and i != node:
-                        load[term.start : term.end] += term.amount[complete[i]]
-            limit, (own,) = problem.resources[link].limit, problem.nodes[node].usage
-            assert limit is not None, "links have limits"
-            complete[node] = int(np.argmax(own.amount <= limit - load[own.start : own.end].max()))
+            complete[node] = shortest_wait(problem, complete, node, link)
         return tuple(complete)
+
+
+def shortest_wait(problem: StrategyProblem, choices: Sequence[int], node: int, link: int) -> int:
+    """The first strategy of a node that makes rows of a link long enough for the choices of all others."""
+    load = np.zeros(problem.horizon, dtype=np.int64)
+    for i, entry in enumerate(problem.nodes):
+        for term in entry.usage:
+            if term.resource == link and i != node:
+                load[term.start : term.end] += term.amount[choices[i]]
+    limit = problem.resources[link].limit
+    assert limit is not None, "links have limits"
+    fits = np.ones(problem.nodes[node].size, dtype=np.bool_)
+    for term in problem.nodes[node].usage:
+        if term.resource == link:
+            fits &= term.amount <= limit - load[term.start : term.end].max()
+    return int(np.argmax(fits))
 
 
 def build_offload(
@@ -137,6 +141,7 @@ def build_offload(
     counting
         How bytes are counted where they depend on three decisions.
     """
-    builder = OffloadProblemBuilder(model, modes, counting, links)
+    kind = OffloadRelaxationBuilder if links.relaxed else OffloadProblemBuilder
+    builder = kind(model, modes, counting, links)
     problem = builder.build("kiwi_offload", memory_limit)
     return OffloadProblem(problem, model, modes, links, builder.waiting)

@@ -10,13 +10,14 @@ import numpy as np
 from formulations.models.counting import Counting
 from formulations.models.liveness import LastUse
 from formulations.models.modes import Modes
-from formulations.models.offload_links import LinkRows, Span, waits
+from formulations.models.offload_links import Rows, levels
 from formulations.models.offload_modes import Links, OffloadMode, offload_candidates, waiting_outputs
+from formulations.models.offload_times import StepTimes, step_times
 from formulations.models.recompute import RecomputeProblemBuilder
 from formulations.models.sharding import UNREAD
 from formulations.models.step import NodeKind, StepModel
 from formulations.models.timeline import EventKind
-from formulations.problem import BoolArray, IntArray, Resource, UsageTerm
+from formulations.problem import BoolArray, IntArray, Resource, StrategyProblem, UsageTerm
 
 HOST, OUTWARD, INWARD = 1, 2, 3
 """Indices of the resources besides device memory. A link's times are its rows."""
@@ -26,13 +27,25 @@ LEAD = 3
 
 
 class OffloadProblemBuilder(RecomputeProblemBuilder):
-    """Adds to recomputation the modes of offload."""
+    """Adds to recomputation the modes of offload.
+
+    Attributes
+    ----------
+    waiting
+        By node that makes rows longer, the link whose rows it is chosen for.
+    """
 
     def __init__(self, model: StepModel, modes: Modes, counting: Counting, links: Links) -> None:
         self.links = links
         self.offloads = offload_candidates(model)
         self.waiting: dict[int, int] = {}
+        self.memory_limit: int | None = None
         super().__init__(model, modes, counting, chains=True)
+
+    def build(self, name: str, memory_limit: int | None) -> StrategyProblem:
+        """Build the problem under a limit in bytes, or None."""
+        self.memory_limit = memory_limit
+        return super().build(name, memory_limit)
 
     def further_modes(self, node: int) -> int:
         """Number of modes of offload of a node."""
@@ -44,46 +57,38 @@ class OffloadProblemBuilder(RecomputeProblemBuilder):
         host = Resource("host memory (bytes)", self.links.host_bytes)
         if self.links.blocking:
             return (*memory, host)
-        forward, backward = self._rows.forward_time + self._longest_wait, self._rows.backward_time
-        if self.links.relaxed:
-            forward += min(self._beyond_least, self._dearest_forward() - self._rows.forward_time)
-            backward += self._beyond_least
-        else:
-            backward += self._longest_wait
-        return *memory, host, Resource("outward link (quanta)", forward), Resource("inward link (quanta)", backward)
+        outward = Resource("outward link (quanta)", self.outward.limit)
+        return *memory, host, outward, Resource("inward link (quanta)", self.inward.limit)
 
     @cached_property
-    def _rows(self) -> LinkRows:
-        """Where the rows of the links stand: events begin when the operators before them have taken their least."""
-        least = [
-            int(self.model.nodes[event.index].cost.min()) if event.kind is EventKind.COMPUTE else 0
-            for event in self.timeline.events
-        ]
+    def times(self) -> StepTimes:
+        """When events happen."""
+        return step_times(self.model, self.timeline)
+
+    @cached_property
+    def boundary(self) -> int:
+        """The first event of backward."""
         kinds = [node.kind for node in self.model.nodes]
-        boundary = len(least)
-        if NodeKind.BACKWARD in kinds:
-            boundary = self._burst_event(kinds.index(NodeKind.BACKWARD))
-        return LinkRows(np.concatenate(([0], np.cumsum(least, dtype=np.int64))), boundary)
+        if NodeKind.BACKWARD not in kinds:
+            return len(self.timeline.events)
+        return self.burst_event(kinds.index(NodeKind.BACKWARD))
 
     @cached_property
-    def _beyond_least(self) -> int:
-        """What the best plan known takes beyond the least time of all operators."""
-        assert self.links.best_known is not None, "only the relaxation knows a plan"
-        return max(0, self.links.best_known - int(self._rows.begins[-1]))
+    def outward(self) -> Rows:
+        """Rows between events of forward and the boundary."""
+        events = self.times.spread(0, self.boundary)
+        return Rows(OUTWARD, events, self.times.until(self.boundary, events, self.most_excess))
 
     @cached_property
-    def _longest_wait(self) -> int:
-        """In the relaxation what the best plan known may wait at most; else what all copies take together."""
-        if self.links.relaxed:
-            return self._beyond_least
-        costs = (self.model.nodes[i].transfer_cost for i in self.offloads)
-        return sum(int(cost.sum(axis=1).max()) for cost in costs if cost is not None)
+    def inward(self) -> Rows:
+        """Rows between the boundary and events of backward."""
+        events = self.times.spread(self.boundary, len(self.timeline.events))
+        return Rows(INWARD, events, self.times.since(self.boundary, events, self.most_excess))
 
-    def _dearest_forward(self) -> int:
-        """Most time that layouts let forward take."""
-        own = sum(int(node.cost.max()) for node in self.model.nodes if node.kind is NodeKind.FORWARD)
-        arguments = sum(int(edge.cost.max()) for edge in self.model.edges if self._is_forward(edge.consumer))
-        return own + arguments + sum(int(result.cost.max()) for result in self.model.results)
+    @property
+    def most_excess(self) -> int:
+        """Time that dearer layouts may take, as far as rows allow for it."""
+        return 0
 
     # -------------------------------------------------------------- families
 
@@ -92,97 +97,77 @@ class OffloadProblemBuilder(RecomputeProblemBuilder):
         super().add_operators()
         for i in sorted(self.offloads):
             for k, way in enumerate(self.links.modes):
-                self._add_offload(i, 1 + len(self.reruns.get(i, ())) + k, way)
+                self.add_offload(i, 1 + len(self.reruns.get(i, ())) + k, way)
         if self.offloads and not self.links.blocking:
-            self._add_time()
+            self.add_time()
+            self.node_usage[self.new_node("clock", 1)] += self.clock()
 
-    def _add_time(self) -> None:
-        """Add the clock, and what waits."""
-        rows = self._rows
-        self.node_usage[self.new_node("clock", 1)] += rows.clock(OUTWARD, INWARD)
-        self._add_wait("waiting in forward", OUTWARD, Span(0, len(rows.outward)))
-        if not self.links.relaxed:
-            self._add_wait("waiting in backward", INWARD, Span(0, len(rows.inward)))
+    def clock(self) -> list[UsageTerm]:
+        """What rows of all links have less than the longest one."""
+        return [*self.outward.clock(), *self.inward.clock()]
 
-    def _add_wait(self, name: str, link: int, rows: Span) -> None:
-        """Add a node that chooses how long something waits.
+    def add_time(self) -> None:
+        """Add what makes rows longer."""
+        costs = (self.model.nodes[i].transfer_cost for i in self.offloads)
+        longest = sum(int(cost.sum(axis=1).max()) for cost in costs if cost is not None)
+        if longest:
+            longer = np.concatenate(([0], levels(longest)))
+            self.add_wait("waiting in forward", longer, longer, self.outward)
+            self.add_wait("waiting in backward", longer, longer, self.inward)
 
-        In the relaxation every choice stands for all waiting from its price up to what it makes the rows longer.
-        """
-        if not self._longest_wait:
-            return
-        longer = waits(self._longest_wait)
-        price = np.concatenate(([0], longer))
-        if self.links.relaxed:
-            price = price[:-1]
-        else:
-            longer = price
+    def add_wait(self, name: str, price: IntArray, longer: IntArray, rows: Rows) -> int:
+        """Add a node that chooses how long something waits, at its price; return it."""
         node = self.new_node(name, len(price))
         self.cost[node] = price
-        self.node_usage[node].append(UsageTerm(link, rows.first, rows.end, longer[-1] - longer))
-        self.waiting[node] = link
+        self.node_usage[node] += rows.lengthen(rows.all, int(longer[-1]), longer[-1] - longer)
+        self.waiting[node] = rows.resource
+        return node
 
-    def _add_offload(self, i: int, mode: int, way: OffloadMode) -> None:
+    def add_offload(self, i: int, mode: int, way: OffloadMode) -> None:
         """Add one mode of one operator: what it costs, reserves, and holds on either side."""
         node, size = self.model.nodes[i], self.model.nodes[i].size
         needed = self._needed_for(i, way)
         if needed is None:
-            self.forbid(i, self.in_mode(i, mode, np.ones(size, dtype=np.int64)) > 0)
+            self.forbid_mode(i, mode)
             return
         assert node.transfer_cost is not None
         waiting = waiting_outputs(self.model, i)
         copies = node.transfer_cost[:, waiting].sum(axis=1)
-        on_host = self.in_mode(i, mode, node.output_bytes[:, waiting].sum(axis=1))
-        boundary = self.timeline.start[self._rows.boundary]
-        arrives = self._burst_event(needed)
-        gone, back = 0, self.timeline.start[arrives if way.soon else self.timeline.compute[needed]]
-        on_host_from, on_host_until = boundary, self.timeline.burst[needed] + 1
-        match way:
-            case OffloadMode.AWAY | OffloadMode.AWAY_SOON:
-                self._spend(i, mode, OUTWARD, self._rows.leaving(self._left(i)), copies)
-                self._spend(i, mode, INWARD, self._rows.returning(arrives), copies)
-                gone, back = self.timeline.start[self._left(i)], self._taken_again(arrives, LEAD * copies)
-                on_host_from, on_host_until = self._on_host(i)
-            case OffloadMode.EXPOSED:
-                self.cost[i][mode * size : (mode + 1) * size] += 2 * copies
-                gone, back = self.timeline.start[self._left(i)], self._taken_again(arrives, 0 * copies)
-                on_host_from, on_host_until = self._on_host(i)
-            case OffloadMode.EARLY | OffloadMode.EARLY_SOON:
-                self._spend(i, mode, OUTWARD, self._rows.leaving(self.timeline.compute[i] + 1), copies)
-                self._spend(i, mode, INWARD, self._rows.returning(arrives), copies)
-                if way.soon:  # how much sooner it may be read, another rerun says
-                    on_host_until = boundary + 1
-            case OffloadMode.LATE | OffloadMode.LATE_SOON:
-                self._spend(i, mode, INWARD, self._rows.returning(arrives), copies)
-                gone, on_host_from = boundary, self.timeline.burst[needed]
-                if way.soon:
-                    on_host_from = on_host_until
-            case OffloadMode.BRIEF:
-                self._spend(i, mode, OUTWARD, self._rows.leaving(self.timeline.compute[i] + 1), copies)
-                back, on_host_from = boundary, on_host_until
-        if self.links.host_bytes is not None:
-            self.forbid(i, on_host > self.links.host_bytes)
-        if on_host_from < on_host_until:
-            self.node_usage[i].append(UsageTerm(HOST, on_host_from, on_host_until, on_host))
+        arrives = self.burst_event(needed)
+        if way is OffloadMode.EXPOSED:
+            self.cost[i][mode * size : (mode + 1) * size] += 2 * copies
+        else:
+            taken = self.in_mode(i, mode, copies)
+            self.node_usage[i] += self.outward.use(self.outward.up_to(self._left(i)), taken)
+            self.node_usage[i] += self.inward.use(self.inward.since(arrives), taken)
+        lead = 0 if way is OffloadMode.EXPOSED else LEAD
+        gone, back = self.timeline.start[self._left(i)], self._taken_again(arrives, lead * copies)
+        self.keep_on_host(i, mode, self._on_host(i), node.output_bytes[:, waiting].sum(axis=1))
         made = self.timeline.last_time(self.timeline.compute[i])
         for output in range(node.output_bytes.shape[1]):
             amount = self.in_mode(i, mode, node.output_bytes[:, output])
-            if output in waiting and gone:
+            if output in waiting:
                 self.node_usage[i] += self.term(made, max(gone, made + 1), amount)
+                self.add_life(i, back, self.last_life(i, output), amount)
             else:
                 self.add_life(i, made, self.lifetimes.get((i, output), UNREAD).forward, amount)
-            if output in waiting:
-                self.add_life(i, back, self.last_life(i, output), amount)
 
-    def _spend(self, i: int, mode: int, link: int, rows: Span, copies: IntArray) -> None:
-        """Use rows of a link."""
-        if rows.first < rows.end:
-            self.node_usage[i].append(UsageTerm(link, rows.first, rows.end, self.in_mode(i, mode, copies)))
+    def forbid_mode(self, i: int, mode: int) -> None:
+        """Forbid a mode of a node."""
+        self.forbid(i, self.in_mode(i, mode, np.ones(self.model.nodes[i].size, dtype=np.int64)) > 0)
+
+    def keep_on_host(self, i: int, mode: int, times: tuple[int, int], amount: IntArray) -> None:
+        """Use host memory from a time up to another; forbid what never fits."""
+        held = self.in_mode(i, mode, amount)
+        if self.links.host_bytes is not None:
+            self.forbid(i, held > self.links.host_bytes)
+        if times[0] < times[1]:
+            self.node_usage[i].append(UsageTerm(HOST, *times, held))
 
     # ----------------------------------------------------------------- times
 
     @cached_property
-    def _readers(self) -> Mapping[int, set[int]]:
+    def readers(self) -> Mapping[int, set[int]]:
         """By activation, who reads what is away of it."""
         found = {}
         for i in self.offloads:
@@ -191,28 +176,23 @@ class OffloadProblemBuilder(RecomputeProblemBuilder):
         return found
 
     def _needed_for(self, i: int, way: OffloadMode) -> int | None:
-        """The backward operator in whose burst an activation is back; None where no rerun may read it sooner.
-
-        The first that may read it in the problem that finds plans, the last of those before its first backward use
-        in the relaxation.
-        """
+        """The backward operator in whose burst an activation is back; None where no rerun may read it sooner."""
         first = self.model.first_backward_use[i]
         if not way.soon:
             return first
-        sooner = [moment for v in self._readers[i] for moment in self.moments.get(v, ()) if moment < first]
-        if not sooner:
-            return None
-        return min(sooner) if way is OffloadMode.AWAY_SOON else max(sooner)
+        return min(
+            (moment for v in self.readers[i] for moment in self.moments.get(v, ()) if moment < first), default=None
+        )
 
-    def _burst_event(self, operator: int) -> int:
+    def burst_event(self, operator: int) -> int:
         """The first event of a backward operator's burst."""
         return int(np.searchsorted(self.timeline.start, self.timeline.burst[operator]))
 
     def _taken_again(self, arrives: int, lead: IntArray) -> int:
         """Time right behind a computation of backward from which there is such a lead to an event, of most layouts."""
-        begins = self._rows.begins
+        begins = self.times.begins
         event = int(np.searchsorted(begins, begins[arrives] - int(np.median(lead)), side="right")) - 1
-        event = min(arrives, max(event, self._rows.boundary))
+        event = min(arrives, max(event, self.boundary))
         while self.timeline.events[event - 1].kind is not EventKind.COMPUTE:
             event -= 1
         return self.timeline.start[event]
@@ -224,18 +204,16 @@ class OffloadProblemBuilder(RecomputeProblemBuilder):
 
     def _left(self, i: int) -> int:
         """The event behind an operator's last use in forward."""
-        uses = [edge.consumer for edge in self.model.edges_from[i] if self._is_forward(edge.consumer)]
+        kinds = self.model.nodes
+        uses = (edge.consumer for edge in self.model.edges_from[i] if kinds[edge.consumer].kind is NodeKind.FORWARD)
         return self.timeline.compute[max(uses, default=i)] + 1
-
-    def _is_forward(self, node: int) -> bool:
-        return self.model.nodes[node].kind is NodeKind.FORWARD
 
     # ---------------------------------------------------------------- orders
 
     def out_of_order(self, u: int, v: int) -> BoolArray:
         """Also pairs where ``v`` would run again before ``u`` has come back."""
         late = super().out_of_order(u, v)
-        if u not in self.offloads or v not in self._readers[u]:
+        if u not in self.offloads or v not in self.readers[u]:
             return late
         sizes = self.model.nodes[u].size, self.model.nodes[v].size
         for k, way in enumerate(self.links.modes, start=1 + len(self.reruns.get(u, ()))):

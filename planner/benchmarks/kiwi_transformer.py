@@ -52,7 +52,7 @@ LOSS_CHUNKS = 8
 SECONDS = 5.0
 """For one solve, where a row says nothing else."""
 
-PEAK_SECONDS = 10.0
+PEAK_SECONDS = 60.0
 """For one search for a smallest peak."""
 
 LLAMA_SECONDS = 20.0

@@ -7,45 +7,46 @@ import random
 import numpy as np
 import pytest
 
-from formulations.models.offload_links import ROWS, LinkRows, waits
+from formulations.models.offload_links import Rows, Span, levels
 
 
-def random_rows(seed: int) -> LinkRows:
-    """Rows of some events, many of which take no time."""
+def random_rows(seed: int) -> Rows:
+    """Rows at some events."""
     rng = random.Random(seed)
-    least = [rng.choice([0, 0, 1, rng.randint(1, 500)]) for _ in range(rng.randint(1, 400))]
-    return LinkRows(np.concatenate(([0], np.cumsum(least, dtype=np.int64))), rng.randint(0, len(least)))
+    events = sorted(rng.sample(range(100), rng.randint(1, 30)))
+    return Rows(2, np.array(events), np.array([rng.randint(0, 99) for _ in events]))
 
 
 @pytest.mark.parametrize("seed", range(50))
 def test_a_copy_uses_the_rows_of_the_events_that_it_lies_behind(seed):
     rows = random_rows(seed)
-    for event in range(rows.boundary + 1):
-        span = rows.leaving(event)
-        assert rows.outward[span.first : span.end].tolist() == [e for e in rows.outward.tolist() if e <= event]
-    for event in range(rows.boundary, len(rows.begins)):
-        span = rows.returning(event)
-        assert rows.inward[span.first : span.end].tolist() == [e for e in rows.inward.tolist() if e >= event]
+    for event in range(101):
+        before, behind = rows.up_to(event), rows.since(event)
+        assert rows.events[before.first : before.end].tolist() == [e for e in rows.events.tolist() if e <= event]
+        assert rows.events[behind.first : behind.end].tolist() == [e for e in rows.events.tolist() if e >= event]
 
 
 @pytest.mark.parametrize("seed", range(50))
-def test_the_clock_leaves_every_row_the_time_between_its_event_and_the_boundary(seed):
-    rows = random_rows(seed)
-    used = {(term.resource, term.start): int(term.amount[0]) for term in rows.clock(outward=2, inward=3)}
-    boundary = rows.begins[rows.boundary]
-    for row, event in enumerate(rows.outward.tolist()):
-        assert rows.forward_time - used.get((2, row), 0) == boundary - rows.begins[event]
-    for row, event in enumerate(rows.inward.tolist()):
-        assert rows.backward_time - used.get((3, row), 0) == rows.begins[event] - boundary
-    assert max(len(rows.outward), len(rows.inward)) <= ROWS + 2
-    assert (rows.outward[0], rows.outward[-1]) == (0, rows.boundary)
-    assert (rows.inward[0], rows.inward[-1]) == (rows.boundary, len(rows.begins) - 1)
+def test_every_row_has_its_length_and_what_the_choice_adds(seed):
+    rng, rows = random.Random(seed), random_rows(seed)
+    lengths, count = rows.lengths.copy(), len(rows.events)
+    longer = np.array([rng.randint(0, 50) for _ in range(4)])
+    span = Span(rng.randint(0, count - 1), rng.randint(1, count))
+    decided = rows.lengthen(span, 60, 60 - longer)
+    clock = {term.start: int(term.amount[0]) for term in rows.clock()}
+    for choice, more in enumerate(longer.tolist()):
+        used = np.zeros(count, dtype=np.int64)
+        for term in decided:
+            used[term.start : term.end] += term.amount[choice]
+        for row in range(count):
+            expected = lengths[row] + (more if span.first <= row < span.end else 0)
+            assert rows.limit - used[row] - clock.get(row, 0) == expected
 
 
 @pytest.mark.parametrize("most", [0, 1, 2, 7, 1000, 123_456_789, 10**15])
-def test_waiting_grows_by_a_factor_up_to_the_most(most):
-    times = waits(most)
-    assert times[-1] == most
-    assert (np.diff(times) > 0).all()
-    assert (times[1:] <= 1.2 * times[:-1] + 1).all()
-    assert most == 0 or times[0] > 0
+def test_levels_grow_by_a_factor_up_to_the_most(most):
+    found = levels(most)
+    assert found[-1] == most
+    assert (np.diff(found) > 0).all()
+    assert (found[1:] <= 1.06 * found[:-1] + 1).all()
+    assert most == 0 or 0 < found[0] <= most / 1024 + 1

@@ -1,4 +1,7 @@
-"""Columns of repeated blocks on captured steps, against branch and cut (which need not end in its time)."""
+"""Columns of repeated blocks on captured steps, against branch and cut (which need not end in its time).
+
+With offload and one layout an operator they are what solves a step whose blocks repeat.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,9 @@ from support.never_worse import Case, reference, session_of_case
 from formulations.models.registry import sharding_problem, step_problem
 from formulations.models.step_replay import replay_decision
 from formulations.solution import SolveOptions
-from formulations.solvers import SolverPool, solve
+from formulations.solvers import DEFAULT_SOLVER, SolverPool, solve
+from planner.session import PlanningSession, PlanRequest
+from planner.step_start import COLUMNS, mixes_columns
 
 
 @pytest.fixture(scope="module")
@@ -37,3 +42,33 @@ def test_within_half_a_per_cent_of_the_optimum(formulation: str, pool: SolverPoo
     assert found.bound <= best.objective
     assert best.bound <= found.objective <= 1.005 * best.objective
     assert found.bound >= 0.995 * best.bound
+
+
+def llama(mesh: tuple[int, ...], layers: int = 4) -> PlanningSession:
+    case = Case("llama", layers, 8, 64, "a100-8-nvlink", mesh, 0.5)
+    return session_of_case(reference(case), case.cluster, case.mesh)
+
+
+def test_they_solve_offload_where_blocks_repeat_and_operators_have_one_layout() -> None:
+    one = llama((1,))
+    offload = one.problem(PlanRequest(formulation="kiwi_offload"))
+    assert mixes_columns(offload, DEFAULT_SOLVER)
+    assert not mixes_columns(offload, "highs")
+    assert not mixes_columns(one.problem(PlanRequest(formulation="kiwi_chain")), DEFAULT_SOLVER)
+    assert not mixes_columns(llama((2,)).problem(PlanRequest(formulation="kiwi_offload")), DEFAULT_SOLVER)
+    assert not mixes_columns(llama((1,), layers=1).problem(PlanRequest(formulation="kiwi_offload")), DEFAULT_SOLVER)
+
+
+def test_what_they_find_with_offload_is_no_dearer_than_without(pool: SolverPool) -> None:
+    session = llama((1,))
+    free = session.solve(PlanRequest(time_limit=10.0), pool=pool)
+    peak = session.execute(free.decision).peak
+    memory = peak * 9 // 10 + session.costs.device.reserve_bytes
+    chain = session.solve(PlanRequest(memory, time_limit=5.0), pool=pool).result
+    offload = session.solve(PlanRequest(memory, "kiwi_offload", time_limit=5.0), pool=pool)
+    assert offload.result.solver == COLUMNS
+    assert offload.result.objective is not None
+    assert chain.objective is not None
+    assert offload.result.bound is not None
+    assert offload.result.bound <= offload.result.objective <= chain.objective
+    assert session.execute(offload.decision, memory - session.costs.device.reserve_bytes).peak <= peak * 9 // 10
