@@ -48,7 +48,7 @@ from planner.schedule import Schedule
 from planner.schedule_builder import build_schedule
 from planner.step_costs import InstructionCosts
 from planner.step_solve import SolvedStep, solve_step, warm_up
-from planner.step_start import Executed
+from planner.step_start import Executed, FreeDecision
 from planner.strategy_space import StrategySpace, build_strategy_space
 from planner.units import format_bytes
 
@@ -138,6 +138,8 @@ class PlanningSession:
                 f"mesh {'x'.join(map(str, mesh))} has {prod(mesh)} ranks, which do not divide the "
                 f"{self.cluster.devices} devices of cluster {self.cluster.name}: use a mesh that does"
             )
+        self.free = FreeDecision()
+        """The best decision without a limit, once a solve has proven one."""
         self.times: dict[str, float] = {}
         started = time.perf_counter()
         step = load_step(reference, device="meta")
@@ -340,7 +342,7 @@ class PlanningSession:
         execute = partial(self.execute, limit=memory - reserve)
         warm_up(request.solver, pool)
         built = self.problem(request, pool)
-        found = solve_step(built, execute, request.solver, options, progress, pool, known)
+        found = solve_step(built, execute, request.solver, options, progress, pool, known, self.free)
         if isinstance(found, MinimumPeak):
             raise refusal(found, memory - reserve, reserve)
         return found

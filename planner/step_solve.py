@@ -28,6 +28,7 @@ from planner.step_start import (
     COLUMNS,
     NARROW_SHARE,
     Executed,
+    FreeDecision,
     Start,
     begin,
     encoded,
@@ -88,6 +89,7 @@ def solve_step(
     progress: Callable[[Progress], None] | None = None,
     pool: SolverPool | None = None,
     known: Sequence[StepDecision] = (),
+    free: FreeDecision | None = None,
 ) -> SolvedStep | MinimumPeak:
     """Find a decision within the limit; where none was found, the smallest peak says why.
 
@@ -108,6 +110,8 @@ def solve_step(
         Warm workers, or None.
     known
         Decisions that are known already: of those within the limit, none is better than what is found.
+    free
+        The decision without a limit where it is known; else it is kept here once it is.
 
     Raises
     ------
@@ -117,7 +121,7 @@ def solve_step(
         If a bound is above the cost of a decision.
     """
     with BoundBeside(built.relaxed, options, pool) as beside:
-        return _solve_beside(beside, built, execute, solver, options, progress, pool, known)
+        return _solve_beside(beside, built, execute, solver, options, progress, pool, known, free)
 
 
 def _solve_beside(
@@ -129,6 +133,7 @@ def _solve_beside(
     progress: Callable[[Progress], None] | None,
     pool: SolverPool | None,
     known: Sequence[StepDecision],
+    free: FreeDecision | None,
 ) -> SolvedStep | MinimumPeak:
     """Search while a bound is found beside; parameters as for :func:`solve_step`."""
     limit = built.problem.resources[MEMORY].limit
@@ -138,10 +143,10 @@ def _solve_beside(
     whole = options = replace(options, time_limit=seconds)
     if mixes_columns(built, solver):
         solver = COLUMNS
-    start, options = _begun(built, execute, solver, options, pool, known, beside.begin)
+    start, options = _begun(built, execute, solver, options, pool, known, beside.begin, free)
     found = _solve(built, start, solver, options, progress, pool)
     if isinstance(found, MinimumPeak) and built.has_starts and limit is not None and found.bound <= limit:
-        start = begin(built, execute, solver, whole, pool)
+        start = begin(built, execute, solver, whole, pool, free=free)
         found = found if start is None else _solve(built, start, solver, options, progress, pool)
     if isinstance(found, MinimumPeak):
         return found
@@ -175,6 +180,7 @@ def _begun(
     pool: SolverPool | None,
     known: Sequence[StepDecision],
     on_first: Callable[[int], None],
+    free: FreeDecision | None,
 ) -> tuple[Start | None, SolveOptions]:
     """A decision to begin from, if any is known or the problem has smaller ones, and options for the time left."""
     if not built.has_starts and not known:
@@ -182,7 +188,7 @@ def _begun(
     least = min(LEAST_START_SECONDS, options.time_limit / 2)
     longest = min(max(start_share(built) * options.time_limit, least), MOST_START_SECONDS)
     begun = time.monotonic()
-    start = begin(built, execute, solver, replace(options, time_limit=longest), pool, known, on_first)
+    start = begin(built, execute, solver, replace(options, time_limit=longest), pool, known, on_first, free)
     options = _shortened(options, begun, longest)
     if built.narrower is not None and not finds_columns(built.problem, solver):
         longest, begun = NARROW_SHARE * options.time_limit, time.monotonic()

@@ -62,6 +62,13 @@ class Executed:
     peak: int
 
 
+@dataclass(slots=True)
+class FreeDecision:
+    """The best decision without a limit, once one is proven: it is the same whatever the limit."""
+
+    decision: StepDecision | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class Start:
     """A decision within the limit, executed."""
@@ -78,6 +85,7 @@ def begin(
     pool: SolverPool | None = None,
     known: Sequence[StepDecision] = (),
     on_first: Callable[[int], None] = lambda _: None,
+    free: FreeDecision | None = None,
 ) -> Start | None:
     """Find a decision to begin from.
 
@@ -95,6 +103,8 @@ def begin(
         Decisions that are known already. Those over the limit are passed over.
     on_first
         Called with the cost of the first decision within the limit, as soon as there is one.
+    free
+        The decision without a limit where it is known; else it is kept here once it is.
 
     Returns
     -------
@@ -106,7 +116,7 @@ def begin(
     ValueError
         If the problem leaves a known decision out.
     """
-    beginning = _Beginning(built, execute, solver, options, pool, on_first)
+    beginning = _Beginning(built, execute, solver, options, pool, on_first, free)
     for decision in known:
         built.encode(decision)
         beginning.keep(decision)
@@ -185,9 +195,11 @@ class _Beginning:
         options: SolveOptions,
         pool: SolverPool | None,
         on_first: Callable[[int], None] = lambda _: None,
+        free: FreeDecision | None = None,
     ) -> None:
         self.built, self.execute, self.solver, self.options, self.pool = built, execute, solver, options, pool
         self.on_first, self.told = on_first, False
+        self.free = FreeDecision() if free is None else free
         self.alone = finds_columns(built.problem, solver)
         """Whether smaller problems are not worth their time."""
         self.limit = built.problem.resources[MEMORY].limit
@@ -224,7 +236,7 @@ class _Beginning:
         several = max(self.built.layouts) > 1
         if extended.has_starts:
             options = replace(self.options, time_limit=start_share(extended) * self._left())
-            begun = begin(extended, self.execute, self.solver, options, self.pool, (), self._tell)
+            begun = begin(extended, self.execute, self.solver, options, self.pool, (), self._tell, self.free)
             if begun is not None:
                 self._take(begun)
         if extended.narrower is not None:
@@ -236,14 +248,24 @@ class _Beginning:
 
     def _begin_without_limit(self, unlimited: Callable[[], StepProblem]) -> bool:
         """Solve without a limit, then recomputation for those layouts; return whether nothing can be better."""
-        free, finished = self.solve(unlimited, _LARGE if self.built.starts and not self.alone else _WHOLE)
-        if free is None:  # without layouts there is nothing to go on with
-            free, finished = self.solve(unlimited, _WHOLE)
+        free, finished = self._without_limit(unlimited)
         if free is not None and not finished:
             self._try_rules(free.layouts)
             if not self.alone:
                 self.solve(partial(self._with_layouts, free), _LARGE)
         return finished
+
+    def _without_limit(self, unlimited: Callable[[], StepProblem]) -> tuple[StepDecision | None, bool]:
+        """The decision without a limit, and whether it fits and is optimal."""
+        if self.free.decision is not None:
+            return self.free.decision, self.keep(self.free.decision)
+        found, optimal = self.solve(unlimited, _LARGE if self.built.starts and not self.alone else _WHOLE)
+        if found is None:  # without layouts there is nothing to go on with
+            found, optimal = self.solve(unlimited, _WHOLE)
+        if found is None or not optimal:
+            return found, False
+        self.free.decision = found
+        return found, self.keep(found)
 
     def _try_rules(self, layouts: tuple[int, ...]) -> None:
         """Run again what each rule says, for given layouts."""
@@ -251,7 +273,7 @@ class _Beginning:
             self.keep(StepDecision(layouts, {i: (moment,) for i, moment in reruns.items()}))
 
     def solve(self, build: Callable[[], StepProblem], share: float) -> tuple[StepDecision | None, bool]:
-        """Solve a problem in a part of the time that is left; return its decision, and whether it fits and is optimal.
+        """Solve a problem in a part of the time that is left; return its decision, and whether it is optimal there.
 
         The decision is kept where it is better than what is known.
         """
@@ -268,7 +290,7 @@ class _Beginning:
         fits = self.keep(decision)
         if not fits and smaller.safer is not None:
             self.solve(smaller.safer, share)
-        return decision, fits and found.status is Status.OPTIMAL
+        return decision, found.status is Status.OPTIMAL
 
     def keep(self, decision: StepDecision) -> bool:
         """Execute a decision, keep it where it is the cheapest within the limit so far, and say whether it fits."""

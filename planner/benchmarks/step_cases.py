@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 
 from formulations.models.step import StepDecision
-from formulations.solution import SolveOptions
+from formulations.solution import SolveOptions, Status
 from formulations.solvers import SolverPool
 from planner.benchmarks.dynamic_memory import UncountedGradients
 from planner.cluster import ClusterSpec, load_cluster
@@ -140,5 +140,7 @@ def prepared(case: StepCase) -> PreparedCase:
     session = case.session()
     with SolverPool() as pool:
         solved = session.solve(PlanRequest(formulation="sharding", time_limit=FREE_SECONDS), pool=pool)
+    if solved.result.status is Status.OPTIMAL:
+        session.free.decision = solved.decision
     profile = session.replay(session.schedule(solved.decision)).profile
     return PreparedCase(session, session.execute(solved.decision), sum(profile.at_start.values()))

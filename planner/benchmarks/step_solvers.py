@@ -60,7 +60,7 @@ def solve_within(
         execute = partial(ready.session.execute, limit=nbytes)
         decision = None if known is None else known.decision
         begin_from = [] if decision is None else _expressible(built, [decision])
-        found = solve_step(built, execute, solver, options, progress, meter, begin_from)
+        found = solve_step(built, execute, solver, options, progress, meter, begin_from, ready.session.free)
         return _measured(found, _counts_all(built), nbytes, meter, solver)
 
 

@@ -30,7 +30,7 @@ from formulations.solvers import SolverPool, solve
 from formulations.solvers.minimum_peak import MinimumPeak, without_limit
 from planner import step_solve, step_start
 from planner.step_solve import SolvedStep, solve_step
-from planner.step_start import Executed, Start, begin, encoded
+from planner.step_start import Executed, FreeDecision, Start, begin, encoded
 
 AMPLE = SolveOptions(time_limit=600.0, workers=1)
 NO_TIME = replace(AMPLE, time_limit=1e-6)
@@ -131,6 +131,24 @@ def test_a_decision_that_fits_without_a_limit_ends_the_search(pool):
     assert start is not None
     assert start.executed.cost == least(space, limit)
     assert check(built.problem, encoded(built, start.decision)).objective == start.executed.cost
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_the_decision_without_a_limit_is_found_once(seed, pool):
+    model, space = step_with_decisions(seed)
+    free = FreeDecision()
+    for limit in reversed(limits_of(space)):
+        built = kiwi_chain_problem(model, limit)
+        alone = begin(built, execution(model), EXACT, AMPLE, pool)
+        known = begin(built, execution(model), EXACT, AMPLE, pool, (), lambda _: None, free)
+        assert (None if known is None else known.executed) == (None if alone is None else alone.executed)
+        assert free.decision is not None
+        assert not free.decision.recomputed
+        assert execution(model)(free.decision).cost == min(executed.cost for _, executed in space)
+        free = replace(free)
+        assert (begin(replace(built, unlimited=refuse), execution(model), EXACT, AMPLE, pool, free=free) is None) == (
+            known is None
+        )
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -244,7 +262,7 @@ def test_smaller_problems_are_tried_again_where_nothing_is_found(pool, monkeypat
     built = kiwi_chain_problem(model, limit)
     tried = []
 
-    def late(built, execute, solver, options, pool, *_):
+    def late(built, execute, solver, options, pool, *_, **__):
         tried.append(options.time_limit)
         return None if len(tried) == 1 else begin(built, execute, EXACT, options, pool)
 
