@@ -42,7 +42,7 @@ LEAST_START_SECONDS, MOST_START_SECONDS = 2.0, 10.0
 """Time for smaller problems to begin from, beside their share of the time limit: at least (but half of the limit at
 most), since nothing is found without layouts to begin from, and at most."""
 
-EXECUTED_SECONDS, EXECUTED_SHARE = 1.0, 0.3
+EXECUTED_SECONDS, EXECUTED_SHARE = 0.8, 0.3
 """Time for executing what is found, where that takes a schedule: at most, and as a part of the time limit."""
 
 PEAK_SECONDS = 30.0

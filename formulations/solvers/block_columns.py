@@ -78,6 +78,7 @@ class _Columns:
         started: float,
     ) -> None:
         self.problem, self.flat, self.options, self.started = problem, flat, options, started
+        self._begun = time.monotonic()
         self.rounds = 0
         self._report, self._incumbent = report, incumbent
         self._random = np.random.default_rng(options.seed)
@@ -172,4 +173,5 @@ class _Columns:
         return self._deadline(_LAST_SHARE) - time.monotonic()
 
     def _deadline(self, share: float) -> float:
-        return self.started + share * self.options.time_limit
+        """End of a part of the time that laying the problem out has left."""
+        return self._begun + share * (self.started + self.options.time_limit - self._begun)
