@@ -49,6 +49,9 @@ from formulations.problem import IntArray, Resource, UsageTerm
 LEAVING = 4
 """Index of the resource whose times are the rows of what is leaving."""
 
+MOST_UNITS = 1 << 20
+"""What is leaving is counted in so many units at most: in bytes, rounded prices of a few rows would weigh much."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Main:
@@ -80,7 +83,7 @@ class OffloadRelaxationBuilder(OffloadProblemBuilder):
 
     def resources(self, memory_limit: int | None) -> tuple[Resource, ...]:
         """Also what is leaving."""
-        return *super().resources(memory_limit), Resource("leaving at the boundary (bytes)", self.leaving.limit)
+        return *super().resources(memory_limit), Resource(f"leaving ({self._unit} bytes)", self.leaving.limit)
 
     @property
     def most_excess(self) -> int:
@@ -92,7 +95,7 @@ class OffloadRelaxationBuilder(OffloadProblemBuilder):
     def leaving(self) -> Rows:
         """Rows of what is leaving, denser near the boundary, until all that fits on the device has left."""
         boundary = self.boundary
-        gone = self.times.begins[boundary] + levels(int(self._most_leaving / self._speed))
+        gone = self.times.begins[boundary] + levels(int(self._most_leaving / (self._speed * self._unit)))
         behind = np.searchsorted(self.times.begins, gone)
         events = np.unique([boundary, *np.clip(behind, boundary, len(self.timeline.events))]).astype(np.int64)
         time = self.times.since(boundary, events, self.most_excess)
@@ -126,10 +129,15 @@ class OffloadRelaxationBuilder(OffloadProblemBuilder):
         return max(0, min(together, self.memory_limit - resident))
 
     @cached_property
+    def _unit(self) -> int:
+        """Bytes of one unit of what is leaving; usage is rounded down, what makes rows longer up."""
+        return max(1, self._most_leaving // MOST_UNITS)
+
+    @cached_property
     def _speed(self) -> Fraction:
-        """Bytes of the fastest copy per quantum."""
+        """Units of the fastest copy per quantum."""
         speeds = [
-            Fraction(size, time)
+            Fraction(size, time * self._unit)
             for main in self._mains.values()
             for size, time in zip(main.bytes.tolist(), main.copies.tolist(), strict=True)
             if time > 0
@@ -137,7 +145,7 @@ class OffloadRelaxationBuilder(OffloadProblemBuilder):
         return max(speeds, default=Fraction(1))
 
     def _carried(self, times: IntArray) -> IntArray:
-        """Bytes that a link carries at most, elementwise, rounded up."""
+        """Units that a link carries at most, elementwise."""
         speed = self._speed
         found = [-(-time * speed.numerator // speed.denominator) for time in times.ravel().tolist()]
         return np.array(found, dtype=np.int64).reshape(times.shape)
@@ -206,8 +214,8 @@ class OffloadRelaxationBuilder(OffloadProblemBuilder):
     def _add_leaving(self) -> None:
         """Add the nodes that choose how much is still leaving."""
         start, rows = self.timeline.start, self.leaving
-        longer = levels(self._most_leaving)
-        held = np.concatenate(([0], longer[:-1]))
+        longer = levels(-(-self._most_leaving // self._unit))
+        held = self._unit * np.concatenate(([0], longer[:-1]))
         begins = start[self.boundary]
         for row, event in enumerate(rows.events.tolist()):
             node = self.new_node(f"leaving {row}", len(longer))
@@ -234,7 +242,9 @@ class OffloadRelaxationBuilder(OffloadProblemBuilder):
                 self.node_usage[i] += self.inward.use(self.inward.since(arrives), copies)
                 on_host = boundary, boundary + 1 if way.soon else read + 1  # a rerun may have read it by then
             case OffloadMode.LATE | OffloadMode.LATE_SOON:
-                self.node_usage[i] += self.leaving.use(self.leaving.all, self.in_mode(i, mode, main.leaving))
+                self.node_usage[i] += self.leaving.use(
+                    self.leaving.all, self.in_mode(i, mode, main.leaving // self._unit)
+                )
                 self.node_usage[i] += self.inward.use(self.inward.since(arrives), copies)
                 gone, on_host = boundary, (read, read if way.soon else read + 1)
             case OffloadMode.BRIEF:

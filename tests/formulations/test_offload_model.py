@@ -20,6 +20,7 @@ from support.offload_steps import (
 )
 
 from formulations.checker import ViolationKind, check
+from formulations.models import offload_relaxation
 from formulations.models.counting import Counting
 from formulations.models.kiwi_chain import build_kiwi_chain, chain_moments
 from formulations.models.modes import once_or_twice
@@ -249,6 +250,13 @@ def test_a_copy_may_begin_before_the_boundary_and_end_behind_it():
     space = Space.of(chain_of(*LEAVES, (B, 1, 1, (6, 1))))
     assert space.best(13, None) == 118 == space.best(22, None)
     assert space.check_bounds()
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_the_bound_is_below_every_plan_where_units_are_coarse(monkeypatch, size):
+    monkeypatch.setattr(offload_relaxation, "MOST_UNITS", 4)
+    assert Space.of(chain_of(*LEAVES, (B, 1, 1, (6, 1)))).check_bounds()
+    check_random_bounds(range(100, 103), size, HOSTS[0])
 
 
 @pytest.mark.fuzz
