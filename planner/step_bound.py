@@ -17,7 +17,9 @@ from typing import Self
 from formulations.problem import StrategyProblem
 from formulations.solution import SolveOptions, SolveResult, Status
 from formulations.solvers import SolverPool, solve
-from formulations.solvers.portfolio_lanes import PRICES
+
+BOUNDING = "formulations.solvers.price_bounding:solve"
+"""What bounds: it looks for no assignments, which would be none of the problem in question."""
 
 ALONE_SHARE = 0.4
 """Part of the time limit that the bound has where it comes after the search."""
@@ -99,7 +101,7 @@ class BoundBeside:
             problem = relaxed(cost)
             seconds = max(_LEAST_SECONDS, self._deadline - time.monotonic())
             options = replace(self._options, time_limit=seconds, initial_choices=None)
-            self._result = solve(problem, PRICES, options, None, self._pool, self._stop.is_set)
+            self._result = solve(problem, BOUNDING, options, None, self._pool, self._stop.is_set)
         except Exception as error:
             self._error = error  # told where the bound is asked for
 

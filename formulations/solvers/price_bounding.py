@@ -14,6 +14,7 @@ from formulations.problem import StrategyProblem
 from formulations.solution import Claim, Progress, SolveOptions
 from formulations.solvers.base import ReportIncumbent, ReportProgress
 from formulations.solvers.incumbent_search import IncumbentSearch
+from formulations.solvers.opening import open_flat
 from formulations.solvers.price_ascent import PriceAscent
 from formulations.solvers.proven_bound import ProvenBound
 
@@ -26,11 +27,22 @@ _COOLING_SHARE = 0.85
 _PAIRS_OF_A_STEP, _PAIRS_WHEN_COLD = 2, 4
 """Once prices have settled, messages have most to gain."""
 _FIRST_PROOF_STEPS, _PROOF_GROWTH = 4, 1.4
+_FEW_PROOFS = 8, 8.0
+"""Steps before the first proof, and how many times as many come before the next, where nobody waits for bounds."""
 
 
 def is_wide(entries: int, factors: int) -> bool:
     """Return whether :class:`PriceBounding` suits a problem whose factors have so many entries in all."""
     return entries >= WIDE_ENTRIES and entries >= WIDE_TABLE * factors
+
+
+def solve(problem: StrategyProblem, options: SolveOptions, report: ReportProgress, incumbent: ReportIncumbent) -> Claim:
+    """Raise the bound for the whole time; assignments are not looked for, and exact proofs are few."""
+    started = time.monotonic()
+    flat = open_flat(problem, incumbent)
+    if isinstance(flat, Claim):
+        return flat
+    return PriceBounding(problem, flat, options, report, incumbent, started, *_FEW_PROOFS).run()
 
 
 class PriceBounding:
@@ -46,6 +58,8 @@ class PriceBounding:
         As for every solver.
     started
         When the clock of the time limit began to run, of :func:`time.monotonic`.
+    first_proof, proof_growth
+        After how many steps a bound is proven first, and how many times as many come before the next.
 
     Attributes
     ----------
@@ -65,13 +79,15 @@ class PriceBounding:
         report: ReportProgress,
         incumbent: ReportIncumbent,
         started: float,
+        first_proof: int = _FIRST_PROOF_STEPS,
+        proof_growth: float = _PROOF_GROWTH,
     ) -> None:
         self.ascent = PriceAscent(flat)
         self.proven = ProvenBound(problem, self.ascent)
         self._flat, self._options, self._report = flat, options, report
         self._started = started
         self.search = IncumbentSearch(problem, flat, lambda choices, _: incumbent(choices))
-        self._next_proof = float(_FIRST_PROOF_STEPS)
+        self._next_proof, self._proof_growth = float(first_proof), proof_growth
         if options.initial_choices is not None:
             self.search.offer_original(options.initial_choices)
 
@@ -88,7 +104,7 @@ class PriceBounding:
             progress = self._progress()
             self.ascent.step(progress, _PAIRS_OF_A_STEP if progress < 1.0 else _PAIRS_WHEN_COLD)
             if self.ascent.iterations >= self._next_proof:
-                self._next_proof *= _PROOF_GROWTH
+                self._next_proof *= self._proof_growth
                 before = time.monotonic()
                 self._prove()
                 seconds_of_proof = time.monotonic() - before
