@@ -23,7 +23,7 @@ from planner.step_start import Executed, encoded
 SMALLEST_PEAK = "minimum_peak"
 """Name of the solver whose objective is bytes."""
 
-_LEAST_SHARE, _OVERTIME_SHARE = 0.2, 0.1
+_LEAST_SHARE, _OVERTIME_SHARE = 0.2, 0.15
 """Parts of a row's time limit: what remains for solving, however long building took, and what solvers may exceed it."""
 
 Limit = Callable[[PreparedCase], int]
