@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import Self
 
 from formulations.problem import StrategyProblem
-from formulations.solution import SolveOptions, SolveResult, Status
+from formulations.solution import Progress, SolveOptions, SolveResult, Status
 from formulations.solvers import SolverPool, solve
 
 BOUNDING = "formulations.solvers.price_bounding:solve"
@@ -24,7 +24,10 @@ BOUNDING = "formulations.solvers.price_bounding:solve"
 ALONE_SHARE = 0.4
 """Part of the time limit that the bound has where it comes after the search."""
 
-_LEAST_SECONDS = 0.05
+_LEAST_SECONDS, _LEAST_PATIENCE = 0.05, 3.0
+_POLL_SECONDS = 0.05
+_OVERTIME_SECONDS = 1.0
+"""For the last proof, which may begin right before the time is over."""
 
 
 class BoundBeside:
@@ -45,9 +48,11 @@ class BoundBeside:
         self, relaxed: Callable[[int], StrategyProblem] | None, options: SolveOptions, pool: SolverPool | None
     ) -> None:
         self._relaxed, self._options, self._pool = relaxed, options, pool
-        self._deadline = time.monotonic() + options.time_limit
+        self._begun = time.monotonic()
+        self._deadline = self._begun + options.time_limit
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
+        self._known: int | None = None
         self._result: SolveResult | None = None
         self._error: Exception | None = None
 
@@ -70,7 +75,8 @@ class BoundBeside:
         cost
             Of the best plan.
         wait
-            Whether to wait until the time is over, or for as much as is known now.
+            Whether to wait for a better one: as long as the search has taken, until the time is over, or until it
+            shows that no plan is better than the best one.
 
         Returns
         -------
@@ -79,8 +85,8 @@ class BoundBeside:
         """
         if wait:
             self._begin(cost)
-        else:
-            self._stop.set()
+            self._wait(cost)
+        self._stop.set()
         if self._thread is not None:
             self._thread.join()
         if self._error is not None:
@@ -90,6 +96,15 @@ class BoundBeside:
         if self._result.status is Status.INFEASIBLE:
             return cost
         return None if self._result.bound is None else min(self._result.bound, cost)
+
+    def _wait(self, cost: int) -> None:
+        """Wait for the thread to end, as long as that may still help."""
+        now = time.monotonic()
+        ends = min(self._deadline, now + max(_LEAST_PATIENCE, now - self._begun)) + _OVERTIME_SECONDS
+        while self._thread is not None and self._thread.is_alive() and time.monotonic() < ends:
+            if self._known is not None and self._known >= cost:
+                return
+            self._thread.join(_POLL_SECONDS)
 
     def _begin(self, cost: int) -> None:
         if self._relaxed is not None and self._thread is None:
@@ -101,9 +116,12 @@ class BoundBeside:
             problem = relaxed(cost)
             seconds = max(_LEAST_SECONDS, self._deadline - time.monotonic())
             options = replace(self._options, time_limit=seconds, initial_choices=None)
-            self._result = solve(problem, BOUNDING, options, None, self._pool, self._stop.is_set)
+            self._result = solve(problem, BOUNDING, options, self._hear, self._pool, self._stop.is_set)
         except Exception as error:
             self._error = error  # told where the bound is asked for
+
+    def _hear(self, progress: Progress) -> None:
+        self._known = progress.bound
 
     def __enter__(self) -> Self:
         return self

@@ -14,7 +14,7 @@ from formulations.solution import SolveOptions
 from formulations.solvers import SolverPool, solve
 from planner.step_bound import ALONE_SHARE, BoundBeside
 
-BESIDE = SolveOptions(time_limit=1.0, workers=2)
+BESIDE = SolveOptions(time_limit=20.0, workers=2)
 AFTER = replace(BESIDE, workers=1)
 FAR_ABOVE = 10**15
 
