@@ -7,9 +7,11 @@ own. With one process at work at a time it comes after the search instead.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import replace
 from types import TracebackType
 from typing import Self
@@ -51,10 +53,9 @@ class BoundBeside:
         self._begun = time.monotonic()
         self._deadline = self._begun + options.time_limit
         self._stop = threading.Event()
-        self._thread: threading.Thread | None = None
+        self._executor = ThreadPoolExecutor(1)
+        self._found: Future[SolveResult] | None = None
         self._known: int | None = None
-        self._result: SolveResult | None = None
-        self._error: Exception | None = None
 
     @property
     def search_seconds(self) -> float:
@@ -67,58 +68,52 @@ class BoundBeside:
         if self._options.workers != 1:
             self._begin(cost)
 
-    def bound(self, cost: int, wait: bool = True) -> int | None:
+    def bound(self, cost: int, patient: bool = True) -> int | None:
         """A bound on all plans, at most the cost of the best one.
 
         Parameters
         ----------
         cost
             Of the best plan.
-        wait
-            Whether to wait for a better one: as long as the search has taken, until the time is over, or until it
-            shows that no plan is better than the best one.
+        patient
+            Whether to wait for a better one: as long as the search has taken, until the time is over, until it shows
+            that no plan is better than the best one, or until Ctrl-C.
 
         Returns
         -------
         int or None
             None where nothing was proved.
         """
-        if wait:
+        if patient:
             self._begin(cost)
-            self._wait(cost)
+            with contextlib.suppress(KeyboardInterrupt):  # the plan is there: who has waited enough still gets it
+                self._wait(cost)
         self._stop.set()
-        if self._thread is not None:
-            self._thread.join()
-        if self._error is not None:
-            raise self._error
-        if self._result is None:
+        if self._found is None:
             return None
-        if self._result.status is Status.INFEASIBLE:
+        result = self._found.result()
+        if result.status is Status.INFEASIBLE:
             return cost
-        return None if self._result.bound is None else min(self._result.bound, cost)
+        return None if result.bound is None else min(result.bound, cost)
 
     def _wait(self, cost: int) -> None:
-        """Wait for the thread to end, as long as that may still help."""
+        """Wait for the end, as long as that may still help."""
         now = time.monotonic()
         ends = min(self._deadline, now + max(_LEAST_PATIENCE, now - self._begun)) + _OVERTIME_SECONDS
-        while self._thread is not None and self._thread.is_alive() and time.monotonic() < ends:
+        while self._found is not None and not self._found.done() and time.monotonic() < ends:
             if self._known is not None and self._known >= cost:
                 return
-            self._thread.join(_POLL_SECONDS)
+            wait([self._found], _POLL_SECONDS)
 
     def _begin(self, cost: int) -> None:
-        if self._relaxed is not None and self._thread is None:
-            self._thread = threading.Thread(target=self._work, args=(self._relaxed, cost), daemon=True)
-            self._thread.start()
+        if self._relaxed is not None and self._found is None:
+            self._found = self._executor.submit(self._work, self._relaxed, cost)
 
-    def _work(self, relaxed: Callable[[int], StrategyProblem], cost: int) -> None:
-        try:
-            problem = relaxed(cost)
-            seconds = max(_LEAST_SECONDS, self._deadline - time.monotonic())
-            options = replace(self._options, time_limit=seconds, initial_choices=None)
-            self._result = solve(problem, BOUNDING, options, self._hear, self._pool, self._stop.is_set)
-        except Exception as error:
-            self._error = error  # told where the bound is asked for
+    def _work(self, relaxed: Callable[[int], StrategyProblem], cost: int) -> SolveResult:
+        problem = relaxed(cost)
+        seconds = max(_LEAST_SECONDS, self._deadline - time.monotonic())
+        options = replace(self._options, time_limit=seconds, initial_choices=None)
+        return solve(problem, BOUNDING, options, self._hear, self._pool, self._stop.is_set)
 
     def _hear(self, progress: Progress) -> None:
         self._known = progress.bound
@@ -130,5 +125,4 @@ class BoundBeside:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._stop.set()
-        if self._thread is not None:
-            self._thread.join()
+        self._executor.shutdown()

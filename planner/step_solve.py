@@ -25,7 +25,6 @@ from formulations.solvers.worker import Ending
 from planner.step_bound import BoundBeside
 from planner.step_probing import solve_in_rounds
 from planner.step_start import (
-    COLUMNS,
     NARROW_SHARE,
     Executed,
     FreeDecision,
@@ -142,7 +141,7 @@ def _solve_beside(
         seconds -= min(EXECUTED_SECONDS, EXECUTED_SHARE * seconds)
     whole = options = replace(options, time_limit=seconds)
     if mixes_columns(built, solver):
-        solver = COLUMNS
+        solver = BLOCKS
     start, options = _begun(built, execute, solver, options, pool, known, beside.begin, free)
     found = _solve(built, start, solver, options, progress, pool)
     if isinstance(found, MinimumPeak) and built.has_starts and limit is not None and found.bound <= limit:
@@ -168,7 +167,7 @@ def _solve_beside(
     if start is not None and start.executed.cost < executed.cost:
         decision, executed = start.decision, start.executed
     if built.relaxed is not None:
-        bound = beside.bound(executed.cost, wait=Ending.INTERRUPTED not in found.message)
+        bound = beside.bound(executed.cost, patient=Ending.INTERRUPTED not in found.message)
     return SolvedStep(decision, _certified(found, bound, executed.cost), built.problem)
 
 

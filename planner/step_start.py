@@ -14,7 +14,7 @@ Where every operator has one layout, only rules remain of this. So they do with 
 problem is that of a deep model: columns of its blocks are found in less time than what smaller problems have. Where
 tables are very large otherwise, the first four. A problem that extends another one that is about as hard begins from a
 solution of that one, and its own for the same layouts; with one layout an operator and blocks that repeat, from rules:
-columns of its own blocks (:data:`COLUMNS`) are then what solves it.
+columns of its own blocks (:func:`mixes_columns`) are then what solves it.
 All are decisions of the problem itself, so a solve that begins from them is no worse than any of them, however little
 time it has.
 """
@@ -24,7 +24,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 
 import numpy as np
 
@@ -36,10 +36,8 @@ from formulations.problem import StrategyProblem
 from formulations.solution import SolveOptions, Status
 from formulations.solvers import DEFAULT_SOLVER, SolverPool
 from formulations.solvers.block_repeats import find_repeats
+from formulations.solvers.portfolio_lanes import BLOCKS
 from planner.step_probing import solve_in_rounds
-
-COLUMNS = "blocks"
-"""Solver that mixes columns of repeated blocks: with offload and one layout a node it finds more than any other."""
 
 START_SHARE, EXTENDED_SHARE, ALIKE_SHARE = 0.2, 0.5, 0.8
 """Parts of the time limit for smaller problems to begin from, for a problem that is extended, and for one that is
@@ -160,7 +158,10 @@ def finds_columns(problem: StrategyProblem, solver: str) -> bool:
 
 
 def mixes_columns(built: StepProblem, solver: str) -> bool:
-    """Whether columns of repeated blocks solve a problem better than what a solver does by itself."""
+    """Whether columns of repeated blocks solve a problem better than what a solver does by itself.
+
+    With offload and one layout an operator, where blocks repeat, they find more than any other.
+    """
     if solver != DEFAULT_SOLVER or built.extended is None or max(built.layouts) > 1:
         return False
     return int(find_repeats(built.problem).orbit.max(initial=-1)) >= 0
@@ -184,6 +185,15 @@ def encoded(built: StepProblem, decision: StepDecision) -> tuple[int, ...]:
     return built.complete(built.problem, built.encode(decision))
 
 
+@dataclass(frozen=True, slots=True)
+class _Solved:
+    """A smaller problem's decision, whether it fits when it is executed, and whether it is optimal there."""
+
+    decision: StepDecision
+    fits: bool
+    optimal: bool
+
+
 class _Beginning:
     """The best decision so far, and the time that is left for better ones."""
 
@@ -200,18 +210,21 @@ class _Beginning:
         self.built, self.execute, self.solver, self.options, self.pool = built, execute, solver, options, pool
         self.on_first, self.told = on_first, False
         self.free = FreeDecision() if free is None else free
-        self.alone = finds_columns(built.problem, solver)
-        """Whether smaller problems are not worth their time."""
         self.limit = built.problem.resources[MEMORY].limit
         self.deadline = time.monotonic() + options.time_limit
         self.best: Start | None = None
+
+    @cached_property
+    def alone(self) -> bool:
+        """Whether smaller problems are not worth their time."""
+        return finds_columns(self.built.problem, self.solver)
 
     def run(self) -> Start | None:
         """Solve the smaller problems one after another."""
         if self.built.extended is not None:
             if max(self.built.layouts) == 1:
                 self._try_rules((0,) * len(self.built.layouts))
-                if self.solver == COLUMNS:
+                if self.solver == BLOCKS:
                     return self.best
             return self._begin_with(self.built.extended())
         if self.built.unlimited is None:
@@ -259,38 +272,36 @@ class _Beginning:
         """The decision without a limit, and whether it fits and is optimal."""
         if self.free.decision is not None:
             return self.free.decision, self.keep(self.free.decision)
-        found, optimal = self.solve(unlimited, _LARGE if self.built.starts and not self.alone else _WHOLE)
+        found = self.solve(unlimited, _LARGE if self.built.starts and not self.alone else _WHOLE)
         if found is None:  # without layouts there is nothing to go on with
-            found, optimal = self.solve(unlimited, _WHOLE)
-        if found is None or not optimal:
-            return found, False
-        self.free.decision = found
-        return found, self.keep(found)
+            found = self.solve(unlimited, _WHOLE)
+        if found is None:
+            return None, False
+        if found.optimal:
+            self.free.decision = found.decision
+        return found.decision, found.optimal and found.fits
 
     def _try_rules(self, layouts: tuple[int, ...]) -> None:
         """Run again what each rule says, for given layouts."""
         for reruns in self.built.rules:
             self.keep(StepDecision(layouts, {i: (moment,) for i, moment in reruns.items()}))
 
-    def solve(self, build: Callable[[], StepProblem], share: float) -> tuple[StepDecision | None, bool]:
-        """Solve a problem in a part of the time that is left; return its decision, and whether it is optimal there.
-
-        The decision is kept where it is better than what is known.
-        """
+    def solve(self, build: Callable[[], StepProblem], share: float) -> _Solved | None:
+        """Solve a problem in a part of the time that is left; keep its decision where that is better than the best."""
         if self._left() < _LEAST_SECONDS:
-            return None, False
+            return None
         smaller = build()
         options = replace(self.options, time_limit=share * self._left(), initial_choices=self._best_in(smaller))
         if options.time_limit < _LEAST_SECONDS:
-            return None, False
+            return None
         found = solve_in_rounds(smaller.problem, self.solver, options, None, self.pool)
         if found.choices is None:
-            return None, False
+            return None
         decision = smaller.decode(found.choices)
         fits = self.keep(decision)
         if not fits and smaller.safer is not None:
             self.solve(smaller.safer, share)
-        return decision, found.status is Status.OPTIMAL
+        return _Solved(decision, fits, found.status is Status.OPTIMAL)
 
     def keep(self, decision: StepDecision) -> bool:
         """Execute a decision, keep it where it is the cheapest within the limit so far, and say whether it fits."""

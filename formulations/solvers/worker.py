@@ -310,35 +310,33 @@ class SolverPool:
                 self._idle.append(worker)
         return outcome
 
-    def warm(self, spec: SolverSpec) -> None:
-        """Start a worker for a later :meth:`run` of a solver, unless an idle one is there."""
+    def warm_soon(self, *specs: SolverSpec) -> None:
+        """Start a worker for each solver that no idle one suits, beside what the caller does; a run waits for them."""
+        for spec in specs:
+            thread = threading.Thread(target=self._warm, args=(spec,), daemon=True)
+            with self._lock:
+                thread.start()
+                self._starting.append(thread)
+
+    def _warm(self, spec: SolverSpec) -> None:
+        """Start a worker; a failure will be met again, and told, when it is needed."""
         with self._lock:
             if spec.target in self._warmed or any(worker.suits(spec) for worker in self._idle):
                 return
-        worker = Worker()
-        with self._lock:
-            if self._warmed.setdefault(spec.target, worker) is not worker:
-                self._idle.append(worker)
-
-    def warm_soon(self, *specs: SolverSpec) -> None:
-        """Start a worker for each solver beside what the caller does meanwhile; a :meth:`run` waits for them."""
-        for spec in specs:
-            thread = threading.Thread(target=self._try_to_warm, args=(spec,), daemon=True)
-            thread.start()
-            with self._lock:
-                self._starting.append(thread)
-
-    def _try_to_warm(self, spec: SolverSpec) -> None:
-        """Start a process; a failure will be met again, and told, when it is needed."""
         with contextlib.suppress(WorkerStartError):
-            self.warm(spec)
+            worker = Worker()
+            with self._lock:
+                if self._warmed.setdefault(spec.target, worker) is not worker:
+                    self._idle.append(worker)
 
     def _await_starting(self) -> None:
         """Wait for the workers that are being started."""
         with self._lock:
-            starting, self._starting = self._starting, []
+            starting = list(self._starting)
         for thread in starting:
             thread.join()
+        with self._lock:  # only now: who is interrupted above leaves them for close() to wait for
+            self._starting = [thread for thread in self._starting if thread not in starting]
 
     def _take(self, spec: SolverSpec) -> Worker | None:
         """Take the worker that was started for a solver, or an idle one that suits it: best of its own library.

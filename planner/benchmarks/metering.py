@@ -41,10 +41,6 @@ class Meter(SolverPool):
             self.peak_rss_bytes = max(self.peak_rss_bytes, outcome.peak_rss_bytes)
         return outcome
 
-    def warm(self, spec: SolverSpec) -> None:
-        """Start a worker for a later :meth:`run`."""
-        self._lender.warm(spec)
-
     def warm_soon(self, *specs: SolverSpec) -> None:
         """Start workers beside what the caller does."""
         self._lender.warm_soon(*specs)

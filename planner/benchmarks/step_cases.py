@@ -140,7 +140,7 @@ def prepared(case: StepCase) -> PreparedCase:
     session = case.session()
     with SolverPool() as pool:
         solved = session.solve(PlanRequest(formulation="sharding", time_limit=FREE_SECONDS), pool=pool)
-    if solved.result.status is Status.OPTIMAL:
+    if solved.result.status is Status.OPTIMAL:  # no device is full, so it is the best without a limit as well
         session.free.decision = solved.decision
     profile = session.replay(session.schedule(solved.decision)).profile
     return PreparedCase(session, session.execute(solved.decision), sum(profile.at_start.values()))

@@ -198,9 +198,7 @@ def test_workers_are_shared_by_solvers_that_do_not_exclude_each_other(monkeypatc
         solve(two_nodes(), FAKE + "environment", pool=own)
         assert len(started) == 3
     with SolverPool() as own:
-        own.warm(find_solver("greedy"))
-        own.warm(find_solver("greedy"))
-        assert len(started) == 4
+        own.warm_soon(find_solver("greedy"))
         for name, workers in {"highs": 4, "greedy": 4, "cpsat": 5}.items():
             solve(two_nodes(), name, SolveOptions(time_limit=20), pool=own)
             assert len(started) == workers, name
@@ -208,7 +206,8 @@ def test_workers_are_shared_by_solvers_that_do_not_exclude_each_other(monkeypatc
         own.warm_soon(find_solver("greedy"), find_solver("highs"))
         for name in ("greedy", "highs", "tree_dp"):
             solve(two_nodes(), name, SolveOptions(time_limit=20), pool=own)
-        assert len(started) == 7, "a solve waits for what is being started"
+            own.warm_soon(find_solver("greedy"), find_solver("highs"))
+        assert len(started) == 7, "a solve waits for what is being started, and nothing is while one that suits is idle"
         own.warm_soon(find_solver("pyomo"))
     assert not any(each.alive for each in started), "also what was started last"
 

@@ -14,8 +14,9 @@ from formulations.models.registry import sharding_problem, step_problem
 from formulations.models.step_replay import replay_decision
 from formulations.solution import SolveOptions
 from formulations.solvers import DEFAULT_SOLVER, SolverPool, solve
+from formulations.solvers.portfolio_lanes import BLOCKS
 from planner.session import PlanningSession, PlanRequest
-from planner.step_start import COLUMNS, mixes_columns
+from planner.step_start import mixes_columns
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +67,7 @@ def test_what_they_find_with_offload_is_no_dearer_than_without(pool: SolverPool)
     memory = peak * 9 // 10 + session.costs.device.reserve_bytes
     chain = session.solve(PlanRequest(memory, time_limit=5.0), pool=pool).result
     offload = session.solve(PlanRequest(memory, "kiwi_offload", time_limit=5.0), pool=pool)
-    assert offload.result.solver == COLUMNS
+    assert offload.result.solver == BLOCKS
     assert offload.result.objective is not None
     assert chain.objective is not None
     assert offload.result.bound is not None

@@ -12,6 +12,7 @@ from formulations.problem import StrategyProblem
 from formulations.random_families import family_problem
 from formulations.solution import SolveOptions
 from formulations.solvers import SolverPool, solve
+from planner import step_bound
 from planner.step_bound import ALONE_SHARE, BoundBeside
 
 BESIDE = SolveOptions(time_limit=20.0, workers=2)
@@ -98,5 +99,17 @@ def test_it_ends_when_nobody_waits_for_it(asked, pool):
         beside.begin(FAR_ABOVE)
         assert relaxed.made.wait(60.0)
         if asked:
-            bound = beside.bound(FAR_ABOVE, wait=False)
+            bound = beside.bound(FAR_ABOVE, patient=False)
             assert bound is None or bound <= FAR_ABOVE
+
+
+def test_ctrl_c_ends_the_waiting_and_keeps_what_is_known(pool, monkeypatch):
+    def interrupt(futures, timeout):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(step_bound, "wait", interrupt)
+    relaxed = Relaxed(family_problem("cliques", "large"))
+    with BoundBeside(relaxed, replace(BESIDE, time_limit=3600.0), pool) as beside:
+        bound = beside.bound(FAR_ABOVE)
+    assert bound is None or bound <= FAR_ABOVE
+    assert relaxed.costs == [FAR_ABOVE]
