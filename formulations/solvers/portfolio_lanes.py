@@ -14,6 +14,7 @@ from pathlib import Path
 from formulations.linear_model import linear_columns
 from formulations.problem import StrategyProblem
 from formulations.solution import SolveOptions
+from formulations.solvers.block_repeats import find_repeats
 from formulations.solvers.price_bounding import is_wide
 
 PRICES, BRANCH_AND_CUT, PRICES_AND_BRANCH = "lagrangian", "highs", "price_and_branch"
@@ -32,6 +33,12 @@ HEAD_START_SECONDS = 0.3
 
 MOST_NODES_IN_PARTS = 12_000
 """Nodes up to which solving parts exactly improves more than further moves at prices (measured on six graphs)."""
+
+LEAST_NODES_OF_COLUMNS = 500
+"""Nodes from which on columns of repeated blocks find more than prices, where most nodes are of such a block."""
+
+COLUMNS_HEAD_START_SECONDS = 1.0
+"""Time that columns of repeated blocks have before the linear model takes a core: their bound is nearly as good."""
 
 _ITERATIONS_ALONE = 200
 """Of a turn, where one worker does everything."""
@@ -93,8 +100,9 @@ def fair_share_of_memory(lanes: int) -> int | None:
 def lanes_for(problem: StrategyProblem, options: SolveOptions, *, deep: bool = False) -> tuple[Lane, ...]:
     """Return the lanes that suit the size of a reduced problem and the number of workers.
 
-    In a large problem of a deep model (``deep``) blocks repeat: their columns come first, and prices where nothing
-    repeats after all. One process has to be enough for memory.
+    Where most of a small problem is blocks that repeat, their columns come before prices. In a large problem of a deep
+    model (``deep``) they come first of all, since one process has to be enough for memory, and prices where nothing
+    repeats after all.
     Where tables are very large, one process does nothing but bound, and another nothing but look for assignments.
     """
     columns = linear_columns(problem)
@@ -105,10 +113,13 @@ def lanes_for(problem: StrategyProblem, options: SolveOptions, *, deep: bool = F
     small = columns <= MOST_COLUMNS
     exact = BRANCH_AND_CUT if small else PRICES_AND_BRANCH
     workers = worker_count(options)
-    if workers == 1 or options.iteration_limit is not None:
-        prices = Turn(PRICES, iterations=_ITERATIONS_ALONE)
-        anything = Turn(ANYTHING, iterations=_ITERATIONS_ALONE, without_incumbent=True)
-        return ((prices, anything, Turn(exact, iterations=None if small else _ITERATIONS_ALONE)),)
+    alone = workers == 1 or options.iteration_limit is not None
+    iterations = _ITERATIONS_ALONE if alone else None
+    repeating = (Turn(BLOCKS, until=_BLOCKS_UNTIL, iterations=iterations),) * (small and repeats_mostly(problem))
+    if alone:
+        prices = Turn(PRICES, iterations=iterations)
+        anything = Turn(ANYTHING, iterations=iterations, without_incumbent=True)
+        return ((*repeating, prices, anything, Turn(exact, iterations=None if small else iterations)),)
     if is_wide(columns, len(problem.factors)):
         anything = Turn(ANYTHING, until=_ANYTHING_UNTIL, without_incumbent=True)
         # Annealing goes on to the end unless it finds nothing, or what it finds is close to the bound.
@@ -117,9 +128,23 @@ def lanes_for(problem: StrategyProblem, options: SolveOptions, *, deep: bool = F
     others = [CONSTRAINTS] * small + [PARTS] * (len(problem.nodes) <= MOST_NODES_IN_PARTS)
     prices = Turn(PRICES, head_start=HEAD_START_SECONDS if columns <= TINY_COLUMNS else 0.0)
     if workers > _EXACT_AND_PRICES:
-        alone = [(Turn(other),) for other in others[: workers - _EXACT_AND_PRICES]]
-        return ((Turn(exact),), (prices, Turn(ANYTHING, without_incumbent=True)), *alone)
+        more = [(Turn(other),) for other in others[: workers - _EXACT_AND_PRICES]]
+        return (*_beside(exact, (prices, Turn(ANYTHING, without_incumbent=True)), repeating), *more)
     until = _PRICES_UNTIL if others else 1.0
     after = tuple(Turn(other, until=until + (1.0 - until) * (k + 1) / len(others)) for k, other in enumerate(others))
     anything = Turn(ANYTHING, until=(1.0 + until) / 2, without_incumbent=True)
-    return ((Turn(exact),), (replace(prices, until=until), anything, *after))
+    return _beside(exact, (replace(prices, until=until), anything, *after), repeating)
+
+
+def _beside(exact: str, search: Lane, columns_first: Lane) -> tuple[Lane, ...]:
+    """The lanes of an exact member and of a search; columns begin before both where there are any."""
+    if not columns_first:
+        return ((Turn(exact),), search)
+    return ((*columns_first, *search), (Turn(exact, head_start=COLUMNS_HEAD_START_SECONDS),))
+
+
+def repeats_mostly(problem: StrategyProblem) -> bool:
+    """Whether most nodes of a problem that is not small are of blocks that repeat."""
+    if len(problem.nodes) < LEAST_NODES_OF_COLUMNS:
+        return False
+    return 2 * int((find_repeats(problem).orbit >= 0).sum()) >= len(problem.nodes)

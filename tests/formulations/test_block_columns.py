@@ -14,11 +14,12 @@ from formulations.checker import check, usage_profile
 from formulations.presolve import is_deep, sequence
 from formulations.problem import BoolArray, Factor, IntArray, Node, Resource, StrategyProblem, UsageTerm
 from formulations.solution import Progress, SolveOptions, SolveResult, Status
-from formulations.solvers import SolverPool, brute_force, solve
+from formulations.solvers import SolverPool, brute_force, portfolio_lanes, solve
 from formulations.solvers.block_master import mix_columns
 from formulations.solvers.block_prices import inner_groups
 from formulations.solvers.block_repeats import find_repeats
 from formulations.solvers.block_tying import TyingError, tie_nodes
+from formulations.solvers.portfolio_lanes import BLOCKS, BRANCH_AND_CUT, LEAST_NODES_OF_COLUMNS, PRICES, lanes_for
 
 LAYERS = 5
 SEEDS = 40
@@ -131,6 +132,43 @@ def test_the_portfolio_begins_with_blocks_on_a_deep_problem(pool: SolverPool, mo
             assert result.bound is not None
             assert result.bound <= optimum <= result.objective <= 1.05 * optimum, seed
     assert columns >= 3
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3])
+def test_columns_come_before_prices_where_most_nodes_repeat(workers: int) -> None:
+    options = SolveOptions(workers=workers)
+    layers = LEAST_NODES_OF_COLUMNS // 3 + 1
+    lanes = lanes_for(layered_problem(0, layers), options)
+    search = [turn.solver for turn in lanes[0]]
+    assert search.index(BLOCKS) < search.index(PRICES)
+    exact = next(turn for lane in lanes for turn in lane if turn.solver == BRANCH_AND_CUT)
+    assert exact.head_start == (portfolio_lanes.COLUMNS_HEAD_START_SECONDS if workers > 1 else 0.0)
+
+
+@pytest.mark.parametrize("problem", [layered_problem(0, LEAST_NODES_OF_COLUMNS // 4), random_problem(5)])
+def test_small_problems_and_those_without_blocks_need_no_columns(problem: StrategyProblem) -> None:
+    lanes = lanes_for(problem, SolveOptions(workers=2))
+    assert BLOCKS not in [turn.solver for lane in lanes for turn in lane]
+    assert lanes[0][0].head_start == 0.0
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_the_portfolio_with_columns_finds_the_optimum(
+    workers: int, pool: SolverPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(portfolio_lanes, "repeats_mostly", _any_repeats)
+    columns = 0
+    for seed in range(24):
+        result = solve(layered_problem(seed), "portfolio", SolveOptions(time_limit=60.0, workers=workers), None, pool)
+        columns += "blocks: " in result.message
+        optimum = _optimum(seed)
+        assert result.status is (Status.INFEASIBLE if optimum is None else Status.OPTIMAL), (seed, result.message)
+        assert result.objective == optimum, seed
+    assert columns >= 3
+
+
+def _any_repeats(problem: StrategyProblem) -> bool:
+    return int(find_repeats(problem).orbit.max(initial=-1)) >= 0
 
 
 def test_declines_where_nothing_repeats(pool: SolverPool) -> None:
