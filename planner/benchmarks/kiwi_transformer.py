@@ -49,7 +49,7 @@ LAYER_SHARES = (90, 50)
 LOSS_CHUNKS = 8
 """Of the loss in ``recompute``: in one piece the logits alone are more than the lowest limits."""
 
-SECONDS = 5.0
+SECONDS = 10.0
 """For one solve, where a row says nothing else."""
 
 PEAK_SECONDS = 60.0
