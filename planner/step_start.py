@@ -164,7 +164,7 @@ def mixes_columns(built: StepProblem, solver: str) -> bool:
     """
     if solver != DEFAULT_SOLVER or built.extended is None or max(built.layouts) > 1:
         return False
-    return int(find_repeats(built.problem).orbit.max(initial=-1)) >= 0
+    return find_repeats(built.problem).count > 0
 
 
 def start_share(built: StepProblem) -> float:

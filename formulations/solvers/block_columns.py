@@ -53,7 +53,7 @@ def solve(problem: StrategyProblem, options: SolveOptions, report: ReportProgres
     """
     started = time.monotonic()
     repeats = find_repeats(problem)
-    if len(problem.nodes) and int(repeats.orbit.max()) < 0:
+    if len(problem.nodes) and not repeats.count:
         return Claim(None, None, message="no blocks repeat, so that there are no columns to share")
     flat = open_flat(problem, incumbent)
     if isinstance(flat, Claim):

@@ -52,6 +52,11 @@ class Repeats:
     orbit: IntArray
     position: IntArray
 
+    @property
+    def count(self) -> int:
+        """Nodes that are of an orbit."""
+        return int(np.count_nonzero(self.orbit >= 0))
+
 
 @dataclass(frozen=True, slots=True)
 class _Run:

@@ -3,8 +3,8 @@
 A small core goes to HiGHS (LP with lazily added usage rows, reduced costs, branch and cut) and to memory prices at
 once; they exchange incumbents and bounds. On a large one, where even the LP takes too long, memory
 prices go on looking for assignments, and branch and cut starts where prices of its own have left little open. Where
-blocks repeat, as in a deep model, their columns come before prices. Every member is a worker process: whatever becomes of it,
-what it had found stays.
+blocks repeat, as in a deep model, their columns come before prices. Every member is a worker process: whatever becomes
+of it, what it had found stays.
 """
 
 from __future__ import annotations

@@ -147,4 +147,4 @@ def repeats_mostly(problem: StrategyProblem) -> bool:
     """Whether most nodes of a problem that is not small are of blocks that repeat."""
     if len(problem.nodes) < LEAST_NODES_OF_COLUMNS:
         return False
-    return 2 * int((find_repeats(problem).orbit >= 0).sum()) >= len(problem.nodes)
+    return 2 * find_repeats(problem).count >= len(problem.nodes)
