@@ -47,8 +47,9 @@ from planner.replay import OptimizerMemory, ReplayReport, StrategyTable, replay
 from planner.schedule import Schedule
 from planner.schedule_builder import build_schedule
 from planner.step_costs import InstructionCosts
+from planner.step_smaller import Executed
 from planner.step_solve import SolvedStep, solve_step, warm_up
-from planner.step_start import Executed, FreeDecision
+from planner.step_start import FreeDecision
 from planner.strategy_space import StrategySpace, build_strategy_space
 from planner.units import format_bytes
 

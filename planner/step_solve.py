@@ -22,20 +22,11 @@ from formulations.solvers import SolverContradiction, SolverPool, find_solver
 from formulations.solvers.minimum_peak import MinimumPeak, minimum_peak
 from formulations.solvers.portfolio_lanes import BLOCKS, PRICES
 from formulations.solvers.worker import Ending
+from planner.step_beside import finds_columns, solve_with_smaller
 from planner.step_bound import BoundBeside
 from planner.step_probing import solve_in_rounds
-from planner.step_start import (
-    NARROW_SHARE,
-    Executed,
-    FreeDecision,
-    Start,
-    begin,
-    encoded,
-    finds_columns,
-    mixes_columns,
-    start_share,
-    widen,
-)
+from planner.step_smaller import Executed, Start, encoded
+from planner.step_start import NARROW_SHARE, FreeDecision, begin, mixes_columns, start_share, widen
 
 LEAST_START_SECONDS, MOST_START_SECONDS = 2.0, 10.0
 """Time for smaller problems to begin from, beside their share of the time limit: at least (but half of the limit at
@@ -143,10 +134,11 @@ def _solve_beside(
     if mixes_columns(built, solver):
         solver = BLOCKS
     start, options = _begun(built, execute, solver, options, pool, known, beside.begin, free)
-    found = _solve(built, start, solver, options, progress, pool)
+    found, start = _solve(built, start, execute, solver, options, progress, pool)
     if isinstance(found, MinimumPeak) and built.has_starts and limit is not None and found.bound <= limit:
         start = begin(built, execute, solver, whole, pool, free=free)
-        found = found if start is None else _solve(built, start, solver, options, progress, pool)
+        if start is not None:
+            found, start = _solve(built, start, execute, solver, options, progress, pool)
     if isinstance(found, MinimumPeak):
         return found
     assert found.choices is not None
@@ -155,7 +147,7 @@ def _solve_beside(
     if limit is not None and executed.peak > limit:
         assert built.safer is not None, "a problem that counts everything is never over the limit"
         safer = built.safer()
-        second = _solve(safer, start, solver, options, progress, pool)
+        second, start = _solve(safer, start, execute, solver, options, progress, pool)
         if not isinstance(second, MinimumPeak) and second.choices is not None:
             decision = safer.decode(second.choices)
             executed = execute(decision)
@@ -214,23 +206,36 @@ def _unproven(smallest: MinimumPeak) -> MinimumPeak:
 def _solve(
     built: StepProblem,
     start: Start | None,
+    execute: Callable[[StepDecision], Executed],
     solver: str,
     options: SolveOptions,
     progress: Callable[[Progress], None] | None,
     pool: SolverPool | None,
-) -> SolveResult | MinimumPeak:
-    """Solve from a start; where there is none and nothing was found, from an assignment with the smallest peak."""
+) -> tuple[SolveResult | MinimumPeak, Start | None]:
+    """Solve from a start, and return it or a better one too.
+
+    Where there is none and nothing was found, solve from an assignment with the smallest peak.
+
+    Raises
+    ------
+    SolverContradiction
+        If nothing is said to fit, but a start does.
+    """
     problem = built.problem
-    first = options if start is None else replace(options, initial_choices=encoded(built, start.decision))
-    result = solve_in_rounds(problem, solver, first, progress, pool)
-    if result.choices is not None or start is not None:
-        return result
+    result, start = solve_with_smaller(built, start, options, execute, solver, pool, progress)
+    if result.choices is None and start is not None:  # found at the very end
+        if result.status is Status.INFEASIBLE:
+            raise SolverContradiction(f"{result.solver} says that nothing fits, but a decision does")
+        result = replace(result, choices=encoded(built, start.decision))
+    if result.choices is not None:
+        return result, start
     smallest = _smallest(problem, options, pool)
     limit = problem.resources[MEMORY].limit
     assert limit is not None, "without a limit every layout fits"
     if smallest.peak is None or smallest.peak > limit:
-        return smallest
-    return solve_in_rounds(problem, solver, replace(options, initial_choices=smallest.choices), progress, pool)
+        return smallest, None
+    options = replace(options, initial_choices=smallest.choices)
+    return solve_in_rounds(problem, solver, options, progress, pool), None
 
 
 def _certified(result: SolveResult, bound: int | None, cost: int) -> SolveResult:

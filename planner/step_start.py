@@ -21,7 +21,6 @@ time it has.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -29,15 +28,14 @@ from functools import cached_property, partial
 import numpy as np
 
 from formulations.models.registry import StepProblem
-from formulations.models.sharding import MEMORY
 from formulations.models.step import StepDecision
 from formulations.presolve import is_deep
-from formulations.problem import StrategyProblem
-from formulations.solution import SolveOptions, Status
+from formulations.solution import SolveOptions
 from formulations.solvers import DEFAULT_SOLVER, SolverPool
 from formulations.solvers.block_repeats import find_repeats
 from formulations.solvers.portfolio_lanes import BLOCKS
-from planner.step_probing import solve_in_rounds
+from planner.step_beside import finds_columns, solve_with_smaller
+from planner.step_smaller import Executed, SmallerProblems, Start
 
 START_SHARE, EXTENDED_SHARE, ALIKE_SHARE = 0.2, 0.5, 0.8
 """Parts of the time limit for smaller problems to begin from, for a problem that is extended, and for one that is
@@ -46,18 +44,9 @@ extended with one layout an operator: it is nearly as good."""
 NARROW_SHARE = 0.5
 """Part of the time that is left then for the problem of the shortest reach."""
 
-_LEAST_SECONDS = 0.02
 _SMALL, _MEDIUM, _LARGE, _WHOLE = 1 / 16, 1 / 4, 1 / 2, 1.0
 """Part of the time that is left for one of many problems, for it where nothing is known yet, for the largest of them,
 and for one that is all there is to begin with."""
-
-
-@dataclass(frozen=True, slots=True)
-class Executed:
-    """What a decision costs (quanta) and holds at most (bytes) when it is executed."""
-
-    cost: int
-    peak: int
 
 
 @dataclass(slots=True)
@@ -65,14 +54,6 @@ class FreeDecision:
     """The best decision without a limit, once one is proven: it is the same whatever the limit."""
 
     decision: StepDecision | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Start:
-    """A decision within the limit, executed."""
-
-    decision: StepDecision
-    executed: Executed
 
 
 def begin(
@@ -152,11 +133,6 @@ def widen(
     return beginning.best
 
 
-def finds_columns(problem: StrategyProblem, solver: str) -> bool:
-    """Whether a solver begins with columns of repeated blocks of a problem, so that it needs little to begin from."""
-    return solver == DEFAULT_SOLVER and is_deep(problem)
-
-
 def mixes_columns(built: StepProblem, solver: str) -> bool:
     """Whether columns of repeated blocks solve a problem better than what a solver does by itself.
 
@@ -169,33 +145,13 @@ def mixes_columns(built: StepProblem, solver: str) -> bool:
 
 def start_share(built: StepProblem) -> float:
     """Part of the time limit of a problem that its beginning may take."""
-    if built.extended is None:
+    if built.extended is None or (built.starts and is_deep(built.problem)):
         return START_SHARE
     return EXTENDED_SHARE if max(built.layouts) > 1 else ALIKE_SHARE
 
 
-def encoded(built: StepProblem, decision: StepDecision) -> tuple[int, ...]:
-    """Choices of a problem that mean a decision, nothing held or waiting longer than needed.
-
-    Raises
-    ------
-    ValueError
-        If the problem leaves the decision out.
-    """
-    return built.complete(built.problem, built.encode(decision))
-
-
-@dataclass(frozen=True, slots=True)
-class _Solved:
-    """A smaller problem's decision, whether it fits when it is executed, and whether it is optimal there."""
-
-    decision: StepDecision
-    fits: bool
-    optimal: bool
-
-
-class _Beginning:
-    """The best decision so far, and the time that is left for better ones."""
+class _Beginning(SmallerProblems):
+    """What a solve begins from."""
 
     def __init__(
         self,
@@ -207,12 +163,12 @@ class _Beginning:
         on_first: Callable[[int], None] = lambda _: None,
         free: FreeDecision | None = None,
     ) -> None:
-        self.built, self.execute, self.solver, self.options, self.pool = built, execute, solver, options, pool
-        self.on_first, self.told = on_first, False
+        super().__init__(
+            built, execute, options, partial(solve_with_smaller, execute=execute, solver=solver, pool=pool)
+        )
+        self.solver, self.pool = solver, pool
         self.free = FreeDecision() if free is None else free
-        self.limit = built.problem.resources[MEMORY].limit
-        self.deadline = time.monotonic() + options.time_limit
-        self.best: Start | None = None
+        self._on_first, self._told = on_first, False
 
     @cached_property
     def alone(self) -> bool:
@@ -221,7 +177,7 @@ class _Beginning:
 
     def run(self) -> Start | None:
         """Solve the smaller problems one after another."""
-        if self.built.extended is not None:
+        if self.built.extended is not None and not (self.built.starts and self.alone):
             if max(self.built.layouts) == 1:
                 self._try_rules((0,) * len(self.built.layouts))
                 if self.solver == BLOCKS:
@@ -248,10 +204,10 @@ class _Beginning:
         """Solve the problem that this one extends, from what that one begins from; then this one for those layouts."""
         several = max(self.built.layouts) > 1
         if extended.has_starts:
-            options = replace(self.options, time_limit=start_share(extended) * self._left())
+            options = replace(self.options, time_limit=start_share(extended) * self.left)
             begun = begin(extended, self.execute, self.solver, options, self.pool, (), self._tell, self.free)
             if begun is not None:
-                self._take(begun)
+                self.take(begun)
         if extended.narrower is not None:
             self.solve(extended.narrower, NARROW_SHARE)
         self.solve(lambda: extended, _LARGE if several else _WHOLE)
@@ -286,55 +242,16 @@ class _Beginning:
         for reruns in self.built.rules:
             self.keep(StepDecision(layouts, {i: (moment,) for i, moment in reruns.items()}))
 
-    def solve(self, build: Callable[[], StepProblem], share: float) -> _Solved | None:
-        """Solve a problem in a part of the time that is left; keep its decision where that is better than the best."""
-        if self._left() < _LEAST_SECONDS:
-            return None
-        smaller = build()
-        options = replace(self.options, time_limit=share * self._left(), initial_choices=self._best_in(smaller))
-        if options.time_limit < _LEAST_SECONDS:
-            return None
-        found = solve_in_rounds(smaller.problem, self.solver, options, None, self.pool)
-        if found.choices is None:
-            return None
-        decision = smaller.decode(found.choices)
-        fits = self.keep(decision)
-        if not fits and smaller.safer is not None:
-            self.solve(smaller.safer, share)
-        return _Solved(decision, fits, found.status is Status.OPTIMAL)
-
-    def keep(self, decision: StepDecision) -> bool:
-        """Execute a decision, keep it where it is the cheapest within the limit so far, and say whether it fits."""
-        executed = self.execute(decision)
-        fits = self.limit is None or executed.peak <= self.limit
-        if fits:
-            self._take(Start(decision, executed))
-        return fits
-
-    def _take(self, start: Start) -> None:
+    def take(self, start: Start) -> None:
         """Keep a decision within the limit where it is the cheapest so far."""
         self._tell(start.executed.cost)
-        if self.best is None or start.executed.cost < self.best.executed.cost:
-            self.best = start
+        super().take(start)
 
     def _tell(self, cost: int) -> None:
         """Tell the cost of the first decision within the limit."""
-        if not self.told:
-            self.told = True
-            self.on_first(cost)
-
-    def _left(self) -> float:
-        """Seconds that are left."""
-        return self.deadline - time.monotonic()
-
-    def _best_in(self, smaller: StepProblem) -> tuple[int, ...] | None:
-        """Choices of another problem that mean the best decision, where it has them."""
-        if self.best is None:
-            return None
-        try:
-            return encoded(smaller, self.best.decision)
-        except ValueError:
-            return None
+        if not self._told:
+            self._told = True
+            self._on_first(cost)
 
     def _with_layouts(self, decision: StepDecision) -> StepProblem:
         """The problem with every layout as in a decision."""

@@ -154,16 +154,10 @@ def kiwi_chain_problem(
     """
     modes = _modes_in_reach(model, plans, reach)
     chain = _counted(model, modes, lambda counting: build_kiwi_chain(model, memory_limit, modes, counting))
-    chain = replace(chain, rules=tuple(plans))
-    if max(chain.layouts) == 1:  # the reduced problem would be as large, and a rule leaves nothing to decide
-        return chain
-    chain = replace(chain, unlimited=partial(_unlimited_problem, model))
-    if _entries(model, modes) > LARGEST_REACHED:
-        return chain  # further problems would be large themselves
-    if reach is None and _entries(model, modes) > LARGEST_EXACT:
-        chain = replace(chain, narrower=partial(kiwi_chain_problem, model, memory_limit, plans, REACHES[-1] - 1))
-    by_rule = [partial(policy_problem, model, memory_limit, tuple(plan)) for plan in plans if plan]
-    return replace(chain, starts=(partial(kiwi_reduced_problem, model, memory_limit), *by_rule))
+    chain = _with_smaller(chain, model, memory_limit, modes, plans)
+    if chain.starts and reach is None and _entries(model, modes) > LARGEST_EXACT:
+        return replace(chain, narrower=partial(kiwi_chain_problem, model, memory_limit, plans, REACHES[-1] - 1))
+    return chain
 
 
 def kiwi_offload_problem(
@@ -195,13 +189,13 @@ def kiwi_offload_problem(
     def relaxed(best: int) -> StrategyProblem:
         return build_offload(model, memory_limit, modes, replace(links, best_known=best), Counting.UNDER).problem
 
-    return replace(
+    offload = replace(
         build(Counting.UNDER),
         safer=lambda: build(Counting.OVER),
         relaxed=None if links.blocking else relaxed,  # where nothing is hidden, nothing is left out
-        rules=tuple(plans),
         extended=lambda: kiwi_chain_problem(model, memory_limit, plans, reach),
     )
+    return _with_smaller(offload, model, memory_limit, modes, plans)
 
 
 def policy_problem(model: StepModel, memory_limit: int | None, recomputed: Iterable[int]) -> StepProblem:
@@ -249,6 +243,20 @@ def _counted(model: StepModel, modes: Modes, build: Callable[[Counting], Strateg
 def _chain_like(model: StepModel, modes: Modes, problem: StrategyProblem) -> StepProblem:
     decode, encode = partial(decode_kiwi_chain, model, modes), partial(encode_kiwi_chain, model, modes)
     return StepProblem(problem, decode, encode, _layouts(model))
+
+
+def _with_smaller(
+    built: StepProblem, model: StepModel, memory_limit: int | None, modes: Modes, plans: Sequence[Reruns]
+) -> StepProblem:
+    """A problem of chains with the rules and the smaller problems that it contains."""
+    built = replace(built, rules=tuple(plans))
+    if max(built.layouts) == 1:  # the reduced problem would be as large, and a rule leaves nothing to decide
+        return built
+    built = replace(built, unlimited=partial(_unlimited_problem, model))
+    if _entries(model, modes) > LARGEST_REACHED:
+        return built  # further problems would be large themselves
+    by_rule = [partial(policy_problem, model, memory_limit, tuple(plan)) for plan in plans if plan]
+    return replace(built, starts=(partial(kiwi_reduced_problem, model, memory_limit), *by_rule))
 
 
 def _layouts(model: StepModel) -> tuple[int, ...]:

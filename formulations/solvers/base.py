@@ -18,6 +18,9 @@ ReportProgress = Callable[[Progress], None]
 ReportIncumbent = Callable[[tuple[int, ...]], None]
 """Called by a solver with every better assignment, so that a killed worker still leaves it."""
 
+AskOthers = Callable[[], tuple[int, ...] | None]
+"""Returns an assignment of the problem that was found elsewhere and that nobody was told of yet, or None."""
+
 
 class Solver(Protocol):
     """A function that solves a canonical problem; one per file, named in the registry."""
@@ -47,12 +50,18 @@ class Desk:
         Takes every better assignment and who found it.
     spend
         Takes processor seconds, and the peak of resident bytes of all processes together.
+    should_stop
+        Asked now and then; where it says yes, the solve ends as by Ctrl-C.
+    from_others
+        Asked now and then for what was found elsewhere.
     """
 
     workers: SolverPool
     report: ReportProgress
     incumbent: Callable[[tuple[int, ...], str], None]
     spend: Callable[[float, int], None]
+    should_stop: Callable[[], bool] = lambda: False
+    from_others: AskOthers = lambda: None
 
 
 class Coordinator(Protocol):

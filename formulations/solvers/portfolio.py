@@ -141,6 +141,7 @@ class _Search:
             if not team.running or self._done():
                 return
             self._read(team, _POLL_SECONDS)
+            self._ask_others()
             self._check(team)
 
     def _begin(self, team: Team, lane: _Running) -> None:
@@ -181,6 +182,12 @@ class _Search:
                 self.notes.append(f"{event.source}: {event.ended}")
             elif event.ended is not None:
                 self._end(team, event, event.ended)
+
+    def _ask_others(self) -> None:
+        found = self.desk.from_others()
+        projected = None if found is None else self.reduced.lift.project(found)
+        if projected is not None:
+            self._pending["others"] = projected
 
     def _end(self, team: Team, event: Event, outcome: WorkerOutcome) -> None:
         self.desk.spend(outcome.cpu_seconds, 0)
@@ -229,7 +236,7 @@ class _Search:
             self.desk.report(Progress(seconds, None, bound + self.reduced.offset, source))
 
     def _done(self) -> bool:
-        if self.settled or self.infeasible:
+        if self.settled or self.infeasible or self.desk.should_stop():
             return True
         if self.best is None or self.bound is None:
             return False

@@ -6,11 +6,13 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 from formulations.checker import ViolationKind, check
 from formulations.problem import StrategyProblem
 from formulations.solution import Claim, Progress, SolveOptions, SolveResult, Status
-from formulations.solvers.base import Desk
+from formulations.solvers.base import AskOthers, Desk
+from formulations.solvers.exchange import News
 from formulations.solvers.ledger import Ledger, SolverContradiction
 from formulations.solvers.registry import DEFAULT_SOLVER, SolverSpec, find_solver
 from formulations.solvers.worker import Ending, Listener, SolverPool
@@ -39,6 +41,7 @@ def solve(
     progress: Callable[[Progress], None] | None = None,
     pool: SolverPool | None = None,
     should_stop: Callable[[], bool] = lambda: False,
+    from_others: AskOthers = lambda: None,
 ) -> SolveResult:
     """Solve a problem in a worker process and report only what has been checked.
 
@@ -62,7 +65,9 @@ def solve(
     pool
         Warm workers to use; without one a process is started and ended for this solve.
     should_stop
-        Asked now and then by what is solved in one process; where it says yes, that is ended as by Ctrl-C.
+        Asked now and then; where it says yes, the solve ends as by Ctrl-C.
+    from_others
+        Asked now and then for an assignment that was found elsewhere; it is checked as any other.
 
     Raises
     ------
@@ -81,7 +86,7 @@ def solve(
         return _without_decisions(ledger)
     workers = pool if pool is not None else SolverPool()
     try:
-        claims_infeasible = _work(workers, spec, ledger, ledger.options, should_stop)
+        claims_infeasible = _work(workers, spec, ledger, ledger.options, should_stop, from_others)
         verdict = _confirm_infeasible(workers, spec, ledger) if claims_infeasible else None
     finally:
         if pool is None:
@@ -151,14 +156,27 @@ def _work(
     ledger: Ledger,
     options: SolveOptions,
     should_stop: Callable[[], bool] = lambda: False,
+    from_others: AskOthers = lambda: None,
 ) -> bool:
     """Run one solver and enter what it finds; True if it claims that nothing is feasible."""
     if spec.is_coordinator:
-        desk = Desk(workers, ledger.hear, lambda found, source: _take(ledger, [found], source), ledger.spend)
+        desk = Desk(
+            workers,
+            ledger.hear,
+            lambda found, source: _take(ledger, [found], source),
+            ledger.spend,
+            should_stop,
+            partial(_ask, ledger, from_others),
+        )
         claim = spec.load_coordinator()(ledger.problem, options, desk)
         ledger.note(claim.message)
         return _enter(ledger, claim, spec.name)
-    listener = Listener(ledger.hear, lambda found: _take(ledger, found, spec.name), should_stop=should_stop)
+    listener = Listener(
+        ledger.hear,
+        lambda found: _take(ledger, found, spec.name),
+        lambda: None if (found := _ask(ledger, from_others)) is None else News(choices=found),
+        should_stop,
+    )
     outcome = workers.run(spec, ledger.problem, options, listener)
     ledger.spend(outcome.cpu_seconds, outcome.peak_rss_bytes)
     if outcome.ending is Ending.FAILED and outcome.bad_input:
@@ -169,6 +187,12 @@ def _work(
 
 def _take(ledger: Ledger, found: list[tuple[int, ...]], source: str) -> None:
     ledger.offer(found, source)
+
+
+def _ask(ledger: Ledger, from_others: AskOthers) -> tuple[int, ...] | None:
+    """Ask what was found elsewhere, and enter it, so that it stays whatever becomes of the solver."""
+    found = from_others()
+    return found if found is not None and ledger.offer([found], "others") else None
 
 
 def _enter(ledger: Ledger, claim: Claim, source: str) -> bool:

@@ -16,7 +16,7 @@ from planner.benchmarks.dynamic_memory import UncountedGradients
 from planner.cluster import ClusterSpec, load_cluster
 from planner.models import ModelReference
 from planner.session import PlanningSession, PlanRequest
-from planner.step_start import Executed
+from planner.step_smaller import Executed
 
 DEVICE_BYTES = 2**40
 """Memory of every device of a case: 1 TiB, which all these steps fit into without a limit."""

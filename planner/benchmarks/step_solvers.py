@@ -17,8 +17,8 @@ from planner.benchmarks.metering import Meter
 from planner.benchmarks.step_cases import PreparedCase, SmallestPeak, StepCase, prepared
 from planner.benchmarks.suites import ReportProgress
 from planner.plan_error import PlanError
+from planner.step_smaller import Executed, encoded
 from planner.step_solve import SolvedStep, solve_step, warm_up
-from planner.step_start import Executed, encoded
 
 SMALLEST_PEAK = "minimum_peak"
 """Name of the solver whose objective is bytes."""

@@ -29,8 +29,9 @@ from formulations.solution import SolveOptions
 from formulations.solvers import SolverPool, solve
 from formulations.solvers.minimum_peak import MinimumPeak, without_limit
 from planner import step_solve, step_start
+from planner.step_smaller import Executed, Start, encoded
 from planner.step_solve import SolvedStep, solve_step
-from planner.step_start import Executed, FreeDecision, Start, begin, encoded
+from planner.step_start import FreeDecision, begin
 
 AMPLE = SolveOptions(time_limit=600.0, workers=1)
 NO_TIME = replace(AMPLE, time_limit=1e-6)

@@ -26,7 +26,7 @@ from formulations.solvers.minimum_peak import minimum_peak
 from planner.infeasibility import InfeasibleError
 from planner.models import ModelReference
 from planner.session import PlanningSession, PlanRequest
-from planner.step_start import encoded
+from planner.step_smaller import encoded
 
 NETWORKS = (*SMALL_CONFIGURATIONS, "conv_net")
 MESHES = ((2,), (4,), (2, 2), (1, 2))

@@ -1,0 +1,203 @@
+"""A deep model's problem, with smaller ones that it contains solved beside it.
+
+Columns of a deep model's blocks are one process's work, and find good mixtures of what they are made of. Decisions of
+smaller problems (:attr:`StepProblem.starts`) are found by prices in a second or two each and often cheaper than the
+first columns; told to the columns, they are mixed with them, and what comes out is better than both. So another
+process looks for them meanwhile: those that run again what a rule says first, the largest last. Where only one process
+may be at work, or everything has to be deterministic, they come before.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from types import TracebackType
+from typing import Self
+
+from formulations.models.registry import StepProblem
+from formulations.models.step import StepDecision
+from formulations.presolve import is_deep
+from formulations.problem import StrategyProblem
+from formulations.solution import Progress, SolveOptions, SolveResult
+from formulations.solvers import DEFAULT_SOLVER, SolverPool, solve
+from planner.step_probing import solve_in_rounds
+from planner.step_smaller import Executed, SmallerProblems, Start, begun_from, encoded
+
+BEFORE_SHARE = 0.4
+"""Part of the time limit that smaller problems have where they come before."""
+
+_LARGEST_SHARES = 3
+"""Parts of the time that the largest of them has, when each of the others has one."""
+
+_PATIENCE_SECONDS, _PATIENCE = 0.3, 0.6
+"""How long one of the others goes on without a better assignment: so many seconds, and this part of the time that it
+took to find the last one."""
+
+
+def finds_columns(problem: StrategyProblem, solver: str) -> bool:
+    """Whether a solver begins with columns of repeated blocks of a problem, so that it needs little to begin from."""
+    return solver == DEFAULT_SOLVER and is_deep(problem)
+
+
+def solve_with_smaller(
+    built: StepProblem,
+    start: Start | None,
+    options: SolveOptions,
+    execute: Callable[[StepDecision], Executed],
+    solver: str,
+    pool: SolverPool | None = None,
+    progress: Callable[[Progress], None] | None = None,
+) -> tuple[SolveResult, Start | None]:
+    """Solve a step's problem from a start, with smaller ones beside it where that helps.
+
+    Parameters
+    ----------
+    built
+        The problem under the limit.
+    start
+        A decision within the limit, if any is known.
+    options, solver, pool, progress
+        As for :func:`formulations.solvers.solve`.
+    execute
+        Executes a decision.
+
+    Returns
+    -------
+    tuple
+        What the solver found, and the best decision known beside it.
+    """
+    if not built.starts or not finds_columns(built.problem, solver):
+        return solve_in_rounds(built.problem, solver, begun_from(built, start, options), progress, pool), start
+    with SmallerBeside(built, start, options, execute, solver, pool) as beside:
+        options = begun_from(built, beside.best, beside.left_of(options))
+
+        def hear(line: Progress) -> None:
+            beside.hear(line.incumbent)
+            if progress is not None:
+                progress(line)
+
+        found = solve(built.problem, solver, options, hear, pool, from_others=beside.news)
+    return found, beside.best
+
+
+class SmallerBeside:
+    """Smaller problems at work; use it in a ``with`` block, which ends what still runs.
+
+    Parameters
+    ----------
+    built, start, options, execute, solver, pool
+        As for :func:`solve_with_smaller`.
+    """
+
+    def __init__(
+        self,
+        built: StepProblem,
+        start: Start | None,
+        options: SolveOptions,
+        execute: Callable[[StepDecision], Executed],
+        solver: str,
+        pool: SolverPool | None,
+    ) -> None:
+        self._beside = options.workers != 1 and options.iteration_limit is None
+        self._built, self._solver, self._pool = built, solver, pool
+        share = 1.0 if self._beside else BEFORE_SHARE
+        within = replace(options, time_limit=share * options.time_limit, workers=1)
+        self._problems = SmallerProblems(built, execute, within, self._search)
+        self._problems.best = self._told = start
+        self._begun = time.monotonic()
+        self._patient = not self._beside
+        self._stop = threading.Event()
+        self._heard: int | None = None
+        self._executor = ThreadPoolExecutor(1)
+        self._work: Future[None] | None = None
+
+    @property
+    def best(self) -> Start | None:
+        """The cheapest decision known so far."""
+        return self._problems.best
+
+    def left_of(self, options: SolveOptions) -> SolveOptions:
+        """Options for the time that is left to what is solved beside this."""
+        return replace(options, time_limit=options.time_limit - (time.monotonic() - self._begun))
+
+    def hear(self, cost: int | None) -> None:
+        """Hear of a decision's cost: nothing dearer is worth looking for."""
+        if cost is not None:
+            self._heard = cost
+
+    def news(self) -> tuple[int, ...] | None:
+        """Choices of the whole problem that mean the best decision, unless it was told before."""
+        best = self.best
+        if best is None or best is self._told:
+            return None
+        self._told = best
+        return encoded(self._built, best.decision)
+
+    def _run(self) -> None:
+        """Solve the smaller problems one after another."""
+        largest, *others = self._built.starts
+        for k, build in enumerate(reversed(others)):
+            self._problems.solve(build, 1.0 / (_LARGEST_SHARES + len(others) - k))
+        self._patient = True
+        self._problems.solve(largest, 1.0)
+
+    def _search(
+        self, smaller: StepProblem, start: Start | None, options: SolveOptions
+    ) -> tuple[SolveResult, Start | None]:
+        watch = _Watch(self._stop, self._cost, self._patient, None if start is None else start.executed.cost)
+        options = begun_from(smaller, start, options)
+        return solve(smaller.problem, self._solver, options, watch.hear, self._pool, watch.is_pointless), None
+
+    def _cost(self) -> int | None:
+        """The lowest cost that is known."""
+        best = self.best
+        known = [cost for cost in (self._heard, None if best is None else best.executed.cost) if cost is not None]
+        return min(known, default=None)
+
+    def __enter__(self) -> Self:
+        if self._beside:
+            self._work = self._executor.submit(self._run)
+        else:
+            self._run()
+            self._told = self.best
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stop.set()
+        self._executor.shutdown()
+        if self._work is not None and error is None:
+            self._work.result()
+
+
+@dataclass(slots=True)
+class _Watch:
+    """Says when a smaller problem is pointless: all is over, nothing in it is cheap enough, or nothing more comes."""
+
+    over: threading.Event
+    cost: Callable[[], int | None]
+    patient: bool
+    incumbent: int | None = None
+    bound: int | None = None
+    begun: float = field(default_factory=time.monotonic)
+    improved: float | None = None
+
+    def hear(self, line: Progress) -> None:
+        """Take a line of progress."""
+        self.bound = line.bound
+        if line.incumbent is not None and (self.incumbent is None or line.incumbent < self.incumbent):
+            self.incumbent, self.improved = line.incumbent, time.monotonic()
+
+    def is_pointless(self) -> bool:
+        """Whether to stop."""
+        cost = self.cost()
+        if self.over.is_set() or (cost is not None and self.bound is not None and self.bound >= cost):
+            return True
+        if self.patient or self.improved is None:
+            return False
+        patience = _PATIENCE_SECONDS + _PATIENCE * (self.improved - self.begun)
+        return time.monotonic() - self.improved > patience
