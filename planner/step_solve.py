@@ -4,7 +4,7 @@ A formulation's problem may count a little less than what its decision really ho
 decisions at once and the tables would be too large. So every decision is executed on the step's tables; where it
 holds more than the limit, the problem that counts a little more is solved as well. The bound stays that of the
 first problem, which counted too little and is therefore valid; or it comes from a relaxation, where the problem
-leaves out plans that are possible.
+leaves out plans that are possible. The cost of the best decision without a limit is a bound as well.
 """
 
 from __future__ import annotations
@@ -110,8 +110,16 @@ def solve_step(
     SolverContradiction
         If a bound is above the cost of a decision.
     """
+    free = FreeDecision() if free is None else free
     with BoundBeside(built.relaxed, options, pool) as beside:
-        return _solve_beside(beside, built, execute, solver, options, progress, pool, known, free)
+
+        def hear(line: Progress) -> None:
+            if line.incumbent is not None:
+                beside.begin(line.incumbent)
+            if progress is not None:
+                progress(line)
+
+        return _solve_beside(beside, built, execute, solver, options, hear, pool, known, free)
 
 
 def _solve_beside(
@@ -123,7 +131,7 @@ def _solve_beside(
     progress: Callable[[Progress], None] | None,
     pool: SolverPool | None,
     known: Sequence[StepDecision],
-    free: FreeDecision | None,
+    free: FreeDecision,
 ) -> SolvedStep | MinimumPeak:
     """Search while a bound is found beside; parameters as for :func:`solve_step`."""
     limit = built.problem.resources[MEMORY].limit
@@ -160,7 +168,8 @@ def _solve_beside(
         decision, executed = start.decision, start.executed
     if built.relaxed is not None:
         bound = beside.bound(executed.cost, patient=Ending.INTERRUPTED not in found.message)
-    return SolvedStep(decision, _certified(found, bound, executed.cost), built.problem)
+    bounds = [each for each in (bound, free.cost) if each is not None]
+    return SolvedStep(decision, _certified(found, max(bounds, default=None), executed.cost), built.problem)
 
 
 def _begun(
@@ -171,7 +180,7 @@ def _begun(
     pool: SolverPool | None,
     known: Sequence[StepDecision],
     on_first: Callable[[int], None],
-    free: FreeDecision | None,
+    free: FreeDecision,
 ) -> tuple[Start | None, SolveOptions]:
     """A decision to begin from, if any is known or the problem has smaller ones, and options for the time left."""
     if not built.has_starts and not known:

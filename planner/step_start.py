@@ -51,9 +51,18 @@ and for one that is all there is to begin with."""
 
 @dataclass(slots=True)
 class FreeDecision:
-    """The best decision without a limit, once one is proven: it is the same whatever the limit."""
+    """The best decision without a limit, once one is proven: it is the same whatever the limit.
+
+    Parameters
+    ----------
+    decision
+        What was decided.
+    cost
+        What it costs (quanta); nothing costs less, whatever else a formulation has to decide.
+    """
 
     decision: StepDecision | None = None
+    cost: int | None = None
 
 
 def begin(
@@ -234,7 +243,7 @@ class _Beginning(SmallerProblems):
         if found is None:
             return None, False
         if found.optimal:
-            self.free.decision = found.decision
+            self.free.decision, self.free.cost = found.decision, self.execute(found.decision).cost
         return found.decision, found.optimal and found.fits
 
     def _try_rules(self, layouts: tuple[int, ...]) -> None:

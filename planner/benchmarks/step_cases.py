@@ -17,6 +17,7 @@ from planner.cluster import ClusterSpec, load_cluster
 from planner.models import ModelReference
 from planner.session import PlanningSession, PlanRequest
 from planner.step_smaller import Executed
+from planner.step_start import FreeDecision
 
 DEVICE_BYTES = 2**40
 """Memory of every device of a case: 1 TiB, which all these steps fit into without a limit."""
@@ -141,6 +142,6 @@ def prepared(case: StepCase) -> PreparedCase:
     with SolverPool() as pool:
         solved = session.solve(PlanRequest(formulation="sharding", time_limit=FREE_SECONDS), pool=pool)
     if solved.result.status is Status.OPTIMAL:  # no device is full, so it is the best without a limit as well
-        session.free.decision = solved.decision
+        session.free = FreeDecision(solved.decision, solved.result.objective)
     profile = session.replay(session.schedule(solved.decision)).profile
     return PreparedCase(session, session.execute(solved.decision), sum(profile.at_start.values()))
