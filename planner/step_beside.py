@@ -3,8 +3,9 @@
 Columns of a deep model's blocks are one process's work, and find good mixtures of what they are made of. Decisions of
 smaller problems (:attr:`StepProblem.starts`) are found by prices in a second or two each and often cheaper than the
 first columns; told to the columns, they are mixed with them, and what comes out is better than both. So another
-process looks for them meanwhile: those that run again what a rule says first, the largest last. Where only one process
-may be at work, or everything has to be deterministic, they come before.
+process looks for them meanwhile: those that run again what a rule says first, the largest after them, and the problem
+that this one extends at last. Where only one process may be at work, or everything has to be deterministic, they come
+before.
 """
 
 from __future__ import annotations
@@ -29,8 +30,9 @@ from planner.step_smaller import Executed, SmallerProblems, Start, begun_from, e
 BEFORE_SHARE = 0.4
 """Part of the time limit that smaller problems have where they come before."""
 
-_LARGEST_SHARES = 3
-"""Parts of the time that the largest of them has, when each of the others has one."""
+_LARGEST_SHARES, _LARGEST_SHARE = 3, 0.5
+"""Parts of the time that the largest of them has, when each of the others has one, and its part of them where the
+problem extends another one."""
 
 _PATIENCE_SECONDS, _PATIENCE = 0.3, 0.6
 """How long one of the others goes on without a better assignment: so many seconds, and this part of the time that it
@@ -142,14 +144,22 @@ class SmallerBeside:
         for k, build in enumerate(reversed(others)):
             self._problems.solve(build, 1.0 / (_LARGEST_SHARES + len(others) - k))
         self._patient = True
-        self._problems.solve(largest, 1.0)
+        if self._built.extended is None:
+            self._problems.solve(largest, 1.0)
+        else:
+            self._problems.solve(largest, _LARGEST_SHARE)
+            self._problems.solve(self._built.extended, 1.0)
 
     def _search(
         self, smaller: StepProblem, start: Start | None, options: SolveOptions
     ) -> tuple[SolveResult, Start | None]:
-        watch = _Watch(self._stop, self._cost, self._patient, None if start is None else start.executed.cost)
+        watch = _Watch(self._cost, self._patient, None if start is None else start.executed.cost)
+
+        def should_stop() -> bool:
+            return self._stop.is_set() or watch.is_pointless()
+
         options = begun_from(smaller, start, options)
-        return solve(smaller.problem, self._solver, options, watch.hear, self._pool, watch.is_pointless), None
+        return solve(smaller.problem, self._solver, options, watch.hear, self._pool, should_stop), None
 
     def _cost(self) -> int | None:
         """The lowest cost that is known."""
@@ -176,9 +186,18 @@ class SmallerBeside:
 
 @dataclass(slots=True)
 class _Watch:
-    """Says when a smaller problem is pointless: all is over, nothing in it is cheap enough, or nothing more comes."""
+    """Says when a smaller problem is pointless: nothing in it is cheap enough, or nothing more comes.
 
-    over: threading.Event
+    Parameters
+    ----------
+    cost
+        Returns the lowest cost that is known.
+    patient
+        Whether to go on however long nothing comes.
+    incumbent
+        Cost that the problem begins from, if any.
+    """
+
     cost: Callable[[], int | None]
     patient: bool
     incumbent: int | None = None
@@ -195,7 +214,7 @@ class _Watch:
     def is_pointless(self) -> bool:
         """Whether to stop."""
         cost = self.cost()
-        if self.over.is_set() or (cost is not None and self.bound is not None and self.bound >= cost):
+        if cost is not None and self.bound is not None and self.bound >= cost:
             return True
         if self.patient or self.improved is None:
             return False

@@ -273,6 +273,44 @@ def test_a_job_can_be_stopped(step: StrategyProblem) -> None:
     assert outcome.ending is Ending.STOPPED
 
 
+@pytest.mark.parametrize("solver", ["portfolio", FAKE + "listen"])
+def test_what_is_found_elsewhere_is_told_to_solvers(
+    solver: str, monkeypatch: pytest.MonkeyPatch, step: StrategyProblem
+) -> None:
+    """The only member ends as soon as it hears something, and not before."""
+    best = solve(step, "highs", SolveOptions(time_limit=30))
+    letters = [best.choices]
+    only(monkeypatch, "listen")
+    result = solve(step, solver, SolveOptions(time_limit=60), from_others=lambda: letters.pop() if letters else None)
+    assert result.choices == best.choices
+    assert result.seconds < 30
+
+
+@pytest.mark.parametrize("solver", ["portfolio", FAKE + "hang"])
+def test_what_is_found_elsewhere_is_checked_and_stays(
+    solver: str, monkeypatch: pytest.MonkeyPatch, step: StrategyProblem
+) -> None:
+    """Whatever the solver does; an assignment over the limits is neither passed on nor kept."""
+    best = solve(step, "highs", SolveOptions(time_limit=30))
+    over = tuple(int(node.cost.argmin()) for node in step.nodes)
+    assert not check(step, over).ok
+    letters = [best.choices, over]
+    only(monkeypatch, "hang")
+    result = solve(step, solver, SolveOptions(time_limit=2), from_others=lambda: letters.pop() if letters else None)
+    assert result.choices == best.choices
+    assert "others offered an assignment that does not hold" in result.message
+
+
+def test_a_solve_that_is_told_to_stop_ends_with_the_best_so_far(
+    monkeypatch: pytest.MonkeyPatch, step: StrategyProblem
+) -> None:
+    """With an hour to go it would outlast this test's own limit."""
+    only(monkeypatch, "hang")
+    known = solve(step, "greedy", SolveOptions(time_limit=30))
+    options = SolveOptions(time_limit=3600, initial_choices=known.choices)
+    assert solve(step, "portfolio", options, should_stop=lambda: True).objective == known.objective
+
+
 def test_needs_processes() -> None:
     with pytest.raises(SolveOptionsError, match="process of its own"):
         solve_in_process(random_problem(0), "portfolio")

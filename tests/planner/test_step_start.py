@@ -25,7 +25,7 @@ from formulations.models.registry import (
 from formulations.models.sharding import MEMORY
 from formulations.models.step import StepDecision, StepModel
 from formulations.models.step_replay import replay_decision
-from formulations.solution import SolveOptions
+from formulations.solution import SolveOptions, Status
 from formulations.solvers import SolverPool, solve
 from formulations.solvers.minimum_peak import MinimumPeak, without_limit
 from planner import step_solve, step_start
@@ -253,6 +253,22 @@ def test_a_solve_keeps_what_it_began_from_where_the_solver_finds_less(pool):
                 assert found.result.objective is not None
                 assert found.result.objective <= start.executed.cost
                 assert found.result.objective == execution(model)(found.decision).cost >= (least(space, limit) or 0)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_no_plan_costs_less_than_the_best_without_a_limit(seed, pool):
+    """Greedy alone proves nothing."""
+    model, space = step_with_decisions(seed)
+    cheapest = min(executed.cost for _, executed in space)
+    free = FreeDecision()
+    for limit in reversed(limits_of(space)[1:]):
+        built = kiwi_chain_problem(model, limit)
+        begin(built, execution(model), EXACT, AMPLE, pool, free=free)
+        assert free.cost == cheapest
+        found = solve_step(built, execution(model), "greedy", AMPLE, pool=pool, free=free)
+        assert isinstance(found, SolvedStep)
+        assert found.result.bound == cheapest
+        assert (found.result.status is Status.OPTIMAL) == (found.result.objective == cheapest)
 
 
 def test_smaller_problems_are_tried_again_where_nothing_is_found(pool, monkeypatch):

@@ -1,0 +1,216 @@
+"""Smaller problems beside a larger one: what comes out is no dearer than either, and nothing outlives the solve."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from itertools import count
+
+import pytest
+from support.random_steps import random_step
+
+from formulations.models.kiwi_chain import chain_moments, latest_moments
+from formulations.models.offload import Links
+from formulations.models.registry import StepProblem, kiwi_chain_problem, kiwi_offload_problem
+from formulations.models.sharding import MEMORY
+from formulations.models.step import StepDecision, StepModel
+from formulations.models.step_replay import replay_decision
+from formulations.random_families import family_problem
+from formulations.solution import Progress, SolveOptions, Status
+from formulations.solvers import DEFAULT_SOLVER, SolverPool, solve
+from formulations.solvers.minimum_peak import minimum_peak
+from planner import step_beside, step_start
+from planner.step_beside import SmallerBeside, solve_with_smaller
+from planner.step_smaller import Executed, Start, encoded
+from planner.step_solve import SolvedStep, solve_step
+
+BESIDE = SolveOptions(time_limit=60.0, workers=2)
+BEFORE = replace(BESIDE, workers=1)
+ENDLESS = 3600.0
+AT_ONCE = 4
+
+
+def some_of(seeds: int) -> list[object]:
+    """The first few seeds, and the others at length."""
+    return [pytest.param(seed, marks=pytest.mark.fuzz) if seed >= AT_ONCE else seed for seed in range(seeds)]
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[SolverPool]:
+    with SolverPool() as pool:
+        yield pool
+
+
+@pytest.fixture(autouse=True)
+def deep(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Take every problem for that of a deep model."""
+    for module in (step_beside, step_start):
+        monkeypatch.setattr(module, "finds_columns", lambda problem, solver: True)
+
+
+def execution(model: StepModel) -> Callable[[StepDecision], Executed]:
+    def execute(decision: StepDecision) -> Executed:
+        replay = replay_decision(model, decision)
+        return Executed(replay.cost, replay.peak)
+
+    return execute
+
+
+def optimum(built: StepProblem, pool: SolverPool) -> Start | None:
+    """The best decision of a problem, by enumeration."""
+    found = solve(built.problem, "brute_force", BEFORE, None, pool)
+    if found.choices is None:
+        return None
+    assert found.objective is not None
+    return Start(built.decode(found.choices), Executed(found.objective, 0))
+
+
+def case(seed: int, room: float, pool: SolverPool) -> tuple[StepModel, StepProblem]:
+    """A problem of a random step whose limit lies between the smallest peak and that of the cheapest decision."""
+    drawn = ((model, optimum(kiwi_chain_problem(model, None), pool)) for model in map(random_step, count(seed, 1000)))
+    model, cheapest = next((model, cheapest) for model, cheapest in drawn if cheapest is not None)
+    rule = latest_moments(model, dict.fromkeys(chain_moments(model)))
+    most = replay_decision(model, cheapest.decision).peak
+    least = minimum_peak(kiwi_chain_problem(model, None).problem, MEMORY, BEFORE, pool).peak
+    assert least is not None
+    return model, kiwi_chain_problem(model, least + int(room * (most - least)), [rule])
+
+
+def with_starts(built: StepProblem, *starts: Callable[[], StepProblem]) -> StepProblem:
+    return replace(built, starts=starts)
+
+
+def endless(built: StepProblem) -> StepProblem:
+    """A problem of many nodes, which takes longer than a test has; whatever is found there, it means the same."""
+    decision = StepDecision((0,) * len(built.layouts), {})
+    return replace(built, problem=family_problem("cliques", "large"), decode=lambda choices: decision)
+
+
+@pytest.mark.parametrize("options", [BESIDE, BEFORE, replace(BESIDE, iteration_limit=1)])
+@pytest.mark.parametrize("seed", some_of(40))
+def test_no_dearer_than_any_smaller_problem_and_no_cheaper_than_the_optimum(seed, options, pool):
+    for room in (0.0, 0.5):
+        model, built = case(seed, room, pool)
+        best = optimum(built, pool)
+        assert best is not None
+        found, start = solve_with_smaller(built, None, options, execution(model), DEFAULT_SOLVER, pool)
+        assert found.objective is not None
+        assert found.objective >= best.executed.cost
+        assert found.objective == best.executed.cost or options.iteration_limit is not None
+        assert start is None or start.executed == execution(model)(start.decision)
+        if options is BEFORE and built.starts:  # all of them have ended then
+            smaller = [each for build in built.starts if (each := optimum(build(), pool)) is not None]
+            assert (start is None) == (not smaller)
+            assert start is None or start.executed.cost == min(each.executed.cost for each in smaller)
+
+
+@pytest.mark.parametrize("options", [BESIDE, BEFORE])
+@pytest.mark.parametrize("seed", some_of(20))
+def test_solves_of_deep_models_find_the_optimum(seed, options, pool):
+    """With offload too (no operator here is worth a copy), which then begins from the same smaller problems."""
+    for room in (0.0, 0.5):
+        model, built = case(seed, room, pool)
+        offload = kiwi_offload_problem(model, built.problem.resources[MEMORY].limit, Links(blocking=True), built.rules)
+        assert len(offload.starts) == len(built.starts)
+        best = optimum(built, pool)
+        assert best is not None
+        for each in (built, offload):
+            solved = solve_step(each, execution(model), DEFAULT_SOLVER, options, None, pool)
+            assert isinstance(solved, SolvedStep)
+            assert solved.result.objective == best.executed.cost
+            assert execution(model)(solved.decision).cost == best.executed.cost
+
+
+@pytest.mark.parametrize("options", [BESIDE, BEFORE])
+def test_an_infeasible_problem_stays_one(options, pool):
+    for seed in range(2):
+        model, built = case(seed, 0.0, pool)
+        limit = built.problem.resources[MEMORY].limit
+        assert limit
+        below = kiwi_chain_problem(model, limit - 1, built.rules)
+        found, start = solve_with_smaller(below, None, options, execution(model), DEFAULT_SOLVER, pool)
+        assert found.status is Status.INFEASIBLE
+        assert start is None
+
+
+def test_news_are_told_once_and_only_what_was_not_known(pool):
+    model, built = case(0, 0.5, pool)
+    best = optimum(built, pool)
+    with SmallerBeside(built, best, BEFORE, execution(model), DEFAULT_SOLVER, pool) as beside:
+        assert beside.best is best
+        assert beside.news() is None
+    with SmallerBeside(built, None, BESIDE, execution(model), DEFAULT_SOLVER, pool) as beside:
+        while (told := beside.news()) is None:
+            time.sleep(0.01)
+        known = beside.best
+    assert known is not None
+    assert beside.best is not known or (told == encoded(built, known.decision) and beside.news() is None)
+
+
+def test_the_solver_of_the_larger_problem_hears_of_it(pool, monkeypatch):
+    """It does nothing else here, and waits until it does."""
+    heard = []
+
+    def listen(problem, solver, options, progress, pool, should_stop=None, from_others=None):
+        if from_others is None:
+            return solve(problem, solver, options, progress, pool, should_stop)
+        while (found := from_others()) is None:
+            time.sleep(0.01)
+        heard.append(found)
+        return solve(problem, "greedy", replace(options, initial_choices=found), progress, pool)
+
+    monkeypatch.setattr(step_beside, "solve", listen)
+    model, built = case(1, 0.5, pool)
+    found, start = solve_with_smaller(built, None, BESIDE, execution(model), DEFAULT_SOLVER, pool)
+    assert len(heard) == 1
+    assert start is not None
+    assert found.objective is not None
+    assert built.decode(heard[0]).layouts
+    assert found.objective <= execution(model)(built.decode(heard[0])).cost
+
+
+def test_it_ends_with_the_larger_problem(pool):
+    """With an hour to go it would outlast this test's own limit."""
+    model, built = case(2, 0.0, pool)
+    built = with_starts(built, lambda: endless(built))
+    options = replace(BESIDE, time_limit=ENDLESS)
+    with SmallerBeside(built, None, options, execution(model), DEFAULT_SOLVER, pool):
+        time.sleep(0.5)
+
+
+def test_a_smaller_problem_that_cannot_be_cheaper_is_left(pool):
+    """Any bound is above what is known here; with an hour for each they would outlast this test's own limit."""
+    model, built = case(2, 0.0, pool)
+    built = with_starts(built, lambda: endless(built), lambda: endless(built))
+    options = replace(BEFORE, time_limit=ENDLESS)
+    beside = SmallerBeside(built, None, options, execution(model), DEFAULT_SOLVER, pool)
+    beside.hear(-1)
+    with beside:
+        assert beside.left_of(options).time_limit > ENDLESS / 2
+
+
+def test_what_goes_wrong_beside_is_told(pool):
+    def fails() -> StepProblem:
+        raise ArithmeticError("no such problem")
+
+    model, built = case(3, 0.5, pool)
+    with pytest.raises(ArithmeticError, match="no such problem"):
+        solve_with_smaller(with_starts(built, fails), None, BESIDE, execution(model), DEFAULT_SOLVER, pool)
+
+
+@pytest.mark.parametrize(
+    ("patient", "known", "pointless"), [(False, None, True), (True, None, False), (False, 10, False)]
+)
+def test_patience_ends_when_nothing_better_came_for_long(patient, known, pointless, monkeypatch):
+    """Only for who has none, and not before anything better than what was known has come."""
+    clock = [0.0]
+    monkeypatch.setattr(step_beside.time, "monotonic", lambda: clock[0])
+    watch = step_beside._Watch(lambda: None, patient, known, begun=0.0)
+    clock[0] = 1.0
+    watch.hear(Progress(1.0, 10, None, "somebody"))
+    assert not watch.is_pointless()
+    clock[0] = 1.0 + step_beside._PATIENCE_SECONDS + step_beside._PATIENCE + 0.01
+    assert watch.is_pointless() == pointless
+    watch.hear(Progress(1.0, 9, None, "somebody"))
+    assert not watch.is_pointless()
