@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from types import TracebackType
@@ -24,6 +24,7 @@ from formulations.presolve import is_deep
 from formulations.problem import StrategyProblem
 from formulations.solution import Progress, SolveOptions, SolveResult
 from formulations.solvers import DEFAULT_SOLVER, SolverPool, solve
+from formulations.solvers.worker import Ending
 from planner.step_probing import solve_in_rounds
 from planner.step_smaller import Executed, SmallerProblems, Start, begun_from, encoded
 
@@ -110,7 +111,7 @@ class SmallerBeside:
         self._problems = SmallerProblems(built, execute, within, self._search)
         self._problems.best = self._told = start
         self._begun = time.monotonic()
-        self._patient = not self._beside
+        self._patient = True
         self._stop = threading.Event()
         self._heard: int | None = None
         self._executor = ThreadPoolExecutor(1)
@@ -122,8 +123,9 @@ class SmallerBeside:
         return self._problems.best
 
     def left_of(self, options: SolveOptions) -> SolveOptions:
-        """Options for the time that is left to what is solved beside this."""
-        return replace(options, time_limit=options.time_limit - (time.monotonic() - self._begun))
+        """Options for the time that is left to what is solved beside this, at least what it is to have in any case."""
+        left = options.time_limit - (time.monotonic() - self._begun)
+        return replace(options, time_limit=max(left, (1.0 - BEFORE_SHARE) * options.time_limit))
 
     def hear(self, cost: int | None) -> None:
         """Hear of a decision's cost: nothing dearer is worth looking for."""
@@ -139,16 +141,21 @@ class SmallerBeside:
         return encoded(self._built, best.decision)
 
     def _run(self) -> None:
-        """Solve the smaller problems one after another."""
+        """Solve the smaller problems one after another, until there is nothing left to do or all is over."""
+        for build, share, patient in self._turns():
+            if self._stop.is_set():
+                return
+            self._patient = patient or not self._beside
+            self._problems.solve(build, share)
+
+    def _turns(self) -> Iterator[tuple[Callable[[], StepProblem], float, bool]]:
+        """The smaller problems, their parts of the time that is left, and whether it is used up in any case."""
         largest, *others = self._built.starts
         for k, build in enumerate(reversed(others)):
-            self._problems.solve(build, 1.0 / (_LARGEST_SHARES + len(others) - k))
-        self._patient = True
-        if self._built.extended is None:
-            self._problems.solve(largest, 1.0)
-        else:
-            self._problems.solve(largest, _LARGEST_SHARE)
-            self._problems.solve(self._built.extended, 1.0)
+            yield build, 1.0 / (_LARGEST_SHARES + len(others) - k), False
+        yield largest, 1.0 if self._built.extended is None else _LARGEST_SHARE, True
+        if self._built.extended is not None:
+            yield self._built.extended, 1.0, True
 
     def _search(
         self, smaller: StepProblem, start: Start | None, options: SolveOptions
@@ -159,7 +166,10 @@ class SmallerBeside:
             return self._stop.is_set() or watch.is_pointless()
 
         options = begun_from(smaller, start, options)
-        return solve(smaller.problem, self._solver, options, watch.hear, self._pool, should_stop), None
+        found = solve(smaller.problem, self._solver, options, watch.hear, self._pool, should_stop)
+        if Ending.INTERRUPTED in found.message:
+            self._stop.set()
+        return found, None
 
     def _cost(self) -> int | None:
         """The lowest cost that is known."""

@@ -44,24 +44,37 @@ class BoundBeside:
         The time limit is that of search and bound together, from now on.
     pool
         Warm workers, or None.
+    after
+        Part of the time limit after which it may begin, where others are at work before.
+    least_seconds
+        Time below which nothing is proved: with less left it does not begin.
     """
 
     def __init__(
-        self, relaxed: Callable[[int], StrategyProblem] | None, options: SolveOptions, pool: SolverPool | None
+        self,
+        relaxed: Callable[[int], StrategyProblem] | None,
+        options: SolveOptions,
+        pool: SolverPool | None,
+        after: float = 0.0,
+        least_seconds: float = 0.0,
     ) -> None:
         self._relaxed, self._options, self._pool = relaxed, options, pool
         self._begun = time.monotonic()
+        self._earliest = self._begun + after * options.time_limit
         self._deadline = self._begun + options.time_limit
-        self._stop = threading.Event()
+        self._least_seconds = least_seconds
+        self._stop, self._go = threading.Event(), threading.Event()
         self._executor = ThreadPoolExecutor(1)
-        self._found: Future[SolveResult] | None = None
+        self._found: Future[SolveResult | None] | None = None
         self._known: int | None = None
 
     @property
     def search_seconds(self) -> float:
         """Time that the search has: all of it, unless the bound comes after it."""
-        alone = self._relaxed is not None and self._options.workers == 1
-        return (1.0 - ALONE_SHARE if alone else 1.0) * self._options.time_limit
+        share = ALONE_SHARE if self._relaxed is not None and self._options.workers == 1 else 0.0
+        if share * self._options.time_limit < self._least_seconds:
+            share = 0.0
+        return (1.0 - share) * self._options.time_limit
 
     def begin(self, cost: int) -> None:
         """Begin, where not done yet, now that a plan of this cost is known; unless only one process may be at work."""
@@ -85,13 +98,14 @@ class BoundBeside:
             None where nothing was proved.
         """
         if patient:
+            self._go.set()
             self._begin(cost)
             with contextlib.suppress(KeyboardInterrupt):  # the plan is there: who has waited enough still gets it
                 self._wait(cost)
-        self._stop.set()
-        if self._found is None:
+        self._end()
+        result = None if self._found is None else self._found.result()
+        if result is None:
             return None
-        result = self._found.result()
         if result.status is Status.INFEASIBLE:
             return cost
         return None if result.bound is None else min(result.bound, cost)
@@ -109,11 +123,19 @@ class BoundBeside:
         if self._relaxed is not None and self._found is None:
             self._found = self._executor.submit(self._work, self._relaxed, cost)
 
-    def _work(self, relaxed: Callable[[int], StrategyProblem], cost: int) -> SolveResult:
+    def _work(self, relaxed: Callable[[int], StrategyProblem], cost: int) -> SolveResult | None:
+        self._go.wait(self._earliest - time.monotonic())
+        if self._stop.is_set() or self._deadline - time.monotonic() < self._least_seconds:
+            return None
         problem = relaxed(cost)
         seconds = max(_LEAST_SECONDS, self._deadline - time.monotonic())
         options = replace(self._options, time_limit=seconds, initial_choices=None)
         return solve(problem, BOUNDING, options, self._hear, self._pool, self._stop.is_set)
+
+    def _end(self) -> None:
+        """Stop, and wake what waits for its turn."""
+        self._stop.set()
+        self._go.set()
 
     def _hear(self, progress: Progress) -> None:
         self._known = progress.bound
@@ -124,5 +146,5 @@ class BoundBeside:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._stop.set()
+        self._end()
         self._executor.shutdown()

@@ -35,6 +35,10 @@ most), since nothing is found without layouts to begin from, and at most."""
 EXECUTED_SECONDS, EXECUTED_SHARE = 0.8, 0.3
 """Time for executing what is found, where that takes a schedule: at most, and as a part of the time limit."""
 
+CROWDED_SHARE, CROWDED_SECONDS = 0.5, 8.0
+"""Where smaller problems are solved beside columns: part of the time limit after which a bound of its own begins, and
+seconds that have to be left then. Its first proof takes that long in such problems, and the search needs the time."""
+
 PEAK_SECONDS = 30.0
 """Longest search for the smallest peak, where a solver found no plan."""
 
@@ -111,7 +115,9 @@ def solve_step(
         If a bound is above the cost of a decision.
     """
     free = FreeDecision() if free is None else free
-    with BoundBeside(built.relaxed, options, pool) as beside:
+    crowded = bool(built.starts) and finds_columns(built.problem, solver)
+    after, least = (CROWDED_SHARE, CROWDED_SECONDS) if crowded else (0.0, 0.0)
+    with BoundBeside(built.relaxed, options, pool, after, least) as beside:
 
         def hear(line: Progress) -> None:
             if line.incumbent is not None:

@@ -74,6 +74,37 @@ def test_where_one_process_may_be_at_work_it_comes_after_the_search(pool):
     assert relaxed.costs == [20]
 
 
+@pytest.mark.parametrize("options", [BESIDE, AFTER])
+def test_where_too_little_time_is_left_it_does_not_begin(options, pool):
+    relaxed = Relaxed(family_problem("cliques", "small"))
+    with BoundBeside(relaxed, options, pool, least_seconds=options.time_limit + 1.0) as beside:
+        assert beside.search_seconds == options.time_limit
+        beside.begin(30)
+        assert beside.bound(20) is None
+    assert not relaxed.costs
+
+
+@pytest.mark.parametrize("asked", [True, False])
+def test_it_lets_others_work_before_unless_it_is_asked_for(asked, pool):
+    relaxed = Relaxed(family_problem("cliques", "small"))
+    with BoundBeside(relaxed, BESIDE, pool, after=0.5 if asked else 0.01) as beside:
+        beside.begin(30)
+        if asked:
+            assert not relaxed.costs
+            assert beside.bound(30) is not None
+        else:
+            assert relaxed.made.wait(60.0)
+    assert relaxed.costs == [30]
+
+
+def test_it_need_not_begin_at_all(pool):
+    """With an hour to wait before it would outlast this test's own limit."""
+    relaxed = Relaxed(family_problem("cliques", "small"))
+    with BoundBeside(relaxed, replace(BESIDE, time_limit=3600.0), pool, after=1.0) as beside:
+        beside.begin(30)
+    assert not relaxed.costs
+
+
 def test_without_a_relaxation_there_is_no_bound():
     with BoundBeside(None, AFTER, None) as beside:
         assert beside.search_seconds == AFTER.time_limit
