@@ -67,6 +67,8 @@ class BoundBeside:
         self._executor = ThreadPoolExecutor(1)
         self._found: Future[SolveResult | None] | None = None
         self._known: int | None = None
+        self._above = 0
+        """What plans cost at least that the relaxation leaves out."""
 
     @property
     def search_seconds(self) -> float:
@@ -77,7 +79,10 @@ class BoundBeside:
         return (1.0 - share) * self._options.time_limit
 
     def begin(self, cost: int) -> None:
-        """Begin, where not done yet, now that a plan of this cost is known; unless only one process may be at work."""
+        """Begin, where not done yet, with plans of this cost or less; unless only one process may be at work.
+
+        It is that of a known plan, or of what may turn out to be none: then the bound is at most a little above it.
+        """
         if self._options.workers != 1:
             self._begin(cost)
 
@@ -107,8 +112,8 @@ class BoundBeside:
         if result is None:
             return None
         if result.status is Status.INFEASIBLE:
-            return cost
-        return None if result.bound is None else min(result.bound, cost)
+            return min(self._above, cost)
+        return None if result.bound is None else min(result.bound, self._above, cost)
 
     def _wait(self, cost: int) -> None:
         """Wait for the end, as long as that may still help."""
@@ -121,6 +126,7 @@ class BoundBeside:
 
     def _begin(self, cost: int) -> None:
         if self._relaxed is not None and self._found is None:
+            self._above = cost + 1
             self._found = self._executor.submit(self._work, self._relaxed, cost)
 
     def _work(self, relaxed: Callable[[int], StrategyProblem], cost: int) -> SolveResult | None:

@@ -10,8 +10,8 @@ import pytest
 
 from formulations.problem import StrategyProblem
 from formulations.random_families import family_problem
-from formulations.solution import SolveOptions
-from formulations.solvers import SolverPool, solve
+from formulations.solution import SolveOptions, Status
+from formulations.solvers import SolverPool, solve, solve_in_process
 from planner import step_bound
 from planner.step_bound import ALONE_SHARE, BoundBeside
 
@@ -103,6 +103,18 @@ def test_it_need_not_begin_at_all(pool):
     with BoundBeside(relaxed, replace(BESIDE, time_limit=3600.0), pool, after=1.0) as beside:
         beside.begin(30)
     assert not relaxed.costs
+
+
+@pytest.mark.parametrize(("status", "proved"), [(Status.INFEASIBLE, None), (Status.BOUND_ONLY, 40)])
+@pytest.mark.parametrize(("cost", "bound"), [(20, 20), (30, 30), (31, 31), (50, 31)])
+def test_it_says_nothing_about_plans_that_the_relaxation_leaves_out(status, proved, cost, bound, monkeypatch):
+    """It was made for plans of at most 30, where there turned out to be none: others may cost 31."""
+    problem = family_problem("cliques", "small")
+    result = replace(solve_in_process(problem, "greedy"), status=status, bound=proved)
+    monkeypatch.setattr(step_bound, "solve", lambda *_: result)
+    with BoundBeside(Relaxed(problem), BESIDE, None) as beside:
+        beside.begin(30)
+        assert beside.bound(cost) == bound
 
 
 def test_without_a_relaxation_there_is_no_bound():
