@@ -192,7 +192,7 @@ def _begun(
     if not built.has_starts and not known:
         return None, options
     least = min(LEAST_START_SECONDS, options.time_limit / 2)
-    longest = min(max(start_share(built) * options.time_limit, least), MOST_START_SECONDS)
+    longest = min(max(start_share(built, solver) * options.time_limit, least), MOST_START_SECONDS)
     begun = time.monotonic()
     start = begin(built, execute, solver, replace(options, time_limit=longest), pool, known, on_first, free)
     options = _shortened(options, begun, longest)

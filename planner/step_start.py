@@ -30,7 +30,6 @@ import numpy as np
 
 from formulations.models.registry import StepProblem
 from formulations.models.step import StepDecision
-from formulations.presolve import is_deep
 from formulations.solution import SolveOptions
 from formulations.solvers import DEFAULT_SOLVER, SolverPool
 from formulations.solvers.block_repeats import find_repeats
@@ -153,9 +152,9 @@ def mixes_columns(built: StepProblem, solver: str) -> bool:
     return find_repeats(built.problem).count > 0
 
 
-def start_share(built: StepProblem) -> float:
+def start_share(built: StepProblem, solver: str) -> float:
     """Part of the time limit of a problem that its beginning may take."""
-    if built.extended is None or (built.starts and is_deep(built.problem)):
+    if built.extended is None or (built.starts and finds_columns(built.problem, solver)):
         return START_SHARE
     return EXTENDED_SHARE if max(built.layouts) > 1 else ALIKE_SHARE
 
@@ -214,7 +213,7 @@ class _Beginning(SmallerProblems):
         """Solve the problem that this one extends, from what that one begins from; then this one for those layouts."""
         several = max(self.built.layouts) > 1
         if extended.has_starts:
-            options = replace(self.options, time_limit=start_share(extended) * self.left)
+            options = replace(self.options, time_limit=start_share(extended, self.solver) * self.left)
             begun = begin(extended, self.execute, self.solver, options, self.pool, (), self._tell, self.free)
             if begun is not None:
                 self.take(begun)
