@@ -57,6 +57,8 @@ def solve_program(
     on_values: Callable[[Values], None],
     on_bound: Callable[[int], None],
     cutoff: int | None = None,
+    *,
+    sub_mips: bool = True,
 ) -> ProgramOutcome:
     """Solve to optimality.
 
@@ -72,10 +74,12 @@ def solve_program(
         Hear of improving solutions, not yet checked, and of bounds.
     cutoff
         Solutions that cost more are of no interest, or None; the bound is at most one above it.
+    sub_mips
+        Whether HiGHS looks for solutions by solving smaller programs (RINS, RENS).
     """
     import highspy
 
-    session = _Session(highspy, program, seed, cutoff)
+    session = _Session(highspy, program, seed, cutoff, sub_mips=sub_mips)
     session.listen(on_values, on_bound)
     outcome = session.run(deadline)
     while outcome.values is not None and outcome.finished:
@@ -93,6 +97,8 @@ class _Session:
         program: IntegerProgram,
         seed: int,
         cutoff: int | None,
+        *,
+        sub_mips: bool,
     ) -> None:
         self.library, self.program = library, program
         self.scale = CostScale.of(program.cost)
@@ -111,6 +117,8 @@ class _Session:
             # programs came out too dear, solved by presolve alone (test_where_presolve_went_wrong).
             "mip_allow_restart": False,
             "presolve_rule_off": WRONG_PRESOLVE_RULE,
+            "mip_heuristic_run_rins": sub_mips,
+            "mip_heuristic_run_rens": sub_mips,
         }.items():
             self.highs.setOptionValue(option, value)
         self.cutoff = cutoff
