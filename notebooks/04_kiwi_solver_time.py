@@ -89,7 +89,7 @@ seconds_over_layers(curves, f"encoder in primitives on mesh 8, at most {SECONDS:
 suite = kiwi_mlp_suite(MlpInstance(devices=2, batch=512, widths=(256, 512, 128)) if SMALL else None)
 for note in suite.notes:
     print(note)
-result = bench(suite, time_limit=SECONDS if SMALL else None)  # as long as a proof takes
+result = bench(suite, time_limit=SECONDS if SMALL else None)
 
 # %% [markdown]
 # In the paper the cost is the latency over that of Alpa without a limit. The paper's text names 11.6 % at the limit

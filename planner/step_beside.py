@@ -10,6 +10,7 @@ before.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -24,12 +25,16 @@ from formulations.presolve import is_deep
 from formulations.problem import StrategyProblem
 from formulations.solution import Progress, SolveOptions, SolveResult
 from formulations.solvers import DEFAULT_SOLVER, SolverPool, solve
+from formulations.solvers.portfolio_lanes import fair_share_of_memory, worker_count
 from formulations.solvers.worker import Ending
 from planner.step_probing import solve_in_rounds
 from planner.step_smaller import Executed, SmallerProblems, Start, begun_from, encoded
 
 BEFORE_SHARE = 0.4
 """Part of the time limit that smaller problems have where they come before."""
+
+_AT_WORK = 2
+"""Searches that share the memory."""
 
 _LARGEST_SHARES, _LARGEST_SHARE = 3, 0.5
 """Parts of the time that the largest of them has, when each of the others has one, and its part of them where the
@@ -74,15 +79,10 @@ def solve_with_smaller(
     """
     if not built.starts or not finds_columns(built.problem, solver):
         return solve_in_rounds(built.problem, solver, begun_from(built, start, options), progress, pool), start
+    options = replace(options, memory_limit_bytes=options.memory_limit_bytes or fair_share_of_memory(_AT_WORK))
     with SmallerBeside(built, start, options, execute, solver, pool) as beside:
         options = begun_from(built, beside.best, beside.left_of(options))
-
-        def hear(line: Progress) -> None:
-            beside.hear(line.incumbent)
-            if progress is not None:
-                progress(line)
-
-        found = solve(built.problem, solver, options, hear, pool, from_others=beside.news)
+        found = solve(built.problem, solver, options, progress, pool, from_others=beside.news)
     return found, beside.best
 
 
@@ -104,7 +104,7 @@ class SmallerBeside:
         solver: str,
         pool: SolverPool | None,
     ) -> None:
-        self._beside = options.workers != 1 and options.iteration_limit is None
+        self._beside = worker_count(options) > 1 and options.iteration_limit is None
         self._built, self._solver, self._pool = built, solver, pool
         share = 1.0 if self._beside else BEFORE_SHARE
         within = replace(options, time_limit=share * options.time_limit, workers=1)
@@ -113,7 +113,6 @@ class SmallerBeside:
         self._begun = time.monotonic()
         self._patient = True
         self._stop = threading.Event()
-        self._heard: int | None = None
         self._executor = ThreadPoolExecutor(1)
         self._work: Future[None] | None = None
 
@@ -126,11 +125,6 @@ class SmallerBeside:
         """Options for the time that is left to what is solved beside this, at least what it is to have in any case."""
         left = options.time_limit - (time.monotonic() - self._begun)
         return replace(options, time_limit=max(left, (1.0 - BEFORE_SHARE) * options.time_limit))
-
-    def hear(self, cost: int | None) -> None:
-        """Hear of a decision's cost: nothing dearer is worth looking for."""
-        if cost is not None:
-            self._heard = cost
 
     def news(self) -> tuple[int, ...] | None:
         """Choices of the whole problem that mean the best decision, unless it was told before."""
@@ -169,13 +163,12 @@ class SmallerBeside:
         found = solve(smaller.problem, self._solver, options, watch.hear, self._pool, should_stop)
         if Ending.INTERRUPTED in found.message:
             self._stop.set()
+            self._problems.end()
         return found, None
 
     def _cost(self) -> int | None:
-        """The lowest cost that is known."""
-        best = self.best
-        known = [cost for cost in (self._heard, None if best is None else best.executed.cost) if cost is not None]
-        return min(known, default=None)
+        """The lowest cost that is known to fit; what the larger problem's solver finds may not, once executed."""
+        return None if self.best is None else self.best.executed.cost
 
     def __enter__(self) -> Self:
         if self._beside:
@@ -189,9 +182,11 @@ class SmallerBeside:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._stop.set()
-        self._executor.shutdown()
-        if self._work is not None and error is None:
-            self._work.result()
+        self._problems.end()
+        with contextlib.suppress(KeyboardInterrupt):  # what is solved beside this is there: it ends in a moment anyway
+            self._executor.shutdown()
+            if self._work is not None and error is None:
+                self._work.result()
 
 
 @dataclass(slots=True)

@@ -1,8 +1,9 @@
 """A bound on all plans from a relaxation, found beside the search for plans.
 
 Where a formulation's problem leaves plans out, its bound proves nothing about those. The relaxation's bound does, for
-all plans that cost at most what one of them costs, so it can begin as soon as any plan is known, in a process of its
-own. With one process at work at a time it comes after the search instead.
+all plans that cost at most what one of them costs, so it can begin as soon as any plan is known, or some time later
+where others need the cores, in a process of its own. With one process at work at a time it comes after the search
+instead.
 """
 
 from __future__ import annotations
@@ -81,7 +82,7 @@ class BoundBeside:
     def begin(self, cost: int) -> None:
         """Begin, where not done yet, with plans of this cost or less; unless only one process may be at work.
 
-        It is that of a known plan, or of what may turn out to be none: then the bound is at most a little above it.
+        The cost is that of a known plan, or of what may turn out to be none: then the bound is at most one above it.
         """
         if self._options.workers != 1:
             self._begin(cost)
@@ -120,7 +121,7 @@ class BoundBeside:
         now = time.monotonic()
         ends = min(self._deadline, now + max(_LEAST_PATIENCE, now - self._begun)) + _OVERTIME_SECONDS
         while self._found is not None and not self._found.done() and time.monotonic() < ends:
-            if self._known is not None and self._known >= cost:
+            if self._known is not None and self._known >= min(self._above, cost):
                 return
             wait([self._found], _POLL_SECONDS)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -62,7 +63,7 @@ def begun_from(built: StepProblem, start: Start | None, options: SolveOptions) -
 
 
 class SmallerProblems:
-    """The best decision so far, and the time that is left for better ones.
+    """The best decision within the limit so far (``best``), and the time that is left for better ones.
 
     Parameters
     ----------
@@ -84,7 +85,7 @@ class SmallerProblems:
         options: SolveOptions,
         search: Callable[[StepProblem, Start | None, SolveOptions], tuple[SolveResult, Start | None]],
     ) -> None:
-        self.built, self.execute, self.options = built, execute, options
+        self.built, self.execute, self.options = built, execute, replace(options, initial_choices=None)
         self.best: Start | None = None
         self._search = search
         self._limit = built.problem.resources[MEMORY].limit
@@ -95,8 +96,18 @@ class SmallerProblems:
         """Seconds that are left."""
         return self._deadline - time.monotonic()
 
+    def end(self) -> None:
+        """Leave no time: nothing more begins."""
+        self._deadline = -math.inf
+
     def solve(self, build: Callable[[], StepProblem], share: float) -> Solved | None:
-        """Solve a problem in a part of the time that is left; keep its decision where that is better than the best."""
+        """Solve a problem in a part of the time that is left; keep its decision where that is better than the best.
+
+        Returns
+        -------
+        Solved or None
+            None where nothing was found, or there was no time.
+        """
         if self.left < _LEAST_SECONDS:
             return None
         smaller = build()
@@ -112,7 +123,7 @@ class SmallerProblems:
         fits = self.keep(decision)
         if not fits and smaller.safer is not None:
             self.solve(smaller.safer, share)
-        return Solved(decision, fits, found.status is Status.OPTIMAL)
+        return Solved(decision, fits, found.status is Status.OPTIMAL and found.bound == found.objective)
 
     def keep(self, decision: StepDecision) -> bool:
         """Execute a decision, keep it where it is the cheapest within the limit so far, and say whether it fits."""

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from formulations.checker import check
 from formulations.models.registry import StepProblem
 from formulations.models.sharding import MEMORY
 from formulations.models.step import StepDecision
@@ -173,7 +174,8 @@ def _solve_beside(
     if start is not None and start.executed.cost < executed.cost:
         decision, executed = start.decision, start.executed
     if built.relaxed is not None:
-        bound = beside.bound(executed.cost, patient=Ending.INTERRUPTED not in found.message)
+        patient = Ending.INTERRUPTED not in found.message and executed.cost != free.cost
+        bound = beside.bound(executed.cost, patient)
     bounds = [each for each in (bound, free.cost) if each is not None]
     return SolvedStep(decision, _certified(found, max(bounds, default=None), executed.cost), built.problem)
 
@@ -234,14 +236,15 @@ def _solve(
     Raises
     ------
     SolverContradiction
-        If nothing is said to fit, but a start does.
+        If nothing is said to fit, but a start does. (One may be over the limit of a problem that counts too much.)
     """
     problem = built.problem
     result, start = solve_with_smaller(built, start, options, execute, solver, pool, progress)
-    if result.choices is None and start is not None:  # found at the very end
-        if result.status is Status.INFEASIBLE:
+    if result.choices is None and start is not None:
+        choices = encoded(built, start.decision)
+        if result.status is Status.INFEASIBLE and check(problem, choices).ok:
             raise SolverContradiction(f"{result.solver} says that nothing fits, but a decision does")
-        result = replace(result, choices=encoded(built, start.decision))
+        result = replace(result, choices=choices)
     if result.choices is not None:
         return result, start
     smallest = _smallest(problem, options, pool)

@@ -10,12 +10,11 @@
 - where chains reach far, the problem of the shortest reach (:func:`widen`), which has time of its own: it contains
   those before it, and what it finds in little time is better than what the whole problem does.
 
-Where every operator has one layout, only rules remain of this. So they do with the decision without a limit where the
-problem is that of a deep model: smaller problems are then solved beside columns of its blocks
-(:mod:`planner.step_beside`). Where tables are very large otherwise, the first four. A problem that extends another one
-that is about as hard begins from a solution of that one, and its own for the same layouts, unless it is a deep model's;
-with one layout an operator and blocks that repeat, from rules: columns of its own blocks (:func:`mixes_columns`) are
-then what solves it.
+Where every operator has one layout, only rules remain of this; of a deep model's problem, rules and the decision
+without a limit, while smaller problems are solved beside columns of its blocks (:mod:`planner.step_beside`). Where
+tables are very large otherwise, the first four. A problem that extends another one that is about as hard begins from a
+solution of that one, and its own for the same layouts, unless it is a deep model's; with one layout an operator and
+blocks that repeat, from rules: columns of its own blocks (:func:`mixes_columns`) are then what solves it.
 All are decisions of the problem itself, so a solve that begins from them is no worse than any of them, however little
 time it has.
 """

@@ -66,7 +66,7 @@ class StepProblem:
         From a plan's cost to a problem whose bounds hold for all plans that are no worse, where the problem itself
         leaves some of them out.
     starts
-        Build smaller problems whose decisions this one contains: solved first or beside it, so that it begins well.
+        Build smaller problems whose decisions this one contains, the largest first: solved before it or beside it.
     unlimited
         Builds the problem without a limit, where there are layouts to decide and nothing runs again: that could only
         cost more.

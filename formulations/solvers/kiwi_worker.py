@@ -133,7 +133,7 @@ class _Search:
         deadline = self.started + self.options.time_limit
         while True:
             self.rounds += 1
-            # Sub-MIPs find nothing here that the tree does not: without them proofs take 5 to 25 % less.
+            # RINS and RENS find nothing here that the tree does not: without them proofs take 5 to 25 % less.
             outcome = solve_program(
                 self.model.program(), deadline, self.options.seed, self._hear_values, self._raise_bound, sub_mips=False
             )

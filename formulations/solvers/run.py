@@ -87,7 +87,7 @@ def solve(
     workers = pool if pool is not None else SolverPool()
     try:
         claims_infeasible = _work(workers, spec, ledger, ledger.options, should_stop, from_others)
-        verdict = _confirm_infeasible(workers, spec, ledger) if claims_infeasible else None
+        verdict = _confirm_infeasible(workers, spec, ledger, should_stop) if claims_infeasible else None
     finally:
         if pool is None:
             workers.close()
@@ -205,21 +205,27 @@ def _enter(ledger: Ledger, claim: Claim, source: str) -> bool:
     return False
 
 
-def _confirm_infeasible(workers: SolverPool, spec: SolverSpec, ledger: Ledger) -> Status:
+def _confirm_infeasible(
+    workers: SolverPool, spec: SolverSpec, ledger: Ledger, should_stop: Callable[[], bool]
+) -> Status:
     """Ask exact solvers of other kinds one after another; each may take its part of the time that is left.
 
     Floats and tolerances are why one word is not enough. A proof in exact integers (presolve, a bound on what the
     limits lack, or one above the cost of any assignment) has none of them: it counts as any bound does, and nobody
     else is asked.
     """
+
+    def is_over() -> bool:
+        return should_stop() or ledger.remaining_seconds < -_OVERTIME_SECONDS
+
     agreed = {spec.kind} - {None}
     waiting = [confirmer for confirmer in map(find_solver, CONFIRMERS) if confirmer.kind not in agreed]
     for k, confirmer in enumerate(waiting):
         seconds = ledger.remaining_seconds / (len(waiting) - k)
-        if ledger.certified or len(agreed) >= _KINDS_THAT_MUST_AGREE or seconds <= 0:
+        if ledger.certified or len(agreed) >= _KINDS_THAT_MUST_AGREE or seconds <= 0 or should_stop():
             break
         options = replace(ledger.options, time_limit=seconds, initial_choices=None)
-        if _work(workers, confirmer, ledger, options, lambda: ledger.remaining_seconds < -_OVERTIME_SECONDS):
+        if _work(workers, confirmer, ledger, options, is_over):
             agreed.add(confirmer.kind)
         elif ledger.choices is not None:
             raise SolverContradiction(

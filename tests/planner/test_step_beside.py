@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -17,12 +18,12 @@ from formulations.models.sharding import MEMORY
 from formulations.models.step import StepDecision, StepModel
 from formulations.models.step_replay import replay_decision
 from formulations.random_families import family_problem
-from formulations.solution import Progress, SolveOptions, Status
-from formulations.solvers import DEFAULT_SOLVER, SolverPool, solve
+from formulations.solution import Progress, SolveOptions, SolveResult, Status
+from formulations.solvers import DEFAULT_SOLVER, SolverContradiction, SolverPool, solve
 from formulations.solvers.minimum_peak import minimum_peak
-from planner import step_beside, step_start
+from planner import step_beside, step_solve, step_start
 from planner.step_beside import SmallerBeside, solve_with_smaller
-from planner.step_smaller import Executed, Start, encoded
+from planner.step_smaller import Executed, Start
 from planner.step_solve import SolvedStep, solve_step
 
 BESIDE = SolveOptions(time_limit=60.0, workers=2)
@@ -45,7 +46,7 @@ def pool() -> Iterator[SolverPool]:
 @pytest.fixture(autouse=True)
 def deep(monkeypatch: pytest.MonkeyPatch) -> None:
     """Take every problem for that of a deep model."""
-    for module in (step_beside, step_start):
+    for module in (step_beside, step_solve, step_start):
         monkeypatch.setattr(module, "finds_columns", lambda problem, solver: True)
 
 
@@ -84,7 +85,13 @@ def with_starts(built: StepProblem, *starts: Callable[[], StepProblem]) -> StepP
 def endless(built: StepProblem) -> StepProblem:
     """A problem of many nodes, which takes longer than a test has; whatever is found there, it means the same."""
     decision = StepDecision((0,) * len(built.layouts), {})
-    return replace(built, problem=family_problem("cliques", "large"), decode=lambda choices: decision)
+    return replace(
+        built, problem=family_problem("cliques", "large"), decode=lambda choices: decision, encode=leave_out, safer=None
+    )
+
+
+def leave_out(decision: StepDecision) -> tuple[int, ...]:
+    raise ValueError(f"{decision} is not in this problem")
 
 
 @pytest.mark.parametrize("options", [BESIDE, BEFORE, replace(BESIDE, iteration_limit=1)])
@@ -143,9 +150,12 @@ def test_news_are_told_once_and_only_what_was_not_known(pool):
     with SmallerBeside(built, None, BESIDE, execution(model), DEFAULT_SOLVER, pool) as beside:
         while (told := beside.news()) is None:
             time.sleep(0.01)
-        known = beside.best
-    assert known is not None
-    assert beside.best is not known or (told == encoded(built, known.decision) and beside.news() is None)
+    first, later = execution(model)(built.decode(told)), beside.news()
+    limit = built.problem.resources[MEMORY].limit
+    assert limit is not None
+    assert first.peak <= limit
+    assert later is None or execution(model)(built.decode(later)).cost < first.cost
+    assert beside.news() is None
 
 
 def test_the_solver_of_the_larger_problem_hears_of_it(pool, monkeypatch):
@@ -173,21 +183,67 @@ def test_the_solver_of_the_larger_problem_hears_of_it(pool, monkeypatch):
 def test_it_ends_with_the_larger_problem(pool):
     """With an hour to go it would outlast this test's own limit."""
     model, built = case(2, 0.0, pool)
-    built = with_starts(built, lambda: endless(built))
+    begun = threading.Event()
+
+    def build() -> StepProblem:
+        begun.set()
+        return endless(built)
+
     options = replace(BESIDE, time_limit=ENDLESS)
-    with SmallerBeside(built, None, options, execution(model), DEFAULT_SOLVER, pool):
-        time.sleep(0.5)
+    larger = with_starts(built, build, build)
+    with SmallerBeside(larger, None, options, execution(model), DEFAULT_SOLVER, pool):
+        assert begun.wait(60.0)
 
 
 def test_a_smaller_problem_that_cannot_be_cheaper_is_left(pool):
     """Any bound is above what is known here; with an hour for each they would outlast this test's own limit."""
     model, built = case(2, 0.0, pool)
-    built = with_starts(built, lambda: endless(built), lambda: endless(built))
+    larger = with_starts(built, lambda: endless(built), lambda: endless(built))
+    known = Start(StepDecision((0,) * len(built.layouts), {}), Executed(-1, 0))
     options = replace(BEFORE, time_limit=ENDLESS)
-    beside = SmallerBeside(built, None, options, execution(model), DEFAULT_SOLVER, pool)
-    beside.hear(-1)
-    with beside:
-        assert beside.left_of(options).time_limit > ENDLESS / 2
+    with SmallerBeside(larger, known, options, execution(model), DEFAULT_SOLVER, pool) as beside:
+        assert beside.best is known
+        assert beside.news() is None
+
+
+@pytest.mark.parametrize("at_work", [True, False])
+def test_ctrl_c_ends_what_comes_before(at_work, pool, monkeypatch):
+    """Nothing else begins then; with an hour for each problem they would outlast this test's own limit."""
+    model, built = case(2, 0.0, pool)
+    tried = []
+
+    def interrupted(problem, solver, options, *_):
+        tried.append(problem)
+        return replace(solve(problem, "greedy", replace(options, time_limit=1.0), None, pool), message="interrupted")
+
+    monkeypatch.setattr(step_beside, "solve", interrupted)
+    larger = with_starts(built, lambda: endless(built), lambda: endless(built))
+    options = replace(BESIDE if at_work else BEFORE, time_limit=ENDLESS)
+    with SmallerBeside(larger, None, options, execution(model), DEFAULT_SOLVER, pool):
+        while not tried:
+            time.sleep(0.01)
+    assert len(tried) == 1
+
+
+@pytest.mark.parametrize("counts_too_much", [True, False])
+def test_a_start_that_a_problem_does_not_allow_is_no_contradiction(counts_too_much, pool, monkeypatch):
+    """A problem on the safe side may allow nothing, while a decision fits when it is executed."""
+    model, built = case(1, 0.5, pool)
+    best = optimum(built, pool)
+    assert best is not None
+    nothing = replace(solve(built.problem, "greedy", BEFORE, None, pool), status=Status.INFEASIBLE, choices=None)
+    monkeypatch.setattr(step_solve, "solve_with_smaller", lambda built, start, *_: (nothing, start))
+    if counts_too_much:
+        resources = (replace(built.problem.resources[MEMORY], limit=-1), *built.problem.resources[MEMORY + 1 :])
+        built = replace(built, problem=replace(built.problem, resources=resources))
+        found, start = step_solve._solve(built, best, execution(model), DEFAULT_SOLVER, BEFORE, None, pool)
+        assert isinstance(found, SolveResult)
+        assert found.choices is not None
+        assert built.decode(found.choices) == best.decision
+        assert start is best
+    else:
+        with pytest.raises(SolverContradiction, match="nothing fits"):
+            step_solve._solve(built, best, execution(model), DEFAULT_SOLVER, BEFORE, None, pool)
 
 
 def test_what_goes_wrong_beside_is_told(pool):
