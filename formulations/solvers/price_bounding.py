@@ -27,9 +27,8 @@ _COOLING_SHARE = 0.85
 _PAIRS_OF_A_STEP, _PAIRS_WHEN_COLD = 2, 4
 """Once prices have settled, messages have most to gain."""
 _FIRST_PROOF_STEPS, _PROOF_GROWTH = 4, 1.4
-_FEW_PROOFS = 1, 3.0
-"""Steps before the first proof, and how many times as many come before the next, where nobody waits for bounds but at
-the end: by then how long a proof takes has to be known."""
+_FEW_PROOFS = 8, 8.0
+"""Steps before the first proof, and how many times as many come before the next, where nobody waits for bounds."""
 
 
 def is_wide(entries: int, factors: int) -> bool:
