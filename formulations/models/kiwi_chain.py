@@ -31,6 +31,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
+from formulations.collection import collection_paused
 from formulations.models.counting import Counting
 from formulations.models.modes import Modes, needed_reruns, once, once_or_twice
 from formulations.models.recompute import RecomputeProblemBuilder
@@ -38,6 +39,7 @@ from formulations.models.step import Moments, StepDecision, StepModel
 from formulations.problem import StrategyProblem
 
 
+@collection_paused()
 def build_kiwi_chain(
     model: StepModel,
     memory_limit: int | None,
@@ -68,6 +70,7 @@ def build_kiwi_chain(
     return RecomputeProblemBuilder(model, modes, counting, chains=True).build("kiwi_chain", memory_limit)
 
 
+@collection_paused()
 def build_recompute_policy(model: StepModel, memory_limit: int | None, reruns: Mapping[int, int]) -> StrategyProblem:
     """Build the problem of sharding alone when it is given which operators run again, and when.
 

@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from formulations.collection import collection_paused
 from formulations.models.counting import Counting
 from formulations.models.modes import once
 from formulations.models.recompute import RecomputeProblemBuilder
@@ -30,6 +31,7 @@ from formulations.models.step import StepModel
 from formulations.problem import StrategyProblem
 
 
+@collection_paused()
 def build_kiwi_reduced(
     model: StepModel, memory_limit: int | None, counting: Counting = Counting.OVER
 ) -> StrategyProblem:

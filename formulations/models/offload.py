@@ -23,6 +23,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from formulations.collection import collection_paused
 from formulations.models.counting import Counting
 from formulations.models.holds import shortest_holds
 from formulations.models.kiwi_chain import decode_kiwi_chain, encode_kiwi_chain
@@ -119,6 +120,7 @@ def shortest_wait(problem: StrategyProblem, choices: Sequence[int], node: int, l
     return int(np.argmax(fits))
 
 
+@collection_paused()
 def build_offload(
     model: StepModel,
     memory_limit: int | None,

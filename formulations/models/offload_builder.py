@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Mapping
 from functools import cached_property
 
@@ -186,7 +187,7 @@ class OffloadProblemBuilder(RecomputeProblemBuilder):
 
     def burst_event(self, operator: int) -> int:
         """The first event of a backward operator's burst."""
-        return int(np.searchsorted(self.timeline.start, self.timeline.burst[operator]))
+        return bisect_left(self.timeline.start, self.timeline.burst[operator])
 
     def _taken_again(self, arrives: int, lead: IntArray) -> int:
         """Time right behind a computation of backward from which there is such a lead to an event, of most layouts."""

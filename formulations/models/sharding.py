@@ -48,6 +48,7 @@ class CopiedByLastReader:
     tables: BoolArray
 
 
+@collection_paused()
 def build_sharding(model: StepModel, memory_limit: int | None, counting: Counting = Counting.OVER) -> StrategyProblem:
     """Build the problem of sharding without recomputation.
 
@@ -105,13 +106,12 @@ class StepProblemBuilder:
 
     def build(self, name: str, memory_limit: int | None) -> StrategyProblem:
         """Add every family and assemble the problem."""
-        with collection_paused():
-            self.add_resident_nodes()
-            self.add_operators()
-            self.add_edges()
-            self.add_results()
-            self.add_gradients()
-            return self._problem(name, memory_limit)
+        self.add_resident_nodes()
+        self.add_operators()
+        self.add_edges()
+        self.add_results()
+        self.add_gradients()
+        return self._problem(name, memory_limit)
 
     # ---------------------------------------------------------------- tables
 

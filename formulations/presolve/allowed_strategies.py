@@ -7,13 +7,16 @@ cutting them out first makes what follows as small as what is left.
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from formulations.flat import restricted
 from formulations.presolve.lift import Lift
-from formulations.problem import Factor, IntArray, StrategyProblem, UsageTerm
+from formulations.problem import Factor, IntArray, Node, StrategyProblem, UsageTerm
+
+_Scalar = TypeVar("_Scalar", bound=np.generic)
 
 
 def cut_forbidden_strategies(problem: StrategyProblem) -> tuple[StrategyProblem, Lift]:
@@ -21,39 +24,75 @@ def cut_forbidden_strategies(problem: StrategyProblem) -> tuple[StrategyProblem,
 
     A node whose strategies are all forbidden keeps them, so that the contradiction can be told.
     """
-    kept: list[IntArray] = []
-    nodes = []
-    for node in problem.nodes:
-        allowed = np.arange(node.size) if node.forbidden is None else np.flatnonzero(~node.forbidden)
-        if not len(allowed):
-            allowed = np.arange(node.size)
-        kept.append(allowed.astype(np.int64))
-        nodes.append(
-            replace(
-                node,
-                cost=node.cost[allowed],
-                forbidden=None if node.forbidden is None else _flags(node.forbidden[allowed]),
-                usage=_usage(node.usage, [kept[-1]]),
-            )
+    known: dict[bytes, IntArray] = {}
+    allowed = [known.setdefault(kept.tobytes(), kept) for kept in map(_allowed, problem.nodes)]
+    tables = _Tables()
+    nodes = tuple(_cut_node(node, tables.over([kept])) for node, kept in zip(problem.nodes, allowed, strict=True))
+    factors = tuple(_cut_factor(factor, tables.over([allowed[i] for i in factor.scope])) for factor in problem.factors)
+    lift = Lift(tuple(range(len(nodes))), tuple(allowed), (), len(nodes))
+    return replace(problem, nodes=nodes, factors=factors), lift
+
+
+def _allowed(node: Node) -> IntArray:
+    everything: IntArray = np.arange(node.size, dtype=np.int64)
+    if node.forbidden is None or node.forbidden.all():
+        return everything
+    return everything[~node.forbidden]
+
+
+def _cut_node(node: Node, cut: _Cut) -> Node:
+    forbidden = None if node.forbidden is None else node.forbidden[cut.kept[0]]
+    if forbidden is not None and not forbidden.any():
+        forbidden = None
+    return Node(node.name, cut.table(node.cost), forbidden, cut.usage(node.usage))
+
+
+def _cut_factor(factor: Factor, cut: _Cut) -> Factor:
+    forbidden = None if factor.forbidden is None else cut.unless_zero(factor.forbidden)
+    return Factor(factor.scope, cut.table(factor.cost), forbidden, cut.usage(factor.usage))
+
+
+class _Tables:
+    """Tables that have been cut: what is shared before is cut once and shared after.
+
+    Blocks of a deep model share their tables, so that most of the work would be done dozens of times.
+    """
+
+    def __init__(self) -> None:
+        self._cuts: dict[tuple[int, ...], _Cut] = {}
+
+    def over(self, kept: list[IntArray]) -> _Cut:
+        """Return what cuts tables to the kept strategies of each axis; equal ones have to be one object."""
+        key = tuple(map(id, kept))
+        if key not in self._cuts:
+            self._cuts[key] = _Cut(kept)
+        return self._cuts[key]
+
+
+class _Cut:
+    """Cuts tables, which must stay alive meanwhile, to the kept strategies of each axis."""
+
+    def __init__(self, kept: list[IntArray]) -> None:
+        self.kept = kept
+        self._tables: dict[int, NDArray[Any]] = {}
+        self._amounts: dict[int, NDArray[Any] | None] = {}
+
+    def table(self, table: NDArray[_Scalar]) -> NDArray[_Scalar]:
+        """Return a table over the kept strategies."""
+        if id(table) not in self._tables:
+            self._tables[id(table)] = restricted(table, self.kept)
+        return self._tables[id(table)]
+
+    def unless_zero(self, table: NDArray[_Scalar]) -> NDArray[_Scalar] | None:
+        """Return a table over the kept strategies, or None where only zeros (False) are left of it."""
+        if id(table) not in self._amounts:
+            cut = restricted(table, self.kept)
+            self._amounts[id(table)] = cut if cut.any() else None
+        return self._amounts[id(table)]
+
+    def usage(self, terms: tuple[UsageTerm, ...]) -> tuple[UsageTerm, ...]:
+        """Return what is used over the kept strategies."""
+        cut = ((term, self.unless_zero(term.amount)) for term in terms)
+        return tuple(
+            UsageTerm(term.resource, term.start, term.end, amount) for term, amount in cut if amount is not None
         )
-    factors = tuple(_cut(factor, [kept[i] for i in factor.scope]) for factor in problem.factors)
-    lift = Lift(tuple(range(len(nodes))), tuple(kept), (), len(nodes))
-    return replace(problem, nodes=tuple(nodes), factors=factors), lift
-
-
-def _cut(factor: Factor, kept: list[IntArray]) -> Factor:
-    return Factor(
-        factor.scope,
-        restricted(factor.cost, kept),
-        None if factor.forbidden is None else _flags(restricted(factor.forbidden, kept)),
-        _usage(factor.usage, kept),
-    )
-
-
-def _flags(forbidden: NDArray[np.bool_]) -> NDArray[np.bool_] | None:
-    return forbidden if forbidden.any() else None
-
-
-def _usage(terms: tuple[UsageTerm, ...], kept: list[IntArray]) -> tuple[UsageTerm, ...]:
-    cut = (UsageTerm(term.resource, term.start, term.end, restricted(term.amount, kept)) for term in terms)
-    return tuple(term for term in cut if term.amount.any())

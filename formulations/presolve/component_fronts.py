@@ -8,7 +8,6 @@ stands for it exactly. Equal components share the computation.
 from __future__ import annotations
 
 from formulations.presolve.component_parts import (
-    Front,
     Part,
     components,
     interval_count,
@@ -16,7 +15,7 @@ from formulations.presolve.component_parts import (
     merge,
     usage_entries,
 )
-from formulations.presolve.component_states import pareto_front
+from formulations.presolve.component_states import front_of
 from formulations.presolve.workspace import Workspace
 
 _MOST_NODES = 32
@@ -34,21 +33,17 @@ def reduce(work: Workspace) -> bool:
     ]
     if not is_worth_a_round(sum(map(len, found)), sum(map(len, parts))):
         return False
-    known: dict[bytes, Front | None] = {}
     changed = False
     for component in found:
-        changed |= _replace(work, component, known)
+        changed |= _replace(work, component)
         if work.contradiction or work.out_of_time():
             break
     return changed
 
 
-def _replace(work: Workspace, component: list[int], known: dict[bytes, Front | None]) -> bool:
+def _replace(work: Workspace, component: list[int]) -> bool:
     part = Part.of(work, component)
-    digest = part.digest()
-    if digest not in known:
-        known[digest] = pareto_front(part, min(_MOST_STRATEGIES, part.cost_entries))
-    front = known[digest]
+    front = front_of(work, part, min(_MOST_STRATEGIES, part.cost_entries))
     if front is None or front.amounts.size > usage_entries(work, component):
         return False
     if not len(front.cost):

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from formulations.presolve.component_parts import Coupling, Front, Part
-from formulations.presolve.workspace import Integers
+from formulations.presolve.workspace import Integers, Workspace
 from formulations.problem import BoolArray, IntArray
 
 _MOST_COMBINATIONS = 1 << 15
@@ -31,6 +31,14 @@ class _States:
 
     def at(self, rows: IntArray) -> _States:
         return _States(self.cost[rows], self.amounts[rows], self.choices[rows])
+
+
+def front_of(work: Workspace, part: Part, most: int) -> Front | None:
+    """Return the front of a part, as :func:`pareto_front` does; that of equal parts is computed once a workspace."""
+    key = part.digest(), most
+    if key not in work.fronts:
+        work.fronts[key] = pareto_front(part, most)
+    return work.fronts[key]
 
 
 def pareto_front(part: Part, most: int) -> Front | None:

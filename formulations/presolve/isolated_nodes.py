@@ -7,8 +7,8 @@ their front has fewer strategies than the two together, so that the problem only
 
 from __future__ import annotations
 
-from formulations.presolve.component_parts import Front, Part, is_worth_a_round, merge
-from formulations.presolve.component_states import pareto_front
+from formulations.presolve.component_parts import Part, is_worth_a_round, merge
+from formulations.presolve.component_states import front_of
 from formulations.presolve.workspace import Interval, Workspace
 
 _MOST_INTERVALS = 64
@@ -26,14 +26,13 @@ def reduce(work: Workspace) -> bool:
     shared = [nodes for nodes in groups.values() if len(nodes) > 1]
     if not is_worth_a_round(sum(map(len, shared)), living):
         return False
-    known: dict[bytes, Front | None] = {}
     changed = False
     for nodes in shared:
-        changed |= _merge_all(work, nodes, known)
+        changed |= _merge_all(work, nodes)
     return changed
 
 
-def _merge_all(work: Workspace, nodes: list[int], known: dict[bytes, Front | None]) -> bool:
+def _merge_all(work: Workspace, nodes: list[int]) -> bool:
     """Merge along the nodes in an order in which equal ones are neighbours."""
     bearer, *others = sorted(nodes, key=lambda node: (Part.of(work, (node,)).digest(), node))
     changed = False
@@ -41,10 +40,7 @@ def _merge_all(work: Workspace, nodes: list[int], known: dict[bytes, Front | Non
         if work.out_of_time():
             break
         part = Part.of(work, (bearer, node))
-        digest = part.digest()
-        if digest not in known:
-            known[digest] = pareto_front(part, min(_MOST_STRATEGIES, part.cost_entries - 1))
-        front = known[digest]
+        front = front_of(work, part, min(_MOST_STRATEGIES, part.cost_entries - 1))
         if front is None:
             bearer = node
         else:

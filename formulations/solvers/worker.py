@@ -27,7 +27,7 @@ from formulations.solution import Claim, Progress, SolveOptions
 from formulations.solvers.exchange import News
 from formulations.solvers.registry import LIBRARIES, SolverSpec
 from formulations.solvers.transfer import pack
-from formulations.solvers.worker_process import Failed, Finished, Incumbent, Job, Message, Ready, Started
+from formulations.solvers.worker_process import Failed, Finished, Incumbent, Job, Message, Preparation, Ready, Started
 from formulations.solvers.worker_process import read_status_bytes as _status_bytes
 
 STARTUP_SECONDS = 120.0
@@ -183,6 +183,12 @@ class Worker:
             self.close()  # the listener raised; the job still runs and nobody waits for it
             raise
 
+    def prepare(self, spec: SolverSpec) -> None:
+        """Let the process load what a solver needs; whatever comes next waits for that."""
+        self.library = spec.library or self.library
+        with contextlib.suppress(ConnectionError):  # who runs a job here will notice that the process is gone
+            self._connection.send(Preparation(spec))
+
     def close(self) -> None:
         """End the process."""
         self._connection.close()
@@ -311,7 +317,10 @@ class SolverPool:
         return outcome
 
     def warm_soon(self, *specs: SolverSpec) -> None:
-        """Start a worker for each solver that no idle one suits, beside what the caller does; a run waits for them."""
+        """Start a worker for each solver that no idle one suits, and prepare it, beside what the caller does.
+
+        A run waits for them.
+        """
         for spec in specs:
             thread = threading.Thread(target=self._warm, args=(spec,), daemon=True)
             with self._lock:
@@ -325,6 +334,7 @@ class SolverPool:
                 return
         with contextlib.suppress(WorkerStartError):
             worker = Worker()
+            worker.prepare(spec)
             with self._lock:
                 if self._warmed.setdefault(spec.target, worker) is not worker:
                     self._idle.append(worker)
@@ -351,9 +361,9 @@ class SolverPool:
             found = next((each for each in suitable if each.library == spec.library), next(iter(suitable), None))
             if found is not None:
                 self._idle.remove(found)
-            elif self._warmed:
-                found = self._warmed.pop(next(iter(self._warmed)))
-            return found
+                return found
+            other = next((target for target, worker in self._warmed.items() if worker.suits(spec)), None)
+            return None if other is None else self._warmed.pop(other)
 
     def close(self) -> None:
         """End all idle workers."""

@@ -20,6 +20,7 @@ from pathlib import Path
 
 from formulations.solution import Claim, Progress, SolveOptions
 from formulations.solvers.exchange import FROM_OTHERS, News
+from formulations.solvers.preparation import prepare
 from formulations.solvers.registry import SolverSpec
 from formulations.solvers.transfer import PackedProblem, unpack
 
@@ -34,6 +35,13 @@ class Job:
     problem: PackedProblem
     options: SolveOptions
     news: News
+
+
+@dataclass(frozen=True, slots=True)
+class Preparation:
+    """A solver that the next job will probably ask for."""
+
+    spec: SolverSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,16 +98,21 @@ def read_status_bytes(process: int | str, field: str) -> int:
 
 def serve(connection: Connection) -> None:
     """Run jobs until the connection closes."""
-    jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
+    jobs: queue.SimpleQueue[Job | Preparation | None] = queue.SimpleQueue()
     threading.Thread(target=_receive, args=(connection, jobs), daemon=True).start()
     connection.send(Ready())
     while (job := jobs.get()) is not None:
-        connection.send(_run(job, connection))
+        if isinstance(job, Preparation):
+            with contextlib.suppress(Exception):  # it will be met again, and told, when the solver is needed
+                prepare(job.spec)
+        else:
+            connection.send(_run(job, connection))
         del job
+        gc.unfreeze()
         gc.collect()  # what a job leaves in cycles may be large, and the next one long in coming
 
 
-def _receive(connection: Connection, jobs: queue.SimpleQueue[Job | None]) -> None:
+def _receive(connection: Connection, jobs: queue.SimpleQueue[Job | Preparation | None]) -> None:
     """Read what the parent sends, also while a job runs; None ends the jobs."""
     with contextlib.suppress(EOFError, OSError):
         while True:
@@ -107,14 +120,15 @@ def _receive(connection: Connection, jobs: queue.SimpleQueue[Job | None]) -> Non
     jobs.put(None)
 
 
-def _sort(message: Job | News, jobs: queue.SimpleQueue[Job | None]) -> None:
-    """Put news into the mailbox, and a job into the queue, with a mailbox of its own."""
+def _sort(message: Job | Preparation | News, jobs: queue.SimpleQueue[Job | Preparation | None]) -> None:
+    """Put news into the mailbox, and what there is to do into the queue, a job with a mailbox of its own."""
     if isinstance(message, News):
         FROM_OTHERS.put(message)
-    else:
+        return
+    if isinstance(message, Job):
         FROM_OTHERS.empty()
         FROM_OTHERS.put(message.news)
-        jobs.put(message)
+    jobs.put(message)
 
 
 def _run(job: Job, connection: Connection) -> Message:
@@ -123,6 +137,7 @@ def _run(job: Job, connection: Connection) -> Message:
     try:
         function = job.spec.load()
         problem = unpack(job.problem)
+        gc.freeze()  # all that is sent stays until the end: looking through it again and again would take long
         connection.send(Started())
         with FROM_OTHERS.addressed_to(problem):
             claim = function(problem, job.options, connection.send, lambda c: connection.send(Incumbent(tuple(c))))

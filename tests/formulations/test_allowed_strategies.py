@@ -7,6 +7,7 @@ import pytest
 
 from formulations.checker import check
 from formulations.presolve.allowed_strategies import cut_forbidden_strategies
+from formulations.problem import Factor, Node, Resource, StrategyProblem, UsageTerm
 from formulations.random_problems import random_problem
 from formulations.solvers import solve_in_process
 
@@ -38,3 +39,18 @@ def test_a_cut_strategy_has_no_place() -> None:
                 choices = [int(kept[0]) for kept in lift.strategies]
                 choices[i] = int(np.argmax(node.forbidden))
                 assert lift.project(choices) is None
+
+
+def test_shared_tables_stay_shared() -> None:
+    cost, amount = np.arange(9).reshape(3, 3), np.array([0, 5, 5])
+    only_first = np.array([False, True, True])
+    nodes = [
+        Node(str(i), np.arange(3), only_first if i < 2 else None, (UsageTerm(0, i, i + 1, amount),)) for i in range(5)
+    ]
+    factors = tuple(Factor((i, i + 1), cost) for i in range(4))
+    cut, _ = cut_forbidden_strategies(StrategyProblem("shared", tuple(nodes), factors, (Resource("memory", 9),), 5))
+    assert [factor.cost.shape for factor in cut.factors] == [(1, 1), (1, 3), (3, 3), (3, 3)]
+    assert cut.factors[2].cost is cut.factors[3].cost is cost
+    assert cut.nodes[0].cost is not cut.nodes[2].cost
+    assert [len(node.usage) for node in cut.nodes] == [0, 0, 1, 1, 1], "what uses nothing any more is gone"
+    assert cut.nodes[2].usage[0].amount is cut.nodes[3].usage[0].amount

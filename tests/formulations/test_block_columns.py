@@ -14,7 +14,7 @@ from formulations.checker import check, usage_profile
 from formulations.presolve import is_deep, sequence
 from formulations.problem import BoolArray, Factor, IntArray, Node, Resource, StrategyProblem, UsageTerm
 from formulations.solution import Progress, SolveOptions, SolveResult, Status
-from formulations.solvers import SolverPool, brute_force, portfolio_lanes, solve
+from formulations.solvers import SolverPool, block_columns, brute_force, portfolio_lanes, solve
 from formulations.solvers.block_master import mix_columns
 from formulations.solvers.block_prices import inner_groups
 from formulations.solvers.block_repeats import find_repeats
@@ -115,6 +115,15 @@ def test_bound_optimum_incumbent(pool: SolverPool) -> None:
 def test_deterministic_with_an_iteration_limit(pool: SolverPool) -> None:
     first, second = _solved(3, pool), _solved(3, pool)
     assert (first.choices, first.bound) == (second.choices, second.bound)
+
+
+def test_deterministic_whatever_the_process_did_before() -> None:
+    options = SolveOptions(time_limit=60.0, iteration_limit=8)
+    for seed in range(2):
+        seen: list[list[tuple[int, ...]]] = [[], []]
+        for incumbents in seen:
+            block_columns.solve(layered_problem(seed, 60), options, lambda _: None, incumbents.append)
+        assert seen[0] == seen[1] != [], seed
 
 
 def test_the_portfolio_begins_with_blocks_on_a_deep_problem(pool: SolverPool, monkeypatch: pytest.MonkeyPatch) -> None:

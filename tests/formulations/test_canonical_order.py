@@ -9,7 +9,7 @@ import pytest
 from support.random_problems import with_limits
 
 from formulations.checker import check, usage_profile
-from formulations.presolve import REDUCTIONS, component_fronts, presolve
+from formulations.presolve import REDUCTIONS, component_states, presolve
 from formulations.presolve.canonical_order import canonical_order
 from formulations.presolve.component_parts import Part, components
 from formulations.presolve.component_states import pareto_front
@@ -173,7 +173,7 @@ def test_a_part_keeps_each_node_with_its_tables() -> None:
 
 def test_renumbered_copies_share_one_computation(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
-    monkeypatch.setattr(component_fronts, "pareto_front", lambda *args: calls.append(args) or pareto_front(*args))
+    monkeypatch.setattr(component_states, "pareto_front", lambda *args: calls.append(args) or pareto_front(*args))
     for seed in range(40):
         calls.clear()
         presolve(with_limits(copies(seed, 20, 1), [1 << 40]), OWN)

@@ -8,11 +8,11 @@ from functools import cache
 import numpy as np
 import pytest
 from support.isolated_problems import isolated_problem
-from support.random_problems import relabelled, with_limits
+from support.random_problems import random_problem, relabelled, with_limits
 
 from formulations.checker import check, usage_profile
-from formulations.presolve import REDUCTIONS, component_fronts, presolve
-from formulations.presolve.component_parts import Part, components
+from formulations.presolve import REDUCTIONS, component_fronts, component_states, presolve
+from formulations.presolve.component_parts import Front, Part, components
 from formulations.presolve.component_states import pareto_front
 from formulations.presolve.workspace import Workspace
 from formulations.problem import Factor, Node, Resource, StrategyProblem, UsageTerm
@@ -183,10 +183,33 @@ def test_equal_components_at_one_time_are_one_decision() -> None:
 
 def test_equal_components_share_one_computation(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
-    monkeypatch.setattr(component_fronts, "pareto_front", lambda *args: calls.append(args) or pareto_front(*args))
+    monkeypatch.setattr(component_states, "pareto_front", lambda *args: calls.append(args) or pareto_front(*args))
     result = presolve(layers(50, apart=1), OWN[:1])
     assert result.after.nodes == 50
     assert len(calls) == 1
+
+
+def test_a_front_is_computed_once_however_often_reductions_come_by(monkeypatch: pytest.MonkeyPatch) -> None:
+    computed: list[bytes] = []
+    asked: list[bytes] = []
+
+    def counted(part: Part, most: int) -> Front | None:
+        computed.append(part.digest())
+        return pareto_front(part, most)
+
+    def counted_question(work: Workspace, part: Part, most: int) -> Front | None:
+        asked.append(part.digest())
+        return component_states.front_of(work, part, most)
+
+    monkeypatch.setattr(component_states, "pareto_front", counted)
+    monkeypatch.setattr(component_fronts, "front_of", counted_question)
+    for seed in range(40):
+        computed.clear()
+        work = Workspace(random_problem(seed))
+        for _ in range(3):
+            component_fronts.reduce(work)
+        assert len(computed) == len(set(computed)), seed
+    assert len(asked) > len(set(asked)), "some parts stay as they are, and are met again"
 
 
 def test_nothing_becomes_larger() -> None:

@@ -31,6 +31,8 @@ from formulations.solvers import (
     solve_in_process,
     worker,
 )
+from formulations.solvers.block_repeats import find_repeats
+from formulations.solvers.preparation import small_problem
 from formulations.solvers.transfer import pack, unpack
 from formulations.solvers.worker_process import read_status_bytes
 
@@ -210,6 +212,26 @@ def test_workers_are_shared_by_solvers_that_do_not_exclude_each_other(monkeypatc
         assert len(started) == 7, "a solve waits for what is being started, and nothing is while one that suits is idle"
         own.warm_soon(find_solver("pyomo"))
     assert not any(each.alive for each in started), "also what was started last"
+
+
+@pytest.mark.parametrize("name", ["blocks", "lagrangian", "highs", "cpsat", "brute_force", FAKE + "fail"])
+def test_a_prepared_worker_solves_as_any_other(name: str) -> None:
+    problem, options = two_nodes(), SolveOptions(time_limit=20)
+    with SolverPool() as fresh, SolverPool() as prepared:
+        expected = solve(problem, name, options, pool=fresh)
+        prepared.warm_soon(find_solver(name))
+        found = solve(problem, name, options, pool=prepared)
+    assert (found.status, found.objective, found.choices) == (expected.status, expected.objective, expected.choices)
+
+
+def test_preparation_solves_something_that_repeats_and_is_tight() -> None:
+    problem = small_problem()
+    problem.validate()
+    assert find_repeats(problem).count > 0
+    assert not check(problem, [0] * len(problem.nodes)).ok, "the cheap strategies do not fit"
+    found = solve(problem, "blocks", SolveOptions(time_limit=20))
+    assert found.choices is not None
+    assert "columns" in found.message
 
 
 def test_what_a_job_leaves_behind_is_freed(pool: SolverPool) -> None:
