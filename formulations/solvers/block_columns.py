@@ -21,10 +21,10 @@ import numpy as np
 
 from formulations.compiled import seed_compiled
 from formulations.flat import FlatProblem, FloatArray, flatten
-from formulations.problem import StrategyProblem
+from formulations.problem import BoolArray, StrategyProblem
 from formulations.solution import Claim, Progress, SolveOptions
 from formulations.solvers.base import ReportIncumbent, ReportProgress
-from formulations.solvers.block_master import mix_columns
+from formulations.solvers.block_master import mix_columns, used_strategies
 from formulations.solvers.block_prices import FewRowsAscent, carry_over, inner_groups
 from formulations.solvers.block_repeats import find_repeats
 from formulations.solvers.block_tying import TyingError, tie_nodes
@@ -88,6 +88,8 @@ class _Columns:
         self._proven = ProvenBound(problem, self._ascent)
         self._search = IncumbentSearch(problem, flat, self._found, self._deadline(_LAST_SHARE))
         self._columns: dict[tuple[int, ...], None] = {}
+        self._mixed: BoolArray | None = None
+        """Strategies of the last master that was solved to the end."""
 
     def run(self, tied: FlatProblem) -> Claim:
         """Prices from the tied problem, then rounds of columns on the whole one."""
@@ -104,7 +106,7 @@ class _Columns:
             self._search.hear_others()
             if self.rounds > len(_FACTORS):
                 self._ascent.step(1.0)
-            self._decode(base * self._factors_of(factors))
+            self._decode(base * self._factors_of(factors, idle))
             self._prove()
             self._mix()
             idle = idle + 1 if self._search.objective == before else 0
@@ -125,10 +127,10 @@ class _Columns:
             self._ascent.start_from(prices, np.zeros_like(self._ascent.messages))
         self._ascent.settle(self._deadline(_BOUND_SHARE))
 
-    def _factors_of(self, factors: tuple[float, ...] | None) -> FloatArray:
+    def _factors_of(self, factors: tuple[float, ...] | None, idle: int) -> FloatArray:
         if factors is not None:
             return np.array(factors)
-        return np.exp(_NOISE * self._random.standard_normal(_COLUMNS_A_ROUND))
+        return np.exp(_NOISE * (1 + idle) * self._random.standard_normal(_COLUMNS_A_ROUND))
 
     def _decode(self, factors: FloatArray) -> None:
         """Decode a column at every factor of the best prices, and make it fit."""
@@ -141,7 +143,7 @@ class _Columns:
             self._search.finish(choices, prices)
 
     def _mix(self) -> None:
-        """Let the master mix the newest columns and the incumbent."""
+        """Let the master mix the newest columns and the incumbent, unless it has done so already."""
         if self._done():
             return
         start = None if self._search.best is None else self.flat.original_choices(self._search.best)
@@ -149,8 +151,12 @@ class _Columns:
         if start is not None:
             columns.append(start)
             self._columns[start] = None
+        used = used_strategies(self.problem, columns)
+        if self._mixed is not None and not (used & ~self._mixed).any():
+            return
         deadline = min(self._deadline(_LAST_SHARE), time.monotonic() + _MASTER_SECONDS)
-        found = mix_columns(self.problem, columns, start, self.options, deadline)
+        found = mix_columns(self.problem, used, start, self.options, deadline)
+        self._mixed = used if time.monotonic() < deadline else None
         if found is not None:
             self._search.offer_original(found)
 

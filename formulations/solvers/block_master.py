@@ -17,7 +17,7 @@ import numpy as np
 from formulations.linear_model import linear_columns
 from formulations.presolve import presolve
 from formulations.presolve.allowed_strategies import cut_forbidden_strategies
-from formulations.problem import StrategyProblem
+from formulations.problem import BoolArray, StrategyProblem
 from formulations.solution import SolveOptions
 from formulations.solvers import highs
 
@@ -25,19 +25,27 @@ MOST_COLUMNS = 60_000
 """Columns of the linear model up to which the master is solved."""
 
 
+def used_strategies(problem: StrategyProblem, columns: Sequence[tuple[int, ...]]) -> BoolArray:
+    """Flag the strategies that some column uses: those of the first node, then those of the second, and so on."""
+    sizes = np.array([node.size for node in problem.nodes], dtype=np.int64)
+    used: BoolArray = np.zeros(int(sizes.sum()), dtype=np.bool_)
+    used[np.cumsum(sizes) - sizes + np.array(columns, dtype=np.int64)] = True
+    return used
+
+
 def mix_columns(
     problem: StrategyProblem,
-    columns: Sequence[tuple[int, ...]],
+    used: BoolArray,
     start: tuple[int, ...] | None,
     options: SolveOptions,
     deadline: float,
 ) -> tuple[int, ...] | None:
-    """Solve the problem over the strategies that ``columns`` use.
+    """Solve the problem over the strategies that columns use.
 
     Parameters
     ----------
-    columns
-        Assignments, which need not keep the limits.
+    used
+        The strategies, as of :func:`used_strategies`; the columns need not keep the limits.
     start
         One of them that does, or None.
     options
@@ -50,11 +58,9 @@ def mix_columns(
     tuple of int or None
         The best assignment found; not checked.
     """
-    used = np.array(columns, dtype=np.int64)
     nodes = []
-    for node, chosen in zip(problem.nodes, used.T, strict=True):
-        forbidden = np.ones(node.size, dtype=np.bool_)
-        forbidden[chosen] = False
+    ends = np.cumsum([node.size for node in problem.nodes])
+    for node, forbidden in zip(problem.nodes, np.split(~used, ends[:-1]), strict=True):
         nodes.append(replace(node, forbidden=forbidden if node.forbidden is None else forbidden | node.forbidden))
     cut, lift = cut_forbidden_strategies(replace(problem, nodes=tuple(nodes)))
     core = presolve(cut, deadline=deadline)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
+from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +17,7 @@ from formulations.presolve import is_deep, sequence
 from formulations.problem import BoolArray, Factor, IntArray, Node, Resource, StrategyProblem, UsageTerm
 from formulations.solution import Progress, SolveOptions, SolveResult, Status
 from formulations.solvers import SolverPool, block_columns, brute_force, portfolio_lanes, solve
-from formulations.solvers.block_master import mix_columns
+from formulations.solvers.block_master import mix_columns, used_strategies
 from formulations.solvers.block_prices import inner_groups
 from formulations.solvers.block_repeats import find_repeats
 from formulations.solvers.block_tying import TyingError, tie_nodes
@@ -115,6 +117,26 @@ def test_bound_optimum_incumbent(pool: SolverPool) -> None:
 def test_deterministic_with_an_iteration_limit(pool: SolverPool) -> None:
     first, second = _solved(3, pool), _solved(3, pool)
     assert (first.choices, first.bound) == (second.choices, second.bound)
+
+
+def test_a_mixture_is_not_looked_for_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    masters: list[BoolArray] = []
+    rounds = 0
+
+    def counted(problem: StrategyProblem, used: BoolArray, *rest: Any) -> tuple[int, ...] | None:
+        masters.append(used)
+        return mix_columns(problem, used, *rest)
+
+    monkeypatch.setattr(block_columns, "mix_columns", counted)
+    for seed in range(20):
+        first = len(masters)
+        claim = block_columns.solve(
+            layered_problem(seed), SolveOptions(time_limit=60.0, iteration_limit=8), _nothing, _nothing
+        )
+        if claim.message.endswith("rounds"):
+            rounds += int(claim.message.split()[2])
+        assert all((later & ~before).any() for before, later in pairwise(masters[first:])), seed
+    assert 5 < len(masters) < rounds
 
 
 def test_deterministic_whatever_the_process_did_before() -> None:
@@ -262,7 +284,7 @@ def test_the_master_finds_the_best_mixture() -> None:
         ]
         nodes = tuple(replace(node, forbidden=~own) for node, own in zip(problem.nodes, used, strict=True))
         optimum = brute_force.solve(replace(problem, nodes=nodes), SolveOptions(), _nothing, _nothing).bound
-        found = mix_columns(problem, columns, None, SolveOptions(), deadline=np.inf)
+        found = mix_columns(problem, used_strategies(problem, columns), None, SolveOptions(), deadline=np.inf)
         assert (found is None) == (optimum is None), seed
         if found is not None:
             assert all(own[choice] for own, choice in zip(used, found, strict=True)), seed
