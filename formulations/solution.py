@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 
@@ -19,12 +19,16 @@ class Status(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """One line of progress: seconds since the start, best incumbent, best bound, who found it."""
+    """One line of progress: seconds since the start, best incumbent, best bound, who found it.
+
+    ``choices`` are a new incumbent's, checked, where :func:`formulations.solvers.solve` reports one.
+    """
 
     seconds: float
     incumbent: int | None
     bound: int | None
     source: str
+    choices: tuple[int, ...] | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True, slots=True)

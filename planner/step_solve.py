@@ -25,6 +25,7 @@ from formulations.solvers.portfolio_lanes import BLOCKS, PRICES
 from formulations.solvers.worker import Ending
 from planner.step_beside import finds_columns, solve_with_smaller
 from planner.step_bound import BoundBeside
+from planner.step_incumbents import Incumbents
 from planner.step_probing import solve_in_rounds
 from planner.step_smaller import Executed, Start, encoded
 from planner.step_start import NARROW_SHARE, FreeDecision, begin, mixes_columns, start_share, widen
@@ -143,30 +144,41 @@ def _solve_beside(
     """Search while a bound is found beside; parameters as for :func:`solve_step`."""
     limit = built.problem.resources[MEMORY].limit
     seconds = beside.search_seconds
+    ends = time.monotonic() + seconds
     if built.extended is not None:
         seconds -= min(EXECUTED_SECONDS, EXECUTED_SHARE * seconds)
     whole = options = replace(options, time_limit=seconds)
     if mixes_columns(built, solver):
         solver = BLOCKS
     start, options = _begun(built, execute, solver, options, pool, known, beside.begin, free)
-    found, start = _solve(built, start, execute, solver, options, progress, pool)
+    incumbents = Incumbents(built, execute)
+
+    def hear(line: Progress) -> None:
+        incumbents.hear(line)
+        if progress is not None:
+            progress(line)
+
+    found, start = _solve(built, start, execute, solver, options, hear, pool)
     if isinstance(found, MinimumPeak) and built.has_starts and limit is not None and found.bound <= limit:
         start = begin(built, execute, solver, whole, pool, free=free)
         if start is not None:
-            found, start = _solve(built, start, execute, solver, options, progress, pool)
+            found, start = _solve(built, start, execute, solver, options, hear, pool)
     if isinstance(found, MinimumPeak):
         return found
     assert found.choices is not None
     bound, decision = found.bound, built.decode(found.choices)
     executed = start.executed if start is not None and decision == start.decision else execute(decision)
-    if limit is not None and executed.peak > limit:
+    fits = limit is None or executed.peak <= limit
+    if not fits or (found.objective is not None and executed.cost > found.objective):
+        start = incumbents.cheapest_before_last(_cheaper(start, Start(decision, executed) if fits else None), ends)
+    if not fits:
         assert built.safer is not None, "a problem that counts everything is never over the limit"
         safer = built.safer()
         second, start = _solve(safer, start, execute, solver, options, progress, pool)
         if not isinstance(second, MinimumPeak) and second.choices is not None:
             decision = safer.decode(second.choices)
             executed = execute(decision)
-        if executed.peak > limit:
+        if limit is not None and executed.peak > limit:
             if start is None:
                 smallest = second if isinstance(second, MinimumPeak) else _smallest(safer.problem, options, pool)
                 return _unproven(smallest)
@@ -203,6 +215,13 @@ def _begun(
         start = widen(built, start, execute, solver, replace(options, time_limit=longest), pool)
         options = _shortened(options, begun, longest)
     return start, options
+
+
+def _cheaper(first: Start | None, second: Start | None) -> Start | None:
+    """The cheaper of two decisions within the limit, where both are known."""
+    return min(
+        (each for each in (first, second) if each is not None), key=lambda each: each.executed.cost, default=None
+    )
 
 
 def _shortened(options: SolveOptions, begun: float, longest: float) -> SolveOptions:

@@ -33,12 +33,14 @@ from formulations.solvers.opening import open_flat
 from formulations.solvers.proven_bound import ProvenBound
 
 _TIED_SHARE, _BOUND_SHARE, _LAST_SHARE = 0.35, 0.6, 0.95
-_FACTORS = ((1.0, 1.3), (1.1, 0.9), (0.97, 0.8))
-"""Prices of the first rounds of columns, relative to the best; dear ones early: what they save, others may spend."""
+_FACTORS = ((1.0, 1.3, 0.8), (1.1, 0.9), (0.97, 1.03))
+"""Prices of the first rounds of columns, relative to the best; far ones first: what one saves, another may spend."""
 
 _NOISE, _COLUMNS_A_ROUND = 0.15, 3
 _MOST_COLUMNS = 24
-_PATIENCE = 3
+_PATIENCE = 3.0
+"""Rounds without anything better; one whose columns are nothing new counts half."""
+
 _DEARER = 1.3
 """Prices rise by this factor from round to round while nothing fits."""
 
@@ -96,7 +98,7 @@ class _Columns:
         if self.options.initial_choices is not None:
             self._search.offer_original(self.options.initial_choices)
         self._start_prices(tied)
-        idle, base = 0, 1.0
+        idle, base = 0.0, 1.0
         most_rounds = self.options.iteration_limit
         for factors in chain(_FACTORS, repeat(None)):
             if self._done() or idle >= _PATIENCE or (most_rounds is not None and self.rounds >= most_rounds):
@@ -108,8 +110,8 @@ class _Columns:
                 self._ascent.step(1.0)
             self._decode(base * self._factors_of(factors, idle))
             self._prove()
-            self._mix()
-            idle = idle + 1 if self._search.objective == before else 0
+            waited = 1.0 if self._mix() else 0.5
+            idle = idle + waited if self._search.objective == before else 0.0
             base = base * _DEARER if self._search.best is None else 1.0
         self._prove()
         best = self._search.best
@@ -127,7 +129,7 @@ class _Columns:
             self._ascent.start_from(prices, np.zeros_like(self._ascent.messages))
         self._ascent.settle(self._deadline(_BOUND_SHARE))
 
-    def _factors_of(self, factors: tuple[float, ...] | None, idle: int) -> FloatArray:
+    def _factors_of(self, factors: tuple[float, ...] | None, idle: float) -> FloatArray:
         if factors is not None:
             return np.array(factors)
         return np.exp(_NOISE * (1 + idle) * self._random.standard_normal(_COLUMNS_A_ROUND))
@@ -142,10 +144,10 @@ class _Columns:
             self._columns[self.flat.original_choices(choices)] = None
             self._search.finish(choices, prices)
 
-    def _mix(self) -> None:
-        """Let the master mix the newest columns and the incumbent, unless it has done so already."""
+    def _mix(self) -> bool:
+        """Let the master mix the newest columns and the incumbent; False where it has done so already."""
         if self._done():
-            return
+            return True
         start = None if self._search.best is None else self.flat.original_choices(self._search.best)
         columns = list(self._columns)[-_MOST_COLUMNS:]
         if start is not None:
@@ -153,12 +155,13 @@ class _Columns:
             self._columns[start] = None
         used = used_strategies(self.problem, columns)
         if self._mixed is not None and not (used & ~self._mixed).any():
-            return
+            return False
         deadline = min(self._deadline(_LAST_SHARE), time.monotonic() + _MASTER_SECONDS)
         found = mix_columns(self.problem, used, start, self.options, deadline)
         self._mixed = used if time.monotonic() < deadline else None
         if found is not None:
             self._search.offer_original(found)
+        return True
 
     def _found(self, choices: tuple[int, ...], objective: int) -> None:
         self._incumbent(choices)

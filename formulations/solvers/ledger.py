@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 
 from formulations.checker import CheckReport, check
 from formulations.problem import StrategyProblem
@@ -82,7 +83,7 @@ class Ledger:
             assert report.objective is not None
             if self.objective is None or report.objective < self.objective:
                 self.choices, self.objective, self._report = tuple(choices), report.objective, report
-                self._record(source)
+                self._record(source, self.choices)
             return True
         return False
 
@@ -96,7 +97,7 @@ class Ledger:
         """Take the bound from a solver's progress; its incumbent counts only once checked."""
         self.raise_bound(progress.bound, progress.source)
 
-    def _record(self, source: str) -> None:
+    def _record(self, source: str, choices: tuple[int, ...] | None = None) -> None:
         if self.objective is not None and self.bound is not None and self.bound > self.objective:
             raise SolverContradiction(
                 f"problem {self.problem.name}: {source} reports a lower bound of {self.bound}, but an assignment "
@@ -105,7 +106,7 @@ class Ledger:
         entry = Progress(self.seconds, self.objective, self.bound, source)
         self._history.append(entry)
         if self._progress is not None:
-            self._progress(entry)
+            self._progress(replace(entry, choices=choices))
 
     def result(self, infeasible: Status | None = None) -> SolveResult:
         """Close the ledger.
