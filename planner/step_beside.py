@@ -112,7 +112,7 @@ class SmallerBeside:
         self._problems.best = self._told = start
         self._begun = time.monotonic()
         self._patient = True
-        self._stop = threading.Event()
+        self._stop, self._asked = threading.Event(), threading.Event()
         self._executor = ThreadPoolExecutor(1)
         self._work: Future[None] | None = None
 
@@ -128,11 +128,17 @@ class SmallerBeside:
 
     def news(self) -> tuple[int, ...] | None:
         """Choices of the whole problem that mean the best decision, unless it was told before."""
+        self._asked.set()
         best = self.best
         if best is None or best is self._told:
             return None
         self._told = best
         return encoded(self._built, best.decision)
+
+    def _run_beside(self) -> None:
+        """Begin when the larger problem is with its solver: until then that needs this process, and comes first."""
+        self._asked.wait()
+        self._run()
 
     def _run(self) -> None:
         """Solve the smaller problems one after another, until there is nothing left to do or all is over."""
@@ -172,7 +178,7 @@ class SmallerBeside:
 
     def __enter__(self) -> Self:
         if self._beside:
-            self._work = self._executor.submit(self._run)
+            self._work = self._executor.submit(self._run_beside)
         else:
             self._run()
             self._told = self.best
@@ -182,6 +188,7 @@ class SmallerBeside:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._stop.set()
+        self._asked.set()
         self._problems.end()
         with contextlib.suppress(KeyboardInterrupt):  # what is solved beside this is there: it ends in a moment anyway
             self._executor.shutdown()

@@ -191,7 +191,9 @@ def test_it_ends_with_the_larger_problem(pool):
 
     options = replace(BESIDE, time_limit=ENDLESS)
     larger = with_starts(built, build, build)
-    with SmallerBeside(larger, None, options, execution(model), DEFAULT_SOLVER, pool):
+    with SmallerBeside(larger, None, options, execution(model), DEFAULT_SOLVER, pool) as beside:
+        assert not begun.wait(0.2), "not before the larger problem's solver asks"
+        assert beside.news() is None
         assert begun.wait(60.0)
 
 
@@ -219,8 +221,9 @@ def test_ctrl_c_ends_what_comes_before(at_work, pool, monkeypatch):
     monkeypatch.setattr(step_beside, "solve", interrupted)
     larger = with_starts(built, lambda: endless(built), lambda: endless(built))
     options = replace(BESIDE if at_work else BEFORE, time_limit=ENDLESS)
-    with SmallerBeside(larger, None, options, execution(model), DEFAULT_SOLVER, pool):
+    with SmallerBeside(larger, None, options, execution(model), DEFAULT_SOLVER, pool) as beside:
         while not tried:
+            beside.news()
             time.sleep(0.01)
     assert len(tried) == 1
 
@@ -247,12 +250,22 @@ def test_a_start_that_a_problem_does_not_allow_is_no_contradiction(counts_too_mu
 
 
 def test_what_goes_wrong_beside_is_told(pool):
+    tried = threading.Event()
+
     def fails() -> StepProblem:
+        tried.set()
         raise ArithmeticError("no such problem")
 
     model, built = case(3, 0.5, pool)
-    with pytest.raises(ArithmeticError, match="no such problem"):
-        solve_with_smaller(with_starts(built, fails), None, BESIDE, execution(model), DEFAULT_SOLVER, pool)
+    larger = with_starts(built, fails)
+    with (
+        pytest.raises(ArithmeticError, match="no such problem"),
+        SmallerBeside(larger, None, BESIDE, execution(model), DEFAULT_SOLVER, pool) as beside,
+    ):
+        assert beside.news() is None
+        assert tried.wait(60.0)
+    with SmallerBeside(larger, None, BESIDE, execution(model), DEFAULT_SOLVER, pool):
+        pass  # solved before anybody asked: nothing began
 
 
 @pytest.mark.parametrize(
