@@ -258,12 +258,14 @@ def test_what_goes_wrong_beside_is_told(pool):
 
     model, built = case(3, 0.5, pool)
     larger = with_starts(built, fails)
-    with (
-        pytest.raises(ArithmeticError, match="no such problem"),
-        SmallerBeside(larger, None, BESIDE, execution(model), DEFAULT_SOLVER, pool) as beside,
-    ):
-        assert beside.news() is None
-        assert tried.wait(60.0)
+
+    def ask() -> None:
+        with SmallerBeside(larger, None, BESIDE, execution(model), DEFAULT_SOLVER, pool) as beside:
+            assert beside.news() is None
+            assert tried.wait(60.0)
+
+    with pytest.raises(ArithmeticError, match="no such problem"):
+        ask()
     with SmallerBeside(larger, None, BESIDE, execution(model), DEFAULT_SOLVER, pool):
         pass  # solved before anybody asked: nothing began
 
