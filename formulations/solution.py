@@ -28,7 +28,7 @@ class Progress:
     incumbent: int | None
     bound: int | None
     source: str
-    choices: tuple[int, ...] | None = field(default=None, repr=False)
+    choices: tuple[int, ...] | None = field(default=None, repr=False, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from formulations.collection import collection_paused
 from formulations.models.counting import Counting
 from formulations.models.holds import add_holds
 from formulations.models.liveness import LastUse
@@ -77,9 +76,8 @@ class RecomputeProblemBuilder(StepProblemBuilder):
 
     def build(self, name: str, memory_limit: int | None) -> StrategyProblem:
         """Add the families of sharding and the holds."""
-        with collection_paused():
-            add_holds(self)
-            return super().build(name, memory_limit)
+        add_holds(self)
+        return super().build(name, memory_limit)
 
     # ---------------------------------------------------------------- tables
 

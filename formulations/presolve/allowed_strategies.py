@@ -75,7 +75,7 @@ class _Cut:
     def __init__(self, kept: list[IntArray]) -> None:
         self.kept = kept
         self._tables: dict[int, NDArray[Any]] = {}
-        self._amounts: dict[int, NDArray[Any] | None] = {}
+        self._unless_zero: dict[int, NDArray[Any] | None] = {}
 
     def table(self, table: NDArray[_Scalar]) -> NDArray[_Scalar]:
         """Return a table over the kept strategies."""
@@ -85,10 +85,10 @@ class _Cut:
 
     def unless_zero(self, table: NDArray[_Scalar]) -> NDArray[_Scalar] | None:
         """Return a table over the kept strategies, or None where only zeros (False) are left of it."""
-        if id(table) not in self._amounts:
+        if id(table) not in self._unless_zero:
             cut = restricted(table, self.kept)
-            self._amounts[id(table)] = cut if cut.any() else None
-        return self._amounts[id(table)]
+            self._unless_zero[id(table)] = cut if cut.any() else None
+        return self._unless_zero[id(table)]
 
     def usage(self, terms: tuple[UsageTerm, ...]) -> tuple[UsageTerm, ...]:
         """Return what is used over the kept strategies."""

@@ -91,7 +91,7 @@ class _Columns:
         self._search = IncumbentSearch(problem, flat, self._found, self._deadline(_LAST_SHARE))
         self._columns: dict[tuple[int, ...], None] = {}
         self._mixed: BoolArray | None = None
-        """Strategies of the last master that was solved to the end."""
+        """Strategies whose mixtures are known: those of the last master that was solved to the end."""
 
     def run(self, tied: FlatProblem) -> Claim:
         """Prices from the tied problem, then rounds of columns on the whole one."""
@@ -158,8 +158,9 @@ class _Columns:
             return False
         deadline = min(self._deadline(_LAST_SHARE), time.monotonic() + _MASTER_SECONDS)
         found = mix_columns(self.problem, used, start, self.options, deadline)
-        self._mixed = used if time.monotonic() < deadline else None
         if found is not None:
+            if time.monotonic() < deadline:
+                self._mixed = used
             self._search.offer_original(found)
         return True
 

@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import importlib
+
 import numpy as np
 
 from formulations.problem import Factor, IntArray, Node, Resource, StrategyProblem, UsageTerm
 from formulations.solution import SolveOptions
-from formulations.solvers.registry import SOLVERS, SolverSpec
+from formulations.solvers.registry import SolverSpec
+
+COMPILED = frozenset({"annealing", "blocks", "greedy", "lagrangian", "peak_prices"})
+"""Solvers whose compiled loops take long to load: only running them does that."""
 
 _LAYERS = 8
 _OPTIONS = SolveOptions(time_limit=2.0, iteration_limit=2)
 
 
 def prepare(spec: SolverSpec) -> None:
-    """Import a solver and, where it is built in, let it solve a small problem; what comes of it does not matter."""
+    """Import a solver and its library and, where it has compiled loops, let it solve a small problem."""
     function = spec.load()
-    if spec.target in SOLVERS.values():
+    if spec.library is not None and spec.needs_own_process:
+        importlib.import_module(spec.library)
+    if spec.name in COMPILED:
         function(small_problem(), _OPTIONS, lambda _: None, lambda _: None)
 
 

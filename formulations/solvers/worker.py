@@ -297,7 +297,7 @@ class SolverPool:
         self._lock = threading.Lock()
         self._idle: list[Worker] = []
         self._warmed: dict[str, Worker] = {}
-        """Workers that a solver will have first, by its place."""
+        """Workers that a solver will have first, by its name."""
         self._starting: list[threading.Thread] = []
 
     def run(
@@ -330,13 +330,13 @@ class SolverPool:
     def _warm(self, spec: SolverSpec) -> None:
         """Start a worker; a failure will be met again, and told, when it is needed."""
         with self._lock:
-            if spec.target in self._warmed or any(worker.suits(spec) for worker in self._idle):
+            if spec.name in self._warmed or any(worker.suits(spec) for worker in self._idle):
                 return
         with contextlib.suppress(WorkerStartError):
             worker = Worker()
             worker.prepare(spec)
             with self._lock:
-                if self._warmed.setdefault(spec.target, worker) is not worker:
+                if self._warmed.setdefault(spec.name, worker) is not worker:
                     self._idle.append(worker)
 
     def _await_starting(self) -> None:
@@ -354,7 +354,7 @@ class SolverPool:
         Where there is none, one that was started for another solver will do.
         """
         with self._lock:
-            warmed = self._warmed.pop(spec.target, None)
+            warmed = self._warmed.pop(spec.name, None)
             if warmed is not None:
                 return warmed
             suitable = [worker for worker in self._idle if worker.suits(spec)]
@@ -362,7 +362,7 @@ class SolverPool:
             if found is not None:
                 self._idle.remove(found)
                 return found
-            other = next((target for target, worker in self._warmed.items() if worker.suits(spec)), None)
+            other = next((name for name, worker in self._warmed.items() if worker.suits(spec)), None)
             return None if other is None else self._warmed.pop(other)
 
     def close(self) -> None:

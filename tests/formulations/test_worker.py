@@ -234,6 +234,24 @@ def test_preparation_solves_something_that_repeats_and_is_tight() -> None:
     assert "columns" in found.message
 
 
+def test_what_is_prepared_for_one_library_is_not_used_for_another() -> None:
+    with SolverPool() as own:
+        own.warm_soon(find_solver("large_neighbourhood"))
+        found = solve(two_nodes(), "large_neighbourhood:cpsat", SolveOptions(time_limit=20), pool=own)
+    assert "failed" not in found.message
+    assert found.objective == solve_in_process(two_nodes(), "brute_force").objective
+
+
+def test_preparation_loads_the_library_and_the_compiled_loops() -> None:
+    script = (
+        "import sys; from formulations.solvers import find_solver, trws; "
+        "from formulations.solvers.preparation import prepare; "
+        "assert 'highspy' not in sys.modules; assert not trws.sweep.signatures; prepare(find_solver('blocks')); "
+        "assert 'highspy' in sys.modules; assert trws.sweep.signatures"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True, cwd=ROOT)
+
+
 def test_what_a_job_leaves_behind_is_freed(pool: SolverPool) -> None:
     hoard = solve(two_nodes(), FAKE + "hoard", pool=pool)
     pid = int(hoard.message.partition("pid=")[2].split()[0])
