@@ -157,10 +157,10 @@ class _Columns:
         if self._mixed is not None and not (used & ~self._mixed).any():
             return False
         deadline = min(self._deadline(_LAST_SHARE), time.monotonic() + _MASTER_SECONDS)
-        found = mix_columns(self.problem, used, start, self.options, deadline)
+        found, is_complete = mix_columns(self.problem, used, start, self.options, deadline)
+        if is_complete:
+            self._mixed = used
         if found is not None:
-            if time.monotonic() < deadline:
-                self._mixed = used
             self._search.offer_original(found)
         return True
 

@@ -39,7 +39,7 @@ def mix_columns(
     start: tuple[int, ...] | None,
     options: SolveOptions,
     deadline: float,
-) -> tuple[int, ...] | None:
+) -> tuple[tuple[int, ...] | None, bool]:
     """Solve the problem over the strategies that columns use.
 
     Parameters
@@ -55,8 +55,9 @@ def mix_columns(
 
     Returns
     -------
-    tuple of int or None
-        The best assignment found; not checked.
+    tuple
+        The best assignment found, not checked, or None; and whether there was the time, and the problem small enough,
+        to solve it to the end.
     """
     nodes = []
     ends = np.cumsum([node.size for node in problem.nodes])
@@ -65,12 +66,14 @@ def mix_columns(
     cut, lift = cut_forbidden_strategies(replace(problem, nodes=tuple(nodes)))
     core = presolve(cut, deadline=deadline)
     remaining = deadline - time.monotonic()
-    if core.contradiction or remaining <= 0 or linear_columns(core.problem) > MOST_COLUMNS:
-        return None
+    if core.contradiction:
+        return None, True
+    if remaining <= 0 or linear_columns(core.problem) > MOST_COLUMNS:
+        return None, False
     if not core.problem.nodes:
-        return lift(core.lift(()))
+        return lift(core.lift(())), True
     kept = None if start is None else lift.project(start)
     projected = None if kept is None else core.lift.project(kept)
     options = replace(options, time_limit=remaining, initial_choices=projected, iteration_limit=None)
     found = highs.solve(core.problem, options, lambda _: None, lambda _: None).choices
-    return None if found is None else lift(core.lift(found))
+    return None if found is None else lift(core.lift(found)), time.monotonic() < deadline

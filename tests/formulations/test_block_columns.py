@@ -16,7 +16,7 @@ from formulations.checker import check, usage_profile
 from formulations.presolve import is_deep, sequence
 from formulations.problem import BoolArray, Factor, IntArray, Node, Resource, StrategyProblem, UsageTerm
 from formulations.solution import Progress, SolveOptions, SolveResult, Status
-from formulations.solvers import SolverPool, block_columns, brute_force, portfolio_lanes, solve
+from formulations.solvers import SolverPool, block_columns, block_master, brute_force, portfolio_lanes, solve
 from formulations.solvers.block_master import mix_columns, used_strategies
 from formulations.solvers.block_prices import inner_groups
 from formulations.solvers.block_repeats import find_repeats
@@ -119,11 +119,21 @@ def test_deterministic_with_an_iteration_limit(pool: SolverPool) -> None:
     assert (first.choices, first.bound) == (second.choices, second.bound)
 
 
+def test_a_master_that_is_too_large_is_not_complete(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(block_master, "MOST_COLUMNS", 0)
+    outcomes = set()
+    for seed in range(10):
+        problem = layered_problem(seed)
+        every: BoolArray = np.ones(sum(node.size for node in problem.nodes), dtype=np.bool_)
+        outcomes.add(mix_columns(problem, every, None, SolveOptions(), deadline=np.inf))
+    assert (None, False) in outcomes
+
+
 def test_a_mixture_is_not_looked_for_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     masters: list[BoolArray] = []
     rounds = 0
 
-    def counted(problem: StrategyProblem, used: BoolArray, *rest: Any) -> tuple[int, ...] | None:
+    def counted(problem: StrategyProblem, used: BoolArray, *rest: Any) -> tuple[tuple[int, ...] | None, bool]:
         masters.append(used)
         return mix_columns(problem, used, *rest)
 
@@ -284,7 +294,10 @@ def test_the_master_finds_the_best_mixture() -> None:
         ]
         nodes = tuple(replace(node, forbidden=~own) for node, own in zip(problem.nodes, used, strict=True))
         optimum = brute_force.solve(replace(problem, nodes=nodes), SolveOptions(), _nothing, _nothing).bound
-        found = mix_columns(problem, used_strategies(problem, columns), None, SolveOptions(), deadline=np.inf)
+        found, is_complete = mix_columns(
+            problem, used_strategies(problem, columns), None, SolveOptions(), deadline=np.inf
+        )
+        assert is_complete
         assert (found is None) == (optimum is None), seed
         if found is not None:
             assert all(own[choice] for own, choice in zip(used, found, strict=True)), seed
