@@ -9,7 +9,7 @@ assignment stays feasible then, and whoever finds one at a coarse quantum must c
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
@@ -127,7 +127,7 @@ def flatten(problem: StrategyProblem) -> FlatProblem:
     if emptied is not None:
         contradiction = f"node {emptied} ({problem.nodes[emptied].name}): every strategy is forbidden"
         alive = [np.ones(node.size, dtype=np.bool_) for node in problem.nodes]
-    supported = _shared([np.flatnonzero(mask).astype(np.int64) for mask in alive])
+    supported = equal_as_one([np.flatnonzero(mask).astype(np.int64) for mask in alive])
     groups = [group for group in groups if not _is_trivial(problem, group)]
     graph = _graph(supported, groups)
     unary = _unary_costs(problem, unary_factors, supported)
@@ -270,8 +270,8 @@ def _usage_terms(
     return of_nodes, of_factors
 
 
-def _shared(arrays: list[IntArray]) -> tuple[IntArray, ...]:
-    """Equal arrays as one object."""
+def equal_as_one(arrays: Iterable[IntArray]) -> tuple[IntArray, ...]:
+    """Return the arrays, equal ones as one object."""
     known: dict[bytes, IntArray] = {}
     return tuple(known.setdefault(array.tobytes(), array) for array in arrays)
 

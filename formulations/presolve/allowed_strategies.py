@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from formulations.flat import restricted
+from formulations.flat import equal_as_one, restricted
 from formulations.presolve.lift import Lift
 from formulations.problem import Factor, IntArray, Node, StrategyProblem, UsageTerm
 
@@ -24,12 +24,11 @@ def cut_forbidden_strategies(problem: StrategyProblem) -> tuple[StrategyProblem,
 
     A node whose strategies are all forbidden keeps them, so that the contradiction can be told.
     """
-    known: dict[bytes, IntArray] = {}
-    allowed = [known.setdefault(kept.tobytes(), kept) for kept in map(_allowed, problem.nodes)]
+    allowed = equal_as_one(map(_allowed, problem.nodes))
     tables = _Tables()
     nodes = tuple(_cut_node(node, tables.over([kept])) for node, kept in zip(problem.nodes, allowed, strict=True))
     factors = tuple(_cut_factor(factor, tables.over([allowed[i] for i in factor.scope])) for factor in problem.factors)
-    lift = Lift(tuple(range(len(nodes))), tuple(allowed), (), len(nodes))
+    lift = Lift(tuple(range(len(nodes))), allowed, (), len(nodes))
     return replace(problem, nodes=nodes, factors=factors), lift
 
 
@@ -41,9 +40,7 @@ def _allowed(node: Node) -> IntArray:
 
 
 def _cut_node(node: Node, cut: _Cut) -> Node:
-    forbidden = None if node.forbidden is None else node.forbidden[cut.kept[0]]
-    if forbidden is not None and not forbidden.any():
-        forbidden = None
+    forbidden = None if node.forbidden is None else cut.unless_zero(node.forbidden)
     return Node(node.name, cut.table(node.cost), forbidden, cut.usage(node.usage))
 
 

@@ -44,6 +44,9 @@ class Preparation:
     spec: SolverSpec
 
 
+Task = Job | Preparation
+
+
 @dataclass(frozen=True, slots=True)
 class Ready:
     """The interpreter is up and waits for a job."""
@@ -97,30 +100,30 @@ def read_status_bytes(process: int | str, field: str) -> int:
 
 
 def serve(connection: Connection) -> None:
-    """Run jobs until the connection closes."""
-    jobs: queue.SimpleQueue[Job | Preparation | None] = queue.SimpleQueue()
-    threading.Thread(target=_receive, args=(connection, jobs), daemon=True).start()
+    """Run jobs, and prepare for them, until the connection closes."""
+    tasks: queue.SimpleQueue[Task | None] = queue.SimpleQueue()
+    threading.Thread(target=_receive, args=(connection, tasks), daemon=True).start()
     connection.send(Ready())
-    while (job := jobs.get()) is not None:
-        if isinstance(job, Preparation):
+    while (task := tasks.get()) is not None:
+        if isinstance(task, Preparation):
             with contextlib.suppress(Exception):  # it will be met again, and told, when the solver is needed
-                prepare(job.spec)
+                prepare(task.spec)
         else:
-            connection.send(_run(job, connection))
-        del job
+            connection.send(_run(task, connection))
+        del task
         gc.unfreeze()
         gc.collect()  # what a job leaves in cycles may be large, and the next one long in coming
 
 
-def _receive(connection: Connection, jobs: queue.SimpleQueue[Job | Preparation | None]) -> None:
-    """Read what the parent sends, also while a job runs; None ends the jobs."""
+def _receive(connection: Connection, tasks: queue.SimpleQueue[Task | None]) -> None:
+    """Read what the parent sends, also while a job runs; None ends the tasks."""
     with contextlib.suppress(EOFError, OSError):
         while True:
-            _sort(connection.recv(), jobs)
-    jobs.put(None)
+            _sort(connection.recv(), tasks)
+    tasks.put(None)
 
 
-def _sort(message: Job | Preparation | News, jobs: queue.SimpleQueue[Job | Preparation | None]) -> None:
+def _sort(message: Task | News, tasks: queue.SimpleQueue[Task | None]) -> None:
     """Put news into the mailbox, and what there is to do into the queue, a job with a mailbox of its own."""
     if isinstance(message, News):
         FROM_OTHERS.put(message)
@@ -128,7 +131,7 @@ def _sort(message: Job | Preparation | News, jobs: queue.SimpleQueue[Job | Prepa
     if isinstance(message, Job):
         FROM_OTHERS.empty()
         FROM_OTHERS.put(message.news)
-    jobs.put(message)
+    tasks.put(message)
 
 
 def _run(job: Job, connection: Connection) -> Message:
