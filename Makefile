@@ -47,7 +47,7 @@ endif
 	@touch $@
 
 demo: install
-	$(python) -m runtime.demo
+	$(python) -m runtime.commands.demo
 
 test: install
 	$(single_threaded) $(python) -m pytest -n 2 --dist loadfile --no-loadscope-reorder

@@ -12,15 +12,16 @@ import time
 
 import numpy as np
 
-from formulations.formats.contest import parse_contest_problem
+from formulations.capture.warm_up import warm_up_capture
+from formulations.galvatron.warm_up import warm_up_galvatron
+from formulations.h3t.warm_up import warm_up_h3t
+from formulations.instances.contest import parse_contest_problem
+from formulations.osdp.depth_first import warm_up_osdp
 from formulations.presolve import presolve
-from formulations.problem import Factor, IntArray, Node, Resource, StrategyProblem, UsageTerm
-from formulations.searches.capture_warm_up import warm_up_capture
-from formulations.searches.galvatron_warm_up import warm_up_galvatron
-from formulations.searches.h3t_warm_up import warm_up_h3t
-from formulations.searches.osdp_dfs import warm_up_osdp
-from formulations.solution import SolveOptions
-from formulations.solvers import large_neighbourhood, solve_in_process
+from formulations.problem.solution import SolveOptions
+from formulations.problem.strategy_problem import Factor, IntArray, Node, Resource, StrategyProblem, UsageTerm
+from formulations.solvers import solve_in_process
+from formulations.solvers.improvement import large_neighbourhood
 
 COMPILED_SOLVERS = ("annealing", "greedy", "hub_branching", "lagrangian", "tree_dp")
 STRATEGIES = 4

@@ -30,11 +30,11 @@ from pathlib import Path
 import pandas as pd
 
 from planner import api
-from planner.cluster import LOCAL_NAME, ClusterError, load_cluster
+from planner.common.units import format_bytes
+from planner.machine.cluster import LOCAL_NAME, ClusterError, load_cluster
 from planner.plots import memory_over_time, placements_by_module
-from planner.units import format_bytes
-from runtime.calibrate import calibrate
-from runtime.launch import run_plan
+from runtime.calibration.calibrate import calibrate
+from runtime.job.launch import run_plan
 
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 

@@ -25,8 +25,8 @@ import os
 
 import pandas as pd
 
+from formulations.instances.random_families import FAMILIES, family_problem
 from formulations.presolve import presolve
-from formulations.random_families import FAMILIES, family_problem
 from planner.benchmarks import Suite, bench, random_suite
 from planner.plots import performance_profile
 

@@ -32,11 +32,11 @@ import os
 
 import pandas as pd
 
-from formulations.solution import SolveOptions
+from formulations.problem.solution import SolveOptions
 from planner.benchmarks import Suite, bench
-from planner.benchmarks.kiwi_transformer import paper_case, sweep
-from planner.benchmarks.step_cases import prepared
-from planner.infeasibility import InfeasibleError
+from planner.common.infeasibility import InfeasibleError
+from planner.papers.kiwi.cases import prepared
+from planner.papers.kiwi.transformer import paper_case, sweep
 from planner.plots import overhead_over_memory
 
 # The tests run this notebook with a smaller step and less time.

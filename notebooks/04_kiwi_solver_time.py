@@ -25,10 +25,11 @@ import os
 
 import pandas as pd
 
-from formulations.models.kiwi_mlp import MlpInstance
-from planner.benchmarks import Suite, bench, kiwi_mlp_suite
-from planner.benchmarks.kiwi_transformer import paper_case, within
-from planner.benchmarks.step_cases import prepared
+from formulations.kiwi.mlp import MlpInstance
+from planner.benchmarks import Suite, bench
+from planner.papers import kiwi_mlp_suite
+from planner.papers.kiwi.cases import prepared
+from planner.papers.kiwi.transformer import paper_case, within
 from planner.plots import seconds_over_layers
 
 # The tests run this notebook with a smaller step and less time.

@@ -33,11 +33,11 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 
-from formulations.models.osdp import ZDP, Slicing, build_osdp, operator_table, operator_tables
-from formulations.searches.osdp_knapsack import Knapsack, KnapsackClass
-from formulations.searches.osdp_plan import Method, plan_osdp
+from formulations.osdp.knapsack import Knapsack, KnapsackClass
+from formulations.osdp.problem import ZDP, Slicing, build_osdp, operator_table, operator_tables
+from formulations.osdp.scheduler import Method, plan_osdp
 from formulations.solvers import solve
-from planner.benchmarks.osdp_cases import CLUSTERS, FORMULATIONS, LIMITS_GIB, MODELS, OsdpCase
+from planner.papers.osdp.cases import CLUSTERS, FORMULATIONS, LIMITS_GIB, MODELS, OsdpCase
 
 # The tests run this notebook with fewer models and less time.
 SMALL = "MESHWRIGHT_NOTEBOOK_SECONDS" in os.environ
@@ -275,8 +275,8 @@ pd.DataFrame(rows, columns=names).round(3)
 # %% [markdown]
 # The headline of 2.84 times is that of 3D parallelism with OSDP in place of data parallelism; OSDP's own largest gain
 # is 2.74 times. A plan of your own model that runs: `meshwright plan MODEL --model-formulation osdp`; of a profile of
-# yours, a file of `planner.layer_files`: `meshwright plan layers:FILE.json --model-formulation osdp`. A plan of any
-# chain of layers:
+# yours, a file of `planner.layers.profiles.files`: `meshwright plan layers:FILE.json --model-formulation osdp`. A plan
+# of any chain of layers:
 
 # %%
 case = OsdpCase(NAMES[0], TITAN, 16, "osdp_peak")

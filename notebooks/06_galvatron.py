@@ -18,7 +18,7 @@
 #
 # Galvatron-BMW gives every layer its own mixture of data, sharded data and tensor parallelism and checkpointing, and
 # cuts the layers into pipeline stages. Its search is a heuristic, and as printed it has slips
-# (`formulations/models/galvatron_slips.py`). Here it runs as printed, repaired, and beside the exact solution of the
+# (`formulations/galvatron/slips.py`). Here it runs as printed, repaired, and beside the exact solution of the
 # same problem. Costs are our presets; the paper measured its own, so only orders and sizes compare.
 
 # %%
@@ -27,16 +27,16 @@ import time
 
 import pandas as pd
 
-from formulations.models.galvatron_slips import AS_PUBLISHED
-from formulations.models.galvatron_strategies import Dimension, decision_trees, pipeline_degrees
-from formulations.searches.galvatron_dp import search_stage
-from formulations.searches.galvatron_labels import solve_stage
-from formulations.searches.galvatron_search import Balance
+from formulations.galvatron.dynamic_program import search_stage
+from formulations.galvatron.labels import solve_stage
+from formulations.galvatron.published_search import Balance
+from formulations.galvatron.slips import AS_PUBLISHED
+from formulations.galvatron.strategies import Dimension, decision_trees, pipeline_degrees
 from planner.benchmarks import Suite, bench
-from planner.benchmarks import galvatron_paper as paper
-from planner.benchmarks.galvatron import GalvatronCell
-from planner.benchmarks.galvatron_cases import BATCHES, GIGABYTE, GalvatronCase
-from planner.benchmarks.galvatron_summary import UNITS_PER_SECOND, summary
+from planner.papers.galvatron import paper_tables as paper
+from planner.papers.galvatron.bench import GalvatronCell
+from planner.papers.galvatron.cases import BATCHES, GIGABYTE, GalvatronCase
+from planner.papers.galvatron.summary import UNITS_PER_SECOND, summary
 from planner.plots import seconds_over_layers
 
 # The tests run this notebook with fewer models and batches.

@@ -27,19 +27,19 @@ import os
 
 import pandas as pd
 
-from formulations.models.h3t import simulate
-from formulations.models.h3t_operations import ALL_ON, Switch
-from formulations.models.h3t_program import memory_floor
-from formulations.searches.h3t_dp import search_dp
-from formulations.searches.h3t_exact import least_memory
-from formulations.searches.h3t_sampling import search_greedy, search_random, search_uniform
-from formulations.searches.h3t_slips import AS_PUBLISHED, Rounding
-from formulations.searches.h3t_ties import layers_with
-from planner.benchmarks import h3t_paper as paper
-from planner.benchmarks.h3t import FIGURE_6_COLUMNS, exact, figure_6_cases, switch_shares, table_6_cases
-from planner.benchmarks.h3t_cases import GIGABYTE, MEASURED_PCIE_SHARE, table_1_cases
-from planner.cluster import load_cluster
-from planner.layer_presets import paper_layers
+from formulations.h3t.dynamic_program import search_dp
+from formulations.h3t.exact import least_memory
+from formulations.h3t.operations import ALL_ON, Switch
+from formulations.h3t.problem import simulate
+from formulations.h3t.program import memory_floor
+from formulations.h3t.sampling import search_greedy, search_random, search_uniform
+from formulations.h3t.slips import AS_PUBLISHED, Rounding
+from formulations.h3t.ties import layers_with
+from planner.layers.presets.paper_models import paper_layers
+from planner.machine.cluster import load_cluster
+from planner.papers.h3t import paper_tables as paper
+from planner.papers.h3t.bench import FIGURE_6_COLUMNS, exact, figure_6_cases, switch_shares, table_6_cases
+from planner.papers.h3t.cases import GIGABYTE, MEASURED_PCIE_SHARE, table_1_cases
 from planner.plots import overhead_over_memory
 
 # The tests run this notebook with fewer columns.

@@ -18,8 +18,8 @@
 #
 # CAPTURE cuts a model into pipeline stages and gives every stage data or tensor parallelism, so that the fullest GPU
 # holds as little as possible. It profiles a few partitionings, predicts all others from them, and enumerates plans.
-# Here its profiler runs on our replay of a stage (`formulations/models/capture_replay.py`), and the same problem is
-# solved exactly beside. What is kept as printed and what is repaired is in `formulations/models/capture_slips.py`.
+# Here its profiler runs on our replay of a stage (`formulations/capture/replay.py`), and the same problem is
+# solved exactly beside. What is kept as printed and what is repaired is in `formulations/capture/slips.py`.
 
 # %%
 import os
@@ -28,14 +28,14 @@ import time
 import matplotlib.pyplot as plt
 import pandas as pd
 
-from formulations.models.capture_slips import AS_PUBLISHED, REPAIRED
-from formulations.models.pipeline_schedule import Schedule
-from formulations.searches.capture_enumeration import recommend
-from formulations.searches.capture_exact import fastest_plan, least_peak_plan
-from formulations.searches.capture_profiling import lines_as_printed, profiling_runs
-from planner.benchmarks.capture import ERROR_SHARES, figure_7
-from planner.benchmarks.capture_cases import MODELS, CaptureCase
-from runtime.cli_bench_figure_7 import LocalCase, measured_errors
+from formulations.capture.enumeration import recommend
+from formulations.capture.exact import fastest_plan, least_peak_plan
+from formulations.capture.profiling import lines_as_printed, profiling_runs
+from formulations.capture.slips import AS_PUBLISHED, REPAIRED
+from formulations.layers.pipeline_schedule import Schedule
+from planner.papers.capture.bench import ERROR_SHARES, figure_7
+from planner.papers.capture.cases import MODELS, CaptureCase
+from runtime.commands.bench_figure_7 import LocalCase, measured_errors
 
 # The tests run this notebook with fewer placements and plans.
 SMALL = "MESHWRIGHT_NOTEBOOK_SECONDS" in os.environ
@@ -216,7 +216,7 @@ pd.DataFrame(
 #
 # The same on real runs: a small GPT-2 as pipelines of four local processes, profiled on them and then measured.
 # `engine` is our formula of what torch's engine holds, which needs no profiling. `meshwright bench capture --part
-# figure-7-local --plans 500` runs two models with more layers (`runtime/cli_bench_figure_7.py`).
+# figure-7-local --plans 500` runs two models with more layers (`runtime/commands/bench_figure_7.py`).
 
 # %%
 local = [] if SMALL else [LocalCase("gpt2", schedule, blocks=6) for schedule in errors]

@@ -32,12 +32,12 @@ from math import nan
 
 import pandas as pd
 
-from planner.cluster import load_cluster
-from planner.layer_folding import model_layers
+from planner.graph.optimizers import optimizer_named
 from planner.layer_planning import LAYER_FORMULATIONS
-from planner.layer_request import LayerRequest
-from planner.models import ModelReference
-from planner.optimizers import optimizer_named
+from planner.layers.plan.request import LayerRequest
+from planner.layers.profiles.folding import model_layers
+from planner.machine.cluster import load_cluster
+from planner.models.references import ModelReference
 from planner.plots import overhead_over_memory
 from planner.session import PlanningSession, PlanRequest
 

@@ -6,17 +6,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
-from formulations.solution import Progress
+from formulations.problem.solution import Progress
 from formulations.solvers import DEFAULT_SOLVER
-from planner.cluster import ClusterSpec
+from planner.common.infeasibility import InfeasibleError
+from planner.common.units import format_bytes, format_gap, format_seconds
 from planner.explanation import Explanation, explain_plan
 from planner.fits import FitsReport, fits_report
-from planner.infeasibility import InfeasibleError
-from planner.models import ModelReference
-from planner.plan import Plan
-from planner.plan_rendering import html_table, text_table
+from planner.machine.cluster import ClusterSpec
+from planner.models.references import ModelReference
+from planner.plan.document import Plan
+from planner.plan.rendering import html_table, text_table
 from planner.session import PlanningSession, PlanRequest, session_of
-from planner.units import format_bytes, format_gap, format_seconds
 
 __all__ = [
     "Comparison",
@@ -62,7 +62,7 @@ def plan(
     host_memory
         Bytes of pinned host memory for one device, for formulations that offload; None for no limit.
     optimizer
-        A name of :data:`planner.optimizers.OPTIMIZERS`.
+        A name of :data:`planner.graph.optimizers.OPTIMIZERS`.
     formulation, solver
         Names of the model and the solver.
     time_limit

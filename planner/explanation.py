@@ -7,17 +7,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from html import escape
 
-from formulations.solution import Progress
+from formulations.problem.solution import Progress
 from formulations.solvers import DEFAULT_SOLVER, SOLVERS
-from planner.cluster import ClusterError
-from planner.infeasibility import InfeasibleError
-from planner.operator_graph import OperatorGraph
-from planner.placement import local_numel
-from planner.plan import Plan, schedule_of, verify_plan
-from planner.replay import ReplayReport
-from planner.schedule import Compute, Offload, Reshard, Schedule
+from planner.common.infeasibility import InfeasibleError
+from planner.common.units import format_bytes, format_seconds
+from planner.graph.operator_graph import OperatorGraph
+from planner.graph.placement import local_numel
+from planner.machine.cluster import ClusterError
+from planner.plan.document import Plan, schedule_of, verify_plan
+from planner.replay.checker import ReplayReport
+from planner.schedule.instructions import Compute, Offload, Reshard, Schedule
 from planner.session import PlanningSession, PlanRequest
-from planner.units import format_bytes, format_seconds
 
 GIB = 2**30
 TOP = 10

@@ -13,10 +13,10 @@ from html import escape
 
 import numpy as np
 
-from formulations.problem import IntArray
-from planner.operator_graph import OperatorGraph, OutputRole, ValueRole
-from planner.optimizers import OptimizerSpec
-from planner.view_chains import view_chains
+from formulations.problem.strategy_problem import IntArray
+from planner.graph.operator_graph import OperatorGraph, OutputRole, ValueRole
+from planner.graph.optimizers import OptimizerSpec
+from planner.graph.view_chains import view_chains
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@
 ``kiwi_reduced``            layouts and recomputation, as the paper reduces it
 ``kiwi_chain``              layouts and recomputation of whole chains
 ``kiwi_offload``            the same, and activations that wait in host memory
-``checkpoint_dots``, ...    layouts, recomputation by a rule (:mod:`planner.baselines`)
+``checkpoint_dots``, ...    layouts, recomputation by a rule (:mod:`planner.strategies.baselines`)
 ``checkmate``               recomputation alone, the layouts those of data parallelism (Jain et al. 2020)
 ``alpa_then_checkmate``     the best layouts without a limit, then recomputation
 ==========================  ==============================================================================
@@ -19,9 +19,11 @@ from collections.abc import Callable
 
 import numpy as np
 
-from formulations.models.kiwi_chain import latest_moments
-from formulations.models.offload_modes import Links
-from formulations.models.registry import (
+from formulations.problem.solution import SolveResult, Status
+from formulations.problem.strategy_problem import BoolArray, IntArray, StrategyProblem
+from formulations.step.kiwi_chain import latest_moments
+from formulations.step.offload.modes import Links
+from formulations.step.solving.registry import (
     MODELS,
     StepProblem,
     UnknownFormulationError,
@@ -31,14 +33,12 @@ from formulations.models.registry import (
     sharding_problem,
     step_problem,
 )
-from formulations.problem import BoolArray, IntArray, StrategyProblem
-from formulations.solution import SolveResult, Status
-from planner.baselines import BASELINES
-from planner.infeasibility import InfeasibleError
-from planner.offload_model import with_transfer_costs
-from planner.operator_graph import ValueRole
-from planner.placement import replicated, shard
-from planner.strategy_space import StrategySpace
+from planner.common.infeasibility import InfeasibleError
+from planner.graph.operator_graph import ValueRole
+from planner.graph.placement import replicated, shard
+from planner.scheduling.offload_model import with_transfer_costs
+from planner.strategies.baselines import BASELINES
+from planner.strategies.space import StrategySpace
 
 CHECKMATE = "checkmate"
 ALPA_THEN_CHECKMATE = "alpa_then_checkmate"

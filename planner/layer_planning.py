@@ -1,30 +1,31 @@
 """Plans of whole layers: a model, a cluster and a memory limit become a layer plan with its certificate.
 
-The formulations decide on layers (:mod:`formulations.layers`), each either by the search of its paper, as published,
-or exactly. What they decide is written down as a :class:`~planner.layer_plan.LayerPlan`, which the layer executor runs.
+The formulations decide on layers (:mod:`formulations.layers.layer`), each either by the search of its paper, as
+published, or exactly. What they decide is written down as a :class:`~planner.layers.plan.document.LayerPlan`, which the
+layer executor runs.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from formulations.layers import LayerChain
-from planner.cluster import ClusterSpec, load_cluster
-from planner.infeasibility import InfeasibleError
-from planner.layer_capture import plan_with_capture
-from planner.layer_files import profiled_layers
-from planner.layer_folding import model_layers
-from planner.layer_galvatron import plan_with_galvatron
-from planner.layer_h3t import plan_with_h3t
-from planner.layer_osdp import plan_with_osdp
-from planner.layer_plan import LayerPlan
-from planner.layer_plan_check import divisors
-from planner.layer_plan_memory import engine_peaks, plan_profiles
-from planner.layer_request import LayerRequest
-from planner.models import ModelReference
-from planner.optimizers import optimizer_named
-from planner.plan_error import PlanError
-from planner.units import format_bytes
+from formulations.layers.layer import LayerChain
+from planner.common.infeasibility import InfeasibleError
+from planner.common.plan_error import PlanError
+from planner.common.units import format_bytes
+from planner.graph.optimizers import optimizer_named
+from planner.layers.plan.check import divisors
+from planner.layers.plan.document import LayerPlan
+from planner.layers.plan.memory import engine_peaks, plan_profiles
+from planner.layers.plan.request import LayerRequest
+from planner.layers.profiles.files import profiled_layers
+from planner.layers.profiles.folding import model_layers
+from planner.machine.cluster import ClusterSpec, load_cluster
+from planner.models.references import ModelReference
+from planner.papers.capture.adapter import plan_with_capture
+from planner.papers.galvatron.adapter import plan_with_galvatron
+from planner.papers.h3t.adapter import plan_with_h3t
+from planner.papers.osdp.adapter import plan_with_osdp
 
 _OF_OPERATORS = frozenset({"osdp"})
 """Formulations whose layers are attention and feed-forward modules rather than blocks."""
@@ -58,7 +59,7 @@ def plan_layers(
     ----------
     reference
         Which step; a name alone stands for a reference with the defaults of :class:`ModelReference`. ``layers:FILE``
-        is a profile file (:mod:`planner.layer_files`), of which there is a plan, but nothing to run.
+        is a profile file (:mod:`planner.layers.profiles.files`), of which there is a plan, but nothing to run.
     cluster
         A cluster, or the name or file of one.
     devices
@@ -68,7 +69,7 @@ def plan_layers(
     memory
         Bytes of one device, of which the cluster's reserve is subtracted; all that it has if None.
     optimizer
-        A name of :data:`planner.optimizers.OPTIMIZERS`.
+        A name of :data:`planner.graph.optimizers.OPTIMIZERS`.
     as_published
         Whether the paper's own search decides, in place of the exact one.
     search_batch

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from planner.benchmarks.profile import profiles
+from planner.benchmarks.performance_profile import profiles
 from planner.benchmarks.rows import BenchRow
-from planner.placement import is_partial, is_shard
-from planner.plan_format import ComputeStep, Plan
-from planner.replay_report import Category
-from planner.units import format_gap
+from planner.common.units import format_gap
+from planner.graph.placement import is_partial, is_shard
+from planner.plan.format import ComputeStep, Plan
+from planner.replay.report import Category
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

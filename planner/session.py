@@ -14,25 +14,25 @@ from dataclasses import asdict, dataclass, replace
 from functools import cached_property, partial
 from math import prod
 
-from formulations.collection import collection_paused
-from formulations.models.registry import StepProblem
-from formulations.models.step import StepDecision
-from formulations.models.step_replay import replay_decision
-from formulations.problem import StrategyProblem
-from formulations.solution import Progress, SolveOptions, SolveResult, Status
+from formulations.problem.gc_pause import collection_paused
+from formulations.problem.solution import Progress, SolveOptions, SolveResult, Status
+from formulations.problem.strategy_problem import StrategyProblem
 from formulations.solvers import DEFAULT_SOLVER, SolverPool, solve
-from formulations.solvers.minimum_peak import MinimumPeak
-from planner.capture import CapturedStep, capture
-from planner.cluster import ClusterError, ClusterSpec, load_cluster
-from planner.costs import CostModel
+from formulations.solvers.peaks.minimum_peak import MinimumPeak
+from formulations.step.replay import replay_decision
+from formulations.step.solving.registry import StepProblem
+from formulations.step.solving.smaller import Executed
+from formulations.step.solving.solve import SolvedStep, solve_step, warm_up
+from formulations.step.solving.start import FreeDecision
+from formulations.step.training_step import StepDecision
+from planner.common.infeasibility import InfeasibleError, refusal
+from planner.common.units import format_bytes
 from planner.formulations import formulation_problem
-from planner.infeasibility import InfeasibleError, refusal
-from planner.models import ModelReference, load_step, reference_of
-from planner.notes import planning_notes
-from planner.offload_limit import DeviceLimit
-from planner.offload_model import links_of, offload_schedule
-from planner.optimizers import OptimizerSpec, optimizer_named
-from planner.plan import (
+from planner.graph.optimizers import OptimizerSpec, optimizer_named
+from planner.machine.cluster import ClusterError, ClusterSpec, load_cluster
+from planner.machine.costs import CostModel
+from planner.models.references import ModelReference, load_step, reference_of
+from planner.plan.document import (
     Certificate,
     CrossCheck,
     Fingerprints,
@@ -43,15 +43,15 @@ from planner.plan import (
     Record,
     make_plan,
 )
-from planner.replay import OptimizerMemory, ReplayReport, StrategyTable, replay
-from planner.schedule import Schedule
-from planner.schedule_builder import build_schedule
-from planner.step_costs import InstructionCosts
-from planner.step_smaller import Executed
-from planner.step_solve import SolvedStep, solve_step, warm_up
-from planner.step_start import FreeDecision
-from planner.strategy_space import StrategySpace, build_strategy_space
-from planner.units import format_bytes
+from planner.plan.notes import planning_notes
+from planner.replay.checker import OptimizerMemory, ReplayReport, StrategyTable, replay
+from planner.schedule.instructions import Schedule
+from planner.scheduling.builder import build_schedule
+from planner.scheduling.offload_limit import DeviceLimit
+from planner.scheduling.offload_model import links_of, offload_schedule
+from planner.strategies.instruction_costs import InstructionCosts
+from planner.strategies.space import StrategySpace, build_strategy_space
+from planner.strategies.traced_step import CapturedStep, capture
 
 CROSS_CHECK_SECONDS = 15.0
 """Longest time of one cross-checking solver."""
@@ -113,7 +113,7 @@ class PlanningSession:
     mesh
         Size of each mesh axis.
     optimizer
-        A name of :data:`planner.optimizers.OPTIMIZERS`.
+        A name of :data:`planner.graph.optimizers.OPTIMIZERS`.
 
     Raises
     ------

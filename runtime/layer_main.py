@@ -1,6 +1,6 @@
 """What every rank of a layer plan's run does: read the plan, build its stage, train, compare, report.
 
-Started by :mod:`runtime.layer_launch`, or by torch's own launcher, one process per device::
+Started by :mod:`runtime.layers.launch`, or by torch's own launcher, one process per device::
 
     torchrun --nproc-per-node 4 -m runtime.layer_main layers.json --steps 5 --check --report report.json
 """
@@ -15,28 +15,28 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.elastic.multiprocessing.errors import record
 
-from planner.layer_plan import LayerPlan, load_layer_plan, parse_layer_plan, save_layer_plan
-from planner.layer_plan_check import check_layer_plan
-from planner.models import load_step
-from planner.plan_format import canonical_json
-from planner.torch_adapter.resized_storages import ResizedStorageMeter
-from planner.torch_adapter.step_module import StepArguments
-from runtime.batches import Batches
-from runtime.comparison import NO_ERROR
-from runtime.initial_state import read_initial_state
-from runtime.layer_check import check_comparable, check_model
-from runtime.layer_comparison import gradient_error, uncompared
-from runtime.layer_families import model_family
-from runtime.layer_mesh import plan_meshes
-from runtime.layer_reference import model_reference
-from runtime.layer_report import LayerRankReport, LayerRunReport
-from runtime.layer_training import LayerTraining
-from runtime.measure import train_and_measure
-from runtime.merged_report import merged_measurements, rank_measurements
-from runtime.process_group import broadcast_text, gather_texts, joined, rank_device
-from runtime.rank_job import RunOptions, is_first_here, make_initial_state, parse_options, scratch_folder
-from runtime.reference import ReferenceRun, read_reference
-from runtime.run_report import write_report
+from planner.layers.plan.check import check_layer_plan
+from planner.layers.plan.document import LayerPlan, load_layer_plan, parse_layer_plan, save_layer_plan
+from planner.models.references import load_step
+from planner.plan.format import canonical_json
+from planner.torch_adapter.meters.resized_storages import ResizedStorageMeter
+from planner.torch_adapter.tracing.step_module import StepArguments
+from runtime.job.process_group import broadcast_text, gather_texts, joined, rank_device
+from runtime.job.rank_job import RunOptions, is_first_here, make_initial_state, parse_options, scratch_folder
+from runtime.layers.check import check_comparable, check_model
+from runtime.layers.comparison import gradient_error, uncompared
+from runtime.layers.families.registry import model_family
+from runtime.layers.mesh import plan_meshes
+from runtime.layers.reference import model_reference
+from runtime.layers.report import LayerRankReport, LayerRunReport
+from runtime.layers.training import LayerTraining
+from runtime.measure.batches import Batches
+from runtime.measure.comparison import NO_ERROR
+from runtime.measure.initial_state import read_initial_state
+from runtime.measure.merged_report import merged_measurements, rank_measurements
+from runtime.measure.reference import ReferenceRun, read_reference
+from runtime.measure.run_report import write_report
+from runtime.measure.steps import train_and_measure
 
 PLAN_FILE = "layers.json"
 
@@ -78,7 +78,7 @@ def _run(plan: LayerPlan, options: RunOptions, device: torch.device) -> LayerRun
     copy = options.scratch / PLAN_FILE
     if is_first_here():
         save_layer_plan(plan, copy)
-    make_initial_state("runtime.layer_reference", copy, options)
+    make_initial_state("runtime.layers.reference", copy, options)
     initial = read_initial_state(options.scratch)
     arguments = StepArguments.of(step.module, step.example_args, step.example_kwargs)
     examples = tuple(initial.examples[name] for name in arguments.names)

@@ -1,6 +1,6 @@
 """What every rank of a run does: read the plan, rebuild its schedule, train, compare, report.
 
-Started by :mod:`runtime.launch`, or by torch's own launcher, one process per device::
+Started by :mod:`runtime.job.launch`, or by torch's own launcher, one process per device::
 
     torchrun --nproc-per-node 4 -m runtime.rank_main plan.json --steps 5 --check --report report.json
 """
@@ -16,22 +16,22 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.elastic.multiprocessing.errors import record
 
-from planner.capture import CapturedStep, capture
-from planner.models import TrainingStep, load_step, reference_of
-from planner.plan import Plan, load_plan, save_plan, schedule_of, verify_plan
-from planner.plan_format import NANOSECONDS, canonical_json
-from planner.torch_adapter.collectives import MeshGroups
-from planner.torch_adapter.step_module import StepArguments
-from runtime.batches import Batches
-from runtime.comparison import NO_ERROR, ReferenceComparison, WorstError
-from runtime.initial_state import local_state, read_initial_state
-from runtime.measure import Measurement, train_and_measure
-from runtime.merged_report import merged_measurements, rank_measurements
-from runtime.process_group import LaunchError, broadcast_text, gather_texts, joined, rank_device
-from runtime.rank_job import RunOptions, is_first_here, make_initial_state, parse_options, scratch_folder
-from runtime.reference import read_reference
-from runtime.run_report import RankReport, RunReport, write_report
-from runtime.training import LocalTraining
+from planner.models.references import TrainingStep, load_step, reference_of
+from planner.plan.document import Plan, load_plan, save_plan, schedule_of, verify_plan
+from planner.plan.format import NANOSECONDS, canonical_json
+from planner.strategies.traced_step import CapturedStep, capture
+from planner.torch_adapter.local.collectives import MeshGroups
+from planner.torch_adapter.tracing.step_module import StepArguments
+from runtime.job.process_group import LaunchError, broadcast_text, gather_texts, joined, rank_device
+from runtime.job.rank_job import RunOptions, is_first_here, make_initial_state, parse_options, scratch_folder
+from runtime.measure.batches import Batches
+from runtime.measure.comparison import NO_ERROR, ReferenceComparison, WorstError
+from runtime.measure.initial_state import local_state, read_initial_state
+from runtime.measure.merged_report import merged_measurements, rank_measurements
+from runtime.measure.reference import read_reference
+from runtime.measure.run_report import RankReport, RunReport, write_report
+from runtime.measure.steps import Measurement, train_and_measure
+from runtime.operators.training import LocalTraining
 
 PLAN_FILE = "plan.json"
 
@@ -83,7 +83,7 @@ def _run(plan: Plan, options: RunOptions, device: torch.device) -> RunReport:
     step = load_step(reference_of(plan), "meta")
     captured = capture(step.module, step.example_args, step.example_kwargs, step.loss_fn)
     _check_plan(plan, captured)
-    make_initial_state("runtime.reference", copy, options)
+    make_initial_state("runtime.measure.reference", copy, options)
     texts = gather_texts(_train(plan, step, captured, options, device).model_dump_json())
     merged = ""
     if dist.get_rank() == 0:

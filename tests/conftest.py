@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from support.peak_ratios import PROPERTY, PeakRatio, summary
+from support.layers.peak_ratios import PROPERTY, PeakRatio, summary
 
 LONGEST = (
     "test_notebooks",

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import networkx as nx
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -17,16 +18,9 @@ TOP_LEVEL = {*FLOORS, "notebooks", "tests", ".ci"}
 LONGEST_FILE = 500
 # Without networkx, which torch itself needs.
 NOT_FOR_EXECUTION = ("highspy", "ortools", "pyomo", "numba", "transformers", "typer", "rich", "matplotlib", "pandas")
-EXECUTION_MODULES = (
-    "planner.operator_graph",
-    "planner.placement",
-    "planner.schedule",
-    "planner.plan",
-    "planner.capture",
-    "planner.torch_adapter",
-    "planner.replay",
-)
-COMMAND_LINE = ("cli", "demo")
+EXECUTION_ROOMS = ("planner.graph", "planner.plan", "planner.replay", "planner.schedule", "planner.torch_adapter")
+"""Rooms of ``planner`` that a rank imports; of ``runtime`` it is all but the commands."""
+MOST_FILES = 18
 
 
 def sources(*folders: str) -> list[Path]:
@@ -141,18 +135,58 @@ def test_packages_are_typed(package: str) -> None:
     assert (ROOT / package / "py.typed").exists()
 
 
+def modules_below(*packages: str) -> list[str]:
+    paths = [path.relative_to(ROOT) for package in packages for path in sources(package.replace(".", "/"))]
+    return [".".join(path.with_suffix("").parts) for path in paths if path.stem != "__init__"]
+
+
 def test_execution_needs_torch_numpy_and_pydantic_alone() -> None:
-    modules = [
-        *EXECUTION_MODULES,
-        *(f"runtime.{p.stem}" for p in sources("runtime") if not p.stem.startswith((*COMMAND_LINE, "__"))),
-    ]
+    running = [name for name in modules_below("runtime") if not is_under(name, "runtime.commands")]
     in_a_new_process(f"""
 import importlib, sys
 # None makes every import fail and lets torch find out that an optional package is absent.
 sys.modules.update(dict.fromkeys({NOT_FOR_EXECUTION!r}))
-for module in {modules!r}:
+for module in {[*modules_below(*EXECUTION_ROOMS), *running]!r}:
     importlib.import_module(module)
 """)
+
+
+def rooms() -> dict[str, list[Path]]:
+    """Folders with code, as dotted names, and their files."""
+    found: dict[str, list[Path]] = {}
+    for path in sources(*FLOORS):
+        if path.stem != "__init__":
+            found.setdefault(".".join(path.parent.relative_to(ROOT).parts), []).append(path)
+    return found
+
+
+def test_rooms_are_small() -> None:
+    tests = {str(path.parent.relative_to(ROOT)): len(list(path.parent.glob("*.py"))) for path in sources("tests")}
+    counts = {room: len(files) for room, files in rooms().items()} | tests
+    assert {room: count for room, count in counts.items() if count > MOST_FILES} == {}
+
+
+def test_files_do_not_repeat_the_name_of_their_room() -> None:
+    repeating = []
+    for room, files in rooms().items():
+        name = room.rpartition(".")[2]
+        prefixes = (f"{name}_", f"{name.removesuffix('s')}_")
+        repeating += [str(path.relative_to(ROOT)) for path in files if path.stem.startswith(prefixes)]
+    assert repeating == []
+
+
+def test_imports_between_rooms_have_no_circle() -> None:
+    """Imports inside functions and those of type checkers count as well."""
+    modules = set(modules_below(*FLOORS))
+    graph: nx.DiGraph[str] = nx.DiGraph()
+    for room, files in rooms().items():
+        for path in files:
+            for _, name in imported_names(path):
+                module = name if name in modules else name.rpartition(".")[0]
+                if module in modules and module.rpartition(".")[0] != room:
+                    graph.add_edge(room, module.rpartition(".")[0])
+    assert graph.number_of_edges() > 100
+    assert [sorted(circle) for circle in nx.strongly_connected_components(graph) if len(circle) > 1] == []
 
 
 def test_help_imports_neither_torch_nor_solvers() -> None:
@@ -160,7 +194,7 @@ def test_help_imports_neither_torch_nor_solvers() -> None:
     loaded = json.loads(
         in_a_new_process(f"""
 import contextlib, io, json, sys
-from runtime.cli import main
+from runtime.commands.main import main
 text = io.StringIO()
 with contextlib.redirect_stdout(text), contextlib.suppress(SystemExit):
     main(["--help"])

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from formulations.presolve.lift import Tied
 from formulations.presolve.tie_kernels import (
     BLOCKED,
     Tables,
@@ -28,8 +27,9 @@ from formulations.presolve.tie_kernels import (
     merged_amounts,
     merged_costs,
 )
-from formulations.presolve.workspace import SAFE_TOTAL, Table, Workspace
-from formulations.problem import BoolArray, Factor, IntArray, StrategyProblem, UsageTerm
+from formulations.presolve.workspace.lift import Tied
+from formulations.presolve.workspace.state import SAFE_TOTAL, Table, Workspace
+from formulations.problem.strategy_problem import BoolArray, Factor, IntArray, StrategyProblem, UsageTerm
 
 REPLACES = frozenset({"arc_consistency", "tied_nodes", "fixed_nodes", "separable_tables"})
 """Reductions whose first turn this pass takes."""

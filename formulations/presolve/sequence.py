@@ -7,7 +7,8 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from formulations.presolve import (
+from formulations.presolve.first_pass import REPLACES, FirstPass, sums_are_safe
+from formulations.presolve.reductions import (
     arc_consistency,
     component_fronts,
     dominated_strategies,
@@ -19,11 +20,10 @@ from formulations.presolve import (
     separable_tables,
     tied_nodes,
 )
-from formulations.presolve.export import export
-from formulations.presolve.first_pass import REPLACES, FirstPass, sums_are_safe
-from formulations.presolve.lift import Lift
-from formulations.presolve.workspace import Workspace
-from formulations.problem import StrategyProblem
+from formulations.presolve.workspace.export import export
+from formulations.presolve.workspace.lift import Lift
+from formulations.presolve.workspace.state import Workspace
+from formulations.problem.strategy_problem import StrategyProblem
 
 Reduction = Callable[[Workspace], bool]
 """Makes a workspace smaller without changing the optimum; returns whether it did."""

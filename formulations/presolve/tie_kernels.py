@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from formulations.compiled import compiled
-from formulations.problem import BoolArray, IntArray
+from formulations.problem.compiled import compiled
+from formulations.problem.strategy_problem import BoolArray, IntArray
 
 BLOCKED = 1 << 62
 """Stands in tables for what is forbidden."""

@@ -6,11 +6,11 @@ import threading
 import time
 from typing import Self
 
-from formulations.problem import StrategyProblem
-from formulations.solution import SolveOptions
+from formulations.problem.solution import SolveOptions
+from formulations.problem.strategy_problem import StrategyProblem
 from formulations.solvers import SolverPool
-from formulations.solvers.registry import SolverSpec
-from formulations.solvers.worker import Listener, WorkerOutcome
+from formulations.solvers.processes.worker import Listener, WorkerOutcome
+from formulations.solvers.protocol.registry import SolverSpec
 
 
 class Meter(SolverPool):

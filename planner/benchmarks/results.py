@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 
-from formulations.files import write_text_atomically
-from formulations.solution import Status
+from formulations.problem.files import write_text_atomically
+from formulations.problem.solution import Status
 from planner.benchmarks.rows import BenchRow, RowError, row_from_document
-from planner.units import format_bytes, format_gap
+from planner.common.units import format_bytes, format_gap
 
 _DASH = "-"
 

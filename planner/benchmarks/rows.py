@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, fields
 from typing import Any, NamedTuple
 
-from formulations.solution import Status
+from formulations.problem.solution import Status
 
 
 class RowError(ValueError):
@@ -30,7 +30,7 @@ class BenchRow:
     instance, formulation, solver
         What was solved, which formulation made it (``random`` and ``contest`` for the two suites), and by whom.
     status, objective, bound, gap
-        As :class:`formulations.solution.SolveResult` has them, checked in exact integers.
+        As :class:`formulations.problem.solution.SolveResult` has them, checked in exact integers.
     seconds
         Wall time from the start of the solve to its checked result. Included are the transfer to the solver's
         process, presolve, every check, and the confirmation of an infeasible answer. For instances that are

@@ -12,14 +12,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
-from formulations.problem import StrategyProblem
-from formulations.random_families import family_problem
-from formulations.solution import Progress, SolveOptions, SolveResult, Status
-from formulations.solvers.ledger import SolverContradiction
-from formulations.solvers.registry import SOLVERS, find_solver
-from formulations.solvers.run import SolverInputError, solve
-from formulations.solvers.worker import SolverPool
-from formulations.solvers.worker_process import read_status_bytes
+from formulations.instances.random_families import family_problem
+from formulations.problem.solution import Progress, SolveOptions, SolveResult, Status
+from formulations.problem.strategy_problem import StrategyProblem
+from formulations.solvers.processes.worker import SolverPool
+from formulations.solvers.processes.worker_process import read_status_bytes
+from formulations.solvers.protocol.registry import SOLVERS, find_solver
+from formulations.solvers.running.ledger import SolverContradiction
+from formulations.solvers.running.run import SolverInputError, solve
 from planner.benchmarks.results import BenchResult
 from planner.benchmarks.rows import BenchRow, Moment
 from planner.benchmarks.suites import BenchInstance, Suite
@@ -71,7 +71,7 @@ def bench(
     suite
         From :func:`random_suite`, :func:`contest_suite`, or of your own.
     solvers
-        Names that :func:`formulations.solvers.registry.find_solver` knows. Those that are not built in
+        Names that :func:`formulations.solvers.protocol.registry.find_solver` knows. Those that are not built in
         first solve a problem of six nodes; all of them do where the suite wants warm processes. The suite's own
         if None.
     time_limit

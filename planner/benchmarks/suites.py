@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from formulations.formats.contest import read_contest_problem
-from formulations.problem import StrategyProblem
-from formulations.random_families import FAMILIES, Size, family_problem
-from formulations.solution import Progress, SolveOptions, SolveResult
-from formulations.solvers.worker import SolverPool
+from formulations.instances.contest import read_contest_problem
+from formulations.instances.random_families import FAMILIES, Size, family_problem
+from formulations.problem.solution import Progress, SolveOptions, SolveResult
+from formulations.problem.strategy_problem import StrategyProblem
+from formulations.solvers.processes.worker import SolverPool
 from planner.benchmarks.rows import BenchRow
 
 DEFAULT_SIZES: tuple[Size, ...] = ("small", "middle")
@@ -92,7 +92,7 @@ class Suite:
 
 
 def random_suite(sizes: Sequence[Size] = DEFAULT_SIZES, seed: int = 0) -> Suite:
-    """Make one problem of every family of :mod:`formulations.random_families` in every size.
+    """Make one problem of every family of :mod:`formulations.instances.random_families` in every size.
 
     Small ones can be enumerated, so brute force is always among their solvers.
 

@@ -5,11 +5,11 @@ from collections import Counter
 import matplotlib as mpl
 import numpy as np
 import pytest
-from support.planned_steps import random_plan
+from support.steps.planned_steps import random_plan
 
-from planner.placement import is_partial, is_shard
-from planner.plan import Plan
-from planner.plan_format import ComputeStep
+from planner.graph.placement import is_partial, is_shard
+from planner.plan.document import Plan
+from planner.plan.format import ComputeStep
 from planner.plots import (
     memory_over_time,
     overhead_over_memory,

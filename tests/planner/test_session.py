@@ -7,20 +7,20 @@ from dataclasses import replace
 from functools import cache
 
 import pytest
-from support.planned_steps import step_reference
+from support.steps.planned_steps import step_reference
 
-from formulations.models.step import StepDecision
-from formulations.solution import SolveOptions, Status
+from formulations.problem.solution import SolveOptions, Status
 from formulations.solvers import solve
+from formulations.step.training_step import StepDecision
 from planner import api
-from planner.cluster import load_cluster
+from planner.common.infeasibility import InfeasibleError
+from planner.common.units import format_bytes
 from planner.fits import fits_report
-from planner.infeasibility import InfeasibleError
-from planner.optimizers import OPTIMIZERS
-from planner.plan import PlanError, canonical_json, schedule_of, verify_plan
-from planner.replay import ViolationKind
+from planner.graph.optimizers import OPTIMIZERS
+from planner.machine.cluster import load_cluster
+from planner.plan.document import PlanError, canonical_json, schedule_of, verify_plan
+from planner.replay.checker import ViolationKind
 from planner.session import PlanningSession, PlanRequest, session_of
-from planner.units import format_bytes
 
 CLUSTER = "a100-8-nvlink"
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from planner.units import format_bytes, format_gap, format_seconds
+from planner.common.units import format_bytes, format_gap, format_seconds
 
 
 @pytest.mark.parametrize(

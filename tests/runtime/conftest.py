@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 import pytest
-from support.command_line import Outcome
-from support.rank_pool import RankPool
+from support.processes.command_line import Outcome
+from support.processes.rank_pool import RankPool
 
-from runtime import cli
+from runtime.commands import main as cli
 
 
 @pytest.fixture(scope="session")

@@ -1,0 +1,1 @@
+"""The canonical problem in other forms: flat arrays, linear models, usage rows, bucket elimination."""

@@ -1,0 +1,276 @@
+"""A flat problem with fewer strategies: what a branch of a search leaves.
+
+Tables shrink to the strategies that are left. A node with one strategy left is decided: its factors become tables of
+their other nodes (unary ones where one node is left), so that nothing passes messages through it any more.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from formulations.encodings.flat import FlatProblem, FloatArray, Graph, Usage
+from formulations.problem.compiled import compiled
+from formulations.problem.strategy_problem import BoolArray, IntArray
+
+FORBIDDEN_SHARE = 0.5
+"""A cost above this part of the penalty is a forbidden combination."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Restriction:
+    """What :func:`restrict` returns.
+
+    Parameters
+    ----------
+    flat
+        The restricted problem: same nodes and rows, fewer strategies and factors. Its ``supported`` and ``groups``
+        are those of the original and mean nothing here.
+    entries
+        Per strategy of the restricted problem (laid out as ``unary``) its place in the original's ``unary``.
+    messages
+        Per entry of the restricted messages its place in the original's.
+    """
+
+    flat: FlatProblem
+    entries: IntArray
+    messages: IntArray
+
+    def original(self, choices: IntArray, offset: IntArray) -> IntArray:
+        """Return choices of the original problem, whose ``graph.offset`` is ``offset``."""
+        nodes = len(choices)
+        result: IntArray = self.entries[self.flat.graph.offset[:nodes] + choices] - offset[:nodes]
+        return result
+
+
+def restrict(flat: FlatProblem, allowed: BoolArray) -> Restriction | None:
+    """Keep the ``allowed`` strategies (flags laid out as ``flat.unary``) and drop what they forbid outright.
+
+    Returns
+    -------
+    Restriction or None
+        None where a node has no strategy left.
+    """
+    limit = FORBIDDEN_SHARE * flat.penalty
+    allowed = allowed & (flat.unary < limit)
+    while True:
+        kept = np.concatenate([np.zeros(1, np.int64), np.cumsum(allowed)])
+        sizes = np.diff(kept[flat.graph.offset])
+        if not sizes.all():
+            return None
+        entries = np.flatnonzero(allowed).astype(np.int64)
+        restricted, messages = _restricted(flat, entries, sizes)
+        refused = restricted.unary >= limit
+        if not refused.any():
+            return Restriction(restricted, entries, messages)
+        allowed[entries[refused]] = False
+
+
+def _restricted(flat: FlatProblem, entries: IntArray, sizes: IntArray) -> tuple[FlatProblem, IntArray]:
+    graph = flat.graph
+    offset = np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes)])
+    labels = entries - np.repeat(graph.offset[:-1], sizes)
+    counts = _count(graph, flat.usage, sizes)
+    unary = flat.unary[entries]
+    # Made by NumPy, which asks for huge pages: compiled code would take twice as long to touch new memory.
+    tables = np.concatenate([flat.tables, np.empty(counts[1])])
+    amount = np.concatenate([flat.usage.amount, np.empty(counts[3])])
+    limit = FORBIDDEN_SHARE * flat.penalty
+    new_graph, usage, messages = _fill(
+        graph, flat.usage, tables, amount, unary, sizes, offset, labels, limit, flat.penalty, counts
+    )
+    return replace(flat, graph=_with_incidence(new_graph), usage=usage, unary=unary, tables=tables), messages
+
+
+def _with_incidence(graph: Graph) -> Graph:
+    factor, axis = np.nonzero(graph.scope >= 0)
+    nodes = graph.scope[factor, axis]
+    by_node = np.argsort(nodes, kind="stable")
+    degree = np.bincount(nodes, minlength=len(graph.sizes))
+    return graph._replace(
+        incident_start=np.concatenate([np.zeros(1, np.int64), np.cumsum(degree, dtype=np.int64)]),
+        incident_factor=factor[by_node].astype(np.int64),
+        incident_axis=axis[by_node].astype(np.int64),
+    )
+
+
+@compiled
+def _open_axes(graph: Graph, sizes: IntArray, f: int) -> tuple[int, bool, int, int]:
+    """Return how many nodes of a factor are undecided, whether any shrank, entries left, and the node to fold into."""
+    undecided, shrank, entries = 0, False, 1
+    target = graph.scope[f, 0]
+    for k in range(graph.arity[f]):
+        i = graph.scope[f, k]
+        entries *= sizes[i]
+        shrank = shrank or sizes[i] < graph.sizes[i]
+        if sizes[i] > 1:
+            undecided += 1
+            target = i
+    return undecided, shrank, entries, target
+
+
+@compiled
+def _count(graph: Graph, usage: Usage, sizes: IntArray) -> IntArray:
+    """Return the factors left, and the entries of new tables, messages, and amounts."""
+    factors, table, messages, amounts = 0, 0, 0, 0
+    for i in range(len(sizes)):
+        if sizes[i] < graph.sizes[i]:
+            amounts += sizes[i] * (usage.node_start[i + 1] - usage.node_start[i])
+    for f in range(len(graph.arity)):
+        undecided, shrank, entries, _ = _open_axes(graph, sizes, f)
+        if undecided > 1:
+            factors += 1
+            for k in range(graph.arity[f]):
+                if sizes[graph.scope[f, k]] > 1:
+                    messages += sizes[graph.scope[f, k]]
+            if shrank:
+                table += entries
+        if shrank or undecided <= 1:
+            amounts += entries * (usage.factor_start[f + 1] - usage.factor_start[f])
+    return np.array([factors, table, messages, amounts])
+
+
+@compiled
+def _copy_block(
+    graph: Graph,
+    values: FloatArray,
+    start: int,
+    sizes: IntArray,
+    offset: IntArray,
+    labels: IntArray,
+    f: int,
+    out: FloatArray,
+    place: int,
+) -> int:
+    """Write what is left of a factor's table, which starts at ``values[start]``, to ``out[place:]``; return its end."""
+    first = graph.scope[f, 0]
+    for a in range(sizes[first]):
+        at_first = start + labels[offset[first] + a] * graph.stride[f, 0]
+        if graph.arity[f] == 1:
+            out[place] = values[at_first]
+            place += 1
+            continue
+        second = graph.scope[f, 1]
+        for b in range(sizes[second]):
+            at_second = at_first + labels[offset[second] + b] * graph.stride[f, 1]
+            if graph.arity[f] == 2:
+                out[place] = values[at_second]
+                place += 1
+                continue
+            third = graph.scope[f, 2]
+            for c in range(sizes[third]):
+                out[place] = values[at_second + labels[offset[third] + c] * graph.stride[f, 2]]
+                place += 1
+    return place
+
+
+@compiled
+def _fill(
+    graph: Graph,
+    usage: Usage,
+    tables: FloatArray,
+    amount: FloatArray,
+    unary: FloatArray,
+    sizes: IntArray,
+    offset: IntArray,
+    labels: IntArray,
+    limit: float,
+    penalty: float,
+    counts: IntArray,
+) -> tuple[Graph, Usage, IntArray]:
+    """Write the restricted arrays; ``unary`` receives what decided nodes add to their neighbours.
+
+    ``tables`` and ``amount`` are those of the original, with room at their ends for what is new.
+    """
+    nodes = len(sizes)
+    factors = counts[0]
+    arity = np.zeros(factors, np.int64)
+    scope = np.full((factors, 3), -1, np.int64)
+    stride, message_start = np.zeros((factors, 3), np.int64), np.zeros((factors, 3), np.int64)
+    table_start, table_size = np.zeros(factors, np.int64), np.ones(factors, np.int64)
+    messages = np.zeros(counts[2], np.int64)
+    table_end, amount_end = len(tables) - counts[1], len(amount) - counts[3]
+    term_amount = np.zeros(len(usage.low), np.int64)
+    owner = np.zeros(len(usage.low), np.int64)
+    for i in range(nodes):
+        for q in range(usage.node_start[i], usage.node_start[i + 1]):
+            owner[q] = i
+            term_amount[q] = usage.amount_start[q]
+            if sizes[i] < graph.sizes[i]:
+                term_amount[q] = amount_end
+                for s in range(sizes[i]):
+                    amount[amount_end] = amount[usage.amount_start[q] + labels[offset[i] + s]]
+                    amount_end += 1
+    kept, message_end = 0, 0
+    widest = 1
+    for i in range(nodes):
+        widest = max(widest, sizes[i])
+    block = np.empty(widest)
+    for f in range(len(graph.arity)):
+        undecided, shrank, entries, target = _open_axes(graph, sizes, f)
+        copied = shrank or undecided <= 1
+        for q in range(usage.factor_start[f], usage.factor_start[f + 1]):
+            owner[q] = nodes + kept if undecided > 1 else target
+            term_amount[q] = usage.amount_start[q]
+            if copied:
+                term_amount[q] = amount_end
+                start = usage.amount_start[q]
+                amount_end = _copy_block(graph, amount, start, sizes, offset, labels, f, amount, amount_end)
+        if undecided <= 1:
+            _copy_block(graph, tables, graph.table_start[f], sizes, offset, labels, f, block, 0)
+            for s in range(entries):
+                at = offset[target] + s
+                unary[at] = penalty if max(block[s], unary[at]) >= limit else unary[at] + block[s]
+            continue
+        table_start[kept] = table_end if copied else graph.table_start[f]
+        if copied:
+            start = graph.table_start[f]
+            table_end = _copy_block(graph, tables, start, sizes, offset, labels, f, tables, table_end)
+        for k in range(graph.arity[f]):
+            i = graph.scope[f, k]
+            if sizes[i] > 1:
+                axis = arity[kept]
+                arity[kept] += 1
+                scope[kept, axis] = i
+                message_start[kept, axis] = message_end
+                for s in range(sizes[i]):
+                    messages[message_end] = graph.message_start[f, k] + labels[offset[i] + s]
+                    message_end += 1
+        for axis in range(arity[kept] - 1, -1, -1):
+            stride[kept, axis] = table_size[kept]
+            table_size[kept] *= sizes[scope[kept, axis]]
+        kept += 1
+    # Terms move to their new owners, in their old order.
+    starts = np.zeros(nodes + factors + 1, np.int64)
+    for q in range(len(owner)):
+        starts[owner[q] + 1] += 1
+    for b in range(nodes + factors):
+        starts[b + 1] += starts[b]
+    place = starts.copy()
+    low, high = np.empty(len(owner), np.int64), np.empty(len(owner), np.int64)
+    amount_start = np.empty(len(owner), np.int64)
+    for q in range(len(owner)):
+        at = place[owner[q]]
+        place[owner[q]] += 1
+        low[at], high[at], amount_start[at] = usage.low[q], usage.high[q], term_amount[q]
+    restricted = Graph(
+        sizes,
+        offset,
+        arity,
+        scope,
+        stride,
+        table_start,
+        table_size,
+        message_start,
+        graph.incident_start,
+        graph.incident_factor,
+        graph.incident_axis,
+    )
+    # As in flat problems: terms of nodes come first, then those of factors.
+    node_start, factor_start = starts[: nodes + 1].copy(), starts[nodes:].copy()
+    return (
+        restricted,
+        Usage(node_start, factor_start, low, high, amount_start, amount, usage.limit),
+        messages,
+    )

@@ -1,0 +1,1 @@
+"""Galvatron-BMW: stages and layer strategies; cost estimator, published searches and exact ones."""

@@ -1,0 +1,76 @@
+"""What the joint search of Galvatron-BMW knows of windows that it has solved, and ways through all windows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from formulations.galvatron.labels import StageResult
+from formulations.galvatron.windows import IMPOSSIBLE
+from formulations.problem.strategy_problem import IntArray
+
+__all__ = ["SolvedWindow", "cheapest_way"]
+
+
+@dataclass(slots=True)
+class SolvedWindow:
+    """What is known of one run of layers at one number of micro-batches in flight.
+
+    Parameters
+    ----------
+    solved
+        Limits on a micro-batch, what was found under each, and the time of a micro-batch of the plan.
+    """
+
+    solved: list[tuple[int | None, StageResult, int]] = field(default_factory=list)
+
+    def bound_at(self, limit: int | None) -> int:
+        """A bound under a limit is one under any smaller limit."""
+        bounds = [_bound_of(result) for solved, result, _ in self.solved if _allows(solved, limit)]
+        return max(bounds, default=0)
+
+    def plan_at(self, limit: int | None) -> StageResult | None:
+        """A solve whose limit was as large and whose plan keeps this one."""
+        for solved, result, repeated in self.solved:
+            if result.choices is not None and _allows(solved, limit) and (limit is None or repeated <= limit):
+                return result
+        return None
+
+
+def _bound_of(result: StageResult) -> int:
+    return IMPOSSIBLE if result.bound is None else result.bound
+
+
+def _allows(solved: int | None, limit: int | None) -> bool:
+    """Whether a limit that was solved is as large as another; None is no limit."""
+    return solved is None or (limit is not None and solved >= limit)
+
+
+def cheapest_way(bounds: IntArray, combine: np.ufunc = np.add) -> tuple[int, tuple[int, ...]]:
+    """Find the cheapest way through all positions of a pipeline; every stage has a layer.
+
+    Parameters
+    ----------
+    bounds
+        Of the windows at every position, shape ``(P, L + 1, L + 1)``, indexed by the first layer and the end.
+    combine
+        What joins the windows of a way: their sum, or the largest.
+
+    Returns
+    -------
+    bound, borders
+        That of the way, and its ``P + 1`` borders.
+    """
+    stages, size, _ = bounds.shape
+    best = np.full(size, IMPOSSIBLE)
+    best[0] = 0
+    sources = []
+    for position in range(stages):
+        through = np.minimum(combine(best[:, None], bounds[position]), IMPOSSIBLE)
+        sources.append(through.argmin(axis=0))
+        best = through.min(axis=0)
+    borders = [size - 1]
+    for source in reversed(sources):
+        borders.append(int(source[borders[-1]]))
+    return int(best[-1]), tuple(reversed(borders))

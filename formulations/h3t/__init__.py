@@ -1,0 +1,1 @@
+"""H3T: seven switches per layer; simulator, published searches and exact ones."""

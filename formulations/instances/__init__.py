@@ -1,0 +1,1 @@
+"""Instances of the canonical problem: files of the solver contest and generated families."""

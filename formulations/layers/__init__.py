@@ -1,0 +1,1 @@
+"""Layers and pipeline schedules: what all formulations on whole layers share."""

@@ -1,1 +1,0 @@
-"""One published model per file; each builds a :class:`~formulations.problem.StrategyProblem`."""

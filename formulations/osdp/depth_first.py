@@ -1,0 +1,183 @@
+"""OSDP's own search: depth first over the modes of all operators, with the paper's two cuts (section 3.2, Algorithm 1).
+
+A branch is left where its memory is over the limit, or its time is not below the best plan's so far. Neither says
+anything about the operators that are still without a mode, so up to all :math:`M^n` vectors are visited: with 98 to 194
+operators the search does not end, and the order in which modes are tried decides what it has found when time is up.
+(The authors' public code has a dynamic programme over truncated megabytes in its place.) Variants carry labels:
+
+- ``dfs`` tries the modes in the order in which the paper names them, DP first;
+- ``dfs_sharded_first`` tries ZDP first, so that its first plan is FSDP's;
+- ``dfs_grouped`` does the same, and a later one of equal operators takes no mode that is tried before an earlier one's:
+  which of them has which mode makes no difference;
+- ``dfs_look_ahead`` adds to both cuts the least that the remaining operators need.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+import numpy as np
+
+from formulations.osdp.problem import OperatorTable
+from formulations.problem.compiled import compiled
+from formulations.problem.strategy_problem import BoolArray, IntArray
+
+_VECTORS_BETWEEN_LOOKS = 2_000_000
+_NO_COST = 2**62
+
+
+class Dfs(StrEnum):
+    """Variants of the search; see the module."""
+
+    PUBLISHED = "dfs"
+    SHARDED_FIRST = "dfs_sharded_first"
+    GROUPED = "dfs_grouped"
+    LOOK_AHEAD = "dfs_look_ahead"
+
+
+@dataclass(frozen=True, slots=True)
+class DfsOutcome:
+    """What a search found at one batch size.
+
+    Parameters
+    ----------
+    choices
+        The index of every operator's mode in the best plan, or None.
+    complete
+        Whether everything was visited or cut: then the plan is the best, and without one nothing fits.
+    visited
+        Partial plans that were looked at.
+    """
+
+    choices: tuple[int, ...] | None
+    complete: bool
+    visited: int
+
+
+def search_depth_first(
+    tables: Sequence[OperatorTable], batch: int, memory_bytes: int, variant: Dfs, time_limit: float
+) -> DfsOutcome:
+    """Search at one batch size; memory is added up as in equation (1).
+
+    Parameters
+    ----------
+    tables
+        Of every operator, as summed accounting makes them.
+    batch
+        Samples on one device.
+    memory_bytes
+        What tensors may take on one device.
+    variant
+        Which search.
+    time_limit
+        Seconds after which it gives what it has.
+    """
+    deadline = time.monotonic() + time_limit
+    places = _by_kind(tables) if variant is Dfs.GROUPED else list(range(len(tables)))
+    modes = np.arange(max(len(table.modes) for table in tables))
+    if variant in (Dfs.SHARDED_FIRST, Dfs.GROUPED):
+        modes = modes[::-1]
+    cost = np.array([_filled(tables[i].communication, modes, _NO_COST) for i in places])
+    used = [tables[i].resident(batch) + tables[i].extra(batch) for i in places]
+    memory = np.array([_filled(each, modes, memory_bytes + 1) for each in used])
+    equal_before = np.zeros(len(places), dtype=np.bool_)
+    if variant is Dfs.GROUPED:
+        equal_before[1:] = (cost[1:] == cost[:-1]).all(axis=1) & (memory[1:] == memory[:-1]).all(axis=1)
+    rest = np.zeros((2, len(places) + 1), dtype=np.int64)
+    if variant is Dfs.LOOK_AHEAD:
+        least = np.array([cost.min(axis=1), memory.min(axis=1)])
+        rest[:, :-1] = np.cumsum(least[:, ::-1], axis=1)[:, ::-1]
+    state = _start(len(places))
+    complete, visited = False, 0
+    while not complete and time.monotonic() < deadline:
+        complete = _visit(cost, memory, equal_before, rest, memory_bytes, *state, _VECTORS_BETWEEN_LOOKS)
+        visited = int(state[0][2])
+    if state[0][1] == _NO_COST:
+        return DfsOutcome(None, complete, visited)
+    choices = [0] * len(places)
+    for place, chosen in zip(places, state[4].tolist(), strict=True):
+        choices[place] = int(modes[chosen])
+    return DfsOutcome(tuple(choices), complete, visited)
+
+
+def warm_up_osdp() -> None:
+    """Compile the loop of the searches; :mod:`formulations.warm_up` calls it at installation."""
+    none = np.zeros((2, 2), dtype=np.int64)
+    state = _start(2)
+    _visit(none, none, np.zeros(2, dtype=np.bool_), np.zeros((2, 3), dtype=np.int64), 0, *state, _VECTORS_BETWEEN_LOOKS)
+
+
+def _filled(figures: IntArray, modes: IntArray, missing: int) -> IntArray:
+    """Figures in the order in which modes are tried; ``missing`` for modes that an operator has not."""
+    result = np.full(len(modes), missing, dtype=np.int64)
+    result[: len(figures)] = figures
+    return result[modes]
+
+
+def _by_kind(tables: Sequence[OperatorTable]) -> list[int]:
+    """Operators with equal ones behind each other."""
+    kinds: dict[tuple[object, ...], int] = {}
+    keys = [
+        (t.communication.tobytes(), (t.fixed_resident + t.gathered).tobytes(), t.sample_resident, t.temporary)
+        for t in tables
+    ]
+    for key in keys:
+        kinds.setdefault(key, len(kinds))
+    return sorted(range(len(tables)), key=lambda i: kinds[keys[i]])
+
+
+def _start(operators: int) -> tuple[IntArray, IntArray, IntArray, IntArray, IntArray]:
+    """Depth, best cost and count of visits; next mode, cost and memory at every depth; the best plan."""
+    progress = np.array([0, _NO_COST, 0], dtype=np.int64)
+    next_mode, spent, used, best = (np.zeros(operators, dtype=np.int64) for _ in range(4))
+    return progress, next_mode, spent, used, best
+
+
+@compiled
+def _visit(
+    cost: IntArray,
+    memory: IntArray,
+    equal_before: BoolArray,
+    rest: IntArray,
+    limit: int,
+    progress: IntArray,
+    next_mode: IntArray,
+    spent: IntArray,
+    used: IntArray,
+    best: IntArray,
+    visits: int,
+) -> bool:
+    """Visit so many more partial plans, from where the last call stopped; True where none is left.
+
+    ``cost`` and ``memory`` have shape ``(n, M)``; ``rest`` holds what the operators from each one on need at least,
+    shape ``(2, n + 1)``, cost before memory. All that follows ``limit`` is state, changed in place.
+    """
+    last = len(cost) - 1
+    modes = cost.shape[1]
+    depth, least, visited = progress[0], progress[1], 0
+    while depth >= 0 and visited < visits:
+        mode = next_mode[depth]
+        if mode == modes:
+            depth -= 1
+            continue
+        next_mode[depth] = mode + 1
+        visited += 1
+        now_used = used[depth] + memory[depth, mode]
+        if now_used + rest[1, depth + 1] > limit:
+            continue
+        now_spent = spent[depth] + cost[depth, mode]
+        if now_spent + rest[0, depth + 1] >= least:
+            continue
+        if depth == last:
+            least = now_spent
+            best[:] = next_mode - 1
+            continue
+        depth += 1
+        used[depth], spent[depth] = now_used, now_spent
+        next_mode[depth] = mode if equal_before[depth] else 0
+    progress[0], progress[1] = depth, least
+    progress[2] += visited
+    return bool(depth < 0)

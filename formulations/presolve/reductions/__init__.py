@@ -1,0 +1,1 @@
+"""One exact reduction of a problem per file."""

@@ -1,0 +1,1 @@
+"""The canonical problem, its solutions and the exact checker."""

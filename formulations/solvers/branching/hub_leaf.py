@@ -1,0 +1,136 @@
+"""One branch of a search over hubs: the strategies that it leaves, and its bound."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+import numpy as np
+
+from formulations.encodings.flat import FlatProblem, FloatArray, message_entries
+from formulations.encodings.flat_restriction import Restriction, restrict
+from formulations.problem.strategy_problem import BoolArray, IntArray
+from formulations.solvers.prices.ascent import PriceAscent
+from formulations.solvers.prices.integer_bound import IntegerBound, integer_bound
+
+
+@dataclass(slots=True, eq=False)
+class Leaf:
+    """What is remembered of a branch while others are worked on.
+
+    Parameters
+    ----------
+    allowed
+        Flags of the strategies left, laid out as ``unary`` of the root.
+    bound
+        No assignment of the branch costs less.
+    prices
+        The prices that gave the bound.
+    messages
+        The messages that gave it, for the restricted problem; single precision is enough to start from.
+    raised
+        Whether price steps have been made in this branch (else only sweeps).
+    """
+
+    allowed: BoolArray
+    bound: int
+    prices: FloatArray
+    messages: np.typing.NDArray[np.float32]
+    raised: bool = False
+
+
+class OpenLeaf:
+    """A branch at work: its restricted problem, prices and messages.
+
+    Attributes
+    ----------
+    bound
+        The best exact bound so far.
+    proof
+        The last exact evaluation, or None where there was none.
+    closed
+        Whether no assignment of the branch exists.
+    """
+
+    def __init__(
+        self, root: FlatProblem, restriction: Restriction, bound: int, start: tuple[FloatArray, FloatArray]
+    ) -> None:
+        self.root = root
+        self.restriction = restriction
+        self.bound = bound
+        self.proof: IntegerBound | None = None
+        self.closed = False
+        self.ascent = PriceAscent(restriction.flat)
+        self.ascent.start_from(*start)
+
+    @property
+    def flat(self) -> FlatProblem:
+        """The restricted problem."""
+        return self.restriction.flat
+
+    def sweep(self, pairs: int) -> None:
+        """Adapt the messages to the strategies left, and prove the bound."""
+        self.ascent.sweeps(pairs)
+        self.prove()
+
+    def climb(self, steps: int, deadline: float) -> None:
+        """Make price steps, until ``deadline`` (of :func:`time.monotonic`) at most, and prove the bound."""
+        for _ in range(steps):
+            self.ascent.step(1.0)
+            if time.monotonic() > deadline:
+                break
+        self.prove()
+
+    def prove(self) -> None:
+        """Evaluate the best prices and messages in integers."""
+        self.proof = integer_bound(self.flat, self.ascent.best_prices, self.ascent.best_messages)
+        if self.proof is not None:
+            self.closed = self.closed or self.proof.contradiction
+            self.bound = max(self.bound, self.proof.bound)
+
+    def kept(self) -> BoolArray:
+        """Return flags of the strategies left, laid out as the root's ``unary``."""
+        flags = np.zeros(len(self.root.unary), dtype=np.bool_)
+        flags[self.restriction.entries] = True
+        return flags
+
+    def root_messages(self) -> FloatArray:
+        """Return the best messages in the layout of the root, zero elsewhere."""
+        messages = np.zeros(message_entries(self.root.graph))
+        messages[self.restriction.messages] = self.ascent.best_messages
+        return messages
+
+    def root_choices(self, choices: IntArray) -> IntArray:
+        """Return an assignment of the branch as one of the root."""
+        return self.restriction.original(choices, self.root.graph.offset)
+
+    def narrowed(self, allowed: BoolArray) -> OpenLeaf | None:
+        """Return the branch with fewer strategies (flags laid out as the root's ``unary``), None if none is left."""
+        restriction = restrict(self.root, allowed)
+        if restriction is None:
+            return None
+        start = self.ascent.best_prices, self.root_messages()[restriction.messages]
+        return OpenLeaf(self.root, restriction, self.bound, start)
+
+    def without_hopeless(self, objective: int) -> OpenLeaf | None:
+        """Return the branch without what no assignment cheaper than ``objective`` has, None if none is left."""
+        if self.proof is None:
+            return self
+        hopeless = self.proof.excess >= self.proof.hopeless_from(objective)
+        if not hopeless.any():
+            return self
+        allowed = self.kept()
+        allowed[self.restriction.entries[hopeless]] = False
+        return self.narrowed(allowed)
+
+    def stored(self, raised: bool) -> Leaf:
+        """Return what to remember."""
+        messages = self.ascent.best_messages.astype(np.float32)
+        return Leaf(self.kept(), self.bound, self.ascent.best_prices, messages, raised)
+
+
+def reopened(root: FlatProblem, leaf: Leaf) -> OpenLeaf:
+    """Return a remembered branch, ready for work."""
+    restriction = restrict(root, leaf.allowed)
+    assert restriction is not None, "a remembered branch has strategies left"
+    return OpenLeaf(root, restriction, leaf.bound, (leaf.prices, leaf.messages.astype(np.float64)))

@@ -1,0 +1,211 @@
+"""Memory prices first; then branch and cut on what the prices leave open.
+
+1. :mod:`formulations.solvers.prices.lagrangian` for part of the time: a bound, prices and an incumbent.
+2. Whatever cannot be part of a better assignment is forbidden (:mod:`formulations.solvers.prices.fixing`) and
+   presolve runs again on the rest, the *core*.
+3. Where the core is too large: branching on hubs (:mod:`formulations.solvers.branching.hub_branching`), at once if they
+are
+   few, else after another look at the core; without hubs the first step goes on.
+4. :mod:`formulations.solvers.exact.highs` on the core, where that is small enough (on the problem itself where the
+first
+   step found no assignment). An assignment is either in the core or costs at least as much as the incumbent, so the
+   smaller of the core's bound and the incumbent's cost is a bound.
+
+Where strategies are so many that tables are very large (:mod:`formulations.solvers.prices.bounding`), others look for
+assignments and the prices of the first step only bound; a core is looked at once few strategies are left, and hubs are
+branched on once prices hardly narrow the gap any more.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+
+from formulations.encodings.flat import FlatProblem
+from formulations.encodings.linear_model import linear_columns
+from formulations.presolve import Lift, Presolved, presolve
+from formulations.presolve.workspace.allowed_strategies import cut_forbidden_strategies
+from formulations.problem.solution import Claim, Progress, SolveOptions
+from formulations.problem.strategy_problem import StrategyProblem
+from formulations.solvers.branching.hub_branching import branch, hubs
+from formulations.solvers.exact import highs
+from formulations.solvers.local_search.incumbent_search import exact_objective
+from formulations.solvers.prices.ascent import PriceAscent
+from formulations.solvers.prices.bounding import PriceBounding, is_wide
+from formulations.solvers.prices.fixing import entries_left, without_hopeless
+from formulations.solvers.prices.flatten_or_finish import open_flat
+from formulations.solvers.prices.integer_bound import holds_exact_costs
+from formulations.solvers.prices.lagrangian import PriceSearch
+from formulations.solvers.protocol.exchange import FROM_OTHERS
+from formulations.solvers.protocol.solver import ReportIncumbent, ReportProgress
+
+MOST_CORE_COLUMNS = 400_000
+"""Columns of the core's linear model up to which branch and cut is tried."""
+
+FEW_HUBS = 40
+"""Hubs up to which deciding them soon leaves little of the gap that they cause."""
+
+_FIRST_SHARE, _SECOND_SHARE = 0.3, 0.6
+"""Parts of the time after which the core is looked at; a better incumbent in between makes it smaller."""
+
+_WIDE_SHARES = (0.45, 0.6, 1.0)
+"""The same for later looks where tables are very large."""
+
+_NARROWED = 0.1
+"""Part of the gap that prices must have narrowed it by since the last look, or hubs are branched on."""
+
+_MOST_BRANCHED_ENTRIES = 30_000_000
+"""Entries of tables up to which that is done: three branches at a time hold them up to twice each, 1.5 GB in all."""
+
+_MOST_ENTRIES_LEFT = 20 * MOST_CORE_COLUMNS
+"""Entries of tables, after fixing, up to which presolve may make a core of the size above of them."""
+
+
+def solve(problem: StrategyProblem, options: SolveOptions, report: ReportProgress, incumbent: ReportIncumbent) -> Claim:
+    """Solve by prices, then exactly on what remains.
+
+    With ``iteration_limit`` (of the first step) the solver is deterministic as long as the time limit does
+    not cut it short.
+    """
+    started = time.monotonic()
+    flat = open_flat(problem, incumbent)
+    if isinstance(flat, Claim):
+        return flat
+    first = replace(options, time_limit=_FIRST_SHARE * options.time_limit)
+    if is_wide(_entries(flat), len(flat.graph.arity)):
+        bounding = PriceBounding(problem, flat, first, report, incumbent, started)
+        return _solve_wide(problem, flat, bounding, options, report, incumbent, started)
+    prices = PriceSearch(problem, flat, first, report, incumbent, started)
+    claim = prices.run()
+    hub_count = len(hubs(flat))
+    for share, most_hubs in ((_SECOND_SHARE, FEW_HUBS), (1.0, hub_count)):
+        remaining = replace(options, time_limit=max(0.0, started + options.time_limit - time.monotonic()))
+        if claim.proved_infeasible or claim.bound is None or not remaining.time_limit:
+            return claim
+        if claim.choices is None:
+            small = linear_columns(problem) <= MOST_CORE_COLUMNS
+            return highs.solve(problem, remaining, report, incumbent) if small else claim
+        objective = exact_objective(problem, claim.choices)
+        if options.accepts(objective, claim.bound):
+            return claim
+        core, lift = _core(problem, flat, prices.ascent, objective, started + options.time_limit)
+        columns = linear_columns(core.problem)
+        if columns <= MOST_CORE_COLUMNS:
+            return _Core(core, lift, claim, objective, report, incumbent, started).run(remaining)
+        if 0 < hub_count <= most_hubs:
+            return branch(flat, prices, claim, options, report, started)
+        claim = prices.go_on(share * options.time_limit)
+    return replace(claim, message=f"the core has {columns} columns, too many for branch and cut")
+
+
+def _solve_wide(
+    problem: StrategyProblem,
+    flat: FlatProblem,
+    bounding: PriceBounding,
+    options: SolveOptions,
+    report: ReportProgress,
+    incumbent: ReportIncumbent,
+    started: float,
+) -> Claim:
+    """Solve a problem of very large tables: raise the bound, and look at the core now and then."""
+    claim = bounding.run()
+    branches = _entries(flat) <= _MOST_BRANCHED_ENTRIES and len(hubs(flat)) > 0 and holds_exact_costs(flat)
+    bound_before = None
+    for share in _WIDE_SHARES:
+        if claim.choices is not None:
+            objective = exact_objective(problem, claim.choices)
+            if claim.bound is not None and options.accepts(objective, claim.bound):
+                return claim
+            ascent = bounding.ascent
+            if entries_left(flat, ascent.best_prices, ascent.best_messages, objective) <= _MOST_ENTRIES_LEFT:
+                core, lift = _core(problem, flat, ascent, objective, started + options.time_limit)
+                if linear_columns(core.problem) <= MOST_CORE_COLUMNS:
+                    remaining = replace(options, time_limit=max(0.0, started + options.time_limit - time.monotonic()))
+                    return _Core(core, lift, claim, objective, report, incumbent, started).run(remaining)
+            if branches and _stalls(bound_before, claim.bound, objective):
+                return branch(flat, bounding, claim, options, report, started)
+        bound_before = claim.bound
+        claim = bounding.go_on(share * options.time_limit)
+    return claim
+
+
+def _stalls(before: int | None, bound: int | None, objective: int) -> bool:
+    """Return whether the rise of a bound hardly narrowed the gap to ``objective``."""
+    return before is not None and bound is not None and bound - before < _NARROWED * (objective - before)
+
+
+def _entries(flat: FlatProblem) -> int:
+    """Return how many entries all tables have, those of shared tables counted for every factor, as sweeps read them."""
+    return int(flat.graph.table_size.sum())
+
+
+def _core(
+    problem: StrategyProblem, flat: FlatProblem, ascent: PriceAscent, objective: int, deadline: float
+) -> tuple[Presolved, Lift]:
+    """Return what the best prices leave open, reduced, and the lift from its strategies to those of the problem."""
+    hopeful = without_hopeless(problem, flat, ascent.best_prices, ascent.best_messages, objective)
+    cut, lift = cut_forbidden_strategies(hopeful)
+    return presolve(cut, deadline=deadline), lift
+
+
+class _Core:
+    """Branch and cut on the core, in terms of the problem."""
+
+    def __init__(
+        self,
+        core: Presolved,
+        cut: Lift,
+        claim: Claim,
+        objective: int,
+        report: ReportProgress,
+        incumbent: ReportIncumbent,
+        started: float,
+    ) -> None:
+        self.core, self.cut, self.claim, self.objective = core, cut, claim, objective
+        self.best = objective
+        self.bound = claim.bound
+        self._report, self._incumbent, self._started = report, incumbent, started
+
+    def run(self, options: SolveOptions) -> Claim:
+        """Solve the core and return what that says about the problem."""
+        assert self.claim.choices is not None
+        if not self.core.problem.nodes:
+            found = Claim((), 0)
+        else:
+            start = self._project(self.claim.choices)
+            options = replace(options, relative_gap=0.0, initial_choices=start)
+            with FROM_OTHERS.translated(self.core.problem, self._project, self.core.offset):
+                found = highs.solve(self.core.problem, options, self._hear, self._take)
+        self._raise(found.bound)
+        choices = self.claim.choices
+        if found.choices is not None:
+            cost = exact_objective(self.core.problem, found.choices) + self.core.offset
+            if cost < self.objective:
+                choices = self._lift(found.choices)
+        message = f"core of {self.core.after.nodes} nodes: {found.message}"
+        return Claim(choices, self.bound, message=message, iterations=self.claim.iterations + found.iterations)
+
+    def _lift(self, choices: tuple[int, ...]) -> tuple[int, ...]:
+        """Choices of the problem, from those of the core."""
+        return self.cut(self.core.lift(choices))
+
+    def _project(self, choices: tuple[int, ...]) -> tuple[int, ...] | None:
+        """Choices of the core, or None where one was cut off."""
+        kept = self.cut.project(choices)
+        return None if kept is None else self.core.lift.project(kept)
+
+    def _raise(self, bound: int | None) -> None:
+        """Take a bound of the core; what lies outside costs at least as much as the first incumbent."""
+        if bound is not None:
+            valid = min(bound + self.core.offset, self.objective)
+            self.bound = valid if self.bound is None else max(self.bound, valid)
+
+    def _hear(self, progress: Progress) -> None:
+        self._raise(progress.bound)
+        self._report(Progress(time.monotonic() - self._started, self.best, self.bound, "price_and_branch"))
+
+    def _take(self, choices: tuple[int, ...]) -> None:
+        cost = exact_objective(self.core.problem, choices) + self.core.offset
+        if cost < self.best:
+            self.best = cost
+            self._incumbent(self._lift(choices))

@@ -1,0 +1,1 @@
+"""Column generation over repeated blocks."""

@@ -1,0 +1,192 @@
+"""Columns of repeated blocks: prices from one layer, a bound on all of them, and a mixture of what prices suggest.
+
+A deep model repeats one block dozens of times, so that a search on the whole problem does the same work over and over.
+
+1. Find the blocks (:mod:`formulations.solvers.columns.repeated_blocks`) and tie all inner ones of a family: a problem
+of a few
+   blocks that uses memory as the whole one does. Its prices cost little
+   (:mod:`formulations.solvers.columns.tied_prices`).
+2. At those prices, messages on the whole, untied problem give its bound, evaluated in exact integers.
+3. Decode columns at prices around them, each made to fit. Tied layers would all do the same, which can cost several
+   times as much as the best plan; columns are decoded from the whole problem.
+4. The restricted master (:mod:`formulations.solvers.columns.restricted_master`) mixes the columns; further prices give
+further ones.
+
+It declines where nothing repeats.
+"""
+
+from __future__ import annotations
+
+import time
+from itertools import chain, repeat
+
+import numpy as np
+
+from formulations.encodings.flat import FlatProblem, FloatArray, flatten
+from formulations.problem.compiled import seed_compiled
+from formulations.problem.solution import Claim, Progress, SolveOptions
+from formulations.problem.strategy_problem import BoolArray, StrategyProblem
+from formulations.solvers.columns.repeated_blocks import find_repeats
+from formulations.solvers.columns.restricted_master import mix_columns, used_strategies
+from formulations.solvers.columns.tied_prices import FewRowsAscent, carry_over, inner_groups
+from formulations.solvers.columns.tied_problem import TyingError, tie_nodes
+from formulations.solvers.local_search.incumbent_search import IncumbentSearch
+from formulations.solvers.prices.flatten_or_finish import open_flat
+from formulations.solvers.prices.proven_bound import ProvenBound
+from formulations.solvers.protocol.solver import ReportIncumbent, ReportProgress
+
+_TIED_SHARE, _BOUND_SHARE, _LAST_SHARE = 0.35, 0.6, 0.95
+_FACTORS = ((1.0, 1.3, 0.8), (1.1, 0.9), (0.97, 1.03))
+"""Prices of the first rounds of columns, relative to the best; far ones first: what one saves, another may spend."""
+
+_NOISE, _COLUMNS_A_ROUND = 0.15, 3
+_MOST_COLUMNS = 24
+_PATIENCE = 3.0
+"""Rounds without anything better; one whose columns are nothing new counts half."""
+
+_DEARER = 1.3
+"""Prices rise by this factor from round to round while nothing fits."""
+
+_MASTER_SECONDS = 10.0
+_DECODING_PAIRS = 2
+
+
+def solve(problem: StrategyProblem, options: SolveOptions, report: ReportProgress, incumbent: ReportIncumbent) -> Claim:
+    """Solve by columns; ends early where the gap closes or several rounds find nothing better.
+
+    With ``iteration_limit`` the solver makes at most so many price steps and as many rounds, and is deterministic as
+    long as the time limit does not cut it short.
+    """
+    started = time.monotonic()
+    repeats = find_repeats(problem)
+    if len(problem.nodes) and not repeats.count:
+        return Claim(None, None, message="no blocks repeat, so that there are no columns to share")
+    flat = open_flat(problem, incumbent)
+    if isinstance(flat, Claim):
+        return flat
+    try:
+        tied = flatten(tie_nodes(problem, inner_groups(repeats)).problem)
+    except TyingError as error:
+        return Claim(None, None, message=str(error))
+    return _Columns(problem, flat, options, report, incumbent, started).run(tied)
+
+
+class _Columns:
+    """One solve: the bound, the columns, the incumbent."""
+
+    def __init__(
+        self,
+        problem: StrategyProblem,
+        flat: FlatProblem,
+        options: SolveOptions,
+        report: ReportProgress,
+        incumbent: ReportIncumbent,
+        started: float,
+    ) -> None:
+        self.problem, self.flat, self.options, self.started = problem, flat, options, started
+        self._begun = time.monotonic()
+        self.rounds = 0
+        self._report, self._incumbent = report, incumbent
+        self._random = np.random.default_rng(options.seed)
+        seed_compiled(options.seed)
+        self._ascent = FewRowsAscent(flat)
+        self._proven = ProvenBound(problem, self._ascent)
+        self._search = IncumbentSearch(problem, flat, self._found, self._deadline(_LAST_SHARE))
+        self._columns: dict[tuple[int, ...], None] = {}
+        self._mixed: BoolArray | None = None
+        """Strategies whose mixtures are known: those of the last master that was solved to the end."""
+
+    def run(self, tied: FlatProblem) -> Claim:
+        """Prices from the tied problem, then rounds of columns on the whole one."""
+        if self.options.initial_choices is not None:
+            self._search.offer_original(self.options.initial_choices)
+        self._start_prices(tied)
+        idle, base = 0.0, 1.0
+        most_rounds = self.options.iteration_limit
+        for factors in chain(_FACTORS, repeat(None)):
+            if self._done() or idle >= _PATIENCE or (most_rounds is not None and self.rounds >= most_rounds):
+                break
+            self.rounds += 1
+            before = self._search.objective
+            self._search.hear_others()
+            if self.rounds > len(_FACTORS):
+                self._ascent.step(1.0)
+            self._decode(base * self._factors_of(factors, idle))
+            self._prove()
+            waited = 1.0 if self._mix() else 0.5
+            idle = idle + waited if self._search.objective == before else 0.0
+            base = base * _DEARER if self._search.best is None else 1.0
+        self._prove()
+        best = self._search.best
+        choices = None if best is None else self.flat.original_choices(best)
+        message = f"{len(self._columns)} columns, {self.rounds} rounds"
+        return Claim(choices, self._proven.value, message=message, iterations=self._ascent.iterations + self.rounds)
+
+    def _start_prices(self, tied: FlatProblem) -> None:
+        """Climb on the tied problem and settle on the whole one at what that found."""
+        if not tied.contradiction:
+            ascent = FewRowsAscent(tied)
+            limit = self.options.iteration_limit
+            ascent.climb(self._deadline(_TIED_SHARE), *(() if limit is None else (limit,)))
+            prices = carry_over(tied, ascent.best_prices, self.flat)
+            self._ascent.start_from(prices, np.zeros_like(self._ascent.messages))
+        self._ascent.settle(self._deadline(_BOUND_SHARE))
+
+    def _factors_of(self, factors: tuple[float, ...] | None, idle: float) -> FloatArray:
+        if factors is not None:
+            return np.array(factors)
+        return np.exp(_NOISE * (1 + idle) * self._random.standard_normal(_COLUMNS_A_ROUND))
+
+    def _decode(self, factors: FloatArray) -> None:
+        """Decode a column at every factor of the best prices, and make it fit."""
+        for factor in factors.tolist():
+            if self._remaining() <= 0:
+                return
+            prices = self._ascent.best_prices * factor
+            choices = self._ascent.decode(prices, _DECODING_PAIRS)
+            self._columns[self.flat.original_choices(choices)] = None
+            self._search.finish(choices, prices)
+
+    def _mix(self) -> bool:
+        """Let the master mix the newest columns and the incumbent; False where it has done so already."""
+        if self._done():
+            return True
+        start = None if self._search.best is None else self.flat.original_choices(self._search.best)
+        columns = list(self._columns)[-_MOST_COLUMNS:]
+        if start is not None:
+            columns.append(start)
+            self._columns[start] = None
+        used = used_strategies(self.problem, columns)
+        if self._mixed is not None and not (used & ~self._mixed).any():
+            return False
+        deadline = min(self._deadline(_LAST_SHARE), time.monotonic() + _MASTER_SECONDS)
+        found, is_complete = mix_columns(self.problem, used, start, self.options, deadline)
+        if is_complete:
+            self._mixed = used
+        if found is not None:
+            self._search.offer_original(found)
+        return True
+
+    def _found(self, choices: tuple[int, ...], objective: int) -> None:
+        self._incumbent(choices)
+        self._report(Progress(self._elapsed(), objective, self._proven.value, "blocks"))
+
+    def _prove(self) -> None:
+        self._proven.evaluate()
+        self._report(Progress(self._elapsed(), self._search.objective, self._proven.value, "blocks"))
+
+    def _done(self) -> bool:
+        if self._remaining() <= 0:
+            return True
+        objective, bound = self._search.objective, self._proven.known
+        return objective is not None and bound is not None and self.options.accepts(objective, bound)
+
+    def _elapsed(self) -> float:
+        return time.monotonic() - self.started
+
+    def _remaining(self) -> float:
+        return self._deadline(_LAST_SHARE) - time.monotonic()
+
+    def _deadline(self, share: float) -> float:
+        """End of a part of the time that laying the problem out has left."""
+        return self._begun + share * (self.started + self.options.time_limit - self._begun)

@@ -1,0 +1,96 @@
+"""Memory prices where few limits bind: found on a tied problem, and carried over to the whole one.
+
+Blocks that repeat see nearly the same prices, since mostly what binds is one moment at which everything kept is alive.
+So the prices of a problem whose inner blocks are all tied (:mod:`formulations.solvers.columns.tied_problem`) are nearly
+those of the whole problem, at a small part of the effort.
+"""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+
+from formulations.encodings.flat import FlatProblem, FloatArray
+from formulations.problem.strategy_problem import IntArray
+from formulations.solvers.columns.repeated_blocks import Repeats
+from formulations.solvers.local_search.moves import usage_of
+from formulations.solvers.prices.ascent import PriceAscent
+from formulations.solvers.prices.steering import block_peaks
+
+_FRESH_ROWS = 4
+"""Rows that get a price in one step: the others mostly follow."""
+
+_FIRST_PAIRS, _PAIRS = 5, 3
+_STEPS = 40
+_STALLED_STEPS, _STALLED_GAIN = 4, 1e-6
+_LEAST_STEPS = 12
+
+
+class FewRowsAscent(PriceAscent):
+    """Price steps on the rows that have a price and the few that the decoded assignment violates most."""
+
+    def climb(self, deadline: float, most_steps: int = _STEPS) -> None:
+        """Raise the bound from the present prices until it stalls, or to ``deadline`` (of :func:`time.monotonic`)."""
+        self.sweeps(_FIRST_PAIRS)
+        bounds: list[float] = []
+        for done in range(most_steps):
+            if time.monotonic() > deadline:
+                return
+            self.step(done / most_steps, _PAIRS)
+            bounds.append(self.best_bound)
+            if done >= _LEAST_STEPS and bounds[-1] - bounds[-_STALLED_STEPS] <= _STALLED_GAIN * abs(bounds[-1]):
+                return
+
+    def settle(self, deadline: float, most_pairs: int = 60) -> None:
+        """Sweep at the present prices until the bound stands still, or to ``deadline``."""
+        before = -np.inf
+        for _ in range(0, most_pairs, 2):
+            bound = self.sweeps(2)
+            if bound - before <= _STALLED_GAIN * abs(bound) or time.monotonic() > deadline:
+                return
+            before = bound
+
+    def _candidate_rows(self, temperature: float) -> IntArray:
+        usage = self.flat.usage
+        load = usage_of(self.flat.graph, usage, self.choices) / np.maximum(usage.limit, 1.0)
+        peaks = block_peaks(load)
+        fresh = peaks[(load[peaks] > 1.0) & (self.prices[peaks] == 0.0)]
+        fresh = fresh[np.argsort(-load[fresh])[:_FRESH_ROWS]]
+        return np.union1d(np.flatnonzero(self.prices > 0), fresh).astype(np.int64)
+
+
+def inner_groups(repeats: Repeats) -> IntArray:
+    """Number groups of nodes: all inner blocks of a family decide alike, its first and last ones for themselves."""
+    ends = {
+        family: (int(positions.min()), int(positions.max()))
+        for family in range(int(repeats.family.max(initial=-1)) + 1)
+        for positions in [repeats.position[repeats.family == family]]
+    }
+    known: dict[tuple[int, int], int] = {}
+    groups: IntArray = np.zeros(len(repeats.orbit), dtype=np.int64)
+    columns = (repeats.family.tolist(), repeats.orbit.tolist(), repeats.position.tolist())
+    for i, (family, orbit, position) in enumerate(zip(*columns, strict=True)):
+        if orbit < 0:
+            key = -1, i
+        else:
+            first, last = ends[family]
+            key = orbit, int(position > first) + int(position >= last)
+        groups[i] = known.setdefault(key, len(known))
+    return groups
+
+
+def carry_over(coarse: FlatProblem, prices: FloatArray, fine: FlatProblem) -> FloatArray:
+    """Return prices of the rows of ``fine`` from those of ``coarse``, whose times are the same.
+
+    A row that the fine problem lacks hands its price to the row before it, or to the first.
+    """
+    result: FloatArray = np.zeros(len(fine.rows.time))
+    for row in np.flatnonzero(prices > 0).tolist():
+        resource = int(coarse.rows.resource[row])
+        own = np.flatnonzero(fine.rows.resource == resource)
+        if len(own):
+            place = int(np.searchsorted(fine.rows.time[own], coarse.rows.time[row], side="right")) - 1
+            change = fine.rows.quantum[resource] / coarse.rows.quantum[resource]
+            result[own[max(0, place)]] += prices[row] * change
+    return result

@@ -1,0 +1,1 @@
+"""Exact solvers: enumeration, dynamic programming, HiGHS and CP-SAT."""

@@ -1,0 +1,226 @@
+"""One HiGHS instance holding a linear model whose usage rows are added as they turn out to matter.
+
+Costs are scaled so that HiGHS's absolute tolerances mean less than one unit of cost wherever doubles
+allow that, and every bound that leaves this file has been reduced by what tolerances and rounding can
+have added to it (:func:`margin`), so it is valid for the integer problem.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from formulations.encodings.linear_model import LinearModel
+from formulations.encodings.usage_rows import UsageRow
+from formulations.problem.strategy_problem import IntArray
+
+USUAL_TOLERANCE = 1e-6
+TIGHT_TOLERANCE = 1e-9
+WRONG_PRESOLVE_RULE = 1 << 12
+"""The aggregator, as a bit in HiGHS's own numbering of its presolve rules (test_where_presolve_went_wrong)."""
+_DUAL_SHARE = 0.1
+"""HiGHS's branch and cut asks its LPs for a tenth of its own tolerance on reduced costs."""
+_LARGEST_SCALED_COST = 1 << 20
+
+Values = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class CostScale:
+    """``cost = scaled * divisor * 2**exponent``: all costs are multiples of ``divisor``.
+
+    Two different objectives differ by at least ``2**-exponent`` after scaling.
+    """
+
+    divisor: int
+    exponent: int
+
+    @classmethod
+    def of(cls, cost: IntArray) -> CostScale:
+        """Choose a scale that brings the largest cost to at most about a million."""
+        divisor = max(1, int(np.gcd.reduce(cost))) if cost.size else 1
+        largest = int(cost.max(initial=0)) // divisor
+        return cls(divisor, max(0, largest.bit_length() - _LARGEST_SCALED_COST.bit_length() + 1))
+
+    def apply(self, cost: IntArray) -> Values:
+        """Scale costs; exact, because only a power of two is divided away."""
+        return np.ldexp((cost // self.divisor).astype(np.float64), -self.exponent)
+
+    def round_up(self, scaled_bound: float) -> int:
+        """Return the least achievable cost that is not below ``scaled_bound``."""
+        return math.ceil(Fraction(scaled_bound) * (1 << self.exponent)) * self.divisor
+
+
+def margin(scaled_cost: Values, groups: int, tolerance: float = USUAL_TOLERANCE) -> float:
+    """How far a bound of HiGHS may exceed the true one.
+
+    A reduced cost may be negative by the dual tolerance in every group (exactly one column of each
+    is chosen), a node is pruned within the feasibility tolerance of the incumbent, and a sum of
+    ``groups`` doubles is off by ``groups`` roundings of its size.
+    """
+    size = groups * float(scaled_cost.max(initial=0.0))
+    return tolerance * (1 + _DUAL_SHARE * groups) + float(np.finfo(np.float64).eps) * groups * size
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What one run of HiGHS ended with, in scaled units; ``values`` is None where it has none."""
+
+    values: Values | None
+    reduced_cost: Values | None
+    bound: float
+    infeasible: bool
+    finished: bool
+    message: str
+
+
+class HighsSession:
+    """A HiGHS instance over the columns of a linear model.
+
+    Parameters
+    ----------
+    model
+        The linear model.
+    scaled_cost
+        Objective per column.
+    seed
+        Seed of HiGHS.
+    tolerance
+        Feasibility tolerance; the tighter one costs time and buys bounds closer to the truth.
+    """
+
+    def __init__(
+        self,
+        model: LinearModel,
+        scaled_cost: Values,
+        seed: int,
+        tolerance: float = USUAL_TOLERANCE,
+    ) -> None:
+        import highspy
+
+        self.model = model
+        self._integer = False
+        self._library = highspy
+        self._highs = highspy.Highs()
+        for option, value in {
+            "output_flag": False,
+            "threads": 1,
+            "random_seed": seed % (1 << 31),
+            "mip_feasibility_tolerance": tolerance,
+            "primal_feasibility_tolerance": tolerance,
+            "dual_feasibility_tolerance": tolerance * _DUAL_SHARE,
+            "mip_rel_gap": 0.0,
+            # Restarts of HiGHS 1.15.1 cut off optima (test_small_amounts_that_matter), and so does a rule of its
+            # presolve.
+            "mip_allow_restart": False,
+            "presolve_rule_off": WRONG_PRESOLVE_RULE,
+        }.items():
+            self._highs.setOptionValue(option, value)
+        self._highs.passModel(self._arrays(scaled_cost))
+        self._on_solution: Callable[[Values], None] | None = None
+        self._on_bound: Callable[[float], None] | None = None
+        self._ask: Callable[[], Values | None] | None = None
+
+    def _arrays(self, scaled_cost: Values) -> Any:
+        model = self.model
+        lp = self._library.HighsLp()
+        lp.num_col_ = model.columns
+        lp.num_row_ = len(model.row_rhs)
+        lp.col_cost_ = scaled_cost
+        lp.col_lower_ = np.zeros(lp.num_col_)
+        lp.col_upper_ = model.allowed.astype(np.float64)
+        lp.row_lower_ = model.row_rhs
+        lp.row_upper_ = model.row_rhs
+        lp.a_matrix_.format_ = self._library.MatrixFormat.kRowwise
+        lp.a_matrix_.start_ = model.row_start.astype(np.int32)
+        lp.a_matrix_.index_ = model.row_column.astype(np.int32)
+        lp.a_matrix_.value_ = model.row_value
+        return lp
+
+    def add_usage_row(self, row: UsageRow) -> None:
+        """Add a usage row, scaled."""
+        scaled = row.scaled()
+        self.fix_to_zero(scaled.impossible)
+        self._add_row(scaled.columns, scaled.coefficients, scaled.upper)
+
+    def forbid_together(self, columns: IntArray) -> None:
+        """Add the cover cut ``sum(z[columns]) <= len(columns) - 1``: exact whatever the amounts are."""
+        self._add_row(columns, np.ones(len(columns)), float(len(columns) - 1))
+
+    def _add_row(self, columns: IntArray, values: Values, upper: float) -> None:
+        self._highs.addRow(-self._library.kHighsInf, upper, len(columns), columns.astype(np.int32), values)
+
+    def fix_to_zero(self, columns: IntArray) -> None:
+        """Fix columns that cannot be part of a better solution."""
+        if len(columns):
+            zeros = np.zeros(len(columns))
+            self._highs.changeColsBounds(len(columns), columns.astype(np.int32), zeros, zeros)
+
+    def make_integer(self, absolute_gap: float) -> None:
+        """Demand binary one-hot columns from now on, and stop at ``absolute_gap`` (scaled)."""
+        ones = self.model.one_hot_columns
+        kinds = np.full(ones, int(self._library.HighsVarType.kInteger), dtype=np.uint8)
+        self._highs.changeColsIntegrality(ones, np.arange(ones, dtype=np.int32), kinds)
+        self._highs.setOptionValue("mip_abs_gap", absolute_gap)
+        self._integer = True
+
+    def listen(self, on_solution: Callable[[Values], None], on_bound: Callable[[float], None]) -> None:
+        """Call back with every improving solution and, now and then, with the bound (scaled)."""
+        self._on_solution, self._on_bound = on_solution, on_bound
+        self._highs.cbMipImprovingSolution.subscribe(self._solution_event)
+        self._highs.cbMipLogging.subscribe(self._bound_event)
+
+    def _solution_event(self, event: Any) -> None:
+        if self._on_solution is not None:
+            self._on_solution(np.array(event.data_out.mip_solution))
+
+    def _bound_event(self, event: Any) -> None:
+        bound = float(event.data_out.mip_dual_bound)
+        if self._on_bound is not None and math.isfinite(bound):
+            self._on_bound(bound)
+
+    def ask_for_solutions(self, ask: Callable[[], Values | None]) -> None:
+        """Ask now and then during branch and cut for a better solution than any so far."""
+        self._ask = ask
+        self._highs.cbMipUserSolution.subscribe(self._user_solution_event)
+
+    def _user_solution_event(self, event: Any) -> None:
+        values = None if self._ask is None else self._ask()
+        if values is not None:
+            event.data_in.setSolution(values)
+
+    def start_from(self, values: Values) -> None:
+        """Offer a starting solution to the next integer run."""
+        solution = self._library.HighsSolution()
+        solution.col_value = list(values)
+        self._highs.setSolution(solution)
+
+    def run(self, deadline: float) -> Outcome:
+        """Run until solved or until ``time.monotonic()`` reaches ``deadline``."""
+        # HiGHS compares the limit with the run time of all runs so far.
+        remaining = max(0.0, deadline - time.monotonic())
+        self._highs.setOptionValue("time_limit", self._highs.getRunTime() + remaining)
+        self._highs.run()
+        status = self._highs.getModelStatus()
+        kinds = self._library.HighsModelStatus
+        info = self._highs.getInfo()
+        is_mip = self._integer
+        found = info.primal_solution_status == self._library.SolutionStatus.kSolutionStatusFeasible
+        optimal = status == kinds.kOptimal
+        solution = self._highs.getSolution()
+        bound = float(info.mip_dual_bound) if is_mip else float(info.objective_function_value)
+        return Outcome(
+            values=np.array(solution.col_value) if found else None,
+            reduced_cost=np.array(solution.col_dual) if optimal and not is_mip else None,
+            bound=bound if is_mip or optimal else -math.inf,
+            infeasible=status == kinds.kInfeasible,
+            finished=optimal or status == kinds.kInfeasible,
+            message=self._highs.modelStatusToString(status),
+        )

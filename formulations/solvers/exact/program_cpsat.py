@@ -1,0 +1,63 @@
+"""CP-SAT on integer programs: whether one has a solution, in exact integers.
+
+A second opinion of another kind than branch and cut. Continuous columns are taken as integers, so it is for
+programs that have a solution with integers wherever they have one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from formulations.encodings.integer_program import IntegerProgram
+
+_LEAST_SECONDS = 0.01
+_BEYOND_ANY_ROW = 1 << 62
+
+
+@dataclass(frozen=True, slots=True)
+class Existence:
+    """A solution, or a proof that there is none, or neither (the time was short)."""
+
+    values: NDArray[np.float64] | None
+    infeasible: bool
+    message: str
+
+
+def find_solution(program: IntegerProgram, seconds: float, seed: int) -> Existence:
+    """Look for any solution; costs do not matter.
+
+    Parameters
+    ----------
+    program
+        Rows and bounds.
+    seconds
+        Time limit.
+    seed
+        Seed of CP-SAT, which runs in one thread.
+    """
+    from ortools.sat.python import cp_model
+
+    model = cp_model.CpModel()
+    columns = [
+        model.new_int_var(low, high, "")
+        for low, high in zip(program.lower.tolist(), program.upper.tolist(), strict=True)
+    ]
+    for index in range(program.rows):
+        members, coefficients = program.row(index)
+        low, high = program.row_lower[index], program.row_upper[index]
+        model.add_linear_constraint(
+            cp_model.LinearExpr.weighted_sum([columns[c] for c in members.tolist()], coefficients.tolist()),
+            -_BEYOND_ANY_ROW if low is None else low,
+            _BEYOND_ANY_ROW if high is None else high,
+        )
+    solver = cp_model.CpSolver()
+    solver.parameters.num_workers = 1
+    solver.parameters.random_seed = seed % (1 << 31)
+    solver.parameters.max_time_in_seconds = max(_LEAST_SECONDS, seconds)
+    status = solver.solve(model)
+    found = status in (cp_model.OPTIMAL, cp_model.FEASIBLE)
+    values = np.array([solver.value(column) for column in columns], dtype=np.float64) if found else None
+    return Existence(values, status == cp_model.INFEASIBLE, f"CP-SAT: {solver.status_name(status)}")

@@ -1,0 +1,1 @@
+"""Better assignments from a feasible one."""

@@ -1,0 +1,310 @@
+"""Large-neighbourhood search: parts of the incumbent are solved again, all else fixed (Shaw 1998).
+
+1. :mod:`formulations.solvers.prices.lagrangian` for part of the time: prices, a bound, and an incumbent, if the options
+or
+   another solver do not bring a better one.
+2. Again and again a neighbourhood (:mod:`formulations.solvers.improvement.neighbourhoods`) is cut out as a problem of
+its own
+   (:mod:`formulations.solvers.improvement.subproblem`), reduced, and given to another solver for a few seconds. The
+   kinds of neighbourhood share the time by what they gained per second; each has its own size, which grows where parts
+   are solved quickly and shrinks where they are not solved in time.
+
+A part that is the whole problem is given to the other solver as it is, and what that proves holds.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from formulations.encodings.elimination import TooWideError, elimination_order
+from formulations.encodings.flat import FlatProblem, FloatArray
+from formulations.presolve import presolve
+from formulations.problem.compiled import seed_compiled
+from formulations.problem.solution import Claim, Progress, SolveOptions
+from formulations.problem.strategy_problem import IntArray, StrategyProblem
+from formulations.solvers.exact import tree_dp
+from formulations.solvers.improvement.neighbourhoods import Neighbourhoods, strategy_slacks
+from formulations.solvers.improvement.plateau_moves import wander
+from formulations.solvers.improvement.subproblem import cut_out
+from formulations.solvers.local_search.incumbent_search import IncumbentSearch, exact_objective
+from formulations.solvers.local_search.moves import add_prices
+from formulations.solvers.prices.flatten_or_finish import open_flat
+from formulations.solvers.prices.lagrangian import PriceSearch
+from formulations.solvers.protocol.exchange import FROM_OTHERS
+from formulations.solvers.protocol.registry import find_solver
+from formulations.solvers.protocol.solver import ReportIncumbent, ReportProgress, Solver
+
+SOURCE = "large_neighbourhood"
+
+FIRST_COLUMNS = 15_000
+"""Columns of the linear models of the first parts: a few nodes with many strategies, or hundreds with few."""
+
+_START_SHARE = 0.2
+_LEAST_COLUMNS, _MOST_COLUMNS = 2_000, 1_000_000
+_PART_SHARE, _LEAST_PART_SECONDS, _MOST_PART_SECONDS = 0.05, 1.0, 5.0
+_QUICK_SHARE, _GROWTH = 0.3, 1.5
+_TRIVIAL_SHARE, _TRIVIAL_GROWTH = 0.05, 4.0
+_SHRINKAGE = 0.6
+_MEMORY_OF_GAINS = 0.7
+_CURIOSITY = 0.15
+_NEGLIGIBLE = 1e-4
+"""Part of the gap of the whole problem; a part need not be solved closer than that."""
+_COARSEST_GAP = 1e-3
+_MOST_ELIMINATED_ENTRIES = 1 << 22
+_MOST_WANDERERS = 2_000
+_PART_REDUCTIONS = (
+    "arc_consistency",
+    "tied_nodes",
+    "fixed_nodes",
+    "separable_tables",
+    "maximal_times",
+    "free_nodes",
+    "free_components",
+    "dominated_strategies",
+)
+"""Those that save more time than they take on a few hundred nodes."""
+
+
+def solve(
+    problem: StrategyProblem,
+    options: SolveOptions,
+    report: ReportProgress,
+    incumbent: ReportIncumbent,
+    part_solver: str = "highs",
+    first_columns: int = FIRST_COLUMNS,
+) -> Claim:
+    """Improve an assignment by solving parts of it again.
+
+    With ``iteration_limit`` that many parts are solved, in turn of their kinds and at a fixed size, and the result
+    is deterministic as long as the time limit does not cut it short.
+
+    Parameters
+    ----------
+    part_solver
+        The solver of the parts, by name: one that starts from ``initial_choices``. It runs in this process.
+    first_columns
+        Size of the first parts, in columns of their linear models.
+    """
+    started = time.monotonic()
+    flat = open_flat(problem, incumbent)
+    if isinstance(flat, Claim):
+        return flat
+
+    def tell(progress: Progress) -> None:
+        report(replace(progress, source=SOURCE))
+
+    start = replace(options, time_limit=_START_SHARE * options.time_limit)
+    prices = PriceSearch(problem, flat, start, tell, incumbent, started)
+    claim = prices.run()
+    if claim.proved_infeasible or _is_settled(problem, claim, options):
+        return claim
+    if claim.choices is None:
+        claim = prices.go_on(options.time_limit)
+        return replace(claim, message="no assignment to start from was found")
+    ascent = prices.ascent
+    search = PartSearch(
+        problem, flat, prices.search, ascent.best_prices, ascent.best_messages, part_solver, options, first_columns
+    )
+    search.bound = claim.bound
+    message = search.run(started + options.time_limit)
+    assert prices.search.best is not None
+    return Claim(flat.original_choices(prices.search.best), search.bound, message=message, iterations=search.rounds)
+
+
+def _is_settled(problem: StrategyProblem, claim: Claim, options: SolveOptions) -> bool:
+    """Whether a claim is as close to its bound as the options ask for."""
+    if claim.choices is None or claim.bound is None:
+        return False
+    return options.accepts(exact_objective(problem, claim.choices), claim.bound)
+
+
+def _by_elimination(problem: StrategyProblem, options: SolveOptions) -> Claim | None:
+    """Solve a part by dynamic programming if no limit is left in it and its graph is narrow, else return None."""
+    if any(True for _ in problem.usage_terms()):
+        return None
+    try:
+        entries = elimination_order([node.size for node in problem.nodes], [f.scope for f in problem.factors])[2]
+    except TooWideError:
+        return None
+    return tree_dp.solve(problem, options, _ignore, _ignore) if entries <= _MOST_ELIMINATED_ENTRIES else None
+
+
+@dataclass(slots=True)
+class _Kind:
+    """What is known of a kind of neighbourhood: its size in columns, and its gain per second of late."""
+
+    name: str
+    columns: int
+    gain_per_second: float | None = None
+
+    def learn(self, gain: float, seconds: float, finished: bool, limit: float) -> None:
+        """Take account of one part: what it gained in ``seconds`` of at most ``limit``, and whether it was solved."""
+        rate = gain / max(seconds, 1e-3)
+        known = rate if self.gain_per_second is None else self.gain_per_second
+        self.gain_per_second = _MEMORY_OF_GAINS * known + (1 - _MEMORY_OF_GAINS) * rate
+        if not finished:
+            self.columns = max(_LEAST_COLUMNS, int(_SHRINKAGE * self.columns))
+        elif seconds < _QUICK_SHARE * limit:
+            growth = _TRIVIAL_GROWTH if seconds < _TRIVIAL_SHARE * limit else _GROWTH
+            self.columns = min(_MOST_COLUMNS, int(growth * self.columns))
+
+
+class PartSearch:
+    """The search from an incumbent on; knows nothing of where that came from.
+
+    Parameters
+    ----------
+    problem, flat
+        The problem and its flat form, without contradiction.
+    search
+        Holds the incumbent, checks what is offered and reports it.
+    prices, messages
+        Of rows and factors, at which a bound was found; they tell promising strategies from others.
+    part_solver, first_columns
+        As for :func:`solve`.
+    options
+        Limits and seed of the whole.
+
+    Attributes
+    ----------
+    bound
+        The best bound proved here, or None.
+    rounds
+        Parts solved so far.
+    """
+
+    def __init__(
+        self,
+        problem: StrategyProblem,
+        flat: FlatProblem,
+        search: IncumbentSearch,
+        prices: FloatArray,
+        messages: FloatArray,
+        part_solver: str,
+        options: SolveOptions,
+        first_columns: int = FIRST_COLUMNS,
+    ) -> None:
+        self.problem, self.flat, self.search, self.options = problem, flat, search, options
+        self.bound: int | None = None
+        self.rounds = 0
+        self._solver: Solver = find_solver(part_solver).load()
+        self._objective: int | None = None
+        self._present: IntArray = np.zeros(len(flat.graph.sizes), dtype=np.int64)
+        self._random = np.random.default_rng(options.seed)
+        seed_compiled(options.seed)
+        unary, tables = flat.unary.copy(), flat.tables_to_price()
+        add_prices(flat.graph, flat.usage, prices, flat.unary, flat.tables, unary, tables)
+        slack = strategy_slacks(flat.graph, unary, tables, messages)
+        self.neighbourhoods = Neighbourhoods(flat, slack, self._random)
+        self.kinds = [_Kind(name, first_columns) for name in self.neighbourhoods.kinds]
+        part_seconds = _PART_SHARE * options.time_limit
+        self._part_seconds = min(_MOST_PART_SECONDS, max(_LEAST_PART_SECONDS, part_seconds))
+
+    def run(self, deadline: float) -> str:
+        """Solve parts until the deadline (of :func:`time.monotonic`) and return why the search ended."""
+        limit = self.options.iteration_limit
+        while time.monotonic() < deadline and (limit is None or self.rounds < limit):
+            self.search.hear_others()
+            if self._closed():
+                return "the gap is closed"
+            kind = self._next_kind()
+            began, before = time.monotonic(), self.search.objective
+            seconds = deadline - began if limit is not None else min(self._part_seconds, deadline - began)
+            finished = self._step(kind, seconds)
+            self.rounds += 1
+            if limit is None and before is not None and self.search.objective is not None:
+                kind.learn(before - self.search.objective, time.monotonic() - began, finished, seconds)
+        return f"{self.rounds} parts"
+
+    def _next_kind(self) -> _Kind:
+        """Each kind in turn at first; then by gain per second, with some curiosity."""
+        rates = [kind.gain_per_second for kind in self.kinds]
+        if self.options.iteration_limit is not None or None in rates:
+            return self.kinds[self.rounds % len(self.kinds)]
+        gains = np.array(rates, dtype=np.float64)
+        even = np.full(len(gains), 1.0 / len(gains))
+        shares = gains / gains.sum() if gains.sum() > 0 else even
+        return self.kinds[int(self._random.choice(len(gains), p=(1 - _CURIOSITY) * shares + _CURIOSITY * even))]
+
+    def _step(self, kind: _Kind, seconds: float) -> bool:
+        """Solve one part; return whether it was solved to the end."""
+        deadline = time.monotonic() + seconds
+        choices, usage_now = self._equally_good()
+        neighbourhood = self.neighbourhoods.draw(kind.name, choices, kind.columns)
+        if neighbourhood.whole:
+            return self._solve_whole(choices, seconds)
+        if not len(neighbourhood.nodes):
+            return True
+        part = cut_out(self.flat, choices, usage_now, neighbourhood.nodes, neighbourhood.allowed)
+        reduced = presolve(part.problem, _PART_REDUCTIONS, deadline)
+        start = reduced.lift.project(part.start)
+        options = self._part_options(deadline - time.monotonic(), start, self._part_gap(reduced.problem, start))
+        claim = _by_elimination(reduced.problem, options) or self._solver(reduced.problem, options, _ignore, _ignore)
+        if claim.choices is None:
+            return False
+        before = choices[part.nodes].copy()
+        choices[part.nodes] = part.flat_choices(reduced.lift(claim.choices))
+        if (choices[part.nodes] != before).any():
+            self.search.offer(choices)
+        return _is_settled(reduced.problem, claim, options)
+
+    def _equally_good(self) -> tuple[IntArray, FloatArray]:
+        """Return an assignment that costs as much as the incumbent, and its usage."""
+        best = self.search.best
+        assert best is not None
+        if self._objective != self.search.objective:
+            self._objective, self._present = self.search.objective, best
+        flat = self.flat
+        choices = self._present.copy()
+        usage_now = self.search.usage(choices)
+        order = self._random.permutation(len(choices))[:_MOST_WANDERERS].astype(np.int64)
+        wander(flat.graph, flat.usage, flat.unary, flat.tables, choices, usage_now, order)
+        self._present = choices.copy()
+        return choices, usage_now
+
+    def _solve_whole(self, choices: IntArray, seconds: float) -> bool:
+        """Give the problem itself to the other solver; its bound holds."""
+        start = self.flat.original_choices(choices)
+        claim = self._solver(
+            self.problem,
+            self._part_options(seconds, start, self.options.relative_gap),
+            _ignore,
+            self.search.offer_original,
+        )
+        if claim.choices is not None:
+            self.search.offer_original(claim.choices)
+        if claim.bound is not None and not claim.proved_infeasible:
+            self.bound = claim.bound if self.bound is None else max(self.bound, claim.bound)
+        return self._closed()
+
+    def _part_gap(self, part: StrategyProblem, start: tuple[int, ...] | None) -> float:
+        """Return the relative gap at which what is left to gain in a part does not matter for the whole."""
+        bound = FROM_OTHERS.bound(self.problem, self.bound)
+        if start is None or bound is None or self.search.objective is None:
+            return 0.0
+        cost = exact_objective(part, start)
+        negligible = _NEGLIGIBLE * (self.search.objective - bound)
+        return min(_COARSEST_GAP, negligible / cost) if cost > 0 else 0.0
+
+    def _part_options(self, seconds: float, start: tuple[int, ...] | None, gap: float) -> SolveOptions:
+        seed = int(self._random.integers(1 << 31))
+        iterations = self.options.iteration_limit
+        return SolveOptions(
+            time_limit=max(0.01, seconds),
+            seed=seed,
+            relative_gap=gap,
+            iteration_limit=iterations,
+            initial_choices=start,
+        )
+
+    def _closed(self) -> bool:
+        objective = self.search.objective
+        bound = FROM_OTHERS.bound(self.problem, self.bound)
+        return objective is not None and bound is not None and self.options.accepts(objective, bound)
+
+
+def _ignore(_: object) -> None:
+    """Do not listen to the solver of a part: its claim says enough."""

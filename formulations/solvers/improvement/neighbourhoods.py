@@ -1,0 +1,294 @@
+"""Neighbourhoods of an assignment: which nodes, or which of their strategies, may change at once.
+
+Each kind puts nodes in an order of importance, and as many of them are free as a budget of columns of the linear
+model allows. The kind ``promising`` instead frees all nodes and allows only the strategies that prices and messages
+show to be close to the bound.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from formulations.encodings.flat import FlatProblem, FloatArray, Graph
+from formulations.problem.compiled import compiled
+from formulations.problem.strategy_problem import BoolArray, IntArray
+
+_HUB_DEGREE = 16
+_THRESHOLDS = 40
+_NOISE = 0.7
+_NEVER = 1e300
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Neighbourhood:
+    """Free nodes, and the strategies they may take (None: all), laid out as ``flat.unary``."""
+
+    nodes: IntArray
+    allowed: BoolArray | None
+    whole: bool
+    """Whether nothing is fixed or left out."""
+
+
+class Neighbourhoods:
+    """Draws neighbourhoods of a flat problem.
+
+    Parameters
+    ----------
+    flat
+        The flat problem.
+    slack
+        Per strategy, laid out as ``flat.unary``: how far above the bound an assignment with it is at least.
+    random
+        Draws all that is random.
+
+    Attributes
+    ----------
+    kinds
+        Names of the kinds that make sense for this problem, in a fixed order.
+    columns
+        Columns of the linear model of the whole problem.
+    """
+
+    def __init__(self, flat: FlatProblem, slack: FloatArray, random: np.random.Generator) -> None:
+        self.flat = flat
+        self.slack = slack
+        self._random = random
+        graph = flat.graph
+        self._degree = np.diff(graph.incident_start)
+        self._low, self._high = _extents(flat)
+        self._free = np.flatnonzero(graph.sizes > 1).astype(np.int64)
+        self._component = components(graph)
+        self.columns = int(graph.sizes.sum() + graph.table_size.sum())
+        orders: dict[str, Callable[[IntArray], IntArray]] = {"ball": self._ball, "regret": self._regret}
+        if (self._high > self._low).any():
+            orders["window"] = self._window
+        if int(self._degree.max(initial=0)) >= _HUB_DEGREE:
+            orders["hub"] = self._hub
+        if len(np.unique(self._component[self._free])) > 1:
+            orders["component"] = self._components
+        self._orders = orders
+        self.kinds: tuple[str, ...] = (*orders, "promising")
+
+    def draw(self, kind: str, choices: IntArray, budget: int) -> Neighbourhood:
+        """Return a neighbourhood of ``choices`` of about ``budget`` columns."""
+        if not len(self._free):
+            return Neighbourhood(self._free, None, whole=True)
+        if kind == "promising":
+            return self._promising(choices, budget)
+        order = self._orders[kind](choices)
+        # What a search from the seeds does not reach comes last, component by component.
+        seen = np.zeros(len(choices), dtype=np.bool_)
+        seen[order] = True
+        others = self._components(choices)
+        order = np.concatenate([order[self.flat.graph.sizes[order] > 1], others[~seen[others]]])
+        nodes = order[: prefix_within(self.flat.graph, order, budget)]
+        return Neighbourhood(nodes, None, whole=len(nodes) == len(self._free))
+
+    def _ball(self, choices: IntArray) -> IntArray:
+        return self._around(self._random.choice(self._free, 1))
+
+    def _regret(self, choices: IntArray) -> IntArray:
+        """Balls around nodes whose present strategies are far above the bound."""
+        graph = self.flat.graph
+        regret = np.minimum(self.slack[graph.offset[:-1] + choices], self.flat.penalty)[self._free]
+        # Exponential races: the order of draws without replacement in proportion to the regret.
+        race = self._random.exponential(size=len(self._free)) / (regret + 1e-9 * regret.max() + 1e-300)
+        seeds = max(1, int(np.exp(self._random.uniform(0, np.log(1 + len(self._free) / 50)))))
+        return self._around(self._free[np.argsort(race, kind="stable")[:seeds]])
+
+    def _window(self, choices: IntArray) -> IntArray:
+        """Nodes around a row; those that are used only near it first."""
+        row = int(self._random.integers(len(self.flat.usage.limit)))
+        using = np.flatnonzero((self._high > self._low) & (self.flat.graph.sizes > 1))
+        reach = np.maximum(row - self._low[using], self._high[using] - 1 - row)
+        return using[np.argsort(reach, kind="stable")].astype(np.int64)
+
+    def _hub(self, choices: IntArray) -> IntArray:
+        """A hub and its neighbours, then theirs."""
+        hubs = np.flatnonzero(self._degree >= _HUB_DEGREE)
+        weight = self._degree[hubs] / self._degree[hubs].sum()
+        hub = self._random.choice(hubs, 1, p=weight).astype(np.int64)
+        return breadth_first(self.flat.graph, hub, self._priority(), len(self._degree))
+
+    def _components(self, choices: IntArray) -> IntArray:
+        """Connected components in random order, as wholes."""
+        rank = self._random.random(int(self._component.max()) + 1)
+        return self._free[np.argsort(rank[self._component[self._free]], kind="stable")]
+
+    def _around(self, seeds: IntArray) -> IntArray:
+        """Breadth first from seeds; hubs are passed through at random, for all is near to all through them."""
+        through = max(_HUB_DEGREE, int(np.exp(self._random.uniform(1.0, np.log(3 + self._degree.max())))))
+        return breadth_first(self.flat.graph, seeds, self._priority(), through)
+
+    def _priority(self) -> IntArray:
+        return self._random.permutation(len(self._degree)).astype(np.int64)
+
+    def _promising(self, choices: IntArray, budget: int) -> Neighbourhood:
+        """Beside their present strategies, those of least slack, blurred by noise, that the budget allows all nodes."""
+        if budget >= self.columns:
+            return Neighbourhood(self._free, None, whole=True)
+        graph = self.flat.graph
+        blurred = self.slack * np.exp(_NOISE * self._random.standard_normal(len(self.slack)))
+        blurred[graph.offset[:-1] + choices] = -1.0
+        ordered = np.sort(blurred)
+        low, high = 0, len(ordered)
+        while high - low > len(ordered) // _THRESHOLDS + 1:
+            middle = (low + high) // 2
+            fits = self._columns_of(blurred <= ordered[middle]) <= budget
+            low, high = (middle, high) if fits else (low, middle)
+        allowed = blurred <= ordered[low]
+        several = np.add.reduceat(allowed.astype(np.int64), graph.offset[:-1]) > 1
+        return Neighbourhood(np.flatnonzero(several).astype(np.int64), allowed, whole=False)
+
+    def _columns_of(self, allowed: BoolArray) -> int:
+        """Return the columns of nodes that have a choice, and of the factors between them."""
+        graph = self.flat.graph
+        count = np.add.reduceat(allowed.astype(np.int64), graph.offset[:-1])
+        entries = np.where(graph.scope >= 0, count[graph.scope], 1)
+        joint = (entries > 1).sum(axis=1) > 1
+        return int(count[count > 1].sum() + entries[joint].prod(axis=1).sum())
+
+
+def _extents(flat: FlatProblem) -> tuple[IntArray, IntArray]:
+    """Return the first row and the one past the last that each node uses; equal where it uses none."""
+    usage = flat.usage
+    nodes = len(flat.graph.sizes)
+    owner = np.repeat(np.arange(nodes), np.diff(usage.node_start))
+    low, high = np.full(nodes, len(usage.limit), dtype=np.int64), np.zeros(nodes, dtype=np.int64)
+    own = len(owner)
+    np.minimum.at(low, owner, usage.low[:own])
+    np.maximum.at(high, owner, usage.high[:own])
+    return np.minimum(low, high), high
+
+
+@compiled
+def components(graph: Graph) -> IntArray:
+    """Return the number of the connected component of every node; nodes of one strategy do not connect."""
+    count = len(graph.sizes)
+    label = np.full(count, -1, np.int64)
+    waiting = np.empty(count, np.int64)
+    labels = 0
+    for seed in range(count):
+        if label[seed] >= 0:
+            continue
+        label[seed] = labels
+        waiting[0] = seed
+        size = 1
+        while size > 0:
+            size -= 1
+            i = waiting[size]
+            if graph.sizes[i] == 1:
+                continue
+            for a in range(graph.incident_start[i], graph.incident_start[i + 1]):
+                f = graph.incident_factor[a]
+                for k in range(graph.arity[f]):
+                    j = graph.scope[f, k]
+                    if label[j] < 0 and graph.sizes[j] > 1:
+                        label[j] = labels
+                        waiting[size] = j
+                        size += 1
+        labels += 1
+    return label
+
+
+@compiled
+def breadth_first(graph: Graph, seeds: IntArray, priority: IntArray, through: int) -> IntArray:
+    """Return the nodes in the order of a breadth-first search; neighbours of one node by ``priority``.
+
+    The search does not go on from nodes of a degree above ``through`` unless they are seeds.
+    """
+    count = len(graph.sizes)
+    seen = np.zeros(count, np.bool_)
+    order = np.empty(count, np.int64)
+    size = 0
+    for seed in seeds:
+        seen[seed] = True
+        order[size] = seed
+        size += 1
+    done = 0
+    while done < size:
+        i = order[done]
+        done += 1
+        first, end = graph.incident_start[i], graph.incident_start[i + 1]
+        if end - first > through and done > len(seeds):
+            continue
+        opened = size
+        for a in range(first, end):
+            f = graph.incident_factor[a]
+            for k in range(graph.arity[f]):
+                j = graph.scope[f, k]
+                if not seen[j]:
+                    seen[j] = True
+                    order[size] = j
+                    size += 1
+        rank = np.argsort(priority[order[opened:size]])
+        order[opened:size] = order[opened:size][rank]
+    return order[:size]
+
+
+@compiled
+def prefix_within(graph: Graph, order: IntArray, budget: int) -> int:
+    """Return how many nodes of ``order`` may be free for their linear model to have ``budget`` columns, at least 1."""
+    inside = np.zeros(len(graph.sizes), np.bool_)
+    columns = 0
+    for z in range(len(order)):
+        i = order[z]
+        inside[i] = True
+        columns += graph.sizes[i]
+        for a in range(graph.incident_start[i], graph.incident_start[i + 1]):
+            f = graph.incident_factor[a]
+            entries, others = graph.sizes[i], 0
+            for k in range(graph.arity[f]):
+                j = graph.scope[f, k]
+                if j != i and inside[j]:
+                    entries *= graph.sizes[j]
+                    others += 1
+            if others > 0:
+                columns += entries
+        if columns > budget:
+            return max(1, z)
+    return len(order)
+
+
+@compiled
+def strategy_slacks(graph: Graph, unary: FloatArray, tables: FloatArray, messages: FloatArray) -> FloatArray:
+    """Return, laid out as ``unary``, how far above the bound of the messages an assignment with a strategy is at least.
+
+    The costs are priced ones. This is the float form of what :mod:`formulations.solvers.prices.fixing` evaluates
+    exactly; it guides and proves nothing.
+    """
+    count = len(graph.sizes)
+    slack = unary.copy()
+    least = np.empty(len(messages))
+    least[:] = _NEVER
+    for f in range(len(graph.arity)):
+        for e in range(graph.table_size[f]):
+            value = tables[graph.table_start[f] + e]
+            for k in range(graph.arity[f]):
+                s = (e // graph.stride[f, k]) % graph.sizes[graph.scope[f, k]]
+                value -= messages[graph.message_start[f, k] + s]
+            for k in range(graph.arity[f]):
+                place = graph.message_start[f, k] + (e // graph.stride[f, k]) % graph.sizes[graph.scope[f, k]]
+                least[place] = min(least[place], value)
+    for i in range(count):
+        first, size = graph.offset[i], graph.sizes[i]
+        for a in range(graph.incident_start[i], graph.incident_start[i + 1]):
+            start = graph.message_start[graph.incident_factor[a], graph.incident_axis[a]]
+            for s in range(size):
+                slack[first + s] += messages[start + s]
+        low = slack[first]
+        for s in range(size):
+            low = min(low, slack[first + s])
+        for s in range(size):
+            slack[first + s] -= low
+        for a in range(graph.incident_start[i], graph.incident_start[i + 1]):
+            start = graph.message_start[graph.incident_factor[a], graph.incident_axis[a]]
+            low = least[start]
+            for s in range(size):
+                low = min(low, least[start + s])
+            for s in range(size):
+                slack[first + s] += least[start + s] - low
+    return slack

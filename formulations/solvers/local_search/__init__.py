@@ -1,0 +1,1 @@
+"""Feasible assignments by moves on flat arrays."""

@@ -1,0 +1,235 @@
+"""Search for cheap feasible assignments at memory prices: settle, repair, fill, and tree moves."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+
+import numpy as np
+
+from formulations.encodings.flat import FlatProblem, FloatArray
+from formulations.problem.strategy_problem import IntArray, StrategyProblem
+from formulations.solvers.local_search.feasibility import find_feasible
+from formulations.solvers.local_search.isolated_moves import IsolatedMoves
+from formulations.solvers.local_search.moves import add_prices, conflicts, improve_nodes, settle, total_cost, usage_of
+from formulations.solvers.local_search.repair import repair
+from formulations.solvers.local_search.tree_moves import tree_search
+from formulations.solvers.protocol.exchange import FROM_OTHERS
+
+_FILL_FACTORS = (1.0, 0.7, 0.4, 0.0)
+_MOST_REPAIRED_ROWS = 400
+_FORCED_CHUNK = 50
+
+
+class IncumbentSearch:
+    """Working copies of priced costs, and the best feasible assignment found so far.
+
+    Parameters
+    ----------
+    problem, flat
+        The problem and its flat form (without contradiction).
+    found
+        Called with every better assignment (original strategies) and its exact objective.
+    deadline
+        Of :func:`time.monotonic`; after it, filling stops at the next opportunity.
+
+    Attributes
+    ----------
+    best, objective
+        The incumbent in flat choices and its exact objective, or None.
+    """
+
+    def __init__(
+        self,
+        problem: StrategyProblem,
+        flat: FlatProblem,
+        found: Callable[[tuple[int, ...], int], None],
+        deadline: float = math.inf,
+    ) -> None:
+        self.problem = problem
+        self.flat = flat
+        self.best: IntArray | None = None
+        self.objective: int | None = None
+        self._found = found
+        self._deadline = deadline
+        self._rows = flat.usage
+        self._best_cost = np.inf
+        self._unary = flat.unary.copy()
+        self._tables = flat.tables_to_price()
+        # Costs are integers: half of one is an improvement, unless float sums are coarser than that.
+        self._tolerance = max(0.25, 1e-19 * flat.penalty)
+        self._isolated = IsolatedMoves(flat)
+        self._order: IntArray = np.arange(len(flat.graph.sizes), dtype=np.int64)
+
+    def extend(self, deadline: float) -> None:
+        """Move the time (of :func:`time.monotonic`) after which filling stops."""
+        self._deadline = deadline
+
+    def set_prices(self, prices: FloatArray) -> None:
+        """Add prices per unit of usage to the costs that all moves see."""
+        flat = self.flat
+        add_prices(flat.graph, self._rows, prices, flat.unary, flat.tables, self._unary, self._tables)
+
+    def usage(self, choices: IntArray) -> FloatArray:
+        """Return the usage of every row."""
+        return usage_of(self.flat.graph, self._rows, choices)
+
+    def load(self, choices: IntArray) -> float:
+        """Return the largest usage relative to its limit (1 is full), 0 where there is no row."""
+        limit = self._rows.limit
+        if not len(limit):
+            return 0.0
+        return float(((self.usage(choices) + 1.0) / (limit + 1.0)).max())
+
+    def priced_cost(self, choices: IntArray) -> float:
+        """Return the cost of an assignment at the prices set."""
+        return total_cost(self.flat.graph, self._unary, self._tables, choices)
+
+    def settle(self, choices: IntArray, rounds: int = 5) -> None:
+        """Improve single nodes at the prices set, limits ignored."""
+        settle(self.flat.graph, self._unary, self._tables, choices, self._order, rounds)
+
+    def grow_trees(self, choices: IntArray, work: int, largest: int) -> float:
+        """Improve by random trees at the prices set, limits ignored; return the gain."""
+        flat = self.flat
+        now = np.zeros(0)
+        tolerance = self._tolerance
+        return tree_search(
+            flat.graph, self._rows, self._unary, self._tables, choices, now, work, 20, largest, False, tolerance
+        )
+
+    def grow_feasible_trees(self, choices: IntArray, usage_now: FloatArray, work: int, largest: int) -> float:
+        """Improve by random trees at the prices set, within the limits; return the gain."""
+        flat = self.flat
+        tolerance = self._tolerance
+        return tree_search(
+            flat.graph, self._rows, self._unary, self._tables, choices, usage_now, work, 2, largest, True, tolerance
+        )
+
+    def improve(self, choices: IntArray, usage_now: FloatArray, rounds: int) -> int:
+        """Improve single nodes at the prices set, within the limits; return the number of moves."""
+        flat = self.flat
+        return improve_nodes(
+            flat.graph, self._rows, self._unary, self._tables, choices, usage_now, rounds, self._tolerance
+        )
+
+    def repair(self, choices: IntArray, usage_now: FloatArray, prices: FloatArray) -> bool:
+        """Bring ``choices`` under the limits; return whether that worked."""
+        self.set_prices(prices)
+        flat = self.flat
+        return repair(flat.graph, self._rows, self._unary, self._tables, choices, usage_now, _MOST_REPAIRED_ROWS)
+
+    def fill(
+        self, choices: IntArray, usage_now: FloatArray, prices: FloatArray, factors: tuple[float, ...] = _FILL_FACTORS
+    ) -> None:
+        """Spend what memory is left: feasible moves while the prices fall to zero; then offer the result."""
+        flat = self.flat
+        work = 2 * len(self._order)
+        for factor in factors:
+            self.set_prices(prices * factor)
+            self.improve(choices, usage_now, 2)
+            if time.monotonic() > self._deadline:
+                break
+            self.grow_feasible_trees(choices, usage_now, work, 30)
+            if time.monotonic() > self._deadline:
+                break
+            self.improve(choices, usage_now, 2 if factor else 10)
+        cost = total_cost(flat.graph, flat.unary, flat.tables, choices)
+        if len(self._isolated) and cost - self._isolated.hoped_gain < self._best_cost:
+            self.set_prices(prices)
+            self._isolated.improve(self._rows, self._unary, prices, choices, usage_now, self._tolerance)
+        self.offer(choices)
+
+    def _leave_room_for_rounding(self) -> None:
+        """Lower the limits by what the coarse quantum may hide, from the first time that it hid something."""
+        limit = self.flat.usage.limit - float(len(self.flat.usage.low))
+        self._rows = self.flat.usage._replace(limit=np.maximum(limit, 0.0))
+
+    def finish(self, choices: IntArray, prices: FloatArray) -> bool:
+        """Repair a copy of ``choices`` where needed, and fill; return whether a feasible one resulted."""
+        candidate = choices.copy()
+        usage_now = self.usage(candidate)
+        if (usage_now > self._rows.limit).any() and not self.repair(candidate, usage_now, prices):
+            return False
+        self.fill(candidate, usage_now, prices)
+        return self.is_feasible(candidate)
+
+    def force_feasible(self, choices: IntArray, steps: int, deadline: float) -> bool:
+        """Look for any feasible assignment near ``choices`` (violations before cost), then fill and offer it.
+
+        Gives up after ``steps`` moves, or at ``deadline`` (of :func:`time.monotonic`).
+        """
+        flat = self.flat
+        candidate = choices.copy()
+        no_prices = np.zeros(len(self._rows.limit))
+        self.set_prices(no_prices)
+        weights = np.ones(len(self._rows.limit)), np.ones(len(flat.graph.arity))
+        costs = self._unary, self._tables, flat.penalty
+        for _ in range(0, steps, _FORCED_CHUNK):
+            if find_feasible(flat.graph, self._rows, *costs, candidate, *weights, _FORCED_CHUNK):
+                self.fill(candidate, self.usage(candidate), no_prices)
+                return True
+            if time.monotonic() > deadline:
+                break
+        return False
+
+    def is_feasible(self, choices: IntArray) -> bool:
+        """Return whether limits hold (to the flat problem's quantum) and nothing forbidden is chosen."""
+        flat = self.flat
+        if conflicts(flat.graph, flat.tables, flat.penalty, choices):
+            return False
+        return not (self.usage(choices) > self._rows.limit).any()
+
+    def offer(self, choices: IntArray) -> bool:
+        """Keep ``choices`` if it is feasible and cheaper than the incumbent."""
+        flat = self.flat
+        cost = total_cost(flat.graph, flat.unary, flat.tables, choices)
+        if cost > self._best_cost + self._tolerance or not self.is_feasible(choices):
+            return False
+        original = flat.original_choices(choices)
+        if max(flat.rows.quantum, default=1) > 1 and not within_limits(self.problem, original):
+            self._leave_room_for_rounding()
+            return False
+        objective = exact_objective(self.problem, original)
+        if self.objective is not None and objective >= self.objective:
+            return False
+        self.best, self.objective, self._best_cost = choices.copy(), objective, cost
+        self._found(original, objective)
+        return True
+
+    def offer_original(self, choices: tuple[int, ...]) -> None:
+        """Offer an assignment of the problem itself."""
+        found = self.flat.flat_choices(choices)
+        if found is not None:
+            self.offer(found)
+
+    def hear_others(self) -> None:
+        """Take over what another solver found meanwhile, if it is better."""
+        found = FROM_OTHERS.take(self.problem)
+        if found is not None:
+            self.offer_original(found)
+
+
+def exact_objective(problem: StrategyProblem, choices: tuple[int, ...]) -> int:
+    """Return the cost of an assignment as a Python integer."""
+    total = sum(int(node.cost[choice]) for node, choice in zip(problem.nodes, choices, strict=True))
+    return total + sum(int(factor.cost[tuple(choices[i] for i in factor.scope)]) for factor in problem.factors)
+
+
+def within_limits(problem: StrategyProblem, choices: tuple[int, ...]) -> bool:
+    """Return whether all limits hold, in Python integers; slow, for amounts beyond the range of float64."""
+    events: list[dict[int, int]] = [{} for _ in problem.resources]
+    for scope, term in problem.usage_terms():
+        amount = int(term.amount[tuple(choices[i] for i in scope)])
+        if amount and term.start < term.end:
+            change = events[term.resource]
+            change[term.start] = change.get(term.start, 0) + amount
+            change[term.end] = change.get(term.end, 0) - amount
+    for resource, change in zip(problem.resources, events, strict=True):
+        usage = 0
+        for event in sorted(change):
+            usage += change[event]
+            if resource.limit is not None and usage > resource.limit:
+                return False
+    return True

@@ -1,0 +1,1 @@
+"""Smallest limits that any assignment fits, and why a problem is infeasible."""

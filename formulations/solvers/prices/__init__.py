@@ -1,0 +1,1 @@
+"""Lagrangian prices of memory: dual bounds, and assignments decoded from them."""

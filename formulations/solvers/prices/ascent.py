@@ -1,0 +1,162 @@
+"""Memory prices by smoothed Newton ascent, with tree-reweighted messages as reparametriser.
+
+After each pair of sweeps the min-marginals say how nodes and factors would respond to a change of prices
+(:mod:`formulations.solvers.prices.dual_model`); the temperature of that response falls geometrically. Only
+candidate rows take part: block maxima of the expected usage near or over the limit, and rows with a price.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from formulations.encodings.flat import FlatProblem, FloatArray, Graph, Usage, message_entries
+from formulations.problem.strategy_problem import IntArray
+from formulations.solvers.local_search.moves import add_prices
+from formulations.solvers.prices.dual_model import gather_blocks, newton_step, soft_usage
+from formulations.solvers.prices.steering import block_peaks
+from formulations.solvers.prices.trws import sweep
+
+_MOST_ROWS = 200
+_NEAR_LIMIT = 0.97
+_FAR_STEPS = 30
+_WARM_TEMPERATURE, _COLD_TEMPERATURE = 0.5, 0.003
+
+
+class PriceAscent:
+    """Prices, messages and bounds of one flat problem.
+
+    Attributes
+    ----------
+    prices
+        Present price per unit of usage of every row.
+    choices
+        The assignment that the last sweep decoded.
+    best_bound, best_prices, best_messages
+        The highest (floating-point) bound so far and where it was found.
+    """
+
+    def __init__(self, flat: FlatProblem) -> None:
+        self.flat = flat
+        graph = flat.graph
+        nodes = len(graph.sizes)
+        self.prices: FloatArray = np.zeros(len(flat.usage.limit))
+        self.messages: FloatArray = np.zeros(message_entries(graph))
+        self.choices: IntArray = np.zeros(nodes, dtype=np.int64)
+        self.unary = flat.unary.copy()
+        self.tables = flat.tables_to_price()
+        self.iterations = 0
+        self._order: IntArray = np.arange(nodes, dtype=np.int64)
+        self._beliefs: FloatArray = np.zeros(len(flat.unary))
+        self._share: FloatArray = np.ones(nodes)
+        self.best_bound = -np.inf
+        self.best_prices = self.prices.copy()
+        self.best_messages = self.messages.copy()
+
+    def start_from(self, prices: FloatArray, messages: FloatArray) -> None:
+        """Go on from prices and messages that were found elsewhere; the best bound is forgotten."""
+        self.prices, self.messages = prices.copy(), messages.copy()
+        # Near the best prices a step needs fewer Newton iterations.
+        self.iterations = max(self.iterations, _FAR_STEPS)
+        self.best_bound = -np.inf
+        self.best_prices, self.best_messages = self.prices.copy(), self.messages.copy()
+
+    def sweeps(self, pairs: int) -> float:
+        """Run pairs of sweeps at the present prices; return the bound and keep it where it is the best."""
+        self.set_costs()
+        bound = 0.0
+        for _ in range(pairs):
+            bound = self.sweep_pair()
+        bound -= float(self.prices @ self.flat.usage.limit)
+        if bound > self.best_bound:
+            self.best_bound = bound
+            self.best_prices = self.prices.copy()
+            self.best_messages = self.messages.copy()
+        return bound
+
+    def decode(self, prices: FloatArray, pairs: int) -> IntArray:
+        """Return an assignment decoded at ``prices``, from the present messages, which stay as they are."""
+        messages = self.messages.copy()
+        own = self.prices
+        self.prices = prices
+        self.set_costs()
+        for _ in range(pairs):
+            self._sweep(forward=False)
+            self._sweep(forward=True)
+        self.messages, self.prices = messages, own
+        self.set_costs()
+        return self.choices.copy()
+
+    def set_costs(self) -> None:
+        """Write costs at the present prices."""
+        flat = self.flat
+        add_prices(flat.graph, flat.usage, self.prices, flat.unary, flat.tables, self.unary, self.tables)
+
+    def temperature_scale(self) -> float:
+        """Return a typical distance between a node's best and its other strategies."""
+        beliefs = self._beliefs
+        typical = beliefs[(beliefs > 0) & (beliefs < 0.1 * self.flat.penalty)]
+        return float(np.median(typical)) if len(typical) else 1.0
+
+    def step(self, progress: float, pairs: int = 2) -> float:
+        """Move the prices once and sweep ``pairs`` times; return the new bound.
+
+        ``progress`` from 0 to 1 cools the response.
+        """
+        flat = self.flat
+        self.iterations += 1
+        typical = self.temperature_scale()
+        cooling = (_COLD_TEMPERATURE / _WARM_TEMPERATURE) ** min(1.0, max(0.0, progress))
+        temperature = typical * _WARM_TEMPERATURE * cooling
+        rows = self._candidate_rows(temperature)
+        if len(rows):
+            decisions = int((flat.graph.sizes > 1).sum()) or 1
+            limits = np.maximum(flat.usage.limit[rows], 1.0)
+            scaled = self.prices[rows] * limits
+            most_change = 0.3 * max(typical * decisions, float(scaled.sum()))
+            count = 5 if self.iterations < _FAR_STEPS else 3
+            blocks = gather_blocks(*self._view(), rows)
+            moved = np.maximum(0.0, scaled + newton_step(blocks, scaled, temperature, count, most_change))
+            moved[moved < 1e-7 * moved.max()] = 0.0
+            others = np.ones(len(self.prices), dtype=np.bool_)
+            others[rows] = False
+            self.prices[others] *= 0.5
+            self.prices[rows] = moved / limits
+        return self.sweeps(pairs)
+
+    def sweep_pair(self) -> float:
+        """Sweep forward and backward over the costs as they are; return the bound without the limits' part."""
+        self._sweep(forward=True)
+        return self._sweep(forward=False)
+
+    def _sweep(self, forward: bool) -> float:
+        return sweep(
+            self.flat.graph,
+            self.unary,
+            self.tables,
+            self.messages,
+            self._order,
+            self._order,
+            forward,
+            self.choices,
+            self._beliefs,
+            self._share,
+        )
+
+    def _view(self) -> tuple[Graph, Usage, FloatArray, FloatArray, FloatArray, FloatArray, IntArray, bool]:
+        """Return what :mod:`formulations.solvers.prices.dual_model` sees of the last sweep."""
+        flat = self.flat
+        return flat.graph, flat.usage, self.tables, self.messages, self._beliefs, self._share, self._order, False
+
+    def _candidate_rows(self, temperature: float) -> IntArray:
+        """Block maxima over time near their limit, and rows with a price; at most a few hundred."""
+        usage = soft_usage(*self._view(), temperature)
+        load = usage / np.maximum(self.flat.usage.limit, 1.0)
+        peaks = block_peaks(load)
+        peaks = peaks[load[peaks] > _NEAR_LIMIT]
+        priced = np.flatnonzero(self.prices > 0)
+        if len(priced) > _MOST_ROWS:
+            priced = priced[np.argsort(-self.prices[priced] * self.flat.usage.limit[priced])[:_MOST_ROWS]]
+        fresh = np.setdiff1d(peaks, priced)
+        if len(fresh) > _MOST_ROWS:
+            fresh = fresh[np.argsort(-load[fresh])[:_MOST_ROWS]]
+        return np.union1d(priced, fresh).astype(np.int64)

@@ -1,0 +1,287 @@
+"""Memory prices over tree-reweighted messages: a proven bound and a good incumbent for large problems.
+
+1. Raise the bound by prices on memory rows (:mod:`formulations.solvers.prices.ascent`); where the graph is
+   narrow, go on with exact minimisation (:mod:`formulations.solvers.prices.bundle`).
+2. At those prices decode, improve by random trees, and steer usage to the limits by small price changes;
+   near the limits repair greedily and fill what is left (:mod:`formulations.solvers.local_search.incumbent_search`).
+3. Intensify: perturb the incumbent at noisy prices within the limits.
+
+The bound that is claimed is evaluated anew in exact integers (:mod:`formulations.solvers.prices.dual_bound`).
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+
+import numpy as np
+
+from formulations.encodings.elimination import OutOfTimeError, TooWideError
+from formulations.encodings.flat import FlatProblem, FloatArray
+from formulations.problem.compiled import seed_compiled
+from formulations.problem.solution import Claim, Progress, SolveOptions
+from formulations.problem.strategy_problem import IntArray, StrategyProblem
+from formulations.solvers.local_search.incumbent_search import IncumbentSearch
+from formulations.solvers.prices.ascent import PriceAscent
+from formulations.solvers.prices.bundle import PriceBundle
+from formulations.solvers.prices.decimation import decimate
+from formulations.solvers.prices.dual_bound import eliminated_bound
+from formulations.solvers.prices.flatten_or_finish import open_flat
+from formulations.solvers.prices.proven_bound import ProvenBound
+from formulations.solvers.prices.steering import steered_prices
+from formulations.solvers.protocol.solver import ReportIncumbent, ReportProgress
+
+_ASCENT_SHARE = 0.45
+_TIGHTEN_SHARE = 0.6
+_STEER_SHARE = 0.75
+_MOST_ENTRIES = 1 << 24
+_STEPS_BETWEEN_CHECKS = 10
+_DEFAULT_STALL = 40
+_FORCED_STEPS = 2000
+_STEERED_MASS = 0.02
+_FIRST_PROOF_SECONDS = 2.0
+_PROOF_SPACING = 1.5
+
+
+def solve(problem: StrategyProblem, options: SolveOptions, report: ReportProgress, incumbent: ReportIncumbent) -> Claim:
+    """Solve by prices; stops early where the gap closes.
+
+    With ``iteration_limit`` the solver makes that many price steps and as many search rounds, and is
+    deterministic as long as the time limit does not cut it short.
+    """
+    started = time.monotonic()
+    flat = open_flat(problem, incumbent)
+    if isinstance(flat, Claim):
+        return flat
+    return PriceSearch(problem, flat, options, report, incumbent, started).run()
+
+
+class PriceSearch:
+    """One solve: the clock, the bound, the incumbent, and the phases in order."""
+
+    def __init__(
+        self,
+        problem: StrategyProblem,
+        flat: FlatProblem,
+        options: SolveOptions,
+        report: ReportProgress,
+        incumbent: ReportIncumbent,
+        started: float,
+    ) -> None:
+        self.problem = problem
+        self.flat = flat
+        self.options = options
+        self.started = started
+        self.rounds = 0
+        self.prices: FloatArray = np.zeros(len(flat.usage.limit))
+        self._steered = self.prices
+        self._report = report
+        self._incumbent = incumbent
+        self._next_proof = _FIRST_PROOF_SECONDS
+        self._random = np.random.default_rng(options.seed)
+        seed_compiled(options.seed)
+        self.ascent = PriceAscent(flat)
+        self.proven = ProvenBound(problem, self.ascent)
+        self.search = IncumbentSearch(problem, flat, self._found, self._deadline(1.0))
+        self._worst_total = sum(int(node.cost.max()) for node in problem.nodes)
+        self._worst_total += sum(int(factor.cost.max()) for factor in problem.factors)
+
+    def run(self) -> Claim:
+        """Run all phases and return the claim."""
+        if self.options.initial_choices is not None:
+            start = self.flat.flat_choices(self.options.initial_choices)
+            if start is not None:
+                self.search.finish(start, self.ascent.prices)
+        self._raise_bound()
+        self.proven.evaluate()
+        self.prices = self.ascent.best_prices
+        if not self._done():
+            self._tighten()
+        if not self._done():
+            self._steer()
+        if not self._done():
+            self._intensify()
+        return self._claim()
+
+    def go_on(self, time_limit: float) -> Claim:
+        """From where :meth:`run` ended, raise the bound and intensify until ``time_limit`` seconds after the start."""
+        self.options = replace(self.options, time_limit=time_limit)
+        self.search.extend(self._deadline(1.0))
+        midway = (time.monotonic() + self._deadline(1.0)) / 2
+        if self.options.iteration_limit is None and not self._done():
+            self.ascent.sweeps(2)
+            while time.monotonic() < midway:
+                self.ascent.step(1.0)
+                if self.ascent.iterations % _STEPS_BETWEEN_CHECKS == 0:
+                    self._tell()
+                    if self._done():
+                        break
+        if not self._done():
+            self._intensify()
+        return self._claim()
+
+    def _claim(self) -> Claim:
+        self.proven.evaluate()
+        if self._infeasible():
+            message = f"the bound {self.proven.value} is above the cost {self._worst_total} of any assignment"
+            iterations = self.ascent.iterations
+            return Claim(None, None, proved_infeasible=True, message=message, iterations=iterations, certified=True)
+        best = self.search.best
+        choices = None if best is None else self.flat.original_choices(best)
+        return Claim(choices, self.proven.value, iterations=self.ascent.iterations + self.rounds)
+
+    def _raise_bound(self) -> None:
+        """Phase 1: price steps, with a quick incumbent whenever their number has doubled."""
+        limit = self.options.iteration_limit
+        seconds = _ASCENT_SHARE * self.options.time_limit
+        self.ascent.sweeps(5)
+        next_incumbent, stalled, last = 2, 0, self.ascent.best_bound
+        while not self._out_of_time(_ASCENT_SHARE) and (limit is None or self.ascent.iterations < limit):
+            done = self.ascent.iterations
+            if not len(self.flat.usage.limit) and stalled > _DEFAULT_STALL:
+                return
+            progress = done / limit if limit is not None else self._elapsed() / (0.85 * seconds)
+            self.ascent.step(progress)
+            stalled = stalled + 1 if self.ascent.best_bound <= last + 1e-9 * abs(last) else 0
+            last = max(last, self.ascent.best_bound)
+            if self.ascent.iterations >= next_incumbent:
+                next_incumbent *= 2
+                self.search.finish(self.ascent.choices, self.ascent.prices)
+            if self.ascent.iterations % _STEPS_BETWEEN_CHECKS == 0:
+                self._tell()
+                if self._done():
+                    return
+
+    def _tighten(self) -> None:
+        """On narrow graphs: raise the bound further by exact minimisation, whose minimisers are starts as well."""
+        prices = self.ascent.best_prices
+        mass = float(prices @ self.flat.usage.limit)
+        change = 0.01 * max(mass, self.ascent.temperature_scale() * len(self.flat.graph.sizes))
+        deadline = self._deadline(_TIGHTEN_SHARE)
+        limit = self.options.iteration_limit
+        try:
+            bundle = PriceBundle(self.flat, prices, change, _MOST_ENTRIES, deadline)
+            self.search.finish(bundle.choices, bundle.prices)
+            last, steps = bundle.bound, 0
+            while (limit is None or steps < limit) and not self._reached(bundle.bound) and bundle.improve():
+                steps += 1
+                if bundle.bound > last:
+                    last = bundle.bound
+                    self.prices = bundle.prices
+                    self.search.finish(bundle.choices, bundle.prices)
+        except TooWideError:
+            return
+        except OutOfTimeError:
+            pass
+        found = eliminated_bound(self.problem, self.flat, self.prices, self._deadline(1.0))
+        if found is not None:
+            self.proven.raise_to(found)
+        self._tell()
+
+    def _steer(self) -> None:
+        """Phase 2: from decoded assignments to feasible ones, prices rising where usage is over its limit."""
+        prices = self.prices
+        limit = self.flat.usage.limit
+        nodes = len(self.flat.graph.sizes)
+        choices = self._best_start(prices)
+        self._steered = prices
+        while not self._out_of_time(_STEER_SHARE) and not self._out_of_rounds(0.5):
+            self.rounds += 1
+            self.search.hear_others()
+            self.search.set_prices(prices)
+            self.search.grow_trees(choices, 2 * nodes, 4000 if self.rounds % 2 else 400)
+            usage = self.search.usage(choices)
+            load = self.search.load(choices)
+            before = self.search.objective
+            if (load < 1.02 and self.rounds % 4 == 0) or self.rounds % 25 == 0:
+                self.search.finish(choices, prices)
+                if self.search.best is None:
+                    self.search.force_feasible(choices, _FORCED_STEPS, self._deadline(_STEER_SHARE))
+                if self.search.objective != before:
+                    self._steered = prices
+                self._tell()
+                if self._done():
+                    return
+            if len(limit):
+                scale = self.ascent.temperature_scale() * nodes
+                mass = _STEERED_MASS * max(float(prices @ limit), 1e-3 * scale)
+                prices = steered_prices(prices, usage, limit, mass)
+
+    def _best_start(self, prices: FloatArray) -> IntArray:
+        """The better of two decodings by their cost at the prices, after tree moves; both are finished too."""
+        nodes = len(self.flat.graph.sizes)
+        starts = [
+            self.ascent.decode(prices, 2),
+            decimate(self.ascent, prices, self._random),
+        ]
+        costs = []
+        for choices in starts:
+            self.search.set_prices(prices)
+            self.search.settle(choices)
+            self.search.grow_trees(choices, 10 * nodes, 4000)
+            costs.append(self.search.priced_cost(choices))
+            self.search.finish(choices, prices)
+            if self.search.best is None:
+                self.search.force_feasible(choices, _FORCED_STEPS, self._deadline(_STEER_SHARE))
+        return starts[int(np.argmin(costs))]
+
+    def _intensify(self) -> None:
+        """Phase 3: rebuild parts of the incumbent at noisy prices, always within the limits."""
+        base = self._steered
+        nodes = len(self.flat.graph.sizes)
+        while self.search.best is not None and not self._out_of_time(0.95) and not self._out_of_rounds(1.0):
+            self.rounds += 1
+            self.search.hear_others()
+            factor = float(self._random.uniform(0.4, 1.5))
+            noise = self._random.uniform(0.0, 0.8) * self._random.standard_normal(len(base))
+            prices = (base if self._random.random() < 0.5 else self.prices) * factor * np.exp(noise)
+            choices = self.search.best.copy()
+            usage = self.search.usage(choices)
+            self.search.set_prices(prices)
+            self.search.improve(choices, usage, 1)
+            largest = int(np.exp(self._random.uniform(np.log(5), np.log(300))))
+            self.search.grow_feasible_trees(choices, usage, 2 * nodes, largest)
+            self.search.fill(choices, usage, prices, (0.6, 0.3, 0.0))
+            if self.rounds % _STEPS_BETWEEN_CHECKS == 0 and self._done():
+                return
+
+    def _found(self, choices: tuple[int, ...], objective: int) -> None:
+        self._incumbent(choices)
+        self._report(Progress(self._elapsed(), objective, self.proven.value, "lagrangian"))
+
+    def _tell(self) -> None:
+        objective, floating = self.search.objective, self.ascent.best_bound
+        # Now and then whatever the gap, so that a run that is cut short leaves a proven bound.
+        due = self._elapsed() >= self._next_proof
+        if due:
+            self._next_proof = _PROOF_SPACING * self._elapsed()
+        if due or floating > self._worst_total or self._reached(floating + 1):
+            self.proven.evaluate()
+        self._report(Progress(self._elapsed(), objective, self.proven.value, "lagrangian"))
+
+    def _reached(self, bound: float) -> bool:
+        """Whether a bound would close the gap to the incumbent."""
+        objective = self.search.objective
+        return objective is not None and self.options.accepts(objective, bound)
+
+    def _infeasible(self) -> bool:
+        return self.proven.value is not None and self.proven.value > self._worst_total
+
+    def _done(self) -> bool:
+        if self._infeasible():
+            return True
+        known = self.proven.known
+        return known is not None and self._reached(known)
+
+    def _elapsed(self) -> float:
+        return time.monotonic() - self.started
+
+    def _deadline(self, share: float) -> float:
+        return self.started + share * self.options.time_limit
+
+    def _out_of_time(self, share: float) -> bool:
+        return self._elapsed() >= share * self.options.time_limit
+
+    def _out_of_rounds(self, share: float) -> bool:
+        limit = self.options.iteration_limit
+        return limit is not None and self.rounds >= share * limit

@@ -1,0 +1,50 @@
+"""Small changes of memory prices that lead an assignment's usage to the limits."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from formulations.encodings.flat import FloatArray
+from formulations.problem.strategy_problem import IntArray
+
+_BLOCKS_OF_TIME = 300
+_EXCESS_OF_FULL_STEP = 0.1
+
+
+def block_peaks(load: FloatArray) -> IntArray:
+    """Return the row of the largest load in each of a few hundred blocks of rows, ascending."""
+    count = len(load)
+    if not count:
+        return np.zeros(0, dtype=np.int64)
+    length = max(1, count // _BLOCKS_OF_TIME)
+    padded = np.full(-(-count // length) * length, -np.inf)
+    padded[:count] = load
+    blocks = padded.reshape(-1, length)
+    peaks: IntArray = blocks.argmax(axis=1) + np.arange(len(blocks)) * length
+    return peaks
+
+
+def raised_prices(prices: FloatArray, usage: FloatArray, limit: FloatArray, mass: float) -> FloatArray:
+    """Raise prices at the fullest row of every block over its limit.
+
+    ``mass`` is the sum of price times limit to add in all; a row gets its full share from 10 % over its
+    limit on.
+    """
+    scale = np.maximum(limit, 1.0)
+    excess = (usage - limit) / scale
+    peaks = block_peaks(excess)
+    over = peaks[excess[peaks] > 0]
+    result = prices.copy()
+    if len(over):
+        share = np.minimum(1.0, excess[over] / _EXCESS_OF_FULL_STEP)
+        result[over] += mass * share / max(5, len(over)) / scale[over]
+    return result
+
+
+def steered_prices(prices: FloatArray, usage: FloatArray, limit: FloatArray, mass: float) -> FloatArray:
+    """Like :func:`raised_prices`, and prices fall by up to 10 % where a row has room left."""
+    slack = (prices > 0) & (usage < limit)
+    room = (limit - usage) / np.maximum(limit, 1.0)
+    lowered = prices.copy()
+    lowered[slack] *= 1.0 - np.minimum(0.1, 2.0 * room[slack])
+    return raised_prices(lowered, usage, limit, mass)

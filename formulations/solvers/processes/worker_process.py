@@ -1,0 +1,184 @@
+"""The child's side of a solver worker; :mod:`formulations.solvers.processes.worker` starts it with :func:`main`.
+
+Reads jobs from the inherited connection, runs them one after another and streams what they find.
+The process ends when the connection closes or when its parent is gone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import queue
+import sys
+import threading
+import time
+import traceback
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+from formulations.problem.solution import Claim, Progress, SolveOptions
+from formulations.solvers.processes.preparation import prepare
+from formulations.solvers.processes.transfer import PackedProblem, unpack
+from formulations.solvers.protocol.exchange import FROM_OTHERS, News
+from formulations.solvers.protocol.registry import SolverSpec
+
+_PARENT_CHECK_SECONDS = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What a worker is asked to do, and what others know before it begins; later :class:`News` follow it."""
+
+    spec: SolverSpec
+    problem: PackedProblem
+    options: SolveOptions
+    news: News
+
+
+@dataclass(frozen=True, slots=True)
+class Preparation:
+    """A solver that the next job will probably ask for."""
+
+    spec: SolverSpec
+
+
+Task = Job | Preparation
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """The interpreter is up and waits for a job."""
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """The job has arrived and its solver is imported; the clock runs from here."""
+
+
+@dataclass(frozen=True, slots=True)
+class Incumbent:
+    """A better assignment, not yet checked."""
+
+    choices: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The solver returned."""
+
+    claim: Claim
+    cpu_seconds: float
+    peak_rss_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The solver raised; ``bad_input`` for a ValueError, whose message is meant for the user."""
+
+    bad_input: bool
+    summary: str
+    details: str
+    cpu_seconds: float
+    peak_rss_bytes: int
+
+
+Message = Ready | Started | Progress | Incumbent | Finished | Failed
+
+
+def read_status_bytes(process: int | str, field: str) -> int:
+    """Read a size such as ``VmRSS`` or ``VmHWM`` of a process in bytes; 0 where it cannot be read."""
+    try:
+        text = Path(f"/proc/{process}/status").read_text()
+    except OSError:
+        return 0
+    for line in text.splitlines():
+        if line.startswith(field + ":"):
+            return int(line.split()[1]) * 1024
+    return 0
+
+
+def serve(connection: Connection) -> None:
+    """Run jobs, and prepare for them, until the connection closes."""
+    tasks: queue.SimpleQueue[Task | None] = queue.SimpleQueue()
+    threading.Thread(target=_receive, args=(connection, tasks), daemon=True).start()
+    connection.send(Ready())
+    while (task := tasks.get()) is not None:
+        if isinstance(task, Preparation):
+            with contextlib.suppress(Exception):  # it will be met again, and told, when the solver is needed
+                prepare(task.spec)
+        else:
+            connection.send(_run(task, connection))
+        del task
+        gc.unfreeze()
+        gc.collect()  # what a job leaves in cycles may be large, and the next one long in coming
+
+
+def _receive(connection: Connection, tasks: queue.SimpleQueue[Task | None]) -> None:
+    """Read what the parent sends, also while a job runs; None ends the tasks."""
+    with contextlib.suppress(EOFError, OSError):
+        while True:
+            _sort(connection.recv(), tasks)
+    tasks.put(None)
+
+
+def _sort(message: Task | News, tasks: queue.SimpleQueue[Task | None]) -> None:
+    """Put news into the mailbox, and what there is to do into the queue, a job with a mailbox of its own."""
+    if isinstance(message, News):
+        FROM_OTHERS.put(message)
+        return
+    if isinstance(message, Job):
+        FROM_OTHERS.empty()
+        FROM_OTHERS.put(message.news)
+    tasks.put(message)
+
+
+def _run(job: Job, connection: Connection) -> Message:
+    _reset_peak()
+    before = _cpu_seconds()
+    try:
+        function = job.spec.load()
+        problem = unpack(job.problem)
+        gc.freeze()  # all that is sent stays until the end: looking through it again and again would take long
+        connection.send(Started())
+        with FROM_OTHERS.addressed_to(problem):
+            claim = function(problem, job.options, connection.send, lambda c: connection.send(Incumbent(tuple(c))))
+    except Exception as error:
+        return Failed(
+            isinstance(error, ValueError),
+            f"{type(error).__name__}: {error}",
+            traceback.format_exc(),
+            _cpu_seconds() - before,
+            read_status_bytes("self", "VmHWM"),
+        )
+    return Finished(claim, _cpu_seconds() - before, read_status_bytes("self", "VmHWM"))
+
+
+def _cpu_seconds() -> float:
+    times = os.times()
+    return times.user + times.system + times.children_user + times.children_system
+
+
+def _reset_peak() -> None:
+    """Start a new resident-set peak, so that a reused worker does not report an earlier job's."""
+    try:
+        Path("/proc/self/clear_refs").write_text("5")
+    except OSError:
+        return
+
+
+def _end_with_parent(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(_PARENT_CHECK_SECONDS)
+    os._exit(1)
+
+
+def main() -> None:
+    """Entry point; the only argument is the file descriptor of the connection."""
+    threading.Thread(target=_end_with_parent, args=(os.getppid(),), daemon=True).start()
+    with Connection(int(sys.argv[1])) as connection:
+        try:
+            serve(connection)
+        except BrokenPipeError:
+            return

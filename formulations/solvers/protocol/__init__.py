@@ -1,0 +1,1 @@
+"""What every solver follows, how solvers exchange results, and the registry of their names."""

@@ -1,0 +1,157 @@
+"""Names of solvers and where their functions live; nothing is imported until a solver is run."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from importlib.metadata import entry_points
+from types import MappingProxyType
+from typing import cast
+
+from formulations.solvers.protocol.solver import Solver
+
+ENTRY_POINT_GROUP = "meshwright.solvers"
+DEFAULT_SOLVER = "portfolio"
+
+SOLVERS: dict[str, str] = {
+    "annealing": "formulations.solvers.improvement.annealing:solve",
+    "blocks": "formulations.solvers.columns.generation:solve",
+    "brute_force": "formulations.solvers.exact.brute_force:solve",
+    "cpsat": "formulations.solvers.exact.cpsat:solve",
+    "greedy": "formulations.solvers.prices.greedy:solve",
+    "highs": "formulations.solvers.exact.highs:solve",
+    "hub_branching": "formulations.solvers.branching.hub_branching:solve",
+    "lagrangian": "formulations.solvers.prices.lagrangian:solve",
+    "large_neighbourhood": "formulations.solvers.improvement.large_neighbourhood:solve",
+    "peak_prices": "formulations.solvers.peaks.prices:solve",
+    "portfolio": "formulations.solvers.running.portfolio:solve",
+    "price_and_branch": "formulations.solvers.branching.price_and_branch:solve",
+    "pyomo": "formulations.solvers.exact.pyomo_mirror:solve",
+    "tree_dp": "formulations.solvers.exact.tree_dp:solve",
+}
+"""Built-in solvers, name -> ``module:function``."""
+
+EXACT_KINDS: Mapping[str, str] = MappingProxyType(
+    {
+        "brute_force": "enumeration",
+        "cpsat": "constraint programming",
+        "highs": "branch and cut",
+        "peak_prices": "memory prices",
+        "pyomo": "branch and cut",
+        "tree_dp": "dynamic programming",
+    }
+)
+"""Solvers whose word counts when nothing seems feasible, by the kind of their method."""
+
+_SOLVER_ARGUMENTS = ("problem", "options", "report", "incumbent")
+
+LIBRARIES: Mapping[str, str] = MappingProxyType(
+    {
+        "blocks": "highspy",
+        "cpsat": "ortools",
+        "highs": "highspy",
+        "price_and_branch": "highspy",
+        "pyomo": "pyomo",
+    }
+)
+"""Built-in solvers that load a library which excludes others from its process."""
+
+_COORDINATORS = frozenset({"portfolio"})
+
+
+class UnknownSolverError(ValueError):
+    """A solver name that is neither built in, nor an entry point, nor ``module:function``."""
+
+
+@dataclass(frozen=True, slots=True)
+class SolverSpec:
+    """A solver by name, the function behind it and keywords that the name adds.
+
+    ``pyomo:NAME`` is the solver ``pyomo`` with the keyword ``solver_name=NAME``, and ``large_neighbourhood:NAME``
+    has ``part_solver=NAME``.
+    """
+
+    name: str
+    target: str
+    keywords: Mapping[str, str | int] = field(default_factory=dict)
+
+    @property
+    def kind(self) -> str | None:
+        """Kind of method if the solver is exact, else None."""
+        return EXACT_KINDS.get(self.name.partition(":")[0])
+
+    @property
+    def library(self) -> str | None:
+        """Library that must not be loaded beside others (HiGHS and CP-SAT exclude each other), or None.
+
+        What a solver that is not built in loads is not known: its own place stands for it.
+        """
+        if self.target == SOLVERS["large_neighbourhood"]:
+            return find_solver(str(self.keywords.get("part_solver", "highs"))).library
+        head = self.name.partition(":")[0]
+        return LIBRARIES.get(head) if self.target in SOLVERS.values() else self.target
+
+    @property
+    def needs_own_process(self) -> bool:
+        """Whether it is built in and loads a library that excludes others."""
+        return self.library in LIBRARIES.values()
+
+    @property
+    def is_coordinator(self) -> bool:
+        """Whether it runs other solvers, from the caller's process."""
+        return self.name in _COORDINATORS
+
+    def load(self) -> Solver:
+        """Import the function; call only in the process that will run it.
+
+        Raises
+        ------
+        UnknownSolverError
+            There is no such function, or it cannot be called as a solver.
+        """
+        module, _, function = self.target.partition(":")
+        try:
+            found = getattr(importlib.import_module(module), function)
+            inspect.signature(found).bind(*_SOLVER_ARGUMENTS, **self.keywords)
+        except (ImportError, AttributeError, TypeError, ValueError) as error:
+            raise UnknownSolverError(
+                f"{self.name!r} is no solver: {self.target} must be a function of "
+                f"{', '.join(_SOLVER_ARGUMENTS)} ({error})"
+            ) from error
+        return cast(Solver, partial(found, **self.keywords) if self.keywords else found)
+
+
+def find_solver(name: str) -> SolverSpec:
+    """Resolve a solver name without importing its module.
+
+    Parameters
+    ----------
+    name
+        A key of :data:`SOLVERS`, ``pyomo:NAME`` for any solver that Pyomo knows, ``large_neighbourhood:NAME``
+        for any solver of its parts, the name of an entry point of the group ``meshwright.solvers``, or
+        ``module:function``.
+
+    Raises
+    ------
+    UnknownSolverError
+        With the names that exist.
+    """
+    if name in SOLVERS:
+        return SolverSpec(name, SOLVERS[name])
+    head, colon, tail = name.partition(":")
+    if head == "pyomo" and tail:
+        return SolverSpec(name, SOLVERS["pyomo"], {"solver_name": tail})
+    if head == "large_neighbourhood" and tail:
+        return SolverSpec(name, SOLVERS[head], {"part_solver": find_solver(tail).name})
+    plugins = {point.name: point.value for point in entry_points(group=ENTRY_POINT_GROUP)}
+    if name in plugins:
+        return SolverSpec(name, plugins[name])
+    if colon and all(part.isidentifier() for part in (*head.split("."), tail)):
+        return SolverSpec(name, name)
+    known = ", ".join(sorted({*SOLVERS, *plugins}))
+    raise UnknownSolverError(
+        f"unknown solver {name!r}; known are {known}, pyomo:NAME for a solver of Pyomo, or module:function"
+    )

@@ -1,0 +1,1 @@
+"""The portfolio, and the public way to solve: solve, check, confirm."""

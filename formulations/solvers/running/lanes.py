@@ -1,0 +1,150 @@
+"""Who works when in a portfolio: one lane per worker process, each a sequence of turns.
+
+Two exact methods that complement each other come first, so that two workers suffice; a lane that ends early, or
+more workers, give the others their turn. With one worker the turns are limited by iterations and not by the
+clock, so that a solve that ends before its limit is deterministic.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from formulations.encodings.linear_model import linear_columns
+from formulations.problem.solution import SolveOptions
+from formulations.problem.strategy_problem import StrategyProblem
+from formulations.solvers.columns.repeated_blocks import find_repeats
+from formulations.solvers.prices.bounding import is_wide
+
+PRICES, BRANCH_AND_CUT, PRICES_AND_BRANCH = "lagrangian", "highs", "price_and_branch"
+ANYTHING, PARTS, CONSTRAINTS = "peak_prices", "large_neighbourhood", "cpsat"
+ANNEALING, BLOCKS = "annealing", "blocks"
+SETTLES = frozenset({BRANCH_AND_CUT, CONSTRAINTS})
+"""Members that have found all there is to find when they end before their time."""
+
+MOST_COLUMNS = 150_000
+"""Columns of the linear model up to which branch and cut starts at once."""
+
+TINY_COLUMNS = 2_000
+"""Columns up to which branch and cut is mostly done before another process is up."""
+
+HEAD_START_SECONDS = 0.3
+
+MOST_NODES_IN_PARTS = 12_000
+"""Nodes up to which solving parts exactly improves more than further moves at prices (measured on six graphs)."""
+
+LEAST_NODES_OF_COLUMNS = 500
+"""Nodes from which on columns of repeated blocks find more than prices, where most nodes are of such a block."""
+
+COLUMNS_HEAD_START_SECONDS = 1.0
+"""Time that columns of repeated blocks have before the linear model takes a core: their bound is nearly as good."""
+
+_ITERATIONS_ALONE = 200
+"""Of a turn, where one worker does everything."""
+
+_EXACT_AND_PRICES = 2
+"""Lanes that every search has."""
+
+_PRICES_UNTIL, _BLOCKS_UNTIL = 0.6, 0.9
+_ANYTHING_UNTIL = 0.7
+_MEMORY_SHARE = 0.8
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """A member's time in a lane.
+
+    Parameters
+    ----------
+    solver
+        Name of the member.
+    until
+        Part of the portfolio's time limit after which it has to end.
+    iterations
+        Its iteration limit where the caller gave none, or None; for members that could go on for ever.
+    head_start
+        Seconds that the other lanes have before it begins.
+    without_incumbent
+        Whether it is left out where anything feasible is known already.
+    """
+
+    solver: str
+    until: float = 1.0
+    iterations: int | None = None
+    head_start: float = 0.0
+    without_incumbent: bool = False
+
+
+Lane = tuple[Turn, ...]
+
+
+def worker_count(options: SolveOptions) -> int:
+    """Return the number of processes that may work at once: the option, or one per core of this process."""
+    return len(os.sched_getaffinity(0)) if options.workers is None else options.workers
+
+
+def fair_share_of_memory(lanes: int) -> int | None:
+    """Return the resident bytes that each of some processes may take at most; None where nothing is known.
+
+    Most of the memory that is free now, in equal parts: a member that eats more is killed before the machine is.
+    """
+    try:
+        text = Path("/proc/meminfo").read_text()
+    except OSError:
+        return None
+    free = next((int(line.split()[1]) for line in text.splitlines() if line.startswith("MemAvailable:")), None)
+    return None if free is None else int(_MEMORY_SHARE * free * 1024 / max(1, lanes))
+
+
+def lanes_for(problem: StrategyProblem, options: SolveOptions, *, deep: bool = False) -> tuple[Lane, ...]:
+    """Return the lanes that suit the size of a reduced problem and the number of workers.
+
+    Where most of a small problem is blocks that repeat, their columns come before prices. In a large problem of a deep
+    model (``deep``) they come first of all, since one process has to be enough for memory, and prices where nothing
+    repeats after all.
+    Where tables are very large, one process does nothing but bound, and another nothing but look for assignments.
+    """
+    columns = linear_columns(problem)
+    if deep:
+        iterations = _ITERATIONS_ALONE if worker_count(options) == 1 else None
+        columns_first = Turn(BLOCKS, until=_BLOCKS_UNTIL, iterations=iterations)
+        return ((columns_first, Turn(PRICES, iterations=iterations), Turn(ANYTHING, without_incumbent=True)),)
+    small = columns <= MOST_COLUMNS
+    exact = BRANCH_AND_CUT if small else PRICES_AND_BRANCH
+    workers = worker_count(options)
+    alone = workers == 1 or options.iteration_limit is not None
+    iterations = _ITERATIONS_ALONE if alone else None
+    repeating = (Turn(BLOCKS, until=_BLOCKS_UNTIL, iterations=iterations),) * (small and repeats_mostly(problem))
+    if alone:
+        prices = Turn(PRICES, iterations=iterations)
+        anything = Turn(ANYTHING, iterations=iterations, without_incumbent=True)
+        return ((*repeating, prices, anything, Turn(exact, iterations=None if small else iterations)),)
+    if is_wide(columns, len(problem.factors)):
+        anything = Turn(ANYTHING, until=_ANYTHING_UNTIL, without_incumbent=True)
+        # Annealing goes on to the end unless it finds nothing, or what it finds is close to the bound.
+        search = (Turn(ANNEALING), anything, Turn(PARTS))
+        return ((Turn(exact),), search, *[(Turn(PRICES),)] * (workers > _EXACT_AND_PRICES))
+    others = [CONSTRAINTS] * small + [PARTS] * (len(problem.nodes) <= MOST_NODES_IN_PARTS)
+    prices = Turn(PRICES, head_start=HEAD_START_SECONDS if columns <= TINY_COLUMNS else 0.0)
+    if workers > _EXACT_AND_PRICES:
+        more = [(Turn(other),) for other in others[: workers - _EXACT_AND_PRICES]]
+        return (*_beside(exact, (prices, Turn(ANYTHING, without_incumbent=True)), repeating), *more)
+    until = _PRICES_UNTIL if others else 1.0
+    after = tuple(Turn(other, until=until + (1.0 - until) * (k + 1) / len(others)) for k, other in enumerate(others))
+    anything = Turn(ANYTHING, until=(1.0 + until) / 2, without_incumbent=True)
+    return _beside(exact, (replace(prices, until=until), anything, *after), repeating)
+
+
+def _beside(exact: str, search: Lane, columns_first: Lane) -> tuple[Lane, ...]:
+    """The lanes of an exact member and of a search; columns begin before both where there are any."""
+    if not columns_first:
+        return ((Turn(exact),), search)
+    return ((*columns_first, *search), (Turn(exact, head_start=COLUMNS_HEAD_START_SECONDS),))
+
+
+def repeats_mostly(problem: StrategyProblem) -> bool:
+    """Whether most nodes of a problem that is not small are of blocks that repeat."""
+    if len(problem.nodes) < LEAST_NODES_OF_COLUMNS:
+        return False
+    return 2 * find_repeats(problem).count >= len(problem.nodes)

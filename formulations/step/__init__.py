@@ -1,0 +1,1 @@
+"""A training step as a canonical problem: sharding, recomputation and liveness."""

@@ -1,0 +1,78 @@
+"""What may be offloaded, in which modes, and what the host offers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+import numpy as np
+
+from formulations.step.training_step import NodeKind, StepModel
+
+
+class OffloadMode(StrEnum):
+    """How an activation waits on the host; see the module docstring."""
+
+    AWAY = "away"
+    AWAY_SOON = "away, back for the first rerun that may read it"
+    EXPOSED = "exposed"
+    EARLY = "early"
+    EARLY_SOON = "early, back for the first rerun that may read it"
+    LATE = "late"
+    LATE_SOON = "late, back for the first rerun that may read it"
+    BRIEF = "brief"
+
+    @property
+    def soon(self) -> bool:
+        """Whether reruns before the first backward use may read what has come back."""
+        return self in (OffloadMode.AWAY_SOON, OffloadMode.EARLY_SOON, OffloadMode.LATE_SOON)
+
+
+@dataclass(frozen=True, slots=True)
+class Links:
+    """What the host offers.
+
+    Parameters
+    ----------
+    host_bytes
+        Pinned host memory for one device, or None.
+    blocking
+        Whether the computation waits for every copy.
+    best_known
+        Cost of a plan, in quanta: builds the relaxation, whose optimum is a bound on all plans that are no worse;
+        None builds the problem that finds plans.
+    """
+
+    host_bytes: int | None = None
+    blocking: bool = False
+    best_known: int | None = None
+
+    @property
+    def relaxed(self) -> bool:
+        """Whether the problem is the relaxation."""
+        return self.best_known is not None and not self.blocking
+
+    @property
+    def modes(self) -> tuple[OffloadMode, ...]:
+        """Modes of offload that there are."""
+        if self.blocking:
+            return (OffloadMode.EXPOSED,)
+        if not self.relaxed:
+            return OffloadMode.AWAY, OffloadMode.AWAY_SOON
+        early, late = (OffloadMode.EARLY, OffloadMode.EARLY_SOON), (OffloadMode.LATE, OffloadMode.LATE_SOON)
+        return (*early, *late, OffloadMode.BRIEF)
+
+
+def offload_candidates(model: StepModel) -> frozenset[int]:
+    """Operators whose outputs may wait on the host: made in forward, read in backward, worth a copy, no result."""
+    return frozenset(
+        i
+        for i in np.flatnonzero(model.rerunnable).tolist()
+        if model.first_backward_use[i] >= 0 and model.nodes[i].transfer_cost is not None
+    )
+
+
+def waiting_outputs(model: StepModel, node: int) -> list[int]:
+    """Outputs of an operator that backward reads itself: those are away where it is offloaded, the others stay."""
+    edges = model.edges_from[node]
+    return sorted({edge.output for edge in edges if model.nodes[edge.consumer].kind is NodeKind.BACKWARD})

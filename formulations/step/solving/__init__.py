@@ -1,0 +1,1 @@
+"""The search for the best decision of a step under a memory limit."""

@@ -1,0 +1,157 @@
+"""A bound on all plans from a relaxation, found beside the search for plans.
+
+Where a formulation's problem leaves plans out, its bound proves nothing about those. The relaxation's bound does, for
+all plans that cost at most what one of them costs, so it can begin as soon as any plan is known, or some time later
+where others need the cores, in a process of its own. With one process at work at a time it comes after the search
+instead.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import replace
+from types import TracebackType
+from typing import Self
+
+from formulations.problem.solution import Progress, SolveOptions, SolveResult, Status
+from formulations.problem.strategy_problem import StrategyProblem
+from formulations.solvers import SolverPool, solve
+
+BOUNDING = "formulations.solvers.prices.bounding:solve"
+"""What bounds: it looks for no assignments, which would be none of the problem in question."""
+
+ALONE_SHARE = 0.4
+"""Part of the time limit that the bound has where it comes after the search."""
+
+_LEAST_SECONDS, _LEAST_PATIENCE = 0.05, 3.0
+_POLL_SECONDS = 0.05
+_OVERTIME_SECONDS = 1.0
+"""For the last proof, which may begin right before the time is over."""
+
+
+class BoundBeside:
+    """One bound; use it in a ``with`` block, which ends what still runs.
+
+    Parameters
+    ----------
+    relaxed
+        From a plan's cost to a problem whose bounds hold for all plans that cost at most that; None where there is
+        nothing to do.
+    options
+        The time limit is that of search and bound together, from now on.
+    pool
+        Warm workers, or None.
+    after
+        Part of the time limit after which it may begin, where others are at work before.
+    least_seconds
+        Time below which nothing is proved: with less left it does not begin.
+    """
+
+    def __init__(
+        self,
+        relaxed: Callable[[int], StrategyProblem] | None,
+        options: SolveOptions,
+        pool: SolverPool | None,
+        after: float = 0.0,
+        least_seconds: float = 0.0,
+    ) -> None:
+        self._relaxed, self._options, self._pool = relaxed, options, pool
+        self._begun = time.monotonic()
+        self._earliest = self._begun + after * options.time_limit
+        self._deadline = self._begun + options.time_limit
+        self._least_seconds = least_seconds
+        self._stop, self._go = threading.Event(), threading.Event()
+        self._executor = ThreadPoolExecutor(1)
+        self._found: Future[SolveResult | None] | None = None
+        self._known: int | None = None
+        self._above = 0
+        """What plans cost at least that the relaxation leaves out."""
+
+    @property
+    def search_seconds(self) -> float:
+        """Time that the search has: all of it, unless the bound comes after it."""
+        share = ALONE_SHARE if self._relaxed is not None and self._options.workers == 1 else 0.0
+        if share * self._options.time_limit < self._least_seconds:
+            share = 0.0
+        return (1.0 - share) * self._options.time_limit
+
+    def begin(self, cost: int) -> None:
+        """Begin, where not done yet, with plans of this cost or less; unless only one process may be at work.
+
+        The cost is that of a known plan, or of what may turn out to be none: then the bound is at most one above it.
+        """
+        if self._options.workers != 1:
+            self._begin(cost)
+
+    def bound(self, cost: int, patient: bool = True) -> int | None:
+        """A bound on all plans, at most the cost of the best one.
+
+        Parameters
+        ----------
+        cost
+            Of the best plan.
+        patient
+            Whether to wait for a better one: as long as the search has taken, until the time is over, until it shows
+            that no plan is better than the best one, or until Ctrl-C.
+
+        Returns
+        -------
+        int or None
+            None where nothing was proved.
+        """
+        if patient:
+            self._go.set()
+            self._begin(cost)
+            with contextlib.suppress(KeyboardInterrupt):  # the plan is there: who has waited enough still gets it
+                self._wait(cost)
+        self._end()
+        result = None if self._found is None else self._found.result()
+        if result is None:
+            return None
+        if result.status is Status.INFEASIBLE:
+            return min(self._above, cost)
+        return None if result.bound is None else min(result.bound, self._above, cost)
+
+    def _wait(self, cost: int) -> None:
+        """Wait for the end, as long as that may still help."""
+        now = time.monotonic()
+        ends = min(self._deadline, now + max(_LEAST_PATIENCE, now - self._begun)) + _OVERTIME_SECONDS
+        while self._found is not None and not self._found.done() and time.monotonic() < ends:
+            if self._known is not None and self._known >= min(self._above, cost):
+                return
+            wait([self._found], _POLL_SECONDS)
+
+    def _begin(self, cost: int) -> None:
+        if self._relaxed is not None and self._found is None:
+            self._above = cost + 1
+            self._found = self._executor.submit(self._work, self._relaxed, cost)
+
+    def _work(self, relaxed: Callable[[int], StrategyProblem], cost: int) -> SolveResult | None:
+        self._go.wait(self._earliest - time.monotonic())
+        if self._stop.is_set() or self._deadline - time.monotonic() < self._least_seconds:
+            return None
+        problem = relaxed(cost)
+        seconds = max(_LEAST_SECONDS, self._deadline - time.monotonic())
+        options = replace(self._options, time_limit=seconds, initial_choices=None)
+        return solve(problem, BOUNDING, options, self._hear, self._pool, self._stop.is_set)
+
+    def _end(self) -> None:
+        """Stop, and wake what waits for its turn."""
+        self._stop.set()
+        self._go.set()
+
+    def _hear(self, progress: Progress) -> None:
+        self._known = progress.bound
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._end()
+        self._executor.shutdown()

@@ -1,0 +1,118 @@
+"""Solving the problem of a step in rounds: what a round found rules decisions out before the next one begins.
+
+In a training step a few decisions weigh most of the memory, and as long as the relaxations may take parts of them,
+both bounds and searches go astray. Ruling some of them out (:mod:`formulations.solvers.branching.price_probing`) takes
+a part of the time and often settles the rest; it works the better the cheaper the plan that is known.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+from formulations.presolve import is_deep
+from formulations.problem.checker import check
+from formulations.problem.solution import Progress, SolveOptions, SolveResult, Status, relative_gap
+from formulations.problem.strategy_problem import StrategyProblem
+from formulations.solvers import DEFAULT_SOLVER, SolverPool, solve
+from formulations.solvers.branching.price_probing import without_dear
+from formulations.solvers.processes.worker import Ending
+
+LEAST_ENTRIES, MOST_ENTRIES = 50_000, 3_000_000
+"""Table entries from which on, and up to which, probing pays: small problems are solved in less time, and in large ones
+one price step takes too long. In a deep model columns of its blocks need the time more."""
+
+LEAST_SECONDS = 0.5
+"""Time below which probing gets nowhere."""
+
+_ROUNDS = (0.4, 1.0)
+_PROBING_SHARE = 0.25
+_GOES_ON = (Status.FEASIBLE, Status.NO_SOLUTION, Status.BOUND_ONLY)
+
+
+def solve_in_rounds(
+    problem: StrategyProblem,
+    solver: str,
+    options: SolveOptions,
+    progress: Callable[[Progress], None] | None = None,
+    pool: SolverPool | None = None,
+) -> SolveResult:
+    """Solve, each round without what the plan known then rules out.
+
+    Parameters
+    ----------
+    problem
+        The problem.
+    solver, options, progress, pool
+        As for :func:`formulations.solvers.solve`. Solvers other than the default one get the problem as it is, and so
+        does whoever limits iterations: how much is ruled out depends on the time. Ctrl-C ends the rounds.
+    """
+    entries = sum(factor.cost.size for factor in problem.factors)
+    seconds = _ROUNDS[0] * _PROBING_SHARE * options.time_limit
+    if (
+        solver != DEFAULT_SOLVER
+        or options.iteration_limit is not None
+        or seconds < LEAST_SECONDS
+        or not LEAST_ENTRIES <= entries <= MOST_ENTRIES
+        or is_deep(problem)
+    ):
+        return solve(problem, solver, options, progress, pool)
+    started = time.monotonic()
+    found: SolveResult | None = None
+    for share in _ROUNDS:
+        ends = started + share * options.time_limit
+        begin = options.initial_choices if found is None or found.choices is None else found.choices
+        try:
+            rest = without_dear(problem, _cost(problem, begin), _PROBING_SHARE * (ends - time.monotonic()))
+        except KeyboardInterrupt:
+            return found or solve(problem, solver, replace(options, time_limit=LEAST_SECONDS), progress, pool)
+        now = time.monotonic()
+        turn = replace(options, time_limit=max(LEAST_SECONDS, ends - now), initial_choices=begin)
+        solved = solve(rest, solver, turn, _later(progress, now - started, found), pool)
+        found = _joined(found, solved, now - started)
+        if found.status not in _GOES_ON or Ending.INTERRUPTED in solved.message:
+            break
+    assert found is not None, "there is a first round"
+    return found
+
+
+def _cost(problem: StrategyProblem, choices: tuple[int, ...] | None) -> int | None:
+    """Cost of a known assignment, if it is one."""
+    report = None if choices is None else check(problem, choices)
+    return report.objective if report is not None and report.ok else None
+
+
+def _later(
+    progress: Callable[[Progress], None] | None, seconds: float, first: SolveResult | None
+) -> Callable[[Progress], None] | None:
+    """Report progress of a round that begins so many seconds after the first, with the first one's bound if better."""
+    if progress is None:
+        return None
+    report = progress
+    return lambda line: report(replace(line, seconds=line.seconds + seconds, bound=_higher(first, line.bound)))
+
+
+def _higher(first: SolveResult | None, bound: int | None) -> int | None:
+    """The higher of two bounds: what a round leaves out costs more than its plan, so its bound is one for all."""
+    known = [each for each in (None if first is None else first.bound, bound) if each is not None]
+    return max(known, default=None)
+
+
+def _joined(first: SolveResult | None, second: SolveResult, before: float) -> SolveResult:
+    """What two rounds found, and what both took; the second began so many seconds after the first."""
+    bound = _higher(first, second.bound)
+    closed = second.choices is not None and bound == second.objective
+    return replace(
+        second,
+        status=Status.OPTIMAL if closed else second.status,
+        bound=bound,
+        gap=relative_gap(second.objective, bound),
+        seconds=before + second.seconds,
+        cpu_seconds=second.cpu_seconds + (0.0 if first is None else first.cpu_seconds),
+        peak_rss_bytes=max(second.peak_rss_bytes, 0 if first is None else first.peak_rss_bytes),
+        history=(
+            *(() if first is None else first.history),
+            *(replace(line, seconds=line.seconds + before) for line in second.history),
+        ),
+    )

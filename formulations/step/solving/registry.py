@@ -1,0 +1,286 @@
+"""Operator-level models by the name that users give, with the way back from a solution to a decision."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+import numpy as np
+
+from formulations.problem.strategy_problem import BoolArray, StrategyProblem
+from formulations.step.counting import Counting
+from formulations.step.holds import shortest_holds
+from formulations.step.kiwi_chain import (
+    build_kiwi_chain,
+    build_recompute_policy,
+    chain_moments,
+    decode_kiwi_chain,
+    encode_kiwi_chain,
+    latest_moments,
+)
+from formulations.step.kiwi_reduced import build_kiwi_reduced, reduced_moments
+from formulations.step.modes import Modes, once, once_or_twice
+from formulations.step.offload.model import build_offload
+from formulations.step.offload.modes import Links
+from formulations.step.sharding import build_sharding
+from formulations.step.training_step import StepDecision, StepModel
+
+Choices = tuple[int, ...]
+Reruns = Mapping[int, int]
+
+LARGEST_EXACT = 60_000
+"""Table entries up to which bytes are counted to the byte by factors of three nodes."""
+
+LARGEST_TWICE = 20_000
+"""Table entries up to which operators may run again twice: the problems that are then still solved in seconds."""
+
+LARGEST_REACHED = 3_000_000
+"""Table entries up to which chains reach further."""
+
+REACHES = (6, 4, 3, 2)
+"""Numbers of moments that are tried for an operator, longest first."""
+
+
+class UnknownFormulationError(ValueError):
+    """A name of no formulation; the message lists those that exist."""
+
+
+@dataclass(frozen=True)
+class StepProblem:
+    """The canonical problem of a step, and what its solutions mean.
+
+    Parameters
+    ----------
+    problem
+        Its first nodes are the model's nodes.
+    decode
+        From choices to the decision.
+    encode
+        From a decision to choices of the model's nodes; raises ValueError for one the problem leaves out.
+    layouts
+        Number of layouts of every node of the model; strategy ``mode * layouts + layout``.
+    safer
+        Builds the same problem with bytes counted on the safe side, where this one may count too little.
+    relaxed
+        From a plan's cost to a problem whose bounds hold for all plans that are no worse, where the problem itself
+        leaves some of them out.
+    starts
+        Build smaller problems whose decisions this one contains, the largest first: solved before it or beside it.
+    unlimited
+        Builds the problem without a limit, where there are layouts to decide and nothing runs again: that could only
+        cost more.
+    rules
+        Reruns by rule that this problem contains for any layouts: the first that are tried.
+    extended
+        Builds the problem that this one adds something to, about as hard: this one begins from its solution.
+    narrower
+        Builds the same problem with chains of the shortest reach, where that is much smaller: good decisions are found
+        in it first, so that they are there to begin from.
+    complete
+        From choices of the model's nodes to choices of the whole problem, or of the same with fewer strategies allowed.
+    """
+
+    problem: StrategyProblem
+    decode: Callable[[Choices], StepDecision]
+    encode: Callable[[StepDecision], Choices]
+    layouts: tuple[int, ...]
+    safer: Callable[[], StepProblem] | None = None
+    relaxed: Callable[[int], StrategyProblem] | None = None
+    starts: tuple[Callable[[], StepProblem], ...] = ()
+    unlimited: Callable[[], StepProblem] | None = None
+    rules: tuple[Reruns, ...] = ()
+    extended: Callable[[], StepProblem] | None = None
+    narrower: Callable[[], StepProblem] | None = None
+    complete: Callable[[StrategyProblem, Choices], Choices] = shortest_holds
+
+    @property
+    def has_starts(self) -> bool:
+        """Whether there is anything to begin from."""
+        return bool(self.starts or self.rules or self.extended)
+
+    def only(self, allowed: Mapping[int, BoolArray]) -> StepProblem:
+        """The same problem with only some layouts of some nodes, flags of shape ``(S,)``."""
+        nodes = list(self.problem.nodes)
+        for i, flags in allowed.items():
+            others = ~_repeated(flags, nodes[i].size)
+            known = nodes[i].forbidden
+            nodes[i] = replace(nodes[i], forbidden=others if known is None else known | others)
+        safer = self.safer
+        return replace(
+            self,
+            problem=replace(self.problem, nodes=tuple(nodes)),
+            safer=None if safer is None else lambda: safer().only(allowed),
+            relaxed=None,
+            starts=(),
+            unlimited=None,
+            rules=(),
+            extended=None,
+            narrower=None,
+        )
+
+
+def _repeated(flags: BoolArray, size: int) -> BoolArray:
+    """Flags per layout, repeated over the modes."""
+    return np.tile(flags, size // flags.shape[0])
+
+
+def sharding_problem(model: StepModel, memory_limit: int | None) -> StepProblem:
+    """Sharding alone."""
+    return _counted(model, {}, lambda counting: build_sharding(model, memory_limit, counting))
+
+
+def kiwi_reduced_problem(model: StepModel, memory_limit: int | None) -> StepProblem:
+    """KIWI with reduced complexity."""
+    modes = once(reduced_moments(model))
+    return _counted(model, modes, lambda counting: build_kiwi_reduced(model, memory_limit, counting))
+
+
+def kiwi_chain_problem(
+    model: StepModel, memory_limit: int | None, plans: Sequence[Reruns] = (), reach: int | None = None
+) -> StepProblem:
+    """KIWI with chains.
+
+    Parameters
+    ----------
+    model
+        The step.
+    memory_limit
+        Bytes on one device, or None.
+    plans
+        Reruns with moments that stay possible whatever the reach.
+    reach
+        Moments of an operator at most; None for as many as keep the tables of a size that solves well.
+    """
+    modes = _modes_in_reach(model, plans, reach)
+    chain = _counted(model, modes, lambda counting: build_kiwi_chain(model, memory_limit, modes, counting))
+    chain = _with_smaller(chain, model, memory_limit, modes, plans)
+    if chain.starts and reach is None and _entries(model, modes) > LARGEST_EXACT:
+        return replace(chain, narrower=partial(kiwi_chain_problem, model, memory_limit, plans, REACHES[-1] - 1))
+    return chain
+
+
+def kiwi_offload_problem(
+    model: StepModel,
+    memory_limit: int | None,
+    links: Links,
+    plans: Sequence[Reruns] = (),
+    reach: int | None = None,
+) -> StepProblem:
+    """KIWI with chains and offload; parameters as for :func:`kiwi_chain_problem`.
+
+    Parameters
+    ----------
+    model
+        The step, with the time of copies.
+    memory_limit
+        Bytes on one device, or None.
+    links
+        What the host offers.
+    plans, reach
+        See there.
+    """
+    modes = _modes_in_reach(model, plans, reach)
+
+    def build(counting: Counting) -> StepProblem:
+        built = build_offload(model, memory_limit, modes, links, counting)
+        return StepProblem(built.problem, built.decode, built.encode, _layouts(model), complete=built.complete)
+
+    def relaxed(best: int) -> StrategyProblem:
+        return build_offload(model, memory_limit, modes, replace(links, best_known=best), Counting.UNDER).problem
+
+    offload = replace(
+        build(Counting.UNDER),
+        safer=lambda: build(Counting.OVER),
+        relaxed=None if links.blocking else relaxed,  # where nothing is hidden, nothing is left out
+        extended=lambda: kiwi_chain_problem(model, memory_limit, plans, reach),
+    )
+    return _with_smaller(offload, model, memory_limit, modes, plans)
+
+
+def policy_problem(model: StepModel, memory_limit: int | None, recomputed: Iterable[int]) -> StepProblem:
+    """Sharding with recomputation set by a rule: exactly these nodes run again, as late as they may."""
+    reruns = latest_moments(model, dict.fromkeys(recomputed))
+    modes = once({i: (moment,) for i, moment in reruns.items()})
+    return _chain_like(model, modes, build_recompute_policy(model, memory_limit, reruns))
+
+
+MODELS: dict[str, Callable[[StepModel, int | None], StepProblem]] = {
+    "sharding": sharding_problem,
+    "kiwi_reduced": kiwi_reduced_problem,
+    "kiwi_chain": kiwi_chain_problem,
+}
+
+
+def step_problem(name: str, model: StepModel, memory_limit: int | None) -> StepProblem:
+    """Build the canonical problem of the model called ``name``.
+
+    Raises
+    ------
+    UnknownFormulationError
+        If there is no such model; the message lists the known ones.
+    """
+    if name not in MODELS:
+        raise UnknownFormulationError(f"model formulation {name!r} is not known; choose one of {', '.join(MODELS)}")
+    return MODELS[name](model, memory_limit)
+
+
+def _unlimited_problem(model: StepModel) -> StepProblem:
+    """Sharding alone without a limit, so that no counting is safer than another."""
+    return replace(sharding_problem(model, None), safer=None)
+
+
+def _counted(model: StepModel, modes: Modes, build: Callable[[Counting], StrategyProblem]) -> StepProblem:
+    """Count to the byte where the tables are small; else too little, with a safer problem at hand."""
+    if _entries(model, modes) <= LARGEST_EXACT:
+        return _chain_like(model, modes, build(Counting.EXACT))
+    return replace(
+        _chain_like(model, modes, build(Counting.UNDER)),
+        safer=lambda: _chain_like(model, modes, build(Counting.OVER)),
+    )
+
+
+def _chain_like(model: StepModel, modes: Modes, problem: StrategyProblem) -> StepProblem:
+    decode, encode = partial(decode_kiwi_chain, model, modes), partial(encode_kiwi_chain, model, modes)
+    return StepProblem(problem, decode, encode, _layouts(model))
+
+
+def _with_smaller(
+    built: StepProblem, model: StepModel, memory_limit: int | None, modes: Modes, plans: Sequence[Reruns]
+) -> StepProblem:
+    """A problem of chains with the rules and the smaller problems that it contains."""
+    built = replace(built, rules=tuple(plans))
+    if max(built.layouts) == 1:  # the reduced problem would be as large, and a rule leaves nothing to decide
+        return built
+    built = replace(built, unlimited=partial(_unlimited_problem, model))
+    if _entries(model, modes) > LARGEST_REACHED:
+        return built  # further problems would be large themselves
+    by_rule = [partial(policy_problem, model, memory_limit, tuple(plan)) for plan in plans if plan]
+    return replace(built, starts=(partial(kiwi_reduced_problem, model, memory_limit), *by_rule))
+
+
+def _layouts(model: StepModel) -> tuple[int, ...]:
+    return tuple(node.size for node in model.nodes)
+
+
+def _modes_in_reach(model: StepModel, plans: Sequence[Reruns], reach: int | None) -> Modes:
+    """Modes of the moments in reach: twice where the tables stay small, else once."""
+    moments = _moments_in_reach(model, plans, reach)
+    twice = once_or_twice(model, moments)
+    return twice if _entries(model, twice) <= LARGEST_TWICE else once(moments)
+
+
+def _moments_in_reach(model: StepModel, plans: Sequence[Reruns], reach: int | None) -> dict[int, tuple[int, ...]]:
+    """Moments of the longest reach whose tables are of a size that solves well, or of the given reach."""
+    reaches = REACHES if reach is None else (reach,)
+    for k in reaches[:-1]:
+        found = chain_moments(model, k, plans)
+        if _entries(model, found) <= LARGEST_REACHED:
+            return found
+    return chain_moments(model, reaches[-1], plans)
+
+
+def _entries(model: StepModel, reruns: Mapping[int, tuple[object, ...]]) -> int:
+    """Table entries of all arguments over the modes of both nodes; ``reruns`` has those that run an operator again."""
+    modes = [1 + len(reruns.get(i, ())) for i in range(len(model.nodes))]
+    return sum(edge.cost.size * modes[edge.producer] * modes[edge.consumer] for edge in model.edges)

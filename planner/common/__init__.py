@@ -1,0 +1,1 @@
+"""Units, and the errors that several rooms raise."""

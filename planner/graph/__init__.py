@@ -1,0 +1,1 @@
+"""The operator graph of a training step, independent of torch's own."""

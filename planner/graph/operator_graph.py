@@ -1,0 +1,194 @@
+"""Our own small graph of one training step: operators, values, storages.
+
+Built once by :mod:`planner.strategies.traced_step`; everything after it (rules, costs, models, schedule, replay,
+executor) reads this graph and never torch's own. It holds plain Python data only.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from math import prod
+
+ITEM_BYTES = {
+    "float64": 8, "float32": 4, "float16": 2, "bfloat16": 2, "int64": 8, "int32": 4, "int16": 2,
+    "int8": 1, "uint8": 1, "bool": 1, "complex64": 8, "complex128": 16,
+}  # fmt: skip
+
+
+class Phase(StrEnum):
+    """Where in the step an operator runs."""
+
+    FORWARD = "forward"
+    BACKWARD = "backward"
+
+
+class ValueRole(StrEnum):
+    """What a value is for the training step."""
+
+    PARAMETER = "parameter"
+    BUFFER = "buffer"
+    INPUT = "input"
+    TANGENT = "tangent"
+    ACTIVATION = "activation"
+
+
+class OutputRole(StrEnum):
+    """What an output of the graph is."""
+
+    LOSS = "loss"
+    GRADIENT = "gradient"
+    BUFFER_UPDATE = "buffer_update"
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """Shape, stride (elements) and dtype (torch's name without ``torch.``) of a global tensor."""
+
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: str
+
+    @property
+    def numel(self) -> int:
+        """Number of elements."""
+        return prod(self.shape)
+
+    @property
+    def item_bytes(self) -> int:
+        """Bytes per element."""
+        return ITEM_BYTES[self.dtype]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of a dense tensor of this shape."""
+        return self.numel * self.item_bytes
+
+    @property
+    def memory_order(self) -> tuple[int, ...]:
+        """Dimensions from the outermost to the innermost in memory; 0, 1, ... for a contiguous tensor."""
+        plain = tuple(range(len(self.shape)))
+        expected = 1
+        for dim in reversed(plain):
+            if self.shape[dim] != 1:
+                if self.stride[dim] != expected:
+                    return tuple(sorted(plain, key=lambda dim: -self.stride[dim]))
+                expected *= self.shape[dim]
+        return plain
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """One tensor of the graph.
+
+    Parameters
+    ----------
+    index
+        Position in :attr:`OperatorGraph.values`.
+    name
+        Stable name: the parameter's, buffer's or input's own name, or ``identity#output``.
+    spec
+        Global shape, stride, dtype.
+    role
+        What it is.
+    producer, output_index
+        Operator that produces it and which of its outputs it is; None and 0 for inputs of the graph.
+    trainable
+        For a parameter: whether it gets a gradient and optimizer state.
+    aliases
+        For a parameter that is tied: the other names of the same tensor.
+    """
+
+    index: int
+    name: str
+    spec: TensorSpec
+    role: ValueRole
+    producer: int | None = None
+    output_index: int = 0
+    trainable: bool = False
+    aliases: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Operator:
+    """One ATen call of the joint graph (``getitem`` is folded away).
+
+    Parameters
+    ----------
+    index
+        Position in :attr:`OperatorGraph.operators`, which is the order of execution.
+    identity
+        Stable identity ``module_path/phase/target/occurrence``, unique in the graph.
+    node_name
+        Name of the fx node it came from.
+    target
+        For example ``aten.addmm.default``.
+    module_path
+        Path of the module whose forward made it (empty for the root).
+    phase
+        Forward or backward.
+    inputs
+        Value indices of the tensor arguments, in the order in which pytree flattens
+        ``(args, kwargs)``; a value may occur twice.
+    outputs
+        Value index per returned tensor, None where the operator returns no tensor there.
+    is_view
+        Whether its outputs alias its first input's storage and cost nothing.
+    is_random
+        Whether it draws random numbers.
+    flops
+        FLOP of the global operator.
+    forward
+        For a backward operator, the index of its forward operator where known.
+    source
+        ``file:line`` in the user's or library's code where known, else empty.
+    softmax_dim
+        Dimension over which a softmax or its gradient sums; None for other operators.
+    """
+
+    index: int
+    identity: str
+    node_name: str
+    target: str
+    module_path: str
+    phase: Phase
+    inputs: tuple[int, ...]
+    outputs: tuple[int | None, ...]
+    is_view: bool
+    is_random: bool
+    flops: int
+    forward: int | None = None
+    source: str = ""
+    softmax_dim: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class GraphOutput:
+    """An output of the step: the loss, a parameter's gradient or a buffer's new value.
+
+    ``of`` is the value index of the parameter or buffer; None for the loss.
+    """
+
+    role: OutputRole
+    value: int
+    of: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorGraph:
+    """The joint forward and backward graph of one training step.
+
+    ``inputs`` are the value indices of the placeholders in the order of the fx graph. Operators are in
+    order of execution: every forward operator precedes every backward operator.
+    """
+
+    values: tuple[Value, ...]
+    operators: tuple[Operator, ...]
+    inputs: tuple[int, ...]
+    outputs: tuple[GraphOutput, ...]
+    notes: tuple[str, ...] = field(default=())
+
+    @property
+    def parameters(self) -> tuple[Value, ...]:
+        """Parameters in the order of the inputs; a tied parameter occurs once."""
+        return tuple(self.values[i] for i in self.inputs if self.values[i].role is ValueRole.PARAMETER)

@@ -1,0 +1,108 @@
+"""What an optimizer keeps and needs per trainable parameter, and what an update moves through memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+from planner.graph.operator_graph import ITEM_BYTES
+
+_HALF = ("bfloat16", "float16")
+_MASTER = "float32"
+
+OptimizerName = Literal["adamw", "sgd", "sgd_momentum", "adamw_mixed"]
+"""Names as plan files write them; those of :data:`OPTIMIZERS`."""
+
+
+class OptimizerError(ValueError):
+    """An optimizer that does not exist; the message lists those that do."""
+
+
+class Buffers(NamedTuple):
+    """Tensors of a parameter's local size: how many, and bytes per element of each."""
+
+    tensors: int
+    item_bytes: int
+
+    def nbytes(self, numel: int) -> int:
+        """Bytes of all of them for a parameter of ``numel`` local elements."""
+        return self.tensors * self.item_bytes * numel
+
+
+@dataclass(frozen=True, slots=True)
+class OptimizerSpec:
+    """Memory and traffic of one optimizer.
+
+    Parameters
+    ----------
+    name
+        A name of :data:`OPTIMIZERS`.
+    state_tensors
+        Tensors kept between steps per parameter (AdamW: two moments).
+    workspace_tensors
+        Temporaries alive at once while one parameter is updated, one parameter after another.
+    parameter_passes
+        Times that an update moves a parameter's bytes for the parameter and its gradient: both are read, the
+        parameter is written.
+    state_passes
+        The same for the state: every tensor is read and written.
+    master
+        Whether a parameter of 16 bits is updated in 32 bits: a master copy of it is state as well, the
+        state has 32 bits, and the gradient is copied to 32 bits for the time of the update (Micikevicius et
+        al. 2018, section 3.1). The 16-bit parameter is then only written.
+    """
+
+    name: OptimizerName
+    state_tensors: int
+    workspace_tensors: int
+    parameter_passes: int = 3
+    state_passes: int = 0
+    master: bool = False
+
+    def state(self, dtype: str) -> Buffers:
+        """Buffers that a parameter of ``dtype`` (torch's name) keeps between steps."""
+        if self.keeps_master(dtype):
+            return Buffers(self.state_tensors + 1, ITEM_BYTES[_MASTER])
+        return Buffers(self.state_tensors, ITEM_BYTES[dtype])
+
+    def workspace(self, dtype: str) -> Buffers:
+        """Buffers alive at once beyond parameter, gradient and state while a parameter of ``dtype`` is updated."""
+        if self.keeps_master(dtype):
+            return Buffers(self.workspace_tensors + 1, ITEM_BYTES[_MASTER])
+        return Buffers(self.workspace_tensors, ITEM_BYTES[dtype])
+
+    def moved_bytes(self, dtype: str, numel: int) -> int:
+        """Bytes read and written by the update of ``numel`` elements of ``dtype``, all in one pass."""
+        own = ITEM_BYTES[dtype]
+        if self.keeps_master(dtype):
+            # The master copy is read and written in the place of the parameter, which is only written.
+            return numel * ((self.parameter_passes - 1) * own + (self.state_passes + 2) * ITEM_BYTES[_MASTER])
+        return numel * (self.parameter_passes + self.state_passes) * own
+
+    def keeps_master(self, dtype: str) -> bool:
+        """Whether a parameter of ``dtype`` is updated through a master copy."""
+        return self.master and dtype in _HALF
+
+
+OPTIMIZERS: dict[str, OptimizerSpec] = {
+    spec.name: spec
+    for spec in (
+        OptimizerSpec("adamw", state_tensors=2, workspace_tensors=2, state_passes=4),
+        OptimizerSpec("sgd", state_tensors=0, workspace_tensors=0),
+        OptimizerSpec("sgd_momentum", state_tensors=1, workspace_tensors=0, state_passes=2),
+        OptimizerSpec("adamw_mixed", state_tensors=2, workspace_tensors=2, state_passes=4, master=True),
+    )
+}
+
+
+def optimizer_named(name: str) -> OptimizerSpec:
+    """Look up an optimizer.
+
+    Raises
+    ------
+    OptimizerError
+        If there is none of that name; the message lists the known ones.
+    """
+    if name not in OPTIMIZERS:
+        raise OptimizerError(f"optimizer {name!r} is not known; choose one of {', '.join(OPTIMIZERS)}")
+    return OPTIMIZERS[name]

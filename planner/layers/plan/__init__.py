@@ -1,0 +1,1 @@
+"""The layer plan: document, checks, memory."""

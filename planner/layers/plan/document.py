@@ -1,0 +1,289 @@
+"""The layer part of a plan: which stage and which devices every layer has, as a document of its own.
+
+A layer plan says nothing about operators. Each layer is a module of the model, named by its path, with degrees of
+data and tensor parallelism and what is done to its memory; :mod:`runtime.layers.executor` translates it into torch's
+own engine. The devices of a stage are one mesh of prime axes (:mod:`planner.layers.plan.check`), outermost replicas,
+then shards, then tensor parallelism.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, NonNegativeInt, PositiveInt, ValidationError
+
+from formulations.problem.files import write_text_atomically
+from planner.common.plan_error import PlanError
+from planner.graph.optimizers import OptimizerName
+from planner.plan.format import PlannedModel, canonical_json
+
+LAYER_PLAN_VERSION: Literal[1] = 1
+"""Version of the document; one of another version is refused."""
+
+Sharding = Literal["none", "zero2", "zero3"]
+"""What data parallelism shards: nothing (DDP); gradients and optimizer state (ZeRO-2); parameters too (ZeRO-3).
+
+Rajbhandari et al. 2020, section 5. FSDP2 shards the parameters between steps in both cases and differs in when it
+gathers them: ZeRO-2 once, before the forward; ZeRO-3 again before the backward.
+"""
+
+PipelineSchedule = Literal["gpipe", "1f1b"]
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class LayerSettings(_Part):
+    """How one layer is run.
+
+    Parameters
+    ----------
+    name
+        Module path of a block, or ``embedding``, ``bridge`` (between an encoder and its decoder) or ``head`` for what
+        lies around the blocks. A block may instead be given as modules inside it, each a layer of its own: by what
+        they are (``transformer.h.3.attention``, ``.mlp``, ``.cross_attention``) or by module path
+        (``transformer.h.3.attn``); what is in none of them (the norms) is run as the first of them.
+    data_parallel
+        Number of parts of the micro-batch.
+    sharding
+        What data parallelism shards.
+    shard_degree
+        Devices that share one sharded copy; a divisor of `data_parallel`, and below it the copies are replicated
+        (HSDP). None: all of them.
+    tensor_parallel
+        Number of devices that share every matrix product (Shoeybi et al. 2019).
+    undivided
+        Whether every device of the tensor-parallel group computes the whole layer, as where a vocabulary or a number of
+        heads does not divide.
+    sequence_parallel
+        Whether the norms between the products are sharded along the sequence (Korthikanti et al. 2022).
+    checkpoint
+        Whether only the layer's input is kept and its forward runs again in backward.
+    offload_hidden, offload_parameters, offload_optimizer
+        What waits in host memory: tensors saved for backward; parameters (with gradients and optimizer state, which
+        FSDP2 cannot separate from them); optimizer state alone.
+    slices
+        Pieces that each matrix product of the layer is computed in, one after the other, so that no more than one
+        piece's parameters need be gathered at a time (operator splitting of OSDP, section 3.3).
+    sharded_slices
+        Number of slices that are sharded as `sharding` says, the others being replicated. None: all of them.
+    """
+
+    name: Annotated[str, Field(min_length=1)]
+    data_parallel: PositiveInt = 1
+    sharding: Sharding = "none"
+    shard_degree: PositiveInt | None = None
+    tensor_parallel: PositiveInt = 1
+    undivided: bool = False
+    sequence_parallel: bool = False
+    checkpoint: bool = False
+    offload_hidden: bool = False
+    offload_parameters: bool = False
+    offload_optimizer: bool = False
+    slices: PositiveInt = 1
+    sharded_slices: NonNegativeInt | None = None
+
+    @property
+    def shares_products(self) -> bool:
+        """Whether its matrix products are divided among devices."""
+        return self.tensor_parallel > 1 and not self.undivided
+
+    @property
+    def shards(self) -> int:
+        """Devices that share one copy of the parameters by data parallelism."""
+        if self.sharding == "none":
+            return 1
+        return self.shard_degree or self.data_parallel
+
+    @property
+    def replicas(self) -> int:
+        """Copies of the parameters that data parallelism makes."""
+        return self.data_parallel // self.shards
+
+    @property
+    def devices(self) -> int:
+        """Devices that run the layer."""
+        return self.data_parallel * self.tensor_parallel
+
+
+class StagePlan(_Part):
+    """A stage of the pipeline: consecutive layers on the same devices."""
+
+    layers: Annotated[tuple[LayerSettings, ...], Field(min_length=1)]
+
+
+class EnginePeak(_Part):
+    """Bytes on one device at one moment of a step, by what they are for; see :mod:`planner.layers.plan.memory`.
+
+    Parameters
+    ----------
+    moment
+        What happens, such as ``backward of head``.
+    states
+        Parameters and optimizer state as they are between steps, and samples.
+    activations
+        What waits for backward.
+    workspace
+        Temporaries of the layer that runs, its output, and what is computed again for its backward.
+    copies, gradients, reduction, pipeline
+        What torch's engine holds beside: gathered parameters, gradients as they wait, buffers that they are reduced in,
+        buffers of the pipeline.
+    """
+
+    moment: str
+    states: NonNegativeInt
+    activations: NonNegativeInt = 0
+    workspace: NonNegativeInt = 0
+    copies: NonNegativeInt = 0
+    gradients: NonNegativeInt = 0
+    reduction: NonNegativeInt = 0
+    pipeline: NonNegativeInt = 0
+
+    @property
+    def parts(self) -> dict[str, int]:
+        """Bytes by what they are for."""
+        return self.model_dump(exclude={"moment"})
+
+    @property
+    def nbytes(self) -> int:
+        """All of them."""
+        return sum(self.parts.values())
+
+
+class LayerRecord(_Part):
+    """What was promised when a plan was made, and by whom.
+
+    Parameters
+    ----------
+    formulation, as_published, solver
+        What decided; as published or exactly.
+    status, objective_seconds, bound_seconds, gap
+        Predicted seconds of a step in the formulation's own estimate, what no plan of the formulation can beat (None
+        without a proof), and the distance between the two relative to the first.
+    seconds
+        Of the search.
+    stage_peak_bytes
+        Predicted bytes on one device of every stage, as the formulation counts them.
+    engine_peaks
+        The same with what torch's own engine holds beside; empty in plans that were made before this was predicted.
+    tensor_bytes
+        What torch's tensors may take on one device.
+    notes
+        What the profiles of the layers leave out or assume.
+    """
+
+    formulation: str
+    as_published: bool
+    solver: str
+    status: str
+    objective_seconds: NonNegativeFloat
+    bound_seconds: NonNegativeFloat | None
+    gap: NonNegativeFloat | None
+    seconds: NonNegativeFloat
+    stage_peak_bytes: tuple[NonNegativeInt, ...]
+    engine_peaks: tuple[EnginePeak, ...] = ()
+    tensor_bytes: NonNegativeInt
+    notes: tuple[str, ...] = ()
+
+
+class LayerPlan(_Part):
+    """How every layer of a model is run.
+
+    Parameters
+    ----------
+    version
+        :data:`LAYER_PLAN_VERSION`.
+    model
+        Which training step.
+    devices
+        All devices; the stages have equal numbers of them, in order.
+    stages
+        The layers by stage, in the order in which they run.
+    micro_batches
+        Parts of the batch that go through the stages one after the other; gradients are reduced once.
+    schedule
+        Order of the micro-batches: all forwards first (GPipe), or each backward as early as it can be (1F1B).
+    optimizer
+        A name of :data:`planner.graph.optimizers.OPTIMIZERS`.
+    seed
+        Key of random operators (dropout).
+    record
+        What was promised; None for a plan that somebody wrote by hand.
+    """
+
+    version: Literal[1] = LAYER_PLAN_VERSION
+    model: PlannedModel
+    devices: PositiveInt
+    stages: Annotated[tuple[StagePlan, ...], Field(min_length=1)]
+    micro_batches: PositiveInt = 1
+    schedule: PipelineSchedule = "1f1b"
+    optimizer: OptimizerName = "adamw"
+    seed: NonNegativeInt = 0
+    record: LayerRecord | None = None
+
+    @property
+    def stage_devices(self) -> int:
+        """Devices of one stage."""
+        return self.devices // len(self.stages)
+
+    @property
+    def layers(self) -> tuple[LayerSettings, ...]:
+        """The layers of all stages."""
+        return tuple(layer for stage in self.stages for layer in stage.layers)
+
+
+def save_layer_plan(plan: LayerPlan, path: Path) -> None:
+    """Write a layer plan atomically; equal plans give equal files.
+
+    Raises
+    ------
+    PlanError
+        The file cannot be written.
+    """
+    try:
+        write_text_atomically(path, canonical_json(plan) + "\n")
+    except OSError as error:
+        raise PlanError(f"layer plan {path} cannot be written: {error.strerror or error}") from error
+
+
+def load_layer_plan(path: Path) -> LayerPlan:
+    """Read a layer plan; nothing that it names is imported.
+
+    Raises
+    ------
+    PlanError
+        The file cannot be read, is no JSON, is of another version, or does not fit the schema.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise PlanError(f"layer plan {path} cannot be read: {error}") from error
+    return parse_layer_plan(text, str(path))
+
+
+def parse_layer_plan(text: str, source: str) -> LayerPlan:
+    """Layer plan of a JSON text; `source` says in errors where the text is from.
+
+    Raises
+    ------
+    PlanError
+        As :func:`load_layer_plan`.
+    """
+    try:
+        document: Any = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise PlanError(f"layer plan {source} is not JSON: {error}") from error
+    version = document.get("version") if isinstance(document, dict) else None
+    if version is True or version != LAYER_PLAN_VERSION:
+        raise PlanError(
+            f"layer plan {source} has version {json.dumps(version):.40}, this meshwright reads {LAYER_PLAN_VERSION}"
+        )
+    try:
+        return LayerPlan.model_validate_json(text)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        where = ".".join(map(str, first["loc"]))
+        raise PlanError(f"layer plan {source}: {where}: {first['msg']}") from error

@@ -1,0 +1,71 @@
+"""What a plan of layers is asked for."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+
+from planner.common.plan_error import PlanError
+from planner.graph.operator_graph import ITEM_BYTES
+from planner.graph.optimizers import OptimizerSpec
+from planner.machine.cluster import ClusterSpec
+from planner.models.references import ModelReference
+from planner.plan.format import PlannedModel
+
+
+@dataclass(frozen=True, slots=True)
+class LayerRequest:
+    """What a plan of layers is asked for.
+
+    Parameters
+    ----------
+    formulation
+        Its name.
+    reference
+        Which step.
+    cluster
+        Where it runs.
+    devices
+        How many of the cluster's devices train.
+    tensor_bytes
+        What torch's tensors may take on one device.
+    optimizer
+        What updates the parameters.
+    as_published
+        Whether the paper's own search decides.
+    search_batch
+        Whether the batch is decided too.
+    time_limit
+        Seconds for a search that may take long.
+    """
+
+    formulation: str
+    reference: ModelReference
+    cluster: ClusterSpec
+    devices: int
+    tensor_bytes: int
+    optimizer: OptimizerSpec
+    as_published: bool
+    search_batch: bool
+    time_limit: float
+
+    @property
+    def states_per_parameter(self) -> int:
+        """Bytes of parameters, gradients and optimizer states for one byte of parameters.
+
+        Raises
+        ------
+        PlanError
+            That is no whole number.
+        """
+        dtype = self.reference.dtype
+        states = self.optimizer.state(dtype).nbytes(1)
+        if states % ITEM_BYTES[dtype]:
+            raise PlanError(
+                f"optimizer {self.optimizer.name} with {dtype}: its states are no multiple of the parameters"
+            )
+        return 2 + states // ITEM_BYTES[dtype]
+
+
+def planned_model(reference: ModelReference, batch: int) -> PlannedModel:
+    """The step of a plan that may have decided the batch."""
+    return PlannedModel(**{**asdict(reference), "batch": batch})

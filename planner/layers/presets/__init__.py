@@ -1,0 +1,1 @@
+"""Models of the papers as chains of layers, by formula."""

@@ -1,0 +1,1 @@
+"""A traced step folded into a chain of layers, and profile files."""

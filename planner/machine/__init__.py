@@ -1,0 +1,1 @@
+"""Clusters: devices and links, calibrated or preset, and the costs that follow from them."""

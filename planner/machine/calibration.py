@@ -1,0 +1,245 @@
+"""From timings of kernels and collectives to a :class:`ClusterSpec`, and its file.
+
+Kernels: each class's rate is total work over total time net of launches, so a rate is a mean weighted by
+time. Collectives: latency and bandwidth are a least squares fit of relative errors of the ring formula of
+:mod:`planner.machine.cluster`, net of launches and local copies, which the cost model counts apart.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+
+from formulations.problem.files import write_text_atomically
+from planner.graph.operator_classes import ARITHMETIC, OperatorClass
+from planner.machine.cluster import (
+    LOCAL_NAME,
+    ClusterSpec,
+    Collective,
+    DeviceSpec,
+    FreshMemorySpec,
+    LinkSpec,
+    Measurement,
+)
+from planner.machine.identity import current_machine, physical_memory_bytes
+
+PROCESS_RESERVE_BYTES = 512 * 2**20
+"""Memory of a Python process with torch and gloo that holds no tensor."""
+
+
+REUSED_BYTES = 32 * 2**20
+"""Largest buffer that glibc's malloc keeps for reuse (``DEFAULT_MMAP_THRESHOLD_MAX`` on 64 bits)."""
+
+
+class CalibrationError(ValueError):
+    """Measurements that give no cluster."""
+
+
+class _Sample(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class KernelSample(_Sample):
+    """Seconds of one call of a kernel, with the FLOP and the bytes that the cost model counts for it."""
+
+    name: str
+    kind: OperatorClass
+    dtype: str
+    flops: NonNegativeInt
+    nbytes: NonNegativeInt
+    seconds: PositiveFloat
+
+
+class CollectiveSample(_Sample):
+    """Seconds of one collective; ``nbytes`` as in :meth:`LinkSpec.collective_seconds`, ``copied_bytes`` local."""
+
+    collective: Collective
+    ranks: PositiveInt
+    nbytes: PositiveInt
+    copied_bytes: NonNegativeInt
+    seconds: PositiveFloat
+
+
+_Timed = TypeVar("_Timed", KernelSample, CollectiveSample)
+
+
+class RankReport(_Sample):
+    """What one rank measured; all ranks measure the same things in the same order.
+
+    ``fresh_seconds_per_byte`` is what a new large buffer costs beyond writing to it.
+    """
+
+    launch_seconds: PositiveFloat
+    fresh_seconds_per_byte: NonNegativeFloat
+    kernels: tuple[KernelSample, ...]
+    collectives: tuple[CollectiveSample, ...]
+
+
+def slowest(reports: Sequence[RankReport]) -> RankReport:
+    """One report with each sample's slowest rank, which is the one that a step waits for."""
+    return RankReport(
+        launch_seconds=max(report.launch_seconds for report in reports),
+        fresh_seconds_per_byte=max(report.fresh_seconds_per_byte for report in reports),
+        kernels=tuple(_slowest(samples) for samples in zip(*(r.kernels for r in reports), strict=True)),
+        collectives=tuple(_slowest(samples) for samples in zip(*(r.collectives for r in reports), strict=True)),
+    )
+
+
+def fit_link(samples: Iterable[CollectiveSample], launch_seconds: float, copy_bandwidth: float) -> LinkSpec:
+    """Latency, bandwidth and slowdowns that explain timings of collectives best.
+
+    Latency and bandwidth are fitted to all collectives together; a collective's slowdown is the geometric
+    mean of what is left.
+
+    Parameters
+    ----------
+    samples
+        Timings of at least two sizes.
+    launch_seconds, copy_bandwidth
+        Overhead of a launch and bytes/s (read plus written) of a local copy; both are taken off first.
+
+    Raises
+    ------
+    CalibrationError
+        Fewer than two sizes, or times that do not grow with the size.
+    """
+    kept = tuple(samples)
+    rows = []
+    for sample in kept:
+        # Coefficients of latency and of seconds per mebibyte, so that both unknowns are of like size.
+        coefficients = [
+            LinkSpec(latency_seconds=latency, bandwidth=bandwidth).collective_seconds(
+                sample.collective, sample.ranks, sample.nbytes
+            )
+            for latency, bandwidth in ((1.0, 1e300), (0.0, 2.0**20))
+        ]
+        rows.append(
+            [coefficient / _net_seconds(sample, launch_seconds, copy_bandwidth) for coefficient in coefficients]
+        )
+    matrix = np.array(rows, dtype=np.float64).reshape(-1, 2)
+    if np.linalg.matrix_rank(matrix) < 2:
+        raise CalibrationError("a link needs collectives of at least two sizes among two or more ranks")
+    latency, per_mebibyte = np.linalg.lstsq(matrix, np.ones(len(kept)), rcond=None)[0]
+    if latency < 0:
+        latency, per_mebibyte = 0.0, matrix[:, 1].sum() / (matrix[:, 1] ** 2).sum()
+    if per_mebibyte <= 0:
+        raise CalibrationError("collectives of larger tensors were not slower: the machine is too busy, measure again")
+    logs: dict[Collective, list[float]] = defaultdict(list)
+    for sample, predicted in zip(kept, matrix @ np.array((latency, per_mebibyte)), strict=True):
+        logs[sample.collective].append(-float(np.log(predicted)))
+    return LinkSpec(
+        latency_seconds=float(latency),
+        bandwidth=float(2**20 / per_mebibyte),
+        slowdown={collective: float(np.exp(np.mean(ratios))) for collective, ratios in logs.items()},
+    )
+
+
+def device_from(report: RankReport, ranks: int, memory_bytes: int) -> DeviceSpec:
+    """Device whose rates explain the kernels of a report.
+
+    Parameters
+    ----------
+    report
+        Timings; float32 matrix products and pointwise kernels must be among them.
+    ranks
+        Number of processes that share the machine.
+    memory_bytes
+        Physical memory of the machine.
+
+    Raises
+    ------
+    CalibrationError
+        A kernel that a device cannot do without was not measured.
+    """
+    arithmetic: dict[tuple[OperatorClass, str], list[KernelSample]] = defaultdict(list)
+    moving: dict[str, list[KernelSample]] = defaultdict(list)
+    for sample in report.kernels:
+        if sample.kind in ARITHMETIC:
+            arithmetic[sample.kind, sample.dtype].append(sample)
+        else:
+            for key in {sample.kind.value, sample.name}:
+                moving[key].append(sample)
+    flops = {
+        dtype: _rate(samples, "flops", report.launch_seconds)
+        for (kind, dtype), samples in arithmetic.items()
+        if kind is OperatorClass.MATMUL
+    }
+    bandwidths = {key: _rate(samples, "nbytes", report.launch_seconds) for key, samples in sorted(moving.items())}
+    if "float32" not in flops or OperatorClass.POINTWISE.value not in bandwidths:
+        raise CalibrationError("float32 matrix products and pointwise kernels must be measured")
+    efficiency = {
+        kind.value: _rate(samples, "flops", report.launch_seconds) / flops.get(dtype, flops["float32"])
+        for (kind, dtype), samples in arithmetic.items()
+        if kind is not OperatorClass.MATMUL
+    }
+    return DeviceSpec(
+        name=f"process of {current_machine().processor}",
+        flops=flops,
+        memory_bandwidth=bandwidths[OperatorClass.POINTWISE.value],
+        launch_seconds=report.launch_seconds,
+        memory_bytes=memory_bytes // ranks,
+        reserve_bytes=min(PROCESS_RESERVE_BYTES, memory_bytes // ranks // 2),
+        efficiency=efficiency,
+        bandwidth_by_class=bandwidths,
+        fresh_memory=_fresh_memory(report.fresh_seconds_per_byte),
+    )
+
+
+def local_cluster(reports: Sequence[RankReport]) -> ClusterSpec:
+    """Cluster ``local-cpu`` from what each rank on this machine measured while all ran at once.
+
+    Raises
+    ------
+    CalibrationError
+        The reports do not suffice.
+    """
+    report, ranks = slowest(reports), len(reports)
+    device = device_from(report, ranks, physical_memory_bytes())
+    copy_bandwidth = device.bandwidth_by_class.get(OperatorClass.COPY.value, device.memory_bandwidth)
+    link = fit_link(report.collectives, device.launch_seconds, copy_bandwidth)
+    machine = current_machine()
+    return ClusterSpec(
+        name=LOCAL_NAME,
+        source=f"Measured on {machine.processor}, {machine.cores} cores, torch {machine.torch_version}, "
+        f"{ranks} processes at once over gloo (load average {os.getloadavg()[0]:.1f} at the end). "
+        "Host link: a copy within this machine's memory.",
+        device=device,
+        devices_per_node=ranks,
+        nodes=1,
+        intra_node=link,
+        host_link=LinkSpec(latency_seconds=device.launch_seconds, bandwidth=copy_bandwidth / 2),
+        measured=Measurement(machine=machine, ranks=ranks),
+    )
+
+
+def save_cluster(cluster: ClusterSpec, path: Path) -> None:
+    """Write a cluster file atomically; its folder is made where missing."""
+    write_text_atomically(path, cluster.model_dump_json(indent=2) + "\n")
+
+
+def _fresh_memory(seconds_per_byte: float) -> FreshMemorySpec | None:
+    if seconds_per_byte == 0:
+        return None
+    return FreshMemorySpec(threshold_bytes=REUSED_BYTES, bandwidth=1 / seconds_per_byte)
+
+
+def _slowest(samples: Sequence[_Timed]) -> _Timed:
+    return max(samples, key=lambda sample: sample.seconds)
+
+
+def _net_seconds(sample: CollectiveSample, launch_seconds: float, copy_bandwidth: float) -> float:
+    """Seconds without launches and copies, but never below a twentieth of what was measured."""
+    copies = 2 * sample.copied_bytes / copy_bandwidth + launch_seconds * bool(sample.copied_bytes)
+    return max(sample.seconds - launch_seconds - copies, 0.05 * sample.seconds)
+
+
+def _rate(samples: Sequence[KernelSample], work: str, launch_seconds: float) -> float:
+    total = sum(getattr(sample, work) for sample in samples)
+    seconds = sum(max(sample.seconds - launch_seconds, 0.05 * sample.seconds) for sample in samples)
+    return float(total / seconds)

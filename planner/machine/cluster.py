@@ -1,0 +1,366 @@
+"""The machines a plan is made for: devices, links and where their figures come from.
+
+A :class:`ClusterSpec` is a versioned JSON file. Presets live in ``planner/presets``; ``local-cpu`` is this
+machine as ``meshwright calibrate`` measured it, one process per device.
+
+Collectives are priced as rings with latency and bandwidth (alpha-beta), with ``n`` ranks and ``b`` bytes:
+all-gather, reduce-scatter and all-to-all take ``(n - 1) * latency + (n - 1) / n * b / bandwidth``, an
+all-reduce is a reduce-scatter and an all-gather (Thakur, Rabenseifner, Gropp 2005; NCCL's bus bandwidth).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from enum import StrEnum
+from hashlib import sha256
+from math import prod
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import ValidationError as PydanticError
+
+from planner.machine.identity import MachineIdentity, cache_directory, current_machine
+
+PRESETS = Path(__file__).parent / "presets"
+LOCAL_NAME = "local-cpu"
+
+
+class ClusterError(ValueError):
+    """A cluster, or a mesh on it, that cannot be used; the message says what to do."""
+
+
+class Collective(StrEnum):
+    """Collectives that plans use."""
+
+    ALL_GATHER = "all_gather"
+    ALL_REDUCE = "all_reduce"
+    REDUCE_SCATTER = "reduce_scatter"
+    ALL_TO_ALL = "all_to_all"
+
+
+class HostCopies(StrEnum):
+    """How copies between a device and its host's memory run: :mod:`planner.schedule.instructions` gives their order.
+
+    BOTH_WAYS: outward and inward at once, each at the link's speed, beside the computation (PCIe is full duplex).
+    TAKE_TURNS: beside the computation, one copy at a time in whichever direction.
+    BLOCKING: the computation waits for each copy.
+    """
+
+    BOTH_WAYS = "both_ways"
+    TAKE_TURNS = "take_turns"
+    BLOCKING = "blocking"
+
+
+class _Spec(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class FreshMemorySpec(_Spec):
+    """Buffers that come from the operating system each time they are allocated, and the cost of their pages.
+
+    Parameters
+    ----------
+    threshold_bytes
+        Smaller buffers reuse memory and cost nothing.
+    bandwidth
+        Bytes/s at which new pages are made.
+    """
+
+    threshold_bytes: PositiveInt
+    bandwidth: PositiveFloat
+
+    def seconds(self, nbytes: ArrayLike) -> NDArray[np.float64]:
+        """Seconds of allocating buffers of ``nbytes`` bytes; shape as given."""
+        sizes = np.asarray(nbytes, dtype=np.float64)
+        return np.where(sizes < self.threshold_bytes, 0.0, sizes / self.bandwidth)
+
+
+class DeviceSpec(_Spec):
+    """One device.
+
+    Parameters
+    ----------
+    name
+        Its name.
+    flops
+        Achievable FLOP/s of a large matrix product per dtype (torch's name); ``float32`` stands in for
+        dtypes that are not listed, so it must be.
+    memory_bandwidth
+        Achievable bytes/s, read plus written, of an elementwise kernel.
+    launch_seconds
+        Seconds that any kernel takes however little it does.
+    memory_bytes, reserve_bytes
+        Memory of the device, and how much of it torch's tensors cannot have (context, fragmentation,
+        collective buffers).
+    efficiency
+        Per operator class of :mod:`planner.machine.costs`: achieved FLOP/s over :attr:`flops`; 1 where absent.
+    bandwidth_by_class
+        Per operator class, or per operator name (``tanh``), which goes first: achieved bytes/s;
+        :attr:`memory_bandwidth` where absent.
+    fresh_memory
+        What large new buffers cost; None where the allocator keeps freed memory, as on GPUs.
+    """
+
+    name: str
+    flops: dict[str, PositiveFloat]
+    memory_bandwidth: PositiveFloat
+    launch_seconds: NonNegativeFloat
+    memory_bytes: PositiveInt
+    reserve_bytes: NonNegativeInt
+    efficiency: dict[str, PositiveFloat] = Field(default_factory=dict)
+    bandwidth_by_class: dict[str, PositiveFloat] = Field(default_factory=dict)
+    fresh_memory: FreshMemorySpec | None = None
+
+    def model_post_init(self, context: object, /) -> None:
+        """Check what single fields cannot."""
+        if "float32" not in self.flops:
+            raise ValueError("flops must give at least float32")
+        if self.reserve_bytes >= self.memory_bytes:
+            raise ValueError(f"reserve_bytes {self.reserve_bytes} must be below memory_bytes {self.memory_bytes}")
+
+    def shared(self, share: float) -> DeviceSpec:
+        """Device whose rates and memory are ``share`` times these."""
+
+        def scaled(rates: dict[str, float]) -> dict[str, float]:
+            return {name: rate * share for name, rate in rates.items()}
+
+        fresh = self.fresh_memory
+        if fresh is not None:
+            fresh = fresh.model_copy(update={"bandwidth": fresh.bandwidth * share})
+        return self.model_copy(
+            update={
+                "flops": scaled(self.flops),
+                "memory_bandwidth": self.memory_bandwidth * share,
+                "bandwidth_by_class": scaled(self.bandwidth_by_class),
+                "memory_bytes": int(self.memory_bytes * share),
+                "reserve_bytes": int(self.reserve_bytes * share),
+                "fresh_memory": fresh,
+            }
+        )
+
+    def flops_of(self, dtype: str) -> float:
+        """Achievable FLOP/s of a matrix product in ``dtype``."""
+        return self.flops.get(dtype, self.flops["float32"])
+
+
+class LinkSpec(_Spec):
+    """A link: seconds of latency per message and bytes/s in one direction.
+
+    ``slowdown`` says how many times longer than a ring's a collective takes where its implementation is no
+    ring (gloo's reduce-scatter); 1 where absent.
+    """
+
+    latency_seconds: NonNegativeFloat
+    bandwidth: PositiveFloat
+    slowdown: dict[Collective, PositiveFloat] = Field(default_factory=dict)
+
+    def collective_seconds(self, collective: Collective, ranks: int, nbytes: int) -> float:
+        """Seconds of one ring collective.
+
+        Parameters
+        ----------
+        collective
+            Which one.
+        ranks
+            Number of ranks in the ring.
+        nbytes
+            Bytes on one rank of the larger side: the result of an all-gather, the input of a
+            reduce-scatter, either of an all-reduce or an all-to-all.
+        """
+        rounds = 2 if collective is Collective.ALL_REDUCE else 1
+        ring = (ranks - 1) * self.latency_seconds + (ranks - 1) / ranks * nbytes / self.bandwidth
+        return rounds * self.slowdown.get(collective, 1.0) * ring
+
+    def shared(self, share: float) -> LinkSpec:
+        """Link with ``share`` times the speed."""
+        return self.model_copy(
+            update={"latency_seconds": self.latency_seconds / share, "bandwidth": self.bandwidth * share}
+        )
+
+
+class Measurement(_Spec):
+    """What a measured cluster was measured on: the machine, and how many processes ran at once."""
+
+    machine: MachineIdentity
+    ranks: PositiveInt
+
+
+class ClusterSpec(_Spec):
+    """A cluster of equal nodes of equal devices, ranks numbered node by node.
+
+    Parameters
+    ----------
+    version
+        Version of this file format.
+    name, source
+        Its name, and where its figures come from.
+    device, devices_per_node, nodes
+        The devices.
+    intra_node
+        Link inside a node; bandwidth per device.
+    inter_node
+        Network of one node, shared by all rings that leave the node; None with one node.
+    host_link
+        Link between a device and its host's memory; bandwidth per device and direction.
+    host_link_shared
+        Whether both directions of the host link share its bandwidth.
+    measured
+        For a measured machine: what it was measured on. Its devices are processes, so a mesh of any size
+        fits on it and its rates are shared among the processes.
+    """
+
+    version: Literal[1] = 1
+    name: str
+    source: str
+    device: DeviceSpec
+    devices_per_node: PositiveInt
+    nodes: PositiveInt
+    intra_node: LinkSpec
+    inter_node: LinkSpec | None = None
+    host_link: LinkSpec
+    host_link_shared: bool = False
+    measured: Measurement | None = None
+
+    def model_post_init(self, context: object, /) -> None:
+        """Check what single fields cannot."""
+        if self.nodes > 1 and self.inter_node is None:
+            raise ValueError(f"{self.nodes} nodes need an inter_node link")
+
+    @property
+    def devices(self) -> int:
+        """Number of devices."""
+        return self.devices_per_node * self.nodes
+
+    @property
+    def host_copies(self) -> HostCopies:
+        """How copies to and from the host run; a measured machine's devices are processes that copy themselves."""
+        if self.measured is not None:
+            return HostCopies.BLOCKING
+        return HostCopies.TAKE_TURNS if self.host_link_shared else HostCopies.BOTH_WAYS
+
+    def fingerprint(self) -> str:
+        """SHA-256 of the canonical JSON."""
+        return sha256(json.dumps(self.model_dump(mode="json"), sort_keys=True).encode()).hexdigest()
+
+    def device_for(self, mesh: Sequence[int]) -> DeviceSpec:
+        """Device as one rank of ``mesh`` finds it.
+
+        On a measured machine the processes share cores and memory: what ``ranks`` measured processes
+        reached together is divided among the processes of the mesh. Elsewhere it is :attr:`device`.
+        """
+        self._check(mesh)
+        if self.measured is None or prod(mesh) == self.measured.ranks:
+            return self.device
+        return self.device.shared(self.measured.ranks / prod(mesh))
+
+    def host_link_for(self, mesh: Sequence[int]) -> LinkSpec:
+        """Host link as one rank of ``mesh`` finds it; processes of a measured machine share its memory."""
+        self._check(mesh)
+        if self.measured is None or prod(mesh) == self.measured.ranks:
+            return self.host_link
+        return self.host_link.shared(self.measured.ranks / prod(mesh))
+
+    def mesh_links(self, mesh: Sequence[int]) -> tuple[LinkSpec, ...]:
+        """Link that a ring along each mesh axis gets.
+
+        The ranks of a ring along an axis lie in an aligned block of ``stride * size`` ranks. Where every
+        such block lies inside one node the axis has the intra-node link. Else ``stride`` interleaved rings
+        (at most one per device) leave each node at once and share its network, and no ring is faster than
+        the intra-node link that it also passes.
+
+        Raises
+        ------
+        ClusterError
+            The mesh is empty, has an axis below 1, or more devices than the cluster.
+        """
+        self._check(mesh)
+        ranks = prod(mesh)
+        if self.measured is not None:
+            link = self.intra_node.shared(min(1.0, self.measured.ranks / ranks))
+            return (link,) * len(mesh)
+        links = []
+        for axis, size in enumerate(mesh):
+            stride = prod(mesh[axis + 1 :])
+            inside = ranks <= self.devices_per_node or self.devices_per_node % (stride * size) == 0
+            links.append(self.intra_node if inside else self._crossing(stride))
+        return tuple(links)
+
+    def _crossing(self, stride: int) -> LinkSpec:
+        assert self.inter_node is not None  # a mesh that fits on one node never leaves it
+        per_ring = self.inter_node.bandwidth / min(stride, self.devices_per_node)
+        return self.inter_node.model_copy(update={"bandwidth": min(per_ring, self.intra_node.bandwidth)})
+
+    def _check(self, mesh: Sequence[int]) -> None:
+        shape = "x".join(map(str, mesh))
+        if not mesh or any(size < 1 for size in mesh):
+            raise ClusterError(f"mesh {shape or '()'} is not a mesh: give one positive size per axis, such as 2x4")
+        if self.measured is None and prod(mesh) > self.devices:
+            raise ClusterError(
+                f"mesh {shape} has {prod(mesh)} devices but cluster {self.name} has {self.devices}: "
+                "use a smaller mesh or another cluster"
+            )
+
+
+def preset_names() -> tuple[str, ...]:
+    """Names of the clusters that come with the package."""
+    return tuple(sorted(path.stem for path in PRESETS.glob("*.json")))
+
+
+def local_cluster_path() -> Path:
+    """File in which ``meshwright calibrate`` keeps this machine."""
+    return cache_directory() / f"{LOCAL_NAME}.json"
+
+
+def load_cluster(name_or_path: str) -> ClusterSpec:
+    """Read a cluster by preset name, ``local-cpu``, or path of a JSON file.
+
+    Raises
+    ------
+    ClusterError
+        Unknown name, unreadable or invalid file, or figures that were measured on another machine.
+    """
+    if name_or_path == LOCAL_NAME:
+        return _load_local()
+    if name_or_path in preset_names():
+        return read_cluster(PRESETS / f"{name_or_path}.json")
+    path = Path(name_or_path)
+    if path.suffix == ".json" or path.exists():
+        return read_cluster(path)
+    known = ", ".join((*preset_names(), LOCAL_NAME))
+    raise ClusterError(f"no cluster is named {name_or_path!r}: give the path of a JSON file or one of {known}")
+
+
+def read_cluster(path: Path) -> ClusterSpec:
+    """Read and validate one cluster file.
+
+    Raises
+    ------
+    ClusterError
+        The file cannot be read or is not a cluster.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ClusterError(f"cluster file {path} cannot be read: {getattr(error, 'strerror', None) or error}") from None
+    try:
+        return ClusterSpec.model_validate_json(text)
+    except PydanticError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"])) or "file"
+        raise ClusterError(f"cluster file {path} is not valid: {where}: {first['msg']}") from None
+
+
+def _load_local() -> ClusterSpec:
+    path = local_cluster_path()
+    if not path.exists():
+        raise ClusterError(f"this machine has not been measured ({path} is missing): run `meshwright calibrate`")
+    cluster = read_cluster(path)
+    here = current_machine()
+    if cluster.measured is None or cluster.measured.machine != here:
+        measured = "no machine" if cluster.measured is None else cluster.measured.machine
+        raise ClusterError(f"{path} was measured on {measured}, but this is {here}: run `meshwright calibrate` again")
+    return cluster

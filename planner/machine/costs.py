@@ -1,0 +1,235 @@
+"""Predicted seconds of operators, collectives and optimizer steps on a cluster.
+
+An operator is a roofline (Williams, Waterman, Patterson 2009) on its local tensors: the longer of
+``local FLOP / FLOP per second`` and ``local bytes / bytes per second``, plus the launch, the
+allocation of large results where the device says that it costs, and the collectives inside the strategy.
+Rates differ per class of operator (:mod:`planner.graph.operator_classes`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from planner.graph.operator_classes import ARITHMETIC, OperatorClass, memory_passes, operator_class, operator_name
+from planner.graph.operator_graph import Operator, OperatorGraph, TensorSpec
+from planner.graph.optimizers import optimizer_named
+from planner.graph.placement import REPLICATE, Placement, local_numel
+from planner.machine.cluster import ClusterSpec, Collective
+from planner.machine.resharding import ReshardPlanner
+
+_FLOATING = ("float64", "float32", "float16", "bfloat16")
+
+
+class InnerCollective(Protocol):
+    """A collective inside a strategy; ``nbytes`` as in :meth:`LinkSpec.collective_seconds`."""
+
+    @property
+    def axis(self) -> int:
+        """Mesh axis."""
+
+    @property
+    def kind(self) -> str:
+        """Value of a :class:`Collective`."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes on one rank."""
+
+
+class StrategyLike(Protocol):
+    """What the cost model reads of a strategy."""
+
+    @property
+    def outputs(self) -> tuple[Placement | None, ...]:
+        """Placement per returned tensor, None where the operator returns none there."""
+
+    @property
+    def inputs(self) -> tuple[Placement, ...]:
+        """Placement per tensor argument."""
+
+    @property
+    def collectives(self) -> Sequence[InnerCollective]:
+        """Collectives that the operator itself runs under this strategy."""
+
+
+class CostModel:
+    """Costs on one mesh of one cluster, memoised by operator target and shapes.
+
+    Parameters
+    ----------
+    cluster
+        The cluster.
+    mesh
+        Size of each mesh axis.
+
+    Attributes
+    ----------
+    device, links, host_link
+        Device, per-axis link and link to the host's memory as a rank of this mesh finds them.
+    host_copies
+        How copies over the host link run.
+    resharding
+        Paths between placements on this mesh.
+
+    Raises
+    ------
+    ClusterError
+        The mesh does not fit on the cluster.
+    """
+
+    def __init__(self, cluster: ClusterSpec, mesh: Sequence[int]) -> None:
+        self.mesh = tuple(mesh)
+        self.device = cluster.device_for(self.mesh)
+        self.links = cluster.mesh_links(self.mesh)
+        self.host_link = cluster.host_link_for(self.mesh)
+        self.host_copies = cluster.host_copies
+        self.resharding = ReshardPlanner(
+            self.links,
+            self.mesh,
+            self.bandwidth_of(OperatorClass.COPY),
+            self.device.launch_seconds,
+            self.device.fresh_memory,
+        )
+        self._memo: dict[object, NDArray[np.float64]] = {}
+
+    def bandwidth_of(self, kind: OperatorClass, name: str = "") -> float:
+        """Bytes/s, read plus written, of the operator of this ATen name, else of its class."""
+        known = self.device.bandwidth_by_class
+        return known.get(name) or known.get(kind.value) or self.device.memory_bandwidth
+
+    def flops_of(self, kind: OperatorClass, dtype: str) -> float:
+        """FLOP/s that a kernel of this class reaches in ``dtype``."""
+        return self.device.flops_of(dtype) * self.device.efficiency.get(kind.value, 1.0)
+
+    def operator_seconds(
+        self, graph: OperatorGraph, operator: Operator, strategies: Sequence[StrategyLike]
+    ) -> NDArray[np.float64]:
+        """Seconds of one execution of an operator under each strategy.
+
+        Parameters
+        ----------
+        graph, operator
+            The operator and the graph that holds its tensors.
+        strategies
+            Its strategies; every placement divides its tensor.
+
+        Returns
+        -------
+        ndarray
+            (strategies,), read-only. Views cost 0.
+        """
+        inputs = tuple(graph.values[value].spec for value in operator.inputs)
+        outputs = tuple(None if value is None else graph.values[value].spec for value in operator.outputs)
+        key = (operator.target, operator.is_view, operator.flops, inputs, outputs, tuple(strategies))
+        if key not in self._memo:
+            seconds = (
+                np.zeros(len(strategies))
+                if operator.is_view
+                else self._roofline(operator.target, operator.flops, inputs, outputs, strategies)
+            )
+            seconds.setflags(write=False)
+            self._memo[key] = seconds
+        return self._memo[key]
+
+    def update_seconds(self, numel_local: int, dtype: str, optimizer: str) -> float:
+        """Seconds of the optimizer step of one parameter on one rank.
+
+        Parameters
+        ----------
+        numel_local
+            Elements of the parameter on the rank.
+        dtype
+            Dtype of the parameter and its gradient.
+        optimizer
+            A name of :data:`planner.graph.optimizers.OPTIMIZERS`.
+
+        Raises
+        ------
+        ValueError
+            Unknown optimizer.
+        """
+        spec = optimizer_named(optimizer)
+        seconds = spec.moved_bytes(dtype, numel_local) / self.bandwidth_of(OperatorClass.OPTIMIZER, optimizer)
+        if self.device.fresh_memory is not None:
+            tensors, item_bytes = spec.workspace(dtype)
+            seconds += tensors * float(self.device.fresh_memory.seconds(numel_local * item_bytes))
+        return seconds + self.device.launch_seconds
+
+    def _roofline(
+        self,
+        target: str,
+        flops: int,
+        inputs: tuple[TensorSpec, ...],
+        outputs: tuple[TensorSpec | None, ...],
+        strategies: Sequence[StrategyLike],
+    ) -> NDArray[np.float64]:
+        kind = operator_class(target)
+        reads_inputs, output_passes = memory_passes(kind)
+        moved, allocating = np.zeros(len(strategies)), np.zeros(len(strategies))
+        for position, spec in enumerate(inputs):
+            if reads_inputs or spec.dtype not in _FLOATING:
+                moved += self._local_bytes(spec, [strategy.inputs[position] for strategy in strategies])
+        for position, output in enumerate(outputs):
+            if output is not None:
+                placements = [strategy.outputs[position] for strategy in strategies]
+                written = self._local_bytes(output, placements)
+                moved += output_passes * written
+                if self.device.fresh_memory is not None:
+                    allocating += self.device.fresh_memory.seconds(written)
+        seconds = moved / self.bandwidth_of(kind, operator_name(target))
+        if flops:
+            rate = self.flops_of(kind, _arithmetic_dtype(inputs, outputs)) if kind in ARITHMETIC else None
+            rate = rate or self.device.flops_of("float32")
+            parts = np.array([self._parts(strategy) for strategy in strategies], dtype=np.float64)
+            seconds = np.maximum(seconds, flops / parts / rate)
+        inside = np.array([self._collective_seconds(strategy) for strategy in strategies], dtype=np.float64)
+        return np.asarray(seconds + allocating + inside + self.device.launch_seconds, dtype=np.float64)
+
+    def _local_bytes(self, spec: TensorSpec, placements: Sequence[Placement | None]) -> NDArray[np.float64]:
+        sizes = {
+            placement: 0 if placement is None else local_numel(spec.shape, placement, self.mesh) * spec.item_bytes
+            for placement in set(placements)
+        }
+        return np.array([sizes[placement] for placement in placements], dtype=np.float64)
+
+    def _parts(self, strategy: StrategyLike) -> int:
+        """Ranks that share the arithmetic: an axis on which nothing is sharded or partial repeats it."""
+        placements = [placement for placement in (*strategy.inputs, *strategy.outputs) if placement is not None]
+        return prod(
+            size for axis, size in enumerate(self.mesh) if any(placement[axis] != REPLICATE for placement in placements)
+        )
+
+    def _collective_seconds(self, strategy: StrategyLike) -> float:
+        return sum(
+            self.links[inner.axis].collective_seconds(Collective(inner.kind), self.mesh[inner.axis], inner.nbytes)
+            + self.device.launch_seconds
+            for inner in strategy.collectives
+        )
+
+
+def to_quanta(seconds: ArrayLike) -> NDArray[np.int64]:
+    """Seconds as whole nanoseconds, rounded up; shape as given.
+
+    Raises
+    ------
+    ValueError
+        A time is negative or not finite: what is forbidden is a flag, never a big number.
+    """
+    array = np.asarray(seconds, dtype=np.float64)
+    if not np.all(np.isfinite(array)) or np.any(array < 0):
+        raise ValueError("seconds must be finite and not negative: mask forbidden entries before counting quanta")
+    # A millionth of a quantum is rounding noise of the division, not time.
+    return np.asarray(np.ceil(np.round(array * 1e9, 6)), dtype=np.int64)
+
+
+def _arithmetic_dtype(inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec | None]) -> str:
+    """Dtype that the arithmetic runs in: the first floating-point input's, else output's."""
+    for spec in (*inputs, *outputs):
+        if spec is not None and spec.dtype in _FLOATING:
+            return spec.dtype
+    return "float32"

@@ -1,0 +1,1 @@
+"""References to models, and how they are loaded."""

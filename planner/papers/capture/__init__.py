@@ -1,0 +1,1 @@
+"""CAPTURE on real models."""

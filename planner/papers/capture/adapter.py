@@ -1,0 +1,296 @@
+"""CAPTURE on a real model: stages of consecutive layers, each by data or by tensor parallelism, as a layer plan.
+
+As published, the paper's predictor and Algorithm 4 look for the plan whose fullest device holds least. Else the fastest
+plan whose devices keep the memory limit is proven (the paper's future work), and a note says what the least peak is.
+
+Both keep to what runs: stages have equal numbers of devices, so every degree is planned for itself and the best is
+taken; layers that share a parameter are in stages that run alike. CAPTURE decides neither batch nor micro-batches nor
+checkpointing: the batch is that of the request; there are as many micro-batches as divide it, at most twice as many as
+devices, and they run as 1F1B where there are enough of them; all layers are checkpointed where nothing fits otherwise.
+
+The published predictor profiles the replay on 16 devices of the same kind: with fewer no layer would ever be alone.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from formulations.capture.enumeration import recommend
+from formulations.capture.exact import fastest_plan, least_peak_plan
+from formulations.capture.predictor import LARGEST_PROFILED, predict, profile_layers
+from formulations.capture.problem import (
+    CaptureError,
+    CapturePlan,
+    PartitionProblem,
+    nodes_of,
+    powers_of_two,
+    stage_configurations,
+)
+from formulations.capture.replay import StageReplay, StepTimes
+from formulations.capture.slips import AS_PUBLISHED, Slip
+from formulations.galvatron.costs import CostModel
+from formulations.layers.layer import LayerChain, tied_layers
+from formulations.layers.pipeline_schedule import Schedule
+from formulations.problem.solution import Status
+from planner.common.infeasibility import InfeasibleError
+from planner.common.plan_error import PlanError
+from planner.common.units import format_bytes
+from planner.layers.plan.document import LayerPlan, LayerRecord, StagePlan
+from planner.layers.plan.request import LayerRequest, planned_model
+from planner.layers.plan.settings import strategy_settings
+from planner.papers.galvatron.adapter import SECONDS_PER_COST, device_links
+
+PROFILING_DEVICES = 16
+PLACEMENTS = 5_000_000
+"""Of Algorithm 4 for one degree: about a second."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Candidate:
+    """Stages of one degree, and one configuration for tied layers.
+
+    Parameters
+    ----------
+    replay, micro_batch
+        What stages hold and take, with so many samples in a micro-batch.
+    problem, times
+        The same as tables.
+    least
+        The plan of least peak.
+    """
+
+    replay: StageReplay
+    micro_batch: int
+    problem: PartitionProblem
+    times: StepTimes
+    least: CapturePlan
+
+    @property
+    def least_peak(self) -> int:
+        """Bytes of the fullest device in that plan."""
+        return self.problem.peak(self.least)
+
+
+def plan_with_capture(request: LayerRequest, chain: LayerChain) -> LayerPlan:
+    """Choose stages, and data or tensor parallelism for each.
+
+    Raises
+    ------
+    PlanError
+        The batch is to be decided too.
+    InfeasibleError
+        No stages of these layers fill the devices, or none fit; the message names the least that is possible.
+    """
+    started = time.perf_counter()
+    if request.search_batch:
+        raise PlanError("formulation capture takes the batch as it is: leave the search over batches out")
+    found = _decide(request, chain, checkpoint=False)
+    if found.peak > request.tensor_bytes:
+        found = _decide(request, chain, checkpoint=True)
+    if found.peak > request.tensor_bytes:
+        raise InfeasibleError(
+            f"memory for tensors {format_bytes(request.tensor_bytes)} on {request.devices} devices: {found.holds()}; "
+            "use more devices, more memory or a smaller batch"
+        )
+    best, plan = found.candidate, found.plan
+    step = best.times.seconds(best.problem, plan)
+    record = LayerRecord(
+        formulation=request.formulation,
+        as_published=request.as_published,
+        solver="Algorithm 4" if request.as_published else "dynamic program",
+        status=Status.FEASIBLE if request.as_published else Status.OPTIMAL,
+        objective_seconds=step,
+        bound_seconds=None if request.as_published else step,
+        gap=None if request.as_published else 0.0,
+        seconds=time.perf_counter() - started,
+        stage_peak_bytes=best.problem.stage_peaks(plan),
+        tensor_bytes=request.tensor_bytes,
+        notes=(
+            *chain.notes,
+            "stages have equal numbers of devices and layers that share a parameter run alike, which is what runs",
+            f"by the replay {found.holds()}",
+            *(() if found.complete else (f"Algorithm 4 was ended after {PLACEMENTS} placements of stages",)),
+        ),
+    )
+    return LayerPlan(
+        model=planned_model(request.reference, request.reference.batch),
+        devices=request.devices,
+        stages=_stages(chain, best.problem, plan),
+        micro_batches=best.replay.micro_batches,
+        schedule="gpipe" if best.replay.schedule is Schedule.GPIPE else "1f1b",
+        optimizer=request.optimizer.name,
+        seed=request.reference.seed,
+        record=record,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Decision:
+    """What a search decides.
+
+    Parameters
+    ----------
+    candidate, plan
+        The plan, and what it belongs to.
+    nearest
+        The candidate of least peak.
+    complete
+        Whether the search looked at all plans.
+    """
+
+    candidate: _Candidate
+    plan: CapturePlan
+    nearest: _Candidate
+    complete: bool = True
+
+    @property
+    def peak(self) -> int:
+        """Bytes of the fullest device."""
+        return self.candidate.problem.peak(self.plan)
+
+    def holds(self) -> str:
+        """What the plan holds, and the least that any does, in words."""
+        nearest = self.nearest
+        return (
+            f"the fullest device holds {format_bytes(self.peak)} in {self.candidate.problem.words(self.plan)}, and "
+            f"{format_bytes(nearest.least_peak)} at the least, in {nearest.problem.words(nearest.least)}"
+        )
+
+
+def _decide(request: LayerRequest, chain: LayerChain, *, checkpoint: bool) -> _Decision:
+    """Search all candidates; where nothing fits the plan of least peak.
+
+    Raises
+    ------
+    InfeasibleError
+        There is no plan, whatever the memory.
+    """
+    candidates = list(_candidates(request, chain, checkpoint))
+    nearest = _nearest(request, chain, candidates)
+    if nearest.least_peak > request.tensor_bytes:
+        return _Decision(nearest, nearest.least, nearest)
+    if request.as_published:
+        return _published(request, candidates, nearest)
+    limit = request.tensor_bytes
+    fitting = [candidate for candidate in candidates if candidate.least_peak <= limit]
+    found = [(candidate, fastest_plan(candidate.problem, candidate.times, limit)) for candidate in fitting]
+    best, plan = min(found, key=lambda pair: (pair[0].times.step(pair[0].problem, pair[1]), len(pair[1])))
+    return _Decision(best, plan, nearest)
+
+
+def _candidates(request: LayerRequest, chain: LayerChain, checkpoint: bool) -> Iterator[_Candidate]:
+    """Problems that have a plan, by degree and by the configuration of tied layers."""
+    nodes = nodes_of(request.devices, request.cluster.devices_per_node)
+    for degree in powers_of_two(min(nodes)):
+        stages = request.devices // degree
+        if any(node % degree for node in nodes) or stages > len(chain):
+            continue
+        replay = _replay(request, chain, degree)
+        micro_batch = request.reference.batch // replay.micro_batches
+        configurations = stage_configurations((degree,), checkpoint=checkpoint)
+        problem = replay.problem(nodes, configurations, micro_batch)
+        times = replay.times(configurations, micro_batch)
+        for alternative in _tied_alike(chain, problem):
+            try:
+                yield _Candidate(replay, micro_batch, alternative, times, least_peak_plan(alternative))
+            except CaptureError:
+                continue  # these layers do not run so
+
+
+def _replay(request: LayerRequest, chain: LayerChain, degree: int) -> StageReplay:
+    batch = request.reference.batch
+    counts = [count for count in range(1, 2 * request.devices + 1) if batch % count == 0]
+    divided = [count for count in counts if batch // count % degree == 0]
+    micro_batches = max(divided or counts)
+    costs = CostModel(
+        device_links(request.cluster),
+        states_per_parameter=request.states_per_parameter,
+        seconds_per_cost=SECONDS_PER_COST,
+    )
+    filled = micro_batches >= request.devices // degree
+    schedule = Schedule.ONE_F_ONE_B if filled else Schedule.GPIPE
+    borders = tuple(range(len(chain) + 1))
+    return StageReplay(chain=chain, borders=borders, model=costs, schedule=schedule, micro_batches=micro_batches)
+
+
+def _tied_alike(chain: LayerChain, problem: PartitionProblem) -> Iterator[PartitionProblem]:
+    """The problem; where layers share a parameter one for each configuration that their stages may have."""
+    tied = tied_layers(chain)
+    if not tied:
+        yield problem
+        return
+    for shared in range(len(problem.configurations)):
+        allowed = problem.allowed.copy()
+        for other in range(len(problem.configurations)):
+            if other != shared:
+                for layer in tied:
+                    allowed[other, : layer + 1, layer + 1 :] = False
+        yield replace(problem, allowed=allowed)
+
+
+def _nearest(request: LayerRequest, chain: LayerChain, candidates: list[_Candidate]) -> _Candidate:
+    """The candidate of least peak.
+
+    Raises
+    ------
+    InfeasibleError
+        There is no plan, whatever the memory.
+    """
+    if candidates:
+        return min(candidates, key=lambda candidate: candidate.least_peak)
+    nodes = nodes_of(request.devices, request.cluster.devices_per_node)
+    largest = max(power for power in powers_of_two(min(nodes)) if not any(node % power for node in nodes))
+    raise InfeasibleError(
+        f"{len(chain)} layers and a batch of {request.reference.batch} on {request.devices} devices: equal stages, "
+        f"each inside a node, have at most {largest} devices, so there are {request.devices // largest} at least, each "
+        "with a layer, and a degree must divide the micro-batch or the layers; use fewer devices or a larger batch"
+    )
+
+
+def _published(request: LayerRequest, candidates: list[_Candidate], nearest: _Candidate) -> _Decision:
+    """The plan of least predicted peak, ties by the paper's rule.
+
+    Raises
+    ------
+    InfeasibleError
+        The predictor cannot profile what the plans need.
+    """
+    found, complete = [], True
+    for candidate in candidates:
+        predicted = _predicted(candidate)
+        recommended = recommend(predicted, AS_PUBLISHED & ~Slip.ALG4_LOOP, placement_limit=PLACEMENTS)
+        complete = complete and recommended.complete
+        if recommended.plan is not None:
+            peaks = sorted(set(predicted.gpu_peaks(recommended.plan)), reverse=True)
+            found.append((peaks, candidate, recommended.plan))
+    if not found:
+        raise InfeasibleError(
+            f"{request.devices} devices: the published search predicts no plan, because none of its degrees can be "
+            "profiled with these layers; use the exact search"
+        )
+    _, best, plan = min(found, key=lambda each: (each[0], len(each[2])))
+    return _Decision(best, plan, nearest, complete)
+
+
+def _predicted(candidate: _Candidate) -> PartitionProblem:
+    degree = int(candidate.problem.degrees[0])
+    profiled = {1, 2, LARGEST_PROFILED} if degree > LARGEST_PROFILED else {1, degree}
+    checkpoint = candidate.problem.configurations[0].checkpoint
+    profile = profile_layers(
+        candidate.replay, PROFILING_DEVICES, candidate.micro_batch, sorted(profiled), checkpoint=checkpoint
+    )
+    return predict(profile, candidate.problem, candidate.micro_batch, AS_PUBLISHED).problem
+
+
+def _stages(chain: LayerChain, problem: PartitionProblem, plan: CapturePlan) -> tuple[StagePlan, ...]:
+    return tuple(
+        StagePlan(
+            layers=tuple(
+                strategy_settings(layer, problem.configurations[stage.configuration])
+                for layer in chain.layers[first : stage.end]
+            )
+        )
+        for first, stage in problem.stages(plan)
+    )

@@ -1,0 +1,1 @@
+"""Galvatron-BMW on real models."""

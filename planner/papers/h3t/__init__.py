@@ -1,0 +1,1 @@
+"""H3T on real models."""

@@ -1,0 +1,1 @@
+"""KIWI's models and experiments."""

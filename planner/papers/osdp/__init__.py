@@ -1,0 +1,1 @@
+"""OSDP on real models."""

@@ -1,0 +1,1 @@
+"""The plan: its document, certificate and checks."""

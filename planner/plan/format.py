@@ -1,0 +1,391 @@
+"""What a plan file holds, as types: the published schema is made from them.
+
+A plan has a *decision*, which is the same for the same inputs byte for byte and which its digest covers, and a
+*record* of how it was found (times, solvers, machine), which differs from run to run. Numbers are whole
+nanoseconds and whole bytes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, NonNegativeInt, PositiveInt, model_validator
+
+from formulations.problem.solution import Status, relative_gap
+from planner.common.units import format_bytes, format_gap, format_seconds
+from planner.graph.operator_graph import ValueRole
+from planner.graph.optimizers import OptimizerName
+from planner.plan.rendering import html_table, text_table
+from planner.replay.report import Category
+from planner.replay.structure import communicating_steps
+
+PLAN_VERSION: Literal[2] = 2
+"""Version of the file format; a file of another version is refused."""
+
+NANOSECONDS = 1e9
+
+Fingerprint = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+"""SHA-256 in hexadecimal digits."""
+
+Word = Annotated[str, Field(pattern=r"^(R|S(0|[1-9][0-9]*)|P(sum|avg|max|min))$")]
+"""Word of a placement on one mesh axis."""
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+
+class PlannedModel(_Part):
+    """Which training step was planned; the fields of :class:`planner.models.references.ModelReference`."""
+
+    source: str
+    batch: PositiveInt
+    sequence: PositiveInt
+    dtype: str
+    seed: NonNegativeInt
+    layers: PositiveInt | None = None
+    dropout: Annotated[float, Field(ge=0, lt=1)] | None = None
+    loss_chunks: PositiveInt = 1
+
+
+class PlanOptions(_Part):
+    """What the planner was asked for.
+
+    Parameters
+    ----------
+    cluster
+        Name of the cluster.
+    mesh
+        Size of each mesh axis.
+    optimizer, grad_accum
+        Optimizer, and micro-batches per optimizer step.
+    formulation
+        Name of the model that was solved.
+    memory_bytes, reserve_bytes
+        Memory of one device that was allowed (None: no limit), and how much of it torch's tensors cannot have.
+    host_memory_bytes
+        Pinned host memory that offloaded tensors of one device may take (None: no limit).
+    counter_based_random
+        Whether random operators draw numbers by element, so that they may be recomputed; the executor must
+        then do so.
+    """
+
+    cluster: str
+    mesh: tuple[PositiveInt, ...]
+    optimizer: OptimizerName
+    grad_accum: Literal[1] = 1
+    formulation: str
+    memory_bytes: NonNegativeInt | None = None
+    reserve_bytes: NonNegativeInt = 0
+    host_memory_bytes: NonNegativeInt | None = None
+    counter_based_random: bool = False
+
+    @model_validator(mode="after")
+    def _memory_beyond_the_reserve(self) -> PlanOptions:
+        if self.memory_bytes is not None and self.reserve_bytes > self.memory_bytes:
+            raise ValueError(f"reserve of {self.reserve_bytes} bytes exceeds the memory of {self.memory_bytes}")
+        return self
+
+    @property
+    def limit_bytes(self) -> int | None:
+        """Bytes that torch's tensors may have on one device."""
+        return None if self.memory_bytes is None else self.memory_bytes - self.reserve_bytes
+
+
+class Fingerprints(_Part):
+    """SHA-256 of what the plan is made for: captured graph, cluster, calibration (if any), sharding rules."""
+
+    graph: Fingerprint
+    cluster: Fingerprint
+    calibration: Fingerprint | None = None
+    rules: Fingerprint
+
+
+class InputValue(_Part):
+    """A tensor that the step is given: parameter, module buffer, input or tangent, by name."""
+
+    role: Literal[ValueRole.PARAMETER, ValueRole.BUFFER, ValueRole.INPUT, ValueRole.TANGENT]
+    name: str
+
+
+class OutputValue(_Part):
+    """Output ``output`` of an operator, by its position in the plan's list of operators."""
+
+    operator: NonNegativeInt
+    output: NonNegativeInt
+
+
+class ComputeStep(_Part):
+    """One execution of an operator; ``recompute`` is a further one."""
+
+    op: Literal["compute", "recompute"]
+    operator: NonNegativeInt
+    inputs: tuple[NonNegativeInt, ...]
+    outputs: tuple[NonNegativeInt | None, ...]
+
+
+class ReshardStep(_Part):
+    """Collectives from ``source`` to ``target``; the path is in positions of the plan's list of placements."""
+
+    op: Literal["reshard"]
+    source: NonNegativeInt
+    target: NonNegativeInt
+    path: tuple[NonNegativeInt, ...]
+
+
+class UpdateStep(_Part):
+    """Optimizer step of one parameter."""
+
+    op: Literal["update"]
+    parameter: NonNegativeInt
+    gradient: NonNegativeInt
+
+
+class FreeStep(_Part):
+    """Buffers that are dropped."""
+
+    op: Literal["free"]
+    buffers: tuple[NonNegativeInt, ...]
+
+
+class TransferStep(_Part):
+    """A copy between device and host."""
+
+    op: Literal["offload", "prefetch"]
+    source: NonNegativeInt
+    target: NonNegativeInt
+
+
+PlanInstruction = Annotated[ComputeStep | ReshardStep | UpdateStep | FreeStep | TransferStep, Field(discriminator="op")]
+
+
+class PlanSchedule(_Part):
+    """A :class:`.Schedule`; each buffer is (position of its value, position of its placement)."""
+
+    mesh: tuple[PositiveInt, ...]
+    placements: tuple[tuple[Word, ...], ...]
+    buffers: tuple[tuple[NonNegativeInt, NonNegativeInt], ...]
+    inputs: tuple[NonNegativeInt, ...]
+    instructions: tuple[PlanInstruction, ...]
+    results: tuple[NonNegativeInt, ...]
+
+
+class MemoryOverTime(_Part):
+    """Bytes on one device at some instructions (-1: before the first), the peak among them, per category."""
+
+    instructions: tuple[Annotated[int, Field(ge=-1)], ...]
+    bytes: dict[Category, tuple[NonNegativeInt, ...]]
+
+
+class PredictedHost(_Part):
+    """What a step keeps in host memory and how it gets there; all 0 where nothing is offloaded.
+
+    Parameters
+    ----------
+    peak_bytes
+        Largest number of bytes in pinned host memory for one device.
+    offloaded_bytes, prefetched_bytes, hidden_bytes
+        Bytes copied to the host and back, and those of both that the computation does not wait for.
+    stall_ns
+        Time in which the computation waits for copies; the objective contains it.
+    """
+
+    peak_bytes: NonNegativeInt = 0
+    offloaded_bytes: NonNegativeInt = 0
+    prefetched_bytes: NonNegativeInt = 0
+    hidden_bytes: NonNegativeInt = 0
+    stall_ns: NonNegativeInt = 0
+
+
+class Predicted(_Part):
+    """What the plan promises; a replay must give the same.
+
+    Parameters
+    ----------
+    objective_ns, bound_ns
+        Time of one optimizer step, and what was proven to be a lower bound of it over all plans of the
+        formulation (None: nothing was).
+    peak_bytes, peak_instruction
+        Largest number of bytes on a device (the same on every rank) and the first instruction with it.
+    memory
+        Bytes over the step.
+    host
+        Host memory and copies.
+    """
+
+    objective_ns: NonNegativeInt
+    bound_ns: NonNegativeInt | None
+    peak_bytes: NonNegativeInt
+    peak_instruction: Annotated[int, Field(ge=-1)]
+    memory: MemoryOverTime
+    host: PredictedHost = PredictedHost()
+
+
+class Decision(_Part):
+    """What is decided: the same for the same inputs, byte for byte."""
+
+    created_by: str
+    model: PlannedModel
+    options: PlanOptions
+    fingerprints: Fingerprints
+    operators: tuple[str, ...]
+    values: tuple[InputValue | OutputValue, ...]
+    schedule: PlanSchedule
+    predicted: Predicted
+
+    @model_validator(mode="after")
+    def _one_mesh(self) -> Decision:
+        if self.schedule.mesh != self.options.mesh:
+            raise ValueError(f"the schedule is for mesh {self.schedule.mesh}, the options say {self.options.mesh}")
+        return self
+
+
+class CrossCheck(_Part):
+    """What another solver said about the same problem."""
+
+    solver: str
+    status: Status
+    objective_ns: NonNegativeInt | None = None
+    bound_ns: NonNegativeInt | None = None
+    seconds: NonNegativeFloat = 0.0
+
+
+class Certificate(_Part):
+    """Who found the plan and who proved its bound."""
+
+    solver: str
+    status: Status
+    seconds: NonNegativeFloat
+    cross_checks: tuple[CrossCheck, ...] = ()
+
+
+class Record(_Part):
+    """How the plan was found; differs from run to run.
+
+    ``times`` is seconds per stage, ``hardware`` what the planner ran on, ``notes`` what the planner left out:
+    operators without a rule, dimensions that an axis does not divide, and what that may cost.
+    """
+
+    certificate: Certificate
+    notes: tuple[str, ...] = ()
+    times: dict[str, NonNegativeFloat] = Field(default_factory=dict)
+    hardware: dict[str, str] = Field(default_factory=dict)
+
+
+class Plan(_Part):
+    """A plan: the decision, the SHA-256 of its canonical JSON, and the record of how it was found.
+
+    ``part_digests`` holds the same per field of the decision, so that an edit can be named.
+    """
+
+    version: Literal[2]
+    decision: Decision
+    digest: Fingerprint
+    part_digests: dict[str, Fingerprint] = Field(default_factory=dict)
+    record: Record
+
+    @property
+    def objective_seconds(self) -> float:
+        """Predicted seconds of one optimizer step."""
+        return self.decision.predicted.objective_ns / NANOSECONDS
+
+    @property
+    def bound_seconds(self) -> float | None:
+        """Proven lower bound of the objective."""
+        bound = self.decision.predicted.bound_ns
+        return None if bound is None else bound / NANOSECONDS
+
+    @property
+    def gap(self) -> float | None:
+        """``(objective - bound) / objective``; None without a bound."""
+        return relative_gap(self.decision.predicted.objective_ns, self.decision.predicted.bound_ns)
+
+    @property
+    def peak_bytes(self) -> int:
+        """Predicted peak of each device."""
+        return self.decision.predicted.peak_bytes
+
+    def rows(self) -> list[tuple[str, str]]:
+        """What matters most, as (name, value)."""
+        options, predicted = self.decision.options, self.decision.predicted
+        model, certificate = self.decision.model, self.record.certificate
+        words = Counter(instruction.op for instruction in self.decision.schedule.instructions)
+        bound, limit = self.bound_seconds, options.limit_bytes
+        checks = [f"{check.solver}: {check.status}" for check in certificate.cross_checks]
+        return [
+            ("model", f"{model.source}, batch {model.batch}, sequence {model.sequence}, {model.dtype}"),
+            ("mesh", f"{'x'.join(map(str, options.mesh))} on {options.cluster}"),
+            ("formulation", f"{options.formulation}, {options.optimizer}"),
+            ("status", str(certificate.status)),
+            ("objective", f"{format_seconds(self.objective_seconds)} per step"),
+            ("bound", "-" if bound is None else format_seconds(bound)),
+            ("gap", format_gap(self.gap)),
+            ("solver", f"{certificate.solver}, {format_seconds(certificate.seconds)}"),
+            ("cross-checks", ", ".join(checks) or "-"),
+            ("peak memory", format_bytes(predicted.peak_bytes)),
+            ("memory limit", "-" if limit is None else format_bytes(limit)),
+            *self._host_rows(),
+            ("recomputed operators", str(words["recompute"])),
+            ("collectives", str(self.collectives)),
+            *(("note", note) for note in self.record.notes),
+        ]
+
+    def _host_rows(self) -> list[tuple[str, str]]:
+        host, limit = self.decision.predicted.host, self.decision.options.host_memory_bytes
+        if not host.offloaded_bytes:
+            return []
+        copied = host.offloaded_bytes + host.prefetched_bytes
+        tensors = sum(instruction.op == "offload" for instruction in self.decision.schedule.instructions)
+        return [
+            ("offloaded tensors", f"{tensors}, {format_bytes(host.offloaded_bytes)} per step"),
+            ("peak host memory", format_bytes(host.peak_bytes)),
+            ("host memory limit", "-" if limit is None else format_bytes(limit)),
+            ("copied to and from host", f"{format_bytes(copied)}, {host.hidden_bytes / copied:.0%} of it hidden"),
+            ("waiting for copies", f"{format_seconds(host.stall_ns / NANOSECONDS)} per step"),
+        ]
+
+    @property
+    def collectives(self) -> int:
+        """Collectives between operators, local slices not counted."""
+        schedule = self.decision.schedule
+        paths = (step.path for step in schedule.instructions if isinstance(step, ReshardStep))
+        return sum(communicating_steps([schedule.placements[position] for position in path]) for path in paths)
+
+    def summary(self) -> str:
+        """Rows of text."""
+        return text_table(self.rows())
+
+    def _repr_html_(self) -> str:
+        return html_table(self.rows())
+
+
+def canonical_json(part: BaseModel) -> str:
+    """JSON with sorted keys and no spaces: equal parts give equal bytes."""
+    return json.dumps(
+        part.model_dump(mode="json"), sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False
+    )
+
+
+def decision_digest(decision: Decision) -> str:
+    """SHA-256 of the canonical JSON of a decision."""
+    return hashlib.sha256(canonical_json(decision).encode()).hexdigest()
+
+
+def part_digests(decision: Decision) -> dict[str, str]:
+    """SHA-256 of the canonical JSON of each field of a decision."""
+    parts = decision.model_dump(mode="json")
+    return {
+        name: hashlib.sha256(
+            json.dumps(part, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
+        ).hexdigest()
+        for name, part in parts.items()
+    }
+
+
+def plan_schema() -> dict[str, Any]:
+    """JSON schema of a plan file."""
+    schema = Plan.model_json_schema()
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema, "title": "Meshwright plan"}

@@ -1,0 +1,50 @@
+"""What a plan leaves out, by name and count, and how much time is at stake."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+from planner.common.units import format_seconds
+from planner.graph.operator_graph import OperatorGraph
+from planner.replay.checker import StepCosts
+from planner.schedule.instructions import Compute, Schedule
+from planner.strategies.sharding_rules import RuleReport
+
+
+def planning_notes(graph: OperatorGraph, schedule: Schedule, report: RuleReport, costs: StepCosts) -> tuple[str, ...]:
+    """Say what could not be sharded.
+
+    Parameters
+    ----------
+    graph, schedule
+        The captured step and its plan.
+    report
+        What the rules left out on the axes of the mesh.
+    costs
+        Prices of instructions: operators that lost a strategy because a dimension does not divide are
+        reported with the time that they take in this plan, which bounds what dividing could save.
+
+    Returns
+    -------
+    tuple of str
+        One line per kind of operator, then the notes of the capture.
+    """
+    spent: dict[str, int] = defaultdict(int)
+    for instruction in schedule.instructions:
+        if isinstance(instruction, Compute) and instruction.operator in report.undivided:
+            operator = graph.operators[instruction.operator]
+            if not operator.is_view:
+                outputs = tuple(None if b is None else schedule.buffers[b].placement for b in instruction.outputs)
+                inputs = tuple(schedule.buffers[b].placement for b in instruction.inputs)
+                spent[operator.target] += costs.compute_quanta(instruction.operator, outputs, inputs)
+    lines = [
+        f"{count} x {target}: no sharding rule, runs replicated"
+        for target, count in sorted(report.without_rule.items())
+    ]
+    lines += [
+        f"{count} x {target}: a dimension does not divide by a mesh axis and is not sharded on it; "
+        f"these operators take {format_seconds(spent[target] * 1e-9)} of the step"
+        for target, count in sorted(report.not_dividing.items())
+        if spent[target]
+    ]
+    return (*lines, *graph.notes)

@@ -1,0 +1,1 @@
+"""The checker of schedules: an exact replay of every instruction."""

@@ -1,0 +1,240 @@
+"""Bytes of a replayed schedule: lifetimes in, memory over time out.
+
+A storage is what a buffer of a non-view instruction owns; views alias the storage of what they read and a
+storage lives as long as any buffer that aliases it. All shards are even, so every device holds the same.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.graph.operator_graph import OperatorGraph, OutputRole, TensorSpec, ValueRole
+from planner.graph.operator_workspaces import workspace_item_bytes
+from planner.graph.optimizers import OptimizerSpec
+from planner.graph.placement import Placement, divides, local_numel, reordered
+from planner.replay.report import AliveTensor, Category, HostUse, MemoryProfile
+from planner.replay.wording import Wording
+from planner.schedule.instructions import Compute, Instruction, Offload, Prefetch, Reshard, Schedule, Update
+
+_INPUT_CATEGORY = {ValueRole.PARAMETER: Category.PARAMETERS, ValueRole.BUFFER: Category.MODULE_BUFFERS}
+
+
+@dataclass(frozen=True, slots=True)
+class OptimizerMemory:
+    """What an optimizer holds, and what one update needs while it runs; one parameter after another.
+
+    Parameters
+    ----------
+    spec
+        Tensors of a parameter's local size.
+    """
+
+    spec: OptimizerSpec
+
+    def state_bytes(self, parameter: TensorSpec, local_numel: int) -> int:
+        """Bytes that live for the whole step."""
+        return self.spec.state(parameter.dtype).nbytes(local_numel)
+
+    def workspace_bytes(self, parameter: TensorSpec, local_numel: int) -> int:
+        """Bytes that live only while the parameter is updated."""
+        return self.spec.workspace(parameter.dtype).nbytes(local_numel)
+
+
+@dataclass(frozen=True, slots=True)
+class Lifetimes:
+    """Per buffer: the buffer that owns its storage (-1: never created), and when it exists.
+
+    ``created`` is the index of the creating instruction, -1 for inputs. ``freed`` is that of the freeing
+    instruction, the number of instructions where it never is. ``on_host`` says that it lies in host memory.
+    """
+
+    root: NDArray[np.int64]
+    created: NDArray[np.int64]
+    freed: NDArray[np.int64]
+    on_host: NDArray[np.bool_]
+
+
+class LocalBytes:
+    """Bytes of a value on one device, memoised; 0 where the placement is not lawful."""
+
+    def __init__(self, graph: OperatorGraph, mesh: tuple[int, ...]) -> None:
+        self._values = graph.values
+        self._mesh = mesh
+        self._known: dict[tuple[int, Placement], int] = {}
+
+    def __call__(self, value: int, placement: Placement) -> int:
+        """Bytes of ``value`` under ``placement``."""
+        key = (value, placement)
+        if key not in self._known:
+            self._known[key] = self.numel(value, placement) * self._values[value].spec.item_bytes
+        return self._known[key]
+
+    def numel(self, value: int, placement: Placement) -> int:
+        """Elements of ``value`` under ``placement``."""
+        shape = self._values[value].spec.shape
+        if len(placement) != len(self._mesh) or not divides(shape, placement, self._mesh):
+            return 0
+        return local_numel(shape, placement, self._mesh)
+
+
+def path_peak(path: tuple[Placement, ...], sizes: tuple[int, ...]) -> int:
+    """Most bytes alive while a path runs, beyond its source; ``sizes`` are local bytes along the path.
+
+    What each collective holds is described in :mod:`planner.machine.resharding`; this is a second reading of it.
+    The output of a step stays until the next one is done.
+    """
+    peak = held = 0
+    for (old, new), (before, after) in zip(pairwise(path), pairwise(sizes), strict=True):
+        was, becomes = next(((a, b) for a, b in zip(old, new, strict=True) if a != b), ("R", "R"))
+        extra = 0
+        if was[0] == "S" and (becomes[0] == "S" or was != "S0"):
+            extra = after
+        elif was[0] == "P" and becomes[0] == "S" and becomes != "S0":
+            extra = before
+        peak = max(peak, held + extra + after)
+        held = after
+    return peak
+
+
+def memory_profile(
+    graph: OperatorGraph,
+    schedule: Schedule,
+    lifetimes: Lifetimes,
+    local_bytes: LocalBytes,
+    optimizer: OptimizerMemory,
+) -> tuple[MemoryProfile, int, int, tuple[AliveTensor, ...]]:
+    """Bytes over time, the peak, the first instruction that reaches it (-1: the start), what is alive then."""
+    count = len(schedule.instructions)
+    owners, sizes, ends = _storages(schedule, lifetimes, local_bytes, on_host=False)
+    categories = _categories(graph, schedule, lifetimes)
+    starts = lifetimes.created[owners]
+    states = _optimizer_states(graph, schedule, local_bytes, optimizer)
+    at_start, after = {}, {}
+    for category in Category:
+        mine = np.array([categories[owner] is category for owner in owners], dtype=bool)
+        change = np.zeros(count + 2, dtype=np.int64)
+        np.add.at(change, starts[mine] + 1, sizes[mine])
+        np.add.at(change, ends[mine] + 1, -sizes[mine])
+        held = np.cumsum(change)[: count + 1]
+        if category is Category.OPTIMIZER:
+            held += sum(tensor.nbytes for tensor in states)
+        at_start[category], after[category] = int(held[0]), held[1:]
+    transient = {category: np.zeros(count, dtype=np.int64) for category in Category}
+    for index, instruction in enumerate(schedule.instructions):
+        category = Category.RESHARDED if isinstance(instruction, Reshard) else Category.WORKSPACE
+        transient[category][index] = _transient(graph, schedule, instruction, local_bytes, optimizer)
+    profile = MemoryProfile(at_start, after, transient)
+    during = profile.total_during
+    peak, at = sum(at_start.values()), -1
+    if count and int(during.max()) > peak:
+        at = int(during.argmax())
+        peak = int(during[at])
+    alive = [
+        *states,
+        *(
+            AliveTensor(graph.values[entry.value].name, int(size), entry.placement, categories[owner], int(owner))
+            for owner, size, start, end in zip(owners, sizes, starts, ends, strict=True)
+            if start <= at < end
+            for entry in (schedule.buffers[owner],)
+        ),
+        *_alive_transients(graph, schedule, transient, at),
+    ]
+    return profile, peak, at, tuple(sorted(alive, key=lambda tensor: -tensor.nbytes))
+
+
+def host_use(schedule: Schedule, lifetimes: Lifetimes, local_bytes: LocalBytes) -> HostUse:
+    """Bytes of host buffers over time and of the copies that make and read them."""
+    count = len(schedule.instructions)
+    owners, sizes, ends = _storages(schedule, lifetimes, local_bytes, on_host=True)
+    change = np.zeros(count + 1, dtype=np.int64)
+    np.add.at(change, lifetimes.created[owners], sizes)
+    np.add.at(change, ends, -sizes)
+    after = np.cumsum(change)[:count]
+    at = int(after.argmax()) if owners.size else -1
+    copied = {Offload: 0, Prefetch: 0}
+    for instruction in schedule.instructions:
+        if isinstance(instruction, (Offload, Prefetch)):
+            entry = schedule.buffers[instruction.source]
+            copied[type(instruction)] += local_bytes(entry.value, entry.placement)
+    return HostUse(after, int(after[at]) if at >= 0 else 0, at, copied[Offload], copied[Prefetch])
+
+
+def _optimizer_states(
+    graph: OperatorGraph, schedule: Schedule, local_bytes: LocalBytes, optimizer: OptimizerMemory
+) -> list[AliveTensor]:
+    """What the optimizer holds, one entry per trainable parameter."""
+    states = []
+    for index, buffer in zip(graph.inputs, schedule.inputs, strict=True):
+        value, placement = graph.values[index], schedule.buffers[buffer].placement
+        nbytes = optimizer.state_bytes(value.spec, local_bytes.numel(index, placement)) if value.trainable else 0
+        if nbytes:
+            name = f"{optimizer.spec.name} state of {value.name}"
+            states.append(AliveTensor(name, nbytes, placement, Category.OPTIMIZER, None))
+    return states
+
+
+def _alive_transients(
+    graph: OperatorGraph, schedule: Schedule, transient: dict[Category, NDArray[np.int64]], at: int
+) -> list[AliveTensor]:
+    if at < 0:
+        return []
+    name = f"during {Wording(graph, schedule).instruction(schedule.instructions[at])}"
+    return [AliveTensor(name, int(held[at]), (), category, None) for category, held in transient.items() if held[at]]
+
+
+def _storages(
+    schedule: Schedule, lifetimes: Lifetimes, local_bytes: LocalBytes, *, on_host: bool
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+    """Buffers that own a storage there, its bytes, and the instruction that frees its last alias."""
+    existing = np.flatnonzero(lifetimes.root >= 0)
+    last = np.full(len(schedule.buffers), -1, dtype=np.int64)
+    np.maximum.at(last, lifetimes.root[existing], lifetimes.freed[existing])
+    owners = existing[(lifetimes.root[existing] == existing) & (lifetimes.on_host[existing] == on_host)]
+    entries = [schedule.buffers[owner] for owner in owners]
+    sizes = np.array([local_bytes(entry.value, entry.placement) for entry in entries], dtype=np.int64)
+    return owners, sizes, last[owners]
+
+
+def _categories(graph: OperatorGraph, schedule: Schedule, lifetimes: Lifetimes) -> dict[int, Category]:
+    """Category of each storage by the buffer that owns it; a storage that a gradient aliases is a gradient."""
+    result: dict[int, Category] = dict.fromkeys(range(len(schedule.buffers)), Category.ACTIVATIONS)
+    for instruction in schedule.instructions:
+        if isinstance(instruction, Reshard):
+            result[instruction.target] = Category.RESHARDED
+    for output, buffer in zip(graph.outputs, schedule.results, strict=True):
+        if output.role is OutputRole.GRADIENT:
+            result[int(lifetimes.root[buffer])] = Category.GRADIENTS
+    for value, buffer in zip(graph.inputs, schedule.inputs, strict=True):
+        result[buffer] = _INPUT_CATEGORY.get(graph.values[value].role, Category.INPUTS)
+    return result
+
+
+def _transient(
+    graph: OperatorGraph,
+    schedule: Schedule,
+    instruction: Instruction,
+    local_bytes: LocalBytes,
+    optimizer: OptimizerMemory,
+) -> int:
+    """Bytes that an instruction holds while it runs and no longer afterwards."""
+    buffers = schedule.buffers
+    match instruction:
+        case Reshard(source, target, path):
+            value = buffers[source].value
+            sizes = tuple(local_bytes(value, placement) for placement in path)
+            # The first dimension of a collective is the outermost one in memory.
+            order = graph.values[value].spec.memory_order
+            lying = tuple(reordered(placement, order) for placement in path)
+            return max(0, path_peak(lying, sizes) - local_bytes(buffers[target].value, buffers[target].placement))
+        case Compute(operator, _, outputs) if outputs and outputs[0] is not None:
+            value, placement = buffers[outputs[0]].value, buffers[outputs[0]].placement
+            item_bytes = workspace_item_bytes(graph, graph.operators[operator], placement)
+            return item_bytes * local_bytes.numel(value, placement)
+        case Update(parameter, _):
+            value, placement = buffers[parameter].value, buffers[parameter].placement
+            return optimizer.workspace_bytes(graph.values[value].spec, local_bytes.numel(value, placement))
+    return 0

@@ -1,0 +1,269 @@
+"""What instructions mean in their order: what exists, what ran, what was updated, what is left over."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from planner.graph.operator_graph import OperatorGraph, OutputRole, ValueRole
+from planner.replay.memory import Lifetimes
+from planner.replay.report import Violation, ViolationKind
+from planner.replay.wording import Wording
+from planner.schedule.instructions import Compute, Free, Instruction, Offload, Prefetch, Reshard, Schedule, Update
+
+_KEPT_ROLES = (ValueRole.PARAMETER, ValueRole.BUFFER)
+
+
+class OrderedReplay:
+    """Walks through a schedule of sound shape, once, and records violations and lifetimes.
+
+    After a violation it goes on as if the instruction had been meant well, so that one mistake is reported
+    once where that is possible.
+
+    Parameters
+    ----------
+    graph, schedule
+        What is replayed; all indices are in range.
+    counter_based_random
+        Whether random numbers depend on the element alone, so that a random operator may run again.
+    """
+
+    def __init__(self, graph: OperatorGraph, schedule: Schedule, *, counter_based_random: bool) -> None:
+        self._graph = graph
+        self._schedule = schedule
+        self._counter_based_random = counter_based_random
+        self._words = Wording(graph, schedule)
+        self._end = len(schedule.instructions)
+        self.violations: list[Violation] = []
+        count = len(schedule.buffers)
+        self._root = [-1] * count
+        self._created = [-1] * count
+        # -1: never created, ``_end``: alive, else the instruction that freed it.
+        self._freed = [-1] * count
+        self._on_host = [False] * count
+        # Buffers that a non-view operator created.
+        self._computed: set[int] = set()
+        # Instruction and source of each offload, and the host buffers that a prefetch reads.
+        self._offloads: list[tuple[int, int]] = []
+        self._prefetched: set[int] = set()
+        self._executed: set[int] = set()
+        self._latest = -1
+        self._updates: dict[int, int] = {}
+        self._updated_storages: dict[int, int] = {}
+        self._parameters = {
+            buffer: value
+            for value, buffer in zip(graph.inputs, schedule.inputs, strict=True)
+            if graph.values[value].role is ValueRole.PARAMETER
+        }
+        # Buffer of the gradient by value of the parameter.
+        self._gradients = {
+            output.of: buffer
+            for output, buffer in zip(graph.outputs, schedule.results, strict=True)
+            if output.role is OutputRole.GRADIENT and output.of is not None
+        }
+        self._kept = {
+            buffer
+            for value, buffer in zip(graph.inputs, schedule.inputs, strict=True)
+            if graph.values[value].role in _KEPT_ROLES
+        }
+        self._lasting = {
+            buffer
+            for output, buffer in zip(graph.outputs, schedule.results, strict=True)
+            if output.role is not OutputRole.GRADIENT
+        }
+
+    def run(self) -> Lifetimes:
+        """Walk through the schedule; violations are in :attr:`violations`."""
+        for buffer in self._schedule.inputs:
+            self._create(buffer, buffer, -1)
+        for at, instruction in enumerate(self._schedule.instructions):
+            match instruction:
+                case Compute():
+                    self._compute(at, instruction)
+                case Reshard(source, target):
+                    self._read(at, instruction, source)
+                    self._create(target, target, at)
+                case Update():
+                    self._update(at, instruction)
+                case Offload():
+                    self._offload(at, instruction)
+                case Prefetch():
+                    self._prefetch(at, instruction)
+                case Free(buffers):
+                    for buffer in buffers:
+                        self._free(at, buffer)
+        self._finish()
+        root, created, freed = (np.array(found, dtype=np.int64) for found in (self._root, self._created, self._freed))
+        return Lifetimes(root, created, freed, np.array(self._on_host, dtype=bool))
+
+    def _report(self, kind: ViolationKind, at: int | None, message: str) -> None:
+        self.violations.append(Violation(kind, at, message))
+
+    def _compute(self, at: int, instruction: Compute) -> None:
+        for buffer in instruction.inputs:
+            self._read(at, instruction, buffer)
+        operator = self._graph.operators[instruction.operator]
+        if operator.is_view:
+            if instruction.recompute:
+                message = f"{operator.identity} is a view: running it again is no recomputation"
+                self._report(ViolationKind.RECOMPUTED_VIEW, at, message)
+        elif instruction.recompute:
+            if operator.is_random and not self._counter_based_random:
+                message = f"{operator.identity} draws random numbers, which would differ the second time"
+                self._report(ViolationKind.RECOMPUTED_RANDOM, at, message)
+            if operator.index not in self._executed:
+                message = f"{operator.identity} is recomputed before it has run"
+                self._report(ViolationKind.RECOMPUTED_BEFORE_EXECUTED, at, message)
+                self._executed.add(operator.index)
+        else:
+            self._first_execution(at, operator.index)
+        root = self._root[instruction.inputs[0]] if operator.is_view else -1
+        for output in instruction.outputs:
+            if output is not None:
+                self._create(output, output if root < 0 else root, at)
+                if not operator.is_view:
+                    self._computed.add(output)
+
+    def _first_execution(self, at: int, operator: int) -> None:
+        identity = self._words.operator(operator)
+        if operator in self._executed:
+            message = f"{identity} has run; running it again is recomputation"
+            self._report(ViolationKind.EXECUTED_TWICE, at, message)
+            return
+        if operator < self._latest:
+            message = f"{identity} comes before {self._words.operator(self._latest)} in the graph"
+            self._report(ViolationKind.OUT_OF_ORDER, at, message)
+        self._executed.add(operator)
+        self._latest = max(self._latest, operator)
+
+    def _read(self, at: int, instruction: Instruction, buffer: int) -> None:
+        if self._freed[buffer] < 0:
+            message = f"{self._words.instruction(instruction)} reads {self._words.buffer(buffer)}, not created yet"
+            self._report(ViolationKind.USED_BEFORE_CREATED, at, message)
+        elif self._freed[buffer] < self._end:
+            message = (
+                f"{self._words.instruction(instruction)} reads {self._words.buffer(buffer)}, "
+                f"freed by instruction {self._freed[buffer]}"
+            )
+            self._report(ViolationKind.USED_AFTER_FREE, at, message)
+        elif self._root[buffer] in self._updated_storages and not isinstance(instruction, Update):
+            message = (
+                f"{self._words.instruction(instruction)} reads {self._words.buffer(buffer)}, "
+                f"changed by instruction {self._updated_storages[self._root[buffer]]}"
+            )
+            self._report(ViolationKind.READ_AFTER_UPDATE, at, message)
+        elif self._on_host[buffer] and not isinstance(instruction, Prefetch):
+            message = f"{self._words.instruction(instruction)} reads {self._words.buffer(buffer)}, which is on the host"
+            self._report(ViolationKind.HOST_READ, at, message)
+
+    def _offload(self, at: int, instruction: Offload) -> None:
+        source, target = instruction.source, instruction.target
+        self._read(at, instruction, source)
+        if self._freed[source] >= 0 and not self._on_host[source]:
+            if source in self._computed:
+                self._offloads.append((at, source))
+            else:
+                message = f"{self._words.buffer(source)} is not an output of an operator that owns its storage"
+                self._report(ViolationKind.OFFLOAD_SOURCE, at, message)
+        if self._freed[target] < 0:
+            self._on_host[target] = True
+        self._create(target, target, at)
+
+    def _prefetch(self, at: int, instruction: Prefetch) -> None:
+        source, target = instruction.source, instruction.target
+        self._read(at, instruction, source)
+        self._prefetched.add(source)
+        if self._freed[source] >= 0 and not self._on_host[source]:
+            message = f"{self._words.buffer(source)} was never offloaded"
+            self._report(ViolationKind.PREFETCH_SOURCE, at, message)
+        self._create(target, target, at)
+
+    def _create(self, buffer: int, root: int, at: int) -> None:
+        if self._freed[buffer] >= 0:
+            where = None if at < 0 else at
+            message = f"{self._words.buffer(buffer)} exists since instruction {self._created[buffer]}"
+            self._report(ViolationKind.CREATED_TWICE, where, message)
+            return
+        self._root[buffer] = root
+        self._created[buffer] = at
+        self._freed[buffer] = self._end
+
+    def _update(self, at: int, instruction: Update) -> None:
+        parameter, gradient = instruction.parameter, instruction.gradient
+        self._read(at, instruction, parameter)
+        self._read(at, instruction, gradient)
+        value = self._parameters.get(parameter)
+        if value is None or value not in self._gradients:
+            message = f"{self._words.buffer(parameter)} is no parameter of the module that has a gradient"
+            self._report(ViolationKind.UPDATE_PARAMETER, at, message)
+            return
+        if gradient != self._gradients[value]:
+            message = (
+                f"{self._words.buffer(gradient)} is not the gradient of {self._words.value(value)}, "
+                f"which is {self._words.buffer(self._gradients[value])}"
+            )
+            self._report(ViolationKind.UPDATE_GRADIENT, at, message)
+        if value in self._updates:
+            message = f"{self._words.value(value)} was updated by instruction {self._updates[value]}"
+            self._report(ViolationKind.UPDATED_TWICE, at, message)
+            return
+        self._updates[value] = at
+        self._updated_storages[self._root[parameter]] = at
+
+    def _free(self, at: int, buffer: int) -> None:
+        name = self._words.buffer(buffer)
+        if buffer in self._kept:
+            self._report(ViolationKind.FREED_PARAMETER, at, f"{name} belongs to the module and stays")
+        elif buffer in self._lasting:
+            self._report(ViolationKind.FREED_RESULT, at, f"{name} is a result and stays")
+        elif self._freed[buffer] < 0:
+            self._report(ViolationKind.FREED_BEFORE_CREATED, at, f"{name} is freed before it is created")
+        elif self._freed[buffer] < self._end:
+            self._report(ViolationKind.FREED_TWICE, at, f"{name} was freed by instruction {self._freed[buffer]}")
+        else:
+            self._freed[buffer] = at
+
+    def _finish(self) -> None:
+        stay = {*self._schedule.inputs, *self._lasting}
+        self._finish_copies()
+        for buffer, freed in enumerate(self._freed):
+            if freed < 0:
+                self._report(ViolationKind.NEVER_CREATED, None, f"{self._words.buffer(buffer)} is never created")
+            elif freed == self._end and buffer not in stay:
+                self._report(ViolationKind.NEVER_FREED, None, f"{self._words.buffer(buffer)} is never freed")
+        for operator in sorted(self._needed() - self._executed):
+            message = f"{self._words.operator(operator)} never runs, but the step needs it"
+            self._report(ViolationKind.NEVER_EXECUTED, None, message)
+        for value in self._gradients:
+            if self._graph.values[value].trainable and value not in self._updates:
+                message = f"parameter {self._words.value(value)} is never updated"
+                self._report(ViolationKind.NEVER_UPDATED, None, message)
+        for buffer in sorted(self._lasting):
+            if self._root[buffer] in self._updated_storages:
+                message = f"result {self._words.buffer(buffer)} is changed by an update"
+                self._report(ViolationKind.READ_AFTER_UPDATE, None, message)
+
+    def _finish_copies(self) -> None:
+        """Offloads of what the step returns, host buffers that nobody reads, results in host memory."""
+        returned = {self._root[buffer]: buffer for buffer in self._schedule.results}
+        for at, source in self._offloads:
+            if source in returned:
+                message = f"{self._words.buffer(source)} holds result {self._words.buffer(returned[source])}"
+                self._report(ViolationKind.OFFLOAD_SOURCE, at, message)
+        for buffer, on_host in enumerate(self._on_host):
+            if on_host and buffer in self._schedule.results:
+                self._report(ViolationKind.HOST_READ, None, f"result {self._words.buffer(buffer)} is on the host")
+            elif on_host and buffer not in self._prefetched:
+                message = f"{self._words.buffer(buffer)} on the host is never prefetched"
+                self._report(ViolationKind.NEVER_PREFETCHED, self._created[buffer], message)
+
+    def _needed(self) -> set[int]:
+        """Operators, views aside, without which an output of the graph cannot be had."""
+        operators, values = self._graph.operators, self._graph.values
+        pending = [values[output.value].producer for output in self._graph.outputs]
+        needed: set[int] = set()
+        while pending:
+            index = pending.pop()
+            if index is not None and index not in needed:
+                needed.add(index)
+                pending.extend(values[value].producer for value in operators[index].inputs)
+        return {index for index in needed if not operators[index].is_view}

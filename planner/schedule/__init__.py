@@ -1,0 +1,1 @@
+"""The schedule: the explicit list of instructions that is replayed and executed."""

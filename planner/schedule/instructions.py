@@ -1,0 +1,167 @@
+"""The schedule: one explicit list of instructions that the replay checks and the executor lowers.
+
+A *buffer* is one version of one value under one placement on every rank. Instructions create buffers,
+read them and free them; each buffer is created once. Views alias the storage of the buffer they read.
+
+A buffer lies on the device, or in pinned host memory where an :class:`Offload` created it (*host buffer*).
+Instructions run one after another on the device's compute stream. Copies to and from the host run beside
+them on two links, outward and inward; each takes its copies in the order of their instructions, one at a time.
+A copy begins when its instruction is reached, its link is free and what it reads is there. The compute stream
+waits in two places only:
+
+- the first instruction that reads the target of a :class:`Prefetch` (a view counts) waits for that copy;
+- a :class:`Free` waits for every copy that reads or writes one of its buffers.
+
+So neither a source nor a host buffer is released while a copy uses it. Where the host link is shared by both
+directions there is one link in place of two; where copies cannot run beside the computation (processes on a
+CPU) the compute stream waits for each copy at once (:class:`planner.machine.cluster.HostCopies`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from planner.graph.placement import Placement
+
+
+@dataclass(frozen=True, slots=True)
+class Buffer:
+    """One version of value ``value`` (index into the operator graph) under ``placement``."""
+
+    value: int
+    placement: Placement
+
+
+@dataclass(frozen=True, slots=True)
+class Compute:
+    """Run operator ``operator`` on local tensors.
+
+    ``inputs`` holds one buffer per tensor argument (in the operator's order), ``outputs`` one per
+    returned tensor: None where the operator returns none there, and for outputs of a view that nobody
+    reads. ``recompute`` says that this is a further execution of an operator that already ran. Views are
+    run wherever they are needed, so a view's further executions are not recomputation.
+    """
+
+    operator: int
+    inputs: tuple[int, ...]
+    outputs: tuple[int | None, ...]
+    recompute: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Reshard:
+    """Bring ``source`` to another placement in a new buffer ``target``.
+
+    ``path`` starts with the source's placement and ends with the target's; each step changes the word
+    of exactly one mesh axis and is one collective (or a local slice).
+    """
+
+    source: int
+    target: int
+    path: tuple[Placement, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """Optimizer step of parameter buffer ``parameter`` with gradient buffer ``gradient`` (same placement)."""
+
+    parameter: int
+    gradient: int
+
+
+@dataclass(frozen=True, slots=True)
+class Free:
+    """Drop buffers; a storage is released when no buffer that aliases it is left.
+
+    It waits for every copy between device and host that reads or writes one of the buffers.
+    """
+
+    buffers: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Offload:
+    """Start a copy of ``source`` to a host buffer ``target`` on the outward link.
+
+    ``source`` is an output of a :class:`Compute` of a non-view operator, and no result of the step aliases it:
+    parameters, inputs, gradients and resharded copies stay on the device. Both buffers have one value and one
+    placement. The host buffer's bytes count from here until it is freed; the device keeps those of ``source``
+    until its own :class:`Free`, which waits for the copy. ``source`` may be read in the meantime.
+    """
+
+    source: int
+    target: int
+
+
+@dataclass(frozen=True, slots=True)
+class Prefetch:
+    """Start a copy of host buffer ``source`` back to a device buffer ``target`` on the inward link.
+
+    Both buffers have one value and one placement. The bytes of ``target`` count from here on; its first reader
+    waits for the copy. A view of an offloaded value is taken again from ``target``. Nothing but a prefetch reads
+    a host buffer, and each host buffer has at least one.
+    """
+
+    source: int
+    target: int
+
+
+Instruction = Compute | Reshard | Update | Free | Offload | Prefetch
+
+
+def reads(instruction: Instruction) -> tuple[int, ...]:
+    """Buffers that an instruction reads."""
+    match instruction:
+        case Compute(inputs=inputs):
+            return inputs
+        case Update(parameter, gradient):
+            return (parameter, gradient)
+        case Reshard() | Offload() | Prefetch():
+            return (instruction.source,)
+        case Free(buffers):
+            return buffers
+
+
+def creates(instruction: Instruction) -> tuple[int, ...]:
+    """Buffers that an instruction creates."""
+    match instruction:
+        case Compute(outputs=outputs):
+            return tuple(buffer for buffer in outputs if buffer is not None)
+        case Reshard() | Offload() | Prefetch():
+            return (instruction.target,)
+        case _:
+            return ()
+
+
+def host_buffers(instructions: Iterable[Instruction]) -> frozenset[int]:
+    """Buffers in host memory: those that offloads create."""
+    return frozenset(entry.target for entry in instructions if isinstance(entry, Offload))
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """A whole training step on a mesh.
+
+    Parameters
+    ----------
+    mesh
+        Size of each mesh axis; ranks are numbered row-major.
+    buffers
+        Every buffer, by index.
+    inputs
+        One buffer per graph input, in the graph's order; they exist before the first instruction.
+        Parameters and buffers of the module stay for the whole step and are never freed.
+    instructions
+        In order of execution.
+    results
+        One buffer per graph output, in the graph's order. The loss and buffer updates are replicated;
+        a gradient has its parameter's placement. Results other than gradients are never freed;
+        a gradient is freed after its update.
+    """
+
+    mesh: tuple[int, ...]
+    buffers: tuple[Buffer, ...]
+    inputs: tuple[int, ...]
+    instructions: tuple[Instruction, ...]
+    results: tuple[int, ...]

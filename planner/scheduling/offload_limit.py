@@ -1,0 +1,77 @@
+"""Offload under a memory limit: free earlier and come back later, at the price of waiting.
+
+Over the instructions of the schedule without offload, an offloaded storage is away from the device from the
+position of its free up to that of its prefetch. Wherever more than the limit is held, away times are extended to
+cover the instruction: first of storages that still leave, in the order of the outward link, so that waiting for one
+copy has waited for all that are freed with it; then of storages that are back already but read later, the one read
+last first, so that the order of the inward link stays.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.replay.memory import LocalBytes
+from planner.schedule.instructions import Free, Schedule
+from planner.schedule.storage_uses import behind
+from planner.scheduling.offload_timetable import Stay
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DeviceLimit:
+    """Device memory that offload is to keep.
+
+    Parameters
+    ----------
+    during
+        (instructions,) bytes that the schedule without offload holds while each of its instructions runs:
+        ``profile.total_during`` of its replay.
+    limit
+        Bytes.
+    """
+
+    during: NDArray[np.int64]
+    limit: int
+
+
+def stays_below(limit: DeviceLimit, schedule: Schedule, stays: list[Stay], local_bytes: LocalBytes) -> list[Stay]:
+    """Change stays until no instruction needs more than the limit, or nothing is left to change.
+
+    Parameters
+    ----------
+    limit
+        The limit, and what the schedule holds without offload.
+    schedule
+        The schedule without offload.
+    stays
+        When its storages are away.
+    local_bytes
+        Bytes of values on one device.
+
+    Returns
+    -------
+    list of Stay
+        In the order of ``stays``.
+    """
+    sizes = [local_bytes(entry.value, entry.placement) for stay in stays for entry in (schedule.buffers[stay.owner],)]
+    held = limit.during.copy()
+    for stay, size in zip(stays, sizes, strict=True):
+        held[stay.freed : stay.prefetched] -= size
+    stays = list(stays)
+    leaving = sorted(range(len(stays)), key=lambda k: (stays[k].offloaded, stays[k].owner))
+    for at in np.flatnonzero(held > limit.limit).tolist():
+        if held[at] <= limit.limit or isinstance(schedule.instructions[at], Free):
+            continue  # a free holds no more than the instruction before it
+        for k in leaving:
+            if held[at] > limit.limit and stays[k].offloaded <= at < stays[k].freed:
+                held[at : stays[k].freed] -= sizes[k]
+                stays[k] = replace(stays[k], freed=at)
+        for k in reversed(range(len(stays))):
+            if held[at] > limit.limit and stays[k].prefetched <= at < stays[k].read:
+                back = behind(schedule, at)
+                held[stays[k].prefetched : back] -= sizes[k]
+                stays[k] = replace(stays[k], prefetched=back)
+    return stays

@@ -1,0 +1,1 @@
+"""The strategies of every operator of a traced step on a mesh, and what each costs."""

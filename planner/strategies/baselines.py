@@ -1,0 +1,201 @@
+"""Recomputation by rule, as people set it by hand: what planned recomputation is compared with.
+
+A policy says which forward operators keep their outputs for the backward pass. All others are dropped after
+their last forward use, and those that the backward pass turns out to need, directly or to compute others
+again, run a second time. A policy looks at the operators alone: it solves nothing and knows no sizes.
+
+- :func:`checkpoint_dots` keeps results of matrix products, convolutions and attention kernels (the policy
+  ``dots_saveable`` of ``jax.checkpoint``).
+- :func:`megatron_selective` drops the inside of attention (Korthikanti et al. 2022, section 5).
+- :func:`full_checkpoint` keeps what enters a block and drops its inside (Chen et al. 2016; what
+  ``torch.utils.checkpoint`` around every block does).
+
+Operators that make a result of the step (the loss, a buffer's new value) are kept by every policy: to run
+them again would give that result twice. Random operators may run again, they draw by counters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Set
+
+from planner.graph.operator_classes import ARITHMETIC, OperatorClass, operator_class, operator_name
+from planner.graph.operator_graph import Operator, OperatorGraph, Phase, ValueRole
+from planner.graph.view_chains import view_chains
+from planner.strategies.blocks import operator_blocks
+
+Policy = Callable[[OperatorGraph], frozenset[int]]
+"""From a captured step to the indices of the forward operators that run again."""
+
+_CASTS = frozenset({"_to_copy", "to"})
+
+
+def checkpoint_dots(graph: OperatorGraph) -> frozenset[int]:
+    """Keep matrix products, convolutions and attention kernels; run everything else again.
+
+    Returns
+    -------
+    frozenset of int
+        Forward operators that run again.
+    """
+    kept = {operator.index for operator in graph.operators if operator_class(operator.target) in ARITHMETIC}
+    return _Dataflow(graph).run_again(kept)
+
+
+def megatron_selective(graph: OperatorGraph) -> frozenset[int]:
+    """Run the core of attention again, from the product of queries and keys on; keep everything else.
+
+    The core's result is kept where its last operator does not need it itself: the output projection reads it
+    in the backward pass. A fused attention kernel is the whole core, so it runs again as it is.
+
+    Returns
+    -------
+    frozenset of int
+        Forward operators that run again; none in a model without attention.
+    """
+    flow = _Dataflow(graph)
+    dropped = set(_attention_core(flow))
+    return flow.run_again({operator.index for operator in graph.operators} - dropped)
+
+
+def full_checkpoint(graph: OperatorGraph) -> frozenset[int]:
+    """Keep what enters a block, and run the inside of every block again; outside of blocks keep everything.
+
+    Blocks are those of :mod:`planner.strategies.blocks`. What one block hands to another part of the model is kept.
+
+    Returns
+    -------
+    frozenset of int
+        Forward operators that run again; none in a model without numbered modules.
+    """
+    flow, blocks = _Dataflow(graph), operator_blocks(graph)
+    kept = {operator.index for operator in graph.operators if blocks[operator.index] is None}
+    for operator in flow.computing:
+        if operator.phase is Phase.FORWARD:
+            kept.update(p for p in flow.producers[operator.index] if blocks[p] != blocks[operator.index])
+    return flow.run_again(kept)
+
+
+def surviving_values(graph: OperatorGraph, recomputed: Set[int]) -> frozenset[int]:
+    """Values that forward operators make and that are held until the backward pass has used them.
+
+    Parameters
+    ----------
+    graph
+        A captured step.
+    recomputed
+        Forward operators that run again.
+
+    Returns
+    -------
+    frozenset of int
+        Outputs of the other forward operators that backward operators or those that run again read.
+    """
+    flow = _Dataflow(graph)
+    readers = [op for op in flow.computing if op.phase is Phase.BACKWARD or op.index in recomputed]
+    return frozenset(
+        base
+        for operator in readers
+        for base in flow.read(operator)
+        if (producer := flow.forward_producer(base)) is not None and producer not in recomputed
+    )
+
+
+BASELINES: dict[str, Policy] = {
+    "checkpoint_dots": checkpoint_dots,
+    "megatron_selective": megatron_selective,
+    "full_checkpoint": full_checkpoint,
+}
+"""Policies by name."""
+
+
+class _Dataflow:
+    """Who reads whose storages, views folded."""
+
+    def __init__(self, graph: OperatorGraph) -> None:
+        self.graph = graph
+        self.bases = tuple(chain.base for chain in view_chains(graph))
+        self.computing = tuple(operator for operator in graph.operators if not operator.is_view)
+        self.producers: dict[int, tuple[int, ...]] = {}
+        self.forward_readers: dict[int, list[int]] = {}
+        for operator in self.computing:
+            found = {self.forward_producer(base) for base in self.read(operator)}
+            self.producers[operator.index] = tuple(sorted(producer for producer in found if producer is not None))
+            if operator.phase is Phase.FORWARD:
+                for producer in self.producers[operator.index]:
+                    self.forward_readers.setdefault(producer, []).append(operator.index)
+
+    def read(self, operator: Operator) -> list[int]:
+        """Values that own the storages of an operator's arguments."""
+        return [self.bases[value] for value in operator.inputs]
+
+    def forward_producer(self, base: int) -> int | None:
+        """Forward operator that makes a value; None for inputs of the step and values of the backward pass."""
+        producer = self.graph.values[base].producer
+        if producer is None or self.graph.operators[producer].phase is not Phase.FORWARD:
+            return None
+        return producer
+
+    def run_again(self, kept: Iterable[int]) -> frozenset[int]:
+        """Operators that must run again when only the outputs of some are kept."""
+        kept = {*kept, *self._makers_of_results()}
+        found: set[int] = set()
+        waiting = [operator.index for operator in self.computing if operator.phase is Phase.BACKWARD]
+        while waiting:
+            for producer in self.producers[waiting.pop()]:
+                if producer not in kept and producer not in found:
+                    found.add(producer)
+                    waiting.append(producer)
+        return frozenset(found)
+
+    def _makers_of_results(self) -> set[int]:
+        makers = {self.forward_producer(self.bases[output.value]) for output in self.graph.outputs}
+        return {maker for maker in makers if maker is not None}
+
+    def multiplies_activations(self, index: int) -> bool:
+        """Whether an operator is a matrix product of two tensors neither of which is a parameter."""
+        operator = self.graph.operators[index]
+        if operator_class(operator.target) is not OperatorClass.MATMUL:
+            return False
+        return not any(self._is_parameter(base) for base in self.read(operator))
+
+    def _is_parameter(self, base: int) -> bool:
+        value = self.graph.values[base]
+        if value.producer is None:
+            return value.role is ValueRole.PARAMETER
+        producer = self.graph.operators[value.producer]
+        return operator_name(producer.target) in _CASTS and self._is_parameter(self.read(producer)[0])
+
+    def between_products(self, start: int, backwards: bool) -> tuple[set[int], set[int]]:
+        """Operators that ``start`` reaches without passing a matrix product, and the products where that ends."""
+        inside: set[int] = set()
+        ends: set[int] = set()
+        waiting = [start]
+        while waiting:
+            at = waiting.pop()
+            for other in self.producers[at] if backwards else self.forward_readers.get(at, ()):
+                if operator_class(self.graph.operators[other].target) is OperatorClass.MATMUL:
+                    ends.add(other)
+                elif other not in inside:
+                    inside.add(other)
+                    waiting.append(other)
+        return inside, ends
+
+
+def _attention_core(flow: _Dataflow) -> set[int]:
+    """Operators of every attention core: fused kernels, and what lies between two products of activations.
+
+    A product of queries and keys leads to the product with the values, whatever the softmax between them is
+    written with; to the other products of a model a parameter is an argument.
+    """
+    core: set[int] = set()
+    for operator in flow.computing:
+        if operator.phase is not Phase.FORWARD:
+            continue
+        if operator_class(operator.target) is OperatorClass.ATTENTION_FORWARD:
+            core.add(operator.index)
+        elif flow.multiplies_activations(operator.index):
+            after, ends = flow.between_products(operator.index, backwards=False)
+            mixed = [product for product in ends if flow.multiplies_activations(product)]
+            before = {index for product in mixed for index in flow.between_products(product, backwards=True)[0]}
+            core.update({operator.index} if mixed else (), after & before)
+    return core

@@ -1,0 +1,114 @@
+"""Prices of single instructions, for the replay of schedules.
+
+The replay adds up what a schedule's instructions cost from their placements alone; it sees neither the
+tables that the models were built from nor the layouts that a solver chose.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+
+from formulations.problem.strategy_problem import IntArray
+from planner.graph.operator_graph import OperatorGraph
+from planner.graph.placement import Placement, local_numel, reordered
+from planner.machine.cluster import HostCopies
+from planner.machine.costs import CostModel, to_quanta
+from planner.strategies.sharding_rules import Strategy
+
+PICOSECONDS = 10**12
+"""Paths are added up in whole picoseconds, as :class:`planner.machine.resharding.ReshardPlanner` does."""
+
+
+class InstructionCosts:
+    """Costs in nanoseconds of the instructions of a schedule.
+
+    Parameters
+    ----------
+    graph
+        The captured step.
+    costs
+        Cost model of the cluster on the schedule's mesh.
+    strategies
+        Strategies of every operator by index: the collectives inside an operator are found by placements.
+    optimizer
+        Name of the optimizer.
+    """
+
+    def __init__(
+        self,
+        graph: OperatorGraph,
+        costs: CostModel,
+        strategies: dict[int, tuple[Strategy, ...]],
+        optimizer: str,
+    ) -> None:
+        self._graph = graph
+        self._costs = costs
+        self._strategies = strategies
+        self._optimizer = optimizer
+        self._known: dict[tuple[object, ...], int] = {}
+        """Of executions of operators: plans are replayed many times."""
+
+    def compute_quanta(
+        self, operator: int, outputs: tuple[Placement | None, ...], inputs: tuple[Placement, ...]
+    ) -> int:
+        """Cost of one execution; KeyError where the operator has no such strategy."""
+        key = operator, outputs, inputs
+        if key not in self._known:
+            strategy = self._strategy(operator, outputs, inputs)
+            seconds = self._costs.operator_seconds(self._graph, self._graph.operators[operator], (strategy,))
+            self._known[key] = int(to_quanta(seconds)[0])
+        return self._known[key]
+
+    def _strategy(
+        self, operator: int, outputs: tuple[Placement | None, ...], inputs: tuple[Placement, ...]
+    ) -> Strategy:
+        for strategy in self._strategies[operator]:
+            if strategy.outputs == outputs and strategy.inputs == inputs:
+                return strategy
+        raise KeyError(operator)
+
+    def reshard_quanta(self, value: int, path: tuple[Placement, ...]) -> int:
+        """Cost of a path of single collectives."""
+        spec = self._graph.values[value].spec
+        order = spec.memory_order
+        shape = tuple(spec.shape[dim] for dim in order)
+        lying = [reordered(placement, order) for placement in path]
+        try:
+            ticks = sum(
+                round(self._costs.resharding.step_seconds(shape, spec.item_bytes, before, after) * PICOSECONDS)
+                for before, after in pairwise(lying)
+            )
+        except ValueError as error:
+            raise KeyError(path) from error
+        return int(to_quanta(ticks / PICOSECONDS))
+
+    def update_quanta(self, parameter: int, placement: Placement) -> int:
+        """Cost of the optimizer's update of one parameter."""
+        value = self._graph.values[parameter]
+        numel = local_numel(value.spec.shape, placement, self._costs.mesh)
+        return int(to_quanta(self._costs.update_seconds(numel, value.spec.dtype, self._optimizer)))
+
+    @property
+    def host_copies(self) -> HostCopies:
+        """How copies between device and host run on this cluster."""
+        return self._costs.host_copies
+
+    def transfer_quanta(self, value: int, placement: Placement, outward: bool) -> int:
+        """Cost of one copy between device and host; both directions of a link have the same speed.
+
+        Where the device says that new memory costs time, so do the pages of the copy.
+        """
+        del outward
+        spec = self._graph.values[value].spec
+        nbytes = local_numel(spec.shape, placement, self._costs.mesh) * spec.item_bytes
+        return int(self.copy_quanta(np.array(nbytes)))
+
+    def copy_quanta(self, nbytes: IntArray) -> IntArray:
+        """Cost of one copy of so many bytes between device and host, elementwise."""
+        link, fresh = self._costs.host_link, self._costs.device.fresh_memory
+        seconds = link.latency_seconds + nbytes / link.bandwidth
+        if fresh is not None:
+            seconds = seconds + fresh.seconds(nbytes)
+        return to_quanta(seconds)

@@ -1,0 +1,1 @@
+"""Operators and collectives on the local tensors of one rank."""

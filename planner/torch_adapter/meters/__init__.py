@@ -1,0 +1,1 @@
+"""Meters of live tensor storages."""

@@ -1,0 +1,1 @@
+"""Sharding rules of operators: candidates, verification, cache."""

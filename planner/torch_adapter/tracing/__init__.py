@@ -1,0 +1,1 @@
+"""Tracing a training step to one forward and backward graph."""

@@ -1,0 +1,63 @@
+"""What went wrong while a training step was traced, in one line that says what to do about it."""
+
+from __future__ import annotations
+
+import torch
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    UnsupportedOperatorException,
+)
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
+
+from planner.torch_adapter.tracing.provenance import source_of_traceback
+
+
+class CaptureError(ValueError):
+    """The training step cannot be captured; the message names the place and a remedy."""
+
+
+_CONTROL_FLOW = (
+    "control flow depends on the values of a tensor; replace the branch by torch.where, compute the Python value "
+    "outside forward and pass it in, or return a tensor instead of calling .item()"
+)
+_DYNAMIC_SHAPE = (
+    "the shape of the result of {operator} depends on the values of a tensor; use a form with a fixed size "
+    "(a mask and torch.where, or a fixed capacity per expert instead of nonzero and boolean indexing)"
+)
+
+
+def translate(error: Exception, module_path: str) -> CaptureError:
+    """Turn whatever tracing raised into a :class:`CaptureError` naming module and source line.
+
+    Parameters
+    ----------
+    error
+        The exception, with its traceback.
+    module_path
+        Path of the innermost module that was running.
+    """
+    if isinstance(error, CaptureError):
+        return error
+    source = source_of_traceback(error.__traceback__)
+    place = f"module {module_path or '(root)'}" + (f" ({source})" if source else "")
+    return CaptureError(f"{place}: {_reason(error)}")
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, DataDependentOutputException | GuardOnDataDependentSymNode):
+        return _CONTROL_FLOW
+    if isinstance(error, DynamicOutputShapeException):
+        return _DYNAMIC_SHAPE.format(operator=error.func)
+    if isinstance(error, UnsupportedOperatorException):
+        return f"operator {error.func} cannot run on tensors without data; register a fake implementation for it"
+    message = str(error).strip().splitlines()
+    first = message[0] if message else "no message"
+    if "device" in first:
+        return (
+            f"{first}; create tensors on the device of an input (x.device), and register tensors that are plain "
+            "attributes of a module with register_buffer"
+        )
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return "out of memory while building the graph; use a device without storage (meta) for the parameters"
+    return f"{type(error).__name__}: {first}"

@@ -1,0 +1,169 @@
+"""The command ``bench``: solvers side by side, rows into a file, a table on the terminal."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, cast
+
+import typer
+
+from runtime.commands.values import OptionError, readable_file, writable_file
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from formulations.instances.random_families import Size
+    from planner.benchmarks import Suite
+
+CHECK_FAILED = 1
+INTERRUPTED = 130
+SUITES = ("random", "contest", "kiwi-mlp", "kiwi-transformer", "osdp", "galvatron", "h3t", "capture")
+WITH_PARTS = ("kiwi-transformer", "osdp", "galvatron", "h3t", "capture")
+
+
+def bench(
+    suite: Annotated[
+        str,
+        typer.Argument(metavar="SUITE", help=", ".join(SUITES) + ".", show_default=False),
+    ],
+    paths: Annotated[
+        list[Path] | None,
+        typer.Argument(metavar="PATH", help="Of contest: problem files, or folders of them.", show_default=False),
+    ] = None,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", help="Rows as JSON, written after each.")
+    ] = None,
+    solvers: Annotated[
+        str | None,
+        typer.Option(
+            metavar="A,B",
+            help="Built-in names, module:function, or entry points of the group meshwright.solvers.",
+            show_default="portfolio,lagrangian,highs; highs for kiwi-mlp and osdp; else portfolio",
+        ),
+    ] = None,
+    time_limit: Annotated[
+        float | None,
+        typer.Option(
+            min=0.1,
+            help="Seconds for one instance and solver; of contest, reading the file included.",
+            show_default="2 for random and osdp, 1 to 30 for kiwi-transformer, else 60",
+        ),
+    ] = None,
+    size: Annotated[
+        str | None,
+        typer.Option(metavar="small,middle,large", help="Of random: which sizes.", show_default="small,middle"),
+    ] = None,
+    part: Annotated[
+        str | None,
+        typer.Option(
+            metavar="A,B",
+            help="Of kiwi-transformer: encoder,decoder,layers,recompute,llama. Of osdp: titan,a100,milp. Of galvatron: "
+            "small,joint,stages,table-2,table-3,table-4,table-5,figure-6. Of h3t: table-1,figure-6,table-5,table-6,"
+            "optimizer,free. Of capture: hybrid,pipeline,smaller,times,figure-7-local, which runs small models.",
+            show_default="all (half an hour for kiwi-transformer, ten minutes for osdp); small for galvatron; table-1 "
+            "for h3t; all but figure-7-local (two minutes) for capture",
+        ),
+    ] = None,
+    plans: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Of figure-7-local: random plans of each schedule, about two seconds each.",
+            show_default="500",
+        ),
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the generated problems and of the solvers.")] = 0,
+    best: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="JSON, instance -> best known cost, printed beside what is found."),
+    ] = None,
+) -> int:
+    """Run solvers side by side: on generated problems, contest files, or the problems of the papers.
+
+    Every result is checked. Small generated problems are enumerated beside. The exit code is 1 where solvers
+    contradict what was checked.
+    """
+    if suite not in SUITES:
+        raise OptionError(f"SUITE: {suite!r} is no suite; use {' or '.join(SUITES)}")
+    if suite != "contest" and paths:
+        raise OptionError(f"PATH: the suite {suite} reads no files, got {str(paths[0])!r}; use contest for files")
+    if suite != "random" and size is not None:
+        raise OptionError(f"--size: {size!r} belongs to the suite random; leave it out")
+    if suite not in WITH_PARTS and part is not None:
+        raise OptionError(f"--part: {part!r} belongs to the suites {' and '.join(WITH_PARTS)}; leave it out")
+    if plans is not None and "figure-7-local" not in (part or ""):
+        raise OptionError(f"--plans: {plans} belongs to the part figure-7-local of capture; leave it out")
+    names = None if solvers is None else _listed(solvers, "--solvers")
+    sizes = None if size is None else _listed(size, "--size")
+    parts = None if part is None else _listed(part, "--part")
+    if json_file is not None:
+        writable_file(json_file, "--json")
+    if best is not None:
+        readable_file(best, "--best")
+
+    from planner import benchmarks, papers
+    from runtime.commands.bench_display import live_rows, print_result
+
+    if suite == "kiwi-transformer":
+        chosen = papers.kiwi_transformer_suite(parts, names)
+    elif suite == "osdp":
+        chosen = papers.osdp_suite(parts)
+    elif suite == "galvatron":
+        chosen = papers.galvatron_suite(parts)
+    elif suite == "h3t":
+        chosen = papers.h3t_suite(parts)
+    elif suite == "capture":
+        from runtime.commands.bench_figure_7 import PLANS, capture_suite_with_runs
+
+        chosen = capture_suite_with_runs(parts, PLANS if plans is None else plans)
+    else:
+        chosen = _suite(suite, paths or [], sizes, seed)
+    for note in chosen.notes:
+        typer.echo(note)
+    with live_rows(chosen) as observer:
+        result = benchmarks.bench(
+            chosen,
+            names,
+            time_limit=time_limit,
+            seed=seed,
+            best_known=None if best is None else benchmarks.load_best_known(best),
+            json_path=json_file,
+            observer=observer,
+        )
+    if result.rows:
+        print_result(result)
+        for line in [] if chosen.summarize is None else chosen.summarize(result.rows):
+            typer.echo(line)
+        if json_file is not None:
+            typer.echo(f"wrote {json_file}")
+    if result.interrupted:
+        typer.echo(f"meshwright: interrupted after {len(result.rows)} rows", err=True)
+        return INTERRUPTED
+    contradictions = result.contradictions()
+    for contradiction in contradictions:
+        typer.echo(f"meshwright: contradiction: {contradiction}", err=True)
+    return CHECK_FAILED if contradictions else 0
+
+
+def _listed(text: str, option: str) -> list[str]:
+    names = [name.strip() for name in text.split(",")]
+    if not all(names):
+        raise OptionError(f"{option}: {text!r} is no list; write names with a comma between them")
+    if len(set(names)) < len(names):
+        raise OptionError(f"{option}: {text!r} names something twice; name each once")
+    return names
+
+
+def _suite(name: str, paths: Sequence[Path], sizes: Sequence[str] | None, seed: int) -> Suite:
+    from formulations.instances.random_families import SIZES
+    from planner import benchmarks, papers
+
+    if name == "contest":
+        return benchmarks.contest_suite(paths)
+    if name == "kiwi-mlp":
+        return papers.kiwi_mlp_suite()
+    unknown = [size for size in sizes or () if size not in SIZES]
+    if unknown:
+        raise OptionError(f"--size: {unknown[0]!r} is no size; use {', '.join(SIZES)}")
+    chosen = benchmarks.DEFAULT_SIZES if sizes is None else [cast("Size", size) for size in sizes]
+    return benchmarks.random_suite(chosen, seed)

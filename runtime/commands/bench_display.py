@@ -1,0 +1,100 @@
+"""A benchmark on the terminal: rows as they are finished, the solve that runs, and the whole table at the end."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import pairwise
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from formulations.problem.solution import Progress, relative_gap
+from planner.benchmarks import BenchResult, BenchRow, Observer, Suite
+from planner.common.units import format_gap
+
+_LINES_AROUND_ROWS = 6
+_REFRESHES_PER_SECOND = 4
+_WIDTH_WITHOUT_TERMINAL = 220
+
+
+class LiveRows(Observer):
+    """The newest rows that fit on the screen, and a line about the solve that runs.
+
+    Parameters
+    ----------
+    suite
+        What is run.
+    height
+        Lines of the screen.
+    """
+
+    def __init__(self, suite: Suite, height: int) -> None:
+        self._suite = suite
+        self._most_rows = max(1, height - _LINES_AROUND_ROWS)
+        self._rows: list[BenchRow] = []
+        self._seen: set[str] = set()
+        self._what = "starting"
+        self._started = time.monotonic()
+        self._latest: Progress | None = None
+
+    def begins(self, instance: str, solver: str) -> None:
+        """Point the line at a new solve."""
+        self._seen.add(instance)
+        self._what, self._started, self._latest = f"{instance}  {solver}", time.monotonic(), None
+
+    def progress(self, progress: Progress) -> None:
+        """Take an improvement; drawing happens at the screen's own rate."""
+        self._latest = progress
+
+    def row(self, row: BenchRow) -> None:
+        """Show a finished row."""
+        self._rows.append(row)
+
+    def __rich__(self) -> Group:
+        """Draw rows and line."""
+        names = {instance.name for instance in self._suite.instances}
+        place = f"{len(self._seen & names)}/{len(names)}"
+        words = [place, self._what, f"{time.monotonic() - self._started:.1f} s"]
+        if self._latest is not None:
+            ends = ("incumbent", self._latest.incumbent), ("bound", self._latest.bound)
+            words += [f"{name} {value:,}" for name, value in ends if value is not None]
+            gap = relative_gap(self._latest.incumbent, self._latest.bound)
+            words += [] if gap is None else [f"gap {format_gap(gap)}"]
+        table = bench_table(BenchResult(tuple(self._rows)), self._most_rows)
+        return Group(*([table] if self._rows else []), Text("  ".join(words), no_wrap=True, overflow="ellipsis"))
+
+
+def bench_table(result: BenchResult, last: int | None = None) -> Table:
+    """Draw all rows of a result, or the last ones, with a line between instances."""
+    columns = result.columns()
+    table = Table(show_edge=False, pad_edge=False)
+    for column in columns:
+        table.add_column(column.heading, justify="right" if column.is_number else "left", no_wrap=True)
+    first = 0 if last is None else max(0, len(result.rows) - last)
+    names = [row.instance for row in result.rows] + [""]
+    ends = [here != after for here, after in pairwise(names)]
+    for cells, ends_instance in list(zip(result.cells(), ends, strict=True))[first:]:
+        table.add_row(*cells, end_section=ends_instance and last is None)
+    return table
+
+
+@contextmanager
+def live_rows(suite: Suite) -> Iterator[Observer]:
+    """Draw a benchmark on stderr while the block runs; nothing where stderr is no terminal."""
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield Observer()
+        return
+    display = LiveRows(suite, console.height)
+    with Live(display, console=console, transient=True, refresh_per_second=_REFRESHES_PER_SECOND):
+        yield display
+
+
+def print_result(result: BenchResult) -> None:
+    """Print the table on stdout: as wide as the terminal, or as it needs where there is none."""
+    Console(width=None if sys.stdout.isatty() else _WIDTH_WITHOUT_TERMINAL).print(bench_table(result))

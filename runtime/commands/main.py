@@ -1,0 +1,88 @@
+"""The command ``meshwright``: one file per group of commands, one place for errors.
+
+Nothing heavy is imported here: torch and the solvers are imported by the commands that need them, so that
+``--help`` answers at once.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from importlib.metadata import version
+from typing import Annotated
+
+import typer
+
+from runtime.commands.bench import bench
+from runtime.commands.plan import explain, fits, plan
+from runtime.commands.run import calibrate, run
+from runtime.commands.solve import solve
+
+BAD_INPUT = 2
+INTERRUPTED = 130
+OUR_PACKAGES = ("formulations", "planner", "runtime")
+
+app = typer.Typer(
+    name="meshwright",
+    help="Plan the training step of a PyTorch model under a memory limit, with a proven bound, and run the plan.",
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+)
+for command in (plan, run, explain, fits, solve, bench, calibrate):
+    app.command()(command)
+
+
+def print_version(wanted: bool) -> None:
+    """Print the version and stop."""
+    if wanted:
+        typer.echo(f"meshwright {version('meshwright')}")
+        raise typer.Exit
+
+
+@app.callback()
+def common(
+    show_version: Annotated[
+        bool, typer.Option("--version", callback=print_version, is_eager=True, help="Print the version and stop.")
+    ] = False,
+) -> None:
+    """Options before the command."""
+
+
+def is_for_the_user(error: Exception) -> bool:
+    """Whether an error is one of ours, whose message says what is wrong, and no defect."""
+    return type(error).__module__.partition(".")[0] in OUR_PACKAGES
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run a command and leave with its exit code.
+
+    0 is success; 1 a run whose check failed; 2 input that cannot be used, an infeasible limit among it, and files
+    and solvers that fail, told in one line on stderr; 130 an interrupt.
+    """
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # its advice is about weights, which plans never load
+    try:
+        code = app(arguments, prog_name="meshwright", standalone_mode=False)
+    except typer.TyperException as error:
+        code = complain(error.format_message(), BAD_INPUT)
+    except (KeyboardInterrupt, typer.Abort):
+        code = complain("interrupted", INTERRUPTED)
+    except OSError as error:
+        code = complain(f"{error.filename or 'file'}: {error.strerror or error}", BAD_INPUT)
+    except (ValueError, RuntimeError) as error:
+        if not is_for_the_user(error):
+            raise
+        code = complain(str(error), BAD_INPUT)
+    sys.exit(code)
+
+
+def complain(message: str, code: int) -> int:
+    """Say on one line of stderr what is wrong, if there is anything to say, and return the exit code."""
+    if message:  # without arguments typer has printed the help and says no more
+        print("meshwright:", " ".join(message.split()), file=sys.stderr)
+    return code
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,72 @@
+"""Options that several commands share: what is trained, on what, and how much memory there is."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from planner.graph.optimizers import OPTIMIZERS
+
+Model = Annotated[
+    str,
+    typer.Argument(
+        metavar="MODEL",
+        help="hf:NAME, hf:PATH/config.json or module.path:function; layers:FILE for plans of layers.",
+        show_default=False,
+    ),
+]
+Mesh = Annotated[str, typer.Option(metavar="2x2", help="Ranks along each mesh axis.", show_default=False)]
+Cluster = Annotated[str, typer.Option(metavar="NAME|FILE", help="Preset, local-cpu, or a cluster file.")]
+Memory = Annotated[
+    str | None,
+    typer.Option(metavar="4GiB", help="Bytes of tensors on one device; what the device has if absent."),
+]
+HostMemory = Annotated[
+    str | None,
+    typer.Option(metavar="64GiB", help="Host memory of one device for what waits there.", show_default="no limit"),
+]
+Batch = Annotated[int, typer.Option(min=1, help="Sequences in one step, over all ranks.")]
+SequenceLength = Annotated[int, typer.Option("--seq", min=1, help="Tokens in one sequence.")]
+Dtype = Annotated[str, typer.Option(help="Parameters and activations: float32, bfloat16 or float16.")]
+Optimizer = Annotated[
+    str, typer.Option(help=f"{', '.join(OPTIMIZERS)}; adamw_mixed trains 16-bit parameters in 32 bits.")
+]
+GradAccum = Annotated[int, typer.Option(min=1, help="Micro-batches in one step.")]
+DEFAULT_SOLVER = "portfolio"
+"""Spelled out, because asking the registry would import numpy before ``--help`` answers."""
+
+FORMULATIONS = (
+    "sharding",
+    "kiwi_reduced",
+    "kiwi_chain",
+    "kiwi_offload",
+    "checkpoint_dots",
+    "megatron_selective",
+    "full_checkpoint",
+    "checkmate",
+    "alpa_then_checkmate",
+)
+"""Spelled out for the same reason; a test holds them equal to :data:`planner.formulations.FORMULATIONS`."""
+
+LAYER_FORMULATIONS = ("osdp", "galvatron", "h3t", "capture")
+"""Those that plan whole layers; a test holds them equal to :data:`planner.layer_planning.LAYER_FORMULATIONS`."""
+
+Formulation = Annotated[
+    str, typer.Option("--model-formulation", help=f"{', '.join(FORMULATIONS + LAYER_FORMULATIONS)}.")
+]
+AsPublished = Annotated[bool, typer.Option("--as-published", help="Plan layers by the paper's own search.")]
+SearchBatch = Annotated[bool, typer.Option("--search-batch", help="Let a plan of layers choose its batch.")]
+Solver = Annotated[str, typer.Option(help="Name of the solver.")]
+Workers = Annotated[
+    int | None,
+    typer.Option(min=1, help="Processes of the solver; 1 is deterministic.", show_default="one per core"),
+]
+Seed = Annotated[int, typer.Option(help="Seed of the parameters and of everything random.")]
+Layers = Annotated[int | None, typer.Option(min=1, help="Use this many layers of an hf: model.", show_default="all")]
+Dropout = Annotated[
+    float | None, typer.Option(min=0.0, max=1.0, help="Dropout of an hf: model.", show_default="its own")
+]
+LossChunks = Annotated[
+    int, typer.Option(min=1, help="Compute head and loss of an hf: language model in so many parts of the sequence.")
+]

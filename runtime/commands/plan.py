@@ -1,0 +1,168 @@
+"""The commands around a plan: ``plan``, ``fits`` and ``explain``."""
+
+from __future__ import annotations
+
+from math import prod
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from planner.common.units import format_bytes
+from runtime.commands.layers import LayerOptions, explain_layers, is_layer_plan, plan_layers
+from runtime.commands.options import (
+    DEFAULT_SOLVER,
+    LAYER_FORMULATIONS,
+    AsPublished,
+    Batch,
+    Cluster,
+    Dropout,
+    Dtype,
+    Formulation,
+    GradAccum,
+    HostMemory,
+    Layers,
+    LossChunks,
+    Memory,
+    Mesh,
+    Model,
+    Optimizer,
+    SearchBatch,
+    Seed,
+    SequenceLength,
+    Solver,
+    Workers,
+)
+from runtime.commands.progress import progress_line
+from runtime.commands.values import OptionError, parse_bytes, parse_mesh, readable_file, writable_file
+
+if TYPE_CHECKING:
+    from planner.fits import FitsReport
+
+NANOSECOND = 1e-9
+
+
+def plan(
+    model: Model,
+    mesh: Mesh,
+    out: Annotated[Path, typer.Option(help="Plan file to write.", show_default=False)],
+    cluster: Cluster = "local-cpu",
+    memory: Memory = None,
+    host_memory: HostMemory = None,
+    batch: Batch = 8,
+    sequence: SequenceLength = 256,
+    dtype: Dtype = "float32",
+    optimizer: Optimizer = "adamw",
+    grad_accum: GradAccum = 1,
+    seed: Seed = 0,
+    layers: Layers = None,
+    dropout: Dropout = None,
+    loss_chunks: LossChunks = 1,
+    model_formulation: Formulation = "kiwi_chain",
+    solver: Solver = DEFAULT_SOLVER,
+    workers: Workers = None,
+    time_limit: Annotated[float, typer.Option(min=0.1, help="Seconds for the solver.")] = 30.0,
+    as_published: AsPublished = False,
+    search_batch: SearchBatch = False,
+) -> None:
+    """Plan the training step of MODEL and write the plan."""
+    ranks, limit = parse_mesh(mesh, "--mesh"), None if memory is None else parse_bytes(memory, "--memory")
+    host_limit = None if host_memory is None else parse_bytes(host_memory, "--host-memory")
+    writable_file(out, "--out")
+    if grad_accum != 1:
+        raise OptionError(f"--grad-accum: {grad_accum} micro-batches are not planned yet; use 1 and a larger --batch")
+
+    from planner.models.references import ModelReference
+
+    reference = ModelReference(model, batch, sequence, dtype, seed, layers, dropout, loss_chunks)
+    if model_formulation in LAYER_FORMULATIONS:
+        request = LayerOptions(model_formulation, cluster, prod(ranks), limit, optimizer, as_published, search_batch)
+        plan_layers(reference, request, time_limit, out)
+        return
+    if as_published or search_batch:
+        option = "--as-published" if as_published else "--search-batch"
+        raise OptionError(f"{option}: {model_formulation} plans operators; it is for {', '.join(LAYER_FORMULATIONS)}")
+
+    from planner import api
+    from planner.plan.document import save_plan
+
+    with progress_line(f"planning {model}", NANOSECOND) as report:
+        made = api.plan(
+            reference,
+            cluster=cluster,
+            mesh=ranks,
+            memory=limit,
+            host_memory=host_limit,
+            optimizer=optimizer,
+            formulation=model_formulation,
+            solver=solver,
+            time_limit=time_limit,
+            seed=seed,
+            workers=workers,
+            progress=report,
+        )
+    save_plan(made, out)
+    typer.echo(f"{made.summary()}\nwrote {out}")
+
+
+def fits(
+    model: Model,
+    mesh: Mesh,
+    cluster: Cluster = "local-cpu",
+    memory: Memory = None,
+    batch: Batch = 8,
+    sequence: SequenceLength = 256,
+    dtype: Dtype = "float32",
+    optimizer: Optimizer = "adamw",
+    seed: Seed = 0,
+    layers: Layers = None,
+    dropout: Dropout = None,
+    loss_chunks: LossChunks = 1,
+) -> None:
+    """Say in seconds, without a plan, what one rank needs and what of it fits."""
+    ranks, limit = parse_mesh(mesh, "--mesh"), None if memory is None else parse_bytes(memory, "--memory")
+
+    from planner import api
+    from planner.models.references import ModelReference
+
+    reference = ModelReference(model, batch, sequence, dtype, seed, layers, dropout, loss_chunks)
+    with progress_line(f"capturing {model}"):
+        report = api.fits(reference, cluster=cluster, mesh=ranks, memory=limit, optimizer=optimizer)
+    print_fits(report)
+
+
+def print_fits(report: FitsReport) -> None:
+    """Print the rows of a report as a table."""
+    from rich.console import Console
+    from rich.table import Table
+
+    limit = "no limit" if report.limit is None else f"{format_bytes(report.limit)} for tensors beyond the reserve"
+    table = Table(title=f"{report.parameter_count:,} parameters, {report.ranks} ranks, {limit}", title_justify="left")
+    for heading in ("one rank holds", "figure", "bytes", ""):
+        table.add_column(heading, justify="right" if heading == "bytes" else "left")
+    for row in report.rows:
+        verdict = {None: "", True: "fits", False: "does not fit"}[row.fits]
+        table.add_row(row.name, row.kind, format_bytes(row.peak_bytes), verdict)
+    Console().print(table)
+
+
+def explain(
+    plan_file: Annotated[Path, typer.Argument(metavar="PLAN", help="Plan file.", show_default=False)],
+    cluster: Annotated[
+        str | None, typer.Option(metavar="NAME|FILE", help="Cluster of the plan, where its name does not find it.")
+    ] = None,
+    time_limit: Annotated[float, typer.Option(min=0.1, help="Seconds for each solve that prices memory.")] = 20.0,
+) -> None:
+    """Say why a plan is as it is: what costs most, what is recomputed, what is alive at the peak."""
+    readable_file(plan_file, "PLAN")
+    if is_layer_plan(plan_file):
+        explain_layers(plan_file)
+        return
+
+    from planner import api
+    from planner.plan.document import load_plan
+
+    plan = load_plan(plan_file)
+    with progress_line(f"explaining {plan_file.name}", NANOSECOND) as report:
+        explanation = api.explain(plan, cluster=cluster, time_limit=time_limit, progress=report)
+    typer.echo(str(explanation))

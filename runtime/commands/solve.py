@@ -1,0 +1,64 @@
+"""The command ``solve``: a canonical problem from a file, a solution into a file."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from planner.common.units import format_gap
+from runtime.commands.options import DEFAULT_SOLVER, Solver, Workers
+from runtime.commands.progress import progress_line
+from runtime.commands.values import readable_file, writable_file
+
+LEAST_SOLVING_SECONDS = 0.1
+"""What is left for the solver where reading took the whole limit: small problems are solved in that."""
+
+MOST_EXPLAINING_SECONDS = 30.0
+"""Beyond the time limit, to say why nothing fits; never more than the time limit itself."""
+
+
+def solve(
+    problem: Annotated[Path, typer.Argument(help="Problem in the contest's JSON, plain or .gz.")],
+    out: Annotated[Path, typer.Option(help="Solution as JSON.")],
+    solver: Solver = DEFAULT_SOLVER,
+    time_limit: Annotated[float, typer.Option(help="Seconds, reading the file included.", min=0.1)] = 60.0,
+    seed: Annotated[int, typer.Option(help="Seed of everything random.")] = 0,
+    workers: Workers = None,
+) -> None:
+    """Solve a problem file and write status, objective, bound, gap and choices.
+
+    Where nothing fits, a second line says which limit would do, how low none can be, and what is alive at the
+    worst moment.
+    """
+    started = time.monotonic()
+    readable_file(problem, "PROBLEM")
+    writable_file(out, "--out")
+
+    from formulations.instances.contest import read_contest_problem, write_solution
+    from formulations.problem.solution import SolveOptions, Status
+    from formulations.solvers import explain_infeasible
+    from formulations.solvers import solve as solve_problem
+
+    why = ""
+    with progress_line(f"reading {problem.name}") as report:
+        loaded = read_contest_problem(problem)
+        report.what, report.seconds_per_cost = f"solving {problem.name}", loaded.seconds_per_cost
+        remaining = max(LEAST_SOLVING_SECONDS, time_limit - (time.monotonic() - started))
+        options = SolveOptions(time_limit=remaining, seed=seed, workers=workers)
+        result = solve_problem(loaded, solver, options, report)
+        result = replace(result, seconds=time.monotonic() - started)
+        if result.status in (Status.INFEASIBLE, Status.INFEASIBLE_UNCONFIRMED):
+            report.latest, report.what = None, f"looking for limits that fit {problem.name}"
+            seconds = min(MOST_EXPLAINING_SECONDS, time_limit)
+            why = explain_infeasible(loaded, SolveOptions(time_limit=seconds, seed=seed))
+    write_solution(out, result)
+    typer.echo(
+        f"{result.status}: objective {result.objective}, bound {result.bound}, gap {format_gap(result.gap)}, "
+        f"{result.seconds:.1f} s by {result.solver}; wrote {out}"
+    )
+    if why:
+        typer.echo(why)

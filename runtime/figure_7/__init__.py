@@ -1,0 +1,1 @@
+"""CAPTURE's Figure 7 on local processes."""

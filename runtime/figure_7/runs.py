@@ -1,0 +1,156 @@
+"""CAPTURE's profiler on real runs: partitionings of a small model on local processes, and the peaks that they have.
+
+It profiles what the layer executor really holds, where :class:`formulations.capture.replay.StageReplay` profiles
+a replay. A run starts its processes anew, which takes seconds; :func:`measured_by` runs plans on processes that stay.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from formulations.capture.replay import PipelinedChain
+from formulations.galvatron.strategies import LayerStrategy
+from formulations.layers.pipeline_schedule import Schedule
+from planner.graph.optimizers import OptimizerName
+from planner.layers.plan.check import check_layer_plan
+from planner.layers.plan.document import LayerPlan, StagePlan
+from planner.layers.plan.request import planned_model
+from planner.layers.plan.settings import strategy_settings
+from planner.models.references import ModelReference, load_step
+from planner.torch_adapter.meters.resized_storages import ResizedStorageMeter
+from runtime.job.rank_pool import RankPool
+from runtime.layers.check import check_model
+from runtime.layers.families.registry import model_family
+from runtime.layers.launch import run_layer_plan
+from runtime.layers.mesh import plan_meshes
+from runtime.layers.reference import model_reference
+from runtime.layers.training import LayerTraining
+from runtime.measure.memory_meter import MemoryMeter
+
+STEPS = 2
+"""As in the paper."""
+
+Measure = Callable[[LayerPlan], Sequence[int]]
+"""Peak bytes of every rank of a plan, the ranks of a stage after those of the stage before."""
+
+
+def measured_peaks(plan: LayerPlan) -> Sequence[int]:
+    """Peaks of a plan that is run for two steps on processes of its own.
+
+    Raises
+    ------
+    LaunchError
+        The run cannot be started, or a rank fails.
+    """
+    return run_layer_plan(plan, steps=STEPS).measured_peak_bytes
+
+
+def measured_by(pool: RankPool) -> Measure:
+    """Peaks of plans that are run for two steps on the ranks of a pool, of which a plan takes all.
+
+    What it returns raises :class:`runtime.job.process_group.LaunchError` where a rank fails.
+    """
+    return lambda plan: pool.run(peak_of_rank, plan.model_dump_json())
+
+
+def peak_of_rank(text: str) -> int:
+    """Run two steps of a plan, of which this process is a rank, and return its peak.
+
+    Parameters
+    ----------
+    text
+        The plan as JSON.
+
+    Raises
+    ------
+    FamilyError, LaunchError, PlanError
+        The plan or its model cannot be run, or not on so many ranks.
+    """
+    plan = LayerPlan.model_validate_json(text)
+    device = torch.device("cpu")
+    initial, step = (load_step(model_reference(plan), where) for where in ("cpu", "meta"))
+    family = model_family(step)
+    check_model(plan, family, step.example_kwargs)
+    named = [*initial.module.named_parameters(), *initial.module.named_buffers()]
+    state = {name: tensor.detach() for name, tensor in named}
+    training = LayerTraining(plan, family, step.module, plan_meshes(plan, device.type), state, device)
+    meter = MemoryMeter(device, training.resident_tensors(), ResizedStorageMeter())
+    for _ in range(STEPS):
+        training.step(initial.example_kwargs, meter)
+    return meter.peak_bytes
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalRuns(PipelinedChain):
+    """Local runs of a model as a profiled system (:class:`formulations.capture.replay.ProfiledSystem`).
+
+    Parameters
+    ----------
+    chain, borders, schedule, micro_batches
+        As in :class:`formulations.capture.replay.PipelinedChain`; of the chain names count, and which layers
+        tensor parallelism leaves whole.
+    reference
+        Which model; its batch is not used.
+    optimizer
+        A name of :data:`planner.graph.optimizers.OPTIMIZERS`.
+    measure
+        Runs a plan.
+    """
+
+    reference: ModelReference
+    optimizer: OptimizerName = "adamw"
+    measure: Measure = measured_peaks
+    name: str = "local runs"
+
+    def run(self, partition: Sequence[int], configuration: LayerStrategy, micro_batch: int) -> tuple[int, ...]:
+        """Run a partitioning and return the peak of every stage: that of its fullest rank.
+
+        Raises
+        ------
+        PlanError, LaunchError
+            It cannot be run so.
+        """
+        return self.stage_peaks(self.plan(partition, [configuration] * len(partition), micro_batch))
+
+    def stage_peaks(self, plan: LayerPlan) -> tuple[int, ...]:
+        """Measured peak of the fullest rank of every stage of a plan."""
+        ranks = self.measure(plan)
+        each = plan.stage_devices
+        return tuple(max(ranks[first : first + each]) for first in range(0, plan.devices, each))
+
+    def plan(self, partition: Sequence[int], configurations: Sequence[LayerStrategy], micro_batch: int) -> LayerPlan:
+        """Return the layer plan of stages with equal numbers of devices.
+
+        Parameters
+        ----------
+        partition
+            Layers of every stage.
+        configurations
+            How every stage runs.
+        micro_batch
+            Samples of a micro-batch.
+
+        Raises
+        ------
+        PlanError
+            The configurations have different degrees, or samples do not divide.
+        """
+        stages, layer = [], 0
+        for count, configuration in zip(partition, configurations, strict=True):
+            modules = self.chain.layers[self.borders[layer] : self.borders[layer + count]]
+            layer += count
+            stages.append(StagePlan(layers=tuple(strategy_settings(module, configuration) for module in modules)))
+        made = LayerPlan(
+            model=planned_model(self.reference, micro_batch * self.micro_batches),
+            devices=sum(configuration.devices for configuration in configurations),
+            stages=tuple(stages),
+            micro_batches=self.micro_batches,
+            schedule="gpipe" if self.schedule is Schedule.GPIPE else "1f1b",
+            optimizer=self.optimizer,
+            seed=self.reference.seed,
+        )
+        check_layer_plan(made)
+        return made

@@ -1,0 +1,1 @@
+"""Processes of a run: launch, process groups, options of a rank."""

@@ -1,0 +1,107 @@
+"""What a rank's job is asked for, and what it does before any plan: options, a scratch folder, the initial state."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch.distributed as dist
+
+from runtime.job.process_group import LaunchError, broadcast_text
+
+
+@dataclass(frozen=True, slots=True)
+class RunOptions:
+    """How a plan is run; the options of the command."""
+
+    plan: Path
+    steps: int
+    check: bool
+    data: Path | None
+    device: str
+    report: Path | None
+    scratch: Path
+
+
+def parse_options(program: str, arguments: list[str] | None = None) -> RunOptions:
+    """Options of the command line of a module named `program`."""
+    parser = argparse.ArgumentParser(prog=program, description="Run a plan as one rank of a job.")
+    parser.add_argument("plan", type=Path, help="plan file; rank 0 reads it")
+    parser.add_argument("--steps", type=int, default=5, help="optimizer steps (at least 1)")
+    parser.add_argument("--check", action="store_true", help="compare with one process")
+    parser.add_argument("--data", type=Path, help="text whose bytes are the tokens, on every machine")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--report", type=Path, help="where rank 0 writes its report (JSON)")
+    parser.add_argument("--scratch", type=Path, help="folder of this machine for the run's temporary folder")
+    found = parser.parse_args(arguments)
+    if found.steps < 1:
+        raise LaunchError(f"--steps {found.steps}: a run has at least one step")
+    return RunOptions(
+        plan=found.plan,
+        steps=found.steps,
+        check=found.check,
+        data=found.data,
+        device=found.device,
+        report=found.report,
+        scratch=found.scratch or Path(tempfile.gettempdir()),
+    )
+
+
+def is_first_here() -> bool:
+    """Whether this is the first rank of its machine."""
+    return int(os.environ.get("LOCAL_RANK", "0")) == 0
+
+
+@contextmanager
+def scratch_folder(options: RunOptions) -> Iterator[RunOptions]:
+    """The options with a folder of this run alone as their scratch, made on every machine and removed at the end.
+
+    A collective of all ranks.
+    """
+    folder = options.scratch / f"meshwright-{broadcast_text(uuid.uuid4().hex)}"
+    try:
+        if is_first_here():
+            folder.mkdir(parents=True, mode=0o700)
+        yield replace(options, scratch=folder)
+    finally:
+        if is_first_here():
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def make_initial_state(module: str, plan: Path, options: RunOptions) -> None:
+    """Have one process per machine make the initial state and, for a check, train for comparison.
+
+    A collective of all ranks.
+
+    Parameters
+    ----------
+    module
+        What that process runs: :mod:`runtime.measure.reference` or :mod:`runtime.layers.reference`.
+    plan
+        Copy of the plan on this machine.
+    options
+        How to run; what is made goes into the scratch folder.
+
+    Raises
+    ------
+    LaunchError
+        The process failed.
+    """
+    if is_first_here():
+        command = [sys.executable, "-m", module, str(plan), str(options.scratch)]
+        command += ["--steps", str(options.steps if options.check else 0)]
+        command += ["--data", str(options.data)] if options.data is not None else []
+        made = subprocess.run(command, stderr=subprocess.PIPE, text=True, check=False)
+        if made.returncode != 0:
+            last = (made.stderr.strip().splitlines() or [f"exit code {made.returncode}"])[-1]
+            raise LaunchError(f"the process that makes the initial state failed: {last}")
+    dist.barrier()

@@ -1,0 +1,1 @@
+"""Layer plans on torch's own engine."""

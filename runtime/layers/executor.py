@@ -1,0 +1,220 @@
+"""A layer plan as modules of torch's own engine: one stage of it, on this rank.
+
+Each unit is rewritten, given its values, shared by tensor parallelism and sharded by FSDP2, in that order; between two
+units hidden states are resharded by DTensor on the stage's prime axes.
+
+Gradients are summed, never averaged: the loss on every device is its rows' part of the loss of the whole batch, so that
+neighbours may have different degrees.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
+
+from planner.layers.plan.document import LayerPlan, LayerSettings
+from runtime.layers.assignment import PlannedUnit, assign_layers, tied_parameters
+from runtime.layers.families.units import Carried, LayerUnit, ModelFamily
+from runtime.layers.memory import keep_as_planned
+from runtime.layers.mesh import Layout, PlanMeshes, reshard
+from runtime.layers.parameters import Origin, Origins, materialize, split_linears
+from runtime.layers.sharding import shard_stage
+from runtime.layers.tensor_parallel import repeat_products, share_products
+from runtime.measure.host_copies import HostCopies
+
+
+class LayerStage(nn.Module):
+    """The units of one stage, called one after the other on local tensors.
+
+    Parameters
+    ----------
+    units
+        The units, sharded.
+    incoming
+        Layout of each tensor that the stage is given; None: the same on all devices.
+    layouts
+        For each unit, the layouts of what it takes and of what it gives.
+    meshes
+        Meshes of this rank.
+    gives_logits
+        Whether the last unit is the model's.
+    """
+
+    def __init__(
+        self,
+        units: list[LayerUnit],
+        incoming: tuple[Layout | None, ...],
+        layouts: list[tuple[tuple[Layout | None, ...], tuple[Layout | None, ...]]],
+        meshes: PlanMeshes,
+        gives_logits: bool,
+    ) -> None:
+        super().__init__()
+        self.units = nn.ModuleList(units)
+        self._incoming = incoming
+        self._layouts = layouts
+        self._meshes = meshes
+        self._gives_logits = gives_logits
+
+    def forward(self, *carried: Tensor) -> tuple[Tensor, ...] | Tensor:
+        """What the next stage takes, or the logits."""
+        present = self._incoming
+        for unit, (takes, gives) in zip(self.units, self._layouts, strict=True):
+            placed = [
+                tensor if source is None or target is None else reshard(tensor, self._meshes.axes, source, target)
+                for tensor, source, target in zip(carried, present, takes, strict=True)
+            ]
+            carried, present = unit(*placed), gives
+        return carried[0] if self._gives_logits else carried
+
+
+@dataclass(frozen=True, eq=False)
+class BuiltStage:
+    """The stage of one rank.
+
+    Parameters
+    ----------
+    module
+        The stage's module, sharded.
+    gathered_once
+        Modules in it whose parameters are gathered once in a step, for all micro-batches: those of ZeRO-2.
+    origins
+        Origin of each parameter by its path in `module`.
+    layers
+        Settings by path of the parameter.
+    first, last
+        Settings of the model's first and last unit.
+    shared_with
+        Stage that holds a tied parameter as well, by the path of the parameter.
+    """
+
+    module: LayerStage
+    gathered_once: list[FSDPModule]
+    origins: Mapping[str, Origin]
+    layers: Mapping[str, LayerSettings]
+    first: LayerSettings
+    last: LayerSettings
+    shared_with: Mapping[str, int]
+
+
+def build_stage(
+    plan: LayerPlan, family: ModelFamily, model: nn.Module, meshes: PlanMeshes, state: Mapping[str, Tensor]
+) -> BuiltStage:
+    """Build this rank's stage; a collective of the stage's ranks.
+
+    Parameters
+    ----------
+    plan
+        A plan that :func:`runtime.layers.check.check_model` passed.
+    family, model
+        The model without storage and its units, which are rewritten.
+    meshes
+        Meshes of this rank.
+    state
+        The model's initial parameters and buffers by name.
+
+    Raises
+    ------
+    PlanError
+        More than two stages have a parameter.
+    """
+    device = torch.device("cpu") if meshes.device_type == "cpu" else torch.device("cuda", torch.cuda.current_device())
+    stages = assign_layers(plan, family)
+    mine = stages[meshes.stage]
+    origins: Origins = {parameter: Origin(name) for name, parameter in model.named_parameters()}
+    shared = _shared_between_stages(stages, meshes.stage, origins)
+    buffers = {buffer: name for name, buffer in model.named_buffers()}
+    for planned in mine:
+        for layer, inside in planned.layers():
+            split_linears(
+                planned.unit,
+                inside,
+                origins,
+                tensor_parallel=layer.shares_products,
+                slices=layer.slices,
+                name=layer.name,
+            )
+    units = [planned.unit for planned in mine]
+    by_path = materialize(units, origins, buffers, state, device)
+    layers = _settings_by_path(mine)
+    _share_products(mine, meshes)
+    copies = HostCopies(device)
+    for planned in mine:
+        for layer, inside in planned.layers():
+            keep_as_planned(inside, layer, copies)
+    incoming = _given(stages[meshes.stage - 1][-1], meshes) if meshes.stage else _taken(stages[0][0], meshes)
+    layouts = [(_taken(planned, meshes), _given(planned, meshes)) for planned in mine]
+    stage = LayerStage(units, incoming, layouts, meshes, meshes.stage == meshes.stages - 1)
+    return BuiltStage(
+        module=stage,
+        gathered_once=shard_stage(stage, mine, meshes, device),
+        origins={f"units.{path}": origin for path, origin in by_path.items()},
+        layers={f"units.{path}": layer for path, layer in layers.items()},
+        first=stages[0][0].whole,
+        last=stages[-1][-1].whole,
+        shared_with={f"units.{path}": shared[origin.name] for path, origin in by_path.items() if origin.name in shared},
+    )
+
+
+def _layout(kind: Carried, layer: LayerSettings, meshes: PlanMeshes) -> Layout | None:
+    if kind is Carried.SHARED:
+        return None
+    return meshes.hidden_layout(layer) if kind is Carried.HIDDEN else meshes.batch_layout(layer)
+
+
+def _taken(planned: PlannedUnit, meshes: PlanMeshes) -> tuple[Layout | None, ...]:
+    return tuple(_layout(kind, planned.whole, meshes) for kind in planned.unit.takes)
+
+
+def _given(planned: PlannedUnit, meshes: PlanMeshes) -> tuple[Layout | None, ...]:
+    return tuple(_layout(kind, planned.whole, meshes) for kind in planned.unit.gives)
+
+
+def _shared_between_stages(stages: tuple[tuple[PlannedUnit, ...], ...], stage: int, origins: Origins) -> dict[str, int]:
+    """Names of this stage's parameters that another stage has too, with that stage; two at most have one."""
+    names: dict[str, int] = {}
+    for parameter, held in tied_parameters(stages).items():
+        numbers = sorted({number for number, _ in held})
+        if len(numbers) == 2 and stage in numbers:
+            names[origins[parameter].name] = numbers[1 - numbers.index(stage)]
+    return names
+
+
+def _settings_by_path(mine: Iterable[PlannedUnit]) -> dict[str, LayerSettings]:
+    """Settings of the layer that each parameter of the stage belongs to, by the parameter's path."""
+    found = {}
+    for position, planned in enumerate(mine):
+        for name, _ in planned.unit.named_parameters(remove_duplicate=False):
+            found[f"{position}.{name}"] = planned.settings_at(name)
+    return found
+
+
+def _share_products(mine: Iterable[PlannedUnit], meshes: PlanMeshes) -> None:
+    """Tensor parallelism of the stage; parameters that were tied are tied afterwards."""
+    places: dict[nn.Parameter, list[tuple[nn.Module, str]]] = {}
+    for planned in mine:
+        for module in planned.unit.modules():
+            for name, parameter in module.named_parameters(recurse=False):
+                places.setdefault(parameter, []).append((module, name))
+    for planned in mine:
+        meshes_of = partial(_tensor_mesh, planned, meshes)
+        if planned.whole.shares_products:
+            share_products(planned.unit, meshes_of, planned.whole.sequence_parallel)
+        elif planned.whole.tensor_parallel > 1:
+            repeat_products(planned.unit, meshes_of)
+    for tied in places.values():
+        present: list[nn.Parameter] = [getattr(module, name) for module, name in tied]
+        shared = next((parameter for parameter in present if isinstance(parameter.data, DTensor)), present[0])
+        for module, name in tied:
+            module.register_parameter(name, shared)
+
+
+def _tensor_mesh(planned: PlannedUnit, meshes: PlanMeshes, path: str) -> DeviceMesh:
+    """Devices that share the products of a module; FSDP2 wants it and the mesh of the shards to be of one root."""
+    return meshes.tensor(planned.settings_at(path))

@@ -1,0 +1,1 @@
+"""The model families that layer plans run."""

@@ -1,0 +1,164 @@
+"""What a layer does to its memory: checkpointing, hidden states on the host, optimizer state on the host."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Placement
+from torch.utils.checkpoint import checkpoint
+
+from planner.layers.plan.document import LayerSettings
+from planner.torch_adapter.meters.tensor_kinds import has_data, waited
+from runtime.measure.host_copies import HostCopies
+from runtime.measure.optimizer import LocalOptimizer
+
+
+def local_tensor(tensor: Tensor) -> Tensor:
+    """Part of a tensor that is on this device, without gradient."""
+    detached = tensor.detach()
+    return detached.to_local() if isinstance(detached, DTensor) else detached
+
+
+def keep_as_planned(module: nn.Module, layer: LayerSettings, copies: HostCopies) -> None:
+    """Make a module keep for its backward what its layer says.
+
+    The module's forward is replaced, not its call: the hooks by which FSDP2 gathers parameters stay outside, so a
+    forward that runs again in backward finds them gathered.
+    """
+    if not (layer.checkpoint or layer.offload_hidden):
+        return
+    forward: Callable[..., Any] = module.forward
+    call = partial(checkpoint, forward, use_reentrant=False) if layer.checkpoint else forward
+    offload = HiddenOffload(module, copies) if layer.offload_hidden else None
+
+    def keep(*args: Any, **kwargs: Any) -> Any:
+        with nullcontext() if offload is None else offload.hooks():
+            return call(*args, **kwargs)
+
+    module.forward = keep
+
+
+@dataclass(frozen=True, slots=True)
+class _Distribution:
+    """What makes a distributed tensor of its local part."""
+
+    mesh: DeviceMesh
+    placements: tuple[Placement, ...]
+    shape: torch.Size
+    stride: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Offloaded:
+    """A saved tensor on the host."""
+
+    host: Tensor
+    copied: torch.cuda.Event | None
+    distribution: _Distribution | None
+
+
+class HiddenOffload:
+    """Moves to the host what the operators of a module save for backward, parameters excepted.
+
+    Parameters
+    ----------
+    module
+        Whose parameters stay: they are on the device anyway, or are gathered again.
+    copies
+        Starts the copies.
+    """
+
+    def __init__(self, module: nn.Module, copies: HostCopies) -> None:
+        self._module = module
+        self._copies = copies
+
+    def hooks(self) -> saved_tensors_hooks:
+        """Context in which saved tensors are moved."""
+        return saved_tensors_hooks(self._pack, self._unpack)
+
+    def _pack(self, tensor: Tensor) -> Any:
+        if not has_data(tensor):
+            return tensor
+        local = waited(local_tensor(tensor))
+        kept = {local_tensor(parameter).untyped_storage().data_ptr() for parameter in self._module.parameters()}
+        if local.untyped_storage().data_ptr() in kept or not local.is_floating_point():
+            return tensor
+        distribution = None
+        if isinstance(tensor, DTensor):
+            distribution = _Distribution(tensor.device_mesh, tensor.placements, tensor.shape, tensor.stride())
+        return _Offloaded(*self._copies.offload(local), distribution)
+
+    def _unpack(self, packed: Any) -> Tensor:
+        if not isinstance(packed, _Offloaded):
+            unchanged: Tensor = packed
+            return unchanged
+        local, fetched = self._copies.prefetch(packed.host, packed.copied)
+        self._copies.wait(local, fetched)
+        whole = packed.distribution
+        if whole is None:
+            return local
+        return DTensor.from_local(
+            local, whole.mesh, whole.placements, run_check=False, shape=whole.shape, stride=whole.stride
+        )
+
+
+class LayerOptimizer:
+    """The optimizer of one rank, the state of some parameters in host memory between their updates.
+
+    Parameters
+    ----------
+    name
+        A name of :data:`planner.graph.optimizers.OPTIMIZERS`.
+    parameters
+        Local part of each trainable parameter by path.
+    on_host
+        Paths of the parameters whose state waits on the host.
+    copies
+        Starts the copies.
+    """
+
+    def __init__(self, name: str, parameters: Mapping[str, Tensor], on_host: set[str], copies: HostCopies) -> None:
+        self._optimizer = LocalOptimizer(name, parameters)
+        self._copies = copies
+        self._host: dict[str, dict[str, Tensor]] = {}
+        for path in sorted(on_host & parameters.keys()):
+            self._to_host(path)
+
+    @property
+    def step_count(self) -> int:
+        """Number of steps begun."""
+        return self._optimizer.step_count
+
+    def state(self, path: str) -> tuple[Tensor, ...]:
+        """State of a parameter, wherever it is."""
+        return tuple((self._host.get(path) or self._optimizer.state[path]).values())
+
+    def begin_step(self) -> None:
+        """Count a step; call it before the step's first :meth:`update`."""
+        self._optimizer.begin_step()
+
+    def update(self, path: str, gradient: Tensor) -> None:
+        """Update the local part of a parameter in place."""
+        waits = path in self._host
+        if waits:
+            host = self._host.pop(path)
+            self._optimizer.state[path] = {key: self._copies.prefetch(kept, None)[0] for key, kept in host.items()}
+            del host
+        self._optimizer.update(path, gradient)
+        if waits:
+            self._to_host(path)
+
+    def _to_host(self, path: str) -> None:
+        moved = {}
+        for key, tensor in self._optimizer.state[path].items():
+            moved[key], copied = self._copies.offload(tensor)
+            self._copies.wait(tensor, copied)
+        self._host[path], self._optimizer.state[path] = moved, {}

@@ -1,0 +1,134 @@
+"""The devices of a layer plan: one mesh of prime axes per stage, and on the same devices a mesh per kind of layer.
+
+Hidden states are placed on the stage's prime axes, so that DTensor can bring them from any layer's layout to any
+other's. Parameters are placed on meshes (replicas, shards, tensor) of the same devices in the same order, which is
+what FSDP2 and tensor parallelism ask for.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from math import prod
+
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
+
+from planner.layers.plan.check import stage_axes
+from planner.layers.plan.document import LayerPlan, LayerSettings
+from runtime.job.process_group import LaunchError
+
+REPLICAS, SHARDS, TENSOR, PIPELINE = "replicas", "shards", "tensor", "pipeline"
+
+BATCH_DIMENSION, SEQUENCE_DIMENSION = 0, 1
+"""Dimensions of hidden states that data and sequence parallelism shard."""
+
+Layout = tuple[Placement, ...]
+"""Placement of a tensor on each prime axis of the stage."""
+
+
+@dataclass(frozen=True, eq=False)
+class PlanMeshes:
+    """Meshes of one rank.
+
+    Parameters
+    ----------
+    stage
+        Position of this rank's stage.
+    stages
+        Number of stages.
+    axes
+        The stage's devices by prime axes.
+    device_type
+        ``cpu`` or ``cuda``.
+    """
+
+    stage: int
+    stages: int
+    axes: DeviceMesh
+    device_type: str
+
+    @property
+    def rank_in_stage(self) -> int:
+        """Place of this rank among its stage's devices."""
+        return dist.get_rank() % self.axes.size()
+
+    @property
+    def pipeline_group(self) -> dist.ProcessGroup:
+        """The ranks at this rank's place in every stage."""
+        shape = (self.stages, self.axes.size(), 1, 1)
+        return _named_mesh(self.device_type, shape).get_group(PIPELINE)
+
+    def parameters(self, layer: LayerSettings) -> DeviceMesh:
+        """Mesh (replicas, shards) of a layer of this stage, as FSDP2 takes it."""
+        return self._of(layer)[REPLICAS, SHARDS]
+
+    def tensor(self, layer: LayerSettings) -> DeviceMesh:
+        """Mesh of the devices that share a layer's products; of the same root mesh as :meth:`parameters`."""
+        return self._of(layer)[TENSOR]
+
+    def _of(self, layer: LayerSettings) -> DeviceMesh:
+        return _named_mesh(self.device_type, (self.stages, layer.replicas, layer.shards, layer.tensor_parallel))
+
+    def batch_layout(self, layer: LayerSettings) -> Layout:
+        """Layout of tensors that have a batch and whole sequences."""
+        return self._layout(layer, Replicate())
+
+    def hidden_layout(self, layer: LayerSettings) -> Layout:
+        """Layout of the hidden states that a layer takes and hands over."""
+        return self._layout(layer, Shard(SEQUENCE_DIMENSION) if layer.sequence_parallel else Replicate())
+
+    def _layout(self, layer: LayerSettings, on_tensor_axes: Placement) -> Layout:
+        sizes = self.axes.mesh.shape
+        inside = [prod(sizes[axis:]) <= layer.tensor_parallel for axis in range(len(sizes))]
+        return tuple(on_tensor_axes if tensor else Shard(BATCH_DIMENSION) for tensor in inside)
+
+
+def plan_meshes(plan: LayerPlan, device_type: str) -> PlanMeshes:
+    """Make the process groups of a plan; a collective of all ranks, whose later calls reuse the groups.
+
+    Raises
+    ------
+    LaunchError
+        The job does not have the plan's ranks.
+    """
+    ranks = dist.get_world_size()
+    if ranks != plan.devices:
+        raise LaunchError(f"the plan is for {plan.devices} devices, the job has {ranks} ranks: start {plan.devices}")
+    stages = len(plan.stages)
+    # Every rank makes every mesh, in one order: making a group is a collective of all ranks.
+    shapes = {(stages, plan.stage_devices, 1, 1)}
+    for layer in plan.layers:
+        shapes.add((stages, layer.replicas, layer.shards, layer.tensor_parallel))
+        shapes.add((stages, layer.data_parallel, 1, layer.tensor_parallel))
+    for shape in sorted(shapes):
+        _named_mesh(device_type, shape)
+    sizes = stage_axes(plan.stage_devices, plan.layers)
+    axes = _axes_mesh(device_type, stages, sizes)
+    names = axes.mesh_dim_names
+    assert names is not None
+    return PlanMeshes(axes.get_local_rank(PIPELINE), stages, axes[names[1:]], device_type)
+
+
+def reshard(tensor: Tensor, axes: DeviceMesh, source: Layout, target: Layout) -> Tensor:
+    """Local tensor in the layout `target` of a local tensor in the layout `source`; its backward goes the other way.
+
+    Both layouts divide evenly. A gradient has the layout of its tensor: where that is replicated, it is complete and
+    equal on all ranks.
+    """
+    if source == target:
+        return tensor
+    return DTensor.from_local(tensor, axes, source, run_check=False).redistribute(placements=target).to_local()
+
+
+@cache
+def _named_mesh(device_type: str, shape: tuple[int, int, int, int]) -> DeviceMesh:
+    return init_device_mesh(device_type, shape, mesh_dim_names=(PIPELINE, REPLICAS, SHARDS, TENSOR))
+
+
+@cache
+def _axes_mesh(device_type: str, stages: int, sizes: tuple[int, ...]) -> DeviceMesh:
+    names = (PIPELINE, *(f"axis{position}" for position in range(len(sizes))))
+    return init_device_mesh(device_type, (stages, *sizes), mesh_dim_names=names)

@@ -1,0 +1,1 @@
+"""A run measured and compared with one process."""

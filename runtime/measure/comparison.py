@@ -1,0 +1,102 @@
+"""How far a run on several ranks is from one process: relative errors of gradients and of updated tensors.
+
+Each rank compares its own blocks with the same blocks of the reference's files. The error of a tensor is
+``max|a - b| / max|b|``, with the maximum of ``|b|`` over the whole tensor. Two things would make that
+number say nothing, and are left out:
+
+- A gradient that is zero up to rounding (an attention key's bias, say) has no digits to compare: its scale
+  is at least :data:`GRADIENT_FLOOR` of the largest gradient entry of the model.
+- AdamW divides a gradient by its own magnitude, so where an entry's gradient is rounding noise its update
+  is a random number of the size of the learning rate. Updated parameters are compared where the first
+  gradient is above :data:`NOISE_SHARE` of its tensor's scale.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import inf, isnan
+
+from torch import Tensor
+
+from planner.graph.placement import Placement
+from planner.torch_adapter.local.collectives import MeshGroups
+from runtime.measure.local_shards import local_block
+from runtime.measure.reference import ReferenceRun
+
+GRADIENT_FLOOR = 1e-4
+NOISE_SHARE = 1e-3
+
+
+@dataclass(frozen=True, slots=True)
+class WorstError:
+    """The largest relative error and the tensor that has it."""
+
+    error: float
+    name: str
+
+    def worse_of(self, other: WorstError) -> WorstError:
+        """The larger of two; what is no number is the largest."""
+        return self if isnan(self.error) or other.error <= self.error else other
+
+
+NO_ERROR = WorstError(0.0, "")
+
+
+class ReferenceComparison:
+    """Compares this rank's blocks with a reference run.
+
+    Parameters
+    ----------
+    reference
+        What one process found.
+    placements
+        Placement of each parameter and module buffer by name.
+    groups
+        Mesh, and this rank's place on it.
+    """
+
+    def __init__(self, reference: ReferenceRun, placements: Mapping[str, Placement], groups: MeshGroups) -> None:
+        self._reference = reference
+        self._placements = placements
+        self._groups = groups
+
+    def gradients(self, local: Mapping[str, Tensor]) -> WorstError:
+        """Largest error of the local gradients of the first step; infinite where only one side has a gradient."""
+        worst = NO_ERROR
+        for name in sorted(local.keys() ^ self._reference.gradients.keys()):
+            worst = worst.worse_of(WorstError(inf, name))
+        for name in sorted(local.keys() & self._reference.gradients.keys()):
+            gradient, expected = local[name], self._reference.gradients[name]
+            difference = (gradient.cpu() - self._block(name, expected)).abs()
+            worst = worst.worse_of(_error(name, difference, self._gradient_scale(expected)))
+        return worst
+
+    def updated(self, local: Mapping[str, Tensor]) -> WorstError:
+        """Largest error of the local parameters and module buffers after the last step."""
+        worst = NO_ERROR
+        for name, tensor in local.items():
+            expected = self._reference.updated.get(name)
+            if expected is None:
+                continue  # a constant of the graph, which is no tensor of the module
+            difference = (tensor.cpu().double() - self._block(name, expected).double()).abs()
+            gradient = self._reference.gradients.get(name)
+            if gradient is not None:
+                noise = NOISE_SHARE * self._gradient_scale(gradient)
+                difference = difference[self._block(name, gradient).abs() > noise]
+            worst = worst.worse_of(_error(name, difference, _largest(expected)))
+        return worst
+
+    def _block(self, name: str, full: Tensor) -> Tensor:
+        return local_block(full, self._placements[name], self._groups.shape, self._groups.coordinate)
+
+    def _gradient_scale(self, gradient: Tensor) -> float:
+        return max(_largest(gradient), GRADIENT_FLOOR * self._reference.gradient_scale)
+
+
+def _largest(tensor: Tensor) -> float:
+    return float(tensor.abs().max()) if tensor.numel() else 0.0
+
+
+def _error(name: str, difference: Tensor, scale: float) -> WorstError:
+    return WorstError(_largest(difference) / (scale or 1.0), name)

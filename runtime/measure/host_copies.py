@@ -1,0 +1,91 @@
+"""Copies between a device and its host's memory, beside the computation where the device can.
+
+On CUDA the copies run on two streams of their own, one per direction, from and to pinned memory, and events hold
+them and the computation apart exactly where :mod:`planner.schedule.instructions` says. All device memory is allocated
+on the compute stream, which waits for a copy before it reads or frees what the copy uses, so the allocator needs to
+know nothing about the other streams. Elsewhere a copy is done when the call returns.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from planner.torch_adapter.meters.storage_meter import counted_on_host
+
+
+class HostCopies:
+    """Starts copies and waits for them; one per rank.
+
+    Parameters
+    ----------
+    device
+        Where the computation runs.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._streams = device.type == "cuda"
+
+    @cached_property
+    def _outward(self) -> torch.cuda.Stream:
+        return torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
+
+    @cached_property
+    def _inward(self) -> torch.cuda.Stream:
+        return torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
+
+    def offload(self, source: Tensor) -> tuple[Tensor, torch.cuda.Event | None]:
+        """Start a copy to the host.
+
+        Parameters
+        ----------
+        source
+            Tensor on the device.
+
+        Returns
+        -------
+        tuple
+            The host tensor, with the strides of ``source``, and what :meth:`wait` waits for.
+        """
+        with counted_on_host():
+            host = torch.empty_like(source, device="cpu", pin_memory=self._streams)
+        if not self._streams:
+            return host.copy_(source), None
+        self._outward.wait_stream(torch.cuda.current_stream(self._device))
+        with torch.cuda.stream(self._outward):
+            host.copy_(source, non_blocking=True)
+            return host, self._outward.record_event()
+
+    def prefetch(self, host: Tensor, offloaded: torch.cuda.Event | None) -> tuple[Tensor, torch.cuda.Event | None]:
+        """Allocate a device tensor and start a copy of a host tensor into it.
+
+        Parameters
+        ----------
+        host, offloaded
+            What :meth:`offload` returned.
+
+        Returns
+        -------
+        tuple
+            The device tensor and what :meth:`wait` waits for.
+        """
+        target = torch.empty_like(host, device=self._device, pin_memory=False)
+        if offloaded is None:
+            return target.copy_(host), None
+        self._inward.wait_stream(torch.cuda.current_stream(self._device))
+        self._inward.wait_event(offloaded)
+        with torch.cuda.stream(self._inward):
+            target.copy_(host, non_blocking=True)
+            return target, self._inward.record_event()
+
+    def wait(self, tensor: Tensor, *copies: torch.cuda.Event | None) -> None:
+        """Let the computation wait for copies that read or write ``tensor``, which lives until then."""
+        del tensor
+        if self._streams:
+            compute = torch.cuda.current_stream(self._device)
+            for done in copies:
+                if done is not None:
+                    compute.wait_event(done)

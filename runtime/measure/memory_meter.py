@@ -1,0 +1,79 @@
+"""Measured peak memory of a rank: torch's own allocation record, and the resident set beside it.
+
+On CUDA the caching allocator keeps the record of the device; on CPU, and for host memory that offloaded tensors
+take, :class:`StorageMeter` does, which slows a step down: meter some steps, time others.
+"""
+
+from __future__ import annotations
+
+import resource
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from planner.torch_adapter.meters.storage_meter import StorageMeter
+
+
+class MemoryMeter:
+    """Peak bytes of tensors on one device, over everything that runs inside :meth:`metering`.
+
+    Parameters
+    ----------
+    device
+        Device of the rank.
+    resident
+        Tensors that exist already: parameters, module buffers, optimizer state. On CUDA the allocator
+        knows them and its record, from process start on, is taken.
+    storages
+        What counts where there is no such record; None: a plain :class:`StorageMeter`.
+    """
+
+    def __init__(self, device: torch.device, resident: Iterable[Tensor], storages: StorageMeter | None = None) -> None:
+        self._device = device
+        self._allocator_knows = device.type == "cuda"
+        self._storages = storages or StorageMeter()
+        self._storages.track(*resident)
+
+    @property
+    def peak_bytes(self) -> int:
+        """Most bytes alive at once so far."""
+        if self._allocator_knows:
+            return torch.cuda.max_memory_allocated(self._device)
+        return self._storages.peak_bytes
+
+    @property
+    def host_peak_bytes(self) -> int:
+        """Most bytes of offloaded tensors in host memory at once so far."""
+        return self._storages.host_peak_bytes
+
+    @property
+    def live_bytes(self) -> int:
+        """Bytes alive now."""
+        if self._allocator_knows:
+            return torch.cuda.memory_allocated(self._device)
+        return self._storages.live_bytes
+
+    @contextmanager
+    def metering(self, *inputs: Tensor) -> Iterator[None]:
+        """Watch what runs inside; ``inputs`` are tensors that were made for it just before."""
+        self._storages.track(*inputs)
+        with self._storages:
+            yield
+
+
+def resident_set_peak_bytes() -> int:
+    """Largest resident set of this process so far, in bytes: Python, torch and libraries included.
+
+    Linux keeps it per process image; ``getrusage``, used elsewhere, may count the parent's from before.
+    """
+    status = Path("/proc/self/status")
+    if status.exists():
+        for line in status.read_text(encoding="ascii", errors="replace").splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024

@@ -1,0 +1,51 @@
+"""From what each rank measured to what reports of a run have in common, whatever kind of plan was run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from runtime.measure.comparison import NO_ERROR, WorstError
+from runtime.measure.reference import ReferenceRun
+from runtime.measure.run_report import MeasuredRank
+from runtime.measure.steps import Measurement
+
+
+def rank_measurements(measured: Measurement, gradients: WorstError) -> dict[str, Any]:
+    """Fields of a :class:`MeasuredRank`."""
+    return {
+        "losses": measured.losses,
+        "measured_peak_bytes": measured.peak_bytes,
+        "measured_host_peak_bytes": measured.host_peak_bytes,
+        "resident_set_bytes": measured.resident_set_bytes,
+        "measured_step_s": measured.step_seconds,
+        "grad_rel_error": gradients.error,
+        "worst_gradient": gradients.name,
+    }
+
+
+def merged_measurements(ranks: Sequence[MeasuredRank], reference: ReferenceRun | None) -> dict[str, Any]:
+    """Fields of a :class:`~runtime.measure.run_report.TrainingReport` but ``device`` and ``dtype``.
+
+    Parameters
+    ----------
+    ranks
+        Reports in the order of the ranks.
+    reference
+        What one process found; None where nothing was checked.
+    """
+    worst = NO_ERROR
+    for rank in ranks:
+        worst = worst.worse_of(WorstError(rank.grad_rel_error, rank.worst_gradient))
+    times = [rank.measured_step_s for rank in ranks if rank.measured_step_s is not None]
+    return {
+        "steps": len(ranks[0].losses),
+        "measured_peak_bytes": [rank.measured_peak_bytes for rank in ranks],
+        "measured_host_peak_bytes": [rank.measured_host_peak_bytes for rank in ranks],
+        "resident_set_bytes": [rank.resident_set_bytes for rank in ranks],
+        "measured_step_s": max(times) if times else None,
+        "loss": list(ranks[0].losses),
+        "reference_loss": None if reference is None else list(reference.losses),
+        "max_grad_rel_error": None if reference is None else worst.error,
+        "worst_gradient": worst.name,
+    }

@@ -1,0 +1,131 @@
+"""The same training in one process: the plain module, eager autograd, torch's own optimizer.
+
+``python -m runtime.measure.reference PLAN FOLDER --steps N`` writes into FOLDER the initial state that the ranks
+read and, for N > 0, what they are compared with: the loss of each step, every gradient of the first step,
+and parameters and module buffers after the last one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch import Tensor
+
+from formulations.problem.files import write_text_atomically
+from planner.models.references import ModelReference, TrainingStep, load_step, reference_of
+from planner.plan.document import load_plan
+from planner.torch_adapter.tracing.step_module import StepArguments, step_loss
+from runtime.measure.batches import Batches
+from runtime.measure.initial_state import map_tensors, save_tensors, write_initial_state
+from runtime.measure.optimizer import whole_model_optimizer
+
+GRADIENTS_FILE, UPDATED_FILE, LOSSES_FILE = "gradients.pt", "updated.pt", "losses.json"
+
+
+@dataclass(frozen=True, eq=False)
+class ReferenceRun:
+    """What one process found; gradients and updated tensors are mapped files.
+
+    Parameters
+    ----------
+    losses
+        Loss of each step.
+    gradients
+        Gradient of the first step by parameter name; a parameter without one is missing.
+    updated
+        Parameters and module buffers after the last step, by name.
+    gradient_scale
+        Largest absolute entry among all gradients.
+    """
+
+    losses: tuple[float, ...]
+    gradients: Mapping[str, Tensor]
+    updated: Mapping[str, Tensor]
+    gradient_scale: float
+
+
+def prepare(reference: ModelReference, optimizer: str, steps: int, data: Path | None, folder: Path) -> None:
+    """Write the initial state into ``folder`` and train ``steps`` steps for comparison.
+
+    Parameters
+    ----------
+    reference
+        Which step; parameters are initialised from its seed.
+    optimizer
+        A name of :data:`planner.graph.optimizers.OPTIMIZERS`.
+    steps
+        Number of steps; 0 writes the initial state alone.
+    data
+        Text to train on; None: the example batch.
+    folder
+        Where the files go.
+    """
+    step = load_step(reference, "cpu")
+    arguments = StepArguments.of(step.module, step.example_args, step.example_kwargs)
+    write_initial_state(folder, step.module, dict(zip(arguments.names, arguments.tensors, strict=True)))
+    if steps > 0:
+        batches = Batches.of(step.module, arguments, arguments.tensors, data)
+        _train(step, arguments, batches, optimizer, steps, folder)
+
+
+def _train(
+    step: TrainingStep, arguments: StepArguments, batches: Batches, optimizer: str, steps: int, folder: Path
+) -> None:
+    module = step.module
+    updater = whole_model_optimizer(optimizer, module)
+    losses, scale = [], 0.0
+    for number in range(steps):
+        args, kwargs = arguments.rebuild(batches.tensors(number))
+        loss = step_loss(module, args, kwargs, step.loss_fn)
+        loss.backward()  # type: ignore[no-untyped-call]
+        losses.append(loss.item())
+        if number == 0:
+            found = {name: p.grad.contiguous() for name, p in module.named_parameters() if p.grad is not None}
+            scale = max((float(gradient.abs().max()) for gradient in found.values() if gradient.numel()), default=0.0)
+            save_tensors(folder / GRADIENTS_FILE, found)
+        updater.step()
+        module.zero_grad(set_to_none=True)
+    named = [*module.named_parameters(), *module.named_buffers()]
+    save_tensors(folder / UPDATED_FILE, {name: tensor.detach().contiguous() for name, tensor in named})
+    write_text_atomically(folder / LOSSES_FILE, json.dumps({"losses": losses, "gradient_scale": scale}))
+
+
+def read_reference(folder: Path) -> ReferenceRun:
+    """Read what :func:`prepare` wrote with ``steps`` above 0."""
+    written = json.loads((folder / LOSSES_FILE).read_text(encoding="utf-8"))
+    return ReferenceRun(
+        tuple(written["losses"]),
+        map_tensors(folder / GRADIENTS_FILE),
+        map_tensors(folder / UPDATED_FILE),
+        written["gradient_scale"],
+    )
+
+
+def prepare_from_command_line(step_of: Callable[[Path], tuple[ModelReference, str]]) -> None:
+    """Prepare a run of a plan, with the options of the command line.
+
+    Parameters
+    ----------
+    step_of
+        Which step a plan file is of, and its optimizer.
+    """
+    parser = argparse.ArgumentParser(description="Write the initial state of a plan's run, and train in one process.")
+    parser.add_argument("plan", type=Path)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--steps", type=int, default=0)
+    parser.add_argument("--data", type=Path)
+    options = parser.parse_args()
+    prepare(*step_of(options.plan), options.steps, options.data, options.folder)
+
+
+def _step_of(path: Path) -> tuple[ModelReference, str]:
+    plan = load_plan(path)
+    return reference_of(plan), plan.decision.options.optimizer
+
+
+if __name__ == "__main__":
+    prepare_from_command_line(_step_of)

@@ -1,0 +1,152 @@
+"""What a run of a plan found, beside what the plan predicted."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict
+
+from formulations.problem.files import write_text_atomically
+
+LOSS_TOLERANCE, GRADIENT_TOLERANCE = 1e-5, 1e-4
+"""Largest relative differences to one process that pass in single precision; see :meth:`TrainingReport.failures`."""
+
+LIMIT_TOLERANCE = 1e-3
+"""Share of the memory limit by which a measured peak may be above it: sizes that only running code shows."""
+
+CHECK_FAILED = 1
+
+PRECISION = {"float64": 1.0, "float32": 1.0, "float16": 2.0**13, "bfloat16": 2.0**16}
+"""Rounding of a dtype relative to single precision (double precision is held to the same tolerance)."""
+
+
+class MeasuredRank(BaseModel):
+    """What one rank measured, and the largest relative error of its gradients (0 where nothing was checked)."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, ser_json_inf_nan="constants")
+
+    losses: tuple[float, ...]
+    measured_peak_bytes: int
+    measured_host_peak_bytes: int
+    resident_set_bytes: int
+    measured_step_s: float | None
+    grad_rel_error: float
+    worst_gradient: str
+
+
+class RankReport(MeasuredRank):
+    """One rank's report of an operator plan's run: also the largest relative error of updated parameters."""
+
+    param_rel_error: float
+    worst_parameter: str
+
+
+class TrainingReport(BaseModel):
+    """What a run of any plan measured, beside one process; lists are by rank or by step.
+
+    Parameters
+    ----------
+    device, dtype, steps
+        How it was run.
+    measured_peak_bytes, measured_host_peak_bytes
+        Most bytes of tensors alive at once on each rank, and in host memory for it.
+    resident_set_bytes
+        Largest resident set of each rank's process, all of Python and torch included.
+    measured_step_s
+        Median seconds of a step on the slowest rank; None with one step.
+    loss, reference_loss
+        Loss of each step, and that of one process (None where not checked).
+    max_grad_rel_error, worst_gradient
+        Largest relative error of the gradients of the first step, and whose it is.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, ser_json_inf_nan="constants")
+
+    device: str
+    dtype: str
+    steps: int
+    measured_peak_bytes: list[int]
+    measured_host_peak_bytes: list[int]
+    resident_set_bytes: list[int]
+    measured_step_s: float | None
+    loss: list[float]
+    reference_loss: list[float] | None
+    max_grad_rel_error: float | None
+    worst_gradient: str
+
+    @property
+    def exit_code(self) -> int:
+        """Exit code of the command that made the run: 1 where something is wrong."""
+        return CHECK_FAILED if self.failures() else 0
+
+    def failures(self) -> list[str]:
+        """What differs from one process, one line each; empty where all is well, and where nothing was checked.
+
+        The first step's loss must be within 1e-5 of one process and its gradients within 1e-4 (relative, in single
+        precision; more in half precision). Later losses and updated parameters are reported only: AdamW turns rounding
+        differences of tiny gradients into differences of the size of the learning rate.
+        """
+        if self.reference_loss is None or self.max_grad_rel_error is None:
+            return []
+        found = []
+        coarser = PRECISION[self.dtype]
+        first, expected = self.loss[0], self.reference_loss[0]
+        error = abs(first - expected) / (abs(expected) or 1.0)
+        if not error <= LOSS_TOLERANCE * coarser:
+            found.append(f"loss of the first step {first} differs from one process's {expected} by {error:.1e}")
+        if not self.max_grad_rel_error <= GRADIENT_TOLERANCE * coarser:
+            found.append(f"gradient of {self.worst_gradient} differs from one process by {self.max_grad_rel_error:.1e}")
+        return found
+
+
+class RunReport(TrainingReport):
+    """A run of an operator plan; lists are by rank or by step.
+
+    Parameters
+    ----------
+    plan_digest
+        Digest of the plan's decision.
+    mesh
+        Shape of the mesh.
+    memory_limit_bytes
+        Most bytes of tensors that the plan may use on a rank (None: no limit).
+    predicted_peak_bytes, predicted_host_peak_bytes
+        Most bytes of tensors alive on a rank at once, and of offloaded ones in host memory.
+    predicted_step_s, predicted_stall_s
+        Seconds of one step, and those of them in which the computation waits for copies to and from the host.
+    max_param_rel_error, worst_parameter
+        Largest relative error of parameters and module buffers after the last step; see
+        :mod:`runtime.measure.comparison`.
+    """
+
+    plan_digest: str
+    mesh: tuple[int, ...]
+    memory_limit_bytes: int | None
+    predicted_peak_bytes: list[int]
+    predicted_host_peak_bytes: list[int]
+    predicted_step_s: float
+    predicted_stall_s: float
+    max_param_rel_error: float | None
+    worst_parameter: str
+
+    @property
+    def excess_bytes(self) -> int:
+        """Bytes by which the largest measured peak is above the memory limit; 0 where it is not."""
+        if self.memory_limit_bytes is None:
+            return 0
+        return max(0, max(self.measured_peak_bytes) - self.memory_limit_bytes)
+
+    def failures(self) -> list[str]:
+        """What is wrong with the run: a peak above the memory limit by more than 0.1 %, and what differs."""
+        found = []
+        if self.memory_limit_bytes is not None and self.excess_bytes > LIMIT_TOLERANCE * self.memory_limit_bytes:
+            found.append(
+                f"rank {self.measured_peak_bytes.index(max(self.measured_peak_bytes))} needed "
+                f"{max(self.measured_peak_bytes)} bytes, the plan's memory limit is {self.memory_limit_bytes}"
+            )
+        return found + super().failures()
+
+
+def write_report(report: TrainingReport, path: Path) -> None:
+    """Write a report as JSON, completely or not at all."""
+    write_text_atomically(path, report.model_dump_json(indent=2) + "\n")

@@ -1,0 +1,116 @@
+"""Runs training steps and measures them: memory on the first, time on the others."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from statistics import median
+from typing import Protocol
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from planner.torch_adapter.meters.storage_meter import StorageMeter
+from runtime.measure.batches import Batches
+from runtime.measure.memory_meter import MemoryMeter, resident_set_peak_bytes
+
+
+class Training(Protocol):
+    """One rank's part of a training: that of an operator plan, or that of a layer plan."""
+
+    def resident_tensors(self) -> list[Tensor]:
+        """Tensors that live on the device between steps."""
+
+    def step(
+        self,
+        batch: Mapping[str, Tensor],
+        meter: MemoryMeter | None = None,
+        on_gradients: Callable[[Mapping[str, Tensor]], None] | None = None,
+    ) -> float:
+        """Forward, backward and optimizer update; a collective of all ranks.
+
+        Parameters
+        ----------
+        batch
+            Global tensors of the step by name.
+        meter
+            Watches the step's memory.
+        on_gradients
+            Called with this rank's gradients by name before they are used up; not watched.
+
+        Returns
+        -------
+        float
+            The loss of the whole batch.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """What one rank measured.
+
+    Parameters
+    ----------
+    losses
+        Loss of each step.
+    peak_bytes
+        Most bytes of tensors alive at once; on CPU seen at operators of the first step.
+    host_peak_bytes
+        Most bytes of offloaded tensors in host memory at once, in the first step.
+    resident_set_bytes
+        Largest resident set of the process.
+    step_seconds
+        Median time of the steps after the first; None with one step.
+    """
+
+    losses: tuple[float, ...]
+    peak_bytes: int
+    host_peak_bytes: int
+    resident_set_bytes: int
+    step_seconds: float | None
+
+
+def train_and_measure(
+    training: Training,
+    batches: Batches,
+    steps: int,
+    device: torch.device,
+    on_gradients: Callable[[Mapping[str, Tensor]], None] | None = None,
+    storages: StorageMeter | None = None,
+) -> Measurement:
+    """Train ``steps`` steps; the first is metered, the others are timed. A collective of all ranks.
+
+    Parameters
+    ----------
+    training
+        This rank's part, at its initial state.
+    batches
+        Global batches.
+    steps
+        Number of steps, at least 1.
+    device
+        Device of the rank.
+    on_gradients
+        Called with the local gradients of the first step.
+    storages
+        As :class:`MemoryMeter` takes it.
+    """
+    losses: list[float] = []
+    seconds: list[float] = []
+    meter = MemoryMeter(device, training.resident_tensors(), storages)
+    for number in range(steps):
+        batch = dict(zip(batches.names, batches.tensors(number), strict=True))
+        if number == 0:
+            losses.append(training.step(batch, meter, on_gradients))
+            continue
+        dist.barrier()
+        started = time.perf_counter()
+        # Reading the loss waits for the device; the updates after it are waited for by hand.
+        losses.append(training.step(batch))
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        seconds.append(time.perf_counter() - started)
+    typical = median(seconds) if seconds else None
+    return Measurement(tuple(losses), meter.peak_bytes, meter.host_peak_bytes, resident_set_peak_bytes(), typical)

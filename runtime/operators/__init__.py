@@ -1,0 +1,1 @@
+"""Operator plans: a schedule lowered to a local graph."""

@@ -1,0 +1,252 @@
+"""From a schedule to one local fx graph that runs it.
+
+Every instruction becomes one node: an operator on local tensors with its constants localised, one
+collective per step of a resharding path, or the start of a copy to or from the host; waits for copies are nodes
+of their own, where the schedule's meaning puts them. Nothing is traced, so each operator runs exactly under the
+placements of the schedule. The graph's generated code drops each value after its last use, which
+:func:`~runtime.operators.schedule_lifetimes.check_schedule` holds equal to the schedule's frees (only the source of a
+path of several steps may go earlier, after the first of them). Updates follow after the graph, one parameter
+after another.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import Graph, GraphModule, Node
+
+from planner.graph.operator_graph import GraphOutput, OutputRole
+from planner.schedule.instructions import Compute, Free, Offload, Prefetch, Reshard, Schedule, Update
+from planner.strategies.traced_step import CapturedStep
+from planner.torch_adapter.local.collectives import MeshGroups, reshard_step
+from planner.torch_adapter.local.context import LocalOperator
+from planner.torch_adapter.local.operators import build_local
+from runtime.measure.host_copies import HostCopies
+from runtime.operators.schedule_lifetimes import check_schedule
+
+
+@dataclass(slots=True)
+class StepResult:
+    """What forward and backward leave behind on one rank.
+
+    Parameters
+    ----------
+    loss
+        The loss, the same on every rank.
+    gradients
+        Local gradient by parameter name, under the parameter's placement.
+    buffer_updates
+        New value by name of the module's buffer, replicated.
+    """
+
+    loss: Tensor
+    gradients: dict[str, Tensor]
+    buffer_updates: dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class LoweredStep:
+    """A schedule as a graph on local tensors.
+
+    Parameters
+    ----------
+    module
+        Takes a list of the local inputs in the graph's order; returns the results in order. An input that
+        the schedule frees is taken out of the list.
+    outputs, names
+        What each result is, and the name of the parameter or buffer it belongs to (empty for the loss).
+    updates
+        Names of the parameters in the order of their optimizer updates.
+    """
+
+    module: GraphModule
+    outputs: tuple[GraphOutput, ...]
+    names: tuple[str, ...]
+    updates: tuple[str, ...]
+
+    def run(self, local_inputs: list[Tensor]) -> StepResult:
+        """Forward and backward on one rank; all ranks of the mesh must call it.
+
+        Parameters
+        ----------
+        local_inputs
+            This rank's blocks of the graph's inputs, in the graph's order.
+        """
+        with torch.no_grad():
+            results: Sequence[Tensor] = self.module.forward(local_inputs)
+        named = list(zip(self.outputs, self.names, results, strict=True))
+        loss = next(tensor for output, _, tensor in named if output.role is OutputRole.LOSS)
+        gradients = {name: tensor for output, name, tensor in named if output.role is OutputRole.GRADIENT}
+        updates = {name: tensor for output, name, tensor in named if output.role is OutputRole.BUFFER_UPDATE}
+        return StepResult(loss, gradients, updates)
+
+
+def lower(
+    schedule: Schedule, captured: CapturedStep, groups: MeshGroups, seed: int | Tensor, device: torch.device
+) -> LoweredStep:
+    """Lower a schedule to a graph for this rank.
+
+    Parameters
+    ----------
+    schedule
+        What to run.
+    captured
+        The step that the schedule is of.
+    groups
+        Mesh and process groups of this rank.
+    seed
+        Key of random operators; a tensor of one int64 may change between steps.
+    device
+        Device that replaces the captured one in operators that make tensors.
+
+    Raises
+    ------
+    ScheduleError
+        If the schedule is for another mesh, cannot be run or does not free its buffers at their last use.
+    ReshardStepError
+        If a step of a resharding path is not one collective.
+    """
+    check_schedule(schedule, groups.shape)
+    return _Lowering(schedule, captured, groups, seed, device).build()
+
+
+class _Lowering:
+    def __init__(
+        self, schedule: Schedule, captured: CapturedStep, groups: MeshGroups, seed: int | Tensor, device: torch.device
+    ) -> None:
+        self._schedule = schedule
+        self._captured = captured
+        self._groups = groups
+        self._seed = seed
+        self._device = device
+        self._graph = Graph()
+        self._nodes: dict[int, Node] = {}
+        self._host = HostCopies(device)
+        # What to wait for: by buffer that copies use, by buffer that a copy fills and nobody has read.
+        self._copies: dict[int, tuple[Node, ...]] = {}
+        self._arriving: dict[int, Node] = {}
+        self._shared: dict[object, Callable[..., Any]] = {}
+
+    def build(self) -> LoweredStep:
+        graph, schedule = self._captured.graph, self._schedule
+        self._take_inputs()
+        for instruction in schedule.instructions:
+            match instruction:
+                case Compute():
+                    self._compute(instruction)
+                case Reshard():
+                    self._reshard(instruction)
+                case Offload(source, target):
+                    self._copy(self._host.offload, source, target)
+                case Prefetch(source, target):
+                    offloaded = self._copies[source][0]
+                    self._arriving[target] = self._copy(self._host.prefetch, source, target, offloaded)
+                case Free(buffers):
+                    for buffer in buffers:
+                        if buffer in self._copies:
+                            self._wait(buffer, *self._copies[buffer])
+        self._graph.output(tuple(self._nodes[buffer] for buffer in schedule.results))
+        names = tuple("" if output.of is None else graph.values[output.of].name for output in graph.outputs)
+        updates = tuple(
+            graph.values[schedule.buffers[instruction.parameter].value].name
+            for instruction in schedule.instructions
+            if isinstance(instruction, Update)
+        )
+        return LoweredStep(GraphModule({}, self._graph), graph.outputs, names, updates)
+
+    def _take_inputs(self) -> None:
+        freed = {buffer for entry in self._schedule.instructions if isinstance(entry, Free) for buffer in entry.buffers}
+        inputs = self._graph.placeholder("inputs")
+        for position, buffer in enumerate(self._schedule.inputs):
+            take = _take if buffer in freed else operator.getitem
+            self._nodes[buffer] = self._graph.call_function(take, (inputs, position))
+
+    def _compute(self, instruction: Compute) -> None:
+        function = self._local_function(instruction)
+        tensors = [self._read(buffer) for buffer in instruction.inputs]
+        if isinstance(function, LocalOperator):
+            args, kwargs = function.call.arguments(tensors, function.device)
+            node = self._graph.call_function(function.call.target, args, kwargs)
+        else:
+            node = self._graph.call_function(function, tuple(tensors))
+        call = self._captured.calls[instruction.operator]
+        if call.returns_one_tensor:
+            (output,) = instruction.outputs
+            assert output is not None
+            self._nodes[output] = node
+            return
+        for position, output in enumerate(instruction.outputs):
+            if output is not None:
+                self._nodes[output] = self._graph.call_function(operator.getitem, (node, position))
+
+    def _local_function(self, instruction: Compute) -> Callable[..., Any]:
+        """Function of an execution; executions of one operator under the same placements share it."""
+        buffers, graph = self._schedule.buffers, self._captured.graph
+        outputs = tuple(None if buffer is None else buffers[buffer].placement for buffer in instruction.outputs)
+        inputs = tuple(buffers[buffer].placement for buffer in instruction.inputs)
+        key = (instruction.operator, outputs, inputs)
+        if key not in self._shared:
+            described = graph.operators[instruction.operator]
+            function = build_local(
+                self._captured.calls[instruction.operator],
+                described,
+                graph,
+                outputs,
+                inputs,
+                self._groups.shape,
+                self._groups.coordinate,
+                self._groups,
+                self._seed,
+                self._device,
+            )
+            if not isinstance(function, LocalOperator):
+                function = _named(function, described.node_name)
+            self._shared[key] = function
+        return self._shared[key]
+
+    def _reshard(self, instruction: Reshard) -> None:
+        node = self._read(instruction.source)
+        for before, after in pairwise(instruction.path):
+            key = (before, after)
+            if key not in self._shared:
+                words = "_".join((*before, "to", *after))
+                self._shared[key] = _named(reshard_step(before, after, self._groups), f"reshard_{words}")
+            node = self._graph.call_function(self._shared[key], (node,))
+        self._nodes[instruction.target] = node
+
+    def _read(self, buffer: int) -> Node:
+        """Node of a buffer on the device; its first reader waits for the copy that fills it."""
+        if buffer in self._arriving:
+            self._wait(buffer, self._arriving.pop(buffer))
+        return self._nodes[buffer]
+
+    def _copy(self, start: Callable[..., Any], source: int, target: int, *waits_for: Node) -> Node:
+        """Start a copy; the node of what tells that it is done."""
+        node = self._graph.call_function(start, (self._nodes[source], *waits_for))
+        self._nodes[target] = self._graph.call_function(operator.getitem, (node, 0))
+        done = self._graph.call_function(operator.getitem, (node, 1))
+        for buffer in (source, target):
+            self._copies[buffer] = (*self._copies.get(buffer, ()), done)
+        return done
+
+    def _wait(self, buffer: int, *copies: Node) -> None:
+        """Wait for copies that use a buffer, and keep it until then."""
+        self._graph.call_function(self._host.wait, (self._nodes[buffer], *copies))
+
+
+def _named(function: Callable[..., Any], name: str) -> Callable[..., Any]:
+    """Give a function the name under which the generated code calls it."""
+    function.__name__ = function.__qualname__ = name
+    return function
+
+
+def _take(values: list[Tensor | None], position: int) -> Tensor | None:
+    """Take an entry out of a list, so that the list no longer keeps it alive."""
+    value, values[position] = values[position], None
+    return value

@@ -1,0 +1,137 @@
+"""Training steps on one rank: local tensors in, a lowered step, the optimizer, parameter by parameter."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from planner.graph.operator_graph import ValueRole
+from planner.graph.placement import Placement
+from planner.schedule.instructions import Schedule
+from planner.strategies.traced_step import CapturedStep
+from planner.torch_adapter.local.collectives import MeshGroups
+from runtime.measure.initial_state import copied
+from runtime.measure.local_shards import local_block
+from runtime.measure.memory_meter import MemoryMeter
+from runtime.measure.optimizer import LocalOptimizer
+from runtime.operators.executor import lower
+
+_SEED_STRIDE = 1_000_003
+"""Distance in seeds between two runs' random numbers, so that their steps do not share any."""
+
+_KEPT_ROLES = (ValueRole.PARAMETER, ValueRole.BUFFER)
+
+
+@dataclass(frozen=True, slots=True)
+class _Input:
+    """An input of the graph: its name, role, placement and dtype."""
+
+    name: str
+    role: ValueRole
+    placement: Placement
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+
+class LocalTraining:
+    """One rank's part of the training.
+
+    Parameters
+    ----------
+    captured, schedule
+        The step and how to run it.
+    groups
+        Mesh and process groups of this rank.
+    state
+        Local parameters, module buffers and constants by name; trained in place.
+    optimizer
+        Name of the optimizer; its state is allocated here, before the first step.
+    seed
+        Key of random operators.
+    device
+        Where the local tensors are.
+
+    Attributes
+    ----------
+    placements
+        Placement of each parameter and module buffer by name.
+    state, optimizer
+        What changes from step to step.
+    """
+
+    def __init__(
+        self,
+        captured: CapturedStep,
+        schedule: Schedule,
+        groups: MeshGroups,
+        state: Mapping[str, Tensor],
+        optimizer: str,
+        seed: int,
+        device: torch.device,
+    ) -> None:
+        graph = captured.graph
+        self._seed = seed
+        self._step_seed = torch.zeros((), dtype=torch.int64, device=device)
+        self._groups = groups
+        self._device = device
+        self._lowered = lower(schedule, captured, groups, self._step_seed, device)
+        self._inputs = tuple(
+            _Input(
+                graph.values[value].name,
+                graph.values[value].role,
+                schedule.buffers[buffer].placement,
+                graph.values[value].spec.shape,
+                getattr(torch, graph.values[value].spec.dtype),
+            )
+            for value, buffer in zip(graph.inputs, schedule.inputs, strict=True)
+        )
+        self.placements = {entry.name: entry.placement for entry in self._inputs if entry.role in _KEPT_ROLES}
+        self.state = dict(state)
+        trained = {name: self.state[name] for name in self._lowered.updates}
+        self.optimizer = LocalOptimizer(optimizer, trained)
+
+    def resident_tensors(self) -> list[Tensor]:
+        """Tensors that live between steps: parameters, module buffers, optimizer state."""
+        return [*self.state.values(), *self.optimizer.state_tensors()]
+
+    def step(
+        self,
+        batch: Mapping[str, Tensor],
+        meter: MemoryMeter | None = None,
+        on_gradients: Callable[[Mapping[str, Tensor]], None] | None = None,
+    ) -> float:
+        """As :meth:`runtime.measure.steps.Training.step`."""
+        number = self.optimizer.step_count
+        self._step_seed.fill_((self._seed * _SEED_STRIDE + number) % 2**62)
+        inputs = self._local_inputs(batch)
+        with _watching(meter, inputs):
+            result = self._lowered.run(inputs)
+        if on_gradients is not None:
+            on_gradients(result.gradients)
+        with _watching(meter, ()):
+            self.optimizer.begin_step()
+            for name in self._lowered.updates:
+                self.optimizer.update(name, result.gradients.pop(name))
+            for name, updated in result.buffer_updates.items():
+                self.state[name].copy_(updated)
+        return result.loss.item()
+
+    def _local_inputs(self, batch: Mapping[str, Tensor]) -> list[Tensor]:
+        tensors = []
+        for entry in self._inputs:
+            if entry.role is ValueRole.TANGENT:
+                tensors.append(torch.ones(entry.shape, dtype=entry.dtype, device=self._device))
+            elif entry.role is ValueRole.INPUT:
+                block = local_block(batch[entry.name], entry.placement, self._groups.shape, self._groups.coordinate)
+                tensors.append(copied(block, self._device))
+            else:
+                tensors.append(self.state[entry.name])
+        return tensors
+
+
+def _watching(meter: MemoryMeter | None, inputs: Iterable[Tensor]) -> AbstractContextManager[None]:
+    return nullcontext() if meter is None else meter.metering(*inputs)

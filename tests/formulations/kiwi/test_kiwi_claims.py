@@ -1,0 +1,123 @@
+"""What workers claim about KIWI's problems counts only as far as it replays; and the integer programs themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from support.problems.kiwi_graphs import random_graph
+
+from formulations.encodings.integer_program import ProgramBuilder
+from formulations.kiwi.configurations import MOST_ENTRIES
+from formulations.kiwi.full_staged import StagedModel
+from formulations.kiwi.graph import GraphError, KiwiEdge, KiwiGraph, KiwiOperator
+from formulations.kiwi.schedule import StagedDecision, in_order, replay
+from formulations.kiwi.solve import solve_kiwi
+from formulations.kiwi.worker import decode, encode
+from formulations.problem.solution import Claim, Status
+from formulations.solvers.processes.worker import Ending, SolverPool, WorkerOutcome
+from formulations.solvers.running.ledger import SolverContradiction
+from formulations.step.training_step import NodeKind
+
+GRAPH = random_graph(4)
+PLAIN = StagedDecision(tuple(0 for _ in GRAPH.operators), in_order(GRAPH))
+PLAIN_REPLAY = replay(GRAPH, PLAIN)
+
+
+class SayingPool(SolverPool):
+    """Answers every job with what it was given for that task."""
+
+    def __init__(self, **claims: Claim | None) -> None:
+        super().__init__()
+        self.claims = claims
+
+    def run(self, spec, problem, options, listener) -> WorkerOutcome:
+        claim = self.claims[spec.target.rpartition(":")[2]]
+        ending = Ending.CRASHED if claim is None else Ending.FINISHED
+        return WorkerOutcome(ending, claim, "it fell over" if claim is None else "", False, 0.5, 100)
+
+
+def test_a_decision_survives_transport() -> None:
+    assert decode(GRAPH, encode(PLAIN)) == PLAIN
+
+
+def test_a_true_claim_is_optimal() -> None:
+    pool = SayingPool(solve=Claim(encode(PLAIN), PLAIN_REPLAY.cost))
+    solution = solve_kiwi(GRAPH, PLAIN_REPLAY.peak, pool=pool)
+    assert solution.decision == PLAIN
+    assert solution.result.status is Status.OPTIMAL
+    assert solution.result.peak_usage == (PLAIN_REPLAY.peak,)
+
+
+def test_a_decision_over_the_limit_does_not_count() -> None:
+    pool = SayingPool(solve=Claim(encode(PLAIN), 1))
+    solution = solve_kiwi(GRAPH, PLAIN_REPLAY.peak - 1, pool=pool)
+    assert solution.decision is None
+    assert solution.result.status is Status.BOUND_ONLY
+    assert str(PLAIN_REPLAY.peak) in solution.result.message
+
+
+def test_a_bound_above_a_replayed_cost_is_a_contradiction() -> None:
+    pool = SayingPool(solve=Claim(encode(PLAIN), PLAIN_REPLAY.cost + 1))
+    with pytest.raises(SolverContradiction, match="lower bound"):
+        solve_kiwi(GRAPH, None, pool=pool)
+
+
+INFEASIBLE = Claim(None, None, proved_infeasible=True)
+
+
+@pytest.mark.parametrize(
+    ("confirm", "status"),
+    [
+        (INFEASIBLE, Status.INFEASIBLE),
+        (Claim(None, None), Status.INFEASIBLE_UNCONFIRMED),
+        (None, Status.INFEASIBLE_UNCONFIRMED),
+    ],
+)
+def test_infeasible_needs_two(confirm: Claim | None, status: Status) -> None:
+    solution = solve_kiwi(GRAPH, 5, pool=SayingPool(solve=INFEASIBLE, confirm=confirm))
+    assert solution.result.status is status
+    assert solution.result.bound is None
+
+
+def test_what_fits_is_not_infeasible() -> None:
+    with pytest.raises(SolverContradiction, match="nothing is feasible"):
+        solve_kiwi(GRAPH, None, pool=SayingPool(solve=INFEASIBLE, confirm=Claim(encode(PLAIN), None)))
+
+
+def test_a_crash_is_told() -> None:
+    result = solve_kiwi(GRAPH, None, pool=SayingPool(solve=None)).result
+    assert result.status is Status.NO_SOLUTION
+    assert "it fell over" in result.message
+
+
+def test_too_many_configurations_are_named() -> None:
+    sizes = np.zeros(200, dtype=np.int64)
+    operators = (
+        KiwiOperator("x", NodeKind.INPUT, sizes, np.arange(200)),
+        KiwiOperator("a", NodeKind.FORWARD, sizes, np.arange(200)),
+    )
+    graph = KiwiGraph("wide", operators, (KiwiEdge(0, 1, np.zeros((200, 200), dtype=np.int64)),))
+    with pytest.raises(GraphError, match=f"40000 configurations, more than {MOST_ENTRIES}"):
+        StagedModel(graph, 100)
+
+
+def small_program(limit: int) -> Callable[[list[float]], list[int]]:
+    builder = ProgramBuilder()
+    one, two = builder.binaries([3, 4])
+    count, share = builder.integer(0, 5), builder.continuous(0, 1)
+    builder.at_most([(one, 10**15), (two, 1), (one, 1)], limit)
+    builder.at_least([(count, 2), (one, 1)], 2)
+    builder.at_least([(share, 1), (one, -1)], 0)
+    program = builder.build()
+    assert (program.columns, program.rows) == (4, 4)
+    assert program.row(1)[1].tolist() == [10**15 + 1, 1]
+    return lambda values: program.broken_rows(np.array(values))
+
+
+def test_rows_are_judged_in_exact_integers() -> None:
+    assert small_program(10**15 + 1)([1.0, 0.0, 1.0, 0.0]) == []
+    assert small_program(10**15)([1.0, 0.0, 1.0, 1.0]) == [1]
+    assert small_program(10**15)([0.0, 1.0 - 1e-9, 0.0, 0.0]) == [2]
+    assert small_program(10**15)([1.0, 1.0, 1.0, 0.0]) == [0, 1]

@@ -1,0 +1,318 @@
+"""Columns of repeated blocks against enumeration, and the parts of the solver against their definitions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import cache
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+from support.problems.random_problems import random_problem
+
+from formulations.presolve import is_deep, sequence
+from formulations.problem.checker import check, usage_profile
+from formulations.problem.solution import Progress, SolveOptions, SolveResult, Status
+from formulations.problem.strategy_problem import (
+    BoolArray,
+    Factor,
+    IntArray,
+    Node,
+    Resource,
+    StrategyProblem,
+    UsageTerm,
+)
+from formulations.solvers import SolverPool, solve
+from formulations.solvers.columns import generation as block_columns
+from formulations.solvers.columns import restricted_master as block_master
+from formulations.solvers.columns.repeated_blocks import find_repeats
+from formulations.solvers.columns.restricted_master import mix_columns, used_strategies
+from formulations.solvers.columns.tied_prices import inner_groups
+from formulations.solvers.columns.tied_problem import TyingError, tie_nodes
+from formulations.solvers.exact import brute_force
+from formulations.solvers.running import lanes as portfolio_lanes
+from formulations.solvers.running.lanes import BLOCKS, BRANCH_AND_CUT, LEAST_NODES_OF_COLUMNS, PRICES, lanes_for
+
+LAYERS = 5
+SEEDS = 40
+PERIOD = 2
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[SolverPool]:
+    with SolverPool() as shared:
+        yield shared
+
+
+def layered_problem(seed: int, layers: int = LAYERS, forbidden_share: float = 0.1) -> StrategyProblem:
+    """Equal layers of two forward nodes and a backward one, between a head and a tail of their own.
+
+    What a forward node holds lives until the backward node of its layer; the limit lies between the smallest and the
+    largest peak of forty random assignments.
+    """
+    rng = np.random.default_rng(seed)
+    horizon = 3 * layers + 2
+    costs = [rng.integers(0, 60, 2) for _ in range(3)]
+    held = [rng.integers(0, 50, 2) for _ in range(3)]
+    tables = {pair: _table(rng, forbidden_share) for pair in ((0, 1), (1, 0), (0, 2), (1, 2), (2, 2))}
+    nodes = [Node("head", rng.integers(0, 60, 3), None, (UsageTerm(0, 0, horizon, rng.integers(0, 20, 3)),))]
+    for k in range(layers):
+        back = horizon - 2 - k
+        nodes += [
+            Node(f"{k}.{o}", costs[o], None, (UsageTerm(0, 1 + 2 * k + o, back + 1, held[o]),)) for o in range(PERIOD)
+        ]
+    for k in reversed(range(layers)):
+        back = horizon - 2 - k
+        nodes.append(Node(f"{k}.back", costs[2], None, (UsageTerm(0, back, back + 2, held[2]),)))
+    factors = [Factor((0, 1), rng.integers(0, 60, (3, 2)))]
+    for k in range(layers):
+        first, second, back = 1 + 2 * k, 2 + 2 * k, 1 + 2 * layers + (layers - 1 - k)
+        own = [((first, second), (0, 1)), ((first, back), (0, 2)), ((second, back), (1, 2))]
+        if k + 1 < layers:
+            own += [((second, second + 1), (1, 0)), ((back - 1, back), (2, 2))]
+        factors += [Factor(scope, *tables[kind]) for scope, kind in own]
+    problem = StrategyProblem(f"layers-{seed}", tuple(nodes), tuple(factors), (Resource("memory", None),), horizon)
+    drawn = [[int(rng.integers(node.size)) for node in nodes] for _ in range(40)]
+    peaks = sorted(int(usage_profile(problem, choices)[0].max()) for choices in drawn)
+    limit = int(peaks[0] + rng.uniform(-0.1, 0.8) * (peaks[-1] - peaks[0]))
+    limited = replace(problem, resources=(Resource("memory", limit),))
+    limited.validate()
+    return limited
+
+
+def _table(rng: np.random.Generator, forbidden_share: float) -> tuple[IntArray, BoolArray]:
+    forbidden = rng.random((2, 2)) < forbidden_share
+    forbidden[0, 0] = False
+    return rng.integers(0, 40, (2, 2)), forbidden
+
+
+@cache
+def _optimum(seed: int) -> int | None:
+    return brute_force.solve(layered_problem(seed), SolveOptions(), _nothing, _nothing).bound
+
+
+def _nothing(_: object) -> None:
+    return None
+
+
+def _solved(seed: int, pool: SolverPool, progress: list[Progress] | None = None) -> SolveResult:
+    options = SolveOptions(time_limit=30.0, iteration_limit=30)
+    return solve(layered_problem(seed), "blocks", options, None if progress is None else progress.append, pool)
+
+
+def test_bound_optimum_incumbent(pool: SolverPool) -> None:
+    found, best, tight, feasible = 0, 0, 0, 0
+    for seed in range(SEEDS):
+        optimum = _optimum(seed)
+        progress: list[Progress] = []
+        result = _solved(seed, pool, progress)
+        if optimum is None:
+            assert result.choices is None, seed
+            continue
+        feasible += 1
+        assert result.status not in (Status.INFEASIBLE, Status.INFEASIBLE_UNCONFIRMED), seed
+        assert all(entry.bound is None or entry.bound <= optimum for entry in progress), seed
+        assert result.bound is not None, seed
+        tight += result.bound >= optimum - 0.05 * abs(optimum)
+        if result.objective is not None:
+            assert result.objective >= optimum, seed
+            found += 1
+            best += result.objective == optimum
+    assert feasible >= 0.6 * SEEDS
+    assert found >= 0.9 * feasible
+    assert best >= 0.7 * feasible
+    assert tight >= 0.6 * feasible
+
+
+def test_deterministic_with_an_iteration_limit(pool: SolverPool) -> None:
+    first, second = _solved(3, pool), _solved(3, pool)
+    assert (first.choices, first.bound) == (second.choices, second.bound)
+
+
+def test_a_master_that_is_too_large_is_not_complete(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(block_master, "MOST_COLUMNS", 0)
+    outcomes = set()
+    for seed in range(10):
+        problem = layered_problem(seed)
+        every: BoolArray = np.ones(sum(node.size for node in problem.nodes), dtype=np.bool_)
+        outcomes.add(mix_columns(problem, every, None, SolveOptions(), deadline=np.inf))
+    assert (None, False) in outcomes
+
+
+def test_a_mixture_is_not_looked_for_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    masters: list[BoolArray] = []
+    rounds = 0
+
+    def counted(problem: StrategyProblem, used: BoolArray, *rest: Any) -> tuple[tuple[int, ...] | None, bool]:
+        masters.append(used)
+        return mix_columns(problem, used, *rest)
+
+    monkeypatch.setattr(block_columns, "mix_columns", counted)
+    for seed in range(20):
+        first = len(masters)
+        claim = block_columns.solve(
+            layered_problem(seed), SolveOptions(time_limit=60.0, iteration_limit=8), _nothing, _nothing
+        )
+        if claim.message.endswith("rounds"):
+            rounds += int(claim.message.split()[2])
+        assert all((later & ~before).any() for before, later in pairwise(masters[first:])), seed
+    assert 5 < len(masters) < rounds
+
+
+def test_deterministic_whatever_the_process_did_before() -> None:
+    options = SolveOptions(time_limit=60.0, iteration_limit=8)
+    for seed in range(2):
+        seen: list[list[tuple[int, ...]]] = [[], []]
+        for incumbents in seen:
+            block_columns.solve(layered_problem(seed, 60), options, lambda _: None, incumbents.append)
+        assert seen[0] == seen[1] != [], seed
+
+
+def test_the_portfolio_begins_with_blocks_on_a_deep_problem(pool: SolverPool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sequence, "_LARGE", 0)
+    monkeypatch.setattr(sequence, "_SHARING", 2)
+    columns = 0
+    for seed in range(12):
+        problem, optimum = layered_problem(seed), _optimum(seed)
+        assert is_deep(problem)
+        result = solve(problem, "portfolio", SolveOptions(time_limit=30.0, iteration_limit=30), None, pool)
+        columns += "blocks: " in result.message
+        assert (result.choices is None) == (optimum is None), seed
+        if optimum is not None:
+            assert result.objective is not None
+            assert result.bound is not None
+            assert result.bound <= optimum <= result.objective <= 1.05 * optimum, seed
+    assert columns >= 3
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3])
+def test_columns_come_before_prices_where_most_nodes_repeat(workers: int) -> None:
+    options = SolveOptions(workers=workers)
+    layers = LEAST_NODES_OF_COLUMNS // 3 + 1
+    lanes = lanes_for(layered_problem(0, layers), options)
+    search = [turn.solver for turn in lanes[0]]
+    assert search.index(BLOCKS) < search.index(PRICES)
+    exact = next(turn for lane in lanes for turn in lane if turn.solver == BRANCH_AND_CUT)
+    assert exact.head_start == (portfolio_lanes.COLUMNS_HEAD_START_SECONDS if workers > 1 else 0.0)
+
+
+@pytest.mark.parametrize("problem", [layered_problem(0, LEAST_NODES_OF_COLUMNS // 4), random_problem(5)])
+def test_small_problems_and_those_without_blocks_need_no_columns(problem: StrategyProblem) -> None:
+    lanes = lanes_for(problem, SolveOptions(workers=2))
+    assert BLOCKS not in [turn.solver for lane in lanes for turn in lane]
+    assert lanes[0][0].head_start == 0.0
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_the_portfolio_with_columns_finds_the_optimum(
+    workers: int, pool: SolverPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(portfolio_lanes, "repeats_mostly", _any_repeats)
+    columns = 0
+    for seed in range(24):
+        result = solve(layered_problem(seed), "portfolio", SolveOptions(time_limit=60.0, workers=workers), None, pool)
+        columns += "blocks: " in result.message
+        optimum = _optimum(seed)
+        assert result.status is (Status.INFEASIBLE if optimum is None else Status.OPTIMAL), (seed, result.message)
+        assert result.objective == optimum, seed
+    assert columns >= 3
+
+
+def _any_repeats(problem: StrategyProblem) -> bool:
+    return find_repeats(problem).count > 0
+
+
+def test_declines_where_nothing_repeats(pool: SolverPool) -> None:
+    result = solve(random_problem(5), "blocks", SolveOptions(time_limit=10.0), None, pool)
+    assert result.status is Status.NO_SOLUTION
+    assert "no blocks repeat" in result.message
+
+
+@pytest.mark.parametrize("layers", [4, 9])
+@pytest.mark.parametrize("seed", range(5))
+def test_an_orbit_is_one_node_layer_by_layer(layers: int, seed: int) -> None:
+    problem = layered_problem(seed, layers, forbidden_share=0.0)
+    repeats = find_repeats(problem)
+    inner = [i for i, orbit in enumerate(repeats.orbit.tolist()) if orbit >= 0]
+    assert len(inner) >= 3 * (layers - 2)
+    assert set(repeats.family[inner].tolist()) == {0}
+    suffixes: dict[int, set[str]] = {}
+    shifts: dict[int, set[int]] = {}
+    for i in inner:
+        layer, _, suffix = problem.nodes[i].name.partition(".")
+        suffixes.setdefault(int(repeats.orbit[i]), set()).add(suffix)
+        shifts.setdefault(int(repeats.orbit[i]), set()).add(int(repeats.position[i]) - int(layer))
+    assert all(len(own) == 1 for own in suffixes.values())
+    assert all(len(own) == 1 for own in shifts.values())
+    for factor in problem.factors:
+        if all(repeats.orbit[i] >= 0 for i in factor.scope):
+            assert np.ptp(repeats.position[list(factor.scope)]) <= 1
+
+
+def test_inner_blocks_are_tied_and_the_ends_are_not() -> None:
+    problem = layered_problem(0, 9)
+    groups = inner_groups(find_repeats(problem))
+    by_name = dict(zip((node.name for node in problem.nodes), groups.tolist(), strict=True))
+    assert by_name["3.0"] == by_name["4.0"] == by_name["5.0"]
+    assert (
+        len({by_name["0.0"], by_name["4.0"], by_name["8.0"], by_name["4.1"], by_name["4.back"], by_name["head"]}) == 6
+    )
+
+
+def test_a_tied_assignment_costs_and_uses_what_the_lifted_one_does() -> None:
+    collapsed = 0
+    for seed in range(300):
+        problem = random_problem(seed)
+        if max(int(np.abs(table.cost).max()) for table in (*problem.nodes, *problem.factors)) > 10**16:
+            continue
+        rng = np.random.default_rng(seed)
+        by_size = [node.size * 2 + int(rng.integers(2)) for node in problem.nodes]
+        groups = np.unique(by_size, return_inverse=True)[1]
+        tied = tie_nodes(problem, groups.astype(np.int64))
+        tied.problem.validate()
+        collapsed += sum(len(own.scope) for own in tied.problem.factors) < sum(
+            len(own.scope) for own in problem.factors
+        )
+        for _ in range(5):
+            choices = tuple(int(rng.integers(node.size)) for node in tied.problem.nodes)
+            own, lifted = check(tied.problem, choices), check(problem, tied.lift(choices))
+            assert own.ok == lifted.ok, seed
+            assert own.objective == lifted.objective, seed
+            profiles = usage_profile(tied.problem, choices), usage_profile(problem, tied.lift(choices))
+            assert all((a == b).all() for a, b in zip(*profiles, strict=True)), seed
+    assert collapsed >= 50
+
+
+def test_what_cannot_be_tied_is_named() -> None:
+    nodes = (Node("two", np.zeros(2, np.int64)), Node("three", np.zeros(3, np.int64)))
+    problem = StrategyProblem("unequal", nodes, (), (), 1)
+    with pytest.raises(TyingError, match="two 2, three 3"):
+        tie_nodes(problem, np.zeros(2, np.int64))
+    huge = replace(problem, nodes=tuple(Node(str(i), np.full(2, 2**61, np.int64)) for i in range(3)))
+    with pytest.raises(TyingError, match="coarser time quantum"):
+        tie_nodes(huge, np.zeros(3, np.int64))
+
+
+def test_the_master_finds_the_best_mixture() -> None:
+    solved = 0
+    for seed in range(30):
+        problem = layered_problem(seed)
+        rng = np.random.default_rng(seed)
+        columns = [tuple(int(rng.integers(node.size)) for node in problem.nodes) for _ in range(2)]
+        used = [
+            np.isin(np.arange(node.size), own) for node, own in zip(problem.nodes, np.transpose(columns), strict=True)
+        ]
+        nodes = tuple(replace(node, forbidden=~own) for node, own in zip(problem.nodes, used, strict=True))
+        optimum = brute_force.solve(replace(problem, nodes=nodes), SolveOptions(), _nothing, _nothing).bound
+        found, is_complete = mix_columns(
+            problem, used_strategies(problem, columns), None, SolveOptions(), deadline=np.inf
+        )
+        assert is_complete
+        assert (found is None) == (optimum is None), seed
+        if found is not None:
+            assert all(own[choice] for own, choice in zip(used, found, strict=True)), seed
+            assert check(problem, found).objective == optimum, seed
+            solved += 1
+    assert solved >= 7

@@ -1,0 +1,289 @@
+"""Smaller problems beside a larger one: what comes out is no dearer than either, and nothing outlives the solve."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from itertools import count
+
+import pytest
+from support.steps.random_steps import random_step
+
+from formulations.instances.random_families import family_problem
+from formulations.problem.solution import Progress, SolveOptions, SolveResult, Status
+from formulations.solvers import DEFAULT_SOLVER, SolverContradiction, SolverPool, solve
+from formulations.solvers.peaks.minimum_peak import minimum_peak
+from formulations.step.kiwi_chain import chain_moments, latest_moments
+from formulations.step.offload.model import Links
+from formulations.step.replay import replay_decision
+from formulations.step.sharding import MEMORY
+from formulations.step.solving import beside as step_beside
+from formulations.step.solving import solve as step_solve
+from formulations.step.solving import start as step_start
+from formulations.step.solving.beside import SmallerBeside, solve_with_smaller
+from formulations.step.solving.registry import StepProblem, kiwi_chain_problem, kiwi_offload_problem
+from formulations.step.solving.smaller import Executed, Start
+from formulations.step.solving.solve import SolvedStep, solve_step
+from formulations.step.training_step import StepDecision, StepModel
+
+BESIDE = SolveOptions(time_limit=60.0, workers=2)
+BEFORE = replace(BESIDE, workers=1)
+ENDLESS = 3600.0
+AT_ONCE = 4
+
+
+def some_of(seeds: int) -> list[object]:
+    """The first few seeds, and the others at length."""
+    return [pytest.param(seed, marks=pytest.mark.fuzz) if seed >= AT_ONCE else seed for seed in range(seeds)]
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[SolverPool]:
+    with SolverPool() as pool:
+        yield pool
+
+
+@pytest.fixture(autouse=True)
+def deep(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Take every problem for that of a deep model."""
+    for module in (step_beside, step_solve, step_start):
+        monkeypatch.setattr(module, "finds_columns", lambda problem, solver: True)
+
+
+def execution(model: StepModel) -> Callable[[StepDecision], Executed]:
+    def execute(decision: StepDecision) -> Executed:
+        replay = replay_decision(model, decision)
+        return Executed(replay.cost, replay.peak)
+
+    return execute
+
+
+def optimum(built: StepProblem, pool: SolverPool) -> Start | None:
+    """The best decision of a problem, by enumeration."""
+    found = solve(built.problem, "brute_force", BEFORE, None, pool)
+    if found.choices is None:
+        return None
+    assert found.objective is not None
+    return Start(built.decode(found.choices), Executed(found.objective, 0))
+
+
+def case(seed: int, room: float, pool: SolverPool) -> tuple[StepModel, StepProblem]:
+    """A problem of a random step whose limit lies between the smallest peak and that of the cheapest decision."""
+    drawn = ((model, optimum(kiwi_chain_problem(model, None), pool)) for model in map(random_step, count(seed, 1000)))
+    model, cheapest = next((model, cheapest) for model, cheapest in drawn if cheapest is not None)
+    rule = latest_moments(model, dict.fromkeys(chain_moments(model)))
+    most = replay_decision(model, cheapest.decision).peak
+    least = minimum_peak(kiwi_chain_problem(model, None).problem, MEMORY, BEFORE, pool).peak
+    assert least is not None
+    return model, kiwi_chain_problem(model, least + int(room * (most - least)), [rule])
+
+
+def with_starts(built: StepProblem, *starts: Callable[[], StepProblem]) -> StepProblem:
+    return replace(built, starts=starts)
+
+
+def endless(built: StepProblem) -> StepProblem:
+    """A problem of many nodes, which takes longer than a test has; whatever is found there, it means the same."""
+    decision = StepDecision((0,) * len(built.layouts), {})
+    return replace(
+        built, problem=family_problem("cliques", "large"), decode=lambda choices: decision, encode=leave_out, safer=None
+    )
+
+
+def leave_out(decision: StepDecision) -> tuple[int, ...]:
+    raise ValueError(f"{decision} is not in this problem")
+
+
+@pytest.mark.parametrize("options", [BESIDE, BEFORE, replace(BESIDE, iteration_limit=1)])
+@pytest.mark.parametrize("seed", some_of(40))
+def test_no_dearer_than_any_smaller_problem_and_no_cheaper_than_the_optimum(seed, options, pool):
+    for room in (0.0, 0.5):
+        model, built = case(seed, room, pool)
+        best = optimum(built, pool)
+        assert best is not None
+        found, start = solve_with_smaller(built, None, options, execution(model), DEFAULT_SOLVER, pool)
+        assert found.objective is not None
+        assert found.objective >= best.executed.cost
+        assert found.objective == best.executed.cost or options.iteration_limit is not None
+        assert start is None or start.executed == execution(model)(start.decision)
+        if options is BEFORE and built.starts:  # all of them have ended then
+            smaller = [each for build in built.starts if (each := optimum(build(), pool)) is not None]
+            assert (start is None) == (not smaller)
+            assert start is None or start.executed.cost == min(each.executed.cost for each in smaller)
+
+
+@pytest.mark.parametrize("options", [BESIDE, BEFORE])
+@pytest.mark.parametrize("seed", some_of(20))
+def test_solves_of_deep_models_find_the_optimum(seed, options, pool):
+    """With offload too (no operator here is worth a copy), which then begins from the same smaller problems."""
+    for room in (0.0, 0.5):
+        model, built = case(seed, room, pool)
+        offload = kiwi_offload_problem(model, built.problem.resources[MEMORY].limit, Links(blocking=True), built.rules)
+        assert len(offload.starts) == len(built.starts)
+        best = optimum(built, pool)
+        assert best is not None
+        for each in (built, offload):
+            solved = solve_step(each, execution(model), DEFAULT_SOLVER, options, None, pool)
+            assert isinstance(solved, SolvedStep)
+            assert solved.result.objective == best.executed.cost
+            assert execution(model)(solved.decision).cost == best.executed.cost
+
+
+@pytest.mark.parametrize("options", [BESIDE, BEFORE])
+def test_an_infeasible_problem_stays_one(options, pool):
+    for seed in range(2):
+        model, built = case(seed, 0.0, pool)
+        limit = built.problem.resources[MEMORY].limit
+        assert limit
+        below = kiwi_chain_problem(model, limit - 1, built.rules)
+        found, start = solve_with_smaller(below, None, options, execution(model), DEFAULT_SOLVER, pool)
+        assert found.status is Status.INFEASIBLE
+        assert start is None
+
+
+def test_news_are_told_once_and_only_what_was_not_known(pool):
+    model, built = case(0, 0.5, pool)
+    best = optimum(built, pool)
+    with SmallerBeside(built, best, BEFORE, execution(model), DEFAULT_SOLVER, pool) as beside:
+        assert beside.best is best
+        assert beside.news() is None
+    with SmallerBeside(built, None, BESIDE, execution(model), DEFAULT_SOLVER, pool) as beside:
+        while (told := beside.news()) is None:
+            time.sleep(0.01)
+    first, later = execution(model)(built.decode(told)), beside.news()
+    limit = built.problem.resources[MEMORY].limit
+    assert limit is not None
+    assert first.peak <= limit
+    assert later is None or execution(model)(built.decode(later)).cost < first.cost
+    assert beside.news() is None
+
+
+def test_the_solver_of_the_larger_problem_hears_of_it(pool, monkeypatch):
+    """It does nothing else here, and waits until it does."""
+    heard = []
+
+    def listen(problem, solver, options, progress, pool, should_stop=None, from_others=None):
+        if from_others is None:
+            return solve(problem, solver, options, progress, pool, should_stop)
+        while (found := from_others()) is None:
+            time.sleep(0.01)
+        heard.append(found)
+        return solve(problem, "greedy", replace(options, initial_choices=found), progress, pool)
+
+    monkeypatch.setattr(step_beside, "solve", listen)
+    model, built = case(1, 0.5, pool)
+    found, start = solve_with_smaller(built, None, BESIDE, execution(model), DEFAULT_SOLVER, pool)
+    assert len(heard) == 1
+    assert start is not None
+    assert found.objective is not None
+    assert built.decode(heard[0]).layouts
+    assert found.objective <= execution(model)(built.decode(heard[0])).cost
+
+
+def test_it_ends_with_the_larger_problem(pool):
+    """With an hour to go it would outlast this test's own limit."""
+    model, built = case(2, 0.0, pool)
+    begun = threading.Event()
+
+    def build() -> StepProblem:
+        begun.set()
+        return endless(built)
+
+    options = replace(BESIDE, time_limit=ENDLESS)
+    larger = with_starts(built, build, build)
+    with SmallerBeside(larger, None, options, execution(model), DEFAULT_SOLVER, pool) as beside:
+        assert not begun.wait(0.2), "not before the larger problem's solver asks"
+        assert beside.news() is None
+        assert begun.wait(60.0)
+
+
+def test_a_smaller_problem_that_cannot_be_cheaper_is_left(pool):
+    """Any bound is above what is known here; with an hour for each they would outlast this test's own limit."""
+    model, built = case(2, 0.0, pool)
+    larger = with_starts(built, lambda: endless(built), lambda: endless(built))
+    known = Start(StepDecision((0,) * len(built.layouts), {}), Executed(-1, 0))
+    options = replace(BEFORE, time_limit=ENDLESS)
+    with SmallerBeside(larger, known, options, execution(model), DEFAULT_SOLVER, pool) as beside:
+        assert beside.best is known
+        assert beside.news() is None
+
+
+@pytest.mark.parametrize("at_work", [True, False])
+def test_ctrl_c_ends_what_comes_before(at_work, pool, monkeypatch):
+    """Nothing else begins then; with an hour for each problem they would outlast this test's own limit."""
+    model, built = case(2, 0.0, pool)
+    tried = []
+
+    def interrupted(problem, solver, options, *_):
+        tried.append(problem)
+        return replace(solve(problem, "greedy", replace(options, time_limit=1.0), None, pool), message="interrupted")
+
+    monkeypatch.setattr(step_beside, "solve", interrupted)
+    larger = with_starts(built, lambda: endless(built), lambda: endless(built))
+    options = replace(BESIDE if at_work else BEFORE, time_limit=ENDLESS)
+    with SmallerBeside(larger, None, options, execution(model), DEFAULT_SOLVER, pool) as beside:
+        while not tried:
+            beside.news()
+            time.sleep(0.01)
+    assert len(tried) == 1
+
+
+@pytest.mark.parametrize("counts_too_much", [True, False])
+def test_a_start_that_a_problem_does_not_allow_is_no_contradiction(counts_too_much, pool, monkeypatch):
+    """A problem on the safe side may allow nothing, while a decision fits when it is executed."""
+    model, built = case(1, 0.5, pool)
+    best = optimum(built, pool)
+    assert best is not None
+    nothing = replace(solve(built.problem, "greedy", BEFORE, None, pool), status=Status.INFEASIBLE, choices=None)
+    monkeypatch.setattr(step_solve, "solve_with_smaller", lambda built, start, *_: (nothing, start))
+    if counts_too_much:
+        resources = (replace(built.problem.resources[MEMORY], limit=-1), *built.problem.resources[MEMORY + 1 :])
+        built = replace(built, problem=replace(built.problem, resources=resources))
+        found, start = step_solve._solve(built, best, execution(model), DEFAULT_SOLVER, BEFORE, None, pool)
+        assert isinstance(found, SolveResult)
+        assert found.choices is not None
+        assert built.decode(found.choices) == best.decision
+        assert start is best
+    else:
+        with pytest.raises(SolverContradiction, match="nothing fits"):
+            step_solve._solve(built, best, execution(model), DEFAULT_SOLVER, BEFORE, None, pool)
+
+
+def test_what_goes_wrong_beside_is_told(pool):
+    tried = threading.Event()
+
+    def fails() -> StepProblem:
+        tried.set()
+        raise ArithmeticError("no such problem")
+
+    model, built = case(3, 0.5, pool)
+    larger = with_starts(built, fails)
+
+    def ask() -> None:
+        with SmallerBeside(larger, None, BESIDE, execution(model), DEFAULT_SOLVER, pool) as beside:
+            assert beside.news() is None
+            assert tried.wait(60.0)
+
+    with pytest.raises(ArithmeticError, match="no such problem"):
+        ask()
+    with SmallerBeside(larger, None, BESIDE, execution(model), DEFAULT_SOLVER, pool):
+        pass  # solved before anybody asked: nothing began
+
+
+@pytest.mark.parametrize(
+    ("patient", "known", "pointless"), [(False, None, True), (True, None, False), (False, 10, False)]
+)
+def test_patience_ends_when_nothing_better_came_for_long(patient, known, pointless, monkeypatch):
+    """Only for who has none, and not before anything better than what was known has come."""
+    clock = [0.0]
+    monkeypatch.setattr(step_beside.time, "monotonic", lambda: clock[0])
+    watch = step_beside._Watch(lambda: None, patient, known, begun=0.0)
+    clock[0] = 1.0
+    watch.hear(Progress(1.0, 10, None, "somebody"))
+    assert not watch.is_pointless()
+    clock[0] = 1.0 + step_beside._PATIENCE_SECONDS + step_beside._PATIENCE + 0.01
+    assert watch.is_pointless() == pointless
+    watch.hear(Progress(1.0, 9, None, "somebody"))
+    assert not watch.is_pointless()

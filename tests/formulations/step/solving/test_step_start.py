@@ -1,0 +1,296 @@
+"""What a solve begins from is a decision within the limit that neither other reruns nor other layouts alone improve."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import count
+
+import pytest
+from support.steps.random_steps import decisions, random_step
+
+from formulations.problem.checker import check
+from formulations.problem.solution import SolveOptions, Status
+from formulations.solvers import SolverPool, solve
+from formulations.solvers.peaks.minimum_peak import MinimumPeak, without_limit
+from formulations.step.holds import shortest_holds
+from formulations.step.kiwi_chain import chain_moments
+from formulations.step.modes import once_or_twice
+from formulations.step.offload.model import Links
+from formulations.step.replay import replay_decision
+from formulations.step.sharding import MEMORY
+from formulations.step.solving import registry
+from formulations.step.solving import solve as step_solve
+from formulations.step.solving import start as step_start
+from formulations.step.solving.registry import (
+    StepProblem,
+    kiwi_chain_problem,
+    kiwi_offload_problem,
+    kiwi_reduced_problem,
+    sharding_problem,
+)
+from formulations.step.solving.smaller import Executed, Start, encoded
+from formulations.step.solving.solve import SolvedStep, solve_step
+from formulations.step.solving.start import FreeDecision, begin
+from formulations.step.training_step import StepDecision, StepModel
+
+AMPLE = SolveOptions(time_limit=600.0, workers=1)
+NO_TIME = replace(AMPLE, time_limit=1e-6)
+EXACT = "brute_force"
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[SolverPool]:
+    with SolverPool() as pool:
+        yield pool
+
+
+def execution(model: StepModel):
+    def execute(decision: StepDecision) -> Executed:
+        replay = replay_decision(model, decision)
+        return Executed(replay.cost, replay.peak)
+
+    return execute
+
+
+def refuse() -> StepProblem:
+    raise AssertionError("no smaller problem is worth its time here")
+
+
+def contained(built: StepProblem, found: list[StepDecision]) -> list[StepDecision]:
+    """Decisions that a problem contains, whatever they hold."""
+    unlimited = without_limit(built.problem, MEMORY)
+
+    def holds(decision: StepDecision) -> bool:
+        try:
+            choices = built.encode(decision)
+        except ValueError:
+            return False
+        return check(unlimited, shortest_holds(unlimited, choices)).ok
+
+    return [decision for decision in found if holds(decision)]
+
+
+def executed_decisions(model: StepModel) -> list[tuple[StepDecision, Executed]]:
+    """Every decision of a step's chain problem, executed."""
+    modes = once_or_twice(model, chain_moments(model))
+    space = contained(kiwi_chain_problem(model, None), list(decisions(model, modes)))
+    return [(decision, execution(model)(decision)) for decision in space]
+
+
+def step_with_decisions(seed: int, **options: int) -> tuple[StepModel, list[tuple[StepDecision, Executed]]]:
+    """The first of several random steps in which some layouts go together, and its decisions."""
+    drawn = (random_step(seed + 1000 * attempt, **options) for attempt in count())
+    return next((model, space) for model in drawn if (space := executed_decisions(model)))
+
+
+def least(found: list[tuple[StepDecision, Executed]], limit: int) -> int | None:
+    return min((executed.cost for _, executed in found if executed.peak <= limit), default=None)
+
+
+def limits_of(found: list[tuple[StepDecision, Executed]]) -> list[int]:
+    """Limits below, at and above the smallest peak, and one at which the cheapest decision just fits."""
+    floor = min(executed.peak for _, executed in found)
+    cheapest = min(executed.cost for _, executed in found)
+    free = min(executed.peak for _, executed in found if executed.cost == cheapest)
+    return sorted({floor - 1, floor, (floor + free) // 2, free - 1, free})
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_no_other_reruns_and_no_other_layouts_alone_are_cheaper(seed, pool):
+    model, space = step_with_decisions(seed)
+    for limit in limits_of(space):
+        built = kiwi_chain_problem(model, limit)
+        start = begin(built, execution(model), EXACT, AMPLE, pool)
+        optimum = least(space, limit)
+        if start is None:
+            reduced = contained(kiwi_reduced_problem(model, limit), [decision for decision, _ in space])
+            assert all(execution(model)(decision).peak > limit for decision in reduced)
+            continue
+        assert start.executed == execution(model)(start.decision)
+        assert start.executed.peak <= limit
+        assert optimum is not None
+        assert optimum <= start.executed.cost
+        assert start.executed.cost <= (least(alike(space, start, "layouts"), limit) or 0)
+        assert start.executed.cost <= (least(alike(space, start, "recomputed"), limit) or 0)
+        for narrow in (sharding_problem, kiwi_reduced_problem):
+            inside = contained(narrow(model, None), [decision for decision, _ in space])
+            narrowest = least([(decision, execution(model)(decision)) for decision in inside], limit)
+            assert narrowest is None or start.executed.cost <= narrowest
+
+
+def alike(space: list[tuple[StepDecision, Executed]], start: Start, what: str) -> list[tuple[StepDecision, Executed]]:
+    """The decisions with a start's layouts, or with its reruns."""
+    return [pair for pair in space if getattr(pair[0], what) == getattr(start.decision, what)]
+
+
+def test_a_decision_that_fits_without_a_limit_ends_the_search(pool):
+    model = random_step(3)
+    space = executed_decisions(model)
+    limit = max(executed.peak for _, executed in space)
+    built = replace(kiwi_chain_problem(model, limit), starts=(refuse,))
+    start = begin(built, execution(model), EXACT, AMPLE, pool)
+    assert start is not None
+    assert start.executed.cost == least(space, limit)
+    assert check(built.problem, encoded(built, start.decision)).objective == start.executed.cost
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_the_decision_without_a_limit_is_found_once(seed, pool):
+    model, space = step_with_decisions(seed)
+    free = FreeDecision()
+    for limit in reversed(limits_of(space)):
+        built = kiwi_chain_problem(model, limit)
+        alone = begin(built, execution(model), EXACT, AMPLE, pool)
+        known = begin(built, execution(model), EXACT, AMPLE, pool, (), lambda _: None, free)
+        assert (None if known is None else known.executed) == (None if alone is None else alone.executed)
+        assert free.decision is not None
+        assert not free.decision.recomputed
+        assert execution(model)(free.decision).cost == min(executed.cost for _, executed in space)
+        free = replace(free)
+        assert (begin(replace(built, unlimited=refuse), execution(model), EXACT, AMPLE, pool, free=free) is None) == (
+            known is None
+        )
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_known_decisions_within_the_limit_are_begun_from(seed):
+    model, space = step_with_decisions(seed)
+    known = [decision for decision, _ in space]
+    for limit in limits_of(space):
+        start = begin(kiwi_chain_problem(model, limit), execution(model), "no solver", NO_TIME, None, known)
+        assert (None if start is None else start.executed.cost) == least(space, limit)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_known_decision_does_not_end_the_search(seed, pool):
+    """The decision without a limit may be optimal, while it is the known one that fits."""
+    model, space = step_with_decisions(seed)
+    reduced = contained(kiwi_reduced_problem(model, None), [decision for decision, _ in space])
+    for limit in limits_of(space)[1:]:
+        fitting = [pair for pair in space if pair[1].peak <= limit]
+        dearest, _ = max(fitting, key=lambda pair: pair[1].cost)
+        start = begin(kiwi_chain_problem(model, limit), execution(model), EXACT, AMPLE, pool, [dearest])
+        assert start is not None
+        optimum = least([(decision, execution(model)(decision)) for decision in reduced], limit)
+        assert optimum is None or start.executed.cost <= optimum
+
+
+def test_a_known_decision_that_the_problem_leaves_out_is_refused():
+    model, space = step_with_decisions(0)
+    recomputed = next(decision for decision, _ in space if decision.recomputed)
+    with pytest.raises(ValueError, match="cannot run again before"):
+        begin(sharding_problem(model, None), execution(model), EXACT, AMPLE, None, [recomputed])
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_with_one_layout_rules_are_tried_and_nothing_is_solved(seed, pool):
+    model, space = step_with_decisions(seed, layouts=1)
+    rules = [{i: mode[0] for i, mode in decision.recomputed.items()} for decision, _ in space if once(decision)]
+    for limit in limits_of(space):
+        built = kiwi_chain_problem(model, limit, rules)
+        assert built.starts == ()
+        start = begin(built, execution(model), "no solver", AMPLE)
+        by_rule = [(decision, executed) for decision, executed in space if once(decision)]
+        assert (None if start is None else start.executed.cost) == least(by_rule, limit)
+
+
+@pytest.mark.parametrize("deep", [False, True])
+@pytest.mark.parametrize("seed", range(4))
+def test_rules_are_tried_where_other_problems_are_not(seed, deep, pool, monkeypatch):
+    """They would be large themselves, or what finds columns in deep models needs their time."""
+    if deep:
+        monkeypatch.setattr(step_start, "finds_columns", lambda problem, solver: True)
+    else:
+        monkeypatch.setattr(registry, "LARGEST_REACHED", 0)
+    model, space = step_with_decisions(seed)
+    sharding = sharding_problem(model, None)
+    free = sharding.decode(solve(sharding.problem, EXACT, AMPLE, None, pool).choices or ())
+    by_rule = [(decision, executed) for decision, executed in space if decision.layouts == free.layouts]
+    by_rule = [(decision, executed) for decision, executed in by_rule if once(decision)]
+    rules = [{i: mode[0] for i, mode in decision.recomputed.items()} for decision, _ in by_rule]
+    for limit in limits_of(space):
+        built = kiwi_chain_problem(model, limit, rules)
+        built = replace(built, starts=(refuse,) * len(built.starts))
+        start, least_by_rule = begin(built, execution(model), EXACT, AMPLE, pool), least(by_rule, limit)
+        assert least_by_rule is None or (start is not None and start.executed.cost <= least_by_rule)
+
+
+def once(decision: StepDecision) -> bool:
+    """Whether nothing runs again twice."""
+    return all(len(mode) == 1 for mode in decision.recomputed.values())
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_first_decision_within_the_limit_is_told_once(seed, pool):
+    model, space = step_with_decisions(seed)
+    for limit in limits_of(space):
+        for built in (kiwi_chain_problem(model, limit), kiwi_offload_problem(model, limit, Links())):
+            told: list[int] = []
+            start = begin(built, execution(model), EXACT, AMPLE, pool, (), told.append)
+            assert len(told) == (start is not None)
+            assert start is None or told[0] >= start.executed.cost
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_what_extends_a_problem_begins_from_its_optimum(seed, pool):
+    model, space = step_with_decisions(seed)
+    for limit in limits_of(space):
+        start = begin(kiwi_offload_problem(model, limit, Links()), execution(model), EXACT, AMPLE, pool)
+        assert (None if start is None else start.executed.cost) == least(space, limit)
+
+
+def test_a_solve_keeps_what_it_began_from_where_the_solver_finds_less(pool):
+    """Greedy alone finds dearer decisions for some of these steps, or none."""
+    for seed in range(12):
+        model = random_step(seed)
+        space = executed_decisions(model)
+        for limit in limits_of(space)[1:]:
+            built = kiwi_chain_problem(model, limit)
+            start = begin(built, execution(model), "greedy", AMPLE, pool)
+            found = solve_step(built, execution(model), "greedy", AMPLE, pool=pool)
+            if start is not None:
+                assert isinstance(found, SolvedStep)
+                assert found.result.objective is not None
+                assert found.result.objective <= start.executed.cost
+                assert found.result.objective == execution(model)(found.decision).cost >= (least(space, limit) or 0)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_no_plan_costs_less_than_the_best_without_a_limit(seed, pool):
+    """Greedy alone proves nothing."""
+    model, space = step_with_decisions(seed)
+    cheapest = min(executed.cost for _, executed in space)
+    free = FreeDecision()
+    for limit in reversed(limits_of(space)[1:]):
+        built = kiwi_chain_problem(model, limit)
+        begin(built, execution(model), EXACT, AMPLE, pool, free=free)
+        assert free.cost == cheapest
+        found = solve_step(built, execution(model), "greedy", AMPLE, pool=pool, free=free)
+        assert isinstance(found, SolvedStep)
+        assert found.result.bound == cheapest
+        assert (found.result.status is Status.OPTIMAL) == (found.result.objective == cheapest)
+
+
+def test_smaller_problems_are_tried_again_where_nothing_is_found(pool, monkeypatch):
+    """``tree_dp`` knows no limits: it finds nothing within this one but what it begins from."""
+    model = random_step(3)
+    space = executed_decisions(model)
+    limit = limits_of(space)[1]
+    built = kiwi_chain_problem(model, limit)
+    tried = []
+
+    def late(built, execute, solver, options, pool, *_, **__):
+        tried.append(options.time_limit)
+        return None if len(tried) == 1 else begin(built, execute, EXACT, options, pool)
+
+    def unknown(problem, resource, options, pool):
+        return MinimumPeak("memory", None, 0, False, False, None, None, "", (), 0.0, "none", "")
+
+    monkeypatch.setattr(step_solve, "begin", late)
+    monkeypatch.setattr(step_solve, "minimum_peak", unknown)
+    found = solve_step(built, execution(model), "tree_dp", AMPLE, pool=pool)
+    assert len(tried) == 2
+    assert tried[1] == AMPLE.time_limit > tried[0]
+    assert isinstance(found, SolvedStep)
+    assert execution(model)(found.decision).peak <= limit

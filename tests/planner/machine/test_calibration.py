@@ -1,0 +1,148 @@
+"""From timings to a cluster: known figures are found again."""
+
+from __future__ import annotations
+
+import pytest
+
+from planner.graph.operator_classes import OperatorClass
+from planner.machine.calibration import (
+    CalibrationError,
+    CollectiveSample,
+    KernelSample,
+    RankReport,
+    device_from,
+    fit_link,
+    local_cluster,
+    save_cluster,
+    slowest,
+)
+from planner.machine.cluster import Collective, LinkSpec, load_cluster
+from planner.machine.identity import current_machine, physical_memory_bytes
+
+LAUNCH, COPY = 2e-6, 4e10
+TRUE = LinkSpec(latency_seconds=3e-5, bandwidth=2e9)
+SIZES = (2**10, 2**16, 2**20, 2**24)
+
+
+def collective_samples(link, ranks=4, sizes=SIZES):
+    for collective in Collective:
+        for nbytes in sizes:
+            copied = nbytes if collective is Collective.ALL_REDUCE else 0
+            seconds = link.collective_seconds(collective, ranks, nbytes) + LAUNCH
+            seconds += 2 * copied / COPY + LAUNCH * bool(copied)
+            yield CollectiveSample(
+                collective=collective, ranks=ranks, nbytes=nbytes, copied_bytes=copied, seconds=seconds
+            )
+
+
+def kernel(name, kind, seconds, flops=0, nbytes=0, dtype="float32"):
+    return KernelSample(name=name, kind=kind, dtype=dtype, flops=flops, nbytes=nbytes, seconds=seconds + LAUNCH)
+
+
+KERNELS = (
+    kernel("mm", OperatorClass.MATMUL, 1e-3, flops=10**8),
+    kernel("mm", OperatorClass.MATMUL, 3e-3, flops=10**8),
+    kernel("mm", OperatorClass.MATMUL, 1e-3, flops=10**9, dtype="bfloat16"),
+    kernel("convolution", OperatorClass.CONVOLUTION, 1e-3, flops=10**8),
+    kernel("add", OperatorClass.POINTWISE, 1e-3, nbytes=10**7),
+    kernel("tanh", OperatorClass.TRANSCENDENTAL, 1e-2, nbytes=10**7),
+    kernel("gelu", OperatorClass.TRANSCENDENTAL, 1e-3, nbytes=10**7),
+    kernel("clone", OperatorClass.COPY, 1e-3, nbytes=4 * 10**7),
+)
+
+
+def report(scale=1.0, kernels=KERNELS, fresh=0.0):
+    return RankReport(
+        launch_seconds=LAUNCH,
+        fresh_seconds_per_byte=fresh,
+        kernels=tuple(k.model_copy(update={"seconds": k.seconds * scale}) for k in kernels),
+        collectives=tuple(collective_samples(TRUE, ranks=2)),
+    )
+
+
+def test_a_link_is_found_again():
+    link = fit_link(collective_samples(TRUE), LAUNCH, COPY)
+    assert link.latency_seconds == pytest.approx(TRUE.latency_seconds, rel=1e-6)
+    assert link.bandwidth == pytest.approx(TRUE.bandwidth, rel=1e-6)
+    assert link.slowdown == pytest.approx(dict.fromkeys(Collective, 1.0))
+
+
+def test_a_collective_that_is_no_ring_is_slowed_down_alone():
+    slow = TRUE.model_copy(update={"slowdown": {Collective.REDUCE_SCATTER: 2.0}})
+    link = fit_link(collective_samples(slow), LAUNCH, COPY)
+    ratio = link.slowdown[Collective.REDUCE_SCATTER] / link.slowdown[Collective.ALL_GATHER]
+    assert ratio == pytest.approx(2.0, rel=1e-6)
+    for collective in Collective:
+        for nbytes in SIZES:
+            fitted = link.collective_seconds(collective, 4, nbytes)
+            assert fitted == pytest.approx(slow.collective_seconds(collective, 4, nbytes), rel=0.05)
+
+
+def test_latency_is_never_negative():
+    samples = [
+        CollectiveSample(collective=Collective.ALL_GATHER, ranks=2, nbytes=size, copied_bytes=0, seconds=time)
+        for size, time in ((2**20, 1e-3), (2**21, 2.5e-3), (2**22, 6e-3))
+    ]
+    link = fit_link(samples, 0.0, COPY)
+    assert link.latency_seconds == 0
+    assert 2**22 / 2 / 6e-3 < link.bandwidth < 2**20 / 2 / 1e-3
+
+
+@pytest.mark.parametrize(
+    ("samples", "message"),
+    [
+        ([], "at least two sizes"),
+        (list(collective_samples(TRUE, sizes=(2**10,))), "at least two sizes"),
+        (list(collective_samples(TRUE, ranks=1)), "two or more ranks"),
+        (
+            [
+                CollectiveSample(collective=Collective.ALL_GATHER, ranks=2, nbytes=n, copied_bytes=0, seconds=t)
+                for n, t in ((2**10, 1.0), (2**20, 0.1))
+            ],
+            "the machine is too busy, measure again",
+        ),
+    ],
+)
+def test_timings_that_give_no_link_are_refused(samples, message):
+    with pytest.raises(CalibrationError, match=message):
+        fit_link(samples, LAUNCH, COPY)
+
+
+def test_rates_are_work_over_time():
+    device = device_from(report(), 4, 2**34)
+    assert device.flops == pytest.approx({"float32": 5e10, "bfloat16": 1e12})
+    assert device.efficiency == pytest.approx({"convolution": 2.0})
+    assert device.memory_bandwidth == pytest.approx(1e10)
+    assert device.bandwidth_by_class["tanh"] == pytest.approx(1e9)
+    assert device.bandwidth_by_class["gelu"] == pytest.approx(1e10)
+    assert device.bandwidth_by_class["transcendental"] == pytest.approx(2e7 / 1.1e-2)
+    assert (device.memory_bytes, device.launch_seconds, device.fresh_memory) == (2**32, LAUNCH, None)
+
+
+def test_the_cost_of_new_pages_is_kept():
+    fresh = device_from(report(fresh=5e-10), 2, 2**34).fresh_memory
+    assert fresh.bandwidth == pytest.approx(2e9)
+    assert fresh.seconds([fresh.threshold_bytes - 1, 10**9]) == pytest.approx([0.0, 0.5])
+
+
+@pytest.mark.parametrize("missing", [OperatorClass.MATMUL, OperatorClass.POINTWISE])
+def test_what_a_device_cannot_do_without_must_be_measured(missing):
+    kernels = tuple(k for k in KERNELS if k.kind is not missing)
+    with pytest.raises(CalibrationError, match="must be measured"):
+        device_from(report(kernels=kernels), 2, 2**34)
+
+
+def test_the_slowest_rank_sets_the_pace():
+    assert slowest([report(), report(scale=2.0), report(scale=0.5)]).kernels == report(scale=2.0).kernels
+
+
+def test_a_local_cluster_is_this_machines(tmp_path):
+    cluster = local_cluster([report(), report()])
+    assert cluster.name == "local-cpu"
+    assert cluster.measured.machine == current_machine()
+    assert cluster.measured.ranks == cluster.devices == 2
+    assert cluster.device.memory_bytes == physical_memory_bytes() // 2
+    assert cluster.intra_node.bandwidth == pytest.approx(TRUE.bandwidth, rel=1e-6)
+    assert cluster.host_link.bandwidth == pytest.approx(2e10)
+    save_cluster(cluster, tmp_path / "deep" / "file.json")
+    assert load_cluster(str(tmp_path / "deep" / "file.json")) == cluster

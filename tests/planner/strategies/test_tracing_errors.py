@@ -1,0 +1,157 @@
+"""What cannot be captured is refused in one line with module, source line and remedy."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from support.steps import models
+from torch import Tensor, nn
+
+from planner.strategies.traced_step import CaptureError, capture
+
+
+def line_of(function: Callable[..., Any], text: str) -> int:
+    lines, start = inspect.getsourcelines(function)
+    return start + next(position for position, line in enumerate(lines) if text in line)
+
+
+class CallsLambda(nn.Module):
+    def __init__(self, function: Callable[[Tensor], Any]) -> None:
+        super().__init__()
+        self.linear, self.function = nn.Linear(4, 4), function
+
+    def forward(self, hidden: Tensor) -> Any:
+        return self.function(self.linear(hidden))
+
+
+def refusal(function: Callable[[Tensor], Any], loss_fn: Any = models.mean_square) -> str:
+    with pytest.raises(CaptureError) as caught:
+        capture(CallsLambda(function), (torch.randn(2, 4),), {}, loss_fn)
+    message = str(caught.value)
+    assert "\n" not in message
+    return message
+
+
+def test_data_dependent_branch_names_module_line_and_remedy() -> None:
+    with pytest.raises(CaptureError) as caught:
+        capture(*models.data_dependent_branch())
+    line = line_of(models.Branch.forward, "if hidden.sum()")
+    assert str(caught.value).startswith(
+        f"module 1 (tests/support/steps/models.py:{line}): control flow depends on the values"
+    )
+    assert "torch.where" in str(caught.value)
+
+
+def test_dynamic_experts_name_the_operator() -> None:
+    with pytest.raises(CaptureError) as caught:
+        capture(*models.dynamic_experts())
+    line = line_of(models.DynamicExperts.forward, "torch.where")
+    assert f"(tests/support/steps/models.py:{line})" in str(caught.value)
+    assert "aten.nonzero" in str(caught.value)
+    assert "fixed capacity" in str(caught.value)
+
+
+def test_custom_autograd_function_is_named() -> None:
+    with pytest.raises(CaptureError) as caught:
+        capture(*models.custom_function())
+    line = line_of(models.SquareLayer.forward, "Square.apply")
+    assert str(caught.value).startswith(f"module 1 (tests/support/steps/models.py:{line}): custom autograd.Function")
+    assert "support.steps.models.Square" in str(caught.value)
+
+
+def test_refusing_custom_functions_ends_with_the_capture() -> None:
+    with pytest.raises(CaptureError):
+        capture(*models.custom_function())
+    module, args, _, loss_fn = models.custom_function()
+    loss_fn(module(*args)).backward()
+    assert module[0].weight.grad is not None
+
+
+@pytest.mark.parametrize(
+    ("function", "words"),
+    [
+        (lambda hidden: hidden * hidden.max().item(), "depends on the values"),
+        (lambda hidden: hidden[hidden > 0], "aten.nonzero"),
+        (lambda hidden: hidden + torch.ones(4, device="meta"), "register_buffer"),
+        (lambda hidden: hidden @ torch.ones(3, 4), r"RuntimeError: a and b must have same reduction dim"),
+        (lambda hidden: hidden.no_such_method(), "no_such_method"),
+    ],
+)
+def test_errors_in_forward_name_place_and_reason(function: Callable[[Tensor], Any], words: str) -> None:
+    message = refusal(function)
+    assert message.startswith("module (root) (")
+    assert "test_capture_errors.py:" in message
+    assert words in message
+
+
+@pytest.mark.parametrize(
+    ("loss_fn", "words"),
+    [
+        (None, r"the loss is a tensor of shape (2, 4)"),
+        (lambda output: output.argmax(), "torch.int64"),
+        (lambda output: output.detach().sum(), "no trainable parameter"),
+        (lambda output: 1.0, "loss_fn returned, got float"),
+    ],
+)
+def test_loss_must_be_one_trainable_number(loss_fn: Any, words: str) -> None:
+    assert words in refusal(lambda hidden: hidden, loss_fn)
+
+
+def test_output_without_loss_is_refused() -> None:
+    assert "got tuple: give a loss_fn" in refusal(lambda hidden: (hidden, hidden), None)
+
+
+def test_parameter_changed_in_forward_is_refused() -> None:
+    class Decay(nn.Linear):
+        def forward(self, hidden: Tensor) -> Tensor:
+            with torch.no_grad():
+                self.weight.mul_(0.9)
+            return super().forward(hidden)
+
+    with pytest.raises(CaptureError, match="forward changes parameter weight in place"):
+        capture(Decay(4, 4), (torch.randn(2, 4),), {}, models.mean_square)
+
+
+def test_sparse_gradients_are_refused() -> None:
+    module = nn.Embedding(10, 4, sparse=True)
+    with pytest.raises(CaptureError, match="sparse=False"):
+        capture(module, (torch.tensor([1, 2]),), {}, models.mean_square)
+
+
+@pytest.mark.parametrize(
+    ("function", "operator"),
+    [
+        (lambda hidden: torch.poisson(hidden.abs()), "aten.poisson.default"),
+        (lambda hidden: hidden[:, torch.randperm(4)], "aten.randperm.default"),
+    ],
+)
+def test_random_operator_without_a_plan_names_the_place(function: Callable[[Tensor], Any], operator: str) -> None:
+    class Noisy(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear, self.noise = nn.Linear(4, 4), CallsLambda(function)
+
+        def forward(self, hidden: Tensor) -> Tensor:
+            return self.linear(hidden) + self.noise(hidden)
+
+    with pytest.raises(CaptureError) as caught:
+        capture(Noisy(), (torch.randn(2, 4),), {}, models.mean_square)
+    message = str(caught.value)
+    assert message.startswith("module noise (")
+    assert f"test_capture_errors.py:{function.__code__.co_firstlineno}): {operator} draws random numbers" in message
+    assert "aten.native_dropout.default" in message
+
+
+def test_module_survives_a_refused_capture() -> None:
+    module, args, kwargs, loss_fn = models.data_dependent_branch()
+    weight = module[0].weight
+    with pytest.raises(CaptureError):
+        capture(module, args, kwargs, loss_fn)
+    assert module[0].weight is weight
+    assert not module[1]._forward_pre_hooks
+    loss_fn(module(*args)).backward()
+    assert weight.grad is not None

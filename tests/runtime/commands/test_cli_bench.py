@@ -1,0 +1,146 @@
+"""The command ``bench``: its file, its table, and that bad input is one clear line and code 2."""
+
+from __future__ import annotations
+
+import io
+import json
+from functools import partial
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+from support.processes.command_line import TINY_PROBLEM
+
+from formulations.problem.solution import Progress, Status
+from formulations.solvers.protocol.registry import SOLVERS
+from planner.benchmarks import BenchResult, BenchRow, random_suite
+from runtime.commands.bench_display import LiveRows
+
+FAKE = "support.problems.fake_solvers:"
+
+
+@pytest.fixture
+def bench(meshwright):
+    return partial(meshwright, "bench")
+
+
+@pytest.fixture
+def problem(tmp_path: Path) -> Path:
+    path = tmp_path / "problems" / "tiny.json"
+    path.parent.mkdir()
+    path.write_text(json.dumps(TINY_PROBLEM))
+    (path.parent / "README").write_text("not a problem")
+    return path
+
+
+def test_help_names_suites_and_the_group_of_entry_points(bench) -> None:
+    outcome = bench("--help")
+    assert outcome.code == 0
+    words = " ".join(outcome.out.replace("│", " ").split())
+    for word in ("random", "contest", "--json", "--solvers", "--time-limit", "--best", "meshwright.solvers"):
+        assert word in words
+
+
+def test_contest_files_beside_the_best_known(bench, problem: Path, tmp_path: Path) -> None:
+    best, rows = tmp_path / "best.json", tmp_path / "rows.json"
+    best.write_text('{"tiny": 8, "another": 3}')
+    outcome = bench("contest", problem.parent, "--solvers", "brute_force,greedy", "--best", best, "--json", rows)
+    assert (outcome.code, outcome.err) == (0, "")
+    assert "+25.000 %" in outcome.out
+    found = json.loads(rows.read_text())
+    assert [(row["solver"], row["objective"], row["best_known"]) for row in found] == [
+        ("brute_force", 10, 8),
+        ("greedy", 10, 8),
+    ]
+
+
+def test_the_table_is_not_cut_where_there_is_no_terminal(bench) -> None:
+    outcome = bench("random", "--size", "small", "--solvers", "greedy", "--seed", "1")
+    assert outcome.code == 0
+    assert "…" not in outcome.out
+    lines = [line for line in outcome.out.splitlines() if "-small-1" in line]
+    assert len(lines) == 2 * len(random_suite(["small"]).instances)
+    assert all("brute_force" in line or "greedy" in line for line in lines)
+
+
+def test_an_interrupt_prints_what_is_there_and_leaves_with_130(
+    bench, problem: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(SOLVERS, "interrupting", FAKE + "interrupt_parent")
+    rows = tmp_path / "rows.json"
+    outcome = bench("contest", problem, "--solvers", "brute_force,interrupting,greedy", "--json", rows)
+    assert (outcome.code, outcome.err) == (130, "meshwright: interrupted after 2 rows\n")
+    assert [row.solver for row in BenchResult.load(rows).rows] == ["brute_force", "interrupting"]
+    assert "interrupting" in outcome.out
+
+
+def test_a_contradiction_is_told_and_leaves_with_1(bench, problem: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(SOLVERS, "liar", FAKE + "wrong_bound")
+    document = json.loads(json.dumps(TINY_PROBLEM))
+    del document["problem"]["usage_limit"]
+    problem.write_text(json.dumps(document))
+    outcome = bench("contest", problem, "--solvers", "liar,brute_force")
+    assert outcome.code == 1
+    assert outcome.err.startswith("meshwright: contradiction: tiny:")
+    assert "brute_force" in outcome.out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ([], ["SUITE"]),
+        (["planet"], ["planet", "random", "contest"]),
+        (["contest"], ["at least one file"]),
+        (["contest", "absent"], ["absent"]),
+        (["contest", "empty"], ["empty", ".json"]),
+        (["contest", "malformed.json"], ["malformed.json", "not valid JSON"]),
+        (["contest", "malformed.json", "--size", "small"], ["--size", "random"]),
+        (["random", "malformed.json"], ["PATH", "malformed.json"]),
+        (["random", "--size", "huge"], ["--size", "huge", "middle"]),
+        (["random", "--size", "small,"], ["--size", "small,"]),
+        (["random", "--seed", "-1"], ["--seed"]),
+        (["capture", "--plans", "5"], ["--plans", "figure-7-local"]),
+        (["random", "--solvers", "oracle"], ["oracle", "portfolio"]),
+        (["random", "--solvers", "greedy,greedy"], ["--solvers", "twice"]),
+        (["random", "--solvers", "math:nothing"], ["math:nothing", "no attribute"]),
+        (["random", "--time-limit", "0"], ["--time-limit"]),
+        (["random", "--time-limit", "nan"], ["--time-limit"]),
+        (["random", "--json", "absent/rows.json"], ["--json", "absent"]),
+        (["random", "--best", "absent.json"], ["--best", "absent.json"]),
+        (["random", "--best", "malformed.json"], ["malformed.json", "not valid JSON"]),
+    ],
+)
+def test_bad_input_is_one_clear_line(
+    bench, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, arguments: list[str], words: list[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "malformed.json").write_text("{")
+    outcome = bench(*arguments)
+    assert outcome.code == 2, outcome.err
+    assert outcome.err.count("\n") == 1
+    assert outcome.err.startswith("meshwright: ")
+    for word in words:
+        assert word in outcome.err
+
+
+def test_the_screen_shows_the_newest_rows_and_the_solve_that_runs() -> None:
+    suite = random_suite(["small"])
+    display = LiveRows(suite, height=8)
+    for instance in suite.instances[:4]:
+        display.begins(instance.name, "greedy")
+        display.row(row(instance.name))
+    display.begins(suite.instances[4].name, "portfolio")
+    display.progress(Progress(1.0, 2_000, 1_000, "lagrangian"))
+    text = io.StringIO()
+    Console(file=text, width=200, height=8).print(display)
+    shown = text.getvalue()
+    assert [name.name in shown for name in suite.instances[:6]] == [False, False, True, True, True, False]
+    assert f"5/{len(suite.instances)}" in shown
+    assert "incumbent 2,000  bound 1,000  gap 50.00 %" in shown
+
+
+def row(instance: str) -> BenchRow:
+    return BenchRow(
+        instance, "random", "greedy", Status.FEASIBLE, 10, None, None, 2.0, 1.0, 5, 0.0, 6, 3.0, 0, None, "", "", ()
+    )

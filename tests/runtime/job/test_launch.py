@@ -1,0 +1,165 @@
+"""Whole runs of plan files in fresh processes, and what users see when one cannot run."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from support.steps.planned_steps import random_plan, with_source
+
+from planner.plan.document import load_plan, save_plan
+from runtime.job.launch import run_plan
+from runtime.job.process_group import LaunchError
+from runtime.measure.run_report import RunReport
+
+ROOT = Path(__file__).parents[3]
+ENVIRONMENT = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}", "OMP_NUM_THREADS": "1"}
+
+
+def read_report(path):
+    return RunReport.model_validate_json(path.read_text())
+
+
+def torchrun(ranks, *arguments, module="runtime.rank_main"):
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks), "-m", module]
+    return subprocess.run(
+        [*command, *map(str, arguments)], capture_output=True, text=True, timeout=180, check=False, env=ENVIRONMENT
+    )
+
+
+def test_a_run_is_what_was_predicted_and_equal_to_one_process():
+    plan = random_plan("res_net", (2, 1), 0, "sgd")
+    report = run_plan(plan, steps=3, check=True)
+    assert report.plan_digest == plan.digest
+    assert report.measured_peak_bytes == report.predicted_peak_bytes == [plan.peak_bytes] * 2
+    assert report.failures() == []
+    assert report.loss == pytest.approx(report.reference_loss, rel=1e-5)
+    assert report.max_grad_rel_error <= 1e-5
+    assert report.max_param_rel_error <= 1e-4
+    assert report.loss[2] < report.loss[0]
+    assert report.measured_step_s > 0
+    assert all(100e6 < resident < 4e9 for resident in report.resident_set_bytes)
+
+
+def test_training_on_a_text_started_by_torchrun(tmp_path):
+    text, path, out = tmp_path / "text.txt", tmp_path / "plan.json", tmp_path / "report.json"
+    text.write_text("it was the best of times, it was the worst of times; " * 40)
+    save_plan(random_plan("gpt2", (2,), 1), path)
+    ended = torchrun(2, path, "--steps", 6, "--check", "--data", text, "--report", out)
+    assert ended.returncode == 0, ended.stderr[-2000:]
+    report = read_report(out)
+    assert report.failures() == []
+    assert len(set(report.loss)) == 6
+    assert report.loss[-1] < report.loss[0]
+    assert report.loss == pytest.approx(report.reference_loss, rel=1e-4)
+    assert json.loads(out.read_text())["reference_loss"] is not None
+
+
+def alone(*arguments, **environment):
+    """One rank, as a launcher of one process starts it where the environment says so."""
+    clean = {key: value for key, value in ENVIRONMENT.items() if key != "RANK"}
+    command = [sys.executable, "-m", "runtime.rank_main", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, check=False, env={**clean, **environment})
+
+
+def test_a_wrong_number_of_ranks_is_refused(tmp_path):
+    save_plan(random_plan("mlp", (2,), 0), tmp_path / "plan.json")
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = str(free.getsockname()[1])
+    job = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "localhost", "MASTER_PORT": port}
+    ended = alone(tmp_path / "plan.json", **job)
+    assert ended.returncode != 0
+    assert "the plan is for mesh 2, 2 ranks, the job has 1: start 2" in ended.stderr
+
+
+def test_without_a_launcher_the_message_says_how_to_start(tmp_path):
+    save_plan(random_plan("mlp", (2,), 0), tmp_path / "plan.json")
+    ended = alone(tmp_path / "plan.json")
+    assert ended.returncode != 0
+    assert "no launcher: start with `torchrun" in ended.stderr
+
+
+def test_a_plan_of_another_graph_is_refused_and_interrupts_are_the_callers_again():
+    plan = with_source(random_plan("mlp", (2,), 0), graph_fingerprint="1" * 64)
+    before = signal.getsignal(signal.SIGINT)
+    with pytest.raises(
+        LaunchError, match=r"the plan was made for something else: graph is [0-9a-f]{64}, the plan has 1{64}"
+    ):
+        run_plan(plan, steps=1)
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("support.steps.failing_models:raises_on_rank_one", r"rank 1 of 2 failed.*the disk of this rank is on fire"),
+        ("support.steps.failing_models:killed_on_rank_one", r"rank 1 of 2 failed.*Signal 9 \(SIGKILL\)"),
+    ],
+)
+def test_a_rank_that_fails_ends_the_run_with_one_error(source, message):
+    plan = with_source(random_plan("mlp", (2,), 0), source=source)
+    started = time.monotonic()
+    with pytest.raises(LaunchError, match=message) as caught:
+        run_plan(plan, steps=1)
+    assert time.monotonic() - started < 60
+    assert "extraInfo" not in str(caught.value)
+    assert "Traceback" not in str(caught.value)
+
+
+def test_a_check_that_fails_is_shown_once_and_ends_every_rank_with_an_error(tmp_path):
+    plan = with_source(random_plan("mlp", (2,), 0), source="support.steps.failing_models:doubled_outside_of_the_plan")
+    save_plan(plan, tmp_path / "plan.json")
+    out = tmp_path / "report.json"
+    ended = torchrun(
+        2, "run", tmp_path / "plan.json", "--steps", 1, "--check", "--report", out, module="runtime.commands.main"
+    )
+    assert ended.returncode == 1
+    assert ended.stdout.count("peak of rank 0") == ended.stdout.count("gradients, worst tensor") == 1
+    assert ended.stderr.count("meshwright: loss of the first step") == 1
+    assert ended.stderr.count("exitcode  : 1 ") + ended.stderr.count("exitcode  : -15 ") == 2
+    assert [failure.partition(" ")[0] for failure in read_report(out).failures()] == ["loss", "gradient"]
+
+
+def test_a_plan_file_is_run_and_the_scratch_folder_keeps_what_is_in_it(tmp_path):
+    path, out, scratch = tmp_path / "plan.json", tmp_path / "report.json", tmp_path / "home"
+    save_plan(random_plan("mlp", (2,), 0), path)
+    scratch.mkdir()
+    (scratch / "thesis.tex").write_text("years of work")
+    ended = torchrun(2, path, "--steps", 1, "--scratch", scratch, "--report", out)
+    assert ended.returncode == 0, ended.stderr[-2000:]
+    assert [path.name for path in scratch.iterdir()] == ["thesis.tex"]
+    report = read_report(out)
+    assert report.plan_digest == load_plan(path).digest
+    assert report.reference_loss is None
+    assert report.max_grad_rel_error is None
+    assert report.measured_step_s is None
+    assert report.failures() == []
+
+
+def test_input_that_cannot_be_run_is_refused_before_anything_starts(tmp_path):
+    plan = random_plan("mlp", (2,), 0)
+    with pytest.raises(LaunchError, match="steps 0"):
+        run_plan(plan, steps=0)
+    with pytest.raises(LaunchError, match=r"missing\.txt is no file"):
+        run_plan(plan, data=tmp_path / "missing.txt")
+    with pytest.raises(ValueError, match=r"plan .*none\.json cannot be read"):
+        run_plan(tmp_path / "none.json")
+
+
+def test_a_rank_needs_no_solver_and_no_command_line():
+    # Torch itself depends on networkx.
+    blocked = ("typer", "rich", "numba", "highspy", "ortools", "pyomo", "scipy", "transformers")
+    script = (
+        f"import sys\nsys.modules.update(dict.fromkeys({blocked}))\n"
+        "import runtime.rank_main, runtime.layer_main, runtime.layers.launch, runtime.operators.debug_oracle\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, env=ENVIRONMENT)
+    assert ended.returncode == 0, ended.stderr

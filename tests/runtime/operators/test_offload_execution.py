@@ -1,0 +1,111 @@
+"""Offload on one rank: the same bits, and device and host bytes as the replay counts them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from support.steps.models import conv_net, gpt, mlp
+from support.steps.offload_case import CopyPrices
+from support.steps.plain_schedule import replicated_schedule
+
+from planner.graph.optimizers import optimizer_named
+from planner.machine.cluster import HostCopies
+from planner.replay.checker import OptimizerMemory, replay
+from planner.schedule.instructions import Offload
+from planner.scheduling.offload_schedule import offload_candidates, with_offload
+from planner.strategies.traced_step import capture, input_tensors
+from planner.torch_adapter.local.collectives import MeshGroups
+from runtime.measure.host_copies import HostCopies as HostCopier
+from runtime.measure.memory_meter import MemoryMeter
+from runtime.operators.executor import lower
+
+CPU = torch.device("cpu")
+ALONE = MeshGroups((1,), (0,), ("",))
+SGD = OptimizerMemory(optimizer_named("sgd"))
+
+
+class OneDuration(CopyPrices):
+    """Every copy takes as long."""
+
+    def __init__(self, duration, way=HostCopies.BOTH_WAYS):
+        super().__init__({}, way)
+        self.duration = duration
+
+    def transfer_quanta(self, value, placement, outward):
+        return self.duration
+
+
+def run(schedule, captured, inputs):
+    inputs = [tensor.clone() for tensor in inputs]
+    lowered, meter = lower(schedule, captured, ALONE, 0, CPU), MemoryMeter(CPU, inputs)
+    with meter.metering():
+        result = lowered.run(inputs)
+    return result, meter
+
+
+@pytest.mark.parametrize("make", [mlp, gpt, conv_net])
+def test_bits_and_bytes(make):
+    torch.manual_seed(0)
+    module, args, kwargs, loss_fn = make()
+    captured = capture(module, args, kwargs, loss_fn)
+    inputs = input_tensors(captured, module, args, kwargs)
+    plain = replicated_schedule(captured.graph, (1,))
+    expected, before = run(plain, captured, inputs)
+    assert before.host_peak_bytes == 0
+    away = offload_candidates(captured.graph, plain)
+    for prices in (OneDuration(0), OneDuration(5), OneDuration(40), OneDuration(40, HostCopies.BLOCKING)):
+        schedule = with_offload(captured.graph, plain, away, prices)
+        result, meter = run(schedule, captured, inputs)
+        assert torch.equal(result.loss, expected.loss)
+        assert all(torch.equal(result.gradients[key], expected.gradients[key]) for key in expected.gradients)
+        report = replay(captured.graph, schedule, optimizer=SGD, seconds=prices)
+        assert report.violations == ()
+        assert meter.peak_bytes == report.peak_bytes <= before.peak_bytes
+        assert meter.host_peak_bytes == report.host.peak_bytes > 0
+        assert meter.live_bytes == before.live_bytes
+
+
+def test_the_device_account_drops_where_activations_fill_it():
+    torch.manual_seed(0)
+    module, args, kwargs, loss_fn = gpt()
+    captured = capture(module, args, kwargs, loss_fn)
+    inputs = input_tensors(captured, module, args, kwargs)
+    plain = replicated_schedule(captured.graph, (1,))
+    schedule = with_offload(captured.graph, plain, offload_candidates(captured.graph, plain), OneDuration(0))
+    assert sum(isinstance(entry, Offload) for entry in schedule.instructions) > 20
+    _, before = run(plain, captured, inputs)
+    _, after = run(schedule, captured, inputs)
+    assert after.peak_bytes < 0.7 * before.peak_bytes
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="copies run beside the computation on a GPU only")
+def test_bits_are_the_same_where_copies_run_beside_the_computation():
+    torch.manual_seed(0)
+    module, args, kwargs, loss_fn = gpt()
+    captured = capture(module, args, kwargs, loss_fn)
+    device = torch.device("cuda", 0)
+    inputs = [tensor.to(device) for tensor in input_tensors(captured, module, args, kwargs)]
+    plain = replicated_schedule(captured.graph, (1,))
+    expected = lower(plain, captured, ALONE, 0, device).run(list(inputs))
+    away = offload_candidates(captured.graph, plain)
+    schedule = with_offload(captured.graph, plain, away, OneDuration(5))
+    report = replay(captured.graph, schedule, optimizer=SGD)
+    lowered = lower(schedule, captured, ALONE, 0, device)
+    for _ in range(5):
+        meter = MemoryMeter(device, inputs)
+        with meter.metering():
+            result = lowered.run(list(inputs))
+        assert meter.host_peak_bytes == report.host.peak_bytes
+        assert torch.equal(result.loss, expected.loss)
+        assert all(torch.equal(result.gradients[key], expected.gradients[key]) for key in expected.gradients)
+
+
+def test_copies_keep_the_layout_in_memory():
+    copies = HostCopier(CPU)
+    source = torch.arange(24.0).view(2, 3, 4).permute(2, 0, 1)
+    host, offloaded = copies.offload(source)
+    back, fetched = copies.prefetch(host, offloaded)
+    copies.wait(back, fetched)
+    assert source.stride() == host.stride() == back.stride()
+    assert torch.equal(source, back)
+    assert len({tensor.untyped_storage().data_ptr() for tensor in (source, host, back)}) == 3

@@ -1,0 +1,170 @@
+"""Solvers that misbehave, to see what a worker makes of them; named ``support.problems.fake_solvers:NAME``."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from dataclasses import replace
+
+from formulations.problem.solution import Claim, Progress, SolveOptions
+from formulations.problem.strategy_problem import StrategyProblem
+from formulations.solvers.protocol.solver import ReportIncumbent, ReportProgress
+
+GRANULE = 16 * 1024 * 1024
+HOARDED_GRANULES = 8
+
+
+def _cheapest(problem: StrategyProblem) -> tuple[int, ...]:
+    return tuple(int(node.cost.argmin()) for node in problem.nodes)
+
+
+def hang(problem: StrategyProblem, options: SolveOptions, report: ReportProgress, incumbent: ReportIncumbent) -> Claim:
+    """Find something, prove something, and never return."""
+    incumbent(_cheapest(problem))
+    report(Progress(0.0, None, 0, "hang"))
+    while True:
+        time.sleep(60)
+
+
+def crash(problem: StrategyProblem, options: SolveOptions, report: ReportProgress, incumbent: ReportIncumbent) -> Claim:
+    """Find something and die as a segmentation fault does."""
+    incumbent(_cheapest(problem))
+    print("last words", file=sys.stderr, flush=True)
+    os.abort()
+
+
+def eat(problem: StrategyProblem, options: SolveOptions, report: ReportProgress, incumbent: ReportIncumbent) -> Claim:
+    """Find something and take more and more memory."""
+    incumbent(_cheapest(problem))
+    eaten = []
+    while True:
+        eaten.append(bytearray(os.urandom(1024) * (GRANULE // 1024)))
+        time.sleep(0.01)
+
+
+def hoard(problem: StrategyProblem, options: SolveOptions, report: ReportProgress, incumbent: ReportIncumbent) -> Claim:
+    """Leave much memory behind, in a cycle; the message says in which process."""
+    hoarded: list[object] = [bytearray(os.urandom(1024) * (GRANULE // 1024)) for _ in range(HOARDED_GRANULES)]
+    hoarded.append(hoarded)
+    return Claim(_cheapest(problem), None, message=f"pid={os.getpid()}")
+
+
+def fail(problem: StrategyProblem, options: SolveOptions, report: ReportProgress, incumbent: ReportIncumbent) -> Claim:
+    """Find something and raise."""
+    incumbent(_cheapest(problem))
+    raise RuntimeError("a bug in the solver")
+
+
+def refuse(
+    problem: StrategyProblem, options: SolveOptions, report: ReportProgress, incumbent: ReportIncumbent
+) -> Claim:
+    """Refuse the problem in words meant for the user."""
+    raise ValueError("this solver takes at most two nodes; use another solver")
+
+
+def wrong_bound(
+    problem: StrategyProblem, options: SolveOptions, report: ReportProgress, incumbent: ReportIncumbent
+) -> Claim:
+    """Claim a bound above what the assignment costs."""
+    return Claim(_cheapest(problem), 10**15)
+
+
+def wrong_assignment(
+    problem: StrategyProblem, options: SolveOptions, report: ReportProgress, incumbent: ReportIncumbent
+) -> Claim:
+    """Offer assignments that are none, then a right one, then claim a wrong one."""
+    incumbent((999,) * len(problem.nodes))
+    incumbent(_cheapest(problem))
+    incumbent(())
+    return Claim((-1,) * len(problem.nodes), 0)
+
+
+def wrong_infeasible(
+    problem: StrategyProblem, options: SolveOptions, report: ReportProgress, incumbent: ReportIncumbent
+) -> Claim:
+    """Claim that nothing is feasible."""
+    return Claim(None, None, proved_infeasible=True)
+
+
+def environment(
+    problem: StrategyProblem, options: SolveOptions, report: ReportProgress, incumbent: ReportIncumbent
+) -> Claim:
+    """Say which process this is and which of the excluding libraries it has loaded."""
+    loaded = [name for name in ("highspy", "ortools", "torch") if name in sys.modules]
+    return Claim(_cheapest(problem), None, message=f"pid={os.getpid()} loaded={loaded}")
+
+
+def burn(problem: StrategyProblem, options: SolveOptions, report: ReportProgress, incumbent: ReportIncumbent) -> Claim:
+    """Use half a second of processor time and 64 MiB."""
+    end = time.process_time() + 0.5
+    block = bytearray(os.urandom(1024) * (4 * GRANULE // 1024))
+    while time.process_time() < end:
+        block[0] = (block[0] + 1) % 256
+    return Claim(_cheapest(problem), None)
+
+
+def interrupt_parent(
+    problem: StrategyProblem, options: SolveOptions, report: ReportProgress, incumbent: ReportIncumbent
+) -> Claim:
+    """Find something, then press Ctrl-C in the parent."""
+    import signal
+
+    incumbent(_cheapest(problem))
+    time.sleep(0.3)
+    os.kill(os.getppid(), signal.SIGINT)
+    while True:
+        time.sleep(60)
+
+
+def highs_lazily(
+    problem: StrategyProblem, options: SolveOptions, report: ReportProgress, incumbent: ReportIncumbent
+) -> Claim:
+    """HiGHS as on a large problem: usage rows only where a solution exceeds a limit."""
+    from formulations.solvers.exact import highs, lazy_rows
+
+    lazy_rows._EAGER_ENTRIES = -1
+    return highs.solve(problem, options, report, incumbent)
+
+
+def cpsat_lazily(
+    problem: StrategyProblem, options: SolveOptions, report: ReportProgress, incumbent: ReportIncumbent
+) -> Claim:
+    """CP-SAT as on a large problem: limits only where a solution exceeds them."""
+    from formulations.solvers.exact import cpsat
+
+    cpsat._EAGER_TERMS = -1
+    return cpsat.solve(problem, options, report, incumbent)
+
+
+def listen(
+    problem: StrategyProblem, options: SolveOptions, report: ReportProgress, incumbent: ReportIncumbent
+) -> Claim:
+    """Wait for what another solver found, and claim it."""
+    from formulations.solvers.protocol.exchange import FROM_OTHERS
+
+    while (found := FROM_OTHERS.take(problem)) is None:
+        time.sleep(0.01)
+    return Claim(found, None)
+
+
+def listen_for_bound(
+    problem: StrategyProblem, options: SolveOptions, report: ReportProgress, incumbent: ReportIncumbent
+) -> Claim:
+    """Wait for a bound that another solver proved, and tell of it."""
+    from formulations.solvers.protocol.exchange import FROM_OTHERS
+
+    while (bound := FROM_OTHERS.bound(problem)) is None:
+        time.sleep(0.01)
+    return Claim(None, None, message=f"heard {bound}")
+
+
+def highs_told(
+    problem: StrategyProblem, options: SolveOptions, report: ReportProgress, incumbent: ReportIncumbent
+) -> Claim:
+    """HiGHS that hears of ``options.initial_choices`` from another solver instead of starting with them."""
+    from formulations.solvers.exact import highs
+    from formulations.solvers.protocol.exchange import FROM_OTHERS, News
+
+    FROM_OTHERS.put(News(choices=options.initial_choices))
+    return highs.solve(problem, replace(options, initial_choices=None), report, incumbent)

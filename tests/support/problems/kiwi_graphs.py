@@ -1,0 +1,194 @@
+"""Random small instances of KIWI, and brute force on them that shares no code with the models.
+
+The full problem: per choice of strategies a shortest path over (stage, position, what is held), where any
+value may be dropped at any moment. The reduced one: every choice of strategies and of dropped outputs, with
+memory counted as equations (3)-(7) are printed.
+"""
+
+from __future__ import annotations
+
+import heapq
+import random
+from collections.abc import Iterator
+from itertools import product
+
+import numpy as np
+
+from formulations.kiwi.graph import KiwiEdge, KiwiGraph, KiwiOperator
+from formulations.step.training_step import NodeKind
+
+
+def random_graph(seed: int, forward: int = 3, backward: int | None = None, most_strategies: int = 2) -> KiwiGraph:
+    """A forward chain with skips and its backward; zero costs and bytes, ties and single strategies occur."""
+    rng = random.Random(seed)
+    operators: list[KiwiOperator] = []
+    edges: list[KiwiEdge] = []
+    tables: dict[tuple[int, int], np.ndarray] = {}
+
+    def vector(size: int, high: int) -> np.ndarray:
+        return np.array([rng.randint(0, high) for _ in range(size)], dtype=np.int64)
+
+    def operator(name: str, kind: NodeKind, cost: int, amount: int, stays: bool = False) -> int:
+        size = rng.randint(1, most_strategies)
+        operators.append(KiwiOperator(name, kind, vector(size, cost), vector(size, amount), stays))
+        return len(operators) - 1
+
+    def connect(producer: int, consumer: int) -> None:
+        shape = operators[producer].size, operators[consumer].size
+        table = np.array([[rng.choice([0, 0, rng.randint(1, 6)]) for _ in range(shape[1])] for _ in range(shape[0])])
+        # Strategies that readers cannot tell apart form classes: some rows are equal.
+        if shape[0] > 1 and rng.random() < 0.3:
+            table[1] = table[0]
+        if (producer, consumer) not in tables or rng.random() < 0.2:
+            tables[producer, consumer] = table
+            edges.append(KiwiEdge(producer, consumer, table.astype(np.int64)))
+
+    residents = [operator("x", NodeKind.INPUT, 0, 3)]
+    residents += [operator(f"w{k}", NodeKind.PARAMETER, 0, 4) for k in range(rng.randint(0, 2))]
+    made: list[int] = []
+    for k in range(forward):
+        made.append(operator(f"f{k}", NodeKind.FORWARD, 9, 6, stays=rng.random() < 0.05))
+        connect(made[-2] if k else residents[0], made[-1])
+        if k > 1 and rng.random() < 0.5:
+            connect(rng.choice(made[:-2]), made[-1])
+        if rng.random() < 0.5:
+            connect(rng.choice(residents), made[-1])
+    last = made[-1]
+    for k in range(forward if backward is None else backward):
+        stays = rng.random() < 0.3
+        now = operator(f"b{k}", NodeKind.BACKWARD, 9, 6, stays)
+        connect(last, now)
+        for i in made:
+            if rng.random() < 0.4:
+                connect(i, now)
+        if rng.random() < 0.4:
+            connect(rng.choice(residents), now)
+        last = now if not stays or rng.random() < 0.5 else last
+    return KiwiGraph(f"random-{seed}", tuple(operators), tuple(edges))
+
+
+def strategies_by_cost(graph: KiwiGraph) -> list[tuple[int, tuple[int, ...]]]:
+    """Every choice of strategies with the cost of running each operator once, the cheapest first."""
+    choices = product(*(range(operator.size) for operator in graph.operators))
+    return sorted((sum(one_pass(graph, choice)), choice) for choice in choices)
+
+
+def one_pass(graph: KiwiGraph, choice: tuple[int, ...]) -> list[int]:
+    """Cost of running each operator once."""
+    costs = [int(operator.cost[s]) for operator, s in zip(graph.operators, choice, strict=True)]
+    for edge in graph.edges:
+        costs[edge.consumer] += int(edge.cost[choice[edge.producer], choice[edge.consumer]])
+    return costs
+
+
+def best_full(graph: KiwiGraph, memory_limit: int) -> int | None:
+    """Optimum of the full problem by enumeration, or None where nothing fits."""
+    best: int | None = None
+    for cost, choice in strategies_by_cost(graph):
+        if best is not None and cost >= best:
+            break
+        found = cheapest_stages(graph, choice, memory_limit, best)
+        if found is not None and (best is None or found < best):
+            best = found
+    return best
+
+
+def cheapest_stages(graph: KiwiGraph, choice: tuple[int, ...], limit: int, below: int | None) -> int | None:
+    """Dijkstra over (stage, next position, held set): skip, compute, or drop one value."""
+    first, count = graph.residents, graph.stages
+    amounts = [int(operator.output_bytes[s]) for operator, s in zip(graph.operators, choice, strict=True)]
+    costs = one_pass(graph, choice)[first:]
+    room = limit - sum(amounts[:first])
+    amounts = amounts[first:]
+    reads = [0] * count
+    for edge in graph.edges:
+        if edge.producer >= first:
+            reads[edge.consumer - first] |= 1 << (edge.producer - first)
+    stays = sum(1 << k for k in range(count) if graph.operators[first + k].stays)
+
+    def size(held: int) -> int:
+        return sum(amounts[k] for k in range(count) if held >> k & 1)
+
+    start = (0, 0, 0)
+    distance = {start: 0}
+    queue: list[tuple[int, tuple[int, int, int]]] = [(0, start)]
+    while queue:
+        cost, state = heapq.heappop(queue)
+        if cost > distance[state]:
+            continue
+        if below is not None and cost >= below:
+            return None
+        stage, position, held = state
+        if stage == count:
+            return cost
+        moves: list[tuple[int, tuple[int, int, int]]] = [
+            (0, (stage, position, held & ~(1 << k))) for k in range(count) if held >> k & 1 and not stays >> k & 1
+        ]
+        if position < stage:
+            moves.append((0, (stage, position + 1, held)))
+        again = held >> position & 1
+        if reads[position] & ~held == 0 and not again and not (position < stage and stays >> position & 1):
+            after = held | 1 << position
+            if size(after) <= room:
+                following = (stage, position + 1) if position < stage else (stage + 1, 0)
+                moves.append((costs[position], (*following, after)))
+        for step, target in moves:
+            if cost + step < distance.get(target, cost + step + 1):
+                distance[target] = cost + step
+                heapq.heappush(queue, (cost + step, target))
+    return None
+
+
+def dropped_sets(graph: KiwiGraph) -> Iterator[frozenset[int]]:
+    """Every set of forward operators that rule 1 (equation 9) allows to drop."""
+    candidates = graph.candidates
+    for flags in product((False, True), repeat=len(candidates)):
+        dropped = frozenset(i for i, flag in zip(candidates, flags, strict=True) if flag)
+        if not any(edge.producer in dropped and edge.consumer in dropped for edge in graph.edges):
+            yield dropped
+
+
+def printed_usage(graph: KiwiGraph, choice: tuple[int, ...], dropped: frozenset[int]) -> list[int]:
+    """U after every operator by equations (3)-(7) and (10), as they are printed and repaired."""
+    first, end = graph.residents, len(graph.operators)
+    amounts = [int(operator.output_bytes[s]) for operator, s in zip(graph.operators, choice, strict=True)]
+    readers: list[set[int]] = [set() for _ in range(end)]
+    for edge in graph.edges:
+        readers[edge.producer].add(edge.consumer)
+    backward = [graph.operators[i].kind is NodeKind.BACKWARD for i in range(end)]
+
+    def rerun_at(i: int) -> int:
+        return min(j for j in readers[i] if backward[j])
+
+    usage, now = [], sum(amounts[:first])
+    for t in range(first, end):
+        now += amounts[t] + sum(amounts[j] for j in dropped if rerun_at(j) == t)
+        usage.append(now)
+        for i in range(first, t + 1):
+            if graph.operators[i].stays:
+                continue
+            last = max([i, *readers[i], *(rerun_at(j) for j in readers[i] if j in dropped)])
+            if last == t:
+                now -= amounts[i]
+            if i in dropped and max([i, *(j for j in readers[i] if not backward[j])]) == t:
+                now -= amounts[i]
+    return usage
+
+
+def best_reduced_as_printed(graph: KiwiGraph, memory_limit: int) -> int | None:
+    """Optimum of equations (2)-(11) by enumeration, or None where nothing fits."""
+    best: int | None = None
+    for cost, choice in strategies_by_cost(graph):
+        if best is not None and cost >= best:
+            break
+        costs = one_pass(graph, choice)
+        for dropped in dropped_sets(graph):
+            total = cost + sum(costs[i] for i in dropped)
+            if (best is None or total < best) and max(printed_usage(graph, choice, dropped)) <= memory_limit:
+                best = total
+    return best
+
+
+def greatest_peak(graph: KiwiGraph) -> int:
+    """Largest one-pass peak over all strategies, to take limits from."""
+    return max(max(printed_usage(graph, choice, frozenset())) for _, choice in strategies_by_cost(graph))
