@@ -72,7 +72,7 @@ print(cluster.name, "-", cluster.source)
 
 # %%
 session = api.PlanningSession(reference, cluster, MESH)
-graph = session.captured.graph
+graph = session.traced.graph
 phases = Counter((operator.phase.value, "view" if operator.is_view else "compute") for operator in graph.operators)
 pd.Series(phases, name="operators").rename_axis(["phase", "kind"]).to_frame()
 

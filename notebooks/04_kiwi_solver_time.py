@@ -52,7 +52,7 @@ for layers in LAYERS:
     case = paper_case("encoder_of_primitives", (8,), layers=layers, **SIZES)
     wanted = [(name, limit) for limit in LIMITS for name in ("sharding", "kiwi_chain")]
     found = bench(Suite(case.name, tuple(within(case, *each) for each in wanted)), time_limit=SECONDS).rows
-    operators = len(prepared(case).session.captured.graph.operators)
+    operators = len(prepared(case).session.traced.graph.operators)
     for row, (name, limit) in zip(found, wanted, strict=True):
         gap = None if row.gap is None else 100 * row.gap
         rows.append((layers, operators, name, limit, str(row.status), gap, row.seconds))

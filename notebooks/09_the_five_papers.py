@@ -20,7 +20,7 @@
 # the memory of one device. Each of the last four decides once as published and once exactly; KIWI is here as its
 # reduced problem and as `kiwi_chain`, which also recomputes chains.
 #
-# What can be compared: all costs come from one captured graph and one cluster. What cannot: KIWI's memory is that of a
+# What can be compared: all costs come from one traced graph and one cluster. What cannot: KIWI's memory is that of a
 # schedule, instruction by instruction, and its collectives do not overlap with computation. The others add up layers,
 # by the formulas of their papers, and let much of the communication run beside computation. H3T keeps gradients and
 # optimizer state in host memory and updates there, always. So a layer plan may look faster, or smaller, than it is;

@@ -2,7 +2,7 @@
 
 Four figures bracket every plan: everything replicated, and everything divided by the number of ranks,
 each with all values kept and with all of them recomputed. The kept figures are the liveness of the
-captured graph. The recomputed figures are floors: they count the state and, at every operator, only what
+traced graph. The recomputed figures are floors: they count the state and, at every operator, only what
 that operator itself reads and writes.
 """
 
@@ -60,7 +60,7 @@ def fits_report(graph: OperatorGraph, ranks: int, optimizer: OptimizerSpec, limi
     Parameters
     ----------
     graph
-        The captured step.
+        The traced step.
     ranks
         Devices that could share everything evenly.
     optimizer

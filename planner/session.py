@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import cached_property, partial
 from math import prod
 
-from formulations.problem.gc_pause import collection_paused
+from formulations.problem.gc_pause import gc_paused
 from formulations.problem.solution import Progress, SolveOptions, SolveResult, Status
 from formulations.problem.strategy_problem import StrategyProblem
 from formulations.solvers import DEFAULT_SOLVER, SolverPool, solve
@@ -51,7 +51,7 @@ from planner.scheduling.offload_limit import DeviceLimit
 from planner.scheduling.offload_model import links_of, offload_schedule
 from planner.strategies.instruction_costs import InstructionCosts
 from planner.strategies.space import StrategySpace, build_strategy_space
-from planner.strategies.traced_step import CapturedStep, capture
+from planner.strategies.traced_step import TracedStep, trace_step
 
 CROSS_CHECK_SECONDS = 15.0
 """Longest time of one cross-checking solver."""
@@ -102,7 +102,7 @@ class PlanRequest:
 
 
 class PlanningSession:
-    """A captured step with its strategies and costs on a mesh of a cluster.
+    """A traced step with its strategies and costs on a mesh of a cluster.
 
     Parameters
     ----------
@@ -118,7 +118,7 @@ class PlanningSession:
     Raises
     ------
     ValueError
-        Unknown model, cluster or optimizer, a step that cannot be captured, a mesh that does not fit the
+        Unknown model, cluster or optimizer, a step that cannot be traced, a mesh that does not fit the
         cluster; the message names the remedy.
     """
 
@@ -145,21 +145,21 @@ class PlanningSession:
         started = time.perf_counter()
         step = load_step(reference, device="meta")
         self.times["load"] = time.perf_counter() - started
-        self.captured: CapturedStep = capture(step.module, step.example_args, step.example_kwargs, step.loss_fn)
-        self.times["capture"] = self.captured.seconds
+        self.traced: TracedStep = trace_step(step.module, step.example_args, step.example_kwargs, step.loss_fn)
+        self.times["trace"] = self.traced.seconds
 
     @cached_property
     def space(self) -> StrategySpace:
         """Strategies and tables; built when first needed."""
         started = time.perf_counter()
-        space = build_strategy_space(self.captured, self.costs, self.mesh, self.optimizer)
+        space = build_strategy_space(self.traced, self.costs, self.mesh, self.optimizer)
         self.times["strategies"] = time.perf_counter() - started
         return space
 
     @cached_property
     def instruction_costs(self) -> InstructionCosts:
         """Prices of single instructions."""
-        return InstructionCosts(self.captured.graph, self.costs, self.space.operator_strategies, self.optimizer.name)
+        return InstructionCosts(self.traced.graph, self.costs, self.space.operator_strategies, self.optimizer.name)
 
     @cached_property
     def allowed_strategies(self) -> StrategyTable:
@@ -175,7 +175,7 @@ class PlanningSession:
             rules.update(repr(strategies).encode())
         measured = self.cluster.measured
         return Fingerprints(
-            graph=self.captured.fingerprint,
+            graph=self.traced.fingerprint,
             cluster=self.cluster.fingerprint(),
             calibration=hashlib.sha256(measured.model_dump_json().encode()).hexdigest() if measured else None,
             rules=rules.hexdigest(),
@@ -231,7 +231,7 @@ class PlanningSession:
         Where it is not ``priced``, neither its time nor its strategies are asked about.
         """
         return replay(
-            self.captured.graph,
+            self.traced.graph,
             schedule,
             optimizer=OptimizerMemory(self.optimizer),
             seconds=self.instruction_costs if priced else None,
@@ -259,7 +259,7 @@ class PlanningSession:
 
     def execute(self, decision: StepDecision, limit: int | None = None) -> Executed:
         """Cost and peak of a decision, by executing it on tables, or as a schedule where it offloads."""
-        with collection_paused():
+        with gc_paused():
             if not decision.offloaded:
                 executed = replay_decision(self.space.model, decision)
                 return Executed(executed.cost, executed.peak)
@@ -376,7 +376,7 @@ class PlanningSession:
     ) -> Plan:
         memory, reserve = self.limits(request.memory)
         return make_plan(
-            self.captured.graph,
+            self.traced.graph,
             schedule,
             report,
             model=PlannedModel(**asdict(self.reference)),
@@ -396,7 +396,7 @@ class PlanningSession:
                 certificate=Certificate(
                     solver=result.solver, status=result.status, seconds=result.seconds, cross_checks=checks
                 ),
-                notes=planning_notes(self.captured.graph, schedule, self.space.report, self.instruction_costs),
+                notes=planning_notes(self.traced.graph, schedule, self.space.report, self.instruction_costs),
                 times=times,
                 hardware={"machine": platform.machine(), "python": platform.python_version()},
             ),

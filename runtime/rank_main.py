@@ -19,7 +19,7 @@ from torch.distributed.elastic.multiprocessing.errors import record
 from planner.models.references import TrainingStep, load_step, reference_of
 from planner.plan.document import Plan, load_plan, save_plan, schedule_of, verify_plan
 from planner.plan.format import NANOSECONDS, canonical_json
-from planner.strategies.traced_step import CapturedStep, capture
+from planner.strategies.traced_step import TracedStep, trace_step
 from planner.torch_adapter.local.collectives import MeshGroups
 from planner.torch_adapter.tracing.step_module import StepArguments
 from runtime.job.process_group import LaunchError, broadcast_text, gather_texts, joined, rank_device
@@ -81,10 +81,10 @@ def _run(plan: Plan, options: RunOptions, device: torch.device) -> RunReport:
     if is_first_here():
         save_plan(plan, copy)
     step = load_step(reference_of(plan), "meta")
-    captured = capture(step.module, step.example_args, step.example_kwargs, step.loss_fn)
-    _check_plan(plan, captured)
+    traced = trace_step(step.module, step.example_args, step.example_kwargs, step.loss_fn)
+    _check_plan(plan, traced)
     make_initial_state("runtime.measure.reference", copy, options)
-    texts = gather_texts(_train(plan, step, captured, options, device).model_dump_json())
+    texts = gather_texts(_train(plan, step, traced, options, device).model_dump_json())
     merged = ""
     if dist.get_rank() == 0:
         report = merged_report(plan, [RankReport.model_validate_json(text) for text in texts], options)
@@ -106,7 +106,7 @@ def _shared_plan(options: RunOptions) -> Plan:
     return plan
 
 
-def _check_plan(plan: Plan, captured: CapturedStep) -> None:
+def _check_plan(plan: Plan, traced: TracedStep) -> None:
     """Replay the plan on the step that this machine captures; nothing else is ever run.
 
     Raises
@@ -114,22 +114,20 @@ def _check_plan(plan: Plan, captured: CapturedStep) -> None:
     PlanError
         The plan is of another step, is no correct step, or does not keep what it promises.
     """
-    here = plan.decision.fingerprints.model_copy(update={"graph": captured.fingerprint})
-    verify_plan(plan, captured.graph, here, devices=dist.get_world_size())
+    here = plan.decision.fingerprints.model_copy(update={"graph": traced.fingerprint})
+    verify_plan(plan, traced.graph, here, devices=dist.get_world_size())
 
 
-def _train(
-    plan: Plan, step: TrainingStep, captured: CapturedStep, options: RunOptions, device: torch.device
-) -> RankReport:
+def _train(plan: Plan, step: TrainingStep, traced: TracedStep, options: RunOptions, device: torch.device) -> RankReport:
     decision = plan.decision
-    schedule = schedule_of(plan, captured.graph)
+    schedule = schedule_of(plan, traced.graph)
     groups = MeshGroups.of(init_device_mesh(device.type, decision.options.mesh))
     initial = read_initial_state(options.scratch)
     training = LocalTraining(
-        captured,
+        traced,
         schedule,
         groups,
-        local_state(initial, captured.constants, captured.graph, schedule, groups, device),
+        local_state(initial, traced.constants, traced.graph, schedule, groups, device),
         decision.options.optimizer,
         decision.model.seed,
         device,

@@ -110,7 +110,7 @@ def search_mcap(problem: PartitionProblem, placement_limit: int = DEFAULT_PLACEM
 
     Raises
     ------
-    CaptureError
+    TraceError
         There are more GPUs than layers.
     """
     return recommend(pipeline_only(problem), Slip.ALG4_TIES_LOST, prune=False, placement_limit=placement_limit)

@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from formulations.capture.kernels import COUNTED, cheapest_stages, least_vector_stages
-from formulations.capture.problem import CaptureError, CapturePlan, PartitionProblem, PlannedStage
+from formulations.capture.problem import CapturePlan, PartitionProblem, PlannedStage, TraceError
 from formulations.capture.replay import StepTimes
 from formulations.capture.slips import REPAIRED, Slip
 from formulations.problem.strategy_problem import BoolArray, IntArray
@@ -41,7 +41,7 @@ def least_peak_plan(problem: PartitionProblem, slips: Slip = REPAIRED) -> Captur
 
     Raises
     ------
-    CaptureError
+    TraceError
         No plan is possible, because some layers run in no configuration.
     """
     if Slip.TIES_DISTINCT in slips:
@@ -63,7 +63,7 @@ def fastest_plan(problem: PartitionProblem, times: StepTimes, limit: int | None 
 
     Raises
     ------
-    CaptureError
+    TraceError
         No plan keeps the limit; the message says what the least peak is.
     """
     usable = _allowed(problem)
@@ -74,7 +74,7 @@ def fastest_plan(problem: PartitionProblem, times: StepTimes, limit: int | None 
     )
     if not len(cheapest_stages(sums, usable, *_shape(problem), True)):
         least = problem.peak(least_peak_plan(problem))
-        raise CaptureError(
+        raise TraceError(
             f"no plan keeps {limit} bytes on each of {problem.gpus} GPUs: the fullest GPU of the best one holds "
             f"{least}; allow as much, use more GPUs, or a smaller batch"
         )
@@ -122,7 +122,7 @@ def fewest_gpus(problem_of: Callable[[int], PartitionProblem], limit: int, most:
 
     Raises
     ------
-    CaptureError
+    TraceError
         No number of GPUs fits; the message says which comes nearest.
     """
     nearest: tuple[int, int] | None = None
@@ -130,7 +130,7 @@ def fewest_gpus(problem_of: Callable[[int], PartitionProblem], limit: int, most:
         try:
             problem = problem_of(gpus)
             plan = least_peak_plan(problem)
-        except CaptureError:
+        except TraceError:
             continue  # a number of GPUs that these layers cannot fill
         peak = problem.peak(plan)
         if peak <= limit:
@@ -138,9 +138,7 @@ def fewest_gpus(problem_of: Callable[[int], PartitionProblem], limit: int, most:
         if nearest is None or peak < nearest[0]:
             nearest = peak, gpus
     reason = "no number of GPUs can be filled" if nearest is None else f"{nearest[1]} GPUs come nearest, {nearest[0]}"
-    raise CaptureError(
-        f"no number of GPUs up to {most} holds at most {limit} bytes on each: {reason}; allow more bytes"
-    )
+    raise TraceError(f"no number of GPUs up to {most} holds at most {limit} bytes on each: {reason}; allow more bytes")
 
 
 def _shape(problem: PartitionProblem) -> tuple[IntArray, IntArray]:
@@ -170,7 +168,7 @@ def _plan(problem: PartitionProblem, stages: IntArray) -> CapturePlan:
 
     Raises
     ------
-    CaptureError
+    TraceError
         There is no plan.
     """
     if not len(stages):
@@ -178,7 +176,7 @@ def _plan(problem: PartitionProblem, stages: IntArray) -> CapturePlan:
         stuck = np.flatnonzero(~problem.allowed[:, single, single + 1].any(axis=0))
         reason = f"layer {stuck[0]} runs in none of them" if len(stuck) else "no cut of the layers fills the nodes"
         names = ", ".join(map(str, problem.configurations))
-        raise CaptureError(
+        raise TraceError(
             f"no plan of {problem.layers} layers on {problem.gpus} GPUs with the configurations {names}: {reason}; "
             "use a micro-batch that the degrees divide, or other degrees"
         )

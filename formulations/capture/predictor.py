@@ -19,7 +19,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from formulations.capture.problem import CaptureError, PartitionProblem, stage_configurations
+from formulations.capture.problem import PartitionProblem, TraceError, stage_configurations
 from formulations.capture.profiling import ProfilingRuns, Reading, profiling_runs
 from formulations.capture.replay import ProfiledSystem
 from formulations.capture.slips import REPAIRED, Slip
@@ -152,7 +152,7 @@ def profile_layers(
 
     Raises
     ------
-    CaptureError
+    TraceError
         There are too few GPUs, or fewer layers than are to remain.
     """
     profiled = [degree for degree in degrees if degree <= LARGEST_PROFILED]
@@ -163,7 +163,7 @@ def profile_layers(
         runs = profiling_runs(system.layers, gpus // configuration.devices)
         try:
             found = _lines(system, runs, configuration, sizes)
-        except CaptureError:
+        except TraceError:
             continue  # the layers do not run so
         count += 2 * len(runs.partitions)
         if configuration.devices == 1 and merge_to is not None:
@@ -193,11 +193,11 @@ def merged_borders(alone: FloatArray, added: FloatArray, count: int) -> tuple[in
 
     Raises
     ------
-    CaptureError
+    TraceError
         There are not so many layers.
     """
     if not 1 <= count <= len(alone):
-        raise CaptureError(f"merging {len(alone)} layers to {count}: ask for 1 to {len(alone)}")
+        raise TraceError(f"merging {len(alone)} layers to {count}: ask for 1 to {len(alone)}")
     single, more, borders = alone.tolist(), added.tolist(), list(range(len(alone) + 1))
     while len(single) > count:
         together = [single[layer] + more[layer + 1] for layer in range(len(single) - 1)]

@@ -25,10 +25,10 @@ from formulations.galvatron.strategies import Dimension, LayerStrategy, Level
 from formulations.problem.strategy_problem import BoolArray, IntArray
 
 __all__ = [
-    "CaptureError",
     "CapturePlan",
     "PartitionProblem",
     "PlannedStage",
+    "TraceError",
     "fewest_stages",
     "nodes_of",
     "powers_of_two",
@@ -37,7 +37,7 @@ __all__ = [
 ]
 
 
-class CaptureError(ValueError):
+class TraceError(ValueError):
     """Layers, GPUs or a limit for which there is no plan; the message names the least that is possible, and why."""
 
 
@@ -70,7 +70,7 @@ class PartitionProblem:
 
     Raises
     ------
-    CaptureError
+    TraceError
         There is no plan at all: the GPUs cannot be filled with so few layers.
     """
 
@@ -81,10 +81,10 @@ class PartitionProblem:
 
     def __post_init__(self) -> None:
         if not self.nodes or min(self.nodes) < 1:
-            raise CaptureError(f"GPUs of nodes {self.nodes}: give at least one node, and every node a GPU")
+            raise TraceError(f"GPUs of nodes {self.nodes}: give at least one node, and every node a GPU")
         needed = sum(fewest_stages(node, self.degrees.tolist()) for node in self.nodes)
         if self.layers < needed:
-            raise CaptureError(
+            raise TraceError(
                 f"{self.layers} layers for {self.gpus} GPUs on nodes of {_listed(self.nodes)}: no GPU may stay unused "
                 f"and a stage has at most {max(self.degrees)} GPUs of one node, so there are at least {needed} stages, "
                 "each with a layer; use fewer GPUs or more layers"
@@ -197,12 +197,12 @@ def fewest_stages(gpus: int, degrees: Sequence[int]) -> int:
 
     Raises
     ------
-    CaptureError
+    TraceError
         No sum of these degrees is the number of GPUs.
     """
     found = stage_counts(gpus, degrees)[gpus]
     if found is None:
-        raise CaptureError(
+        raise TraceError(
             f"a node of {gpus} GPUs cannot be filled by stages of {_listed(sorted(set(degrees)))} GPUs; "
             "use nodes whose GPUs are a sum of these"
         )

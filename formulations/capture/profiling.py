@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from formulations.capture.problem import CaptureError
+from formulations.capture.problem import TraceError
 
 __all__ = ["ProfilingRuns", "Reading", "lines_as_printed", "profiling_runs"]
 
@@ -69,12 +69,12 @@ def profiling_runs(layers: int, stages: int) -> ProfilingRuns:
 
     Raises
     ------
-    CaptureError
+    TraceError
         There are fewer than three submeshes for more than three layers, or fewer than layers for fewer.
     """
     needed = min(layers, _FEWEST_STAGES)
     if stages < needed:
-        raise CaptureError(
+        raise TraceError(
             f"profiling {layers} layers on {stages} submeshes: no layer in the middle is ever alone on one; "
             f"profile on {needed} at least, by more GPUs or a lower degree"
         )

@@ -27,7 +27,7 @@ from typing import Protocol, Self
 
 import numpy as np
 
-from formulations.capture.problem import CaptureError, CapturePlan, PartitionProblem
+from formulations.capture.problem import CapturePlan, PartitionProblem, TraceError
 from formulations.galvatron.costs import CostModel, layer_tables
 from formulations.galvatron.strategies import Dimension, LayerStrategy
 from formulations.layers.layer import LayerChain, LayerProfile
@@ -72,7 +72,7 @@ class ProfiledSystem(Protocol):
 
         Raises
         ------
-        CaptureError
+        TraceError
             The layers cannot be run so, whatever the memory.
         """
         ...
@@ -192,14 +192,14 @@ class StageReplay(PipelinedChain):
 
         Raises
         ------
-        CaptureError
+        TraceError
             A layer cannot be run so.
         """
         windows = _windows(self, configuration, micro_batch)
         stages = list(pairwise(np.concatenate([[0], np.cumsum(partition)]).tolist()))
         for first, end in stages:
             if not windows.allowed[first, end]:
-                raise CaptureError(
+                raise TraceError(
                     f"{self.chain.name}: layers {first} to {end - 1} cannot run as {configuration} with {micro_batch} "
                     "samples; use a micro-batch that the degree divides, or leave the degree out"
                 )
@@ -215,7 +215,7 @@ class StageReplay(PipelinedChain):
 
         Raises
         ------
-        CaptureError
+        TraceError
             The GPUs cannot be filled.
         """
         windows = [_windows(self, configuration, micro_batch) for configuration in configurations]

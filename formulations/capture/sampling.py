@@ -10,7 +10,7 @@ from functools import cache
 import numpy as np
 
 from formulations.capture.predictor import FloatArray
-from formulations.capture.problem import CaptureError, CapturePlan, PartitionProblem, PlannedStage
+from formulations.capture.problem import CapturePlan, PartitionProblem, PlannedStage, TraceError
 
 __all__ = ["PredictionErrors", "prediction_errors", "random_plans"]
 
@@ -51,7 +51,7 @@ def random_plans(
 
     Raises
     ------
-    CaptureError
+    TraceError
         There is no plan, or a thousand in a row were not accepted.
     """
     degrees, room = problem.degrees.tolist(), problem.room.tolist()
@@ -70,7 +70,7 @@ def random_plans(
         )
 
     if not ways(0, 0):
-        raise CaptureError(f"no plan of {problem.layers} layers on {problem.gpus} GPUs is possible")
+        raise TraceError(f"no plan of {problem.layers} layers on {problem.gpus} GPUs is possible")
     numbers = random.Random(seed)
     found: list[CapturePlan] = []
     refused = 0
@@ -88,7 +88,7 @@ def random_plans(
         else:
             refused += 1
             if refused == 1000:
-                raise CaptureError("a thousand random plans in a row were not accepted; allow more memory")
+                raise TraceError("a thousand random plans in a row were not accepted; allow more memory")
     return found
 
 

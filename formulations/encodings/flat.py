@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from formulations.encodings.arc_consistency import FactorGroup, group_factors, supported_strategies
 from formulations.encodings.flat_rows import RowMap, build_rows
-from formulations.problem.gc_pause import collection_paused
+from formulations.problem.gc_pause import gc_paused
 from formulations.problem.strategy_problem import BoolArray, Factor, IntArray, StrategyProblem, UsageTerm
 
 FloatArray = NDArray[np.float64]
@@ -117,7 +117,7 @@ class FlatProblem:
         return choices
 
 
-@collection_paused()
+@gc_paused()
 def flatten(problem: StrategyProblem) -> FlatProblem:
     """Lay a problem out in flat arrays; see the module docstring for what is reduced on the way."""
     unary_factors = [factor for factor in problem.factors if len(factor.scope) == 1]

@@ -10,7 +10,7 @@ from formulations.galvatron.labels import StageResult
 from formulations.galvatron.windows import IMPOSSIBLE
 from formulations.problem.strategy_problem import IntArray
 
-__all__ = ["SolvedWindow", "cheapest_way"]
+__all__ = ["SolvedWindow", "best_partition"]
 
 
 @dataclass(slots=True)
@@ -47,7 +47,7 @@ def _allows(solved: int | None, limit: int | None) -> bool:
     return solved is None or (limit is not None and solved >= limit)
 
 
-def cheapest_way(bounds: IntArray, combine: np.ufunc = np.add) -> tuple[int, tuple[int, ...]]:
+def best_partition(bounds: IntArray, combine: np.ufunc = np.add) -> tuple[int, tuple[int, ...]]:
     """Find the cheapest way through all positions of a pipeline; every stage has a layer.
 
     Parameters

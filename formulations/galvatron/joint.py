@@ -21,7 +21,7 @@ from heapq import heapify, heappop, heappush
 
 import numpy as np
 
-from formulations.galvatron.best_partition import SolvedWindow, cheapest_way
+from formulations.galvatron.best_partition import SolvedWindow, best_partition
 from formulations.galvatron.combinations import Combination, combinations
 from formulations.galvatron.labels import StageResult, solve_stage
 from formulations.galvatron.pipeline import PipelinePlan, PipelineProblem
@@ -205,11 +205,11 @@ class _JointSearch:
         for position in range(combination.stages):
             held = self.problem.schedule.in_flight(combination.stages, position, combination.micro_batches)
             times.append(self._first_bounds(combination, held).repeated)
-        least, _ = cheapest_way(np.stack(times), np.maximum)
+        least, _ = best_partition(np.stack(times), np.maximum)
         most = 2 * least if combination.limit is None else combination.limit
         slowest = sorted({least + (most - least) * k // _INTERVALS for k in range(_INTERVALS)})
         ends: list[int | None] = [*slowest[1:], combination.limit]
-        totals = [cheapest_way(self._bounds_at(combination, end))[0] for end in ends]
+        totals = [best_partition(self._bounds_at(combination, end))[0] for end in ends]
         repeats = combination.micro_batches - 1
         return min(
             Fraction(total + repeats * time_of_slowest, combination.batch)
@@ -228,7 +228,7 @@ class _JointSearch:
         repeats = combination.micro_batches - 1
         cutoff, limit = self._cutoff(combination.batch), combination.limit
         while True:
-            total, borders = cheapest_way(self._bounds_at(combination, limit))
+            total, borders = best_partition(self._bounds_at(combination, limit))
             if cutoff is None or total >= cutoff or repeats == 0 or self._is_late():
                 return total, borders, limit
             lowered = -((total - cutoff) // repeats) - 1

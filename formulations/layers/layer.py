@@ -92,7 +92,7 @@ class LayerProfile:
     Parameters
     ----------
     name
-        Unique in its chain; the module path where the layer comes from a captured model.
+        Unique in its chain; the module path where the layer comes from a traced model.
     kind
         Equal for layers that are the same but for their name.
     parameter_bytes

@@ -8,10 +8,10 @@ from contextlib import contextmanager
 
 
 @contextmanager
-def collection_paused() -> Iterator[None]:
+def gc_paused() -> Iterator[None]:
     """Pause the collector while very many objects are made that form no cycles.
 
-    They make it look through every object of the process, again and again: beside a captured step each time takes as
+    They make it look through every object of the process, again and again: beside a traced step each time takes as
     long as building a problem.
     """
     was_enabled = gc.isenabled()

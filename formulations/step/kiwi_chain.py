@@ -31,7 +31,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
-from formulations.problem.gc_pause import collection_paused
+from formulations.problem.gc_pause import gc_paused
 from formulations.problem.strategy_problem import StrategyProblem
 from formulations.step.counting import Counting
 from formulations.step.modes import Modes, needed_reruns, once, once_or_twice
@@ -39,7 +39,7 @@ from formulations.step.recompute import RecomputeProblemBuilder
 from formulations.step.training_step import Moments, StepDecision, StepModel
 
 
-@collection_paused()
+@gc_paused()
 def build_kiwi_chain(
     model: StepModel,
     memory_limit: int | None,
@@ -70,7 +70,7 @@ def build_kiwi_chain(
     return RecomputeProblemBuilder(model, modes, counting, chains=True).build("kiwi_chain", memory_limit)
 
 
-@collection_paused()
+@gc_paused()
 def build_recompute_policy(model: StepModel, memory_limit: int | None, reruns: Mapping[int, int]) -> StrategyProblem:
     """Build the problem of sharding alone when it is given which operators run again, and when.
 

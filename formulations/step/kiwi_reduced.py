@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from formulations.problem.gc_pause import collection_paused
+from formulations.problem.gc_pause import gc_paused
 from formulations.problem.strategy_problem import StrategyProblem
 from formulations.step.counting import Counting
 from formulations.step.modes import once
@@ -31,7 +31,7 @@ from formulations.step.recompute import RecomputeProblemBuilder
 from formulations.step.training_step import StepModel
 
 
-@collection_paused()
+@gc_paused()
 def build_kiwi_reduced(
     model: StepModel, memory_limit: int | None, counting: Counting = Counting.OVER
 ) -> StrategyProblem:

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from formulations.problem.gc_pause import collection_paused
+from formulations.problem.gc_pause import gc_paused
 from formulations.problem.strategy_problem import (
     BoolArray,
     Factor,
@@ -56,7 +56,7 @@ class CopiedByLastReader:
     tables: BoolArray
 
 
-@collection_paused()
+@gc_paused()
 def build_sharding(model: StepModel, memory_limit: int | None, counting: Counting = Counting.OVER) -> StrategyProblem:
     """Build the problem of sharding without recomputation.
 

@@ -1,6 +1,6 @@
 """Views folded into edges: where every argument's storage comes from.
 
-Two thirds of a captured transformer are views. They cost nothing and own no storage, so they are no
+Two thirds of a traced transformer are views. They cost nothing and own no storage, so they are no
 decisions: an argument of an operator is traced back through views to the value whose storage it reads.
 The chain of views is run again by every consumer, wherever it runs.
 """
@@ -34,7 +34,7 @@ def view_chains(graph: OperatorGraph) -> tuple[ViewChain, ...]:
     Parameters
     ----------
     graph
-        A captured step.
+        A traced step.
 
     Returns
     -------

@@ -31,7 +31,7 @@ FORMER_MODULES = {"planner.paper_models": "planner.papers.kiwi.models"}
 class TrainingStep:
     """A module, example arguments of its forward, and what turns its output into the loss.
 
-    ``loss_fn`` is as in :func:`planner.strategies.traced_step.capture`: None where the output is the loss or has
+    ``loss_fn`` is as in :func:`planner.strategies.traced_step.trace_step`: None where the output is the loss or has
     ``.loss``.
     """
 
@@ -117,7 +117,7 @@ def load_step(reference: ModelReference, device: str = "meta") -> TrainingStep:
     reference
         Which step.
     device
-        ``meta``: parameters without storage, for capturing. Any other: initialised there from the seed,
+        ``meta``: parameters without storage, for tracing. Any other: initialised there from the seed,
         for running; the random state of the caller is left as it was.
 
     Returns

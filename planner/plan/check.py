@@ -43,14 +43,14 @@ def verify_plan(
     allowed: StrategyTable | None = None,
     devices: int | None = None,
 ) -> ReplayReport:
-    """Check a plan against the captured step and the cluster on which it is to run.
+    """Check a plan against the traced step and the cluster on which it is to run.
 
     Parameters
     ----------
     plan
         As :func:`planner.plan.document.load_plan` read it.
     graph
-        The captured step.
+        The traced step.
     fingerprints
         Of this graph, cluster, calibration and these rules.
     seconds, allowed, devices

@@ -76,7 +76,7 @@ def make_plan(
     Parameters
     ----------
     graph, schedule, report
-        The captured step, its schedule, and the schedule's replay: its total and its bytes are the prediction.
+        The traced step, its schedule, and the schedule's replay: its total and its bytes are the prediction.
     model, options, fingerprints
         What was planned.
     bound_ns
@@ -188,7 +188,7 @@ def load_plan(path: Path) -> Plan:
 
 
 def schedule_of(plan: Plan, graph: OperatorGraph) -> Schedule:
-    """Schedule of a plan in a captured graph, whose operators are found by identity.
+    """Schedule of a plan in a traced graph, whose operators are found by identity.
 
     Raises
     ------

@@ -96,7 +96,7 @@ class PlanOptions(_Part):
 
 
 class Fingerprints(_Part):
-    """SHA-256 of what the plan is made for: captured graph, cluster, calibration (if any), sharding rules."""
+    """SHA-256 of what the plan is made for: traced graph, cluster, calibration (if any), sharding rules."""
 
     graph: Fingerprint
     cluster: Fingerprint

@@ -17,7 +17,7 @@ def planning_notes(graph: OperatorGraph, schedule: Schedule, report: RuleReport,
     Parameters
     ----------
     graph, schedule
-        The captured step and its plan.
+        The traced step and its plan.
     report
         What the rules left out on the axes of the mesh.
     costs
@@ -27,7 +27,7 @@ def planning_notes(graph: OperatorGraph, schedule: Schedule, report: RuleReport,
     Returns
     -------
     tuple of str
-        One line per kind of operator, then the notes of the capture.
+        One line per kind of operator, then the notes of the trace.
     """
     spent: dict[str, int] = defaultdict(int)
     for instruction in schedule.instructions:

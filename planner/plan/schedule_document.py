@@ -1,4 +1,4 @@
-"""Schedules in plan files: positions in a graph become stable names, and back in another capture of the same step.
+"""Schedules in plan files: positions in a graph become stable names, and back in another trace of the same step.
 
 A plan holds the identities of the operators and values that its schedule uses, and the schedule points into
 these lists. So a plan fits every graph that has these operators, however that graph numbers them.
@@ -101,7 +101,7 @@ def encode_schedule(graph: OperatorGraph, schedule: Schedule) -> EncodedSchedule
 
 
 def decode_schedule(decision: Decision, graph: OperatorGraph) -> Schedule:
-    """Find the schedule of a plan in a captured graph, by identities.
+    """Find the schedule of a plan in a traced graph, by identities.
 
     Raises
     ------
@@ -151,7 +151,7 @@ def _operator_positions(decision: Decision, graph: OperatorGraph) -> tuple[int, 
     missing = [identity for identity in decision.operators if identity not in known]
     if missing:
         raise PlanError(
-            f"the plan runs {missing[0]}, which the captured step lacks"
+            f"the plan runs {missing[0]}, which the traced step lacks"
             f"{f' (and {len(missing) - 1} more)' if len(missing) > 1 else ''}: plan this model again"
         )
     return tuple(known[identity] for identity in decision.operators)
@@ -164,7 +164,7 @@ def _value_positions(decision: Decision, graph: OperatorGraph, operators: tuple[
         if isinstance(reference, InputValue):
             index = inputs.get((reference.role, reference.name))
             if index is None:
-                raise PlanError(f"the plan uses {reference.role} {reference.name}, which the captured step lacks")
+                raise PlanError(f"the plan uses {reference.role} {reference.name}, which the traced step lacks")
         else:
             operator = graph.operators[_entry(operators, reference.operator, "operator")]
             index = _entry(operator.outputs, reference.output, f"output of {operator.identity}")

@@ -72,7 +72,7 @@ def replay(
     Parameters
     ----------
     graph
-        The captured step.
+        The traced step.
     schedule
         What to replay.
     optimizer

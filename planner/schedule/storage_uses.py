@@ -14,7 +14,7 @@ class StorageUses:
     Parameters
     ----------
     graph, schedule
-        The captured step and a correct schedule of it.
+        The traced step and a correct schedule of it.
 
     Attributes
     ----------

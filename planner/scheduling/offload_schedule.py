@@ -43,7 +43,7 @@ def with_offload(
     Parameters
     ----------
     graph
-        The captured step.
+        The traced step.
     schedule
         A correct schedule of it without offload.
     offloaded

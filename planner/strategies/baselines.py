@@ -24,7 +24,7 @@ from planner.graph.view_chains import view_chains
 from planner.strategies.blocks import operator_blocks
 
 Policy = Callable[[OperatorGraph], frozenset[int]]
-"""From a captured step to the indices of the forward operators that run again."""
+"""From a traced step to the indices of the forward operators that run again."""
 
 _CASTS = frozenset({"_to_copy", "to"})
 
@@ -81,7 +81,7 @@ def surviving_values(graph: OperatorGraph, recomputed: Set[int]) -> frozenset[in
     Parameters
     ----------
     graph
-        A captured step.
+        A traced step.
     recomputed
         Forward operators that run again.
 

@@ -63,7 +63,7 @@ class ChainRouter:
     Parameters
     ----------
     graph
-        The captured step.
+        The traced step.
     view_strategies
         Strategies of every view operator by index.
     planner

@@ -27,7 +27,7 @@ class InstructionCosts:
     Parameters
     ----------
     graph
-        The captured step.
+        The traced step.
     costs
         Cost model of the cluster on the schedule's mesh.
     strategies

@@ -1,4 +1,4 @@
-"""Sharding rules of a captured step: per operator and mesh axis, and composed over several axes.
+"""Sharding rules of a traced step: per operator and mesh axis, and composed over several axes.
 
 Rules come from DTensor's tables and our own (:mod:`planner.torch_adapter`), are checked numerically
 before they are believed, and are shared by operators with equal shapes and constants.
@@ -17,7 +17,7 @@ from typing import NamedTuple
 from planner.graph.axis_rule import AxisRule
 from planner.graph.operator_graph import Operator, OperatorGraph, TensorSpec
 from planner.graph.placement import Placement, divides, is_partial, is_shard
-from planner.strategies.traced_step import CapturedStep
+from planner.strategies.traced_step import TracedStep
 from planner.torch_adapter.rules.cache import OperatorRules
 from planner.torch_adapter.rules.table import rule_table
 
@@ -77,14 +77,14 @@ class Strategy:
     collectives: tuple[InnerCollective, ...]
 
 
-def axis_rules(captured: CapturedStep, axis_size: int) -> tuple[tuple[tuple[AxisRule, ...], ...], RuleReport]:
+def axis_rules(traced: TracedStep, axis_size: int) -> tuple[tuple[tuple[AxisRule, ...], ...], RuleReport]:
     """Verified rules of every operator on a mesh axis of ``axis_size`` ranks.
 
     Rules whose pending reduction on an input no producer can deliver are left out.
 
     Parameters
     ----------
-    captured
+    traced
         The step.
     axis_size
         Ranks on the axis; with one rank there is only replication.
@@ -101,13 +101,13 @@ def axis_rules(captured: CapturedStep, axis_size: int) -> tuple[tuple[tuple[Axis
     """
     if axis_size < 1:
         raise ValueError(f"axis size is {axis_size}: give the number of ranks on the mesh axis, at least 1")
-    graph, table = captured.graph, rule_table(axis_size)
+    graph, table = traced.graph, rule_table(axis_size)
     without_rule: Counter[str] = Counter()
     not_dividing: Counter[str] = Counter()
     undivided: list[int] = []
     dropped: dict[int, tuple[str, int]] = {}
     entries: list[OperatorRules] = []
-    for operator, call in zip(graph.operators, captured.calls, strict=True):
+    for operator, call in zip(graph.operators, traced.calls, strict=True):
         inputs = tuple(graph.values[index].spec for index in operator.inputs)
         outputs = tuple(None if index is None else graph.values[index].spec for index in operator.outputs)
         entry = table.rules(call, inputs, outputs)

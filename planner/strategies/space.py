@@ -1,4 +1,4 @@
-"""The strategies of a captured step on a mesh, and the step's tables for the models.
+"""The strategies of a traced step on a mesh, and the step's tables for the models.
 
 Joins the operator graph, the verified sharding rules and the costs: a node for every input, parameter
 and operator that computes, a table for every argument. What it builds is numbers
@@ -25,7 +25,7 @@ from planner.machine.costs import CostModel, to_quanta
 from planner.strategies.baselines import BASELINES
 from planner.strategies.chain_routing import ChainRouter
 from planner.strategies.sharding_rules import AxisRule, RuleReport, Strategy, axis_rules, compose
-from planner.strategies.traced_step import CapturedStep
+from planner.strategies.traced_step import TracedStep
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,13 +84,13 @@ class StrategySpace:
 
 
 def build_strategy_space(
-    captured: CapturedStep, costs: CostModel, mesh: tuple[int, ...], optimizer: OptimizerSpec
+    traced: TracedStep, costs: CostModel, mesh: tuple[int, ...], optimizer: OptimizerSpec
 ) -> StrategySpace:
-    """Build strategies and tables of a captured step.
+    """Build strategies and tables of a traced step.
 
     Parameters
     ----------
-    captured
+    traced
         The step.
     costs
         Cost model of the cluster on this mesh.
@@ -104,15 +104,13 @@ def build_strategy_space(
     StrategySpace
         Strategies, tables and the way back to placements.
     """
-    return _SpaceBuilder(captured, costs, mesh, optimizer).build()
+    return _SpaceBuilder(traced, costs, mesh, optimizer).build()
 
 
 class _SpaceBuilder:
-    def __init__(
-        self, captured: CapturedStep, costs: CostModel, mesh: tuple[int, ...], optimizer: OptimizerSpec
-    ) -> None:
-        self.graph = captured.graph
-        self.captured = captured
+    def __init__(self, traced: TracedStep, costs: CostModel, mesh: tuple[int, ...], optimizer: OptimizerSpec) -> None:
+        self.graph = traced.graph
+        self.traced = traced
         self.costs = costs
         self.mesh = mesh
         self.optimizer = optimizer
@@ -158,7 +156,7 @@ class _SpaceBuilder:
     # ------------------------------------------------------------ strategies
 
     def _operator_strategies(self) -> tuple[dict[int, tuple[Strategy, ...]], RuleReport]:
-        tables = {size: axis_rules(self.captured, size) for size in sorted(set(self.mesh))}
+        tables = {size: axis_rules(self.traced, size) for size in sorted(set(self.mesh))}
         report = RuleReport.merged([report for _, report in tables.values()])
         found: dict[int, tuple[Strategy, ...]] = {}
         for op in self.graph.operators:

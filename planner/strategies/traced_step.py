@@ -17,17 +17,17 @@ from torch import Tensor, nn
 
 from planner.graph.operator_graph import OperatorGraph, ValueRole
 from planner.torch_adapter.local.calls import OperatorCall
-from planner.torch_adapter.tracing.capture_error import CaptureError
 from planner.torch_adapter.tracing.fingerprint import fingerprint
 from planner.torch_adapter.tracing.graph_builder import GraphBuilder, dtype_name
 from planner.torch_adapter.tracing.step_module import LossFunction, StepArguments, uncompiled
-from planner.torch_adapter.tracing.trace import trace_step
+from planner.torch_adapter.tracing.trace import trace_joint_graph
+from planner.torch_adapter.tracing.trace_error import TraceError
 
-__all__ = ["CaptureError", "CapturedStep", "capture", "input_tensors"]
+__all__ = ["TraceError", "TracedStep", "input_tensors", "trace_step"]
 
 
 @dataclass(frozen=True, eq=False)
-class CapturedStep:
+class TracedStep:
     """A training step as a graph, and how to execute each of its operators.
 
     Parameters
@@ -39,7 +39,7 @@ class CapturedStep:
     fingerprint
         SHA-256 of the content of the graph; the same for the same model in every process.
     seconds
-        Time the capture took.
+        Time that tracing took.
     constants
         Data of the inputs that are no tensors of the module: name (as in the graph) to tensor.
     """
@@ -51,12 +51,12 @@ class CapturedStep:
     constants: Mapping[str, Tensor]
 
 
-def capture(
+def trace_step(
     module: nn.Module,
     example_args: tuple[Any, ...] = (),
     example_kwargs: Mapping[str, Any] | None = None,
     loss_fn: LossFunction | None = None,
-) -> CapturedStep:
+) -> TracedStep:
     """Capture forward, loss and backward of one training step.
 
     Parameters
@@ -72,25 +72,25 @@ def capture(
 
     Returns
     -------
-    CapturedStep
+    TracedStep
 
     Raises
     ------
-    CaptureError
-        The step cannot be captured: control flow or shapes that depend on data, a custom autograd function,
+    TraceError
+        The step cannot be traced: control flow or shapes that depend on data, a custom autograd function,
         a loss that is no scalar, an operator torch cannot trace.
     """
     started = time.perf_counter()
-    trace = trace_step(uncompiled(module), tuple(example_args), dict(example_kwargs or {}), loss_fn)
+    trace = trace_joint_graph(uncompiled(module), tuple(example_args), dict(example_kwargs or {}), loss_fn)
     builder = GraphBuilder(trace)
     graph = builder.build()
     calls = tuple(builder.calls)
     digest = fingerprint(graph, calls)
-    return CapturedStep(graph, calls, digest, time.perf_counter() - started, builder.constants)
+    return TracedStep(graph, calls, digest, time.perf_counter() - started, builder.constants)
 
 
 def input_tensors(
-    captured: CapturedStep,
+    traced: TracedStep,
     module: nn.Module,
     args: tuple[Any, ...] = (),
     kwargs: Mapping[str, Any] | None = None,
@@ -99,17 +99,17 @@ def input_tensors(
 
     Parameters
     ----------
-    captured
-        The captured step.
+    traced
+        The traced step.
     module
-        A module of the captured structure with real tensors; they are detached, not copied.
+        A module of the traced structure with real tensors; they are detached, not copied.
     args, kwargs
-        Arguments of one step with the captured shapes.
+        Arguments of one step with the traced shapes.
 
     Raises
     ------
     ValueError
-        A tensor is missing or has another shape or dtype than captured.
+        A tensor is missing or has another shape or dtype than traced.
     """
     module = uncompiled(module)
     arguments = StepArguments.of(module, tuple(args), dict(kwargs or {}))
@@ -118,22 +118,22 @@ def input_tensors(
         ValueRole.PARAMETER: dict(named),
         ValueRole.INPUT: dict(zip(arguments.names, arguments.tensors, strict=True)),
     }
-    by_role[ValueRole.BUFFER] = {**by_role[ValueRole.PARAMETER], **captured.constants}
+    by_role[ValueRole.BUFFER] = {**by_role[ValueRole.PARAMETER], **traced.constants}
     tensors = []
-    for index in captured.graph.inputs:
-        value = captured.graph.values[index]
+    for index in traced.graph.inputs:
+        value = traced.graph.values[index]
         if value.role is ValueRole.TANGENT:
             tensors.append(torch.ones(value.spec.shape, dtype=getattr(torch, value.spec.dtype)))
             continue
         tensor = by_role[value.role].get(value.name)
         if tensor is None:
             raise ValueError(
-                f"{value.role} {value.name} is in the captured step, but not in the module and arguments given"
+                f"{value.role} {value.name} is in the traced step, but not in the module and arguments given"
             )
         if tuple(tensor.shape) != value.spec.shape or dtype_name(tensor) != value.spec.dtype:
             raise ValueError(
-                f"{value.role} {value.name}: captured as {value.spec.dtype} {value.spec.shape}, "
-                f"got {dtype_name(tensor)} {tuple(tensor.shape)}; capture the step again with these shapes"
+                f"{value.role} {value.name}: traced as {value.spec.dtype} {value.spec.shape}, "
+                f"got {dtype_name(tensor)} {tuple(tensor.shape)}; trace the step again with these shapes"
             )
         tensors.append(tensor.detach())
     return tensors

@@ -132,7 +132,7 @@ def measured_errors(case: LocalCase, plans: int, seed: int) -> MeasuredErrors:
 
     Raises
     ------
-    CaptureError, LaunchError, PlanError
+    TraceError, LaunchError, PlanError
         There are too few layers, devices or plans, or something cannot be run.
     """
     cluster = load_cluster(_CLUSTER)

@@ -126,7 +126,7 @@ def fits(
     from planner.models.references import ModelReference
 
     reference = ModelReference(model, batch, sequence, dtype, seed, layers, dropout, loss_chunks)
-    with progress_line(f"capturing {model}"):
+    with progress_line(f"tracing {model}"):
         report = api.fits(reference, cluster=cluster, mesh=ranks, memory=limit, optimizer=optimizer)
     print_fits(report)
 

@@ -62,7 +62,7 @@ class LocalPlans:
 
         Raises
         ------
-        CaptureError, LaunchError, PlanError
+        TraceError, LaunchError, PlanError
             There are too few devices or layers, or something cannot be run.
         """
         return profile_layers(self.runs, self.devices, self.micro_batch, self.degrees)
@@ -87,7 +87,7 @@ def errors_of_predictions(plans: LocalPlans, profile: Profile, count: int, seed:
 
     Raises
     ------
-    CaptureError, LaunchError, PlanError
+    TraceError, LaunchError, PlanError
         There are not so many plans, or one cannot be run.
     """
     problem, runs = plans.problem(), plans.runs

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from planner.graph.placement import Placement
 from planner.schedule.instructions import Compute, Free, Offload, Prefetch, Reshard, Schedule
-from planner.strategies.traced_step import CapturedStep
+from planner.strategies.traced_step import TracedStep
 from planner.torch_adapter.local.collectives import MeshGroups, reshard_step
 from planner.torch_adapter.local.operators import build_local
 from runtime.measure.local_shards import gather_full, local_block
@@ -53,7 +53,7 @@ class Mismatch:
 
 def compare_with_reference(
     schedule: Schedule,
-    captured: CapturedStep,
+    traced: TracedStep,
     groups: MeshGroups,
     inputs: Sequence[Tensor],
     seed: int = 0,
@@ -63,7 +63,7 @@ def compare_with_reference(
 
     Parameters
     ----------
-    schedule, captured, groups, seed
+    schedule, traced, groups, seed
         As for :func:`runtime.operators.executor.lower`.
     inputs
         Global tensors of the graph's inputs, in order.
@@ -76,27 +76,27 @@ def compare_with_reference(
         The first difference in the order of the schedule.
     """
     with torch.no_grad():
-        return _Oracle(schedule, captured, groups, inputs, seed, tolerance).run()
+        return _Oracle(schedule, traced, groups, inputs, seed, tolerance).run()
 
 
 class _Oracle:
     def __init__(
         self,
         schedule: Schedule,
-        captured: CapturedStep,
+        traced: TracedStep,
         groups: MeshGroups,
         inputs: Sequence[Tensor],
         seed: int,
         tolerance: float,
     ) -> None:
-        self._schedule, self._captured, self._groups = schedule, captured, groups
+        self._schedule, self._traced, self._groups = schedule, traced, groups
         self._seed, self._tolerance = seed, tolerance
         self._expected = self._one_process(inputs)
         self._local = {
             buffer: local_block(
                 self._expected[value], schedule.buffers[buffer].placement, groups.shape, groups.coordinate
             ).contiguous()
-            for value, buffer in zip(captured.graph.inputs, schedule.inputs, strict=True)
+            for value, buffer in zip(traced.graph.inputs, schedule.inputs, strict=True)
         }
 
     def run(self) -> Mismatch | None:
@@ -121,15 +121,15 @@ class _Oracle:
                 if made is not None:
                     error = self._error(made)
                     if not error <= self._tolerance:
-                        name = self._captured.graph.values[self._schedule.buffers[made].value].name
+                        name = self._traced.graph.values[self._schedule.buffers[made].value].name
                         return Mismatch(position, self._describe(instruction), name, error)
         return None
 
     def _one_process(self, inputs: Sequence[Tensor]) -> dict[int, Tensor]:
         """Every value of the graph, computed on one rank."""
-        graph = self._captured.graph
+        graph = self._traced.graph
         values = dict(zip(graph.inputs, inputs, strict=True))
-        for operator, call in zip(graph.operators, self._captured.calls, strict=True):
+        for operator, call in zip(graph.operators, self._traced.calls, strict=True):
             whole: Placement = ("R",)
             function = build_local(
                 call,
@@ -151,9 +151,9 @@ class _Oracle:
     def _compute(self, instruction: Compute) -> None:
         buffers = self._schedule.buffers
         function = build_local(
-            self._captured.calls[instruction.operator],
-            self._captured.graph.operators[instruction.operator],
-            self._captured.graph,
+            self._traced.calls[instruction.operator],
+            self._traced.graph.operators[instruction.operator],
+            self._traced.graph,
             tuple(None if buffer is None else buffers[buffer].placement for buffer in instruction.outputs),
             tuple(buffers[buffer].placement for buffer in instruction.inputs),
             self._groups.shape,
@@ -190,7 +190,7 @@ class _Oracle:
     def _describe(self, instruction: object) -> str:
         buffers = self._schedule.buffers
         if isinstance(instruction, Compute):
-            operator = self._captured.graph.operators[instruction.operator]
+            operator = self._traced.graph.operators[instruction.operator]
             inputs = " ".join(",".join(buffers[buffer].placement) for buffer in instruction.inputs)
             outputs = " ".join("-" if b is None else ",".join(buffers[b].placement) for b in instruction.outputs)
             return f"{operator.identity} ({inputs} -> {outputs})"

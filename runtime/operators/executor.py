@@ -23,7 +23,7 @@ from torch.fx import Graph, GraphModule, Node
 
 from planner.graph.operator_graph import GraphOutput, OutputRole
 from planner.schedule.instructions import Compute, Free, Offload, Prefetch, Reshard, Schedule, Update
-from planner.strategies.traced_step import CapturedStep
+from planner.strategies.traced_step import TracedStep
 from planner.torch_adapter.local.collectives import MeshGroups, reshard_step
 from planner.torch_adapter.local.context import LocalOperator
 from planner.torch_adapter.local.operators import build_local
@@ -88,7 +88,7 @@ class LoweredStep:
 
 
 def lower(
-    schedule: Schedule, captured: CapturedStep, groups: MeshGroups, seed: int | Tensor, device: torch.device
+    schedule: Schedule, traced: TracedStep, groups: MeshGroups, seed: int | Tensor, device: torch.device
 ) -> LoweredStep:
     """Lower a schedule to a graph for this rank.
 
@@ -96,14 +96,14 @@ def lower(
     ----------
     schedule
         What to run.
-    captured
+    traced
         The step that the schedule is of.
     groups
         Mesh and process groups of this rank.
     seed
         Key of random operators; a tensor of one int64 may change between steps.
     device
-        Device that replaces the captured one in operators that make tensors.
+        Device that replaces the traced one in operators that make tensors.
 
     Raises
     ------
@@ -113,15 +113,15 @@ def lower(
         If a step of a resharding path is not one collective.
     """
     check_schedule(schedule, groups.shape)
-    return _Lowering(schedule, captured, groups, seed, device).build()
+    return _Lowering(schedule, traced, groups, seed, device).build()
 
 
 class _Lowering:
     def __init__(
-        self, schedule: Schedule, captured: CapturedStep, groups: MeshGroups, seed: int | Tensor, device: torch.device
+        self, schedule: Schedule, traced: TracedStep, groups: MeshGroups, seed: int | Tensor, device: torch.device
     ) -> None:
         self._schedule = schedule
-        self._captured = captured
+        self._traced = traced
         self._groups = groups
         self._seed = seed
         self._device = device
@@ -134,7 +134,7 @@ class _Lowering:
         self._shared: dict[object, Callable[..., Any]] = {}
 
     def build(self) -> LoweredStep:
-        graph, schedule = self._captured.graph, self._schedule
+        graph, schedule = self._traced.graph, self._schedule
         self._take_inputs()
         for instruction in schedule.instructions:
             match instruction:
@@ -175,7 +175,7 @@ class _Lowering:
             node = self._graph.call_function(function.call.target, args, kwargs)
         else:
             node = self._graph.call_function(function, tuple(tensors))
-        call = self._captured.calls[instruction.operator]
+        call = self._traced.calls[instruction.operator]
         if call.returns_one_tensor:
             (output,) = instruction.outputs
             assert output is not None
@@ -187,14 +187,14 @@ class _Lowering:
 
     def _local_function(self, instruction: Compute) -> Callable[..., Any]:
         """Function of an execution; executions of one operator under the same placements share it."""
-        buffers, graph = self._schedule.buffers, self._captured.graph
+        buffers, graph = self._schedule.buffers, self._traced.graph
         outputs = tuple(None if buffer is None else buffers[buffer].placement for buffer in instruction.outputs)
         inputs = tuple(buffers[buffer].placement for buffer in instruction.inputs)
         key = (instruction.operator, outputs, inputs)
         if key not in self._shared:
             described = graph.operators[instruction.operator]
             function = build_local(
-                self._captured.calls[instruction.operator],
+                self._traced.calls[instruction.operator],
                 described,
                 graph,
                 outputs,

@@ -12,7 +12,7 @@ from torch import Tensor
 from planner.graph.operator_graph import ValueRole
 from planner.graph.placement import Placement
 from planner.schedule.instructions import Schedule
-from planner.strategies.traced_step import CapturedStep
+from planner.strategies.traced_step import TracedStep
 from planner.torch_adapter.local.collectives import MeshGroups
 from runtime.measure.initial_state import copied
 from runtime.measure.local_shards import local_block
@@ -42,7 +42,7 @@ class LocalTraining:
 
     Parameters
     ----------
-    captured, schedule
+    traced, schedule
         The step and how to run it.
     groups
         Mesh and process groups of this rank.
@@ -65,7 +65,7 @@ class LocalTraining:
 
     def __init__(
         self,
-        captured: CapturedStep,
+        traced: TracedStep,
         schedule: Schedule,
         groups: MeshGroups,
         state: Mapping[str, Tensor],
@@ -73,12 +73,12 @@ class LocalTraining:
         seed: int,
         device: torch.device,
     ) -> None:
-        graph = captured.graph
+        graph = traced.graph
         self._seed = seed
         self._step_seed = torch.zeros((), dtype=torch.int64, device=device)
         self._groups = groups
         self._device = device
-        self._lowered = lower(schedule, captured, groups, self._step_seed, device)
+        self._lowered = lower(schedule, traced, groups, self._step_seed, device)
         self._inputs = tuple(
             _Input(
                 graph.values[value].name,

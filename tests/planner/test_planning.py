@@ -29,7 +29,7 @@ def prepared(mesh: tuple[int, ...]) -> PlanningSession:
 @pytest.mark.parametrize("mesh", MESHES.values(), ids=MESHES)
 def test_capture_rules_and_costs(benchmark: BenchmarkFixture, mesh: tuple[int, ...]) -> None:
     session = benchmark.pedantic(prepared, args=(mesh,), rounds=1)
-    assert session.captured.graph.operators
+    assert session.traced.graph.operators
 
 
 def test_building_the_problem(benchmark: BenchmarkFixture, session: PlanningSession) -> None:

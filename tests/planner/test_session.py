@@ -47,7 +47,7 @@ def test_a_plan_is_certified_and_holds(name, mesh):
     again = session_of(plan)
     report = verify_plan(
         plan,
-        again.captured.graph,
+        again.traced.graph,
         again.fingerprints,
         seconds=again.instruction_costs,
         allowed=again.allowed_strategies,
@@ -162,7 +162,7 @@ def test_host_memory_is_planned_kept_and_written():
 
     nothing_waits = here.plan(replace(tight, host_memory=0))
     assert nothing_waits.decision.predicted.host.offloaded_bytes == 0
-    schedule = schedule_of(offloaded, here.captured.graph)
+    schedule = schedule_of(offloaded, here.traced.graph)
     refused = here.replay(schedule, host_limit=host.peak_bytes - 1).violations
     assert [violation.kind for violation in refused] == [ViolationKind.OVER_HOST_LIMIT]
 
@@ -185,12 +185,12 @@ def test_host_memory_below_nothing_is_refused():
 def test_plans_and_fits_know_every_optimizer(optimizer):
     here = PlanningSession(replace(step_reference("gpt2"), dtype="bfloat16"), CLUSTER, (2,), optimizer)
     whole = StepDecision((0,) * len(here.space.nodes), {})
-    kept = fits_report(here.captured.graph, 2, here.optimizer).rows[0].peak_bytes
+    kept = fits_report(here.traced.graph, 2, here.optimizer).rows[0].peak_bytes
     assert kept == here.replay(here.schedule(whole)).peak_bytes
     plan = here.plan(PlanRequest(formulation="sharding", time_limit=3))
     assert plan.decision.options.optimizer == optimizer
     assert plan.peak_bytes <= kept
-    verify_plan(plan, here.captured.graph, here.fingerprints, seconds=here.instruction_costs)
+    verify_plan(plan, here.traced.graph, here.fingerprints, seconds=here.instruction_costs)
 
 
 def test_plans_side_by_side():
@@ -211,6 +211,6 @@ def test_a_mesh_must_divide_the_cluster_and_memory_must_exist():
 
 def test_fits_counts_the_updates():
     here = session("mlp", (2,))
-    report = fits_report(here.captured.graph, 2, here.optimizer)
+    report = fits_report(here.traced.graph, 2, here.optimizer)
     whole = StepDecision((0,) * len(here.space.nodes), {})
     assert report.rows[0].peak_bytes == here.replay(here.schedule(whole)).peak_bytes

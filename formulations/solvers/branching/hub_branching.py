@@ -28,7 +28,7 @@ from formulations.problem.strategy_problem import IntArray, StrategyProblem
 from formulations.solvers.branching.hub_leaf import Leaf, OpenLeaf, reopened
 from formulations.solvers.prices.bounding import PriceBounding
 from formulations.solvers.prices.decimation import decimate
-from formulations.solvers.prices.flatten_or_finish import open_flat
+from formulations.solvers.prices.flatten_or_finish import flatten_or_finish
 from formulations.solvers.prices.integer_bound import holds_exact_costs
 from formulations.solvers.prices.lagrangian import PriceSearch
 from formulations.solvers.protocol.solver import ReportIncumbent, ReportProgress
@@ -55,7 +55,7 @@ def solve(problem: StrategyProblem, options: SolveOptions, report: ReportProgres
     deterministic as long as the time limit does not cut it short.
     """
     started = time.monotonic()
-    flat = open_flat(problem, incumbent)
+    flat = flatten_or_finish(problem, incumbent)
     if isinstance(flat, Claim):
         return flat
     if not len(hubs(flat)):
@@ -168,7 +168,7 @@ class _HubSearch:
         if leaf.closed or self._beaten(leaf.bound):
             return
         objective = self.search.objective
-        kept = leaf if objective is None else leaf.without_hopeless(objective)
+        kept = leaf if objective is None else leaf.fix_by_reduced_cost(objective)
         if kept is None:
             return
         if kept.flat.graph.sizes.max() == 1:

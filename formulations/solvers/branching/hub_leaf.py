@@ -112,7 +112,7 @@ class OpenLeaf:
         start = self.ascent.best_prices, self.root_messages()[restriction.messages]
         return OpenLeaf(self.root, restriction, self.bound, start)
 
-    def without_hopeless(self, objective: int) -> OpenLeaf | None:
+    def fix_by_reduced_cost(self, objective: int) -> OpenLeaf | None:
         """Return the branch without what no assignment cheaper than ``objective`` has, None if none is left."""
         if self.proof is None:
             return self

@@ -32,11 +32,11 @@ from formulations.solvers.exact import highs
 from formulations.solvers.local_search.incumbent_search import exact_objective
 from formulations.solvers.prices.ascent import PriceAscent
 from formulations.solvers.prices.bounding import PriceBounding, is_wide
-from formulations.solvers.prices.fixing import entries_left, without_hopeless
-from formulations.solvers.prices.flatten_or_finish import open_flat
+from formulations.solvers.prices.fixing import entries_left, fix_by_reduced_cost
+from formulations.solvers.prices.flatten_or_finish import flatten_or_finish
 from formulations.solvers.prices.integer_bound import holds_exact_costs
 from formulations.solvers.prices.lagrangian import PriceSearch
-from formulations.solvers.protocol.exchange import FROM_OTHERS
+from formulations.solvers.protocol.exchange import EXCHANGE
 from formulations.solvers.protocol.solver import ReportIncumbent, ReportProgress
 
 MOST_CORE_COLUMNS = 400_000
@@ -68,7 +68,7 @@ def solve(problem: StrategyProblem, options: SolveOptions, report: ReportProgres
     not cut it short.
     """
     started = time.monotonic()
-    flat = open_flat(problem, incumbent)
+    flat = flatten_or_finish(problem, incumbent)
     if isinstance(flat, Claim):
         return flat
     first = replace(options, time_limit=_FIRST_SHARE * options.time_limit)
@@ -143,7 +143,7 @@ def _core(
     problem: StrategyProblem, flat: FlatProblem, ascent: PriceAscent, objective: int, deadline: float
 ) -> tuple[Presolved, Lift]:
     """Return what the best prices leave open, reduced, and the lift from its strategies to those of the problem."""
-    hopeful = without_hopeless(problem, flat, ascent.best_prices, ascent.best_messages, objective)
+    hopeful = fix_by_reduced_cost(problem, flat, ascent.best_prices, ascent.best_messages, objective)
     cut, lift = cut_forbidden_strategies(hopeful)
     return presolve(cut, deadline=deadline), lift
 
@@ -174,7 +174,7 @@ class _Core:
         else:
             start = self._project(self.claim.choices)
             options = replace(options, relative_gap=0.0, initial_choices=start)
-            with FROM_OTHERS.translated(self.core.problem, self._project, self.core.offset):
+            with EXCHANGE.translated(self.core.problem, self._project, self.core.offset):
                 found = highs.solve(self.core.problem, options, self._hear, self._take)
         self._raise(found.bound)
         choices = self.claim.choices

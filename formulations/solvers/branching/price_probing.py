@@ -30,7 +30,7 @@ _TRIED_NODES = 8
 _TRIAL_STEPS = 10
 
 
-def without_dear(problem: StrategyProblem, objective: int | None, seconds: float) -> StrategyProblem:
+def forbid_above(problem: StrategyProblem, objective: int | None, seconds: float) -> StrategyProblem:
     """Forbid strategies that only assignments that cost more than ``objective`` have.
 
     Parameters
@@ -84,7 +84,7 @@ class _Probing:
                 if self._is_dear(leaf, part):
                     leaf, cut = self._without(leaf, part), True
                     break
-        return None if leaf is None else leaf.without_hopeless(self.objective + 1)
+        return None if leaf is None else leaf.fix_by_reduced_cost(self.objective + 1)
 
     def _root(self) -> OpenLeaf | None:
         """Climb to good prices of the whole problem."""

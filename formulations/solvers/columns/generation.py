@@ -7,9 +7,9 @@ of a few
    blocks that uses memory as the whole one does. Its prices cost little
    (:mod:`formulations.solvers.columns.tied_prices`).
 2. At those prices, messages on the whole, untied problem give its bound, evaluated in exact integers.
-3. Decode columns at prices around them, each made to fit. Tied layers would all do the same, which can cost several
-   times as much as the best plan; columns are decoded from the whole problem.
-4. The restricted master (:mod:`formulations.solvers.columns.restricted_master`) mixes the columns; further prices give
+3. Decode patterns at prices around them, each made to fit. Tied layers would all do the same, which can cost several
+   times as much as the best plan; patterns are decoded from the whole problem.
+4. The restricted master (:mod:`formulations.solvers.columns.restricted_master`) mixes the patterns; further prices give
 further ones.
 
 It declines where nothing repeats.
@@ -27,22 +27,22 @@ from formulations.problem.compiled import seed_compiled
 from formulations.problem.solution import Claim, Progress, SolveOptions
 from formulations.problem.strategy_problem import BoolArray, StrategyProblem
 from formulations.solvers.columns.repeated_blocks import find_repeats
-from formulations.solvers.columns.restricted_master import mix_columns, used_strategies
+from formulations.solvers.columns.restricted_master import mix_patterns, used_strategies
 from formulations.solvers.columns.tied_prices import FewRowsAscent, carry_over, inner_groups
 from formulations.solvers.columns.tied_problem import TyingError, tie_nodes
 from formulations.solvers.local_search.incumbent_search import IncumbentSearch
-from formulations.solvers.prices.flatten_or_finish import open_flat
+from formulations.solvers.prices.flatten_or_finish import flatten_or_finish
 from formulations.solvers.prices.proven_bound import ProvenBound
 from formulations.solvers.protocol.solver import ReportIncumbent, ReportProgress
 
 _TIED_SHARE, _BOUND_SHARE, _LAST_SHARE = 0.35, 0.6, 0.95
 _FACTORS = ((1.0, 1.3, 0.8), (1.1, 0.9), (0.97, 1.03))
-"""Prices of the first rounds of columns, relative to the best; far ones first: what one saves, another may spend."""
+"""Prices of the first rounds of patterns, relative to the best; far ones first: what one saves, another may spend."""
 
 _NOISE, _COLUMNS_A_ROUND = 0.15, 3
 _MOST_COLUMNS = 24
 _PATIENCE = 3.0
-"""Rounds without anything better; one whose columns are nothing new counts half."""
+"""Rounds without anything better; one whose patterns are nothing new counts half."""
 
 _DEARER = 1.3
 """Prices rise by this factor from round to round while nothing fits."""
@@ -52,7 +52,7 @@ _DECODING_PAIRS = 2
 
 
 def solve(problem: StrategyProblem, options: SolveOptions, report: ReportProgress, incumbent: ReportIncumbent) -> Claim:
-    """Solve by columns; ends early where the gap closes or several rounds find nothing better.
+    """Solve by patterns; ends early where the gap closes or several rounds find nothing better.
 
     With ``iteration_limit`` the solver makes at most so many price steps and as many rounds, and is deterministic as
     long as the time limit does not cut it short.
@@ -60,8 +60,8 @@ def solve(problem: StrategyProblem, options: SolveOptions, report: ReportProgres
     started = time.monotonic()
     repeats = find_repeats(problem)
     if len(problem.nodes) and not repeats.count:
-        return Claim(None, None, message="no blocks repeat, so that there are no columns to share")
-    flat = open_flat(problem, incumbent)
+        return Claim(None, None, message="no blocks repeat, so that there are no patterns to share")
+    flat = flatten_or_finish(problem, incumbent)
     if isinstance(flat, Claim):
         return flat
     try:
@@ -72,7 +72,7 @@ def solve(problem: StrategyProblem, options: SolveOptions, report: ReportProgres
 
 
 class _Columns:
-    """One solve: the bound, the columns, the incumbent."""
+    """One solve: the bound, the patterns, the incumbent."""
 
     def __init__(
         self,
@@ -92,12 +92,12 @@ class _Columns:
         self._ascent = FewRowsAscent(flat)
         self._proven = ProvenBound(problem, self._ascent)
         self._search = IncumbentSearch(problem, flat, self._found, self._deadline(_LAST_SHARE))
-        self._columns: dict[tuple[int, ...], None] = {}
+        self._patterns: dict[tuple[int, ...], None] = {}
         self._mixed: BoolArray | None = None
         """Strategies whose mixtures are known: those of the last master that was solved to the end."""
 
     def run(self, tied: FlatProblem) -> Claim:
-        """Prices from the tied problem, then rounds of columns on the whole one."""
+        """Prices from the tied problem, then rounds of patterns on the whole one."""
         if self.options.initial_choices is not None:
             self._search.offer_original(self.options.initial_choices)
         self._start_prices(tied)
@@ -119,7 +119,7 @@ class _Columns:
         self._prove()
         best = self._search.best
         choices = None if best is None else self.flat.original_choices(best)
-        message = f"{len(self._columns)} columns, {self.rounds} rounds"
+        message = f"{len(self._patterns)} patterns, {self.rounds} rounds"
         return Claim(choices, self._proven.value, message=message, iterations=self._ascent.iterations + self.rounds)
 
     def _start_prices(self, tied: FlatProblem) -> None:
@@ -138,29 +138,29 @@ class _Columns:
         return np.exp(_NOISE * (1 + idle) * self._random.standard_normal(_COLUMNS_A_ROUND))
 
     def _decode(self, factors: FloatArray) -> None:
-        """Decode a column at every factor of the best prices, and make it fit."""
+        """Decode a pattern at every factor of the best prices, and make it fit."""
         for factor in factors.tolist():
             if self._remaining() <= 0:
                 return
             prices = self._ascent.best_prices * factor
             choices = self._ascent.decode(prices, _DECODING_PAIRS)
-            self._columns[self.flat.original_choices(choices)] = None
+            self._patterns[self.flat.original_choices(choices)] = None
             self._search.finish(choices, prices)
 
     def _mix(self) -> bool:
-        """Let the master mix the newest columns and the incumbent; False where it has done so already."""
+        """Let the master mix the newest patterns and the incumbent; False where it has done so already."""
         if self._done():
             return True
         start = None if self._search.best is None else self.flat.original_choices(self._search.best)
-        columns = list(self._columns)[-_MOST_COLUMNS:]
+        patterns = list(self._patterns)[-_MOST_COLUMNS:]
         if start is not None:
-            columns.append(start)
-            self._columns[start] = None
-        used = used_strategies(self.problem, columns)
+            patterns.append(start)
+            self._patterns[start] = None
+        used = used_strategies(self.problem, patterns)
         if self._mixed is not None and not (used & ~self._mixed).any():
             return False
         deadline = min(self._deadline(_LAST_SHARE), time.monotonic() + _MASTER_SECONDS)
-        found, is_complete = mix_columns(self.problem, used, start, self.options, deadline)
+        found, is_complete = mix_patterns(self.problem, used, start, self.options, deadline)
         if is_complete:
             self._mixed = used
         if found is not None:

@@ -1,7 +1,7 @@
-"""The restricted master: the best mixture of columns, by branch and cut.
+"""The restricted master: the best mixture of patterns, by branch and cut.
 
-A column is an assignment of the whole problem, so it has one part for every block. The master keeps of every node the
-strategies that some column gives it: blocks may then take their parts from different columns, and even mix them
+A pattern is an assignment of the whole problem, so it has one part for every block. The master keeps of every node the
+strategies that some pattern gives it: blocks may then take their parts from different patterns, and even mix them
 inside, as long as factors allow it. Presolve takes what is left apart into blocks by itself, and usage rows are added
 lazily by :mod:`formulations.solvers.exact.highs`.
 """
@@ -25,27 +25,27 @@ MOST_COLUMNS = 60_000
 """Columns of the linear model up to which the master is solved."""
 
 
-def used_strategies(problem: StrategyProblem, columns: Sequence[tuple[int, ...]]) -> BoolArray:
-    """Flag the strategies that some column uses: those of the first node, then those of the second, and so on."""
+def used_strategies(problem: StrategyProblem, patterns: Sequence[tuple[int, ...]]) -> BoolArray:
+    """Flag the strategies that some pattern uses: those of the first node, then those of the second, and so on."""
     sizes = np.array([node.size for node in problem.nodes], dtype=np.int64)
     used: BoolArray = np.zeros(int(sizes.sum()), dtype=np.bool_)
-    used[np.cumsum(sizes) - sizes + np.array(columns, dtype=np.int64)] = True
+    used[np.cumsum(sizes) - sizes + np.array(patterns, dtype=np.int64)] = True
     return used
 
 
-def mix_columns(
+def mix_patterns(
     problem: StrategyProblem,
     used: BoolArray,
     start: tuple[int, ...] | None,
     options: SolveOptions,
     deadline: float,
 ) -> tuple[tuple[int, ...] | None, bool]:
-    """Solve the problem over the strategies that columns use.
+    """Solve the problem over the strategies that patterns use.
 
     Parameters
     ----------
     used
-        The strategies, as of :func:`used_strategies`; the columns need not keep the limits.
+        The strategies, as of :func:`used_strategies`; the patterns need not keep the limits.
     start
         One of them that does, or None.
     options

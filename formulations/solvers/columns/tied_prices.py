@@ -69,8 +69,8 @@ def inner_groups(repeats: Repeats) -> IntArray:
     }
     known: dict[tuple[int, int], int] = {}
     groups: IntArray = np.zeros(len(repeats.orbit), dtype=np.int64)
-    columns = (repeats.family.tolist(), repeats.orbit.tolist(), repeats.position.tolist())
-    for i, (family, orbit, position) in enumerate(zip(*columns, strict=True)):
+    patterns = (repeats.family.tolist(), repeats.orbit.tolist(), repeats.position.tolist())
+    for i, (family, orbit, position) in enumerate(zip(*patterns, strict=True)):
         if orbit < 0:
             key = -1, i
         else:

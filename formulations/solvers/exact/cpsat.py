@@ -27,7 +27,7 @@ import numpy as np
 
 from formulations.problem.solution import Claim, Progress, SolveOptions
 from formulations.problem.strategy_problem import BoolArray, IntArray, StrategyProblem, UsageTerm
-from formulations.solvers.protocol.exchange import FROM_OTHERS
+from formulations.solvers.protocol.exchange import EXCHANGE
 from formulations.solvers.protocol.solver import ReportIncumbent, ReportProgress
 
 _LARGEST_SUM = 1 << 60
@@ -195,7 +195,7 @@ class _Search:
         trusts_others = True
         while (remaining := self.options.time_limit - (time.monotonic() - self.started)) > 0:
             self.rounds += 1
-            floor = FROM_OTHERS.bound(self.problem) if trusts_others else None
+            floor = EXCHANGE.bound(self.problem) if trusts_others else None
             encoding.cost_at_least(floor)
             status, choices = self.solve_once(remaining)
             library = encoding.library

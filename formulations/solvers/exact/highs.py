@@ -23,7 +23,7 @@ from formulations.solvers.exact.highs_session import (
     margin,
 )
 from formulations.solvers.exact.lazy_rows import LazyRows
-from formulations.solvers.protocol.exchange import FROM_OTHERS
+from formulations.solvers.protocol.exchange import EXCHANGE
 from formulations.solvers.protocol.solver import ReportIncumbent, ReportProgress
 
 
@@ -166,13 +166,13 @@ class _Search:
 
     def hear_others(self) -> None:
         """Take over what another solver found meanwhile, if it is better."""
-        choices = FROM_OTHERS.take(self.problem)
+        choices = EXCHANGE.take(self.problem)
         if choices is not None:
             self.offer(choices)
 
     def meets_bound_of_others(self) -> bool:
         """Whether another solver proved that the incumbent is good enough."""
-        bound = FROM_OTHERS.bound(self.problem)
+        bound = EXCHANGE.bound(self.problem)
         return self.best is not None and bound is not None and self.options.accepts(self.best[0], bound)
 
     def column_values_of_others(self) -> Values | None:

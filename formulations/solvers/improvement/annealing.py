@@ -29,7 +29,7 @@ from formulations.solvers.improvement.heat_bath import fields_of, heat_bath, hel
 from formulations.solvers.improvement.hub_moves import move_hubs
 from formulations.solvers.local_search.incumbent_search import IncumbentSearch
 from formulations.solvers.local_search.moves import add_prices
-from formulations.solvers.prices.flatten_or_finish import open_flat
+from formulations.solvers.prices.flatten_or_finish import flatten_or_finish
 from formulations.solvers.prices.lagrangian import PriceSearch
 from formulations.solvers.prices.proven_bound import ProvenBound
 from formulations.solvers.protocol.solver import ReportIncumbent, ReportProgress
@@ -77,7 +77,7 @@ def solve(problem: StrategyProblem, options: SolveOptions, report: ReportProgres
     deterministic as long as the time limit does not cut it short.
     """
     started = time.monotonic()
-    flat = open_flat(problem, incumbent)
+    flat = flatten_or_finish(problem, incumbent)
     if isinstance(flat, Claim):
         return flat
 

@@ -31,9 +31,9 @@ from formulations.solvers.improvement.plateau_moves import wander
 from formulations.solvers.improvement.subproblem import cut_out
 from formulations.solvers.local_search.incumbent_search import IncumbentSearch, exact_objective
 from formulations.solvers.local_search.moves import add_prices
-from formulations.solvers.prices.flatten_or_finish import open_flat
+from formulations.solvers.prices.flatten_or_finish import flatten_or_finish
 from formulations.solvers.prices.lagrangian import PriceSearch
-from formulations.solvers.protocol.exchange import FROM_OTHERS
+from formulations.solvers.protocol.exchange import EXCHANGE
 from formulations.solvers.protocol.registry import find_solver
 from formulations.solvers.protocol.solver import ReportIncumbent, ReportProgress, Solver
 
@@ -89,7 +89,7 @@ def solve(
         Size of the first parts, in columns of their linear models.
     """
     started = time.monotonic()
-    flat = open_flat(problem, incumbent)
+    flat = flatten_or_finish(problem, incumbent)
     if isinstance(flat, Claim):
         return flat
 
@@ -282,7 +282,7 @@ class PartSearch:
 
     def _part_gap(self, part: StrategyProblem, start: tuple[int, ...] | None) -> float:
         """Return the relative gap at which what is left to gain in a part does not matter for the whole."""
-        bound = FROM_OTHERS.bound(self.problem, self.bound)
+        bound = EXCHANGE.bound(self.problem, self.bound)
         if start is None or bound is None or self.search.objective is None:
             return 0.0
         cost = exact_objective(part, start)
@@ -302,7 +302,7 @@ class PartSearch:
 
     def _closed(self) -> bool:
         objective = self.search.objective
-        bound = FROM_OTHERS.bound(self.problem, self.bound)
+        bound = EXCHANGE.bound(self.problem, self.bound)
         return objective is not None and bound is not None and self.options.accepts(objective, bound)
 
 

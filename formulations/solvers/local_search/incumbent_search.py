@@ -15,7 +15,7 @@ from formulations.solvers.local_search.isolated_moves import IsolatedMoves
 from formulations.solvers.local_search.moves import add_prices, conflicts, improve_nodes, settle, total_cost, usage_of
 from formulations.solvers.local_search.repair import repair
 from formulations.solvers.local_search.tree_moves import tree_search
-from formulations.solvers.protocol.exchange import FROM_OTHERS
+from formulations.solvers.protocol.exchange import EXCHANGE
 
 _FILL_FACTORS = (1.0, 0.7, 0.4, 0.0)
 _MOST_REPAIRED_ROWS = 400
@@ -206,7 +206,7 @@ class IncumbentSearch:
 
     def hear_others(self) -> None:
         """Take over what another solver found meanwhile, if it is better."""
-        found = FROM_OTHERS.take(self.problem)
+        found = EXCHANGE.take(self.problem)
         if found is not None:
             self.offer_original(found)
 

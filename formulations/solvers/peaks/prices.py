@@ -26,7 +26,7 @@ from formulations.solvers.local_search.feasibility import find_feasible
 from formulations.solvers.local_search.incumbent_search import exact_objective
 from formulations.solvers.peaks.limit_problem import peak_problem, peak_range
 from formulations.solvers.prices import lagrangian
-from formulations.solvers.prices.flatten_or_finish import open_flat
+from formulations.solvers.prices.flatten_or_finish import flatten_or_finish
 from formulations.solvers.protocol.solver import ReportIncumbent, ReportProgress
 
 _PRESOLVE_SHARE, _LOCAL_SHARE = 0.4, 0.5
@@ -56,7 +56,7 @@ def solve(problem: StrategyProblem, options: SolveOptions, report: ReportProgres
 
 def _search(problem: StrategyProblem, deadline: float) -> Claim:
     """Search locally for an assignment that fits; what is found is checked in exact integers."""
-    flat = open_flat(problem, lambda _: None)
+    flat = flatten_or_finish(problem, lambda _: None)
     if isinstance(flat, Claim):
         return flat
     choices: IntArray = np.zeros(len(problem.nodes), dtype=np.int64)

@@ -14,7 +14,7 @@ from formulations.problem.solution import Claim, Progress, SolveOptions
 from formulations.problem.strategy_problem import StrategyProblem
 from formulations.solvers.local_search.incumbent_search import IncumbentSearch
 from formulations.solvers.prices.ascent import PriceAscent
-from formulations.solvers.prices.flatten_or_finish import open_flat
+from formulations.solvers.prices.flatten_or_finish import flatten_or_finish
 from formulations.solvers.prices.proven_bound import ProvenBound
 from formulations.solvers.protocol.solver import ReportIncumbent, ReportProgress
 
@@ -39,7 +39,7 @@ def is_wide(entries: int, factors: int) -> bool:
 def solve(problem: StrategyProblem, options: SolveOptions, report: ReportProgress, incumbent: ReportIncumbent) -> Claim:
     """Raise the bound for the whole time; assignments are not looked for, and exact proofs are few."""
     started = time.monotonic()
-    flat = open_flat(problem, incumbent)
+    flat = flatten_or_finish(problem, incumbent)
     if isinstance(flat, Claim):
         return flat
     return PriceBounding(problem, flat, options, report, incumbent, started, *_FEW_PROOFS).run()

@@ -23,7 +23,7 @@ from formulations.solvers.prices.integer_bound import holds_exact_costs, integer
 _PAIR = 2
 
 
-def without_hopeless(
+def fix_by_reduced_cost(
     problem: StrategyProblem, flat: FlatProblem, prices: FloatArray, messages: FloatArray, objective: int
 ) -> StrategyProblem:
     """Forbid all that cannot be part of an assignment that costs at most ``objective``.

@@ -8,7 +8,7 @@ from formulations.problem.strategy_problem import StrategyProblem
 from formulations.solvers.protocol.solver import ReportIncumbent
 
 
-def open_flat(problem: StrategyProblem, incumbent: ReportIncumbent) -> FlatProblem | Claim:
+def flatten_or_finish(problem: StrategyProblem, incumbent: ReportIncumbent) -> FlatProblem | Claim:
     """Lay a problem out in flat arrays.
 
     Returns

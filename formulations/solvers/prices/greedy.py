@@ -15,7 +15,7 @@ from formulations.problem.solution import Claim, Progress, SolveOptions
 from formulations.problem.strategy_problem import StrategyProblem
 from formulations.solvers.local_search.incumbent_search import IncumbentSearch
 from formulations.solvers.prices.ascent import PriceAscent
-from formulations.solvers.prices.flatten_or_finish import open_flat
+from formulations.solvers.prices.flatten_or_finish import flatten_or_finish
 from formulations.solvers.prices.steering import raised_prices
 from formulations.solvers.protocol.solver import ReportIncumbent, ReportProgress
 
@@ -26,7 +26,7 @@ _FORCED_STEPS = 3000
 def solve(problem: StrategyProblem, options: SolveOptions, report: ReportProgress, incumbent: ReportIncumbent) -> Claim:
     """Run a dozen rounds (or ``iteration_limit``, or until the time limit) and return the best assignment."""
     started = time.monotonic()
-    flat = open_flat(problem, incumbent)
+    flat = flatten_or_finish(problem, incumbent)
     if isinstance(flat, Claim):
         return flat
     seed_compiled(options.seed)

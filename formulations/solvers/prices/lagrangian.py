@@ -26,7 +26,7 @@ from formulations.solvers.prices.ascent import PriceAscent
 from formulations.solvers.prices.bundle import PriceBundle
 from formulations.solvers.prices.decimation import decimate
 from formulations.solvers.prices.dual_bound import eliminated_bound
-from formulations.solvers.prices.flatten_or_finish import open_flat
+from formulations.solvers.prices.flatten_or_finish import flatten_or_finish
 from formulations.solvers.prices.proven_bound import ProvenBound
 from formulations.solvers.prices.steering import steered_prices
 from formulations.solvers.protocol.solver import ReportIncumbent, ReportProgress
@@ -50,7 +50,7 @@ def solve(problem: StrategyProblem, options: SolveOptions, report: ReportProgres
     deterministic as long as the time limit does not cut it short.
     """
     started = time.monotonic()
-    flat = open_flat(problem, incumbent)
+    flat = flatten_or_finish(problem, incumbent)
     if isinstance(flat, Claim):
         return flat
     return PriceSearch(problem, flat, options, report, incumbent, started).run()

@@ -7,7 +7,7 @@ import numpy as np
 from formulations.problem.strategy_problem import StrategyProblem
 from formulations.solvers.prices.ascent import PriceAscent
 from formulations.solvers.prices.dual_bound import exact_bound
-from formulations.solvers.protocol.exchange import FROM_OTHERS
+from formulations.solvers.protocol.exchange import EXCHANGE
 
 
 class ProvenBound:
@@ -32,7 +32,7 @@ class ProvenBound:
     @property
     def known(self) -> int | None:
         """The best of :attr:`value` and what other solvers proved meanwhile: enough to stop, not ours to claim."""
-        return FROM_OTHERS.bound(self._problem, self.value)
+        return EXCHANGE.bound(self._problem, self.value)
 
     def raise_to(self, bound: int) -> None:
         """Take over a bound that was proved in another way, if it is better."""

@@ -15,7 +15,7 @@ from typing import Generic, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from formulations.problem.gc_pause import collection_paused
+from formulations.problem.gc_pause import gc_paused
 from formulations.problem.strategy_problem import (
     BoolArray,
     Factor,
@@ -50,7 +50,7 @@ class PackedProblem:
     flag_shapes: list[tuple[int, ...]]
 
 
-@collection_paused()
+@gc_paused()
 def pack(problem: StrategyProblem) -> PackedProblem:
     """Pack a problem; it must stay alive until this returns."""
     integers, flags = _Shelf[np.int64](), _Shelf[np.bool_]()
@@ -78,7 +78,7 @@ def pack(problem: StrategyProblem) -> PackedProblem:
     )
 
 
-@collection_paused()
+@gc_paused()
 def unpack(packed: PackedProblem) -> StrategyProblem:
     """Rebuild the problem; its arrays are views of the packed buffers."""
     integers = _views(packed.integers, packed.integer_shapes)

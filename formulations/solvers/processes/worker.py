@@ -36,7 +36,7 @@ from formulations.solvers.processes.worker_process import (
     Started,
 )
 from formulations.solvers.processes.worker_process import read_status_bytes as _status_bytes
-from formulations.solvers.protocol.exchange import News
+from formulations.solvers.protocol.exchange import Update
 from formulations.solvers.protocol.registry import LIBRARIES, SolverSpec
 
 STARTUP_SECONDS = 120.0
@@ -114,7 +114,7 @@ class Listener:
 
     on_progress: Callable[[Progress], None] = field(default=lambda _: None)
     on_incumbents: Callable[[list[tuple[int, ...]]], None] = field(default=lambda _: None)
-    from_others: Callable[[], News | None] = field(default=lambda: None)
+    from_others: Callable[[], Update | None] = field(default=lambda: None)
     should_stop: Callable[[], bool] = field(default=lambda: False)
 
 
@@ -182,7 +182,7 @@ class Worker:
         used = _Usage(self.process_id)
         self.library = spec.library or self.library
         try:
-            self._connection.send(Job(spec, pack(problem), options, listener.from_others() or News()))
+            self._connection.send(Job(spec, pack(problem), options, listener.from_others() or Update()))
             return self._follow(options, listener, used)
         except KeyboardInterrupt:
             return self._kill(Ending.INTERRUPTED, "interrupted", listener, used)

@@ -21,7 +21,7 @@ from pathlib import Path
 from formulations.problem.solution import Claim, Progress, SolveOptions
 from formulations.solvers.processes.preparation import prepare
 from formulations.solvers.processes.transfer import PackedProblem, unpack
-from formulations.solvers.protocol.exchange import FROM_OTHERS, News
+from formulations.solvers.protocol.exchange import EXCHANGE, Update
 from formulations.solvers.protocol.registry import SolverSpec
 
 _PARENT_CHECK_SECONDS = 1.0
@@ -29,12 +29,12 @@ _PARENT_CHECK_SECONDS = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What a worker is asked to do, and what others know before it begins; later :class:`News` follow it."""
+    """What a worker is asked to do, and what others know before it begins; later :class:`Update` follow it."""
 
     spec: SolverSpec
     problem: PackedProblem
     options: SolveOptions
-    news: News
+    news: Update
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,14 +123,14 @@ def _receive(connection: Connection, tasks: queue.SimpleQueue[Task | None]) -> N
     tasks.put(None)
 
 
-def _sort(message: Task | News, tasks: queue.SimpleQueue[Task | None]) -> None:
+def _sort(message: Task | Update, tasks: queue.SimpleQueue[Task | None]) -> None:
     """Put news into the mailbox, and what there is to do into the queue, a job with a mailbox of its own."""
-    if isinstance(message, News):
-        FROM_OTHERS.put(message)
+    if isinstance(message, Update):
+        EXCHANGE.put(message)
         return
     if isinstance(message, Job):
-        FROM_OTHERS.empty()
-        FROM_OTHERS.put(message.news)
+        EXCHANGE.empty()
+        EXCHANGE.put(message.news)
     tasks.put(message)
 
 
@@ -142,7 +142,7 @@ def _run(job: Job, connection: Connection) -> Message:
         problem = unpack(job.problem)
         gc.freeze()  # all that is sent stays until the end: looking through it again and again would take long
         connection.send(Started())
-        with FROM_OTHERS.addressed_to(problem):
+        with EXCHANGE.subscribed_to(problem):
             claim = function(problem, job.options, connection.send, lambda c: connection.send(Incumbent(tuple(c))))
     except Exception as error:
         return Failed(

@@ -19,16 +19,16 @@ Translation = Callable[[tuple[int, ...]], tuple[int, ...] | None]
 
 
 @dataclass(frozen=True, slots=True)
-class News:
+class Update:
     """A better assignment, a better bound, or both; None where there is no news."""
 
     choices: tuple[int, ...] | None = None
     bound: int | None = None
 
-    def updated(self, later: News) -> News:
+    def updated(self, later: Update) -> Update:
         """Return what is known once ``later`` has arrived too."""
         choices = self.choices if later.choices is None else later.choices
-        return News(choices, self.bound if later.bound is None else later.bound)
+        return Update(choices, self.bound if later.bound is None else later.bound)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,15 +40,15 @@ class _Address:
     offset: int
 
 
-class Mailbox:
+class IncumbentExchange:
     """Keeps the newest assignment until it is taken, and the best bound; written by one thread, read by another."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._news = News()
+        self._news = Update()
         self._address: _Address | None = None
 
-    def put(self, news: News) -> None:
+    def put(self, news: Update) -> None:
         """Replace the assignment or the bound that is there, or both."""
         with self._lock:
             self._news = self._news.updated(news)
@@ -56,7 +56,7 @@ class Mailbox:
     def empty(self) -> None:
         """Forget everything."""
         with self._lock:
-            self._news = News()
+            self._news = Update()
 
     def take(self, problem: StrategyProblem) -> tuple[int, ...] | None:
         """Return the newest assignment of a problem and forget it, or None."""
@@ -64,7 +64,7 @@ class Mailbox:
         if address is None or address.problem is not problem:
             return None
         with self._lock:
-            newest, self._news = self._news.choices, News(bound=self._news.bound)
+            newest, self._news = self._news.choices, Update(bound=self._news.bound)
         return None if newest is None else address.translate(newest)
 
     def bound(self, problem: StrategyProblem, own: int | None = None) -> int | None:
@@ -79,7 +79,7 @@ class Mailbox:
         return bound - address.offset if own is None else max(own, bound - address.offset)
 
     @contextlib.contextmanager
-    def addressed_to(self, problem: StrategyProblem) -> Iterator[None]:
+    def subscribed_to(self, problem: StrategyProblem) -> Iterator[None]:
         """Let what arrives be about this problem."""
         with self._addressed(_Address(problem, lambda choices: choices, 0)):
             yield
@@ -116,5 +116,5 @@ class Mailbox:
             self._address = before
 
 
-FROM_OTHERS = Mailbox()
+EXCHANGE = IncumbentExchange()
 """The mailbox of this process."""

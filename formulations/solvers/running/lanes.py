@@ -18,7 +18,7 @@ from formulations.solvers.columns.repeated_blocks import find_repeats
 from formulations.solvers.prices.bounding import is_wide
 
 PRICES, BRANCH_AND_CUT, PRICES_AND_BRANCH = "lagrangian", "highs", "price_and_branch"
-ANYTHING, PARTS, CONSTRAINTS = "peak_prices", "large_neighbourhood", "cpsat"
+FEASIBILITY, PARTS, CONSTRAINTS = "peak_prices", "large_neighbourhood", "cpsat"
 ANNEALING, BLOCKS = "annealing", "blocks"
 SETTLES = frozenset({BRANCH_AND_CUT, CONSTRAINTS})
 """Members that have found all there is to find when they end before their time."""
@@ -47,7 +47,7 @@ _EXACT_AND_PRICES = 2
 """Lanes that every search has."""
 
 _PRICES_UNTIL, _BLOCKS_UNTIL = 0.6, 0.9
-_ANYTHING_UNTIL = 0.7
+_FEASIBILITY_UNTIL = 0.7
 _MEMORY_SHARE = 0.8
 
 
@@ -109,7 +109,7 @@ def lanes_for(problem: StrategyProblem, options: SolveOptions, *, deep: bool = F
     if deep:
         iterations = _ITERATIONS_ALONE if worker_count(options) == 1 else None
         columns_first = Turn(BLOCKS, until=_BLOCKS_UNTIL, iterations=iterations)
-        return ((columns_first, Turn(PRICES, iterations=iterations), Turn(ANYTHING, without_incumbent=True)),)
+        return ((columns_first, Turn(PRICES, iterations=iterations), Turn(FEASIBILITY, without_incumbent=True)),)
     small = columns <= MOST_COLUMNS
     exact = BRANCH_AND_CUT if small else PRICES_AND_BRANCH
     workers = worker_count(options)
@@ -118,10 +118,10 @@ def lanes_for(problem: StrategyProblem, options: SolveOptions, *, deep: bool = F
     repeating = (Turn(BLOCKS, until=_BLOCKS_UNTIL, iterations=iterations),) * (small and repeats_mostly(problem))
     if alone:
         prices = Turn(PRICES, iterations=iterations)
-        anything = Turn(ANYTHING, iterations=iterations, without_incumbent=True)
+        anything = Turn(FEASIBILITY, iterations=iterations, without_incumbent=True)
         return ((*repeating, prices, anything, Turn(exact, iterations=None if small else iterations)),)
     if is_wide(columns, len(problem.factors)):
-        anything = Turn(ANYTHING, until=_ANYTHING_UNTIL, without_incumbent=True)
+        anything = Turn(FEASIBILITY, until=_FEASIBILITY_UNTIL, without_incumbent=True)
         # Annealing goes on to the end unless it finds nothing, or what it finds is close to the bound.
         search = (Turn(ANNEALING), anything, Turn(PARTS))
         return ((Turn(exact),), search, *[(Turn(PRICES),)] * (workers > _EXACT_AND_PRICES))
@@ -129,10 +129,10 @@ def lanes_for(problem: StrategyProblem, options: SolveOptions, *, deep: bool = F
     prices = Turn(PRICES, head_start=HEAD_START_SECONDS if columns <= TINY_COLUMNS else 0.0)
     if workers > _EXACT_AND_PRICES:
         more = [(Turn(other),) for other in others[: workers - _EXACT_AND_PRICES]]
-        return (*_beside(exact, (prices, Turn(ANYTHING, without_incumbent=True)), repeating), *more)
+        return (*_beside(exact, (prices, Turn(FEASIBILITY, without_incumbent=True)), repeating), *more)
     until = _PRICES_UNTIL if others else 1.0
     after = tuple(Turn(other, until=until + (1.0 - until) * (k + 1) / len(others)) for k, other in enumerate(others))
-    anything = Turn(ANYTHING, until=(1.0 + until) / 2, without_incumbent=True)
+    anything = Turn(FEASIBILITY, until=(1.0 + until) / 2, without_incumbent=True)
     return _beside(exact, (replace(prices, until=until), anything, *after), repeating)
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from formulations.problem.solution import Progress, SolveOptions
 from formulations.problem.strategy_problem import StrategyProblem
 from formulations.solvers.processes.worker import Listener, SolverPool, WorkerOutcome, WorkerStartError
-from formulations.solvers.protocol.exchange import News
+from formulations.solvers.protocol.exchange import Update
 from formulations.solvers.protocol.registry import find_solver
 
 Choices = tuple[int, ...]
@@ -32,7 +32,7 @@ class Event:
     ended: WorkerOutcome | str | None = None
 
 
-class Team:
+class Members:
     """Members that run side by side; use it in a ``with`` block, which stops them all at its end.
 
     Parameters
@@ -46,9 +46,9 @@ class Team:
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self._stop = threading.Event()
         self._threads: dict[str, threading.Thread] = {}
-        self._letters: dict[str, queue.SimpleQueue[News]] = {}
+        self._letters: dict[str, queue.SimpleQueue[Update]] = {}
 
-    def start(self, solver: str, problem: StrategyProblem, options: SolveOptions, known: News) -> None:
+    def start(self, solver: str, problem: StrategyProblem, options: SolveOptions, known: Update) -> None:
         """Let a solver begin, told at once what is ``known``; its name must not be running yet."""
         self._letters[solver] = queue.SimpleQueue()
         self._letters[solver].put(known)
@@ -61,7 +61,7 @@ class Team:
         """Names of the members whose end has not been read from :meth:`events`."""
         return tuple(self._threads)
 
-    def tell_others(self, news: News, source: str) -> None:
+    def publish(self, news: Update, source: str) -> None:
         """Pass a better assignment or bound on to everyone but its finder."""
         for solver, letters in self._letters.items():
             if solver != source:
@@ -86,7 +86,7 @@ class Team:
         for thread in self._threads.values():
             thread.join()
 
-    def __enter__(self) -> Team:
+    def __enter__(self) -> Members:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -106,7 +106,7 @@ class Team:
         self._events.put(Event(solver, ended=outcome))
 
 
-def _newest(letters: queue.SimpleQueue[News]) -> News | None:
+def _newest(letters: queue.SimpleQueue[Update]) -> Update | None:
     newest = None
     try:
         while True:

@@ -21,11 +21,11 @@ from formulations.problem.checker import check
 from formulations.problem.solution import Claim, Progress, SolveOptions
 from formulations.problem.strategy_problem import StrategyProblem
 from formulations.solvers.processes.worker import Ending, WorkerOutcome
-from formulations.solvers.protocol.exchange import News
+from formulations.solvers.protocol.exchange import Update
 from formulations.solvers.protocol.registry import find_solver
 from formulations.solvers.running.coordination import CoordinatorContext
 from formulations.solvers.running.lanes import BLOCKS, PRICES, SETTLES, Lane, Turn, fair_share_of_memory, lanes_for
-from formulations.solvers.running.members import Choices, Event, Team
+from formulations.solvers.running.members import Choices, Event, Members
 
 _PRESOLVE_SHARE = 0.5
 _CLEANUP_SHARE = 0.02
@@ -121,7 +121,7 @@ class _Search:
             projected = self.reduced.lift.project(start)
             if projected is not None:
                 self._pending["initial choices"] = projected
-        with Team(self.context.workers) as team:
+        with Members(self.context.workers) as team:
             try:
                 self._check(team)
                 self._work(team)
@@ -133,7 +133,7 @@ class _Search:
         self.context.spend(0.0, sum(lane.peak_rss_bytes for lane in self._lanes))
         return self._claim()
 
-    def _work(self, team: Team) -> None:
+    def _work(self, team: Members) -> None:
         """Let the lanes run side by side until they are done, or nothing is left to do."""
         self._lanes = [_Running(lane) for lane in lanes_for(self.reduced.problem, self.options, deep=self.deep)]
         begun = time.monotonic()
@@ -151,7 +151,7 @@ class _Search:
             self._ask_others()
             self._check(team)
 
-    def _begin(self, team: Team, lane: _Running) -> None:
+    def _begin(self, team: Members, lane: _Running) -> None:
         """Let the next member of a lane that has time left begin, from the best so far."""
         cleanup = min(_MOST_CLEANUP_SECONDS, _CLEANUP_SHARE * self.options.time_limit)
         while lane.rest and not self._done():
@@ -161,7 +161,7 @@ class _Search:
                 self._check(team, at_once=True)
                 lane.solver, lane.ends = turn.solver, time.monotonic() + seconds
                 options = self._options_of(turn, seconds)
-                team.start(turn.solver, self.reduced.problem, options, News(bound=self.bound))
+                team.start(turn.solver, self.reduced.problem, options, Update(bound=self.bound))
                 return
 
     def _options_of(self, turn: Turn, seconds: float) -> SolveOptions:
@@ -179,7 +179,7 @@ class _Search:
     def _remaining(self) -> float:
         return self.started + self.options.time_limit - time.monotonic()
 
-    def _read(self, team: Team, timeout: float) -> None:
+    def _read(self, team: Members, timeout: float) -> None:
         for event in team.events(timeout):
             if event.progress is not None:
                 self._raise_bound(team, event.progress.bound, event.source)
@@ -196,7 +196,7 @@ class _Search:
         if projected is not None:
             self._pending["others"] = projected
 
-    def _end(self, team: Team, event: Event, outcome: WorkerOutcome) -> None:
+    def _end(self, team: Members, event: Event, outcome: WorkerOutcome) -> None:
         self.context.spend(outcome.cpu_seconds, 0)
         lane = next(lane for lane in self._lanes if lane.solver == event.source)
         lane.peak_rss_bytes = max(lane.peak_rss_bytes, outcome.peak_rss_bytes)
@@ -219,7 +219,7 @@ class _Search:
         in_time = time.monotonic() < lane.ends
         self.settled |= event.source in SETTLES and claim.choices is not None and in_time
 
-    def _check(self, team: Team, at_once: bool = False) -> None:
+    def _check(self, team: Members, at_once: bool = False) -> None:
         """Check what members have found, pass the best on and report it; not more often than that pays."""
         begin = time.monotonic()
         if not self._pending or (begin < self._next_check and not at_once):
@@ -231,14 +231,14 @@ class _Search:
                 self.notes.append(f"{source} offered an assignment that does not hold: {report.violations[0].message}")
             elif report.objective is not None and (self.best is None or report.objective < self.best[0]):
                 self.best = (report.objective, choices)
-                team.tell_others(News(choices=choices), source)
+                team.publish(Update(choices=choices), source)
                 self.context.incumbent(self.reduced.lift(choices), source)
         self._next_check = time.monotonic() + _CHECK_EFFORT * (time.monotonic() - begin)
 
-    def _raise_bound(self, team: Team, bound: int | None, source: str) -> None:
+    def _raise_bound(self, team: Members, bound: int | None, source: str) -> None:
         if bound is not None and (self.bound is None or bound > self.bound):
             self.bound = bound
-            team.tell_others(News(bound=bound), source)
+            team.publish(Update(bound=bound), source)
             seconds = time.monotonic() - self.started
             self.context.report(Progress(seconds, None, bound + self.reduced.offset, source))
 

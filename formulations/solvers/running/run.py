@@ -12,7 +12,7 @@ from formulations.problem.checker import ViolationKind, check
 from formulations.problem.solution import Claim, Progress, SolveOptions, SolveResult, Status
 from formulations.problem.strategy_problem import StrategyProblem
 from formulations.solvers.processes.worker import Ending, Listener, SolverPool
-from formulations.solvers.protocol.exchange import News
+from formulations.solvers.protocol.exchange import Update
 from formulations.solvers.protocol.registry import DEFAULT_SOLVER, SolverSpec, find_solver
 from formulations.solvers.protocol.solver import AskOthers
 from formulations.solvers.running import portfolio
@@ -176,7 +176,7 @@ def _work(
     listener = Listener(
         ledger.hear,
         lambda found: _take(ledger, found, spec.name),
-        lambda: None if (found := _ask(ledger, from_others)) is None else News(choices=found),
+        lambda: None if (found := _ask(ledger, from_others)) is None else Update(choices=found),
         should_stop,
     )
     outcome = workers.run(spec, ledger.problem, options, listener)

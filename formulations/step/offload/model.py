@@ -23,7 +23,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from formulations.problem.gc_pause import collection_paused
+from formulations.problem.gc_pause import gc_paused
 from formulations.problem.strategy_problem import StrategyProblem
 from formulations.step.counting import Counting
 from formulations.step.holds import shortest_holds
@@ -120,7 +120,7 @@ def shortest_wait(problem: StrategyProblem, choices: Sequence[int], node: int, l
     return int(np.argmax(fits))
 
 
-@collection_paused()
+@gc_paused()
 def build_offload(
     model: StepModel,
     memory_limit: int | None,

@@ -16,7 +16,7 @@ from formulations.problem.checker import check
 from formulations.problem.solution import Progress, SolveOptions, SolveResult, Status, relative_gap
 from formulations.problem.strategy_problem import StrategyProblem
 from formulations.solvers import DEFAULT_SOLVER, SolverPool, solve
-from formulations.solvers.branching.price_probing import without_dear
+from formulations.solvers.branching.price_probing import forbid_above
 from formulations.solvers.processes.worker import Ending
 
 LEAST_ENTRIES, MOST_ENTRIES = 50_000, 3_000_000
@@ -64,7 +64,7 @@ def solve_in_rounds(
         ends = started + share * options.time_limit
         begin = options.initial_choices if found is None or found.choices is None else found.choices
         try:
-            rest = without_dear(problem, _cost(problem, begin), _PROBING_SHARE * (ends - time.monotonic()))
+            rest = forbid_above(problem, _cost(problem, begin), _PROBING_SHARE * (ends - time.monotonic()))
         except KeyboardInterrupt:
             return found or solve(problem, solver, replace(options, time_limit=LEAST_SECONDS), progress, pool)
         now = time.monotonic()

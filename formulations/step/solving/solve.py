@@ -27,7 +27,7 @@ from formulations.step.solving.incumbents import Incumbents
 from formulations.step.solving.probing import solve_in_rounds
 from formulations.step.solving.registry import StepProblem
 from formulations.step.solving.smaller import Executed, Start, encoded
-from formulations.step.solving.start import NARROW_SHARE, FreeDecision, begin, mixes_columns, start_share, widen
+from formulations.step.solving.start import NARROW_SHARE, FreeDecision, begin, start_share, use_block_columns, widen
 from formulations.step.training_step import StepDecision
 
 LEAST_START_SECONDS, MOST_START_SECONDS = 2.0, 10.0
@@ -148,7 +148,7 @@ def _solve_beside(
     if built.extended is not None:
         seconds -= min(EXECUTED_SECONDS, EXECUTED_SHARE * seconds)
     whole = options = replace(options, time_limit=seconds)
-    if mixes_columns(built, solver):
+    if use_block_columns(built, solver):
         solver = BLOCKS
     start, options = _begun(built, execute, solver, options, pool, known, beside.begin, free)
     incumbents = Incumbents(built, execute)

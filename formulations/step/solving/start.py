@@ -15,8 +15,8 @@ without a limit, while smaller problems are solved beside columns of its blocks
 (:mod:`formulations.step.solving.beside`). Where tables are very large otherwise, the first four. A problem that extends
 another one that is about as hard begins from a solution of that one, and its own for the same layouts, unless it is a
 deep model's; with one layout an operator and blocks that repeat, from rules: columns of its own blocks
-(:func:`mixes_columns`) are then what solves it. All are decisions of the problem itself, so a solve that begins from
-them is no worse than any of them, however little time it has.
+(:func:`use_block_columns`) are then what solves it. All are decisions of the problem itself, so a solve that begins
+from them is no worse than any of them, however little time it has.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ def widen(
     return beginning.best
 
 
-def mixes_columns(built: StepProblem, solver: str) -> bool:
+def use_block_columns(built: StepProblem, solver: str) -> bool:
     """Whether columns of repeated blocks solve a problem better than what a solver does by itself.
 
     With offload and one layout an operator, where blocks repeat, they find more than any other.

@@ -218,7 +218,7 @@ def _h3t(layers: int, hidden: int, feed_forward: int, heads: int, parameters: fl
     return PaperModel("H3T", "float16", build, parameters)
 
 
-def _capture_gpt(hidden: int, parameters: float) -> PaperModel:
+def _trace_gpt(hidden: int, parameters: float) -> PaperModel:
     shape = _shape(hidden, "float16", heads=32)
 
     def build(device: FormulaDevice, apart: bool) -> tuple[LayerProfile, ...]:
@@ -235,7 +235,7 @@ def _capture_gpt(hidden: int, parameters: float) -> PaperModel:
     return PaperModel("CAPTURE", "float16", build, parameters)
 
 
-def _capture_experts(hidden: int, experts: int, parameters: float) -> PaperModel:
+def _trace_experts(hidden: int, experts: int, parameters: float) -> PaperModel:
     shape = _shape(hidden, "float16", heads=16, feed_forward=8 * hidden)
 
     def build(device: FormulaDevice, apart: bool) -> tuple[LayerProfile, ...]:
@@ -253,7 +253,7 @@ def _capture_experts(hidden: int, experts: int, parameters: float) -> PaperModel
     return PaperModel("CAPTURE", "float16", build, parameters)
 
 
-def _capture_resnet(width: int, parameters: float) -> PaperModel:
+def _trace_resnet(width: int, parameters: float) -> PaperModel:
     def build(device: FormulaDevice, apart: bool) -> tuple[LayerProfile, ...]:
         del apart  # there is no attention
         return wide_resnet(device, depths=(3, 4, 6, 3), width=width, factor=2, image=224, classes=1000)
@@ -287,11 +287,11 @@ PAPER_MODELS: dict[str, PaperModel] = {
     "H3T-6B": _h3t(48, 1024, 65536, 128, 6.68e9),
     "H3T-13B": _h3t(48, 2048, 65536, 128, 1.38e10),
     "H3T-100B": _h3t(56, 12288, 49152, 96, 1.02e11),
-    "GPT-3-2.6B": _capture_gpt(2560, 2.6e9),
-    "GPT-3-6.7B": _capture_gpt(4096, 6.7e9),
-    "MoE-2.4B": _capture_experts(1024, 16, 2.4e9),
-    "MoE-7.1B": _capture_experts(1280, 32, 7.1e9),
-    "Wide-ResNet-1B": _capture_resnet(320, 1.0e9),
-    "Wide-ResNet-2B": _capture_resnet(448, 2.0e9),
+    "GPT-3-2.6B": _trace_gpt(2560, 2.6e9),
+    "GPT-3-6.7B": _trace_gpt(4096, 6.7e9),
+    "MoE-2.4B": _trace_experts(1024, 16, 2.4e9),
+    "MoE-7.1B": _trace_experts(1280, 32, 7.1e9),
+    "Wide-ResNet-1B": _trace_resnet(320, 1.0e9),
+    "Wide-ResNet-2B": _trace_resnet(448, 2.0e9),
 }
 """By name. OSDP's carry their layers and hidden sizes."""

@@ -1,4 +1,4 @@
-"""What the layers of a captured step hold and compute, at its batch."""
+"""What the layers of a traced step hold and compute, at its batch."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from planner.strategies.sharding_rules import Strategy
 
 @dataclass(frozen=True, slots=True)
 class LayerCount:
-    """One layer of a captured step, at its batch.
+    """One layer of a traced step, at its batch.
 
     Parameters
     ----------
@@ -60,12 +60,12 @@ class LayerCount:
 
 
 def count_layers(graph: OperatorGraph, cluster: ClusterSpec, apart: bool) -> list[LayerCount]:
-    """Figures of every layer of a captured step, in the order in which they run.
+    """Figures of every layer of a traced step, in the order in which they run.
 
     Parameters
     ----------
     graph
-        The captured step.
+        The traced step.
     cluster
         Whose device computes.
     apart

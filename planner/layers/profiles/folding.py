@@ -1,4 +1,4 @@
-"""A captured training step folded into a chain of layers.
+"""A traced training step folded into a chain of layers.
 
 Bytes are those of the graph's storages, time is the planner's cost model of the cluster's device. Both are taken at two
 batch sizes; the line through them gives what one sample adds and what any batch pays. So bytes are called fitted, also
@@ -20,7 +20,7 @@ from planner.graph.operator_graph import OperatorGraph, Phase
 from planner.layers.profiles.counts import LayerCount, count_layers
 from planner.machine.cluster import ClusterSpec
 from planner.models.references import ModelReference, load_step
-from planner.strategies.traced_step import CapturedStep, capture
+from planner.strategies.traced_step import TracedStep, trace_step
 
 
 class FoldingError(ValueError):
@@ -28,7 +28,7 @@ class FoldingError(ValueError):
 
 
 def model_layers(reference: ModelReference, cluster: ClusterSpec, *, apart: bool = False) -> LayerChain:
-    """Layers of a model, captured at its batch and at twice its batch.
+    """Layers of a model, traced at its batch and at twice its batch.
 
     Parameters
     ----------
@@ -41,34 +41,34 @@ def model_layers(reference: ModelReference, cluster: ClusterSpec, *, apart: bool
 
     Raises
     ------
-    ModelError, CaptureError
-        The model cannot be loaded or captured.
+    ModelError, TraceError
+        The model cannot be loaded or traced.
     FoldingError
-        The two captured steps differ in more than sizes, or not at all.
+        The two traced steps differ in more than sizes, or not at all.
     """
     steps = []
     for batch in (reference.batch, 2 * reference.batch):
         step = load_step(replace(reference, batch=batch))
-        steps.append(capture(step.module, step.example_args, step.example_kwargs, step.loss_fn))
+        steps.append(trace_step(step.module, step.example_args, step.example_kwargs, step.loss_fn))
     batches = (reference.batch, 2 * reference.batch)
     return fold_layers(steps[0], steps[1], batches, cluster, name=reference.source, apart=apart)
 
 
 def fold_layers(
-    smaller: CapturedStep,
-    larger: CapturedStep,
+    smaller: TracedStep,
+    larger: TracedStep,
     batches: tuple[int, int],
     cluster: ClusterSpec,
     *,
     name: str,
     apart: bool = False,
 ) -> LayerChain:
-    """Fold a step that was captured at two batch sizes.
+    """Fold a step that was traced at two batch sizes.
 
     Parameters
     ----------
     smaller, larger
-        The captured steps.
+        The traced steps.
     batches
         Samples in each of them.
     cluster

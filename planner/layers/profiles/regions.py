@@ -1,4 +1,4 @@
-"""Which operators of a captured step are one layer: found by module paths, repeated modules first.
+"""Which operators of a traced step are one layer: found by module paths, repeated modules first.
 
 A list of modules that are alike and feed each other (``model.layers.N``, ``transformer.h.N``, T5's ``encoder.block.N``,
 the blocks inside of Swin's stages) gives one block per member. What lies before the first, between two lists and behind

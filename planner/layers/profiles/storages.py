@@ -1,4 +1,4 @@
-"""Bytes of the regions of a captured step, storage by storage: what is handed over, what stays, what comes and goes.
+"""Bytes of the regions of a traced step, storage by storage: what is handed over, what stays, what comes and goes.
 
 Every storage that an operator makes has one owner and is counted once. A forward storage that a later region reads is
 handed over; one that the backward pass or the caller needs stays. Memory at a moment is what torch holds then: a
@@ -22,7 +22,7 @@ Size = Callable[[int], int]
 
 @dataclass(frozen=True, slots=True)
 class RegionBytes:
-    """Bytes of one region at the batch of the captured step: fields of :class:`.LayerProfile`."""
+    """Bytes of one region at the batch of the traced step: fields of :class:`.LayerProfile`."""
 
     input_bytes: int
     carried_bytes: int
@@ -37,7 +37,7 @@ class StorageTimes:
     Parameters
     ----------
     graph
-        The captured step.
+        The traced step.
     bases
         Per value of the graph, the value that owns its storage.
     regions

@@ -1,4 +1,4 @@
-"""What tensor parallelism divides in a module of a captured transformer, found by its structure.
+"""What tensor parallelism divides in a module of a traced transformer, found by its structure.
 
 Megatron-LM's scheme (Shoeybi et al. 2019, section 3): an attention or feed-forward module begins with products whose
 weights are cut by columns and ends with one whose weight is cut by rows. Everything that follows from the first ones is
@@ -56,7 +56,7 @@ def divided_module(graph: OperatorGraph, region: Region, bases: tuple[int, ...])
     Parameters
     ----------
     graph, region
-        The captured step, and a region with a role.
+        The traced step, and a region with a role.
     bases
         Per value of the graph, the value that owns its storage.
     """

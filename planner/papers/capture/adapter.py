@@ -21,9 +21,9 @@ from formulations.capture.enumeration import recommend
 from formulations.capture.exact import fastest_plan, least_peak_plan
 from formulations.capture.predictor import LARGEST_PROFILED, predict, profile_layers
 from formulations.capture.problem import (
-    CaptureError,
     CapturePlan,
     PartitionProblem,
+    TraceError,
     nodes_of,
     powers_of_two,
     stage_configurations,
@@ -195,7 +195,7 @@ def _candidates(request: LayerRequest, chain: LayerChain, checkpoint: bool) -> I
         for alternative in _tied_alike(chain, problem):
             try:
                 yield _Candidate(replay, micro_batch, alternative, times, least_peak_plan(alternative))
-            except CaptureError:
+            except TraceError:
                 continue  # these layers do not run so
 
 

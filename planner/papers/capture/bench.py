@@ -23,7 +23,7 @@ from functools import partial
 
 from formulations.capture.enumeration import Recommendation, recommend, search_mcap
 from formulations.capture.exact import fastest_plan, fewest_gpus, least_peak_plan
-from formulations.capture.problem import CaptureError, CapturePlan, nodes_of
+from formulations.capture.problem import CapturePlan, TraceError, nodes_of
 from formulations.capture.program_search import ProgramSolver, solve_as_program
 from formulations.capture.sampling import PredictionErrors, prediction_errors, random_plans
 from formulations.capture.slips import AS_PUBLISHED, REPAIRED
@@ -160,7 +160,7 @@ def _status(peak: int | None, bound: int | None) -> Status:
 def _throughput_first(case: CaptureCase, options: SolveOptions, meter: Meter) -> _Found:
     try:
         return _Found(fastest_plan(case.problem, case.times, case.limit))
-    except CaptureError:
+    except TraceError:
         return _Found(fastest_plan(case.problem, case.times), message="no plan fits, so the fastest of all")
 
 
@@ -287,7 +287,7 @@ def _fewest_gpus(case: CaptureCase) -> str:
         found = fewest_gpus(
             lambda gpus: replace(case, nodes=nodes_of(gpus, GPUS_PER_NODE)).problem, case.limit, PROFILING_GPUS
         )
-    except CaptureError as error:
+    except TraceError as error:
         return f"{case}: {error}"
     problem, plan = found.problem, found.plan
     nodes = "+".join(map(str, problem.nodes))

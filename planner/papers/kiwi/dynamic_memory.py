@@ -36,7 +36,7 @@ class UncountedGradients(PlanningSession):
         """
         if prod(self.mesh) > 1:
             raise ValueError(f"mesh {'x'.join(map(str, self.mesh))}: gradients are left out on one device only")
-        space = build_strategy_space(self.captured, self.costs, self.mesh, self.optimizer)
+        space = build_strategy_space(self.traced, self.costs, self.mesh, self.optimizer)
         return replace(space, model=without_gradient_bytes(space.model))
 
     def replay(

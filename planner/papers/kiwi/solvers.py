@@ -120,7 +120,7 @@ def plan_from_module(
     progress: ReportProgress,
     pool: SolverPool | None,
 ) -> SolveResult:
-    """Load, capture, build, solve, write the schedule and replay it; all of that is timed.
+    """Load, trace, build, solve, write the schedule and replay it; all of that is timed.
 
     Raises
     ------

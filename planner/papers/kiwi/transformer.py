@@ -101,7 +101,7 @@ def llama_case(layers: int, mesh: tuple[int, ...], loss_chunks: int = 1) -> Step
 
 
 def kiwi_transformer_suite(parts: Sequence[str] | None = None, solvers: Sequence[str] | None = None) -> Suite:
-    """Make the suite or some parts of it; nothing is captured before its turn.
+    """Make the suite or some parts of it; nothing is traced before its turn.
 
     Parameters
     ----------
@@ -220,5 +220,5 @@ NOTES = (
     f"devices have {format_bytes(DEVICE_BYTES)}, so that a plan without a limit exists; limits are in per cent of what "
     "the fastest sharded plan without one needs, for torch's tensors on one device",
     "seconds include building the problem, but not that plan, which is known before; those of module-to-checked-plan "
-    "also capture, schedule and replay",
+    "also trace, schedule and replay",
 )

@@ -1,6 +1,6 @@
 """CPU flash attention on other devices, by blocks of query rows.
 
-A step is captured on the CPU, whose attention kernel exists nowhere else. On another device the same
+A step is traced on the CPU, whose attention kernel exists nowhere else. On another device the same
 operator (same results, same saved log-sum-exp) runs here in plain tensor operations: the forward of
 Rabe and Staats (Self-attention does not need O(n^2) memory, 2021) and the backward of Dao et al.
 (FlashAttention, 2022, Algorithm 4), one block of query rows at a time, so that no score matrix is whole.
@@ -19,12 +19,12 @@ BLOCK_ROWS = 256
 
 
 def attention_forward(context: LocalContext) -> LocalFunction | None:
-    """Attention and its log-sum-exp on a device without the captured kernel; None on the CPU."""
+    """Attention and its log-sum-exp on a device without the traced kernel; None on the CPU."""
     return None if _has_kernel(context) else blockwise_forward(context)
 
 
 def attention_backward(context: LocalContext) -> LocalFunction | None:
-    """Gradients of query, key and value on a device without the captured kernel; None on the CPU."""
+    """Gradients of query, key and value on a device without the traced kernel; None on the CPU."""
     return None if _has_kernel(context) else blockwise_backward(context)
 
 

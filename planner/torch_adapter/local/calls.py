@@ -62,7 +62,7 @@ class OperatorCall:
         tensors
             One object per tensor argument, in the operator's order.
         device
-            Device that replaces the captured one in factory calls (``arange``, ``full``); None keeps it.
+            Device that replaces the traced one in factory calls (``arange``, ``full``); None keeps it.
 
         Returns
         -------

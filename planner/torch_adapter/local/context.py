@@ -55,7 +55,7 @@ def call_with(target: torch._ops.OpOverload, named: dict[str, Any]) -> OperatorC
 class LocalOperator:
     """A torch operator with local constants baked in: a function of the local tensors only.
 
-    A graph builder may emit ``call`` itself instead of this function. ``device`` replaces the captured
+    A graph builder may emit ``call`` itself instead of this function. ``device`` replaces the traced
     device of factory calls.
     """
 
@@ -88,7 +88,7 @@ class LocalContext:
         Random operators draw from (seed, stream, global element index). ``seed`` may be a tensor of one
         int64 that is read at every execution.
     device
-        Device of tensors that are made from nothing; None for the captured one.
+        Device of tensors that are made from nothing; None for the traced one.
     """
 
     call: OperatorCall

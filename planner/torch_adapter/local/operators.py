@@ -44,7 +44,7 @@ def _strided_factory(context: LocalContext) -> LocalFunction:
 
 
 def _as_strided(context: LocalContext) -> LocalFunction:
-    """The strides count in the captured layout, which a resharded tensor need not have."""
+    """The strides count in the traced layout, which a resharded tensor need not have."""
     source, plain = context.input_specs[0], context.operator()
 
     def run(tensor: Tensor) -> Any:
@@ -239,7 +239,7 @@ def build_local(
         Key of random operators; a tensor of one int64 is read at every execution, so that each step may
         draw anew.
     device
-        Device of tensors that are made from nothing (``arange``, ``full``); None for the captured one.
+        Device of tensors that are made from nothing (``arange``, ``full``); None for the traced one.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""Fingerprint of a captured step: equal for the same model in any process and on any machine."""
+"""Fingerprint of a traced step: equal for the same model in any process and on any machine."""
 
 from __future__ import annotations
 

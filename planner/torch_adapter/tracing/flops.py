@@ -1,4 +1,4 @@
-"""FLOP of a captured operator: torch's formulas, and one for the attention kernel that CPUs use."""
+"""FLOP of a traced operator: torch's formulas, and one for the attention kernel that CPUs use."""
 
 from __future__ import annotations
 

@@ -29,10 +29,10 @@ from planner.graph.operator_graph import (
 from planner.torch_adapter.local.calls import OperatorCall, Slot
 from planner.torch_adapter.local.counter_random import RANDOM_OPERATORS, without_counter_form
 from planner.torch_adapter.local.operator_traits import draws_random_numbers, is_view, returned_tensors, softmax_dim
-from planner.torch_adapter.tracing.capture_error import CaptureError
 from planner.torch_adapter.tracing.flops import operator_flops
 from planner.torch_adapter.tracing.provenance import module_path_of, source_of
 from planner.torch_adapter.tracing.trace import Trace, arguments_of, constant_of, phase_of, result_of, sequence_of
+from planner.torch_adapter.tracing.trace_error import TraceError
 
 _CONSTANTS = (type(None), bool, int, float, complex, str, torch.dtype, torch.device, torch.layout, torch.memory_format)
 """Types of arguments that are written down as they are; a symbolic number or a generator is none of them."""
@@ -103,7 +103,7 @@ class GraphBuilder:
     ) -> int:
         dtype, supported = dtype_name(tensor), ", ".join(ITEM_BYTES)
         if dtype not in ITEM_BYTES or tensor.layout is not torch.strided:
-            raise CaptureError(
+            raise TraceError(
                 f"{name} is a {tensor.layout} tensor of dtype {dtype}; supported are dense tensors of {supported}, "
                 "also as gradients (sparse=False)"
             )
@@ -119,7 +119,7 @@ class GraphBuilder:
             return
         target = node.target
         if not isinstance(target, torch._ops.OpOverload):
-            raise CaptureError(
+            raise TraceError(
                 f"{_place(node)}: {target} is no ATen operator and has no plan; write it with torch operators"
             )
         template = _Template(self._results)
@@ -133,7 +133,7 @@ class GraphBuilder:
         fake_args, fake_kwargs = arguments_of(node)
         is_random = draws_random_numbers(target, fake_args, fake_kwargs)
         if is_random and str(target) not in RANDOM_OPERATORS:
-            raise CaptureError(f"{_place(node)}: {without_counter_form(str(target))}")
+            raise TraceError(f"{_place(node)}: {without_counter_form(str(target))}")
         returned = returned_tensors(target, fake_args, fake_kwargs, result_of(node))
         self._operators.append(
             Operator(
@@ -222,7 +222,7 @@ class _Template:
         if isinstance(argument, Node):
             value = self._results[argument]
             if not isinstance(value, int):
-                raise CaptureError(f"{argument}: a list of tensors is an argument as a whole, not tensor by tensor")
+                raise TraceError(f"{argument}: a list of tensors is an argument as a whole, not tensor by tensor")
             self.inputs.append(value)
             return Slot(len(self.inputs) - 1)
         if isinstance(argument, tuple):
@@ -232,5 +232,5 @@ class _Template:
         if isinstance(argument, dict):
             return {key: self.fill(item) for key, item in argument.items()}
         if not isinstance(argument, _CONSTANTS):
-            raise CaptureError(f"an operator has an argument of type {type(argument).__name__}, which no plan can hold")
+            raise TraceError(f"an operator has an argument of type {type(argument).__name__}, which no plan can hold")
         return argument

@@ -11,8 +11,8 @@ from unittest.mock import patch
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from planner.torch_adapter.tracing.capture_error import CaptureError
 from planner.torch_adapter.tracing.provenance import Provenance
+from planner.torch_adapter.tracing.trace_error import TraceError
 
 
 @contextmanager
@@ -58,7 +58,7 @@ def no_custom_functions(provenance: Provenance) -> Iterator[None]:
     def guarded(cls: type, *args: Any, **kwargs: Any) -> Any:
         if cls.__module__.startswith("torch._library."):
             return apply(cls, *args, **kwargs)
-        raise CaptureError(
+        raise TraceError(
             f"{provenance.place()}: custom autograd.Function {cls.__module__}.{cls.__qualname__}; write it with "
             "differentiable torch operators, or as a torch.library.custom_op with register_autograd"
         )

@@ -18,8 +18,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.utils.stateless import _functional_call
 from torch.utils._pytree import TreeSpec, keystr, tree_flatten_with_path, tree_unflatten
 
-from planner.torch_adapter.tracing.capture_error import CaptureError
 from planner.torch_adapter.tracing.provenance import Provenance
+from planner.torch_adapter.tracing.trace_error import TraceError
 
 LossFunction = Callable[..., Tensor]
 
@@ -150,7 +150,7 @@ def _stand_in(tensor: Tensor) -> Tensor:
 
 
 def step_loss(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], loss_fn: LossFunction | None) -> Tensor:
-    """Scalar loss of a plain forward of ``module``, with the arguments shared out as in the captured step."""
+    """Scalar loss of a plain forward of ``module``, with the arguments shared out as in the traced step."""
     module_kwargs, loss_kwargs = _split_loss_arguments(module, loss_fn, kwargs)
     return _scalar_loss(module(*args, **module_kwargs), loss_fn, loss_kwargs)
 
@@ -185,12 +185,12 @@ def _scalar_loss(output: Any, loss_fn: LossFunction | None, loss_kwargs: dict[st
     if not isinstance(loss, Tensor):
         origin = "loss_fn returned" if loss_fn is not None else "without a loss_fn the module's output must be the loss"
         kind = type(loss if loss_fn is not None else output).__name__
-        raise CaptureError(f"{origin}, got {kind}: give a loss_fn that maps the module's output to a scalar tensor")
+        raise TraceError(f"{origin}, got {kind}: give a loss_fn that maps the module's output to a scalar tensor")
     if loss.numel() != 1 or not loss.dtype.is_floating_point:
         shape = f"a tensor of shape {tuple(loss.shape)} and {loss.dtype}"
-        raise CaptureError(f"the loss is {shape}, not one floating-point number: reduce it, for example with .mean()")
+        raise TraceError(f"the loss is {shape}, not one floating-point number: reduce it, for example with .mean()")
     if not loss.requires_grad:
-        raise CaptureError("the loss depends on no trainable parameter: set requires_grad on those that are trained")
+        raise TraceError("the loss depends on no trainable parameter: set requires_grad on those that are trained")
     return loss.reshape(()) if loss.ndim else loss
 
 

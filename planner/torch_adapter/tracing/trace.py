@@ -21,10 +21,10 @@ from torch.fx import GraphModule, Node
 from torch.fx.traceback import preserve_node_meta
 
 from planner.graph.operator_graph import OutputRole, Phase, ValueRole
-from planner.torch_adapter.tracing.capture_error import CaptureError, translate
 from planner.torch_adapter.tracing.provenance import Provenance
 from planner.torch_adapter.tracing.settings import no_custom_functions, tracing_settings
 from planner.torch_adapter.tracing.step_module import LossFunction, StepArguments, StepModule, left_as_found
+from planner.torch_adapter.tracing.trace_error import TraceError, translate
 from planner.torch_adapter.tracing.transformers_masks import without_packing_checks
 
 
@@ -57,7 +57,7 @@ class Trace:
     notes: tuple[str, ...]
 
 
-def trace_step(
+def trace_joint_graph(
     module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], loss_fn: LossFunction | None
 ) -> Trace:
     """Trace forward, loss and backward of ``module`` on fake CPU tensors.
@@ -66,7 +66,7 @@ def trace_step(
 
     Raises
     ------
-    CaptureError
+    TraceError
         Whatever the reason, with module path and source line.
     """
     provenance = Provenance()
@@ -115,7 +115,7 @@ def constant_of(graph_module: GraphModule, node: Node) -> Tensor:
 
     Raises
     ------
-    CaptureError
+    TraceError
         The tensor has no data.
     """
     value: Any = graph_module
@@ -124,7 +124,7 @@ def constant_of(graph_module: GraphModule, node: Node) -> Tensor:
     if isinstance(value, FakeTensor):
         value = value.constant
     if not isinstance(value, Tensor) or value.device.type == "meta":
-        raise CaptureError(
+        raise TraceError(
             f"{node.target}: a tensor that is neither parameter, buffer nor input has no data; "
             "register it with register_buffer"
         )
@@ -157,11 +157,9 @@ def _read(graph_module: GraphModule, step: StepModule, arguments: StepArguments)
                 )
             else:
                 name = _state(step, mutated.target).name
-                raise CaptureError(
-                    f"forward changes parameter {name} in place; make it a buffer or do it after the step"
-                )
+                raise TraceError(f"forward changes parameter {name} in place; make it a buffer or do it after the step")
         else:
-            raise CaptureError(f"the traced graph has an output of unknown meaning: {description}")
+            raise TraceError(f"the traced graph has an output of unknown meaning: {description}")
     unused = _unused(step, inputs, outputs)
     notes += [f"parameter {name} takes no part in the loss and gets no gradient" for name in unused]
     return Trace(graph_module, tuple(inputs), tuple(outputs), tuple(notes))
@@ -184,7 +182,7 @@ def _input(node: Node, description: Any, step: StepModule, arguments: StepArgume
         return TracedInput(node, ValueRole.INPUT, arguments.names[description.idx])
     if isinstance(description, descriptors.TangentAOTInput):
         return TracedInput(node, ValueRole.TANGENT, "tangent")
-    raise CaptureError(f"the traced graph has an input of unknown meaning: {description}")
+    raise TraceError(f"the traced graph has an input of unknown meaning: {description}")
 
 
 def _state(step: StepModule, target: str) -> Any:

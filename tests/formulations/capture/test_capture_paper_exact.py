@@ -18,9 +18,9 @@ from support.problems.capture_problems import (
 from formulations.capture.enumeration import pipeline_only, recommend, search_mcap
 from formulations.capture.exact import fastest_plan, fewest_gpus, least_peak_plan
 from formulations.capture.problem import (
-    CaptureError,
     PartitionProblem,
     PlannedStage,
+    TraceError,
     fewest_stages,
     nodes_of,
     stage_configurations,
@@ -47,7 +47,7 @@ def test_the_least_peak_is_that_of_all_plans_with_ties_by_leximax(seeds: range) 
             continue
         plans = list(all_plans(problem))
         if not plans:
-            with pytest.raises(CaptureError, match="no plan of"):
+            with pytest.raises(TraceError, match="no plan of"):
                 least_peak_plan(problem)
             continue
         plans_seen += 1
@@ -124,7 +124,7 @@ def test_the_fastest_plan_within_a_limit(seeds: range) -> None:
             assert steps[found][1] <= limit
             assert steps[found][0] == min(fitting), (seed, limit)
             limited += min(fitting) > steps[fastest][0]
-        with pytest.raises(CaptureError, match=rf"no plan keeps {least - 1} bytes .* holds {least}"):
+        with pytest.raises(TraceError, match=rf"no plan keeps {least - 1} bytes .* holds {least}"):
             fastest_plan(problem, times, least - 1)
     assert limited > 0.1 * len(seeds)
 
@@ -176,11 +176,11 @@ def test_one_layer_and_one_gpu() -> None:
 
 
 def test_more_gpus_than_layers_are_refused_with_the_least_number_of_stages() -> None:
-    with pytest.raises(CaptureError, match=r"3 layers for 16 GPUs on nodes of 4, 4, 4, 4.*at least 4 stages"):
+    with pytest.raises(TraceError, match=r"3 layers for 16 GPUs on nodes of 4, 4, 4, 4.*at least 4 stages"):
         equal_peaks(3, (4, 4, 4, 4))
-    with pytest.raises(CaptureError, match="a node of 3 GPUs cannot be filled by stages of 2 GPUs"):
+    with pytest.raises(TraceError, match="a node of 3 GPUs cannot be filled by stages of 2 GPUs"):
         fewest_stages(3, (2,))
-    with pytest.raises(CaptureError, match="every node a GPU"):
+    with pytest.raises(TraceError, match="every node a GPU"):
         equal_peaks(3, ())
     assert fewest_stages(6, (1, 2, 4)) == 2
     assert fewest_stages(7, (1, 4)) == 4
@@ -189,7 +189,7 @@ def test_more_gpus_than_layers_are_refused_with_the_least_number_of_stages() -> 
 def test_a_layer_that_runs_in_no_configuration_is_named() -> None:
     problem = equal_peaks(3, (2,))
     problem.allowed[:, 1, :] = problem.allowed[:, 0, 2:] = False
-    with pytest.raises(CaptureError, match="layer 1 runs in none of them"):
+    with pytest.raises(TraceError, match="layer 1 runs in none of them"):
         least_peak_plan(problem)
 
 
@@ -206,7 +206,7 @@ def test_the_fewest_gpus_that_fit() -> None:
         assert least[-1] <= limit < min(least[:-1], default=limit + 1)
         assert (found.problem.gpus, found.problem.nodes) == (gpus, nodes)
         assert found.problem.peak(found.plan) <= limit
-    with pytest.raises(CaptureError, match=r"up to 2 holds at most 100 bytes.*2 GPUs come nearest, 200"):
+    with pytest.raises(TraceError, match=r"up to 2 holds at most 100 bytes.*2 GPUs come nearest, 200"):
         fewest_gpus(halves, 100, 2)
 
 
@@ -218,7 +218,7 @@ def test_random_plans_are_all_equally_likely() -> None:
     assert all(120 < count < 300 for count in drawn.values())  # 200 each, with a deviation of 14
     some = random_plans(problem, 50, 2, lambda plan: len(plan) == len(plans[0]))
     assert {len(plan) for plan in some} == {len(plans[0])}
-    with pytest.raises(CaptureError, match="a thousand random plans"):
+    with pytest.raises(TraceError, match="a thousand random plans"):
         random_plans(problem, 1, 3, lambda _: False)
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from formulations.capture.exact import least_peak_plan
 from formulations.capture.predictor import merged_borders, predict, profile_layers, profiling_sizes
-from formulations.capture.problem import CaptureError, PartitionProblem, PlannedStage, stage_configurations
+from formulations.capture.problem import PartitionProblem, PlannedStage, TraceError, stage_configurations
 from formulations.capture.profiling import lines_as_printed, profiling_runs
 from formulations.capture.replay import StageReplay, layer_borders
 from formulations.capture.slips import AS_PUBLISHED, REPAIRED, Slip
@@ -168,7 +168,7 @@ def test_the_profiling_runs_cover_all_layers() -> None:
                 first, end = runs.group(longer)
                 assert end == layer + 1
                 assert runs.group(shorter) == (first, layer)
-    with pytest.raises(CaptureError, match=r"profiling 5 layers on 2 submeshes.*profile on 3 at least"):
+    with pytest.raises(TraceError, match=r"profiling 5 layers on 2 submeshes.*profile on 3 at least"):
         profiling_runs(5, 2)
 
 
@@ -250,7 +250,7 @@ def test_layers_merge_where_that_holds_least() -> None:
     assert merged_borders(alone, added, 3) == (0, 1, 2, 4)
     assert merged_borders(alone, added, 2) == (0, 1, 4)
     assert merged_borders(alone, added, 4) == (0, 1, 2, 3, 4)
-    with pytest.raises(CaptureError, match="merging 4 layers to 5"):
+    with pytest.raises(TraceError, match="merging 4 layers to 5"):
         merged_borders(alone, added, 5)
 
 

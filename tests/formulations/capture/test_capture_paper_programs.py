@@ -7,7 +7,7 @@ import pytest
 from support.problems.capture_problems import random_partition
 
 from formulations.capture.exact import least_peak_plan
-from formulations.capture.problem import CaptureError
+from formulations.capture.problem import TraceError
 from formulations.capture.program import RankedPartition
 from formulations.capture.program_search import ProgramSolver, solve_as_program
 from formulations.problem.solution import SolveOptions, Status
@@ -33,7 +33,7 @@ def test_both_solvers_find_and_prove_the_least_peak(seeds: range, solver: Progra
         found = solve_as_program(problem, solver, SolveOptions(time_limit=20.0), pool)
         try:
             least = problem.peak(least_peak_plan(problem))
-        except CaptureError:
+        except TraceError:
             assert found.status is Status.INFEASIBLE_UNCONFIRMED, seed
             continue
         assert found.status is Status.OPTIMAL, (seed, found.message)

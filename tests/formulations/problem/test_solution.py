@@ -9,7 +9,7 @@ import pytest
 
 from formulations.problem.solution import Claim, SolveOptions, relative_gap
 from formulations.problem.strategy_problem import Factor, Node, Resource, StrategyProblem, UsageTerm
-from formulations.solvers.prices.flatten_or_finish import open_flat
+from formulations.solvers.prices.flatten_or_finish import flatten_or_finish
 
 
 def test_a_gap_is_accepted_as_the_contract_counts_it() -> None:
@@ -29,7 +29,7 @@ def test_a_search_may_look_beyond_the_objective() -> None:
 
 def test_no_nodes_are_solved_at_once() -> None:
     told: list[tuple[int, ...]] = []
-    assert open_flat(StrategyProblem("none", (), (), (), 1), told.append) == Claim((), 0)
+    assert flatten_or_finish(StrategyProblem("none", (), (), (), 1), told.append) == Claim((), 0)
     assert told == [()]
 
 
@@ -42,7 +42,7 @@ def test_a_contradiction_ends_the_solve(forbidden: bool, limit: int, named: str)
     flags = np.full((2, 2), forbidden)
     factors = (Factor((0, 1), np.zeros((2, 2), dtype=np.int64), flags),)
     problem = StrategyProblem("never", nodes, factors, (Resource("device", limit),), 1)
-    claim = open_flat(problem, lambda _: pytest.fail("nothing is feasible"))
+    claim = flatten_or_finish(problem, lambda _: pytest.fail("nothing is feasible"))
     assert isinstance(claim, Claim)
     assert claim.proved_infeasible
     assert claim.choices is None

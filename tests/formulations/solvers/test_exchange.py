@@ -12,7 +12,7 @@ from formulations.problem.solution import SolveOptions, Status
 from formulations.solvers import SolverPool, find_solver, solve, solve_in_process
 from formulations.solvers.prices import lagrangian
 from formulations.solvers.processes.worker import Listener
-from formulations.solvers.protocol.exchange import FROM_OTHERS, Mailbox, News
+from formulations.solvers.protocol.exchange import EXCHANGE, IncumbentExchange, Update
 
 LISTENERS = ("highs", "cpsat", "lagrangian", "price_and_branch", "large_neighbourhood", "annealing", "hub_branching")
 PROBLEMS = 12
@@ -25,15 +25,15 @@ def pool() -> Iterator[SolverPool]:
 
 
 def _told(bound: int) -> Listener:
-    letters = [News(bound=bound)]
+    letters = [Update(bound=bound)]
     return Listener(from_others=lambda: letters.pop() if letters else None)
 
 
 def test_an_assignment_is_taken_once_and_a_bound_stays() -> None:
-    box, whole = Mailbox(), random_problem(0)
-    box.put(News(choices=(1, 2)))
-    box.put(News(bound=7))
-    with box.addressed_to(whole):
+    box, whole = IncumbentExchange(), random_problem(0)
+    box.put(Update(choices=(1, 2)))
+    box.put(Update(bound=7))
+    with box.subscribed_to(whole):
         assert (box.take(whole), box.take(whole)) == ((1, 2), None)
         assert (box.bound(whole), box.bound(whole)) == (7, 7)
         box.empty()
@@ -41,10 +41,10 @@ def test_an_assignment_is_taken_once_and_a_bound_stays() -> None:
 
 
 def test_news_are_for_one_problem() -> None:
-    box, whole, core, kernel = Mailbox(), random_problem(0), random_problem(1), random_problem(2)
-    box.put(News((3, 4, 5), 100))
+    box, whole, core, kernel = IncumbentExchange(), random_problem(0), random_problem(1), random_problem(2)
+    box.put(Update((3, 4, 5), 100))
     assert (box.take(whole), box.bound(whole)) == (None, None)
-    with box.addressed_to(whole):
+    with box.subscribed_to(whole):
         assert (box.take(core), box.bound(core)) == (None, None)
         with (
             box.translated(core, lambda choices: choices[1:], 30),
@@ -52,7 +52,7 @@ def test_news_are_for_one_problem() -> None:
         ):
             assert (box.take(whole), box.take(core), box.bound(core)) == (None, None, None)
             assert (box.take(kernel), box.bound(kernel)) == ((5,), 61)
-        box.put(News(choices=(3, 4, 5)))
+        box.put(Update(choices=(3, 4, 5)))
         with box.translated(core, lambda choices: None, 0):
             assert (box.take(core), box.bound(core)) == (None, 100)
         assert box.bound(whole) == 100
@@ -101,10 +101,10 @@ def test_prices_stop_at_a_bound_of_others() -> None:
     assert best.objective is not None
     options = SolveOptions(time_limit=120.0, iteration_limit=40, initial_choices=best.choices)
     alone = lagrangian.solve(problem, options, _ignore, _ignore)
-    FROM_OTHERS.put(News(bound=best.objective))
-    with FROM_OTHERS.addressed_to(problem):
+    EXCHANGE.put(Update(bound=best.objective))
+    with EXCHANGE.subscribed_to(problem):
         told = lagrangian.solve(problem, options, _ignore, _ignore)
-    FROM_OTHERS.empty()
+    EXCHANGE.empty()
     assert told.iterations < alone.iterations
     assert told.bound is not None
     assert told.bound <= best.objective  # it claims what it proved itself

@@ -23,9 +23,9 @@ from formulations.solvers import (
     solve_in_process,
 )
 from formulations.solvers.branching import price_and_branch
-from formulations.solvers.prices.fixing import without_hopeless
+from formulations.solvers.prices.fixing import fix_by_reduced_cost
 from formulations.solvers.processes.worker import Ending, Listener
-from formulations.solvers.protocol.exchange import News
+from formulations.solvers.protocol.exchange import Update
 from formulations.solvers.running import lanes as portfolio_lanes
 from formulations.solvers.running import portfolio
 from formulations.solvers.running.lanes import BRANCH_AND_CUT, Turn, lanes_for
@@ -99,7 +99,7 @@ def test_fixing_keeps_every_assignment_up_to_the_objective() -> None:
             continue
         prices = rng.uniform(0, 50, len(flat.usage.limit)) * (rng.random(len(flat.usage.limit)) < 0.5)
         messages = rng.uniform(-50, 50, message_entries(flat.graph))
-        core = without_hopeless(problem, flat, prices, messages, best.objective)
+        core = fix_by_reduced_cost(problem, flat, prices, messages, best.objective)
         assert check(core, best.choices, best.objective).ok, seed
         for node, smaller in zip(problem.nodes, core.nodes, strict=True):
             before = 0 if node.forbidden is None else int(node.forbidden.sum())
@@ -242,7 +242,7 @@ def test_a_start_that_is_better_is_kept(
 def test_members_hear_of_each_other(pool: SolverPool, step: StrategyProblem) -> None:
     best = solve(step, "highs", SolveOptions(time_limit=30), pool=pool)
     assert best.choices is not None
-    letters = [News(choices=best.choices)]
+    letters = [Update(choices=best.choices)]
     listener = Listener(from_others=lambda: letters.pop() if letters else None)
     outcome = pool.run(find_solver(FAKE + "listen"), step, SolveOptions(time_limit=20), listener)
     assert outcome.claim is not None

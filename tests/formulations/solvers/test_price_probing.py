@@ -12,7 +12,7 @@ from support.problems.tight_problems import tight_problem
 from formulations.problem.checker import check
 from formulations.problem.strategy_problem import Node, Resource, StrategyProblem, UsageTerm
 from formulations.solvers.branching import price_probing
-from formulations.solvers.branching.price_probing import without_dear
+from formulations.solvers.branching.price_probing import forbid_above
 
 SECONDS = 60.0
 SEEDS, BATCHES = 200, 10
@@ -53,7 +53,7 @@ def test_nothing_at_most_as_dear_as_the_objective_is_lost(batch, monkeypatch):
         known = costs(problem)
         levels = [None] if not known else [None, min(known.values()), sorted(known.values())[len(known) // 2]]
         for objective in levels:
-            left = without_dear(problem, objective, SECONDS)
+            left = forbid_above(problem, objective, SECONDS)
             left.validate()
             before, after = known, {choices: cost for choices, cost in known.items() if check(left, choices).ok}
             kept = before if objective is None else {c: cost for c, cost in before.items() if cost <= objective}
@@ -64,15 +64,15 @@ def test_nothing_at_most_as_dear_as_the_objective_is_lost(batch, monkeypatch):
 
 @pytest.mark.parametrize(("limit", "fits"), [(101, False), (102, True)])
 def test_what_fits_nowhere_is_forbidden_without_an_objective(limit, fits):
-    assert forbidden(without_dear(lumpy(limit), None, SECONDS), 0) == [not fits, False]
+    assert forbidden(forbid_above(lumpy(limit), None, SECONDS), 0) == [not fits, False]
 
 
 @pytest.mark.parametrize(("objective", "kept"), [(119, False), (120, True)])
 def test_what_costs_more_than_the_objective_is_forbidden(objective, kept):
     problem = lumpy(102)  # 90 leaves one unit for each other node, which then costs 10
-    assert forbidden(without_dear(problem, objective, SECONDS), 0) == [not kept, False]
+    assert forbidden(forbid_above(problem, objective, SECONDS), 0) == [not kept, False]
 
 
 def test_without_limits_the_problem_stays_as_it_is():
     problem = lumpy(10**6)
-    assert without_dear(problem, 0, SECONDS) is problem
+    assert forbid_above(problem, 0, SECONDS) is problem

@@ -8,7 +8,7 @@ from contextlib import suppress
 import numpy as np
 import pytest
 
-from formulations.problem.gc_pause import collection_paused
+from formulations.problem.gc_pause import gc_paused
 from formulations.step.equal_tables import EqualTables
 
 
@@ -43,8 +43,8 @@ def test_tables_of_sources_that_are_gone_are_not_mistaken_for_others() -> None:
 def test_the_collector_is_as_it_was_after_a_pause(enabled: bool) -> None:
     try:
         (gc.enable if enabled else gc.disable)()
-        with suppress(RuntimeError), collection_paused():
-            with collection_paused():
+        with suppress(RuntimeError), gc_paused():
+            with gc_paused():
                 assert not gc.isenabled()
             assert not gc.isenabled()
             raise RuntimeError

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from support.steps.planned_steps import captured_step
+from support.steps.planned_steps import traced_step
 from torch import Tensor
 from torch.optim.adamw import adamw
 from torch.optim.sgd import sgd
@@ -17,7 +17,7 @@ from planner.machine.cluster import load_cluster
 from planner.machine.costs import CostModel, to_quanta
 from planner.models.references import ModelReference, load_step
 from planner.strategies.space import build_strategy_space
-from planner.strategies.traced_step import capture
+from planner.strategies.traced_step import trace_step
 from planner.torch_adapter.meters.storage_meter import StorageMeter
 
 SHAPE = (128, 96)
@@ -130,12 +130,12 @@ def test_the_space_holds_state_and_workspace_of_every_layout(name):
     reference = ModelReference("support.steps.models:gpt", batch=4, sequence=16)
     step = load_step(reference)
     step.module.to(torch.bfloat16)
-    captured = capture(step.module, step.example_args, step.example_kwargs, step.loss_fn)
+    traced = trace_step(step.module, step.example_args, step.example_kwargs, step.loss_fn)
     costs, spec = CostModel(load_cluster("a100-8-nvlink"), (2,)), optimizer_named(name)
-    model = build_strategy_space(captured, costs, (2,), spec).model
+    model = build_strategy_space(traced, costs, (2,), spec).model
     trained = [node for node in model.nodes if node.kind is NodeKind.PARAMETER]
-    assert len(trained) == len(captured.graph.parameters)
-    for node, value in zip(trained, captured.graph.parameters, strict=True):
+    assert len(trained) == len(traced.graph.parameters)
+    for node, value in zip(trained, traced.graph.parameters, strict=True):
         assert value.spec.dtype == "bfloat16"
         per_element = 2 + spec.state("bfloat16").nbytes(1)
         numel = node.resident_bytes // per_element
@@ -147,10 +147,10 @@ def test_the_space_holds_state_and_workspace_of_every_layout(name):
 
 
 def test_a_frozen_parameter_keeps_nothing():
-    captured = captured_step("lora_gpt")
+    traced = traced_step("lora_gpt")
     costs = CostModel(load_cluster("a100-8-nvlink"), (2,))
-    model = build_strategy_space(captured, costs, (2,), optimizer_named("adamw")).model
-    frozen = {value.name: value.spec.nbytes for value in captured.graph.parameters if not value.trainable}
+    model = build_strategy_space(traced, costs, (2,), optimizer_named("adamw")).model
+    frozen = {value.name: value.spec.nbytes for value in traced.graph.parameters if not value.trainable}
     nodes = [node for node in model.nodes if node.name in frozen]
     assert nodes
     for node in nodes:

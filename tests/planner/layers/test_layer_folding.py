@@ -1,4 +1,4 @@
-"""Captured steps folded into layers: beside the module, the replay of the same graph, and the presets' formulas.
+"""Traced steps folded into layers: beside the module, the replay of the same graph, and the presets' formulas.
 
 What tensor parallelism divides by structure (:mod:`planner.layers.profiles.tensor_split`) is compared with the verified
 sharding rules of the same operators here too, as every capture takes seconds.
@@ -9,7 +9,7 @@ from __future__ import annotations
 from functools import cache
 
 import pytest
-from support.layers.layer_models import OWN, SEQUENCE, TRANSFORMERS, captured_batch, training_step
+from support.layers.layer_models import OWN, SEQUENCE, TRANSFORMERS, traced_batch, training_step
 from support.steps.plain_schedule import replicated_schedule
 
 from formulations.layers.layer import ProfileSource
@@ -37,14 +37,14 @@ LINEAR = tuple(name for name in (*TRANSFORMERS, *OWN) if name != "experts")
 
 @cache
 def folded(name, apart=False):
-    smaller, larger = (captured_batch(name, batch) for batch in BATCHES)
+    smaller, larger = (traced_batch(name, batch) for batch in BATCHES)
     return fold_layers(smaller, larger, BATCHES, TITAN, name=name, apart=apart)
 
 
 @cache
 def replayed(name, batch):
     """Bytes of activations while each operator runs, and when forward ends: no parameters, gradients or samples."""
-    graph = captured_batch(name, batch).graph
+    graph = traced_batch(name, batch).graph
     schedule = replicated_schedule(graph, (1,))
     report = replay(graph, schedule, optimizer=OptimizerMemory(optimizer_named("sgd")))
     assert not report.violations
@@ -146,7 +146,7 @@ def test_the_line_meets_a_third_batch(name):
 @pytest.mark.parametrize("apart", [False, True])
 @pytest.mark.parametrize("name", LINEAR)
 def test_peaks_of_layers_bound_the_replay_and_the_highest_is_met(name, apart):
-    chain, graph = folded(name, apart), captured_batch(name, BATCHES[0]).graph
+    chain, graph = folded(name, apart), traced_batch(name, BATCHES[0]).graph
     modules = module_regions(graph)
     layers = {index: at for at, group in enumerate(joined_regions(modules)) for r in group for index in r.operators}
     apart_layers = {index: at for at, region in enumerate(modules) for index in region.operators}
@@ -181,7 +181,7 @@ def test_peaks_of_layers_bound_the_replay_and_the_highest_is_met(name, apart):
 def test_seconds_are_those_of_the_cost_model(name):
     chain = folded(name)
     for batch in BATCHES:
-        graph, costs = captured_batch(name, batch).graph, CostModel(TITAN, (1,))
+        graph, costs = traced_batch(name, batch).graph, CostModel(TITAN, (1,))
         seconds = dict.fromkeys(Phase, 0.0)
         for operator in graph.operators:
             outputs = tuple(None if value is None else (REPLICATE,) for value in operator.outputs)
@@ -287,11 +287,11 @@ def test_figures_of_the_group_never_exceed_those_of_one_device():
 
 
 def test_batches_and_steps_that_do_not_belong_together_are_refused():
-    smaller, larger = (captured_batch("mlp", batch) for batch in BATCHES)
+    smaller, larger = (traced_batch("mlp", batch) for batch in BATCHES)
     with pytest.raises(FoldingError, match="batches of 4 and 2: give two sizes, the smaller one first"):
         fold_layers(larger, smaller, (4, 2), TITAN, name="mlp")
     with pytest.raises(FoldingError, match="mlp has other operators at batch 2 than at batch 4"):
-        fold_layers(smaller, captured_batch("conv_net", 4), BATCHES, TITAN, name="mlp")
+        fold_layers(smaller, traced_batch("conv_net", 4), BATCHES, TITAN, name="mlp")
     with pytest.raises(FoldingError, match="mlp has the same inputs at batch 2 as at batch 4: let its function take"):
         fold_layers(smaller, smaller, BATCHES, TITAN, name="mlp")
 
@@ -309,9 +309,9 @@ def lawful(rule, graph, operator, small, partial):
 
 @pytest.mark.parametrize("name", ["bert", "t5"])
 def test_verified_rules_allow_every_division(name):
-    captured = captured_batch(name, 4)
-    graph = captured.graph
-    rules, _ = axis_rules(captured, 2)
+    traced = traced_batch(name, 4)
+    graph = traced.graph
+    rules, _ = axis_rules(traced, 2)
     bases = tuple(chain.base for chain in view_chains(graph))
     checked = 0
     for region in module_regions(graph):
@@ -327,8 +327,8 @@ def test_verified_rules_allow_every_division(name):
 
 
 def test_a_fused_projection_is_divided_by_heads():
-    captured = captured_batch("gpt2", 4)
-    graph, bases = captured.graph, tuple(chain.base for chain in view_chains(captured.graph))
+    traced = traced_batch("gpt2", 4)
+    graph, bases = traced.graph, tuple(chain.base for chain in view_chains(traced.graph))
     attention = next(region for region in module_regions(graph) if region.role == "attention")
     divided = divided_module(graph, attention, bases)
     names = {graph.values[value].name.removeprefix("transformer.h.0.attn.") for value in divided.parameters}
@@ -337,10 +337,10 @@ def test_a_fused_projection_is_divided_by_heads():
 
 
 def test_ends_of_a_model_are_not_divided():
-    captured = captured_batch("gpt2", 4)
-    bases = tuple(chain.base for chain in view_chains(captured.graph))
-    regions = module_regions(captured.graph)
+    traced = traced_batch("gpt2", 4)
+    bases = tuple(chain.base for chain in view_chains(traced.graph))
+    regions = module_regions(traced.graph)
     for region in (regions[0], regions[-1]):
-        divided = divided_module(captured.graph, region, bases)
+        divided = divided_module(traced.graph, region, bases)
         assert divided.divisor == 0
         assert not divided.operators

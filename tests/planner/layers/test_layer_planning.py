@@ -35,7 +35,7 @@ def small_cluster() -> ClusterSpec:
 
 
 @pytest.fixture(autouse=True)
-def captured_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def traced_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(layer_planning, "model_layers", folded_layers.model_layers)
 
 

@@ -17,7 +17,7 @@ from planner.common.model_error import ModelError
 from planner.models.chunked_loss import IGNORED, chunked_cross_entropy
 from planner.models.references import ModelReference, load_step
 from planner.session import PlanningSession, PlanRequest
-from planner.strategies.traced_step import capture
+from planner.strategies.traced_step import trace_step
 
 GPT2 = ModelReference("hf:gpt2", 2, 24, "float32", 0, layers=1, dropout=0.0)
 
@@ -41,7 +41,7 @@ def test_a_chunked_step_is_the_same_step(chunks):
 
 def test_nobody_sees_the_logits_of_all_tokens():
     step = load_step(replace(GPT2, loss_chunks=4))
-    graph = capture(step.module, step.example_args, step.example_kwargs, step.loss_fn).graph
+    graph = trace_step(step.module, step.example_args, step.example_kwargs, step.loss_fn).graph
     sizes = {prod(value.spec.shape) for value in graph.values if 50257 in value.spec.shape}
     assert sizes == {50257 * 12, 50257 * 768}  # logits of six tokens of two sequences; the head
 

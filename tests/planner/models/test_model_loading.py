@@ -13,7 +13,7 @@ from support.steps import models
 
 from planner.common.model_error import ModelError
 from planner.models.references import ModelReference, TrainingStep, load_step
-from planner.strategies.traced_step import capture
+from planner.strategies.traced_step import trace_step
 
 REFERENCE = ModelReference("hf:gpt2", 2, 16, "float32", 0)
 
@@ -117,7 +117,7 @@ def test_layers_and_dropout_can_be_set(kind: str, tmp_path: Path) -> None:
     assert drops <= {0.25}
     without = load(replace(reference, dropout=0.0))
     random = [
-        any(o.is_random for o in capture(s.module, (), s.example_kwargs).graph.operators) for s in (step, without)
+        any(o.is_random for o in trace_step(s.module, (), s.example_kwargs).graph.operators) for s in (step, without)
     ]
     assert random == [True, False]
     deeper = load(replace(reference, layers=3))
@@ -179,14 +179,14 @@ def test_user_function_gets_what_it_asks_for(user_module: Path) -> None:
     assert step.module.weight.dtype is torch.bfloat16
     assert torch.equal(step.module.weight, load(reference, "cpu").module.weight)
     assert load(reference).module.weight.is_meta
-    assert capture(step.module, step.example_args, step.example_kwargs, step.loss_fn).graph.outputs
+    assert trace_step(step.module, step.example_args, step.example_kwargs, step.loss_fn).graph.outputs
 
 
 def test_model_that_reads_tensors_is_built_with_data(user_module: Path) -> None:
     user_module.write_text(USER_MODEL, encoding="utf-8")
     step = load(ModelReference("my_model:reads_tensors", 2, 4, "float32", 0))
     assert step.module[0].weight.shape == (2, 4)
-    assert capture(step.module, step.example_args, step.example_kwargs, step.loss_fn).graph.outputs
+    assert trace_step(step.module, step.example_args, step.example_kwargs, step.loss_fn).graph.outputs
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ SHARES = (1.0, 0.8, 0.6)
 
 
 @pytest.fixture(autouse=True)
-def captured_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def traced_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(layer_planning, "model_layers", folded_layers.model_layers)
 
 

@@ -13,15 +13,15 @@ from planner.models.references import ModelReference, load_step
 from planner.papers.kiwi import models as paper_models
 from planner.papers.kiwi.models import FUSED, PRIMITIVE, Attention, decoder, encoder, encoder_of_primitives
 from planner.strategies.baselines import full_checkpoint, megatron_selective, surviving_values
-from planner.strategies.traced_step import CapturedStep, capture
+from planner.strategies.traced_step import TracedStep, trace_step
 
 SMALL = {"batch": 2, "sequence": 8, "layers": 2, "hidden": 16, "heads": 4}
 
 
 @cache
-def captured(name: str, layers: int) -> CapturedStep:
+def traced(name: str, layers: int) -> TracedStep:
     step = load_step(ModelReference(f"planner.papers.kiwi.models:{name}", batch=16, sequence=1024, layers=layers))
-    return capture(step.module, step.example_args, step.example_kwargs, step.loss_fn)
+    return trace_step(step.module, step.example_args, step.example_kwargs, step.loss_fn)
 
 
 def test_primitives_are_the_same_model():
@@ -58,7 +58,7 @@ def test_only_the_decoder_is_causal(make, causal):
 
 @pytest.mark.parametrize("name", ["encoder", "decoder"])
 def test_sizes_are_the_papers(name):
-    graph = captured(name, 4).graph
+    graph = traced(name, 4).graph
     matrices = [parameter.spec for parameter in graph.parameters if len(parameter.spec.shape) == 2]
     assert sum(spec.nbytes for spec in matrices) == 4 * 1258291200, "4 layers of 12 x 5120 x 5120 in 32 bits"
     scores = [value for value in graph.values if value.spec.shape == (16, 40, 1024, 1024)]
@@ -73,7 +73,7 @@ def test_operators_per_layer(name, per_layer, computing_per_layer):
     """The paper's encoder has 278 operators of XLA per layer (its Table 2)."""
     counts = []
     for layers in (2, 3):
-        operators = captured(name, layers).graph.operators
+        operators = traced(name, layers).graph.operators
         counts.append(Counter("view" if operator.is_view else "computing" for operator in operators))
     more = counts[1] - counts[0]
     assert (more.total(), more["computing"]) == (per_layer, computing_per_layer)
@@ -88,7 +88,7 @@ def test_operators_per_layer(name, per_layer, computing_per_layer):
     ],
 )
 def test_rules_find_attention_and_layers(name, core):
-    graph = captured(name, 2).graph
+    graph = traced(name, 2).graph
     again = [graph.operators[index].target.split(".")[1] for index in sorted(megatron_selective(graph))]
     assert [operator for operator in again if operator not in ("clone", "expand")] == core * 2
     kept = surviving_values(graph, full_checkpoint(graph))
@@ -98,6 +98,6 @@ def test_rules_find_attention_and_layers(name, core):
 
 def test_dropout_is_asked_for():
     step = load_step(ModelReference("planner.papers.kiwi.models:encoder", batch=2, sequence=8, layers=1, dropout=0.1))
-    graph = capture(step.module, step.example_args, step.example_kwargs, step.loss_fn).graph
+    graph = trace_step(step.module, step.example_args, step.example_kwargs, step.loss_fn).graph
     assert sum(operator.is_random for operator in graph.operators) == 3
     assert paper_models.HIDDEN % paper_models.HEADS == 0

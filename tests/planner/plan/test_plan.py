@@ -138,11 +138,11 @@ def test_operators_are_found_by_identity_not_by_position():
 def test_missing_operator_and_parameter_are_named():
     operators = list(GRAPH.operators)
     operators[3] = replace(operators[3], identity="net/forward/aten.gelu/3")
-    with pytest.raises(PlanError, match=r"runs net/forward/aten\.relu/3, which the captured step lacks"):
+    with pytest.raises(PlanError, match=r"runs net/forward/aten\.relu/3, which the traced step lacks"):
         schedule_of(PLAN, replace(GRAPH, operators=tuple(operators)))
     values = list(GRAPH.values)
     values[0] = replace(values[0], name="w3")
-    with pytest.raises(PlanError, match="uses parameter w1, which the captured step lacks"):
+    with pytest.raises(PlanError, match="uses parameter w1, which the traced step lacks"):
         schedule_of(PLAN, replace(GRAPH, values=tuple(values)))
 
 

@@ -1,4 +1,4 @@
-"""Schedules of a captured GPT-2 with random layouts and recomputation: replayed, damaged, written as plans."""
+"""Schedules of a traced GPT-2 with random layouts and recomputation: replayed, damaged, written as plans."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from planner.schedule.instructions import Compute, Free, Reshard, Update
 from planner.scheduling.builder import build_schedule
 from planner.strategies.instruction_costs import InstructionCosts
 from planner.strategies.space import build_strategy_space
-from planner.strategies.traced_step import capture
+from planner.strategies.traced_step import trace_step
 
 REFERENCE = ModelReference("hf:gpt2", batch=4, sequence=32, dtype="float32", seed=0, layers=1, dropout=0.1)
 CLUSTER = load_cluster("a100-8-nvlink")
@@ -38,30 +38,30 @@ ADAMW = OptimizerMemory(optimizer_named("adamw"))
 
 
 @pytest.fixture(scope="module")
-def captured():
+def traced():
     step = load_step(REFERENCE)
-    return capture(step.module, step.example_args, step.example_kwargs, step.loss_fn)
+    return trace_step(step.module, step.example_args, step.example_kwargs, step.loss_fn)
 
 
 @pytest.fixture(scope="module", params=[(2,), (2, 2)], ids=["2", "2x2"])
-def planned(request, captured):
+def planned(request, traced):
     """Graph, schedules of random decisions, and what replays them."""
     costs = CostModel(CLUSTER, request.param)
-    space = build_strategy_space(captured, costs, request.param, optimizer_named("adamw"))
+    space = build_strategy_space(traced, costs, request.param, optimizer_named("adamw"))
     strategies = space.operator_strategies
     allowed = {index: {(s.outputs, s.inputs) for s in found} for index, found in strategies.items()}
     options = {
-        "seconds": InstructionCosts(captured.graph, costs, strategies, "adamw"),
+        "seconds": InstructionCosts(traced.graph, costs, strategies, "adamw"),
         "allowed": allowed.__getitem__,
         "devices": 2 ** len(request.param),
     }
-    return captured, [build_schedule(space, random_decision(space, seed)) for seed in range(4)], options
+    return traced, [build_schedule(space, random_decision(space, seed)) for seed in range(4)], options
 
 
 def test_random_schedules_are_correct_steps(planned):
-    captured, schedules, options = planned
+    traced, schedules, options = planned
     for schedule in schedules:
-        report = replay(captured.graph, schedule, optimizer=ADAMW, counter_based_random=True, **options)
+        report = replay(traced.graph, schedule, optimizer=ADAMW, counter_based_random=True, **options)
         assert report.violations == ()
         assert report.total_quanta > 0
         assert sum(tensor.nbytes for tensor in report.alive_at_peak) == report.peak_bytes
@@ -93,23 +93,23 @@ def damaged(schedule, rng):
 
 
 def test_damage_is_found_in_captured_schedules(planned):
-    captured, schedules, options = planned
+    traced, schedules, options = planned
     rng = random.Random(0)
     tried = 0
     while tried < 60:
         schedule = damaged(rng.choice(schedules), rng)
         if schedule is not None:
             tried += 1
-            report = replay(captured.graph, schedule, optimizer=ADAMW, counter_based_random=True, **options)
+            report = replay(traced.graph, schedule, optimizer=ADAMW, counter_based_random=True, **options)
             assert not report.ok
 
 
-def test_plan_of_a_captured_step(planned, captured, tmp_path):
+def test_plan_of_a_captured_step(planned, traced, tmp_path):
     _, schedules, options = planned
     schedule = schedules[0]
-    report = replay(captured.graph, schedule, optimizer=ADAMW, counter_based_random=True, **options)
+    report = replay(traced.graph, schedule, optimizer=ADAMW, counter_based_random=True, **options)
     plan = make_plan(
-        captured.graph,
+        traced.graph,
         schedule,
         report,
         model=PlannedModel(**asdict(REFERENCE)),
@@ -120,7 +120,7 @@ def test_plan_of_a_captured_step(planned, captured, tmp_path):
             formulation="random",
             counter_based_random=True,
         ),
-        fingerprints=Fingerprints(graph=captured.fingerprint, cluster=CLUSTER.fingerprint(), rules="0" * 64),
+        fingerprints=Fingerprints(graph=traced.fingerprint, cluster=CLUSTER.fingerprint(), rules="0" * 64),
         bound_ns=None,
         record=Record(certificate=Certificate(solver="random", status=Status.FEASIBLE, seconds=0.0)),
     )
@@ -128,7 +128,7 @@ def test_plan_of_a_captured_step(planned, captured, tmp_path):
     save_plan(plan, path)
     loaded = load_plan(path)
     assert ModelReference(**loaded.decision.model.model_dump()) == REFERENCE
-    assert schedule_of(loaded, captured.graph) == schedule
-    checked = verify_plan(loaded, captured.graph, plan.decision.fingerprints, **options)
+    assert schedule_of(loaded, traced.graph) == schedule
+    checked = verify_plan(loaded, traced.graph, plan.decision.fingerprints, **options)
     assert checked.peak_bytes == plan.peak_bytes
     assert path.stat().st_size / len(schedule.instructions) < 200

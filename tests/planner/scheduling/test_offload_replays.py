@@ -1,4 +1,4 @@
-"""Decisions with random layouts, chains and offloads on captured models: their schedules replay as the problem says."""
+"""Decisions with random layouts, chains and offloads on traced models: their schedules replay as the problem says."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import random
 from dataclasses import replace
 
 import pytest
-from support.steps.planned_steps import captured_step, strategy_space
+from support.steps.planned_steps import strategy_space, traced_step
 from support.steps.random_plans import random_decision
 
 from formulations.problem.checker import check
@@ -49,7 +49,7 @@ def check_decision(name: str, mesh: tuple[int, ...], seed: int) -> int:
         update={"host_link": random_link(rng), "host_link_shared": rng.random() < 0.3}
     )
     space, cost_model = strategy_space(name, mesh), CostModel(cluster, mesh)
-    costs = InstructionCosts(captured_step(name).graph, cost_model, space.operator_strategies, "adamw")
+    costs = InstructionCosts(traced_step(name).graph, cost_model, space.operator_strategies, "adamw")
     model = with_transfer_costs(space.model, costs.copy_quanta)
     decision = random_decision(space, seed, recompute_share=rng.choice([0.1, 0.4]))
     modes = {node: (mode,) for node, mode in decision.recomputed.items()}

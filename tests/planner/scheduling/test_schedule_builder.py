@@ -20,7 +20,7 @@ from planner.replay.checker import OptimizerMemory, replay
 from planner.scheduling.builder import build_schedule
 from planner.strategies.instruction_costs import InstructionCosts
 from planner.strategies.space import build_strategy_space
-from planner.strategies.traced_step import capture
+from planner.strategies.traced_step import trace_step
 
 NAMES = ["gpt2", "llama", "vit", "conv_net", "lora_gpt", "tied_gpt", "res_net", "mixture_of_experts"]
 
@@ -46,9 +46,9 @@ def test_operators_that_run_again_twice_replay_as_the_model_says(name, mesh):
 def test_softmax_over_shared_rows_of_16_bits_holds_more_while_it_runs(mesh):
     step = load_step(step_reference("gpt"))
     step.module.to(torch.bfloat16)
-    captured = capture(step.module, step.example_args, step.example_kwargs, step.loss_fn)
+    traced = trace_step(step.module, step.example_args, step.example_kwargs, step.loss_fn)
     costs = CostModel(load_cluster("a100-8-nvlink"), mesh)
-    space = build_strategy_space(captured, costs, mesh, optimizer_named("adamw_mixed"))
+    space = build_strategy_space(traced, costs, mesh, optimizer_named("adamw_mixed"))
     loss = next(k for k, node in enumerate(space.model.nodes) if "aten._log_softmax.default" in node.name)
     assert space.model.nodes[loss].workspace_bytes.max() > space.model.nodes[loss].output_bytes.min()
     decisions = [once(random_decision(space, seed)) for seed in range(4)]

@@ -5,9 +5,9 @@ from __future__ import annotations
 from functools import partial
 
 import pytest
-from support.steps.captured_steps import ALL_STEPS, captured_step
-from support.steps.planned_steps import captured_step as planned_step
 from support.steps.planned_steps import real_step
+from support.steps.planned_steps import traced_step as planned_step
+from support.steps.traced_steps import ALL_STEPS, traced_step
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.checkpoint import checkpoint
 
@@ -92,7 +92,7 @@ def survivors_in_blocks(graph: OperatorGraph, recomputed) -> dict[str, list[str]
 @pytest.mark.parametrize("policy", BASELINES)
 @pytest.mark.parametrize("name", ALL_STEPS)
 def test_what_runs_again_is_needed_and_can_run(name, policy):
-    graph = captured_step(name).graph
+    graph = traced_step(name).graph
     recomputed, reads = BASELINES[policy](graph), producers(graph)
     needed = {
         producer
@@ -109,7 +109,7 @@ def test_what_runs_again_is_needed_and_can_run(name, policy):
 
 @pytest.mark.parametrize("name", ALL_STEPS)
 def test_checkpoint_dots_keeps_products_convolutions_and_attention_only(name):
-    graph = captured_step(name).graph
+    graph = traced_step(name).graph
     recomputed = checkpoint_dots(graph)
     assert recomputed
     assert not {graph.operators[index].target for index in recomputed} & DOTS
@@ -120,7 +120,7 @@ def test_checkpoint_dots_keeps_products_convolutions_and_attention_only(name):
 
 @pytest.mark.parametrize("name", ALL_STEPS)
 def test_megatron_selective_runs_the_core_of_attention_again(name):
-    graph = captured_step(name).graph
+    graph = traced_step(name).graph
     found: dict[str, list[str]] = {}
     for index in sorted(megatron_selective(graph)):
         operator = graph.operators[index]
@@ -130,7 +130,7 @@ def test_megatron_selective_runs_the_core_of_attention_again(name):
 
 @pytest.mark.parametrize("name", BLOCKS)
 def test_full_checkpoint_keeps_what_crosses_a_boundary_only(name):
-    graph = captured_step(name).graph
+    graph = traced_step(name).graph
     recomputed = full_checkpoint(graph)
     blocks = operator_blocks(graph)
     assert {blocks[index] for index in recomputed} == set(BLOCKS[name])
@@ -152,7 +152,7 @@ def test_full_checkpoint_keeps_what_crosses_a_boundary_only(name):
 
 
 def test_full_checkpoint_of_stages_of_convolutions():
-    graph = captured_step("res_net").graph
+    graph = traced_step("res_net").graph
     recomputed = full_checkpoint(graph)
     names = {graph.operators[index].target for index in recomputed}
     assert "aten.convolution.default" in names
@@ -165,11 +165,11 @@ def test_full_checkpoint_of_stages_of_convolutions():
 
 @pytest.mark.parametrize("name", ["conv_net", "mixture_of_experts"])
 def test_a_model_without_blocks_is_left_as_it_is(name):
-    assert full_checkpoint(captured_step(name).graph) == frozenset()
+    assert full_checkpoint(traced_step(name).graph) == frozenset()
 
 
 def test_random_operators_may_run_again():
-    graph = captured_step("dropout_gpt").graph
+    graph = traced_step("dropout_gpt").graph
     for policy in BASELINES.values():
         assert any(graph.operators[index].is_random for index in policy(graph))
 

@@ -8,7 +8,7 @@ from itertools import product
 
 import numpy as np
 import pytest
-from support.steps.planned_steps import captured_step, strategy_space
+from support.steps.planned_steps import strategy_space, traced_step
 from support.steps.random_plans import random_decision
 
 from formulations.step.training_step import NodeKind
@@ -100,16 +100,16 @@ def total_of_tables(model, layouts) -> int:
     ],
 )
 def test_random_schedules_replay_at_the_cost_of_the_tables(name, mesh):
-    space, captured = strategy_space(name, mesh), captured_step(name)
+    space, traced = strategy_space(name, mesh), traced_step(name)
     costs = InstructionCosts(
-        captured.graph, CostModel(load_cluster("a100-8-nvlink"), mesh), space.operator_strategies, "adamw"
+        traced.graph, CostModel(load_cluster("a100-8-nvlink"), mesh), space.operator_strategies, "adamw"
     )
     allowed = {index: {(s.outputs, s.inputs) for s in found} for index, found in space.operator_strategies.items()}
     for seed in range(2):
         drawn = random_decision(space, seed)
         for decision in (drawn, replace(drawn, recomputed=type(drawn.recomputed)())):
             report = replay(
-                captured.graph,
+                traced.graph,
                 build_schedule(space, decision),
                 optimizer=OptimizerMemory(optimizer_named("adamw")),
                 seconds=costs,
@@ -125,7 +125,7 @@ def test_random_schedules_replay_at_the_cost_of_the_tables(name, mesh):
     ["gpt2", "conv_net", *(pytest.param(name, marks=pytest.mark.fuzz) for name in ("llama", "mixture_of_experts"))],
 )
 def test_strategies_of_three_axes_reproduce_every_operator_on_eight_ranks(name):
-    space, step = strategy_space(name, CUBE), captured_step(name)
+    space, step = strategy_space(name, CUBE), traced_step(name)
     chooser, seen = random.Random(name), set()
     for operator, call in zip(step.graph.operators, step.calls, strict=True):
         inputs = tuple(step.graph.values[index].spec for index in operator.inputs)
@@ -153,7 +153,7 @@ def real_reference(call: OperatorCall, inputs, outputs):
 
 
 def test_three_axes_offer_every_combination_that_divides():
-    space, step = strategy_space("gpt2", CUBE), captured_step("gpt2")
+    space, step = strategy_space("gpt2", CUBE), traced_step("gpt2")
     rules = axis_rules(step, 2)[0]
     for operator in step.graph.operators:
         if operator.target == "aten.mm.default":

@@ -1,4 +1,4 @@
-"""Rules of captured steps: what exists, what is refused, what is remembered."""
+"""Rules of traced steps: what exists, what is refused, what is remembered."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from pathlib import Path
 import pytest
 import torch
 from support.steps import models
-from support.steps.captured_steps import ALL_STEPS, captured_step
+from support.steps.traced_steps import ALL_STEPS, traced_step
 from torch import nn
 
 from planner.graph.placement import divides, is_partial
 from planner.models.references import ModelReference, load_step
 from planner.strategies import sharding_rules
 from planner.strategies.sharding_rules import AxisRule, axis_rules, compose
-from planner.strategies.traced_step import CapturedStep, capture
+from planner.strategies.traced_step import TracedStep, trace_step
 from planner.torch_adapter.rules import cache as rule_cache
 from planner.torch_adapter.rules import table as rule_table
 from planner.torch_adapter.rules.cache import RuleCache
@@ -97,7 +97,7 @@ def as_a_new_process(monkeypatch):
     monkeypatch.setattr(sharding_rules, "rule_table", lambda size: RuleTable(size, RuleCache(rule_cache.cache_path())))
 
 
-def rules_of(step: CapturedStep, axis_size: int, target: str) -> list[tuple[AxisRule, ...]]:
+def rules_of(step: TracedStep, axis_size: int, target: str) -> list[tuple[AxisRule, ...]]:
     rules, _ = axis_rules(step, axis_size)
     found = [rules[operator.index] for operator in step.graph.operators if operator.target == target]
     assert found, f"{target} is not in the step"
@@ -108,7 +108,7 @@ def rules_of(step: CapturedStep, axis_size: int, target: str) -> list[tuple[Axis
 def test_every_target_of_every_model_has_rules(axis_size):
     best: dict[str, int] = defaultdict(int)
     for name in ALL_STEPS:
-        step = captured_step(name)
+        step = traced_step(name)
         rules, report = axis_rules(step, axis_size)
         assert report.without_rule == {}, name
         for operator, own in zip(step.graph.operators, rules, strict=True):
@@ -120,7 +120,7 @@ def test_every_target_of_every_model_has_rules(axis_size):
 
 @pytest.mark.parametrize("name", ALL_STEPS)
 def test_rules_are_consistent(name):
-    step = captured_step(name)
+    step = traced_step(name)
     rules, _ = axis_rules(step, 2)
     delivered: dict[int, set[str]] = defaultdict(set)
     for operator, own in zip(step.graph.operators, rules, strict=True):
@@ -139,7 +139,7 @@ def test_rules_are_consistent(name):
 
 
 def test_rules_that_matter_for_language_models():
-    gpt2 = captured_step("gpt2")
+    gpt2 = traced_step("gpt2")
     (embedding, *_) = rules_of(gpt2, 2, "aten.embedding.default")
     assert AxisRule(("Psum",), ("S0", "R")) in embedding, "rows of the vocabulary"
     assert AxisRule(("S0",), ("R", "S0")) in embedding, "batch"
@@ -160,10 +160,10 @@ def test_rules_that_matter_for_language_models():
 
 
 def test_rules_of_convolutions():
-    for rules in rules_of(captured_step("conv_net"), 2, "aten.convolution.default"):
+    for rules in rules_of(traced_step("conv_net"), 2, "aten.convolution.default"):
         inputs = {rule.inputs[:2] for rule in rules}
         assert {("S0", "R"), ("R", "S0"), ("S1", "S1")} <= inputs
-    for rules in rules_of(captured_step("res_net"), 2, "aten._native_batch_norm_legit_functional.default"):
+    for rules in rules_of(traced_step("res_net"), 2, "aten._native_batch_norm_legit_functional.default"):
         assert AxisRule(("S1", "S0", "S0", "S0", "S0"), ("S1", "S0", "S0", "S0", "S0")) in rules
         assert not any(rule.inputs[0] == "S0" for rule in rules), "statistics need the whole batch"
 
@@ -178,7 +178,7 @@ def test_masked_attention_follows_the_masks_broadcast():
             query = self.project(hidden)
             return nn.functional.scaled_dot_product_attention(query, query, query, attn_mask=mask).sum()
 
-    step = capture(Masked(), (torch.randn(4, 4, 8, 8), torch.randn(4, 1, 8, 8)))
+    step = trace_step(Masked(), (torch.randn(4, 4, 8, 8), torch.randn(4, 1, 8, 8)))
     (rules,) = rules_of(step, 2, "aten._scaled_dot_product_flash_attention_for_cpu.default")
     assert AxisRule(("S0", "S0"), ("S0", "S0", "S0", "S0")) in rules
     assert AxisRule(("S1", "S1"), ("S1", "S1", "S1", "R")) in rules
@@ -197,7 +197,7 @@ def test_wrong_rules_are_dropped_and_counted(monkeypatch, tmp_path):
         extra = wrong.get(str(call.target))
         return (*(right(call, inputs, outputs, axis_size) or ()), *([extra] if extra else ()))
 
-    step = captured_step("vit")
+    step = traced_step("vit")
     before, _ = axis_rules(step, 4)
     monkeypatch.setattr(rule_table, "candidate_rules", with_wrong)
     as_a_new_process(monkeypatch)
@@ -216,9 +216,11 @@ def test_dimensions_that_do_not_divide_are_reported():
         def forward(self, hidden):
             return self.linear(hidden).square().mean()
 
-    _, report = axis_rules(capture(Head(), (torch.randn(4, 8),)), 2)
+    _, report = axis_rules(trace_step(Head(), (torch.randn(4, 8),)), 2)
     assert report.not_dividing["aten.mm.default"] == 2
-    even, _ = axis_rules(capture(nn.Sequential(nn.Linear(8, 4)), (torch.randn(4, 8),), loss_fn=models.mean_square), 2)
+    even, _ = axis_rules(
+        trace_step(nn.Sequential(nn.Linear(8, 4)), (torch.randn(4, 8),), loss_fn=models.mean_square), 2
+    )
     assert all(even)
 
 
@@ -231,7 +233,7 @@ def test_an_operator_without_a_rule_is_replicated_and_named():
         def forward(self, hidden):
             return torch.cdist(hidden, self.points, compute_mode="donot_use_mm_for_euclid_dist").mean()
 
-    step = capture(Distances(), (torch.randn(4, 8),))
+    step = trace_step(Distances(), (torch.randn(4, 8),))
     rules, report = axis_rules(step, 2)
     assert report.without_rule == {"aten._cdist_backward.default": 1, "aten._cdist_forward.default": 1}
     for operator, own in zip(step.graph.operators, rules, strict=True):
@@ -240,15 +242,15 @@ def test_an_operator_without_a_rule_is_replicated_and_named():
 
 
 def test_one_rank_only_replicates_and_no_rank_is_refused():
-    rules, report = axis_rules(captured_step("gpt2"), 1)
+    rules, report = axis_rules(traced_step("gpt2"), 1)
     assert all(len(own) == 1 for own in rules)
     assert report.dropped == report.not_dividing == {}
     with pytest.raises(ValueError, match="axis size is 0"):
-        axis_rules(captured_step("gpt2"), 0)
+        axis_rules(traced_step("gpt2"), 0)
 
 
 def test_rules_are_cached_on_disk(tmp_path, monkeypatch):
-    step = captured_step("conv_net")
+    step = traced_step("conv_net")
     first, _ = axis_rules(step, 2)
     file = rule_cache.cache_path()
     assert file.parent == tmp_path
@@ -290,18 +292,18 @@ def test_the_digest_of_the_cache_covers_every_file_of_the_rules(file, tmp_path):
 def test_a_cache_that_cannot_be_written_costs_only_time(tmp_path, monkeypatch):
     (tmp_path / "file").touch()
     monkeypatch.setenv("MESHWRIGHT_CACHE", str(tmp_path / "file" / "folder"))
-    rules, _ = axis_rules(captured_step("conv_net"), 2)
+    rules, _ = axis_rules(traced_step("conv_net"), 2)
     assert max(map(len, rules)) > 3
 
 
 def test_one_entry_of_a_parameter_as_the_loss_has_rules():
-    step = capture(nn.Linear(4, 4), (torch.randn(2, 4),), {}, lambda output: output[1, 2])
+    step = trace_step(nn.Linear(4, 4), (torch.randn(2, 4),), {}, lambda output: output[1, 2])
     rules, _ = axis_rules(step, 2)
     assert all(rules)
 
 
 def test_composition_keeps_joint_divisibility():
-    step = captured_step("gpt2")
+    step = traced_step("gpt2")
     for mesh in ((2, 2), (4, 2)):
         per_axis = [axis_rules(step, count)[0] for count in mesh]
         for operator in step.graph.operators[:80]:
@@ -317,7 +319,7 @@ def test_composition_keeps_joint_divisibility():
 
 
 def test_composition_divides_the_bytes_of_collectives():
-    step = captured_step("gpt2")
+    step = traced_step("gpt2")
     (operator,) = [op for op in step.graph.operators if op.target == "aten._log_softmax.default"]
     rules = axis_rules(step, 2)[0][operator.index]
     found = {s.inputs[0]: s.collectives for s in compose(operator, step.graph, (rules, rules), (2, 2))}
@@ -329,7 +331,7 @@ def test_composition_divides_the_bytes_of_collectives():
 
 def test_composition_keeps_groups_whole():
     module = nn.Sequential(nn.Conv2d(16, 16, 3, groups=2), nn.Conv2d(16, 16, 3, groups=4))
-    step = capture(module, (torch.randn(4, 16, 8, 8),), loss_fn=models.mean_square)
+    step = trace_step(module, (torch.randn(4, 16, 8, 8),), loss_fn=models.mean_square)
     rules, _ = axis_rules(step, 2)
     channels = []
     for operator in step.graph.operators:
@@ -344,7 +346,7 @@ def test_composition_keeps_groups_whole():
 def test_a_large_model_costs_seconds_and_little_memory():
     reference = ModelReference("hf:gpt2-xl", batch=512, sequence=1024, dtype="bfloat16", seed=0, layers=2)
     step_of = load_step(reference)
-    step = capture(step_of.module, step_of.example_args, step_of.example_kwargs, step_of.loss_fn)
+    step = trace_step(step_of.module, step_of.example_args, step_of.example_kwargs, step_of.loss_fn)
     before, started = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.perf_counter()
     rules, report = axis_rules(step, 8)
     assert time.perf_counter() - started < 30

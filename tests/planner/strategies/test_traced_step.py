@@ -1,4 +1,4 @@
-"""The captured graph executes exactly the user's step, and says truly what each operator is."""
+"""The traced graph executes exactly the user's step, and says truly what each operator is."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from planner.graph.operator_graph import Operator, OutputRole, Phase, ValueRole
 from planner.models.references import ModelReference, load_step
-from planner.strategies.traced_step import CapturedStep, capture, input_tensors
+from planner.strategies.traced_step import TracedStep, input_tensors, trace_step
 
 OWN_STEPS = (
     models.mlp,
@@ -55,13 +55,13 @@ def eager(module: nn.Module, args: Any, kwargs: Any, loss_fn: Callable[..., Tens
     return loss.detach()
 
 
-def assert_equals_eager(step: models.Step, captured: CapturedStep | None = None) -> CapturedStep:
+def assert_equals_eager(step: models.Step, traced: TracedStep | None = None) -> TracedStep:
     module, args, kwargs, loss_fn = step
-    captured = captured or capture(*step)
-    inputs = input_tensors(captured, module, args, kwargs)
+    traced = traced or trace_step(*step)
+    inputs = input_tensors(traced, module, args, kwargs)
     untouched = [tensor.clone() for tensor in inputs]
     torch.manual_seed(7)
-    results = run_reference(captured, inputs)
+    results = run_reference(traced, inputs)
     for before, after in zip(untouched, inputs, strict=True):
         assert torch.equal(before, after)
     buffers_before = {name: buffer.clone() for name, buffer in module.named_buffers()}
@@ -69,33 +69,33 @@ def assert_equals_eager(step: models.Step, captured: CapturedStep | None = None)
     loss = eager(module, args, kwargs, loss_fn)
     parameters, buffers = dict(module.named_parameters()), dict(module.named_buffers())
     seen = set()
-    for output, result in zip(captured.graph.outputs, results, strict=True):
+    for output, result in zip(traced.graph.outputs, results, strict=True):
         if output.role is OutputRole.LOSS:
             expected = loss
         elif output.role is OutputRole.GRADIENT:
-            expected = parameters[captured.graph.values[output.of].name].grad
+            expected = parameters[traced.graph.values[output.of].name].grad
         else:
-            expected = buffers[captured.graph.values[output.of].name]
-        assert torch.equal(result, expected), captured.graph.values[output.value].name
+            expected = buffers[traced.graph.values[output.of].name]
+        assert torch.equal(result, expected), traced.graph.values[output.value].name
         seen.add((output.role, output.of))
     assert len(seen) == len(results)
-    updated = {captured.graph.values[of].name for role, of in seen if role is OutputRole.BUFFER_UPDATE}
+    updated = {traced.graph.values[of].name for role, of in seen if role is OutputRole.BUFFER_UPDATE}
     assert {name for name, before in buffers_before.items() if not torch.equal(buffers[name], before)} <= updated
     with_gradient = {name for name, parameter in parameters.items() if parameter.grad is not None}
-    assert {value.name for value in captured.graph.parameters if value.trainable} == with_gradient
-    return captured
+    assert {value.name for value in traced.graph.parameters if value.trainable} == with_gradient
+    return traced
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_loss_gradients_and_buffers_equal_eager_bit_by_bit(case: str, tmp_path: Path) -> None:
-    captured = assert_equals_eager(build(case, tmp_path))
-    assert any(operator.is_random for operator in captured.graph.operators) == ("dropout" in case)
+    traced = assert_equals_eager(build(case, tmp_path))
+    assert any(operator.is_random for operator in traced.graph.operators) == ("dropout" in case)
 
 
 @pytest.mark.parametrize("case", ["gpt", "lora_gpt", "conv_net", "res_net", "mixture_of_experts", "t5-plain"])
 def test_views_shapes_strides_and_dtypes_are_those_of_the_real_run(case: str, tmp_path: Path) -> None:
     step = build(case, tmp_path)
-    captured = capture(*step)
+    traced = trace_step(*step)
     views = 0
 
     def compare(operator: Operator, read: Any, results: Any) -> None:
@@ -104,7 +104,7 @@ def test_views_shapes_strides_and_dtypes_are_those_of_the_real_run(case: str, tm
             assert (index is None) == (tensor is None), operator.identity
             if index is None:
                 continue
-            spec = captured.graph.values[index].spec
+            spec = traced.graph.values[index].spec
             assert (tuple(tensor.shape), str(tensor.dtype)) == (spec.shape, f"torch.{spec.dtype}"), operator.identity
             strided = [dim for dim, size in enumerate(spec.shape) if size > 1]
             assert [tensor.stride(dim) for dim in strided] == [spec.stride[dim] for dim in strided], operator.identity
@@ -115,13 +115,13 @@ def test_views_shapes_strides_and_dtypes_are_those_of_the_real_run(case: str, tm
                 assert tensor.untyped_storage().data_ptr() == sources[0], operator.identity
                 views += 1
 
-    run_reference(captured, input_tensors(captured, *step[:3]), compare)
+    run_reference(traced, input_tensors(traced, *step[:3]), compare)
     assert views > 5
 
 
 @pytest.mark.parametrize("case", ["gpt", "res_net", "mixture_of_experts", "gpt2-plain", "llama-plain"])
 def test_graph_is_in_order_alive_and_named_uniquely(case: str, tmp_path: Path) -> None:
-    graph = capture(*build(case, tmp_path)).graph
+    graph = trace_step(*build(case, tmp_path)).graph
     available = set(graph.inputs)
     phases = []
     for position, operator in enumerate(graph.operators):
@@ -148,7 +148,7 @@ def test_graph_is_in_order_alive_and_named_uniquely(case: str, tmp_path: Path) -
 
 
 def test_operators_know_module_source_and_forward_partner() -> None:
-    graph = capture(*models.gpt()).graph
+    graph = trace_step(*models.gpt()).graph
     up = next(o for o in graph.operators if o.module_path == "layers.1.mlp.0" and o.target == "aten.addmm.default")
     assert up.identity == "layers.1.mlp.0/forward/aten.addmm.default/0"
     lines, start = inspect.getsourcelines(models.Block.forward)
@@ -162,10 +162,10 @@ def test_operators_know_module_source_and_forward_partner() -> None:
 
 
 def test_tied_and_frozen_parameters() -> None:
-    tied = capture(*models.tied_gpt()).graph
+    tied = trace_step(*models.tied_gpt()).graph
     (shared,) = [value for value in tied.parameters if value.aliases]
     assert (shared.name, shared.aliases, shared.trainable) == ("tokens.weight", ("head.weight",), True)
-    lora = capture(*models.lora_gpt()).graph
+    lora = trace_step(*models.lora_gpt()).graph
     trainable = {value.name.rsplit(".", 2)[1] for value in lora.parameters if value.trainable}
     assert trainable == {"down", "up"}
     weight_gradients = [o for o in lora.operators if "embedding_dense_backward" in o.target]
@@ -173,7 +173,7 @@ def test_tied_and_frozen_parameters() -> None:
 
 
 def test_roles_of_inputs_and_outputs() -> None:
-    graph = capture(*models.res_net()).graph
+    graph = trace_step(*models.res_net()).graph
     roles = Counter(graph.values[index].role for index in graph.inputs)
     assert roles[ValueRole.INPUT] == 2
     assert roles[ValueRole.TANGENT] == 1
@@ -186,7 +186,7 @@ def test_roles_of_inputs_and_outputs() -> None:
 
 def test_flop_of_a_gpt_follow_from_its_shapes() -> None:
     batch, length, width, layers, vocabulary = 4, 16, 32, 2, 96
-    graph = capture(*models.gpt(batch, length)).graph
+    graph = trace_step(*models.gpt(batch, length)).graph
     tokens = batch * length
     linear = 2 * tokens * width * (layers * 12 * width + vocabulary)
     attention = (
@@ -214,7 +214,9 @@ def test_module_and_random_state_are_left_as_found() -> None:
     module = Careless()
     state = {name: (tensor, tensor.clone()) for name, tensor in [*module.named_parameters(), *module.named_buffers()]}
     attributes, random_state = dict(module.__dict__), torch.get_rng_state()
-    captured = capture(module, (torch.randn(2, 4, generator=torch.Generator().manual_seed(0)),), {}, models.mean_square)
+    traced = trace_step(
+        module, (torch.randn(2, 4, generator=torch.Generator().manual_seed(0)),), {}, models.mean_square
+    )
     assert torch.equal(torch.get_rng_state(), random_state)
     assert all(module.__dict__[name] is value for name, value in attributes.items())
     assert module.__dict__.keys() == attributes.keys()
@@ -223,7 +225,7 @@ def test_module_and_random_state_are_left_as_found() -> None:
     for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
         assert tensor is state[name][0]
         assert torch.equal(tensor, state[name][1])
-    assert_equals_eager((module, (torch.randn(2, 4),), {}, models.mean_square), captured)
+    assert_equals_eager((module, (torch.randn(2, 4),), {}, models.mean_square), traced)
 
 
 def test_tensors_of_a_closure_become_constants() -> None:
@@ -234,18 +236,18 @@ def test_tensors_of_a_closure_become_constants() -> None:
         {},
         lambda output: ((output - target) * torch.tensor(2.0)).pow(2).mean(),
     )
-    captured = assert_equals_eager(step)
-    assert sorted(captured.constants) == ["constant.0", "constant.1"]
-    assert any(torch.equal(tensor, target) for tensor in captured.constants.values())
+    traced = assert_equals_eager(step)
+    assert sorted(traced.constants) == ["constant.0", "constant.1"]
+    assert any(torch.equal(tensor, target) for tensor in traced.constants.values())
 
 
 def test_unused_parameter_gets_no_gradient_and_a_note() -> None:
     module = nn.ModuleDict({"used": nn.Linear(4, 4), "idle": nn.Linear(4, 4, bias=False)})
     module.forward = lambda hidden: module["used"](hidden)
-    captured = capture(module, (torch.randn(2, 4),), {}, models.mean_square)
-    idle = next(value for value in captured.graph.parameters if value.name == "idle.weight")
+    traced = trace_step(module, (torch.randn(2, 4),), {}, models.mean_square)
+    idle = next(value for value in traced.graph.parameters if value.name == "idle.weight")
     assert not idle.trainable
-    assert captured.graph.notes == ("parameter idle.weight takes no part in the loss and gets no gradient",)
+    assert traced.graph.notes == ("parameter idle.weight takes no part in the loss and gets no gradient",)
 
 
 def test_nested_arguments_go_by_name_however_they_are_passed() -> None:
@@ -259,27 +261,27 @@ def test_nested_arguments_go_by_name_however_they_are_passed() -> None:
 
     module, tensor = Nested(), torch.randn(2, 4)
     step = (module, ({"parts": [tensor]}, tensor), {"scale": tensor, "double": True}, models.mean_square)
-    captured = assert_equals_eager(step)
-    names = [captured.graph.values[i].name for i in captured.graph.inputs if captured.graph.values[i].role == "input"]
+    traced = assert_equals_eager(step)
+    names = [traced.graph.values[i].name for i in traced.graph.inputs if traced.graph.values[i].role == "input"]
     assert names == ["batch['parts'][0]", "args[1]", "scale"]
     linear = nn.Linear(4, 4)
-    by_position = capture(linear, (tensor,), {}, models.mean_square)
+    by_position = trace_step(linear, (tensor,), {}, models.mean_square)
     assert len(input_tensors(by_position, linear, (), {"input": tensor})) == len(by_position.graph.inputs)
 
 
 def test_input_tensors_refuse_other_shapes() -> None:
     module, args, kwargs, loss_fn = models.mlp()
-    captured = capture(module, args, kwargs, loss_fn)
-    with pytest.raises(ValueError, match=r"input input: captured as float32 \(8, 16\), got float32 \(4, 16\)"):
-        input_tensors(captured, module, (torch.randn(4, 16),))
-    with pytest.raises(ValueError, match="input input is in the captured step"):
-        input_tensors(captured, module)
+    traced = trace_step(module, args, kwargs, loss_fn)
+    with pytest.raises(ValueError, match=r"input input: traced as float32 \(8, 16\), got float32 \(4, 16\)"):
+        input_tensors(traced, module, (torch.randn(4, 16),))
+    with pytest.raises(ValueError, match="input input is in the traced step"):
+        input_tensors(traced, module)
 
 
 def test_meta_and_real_modules_give_one_graph() -> None:
     with torch.device("meta"):
-        on_meta = capture(*models.gpt())
-    assert on_meta.fingerprint == capture(*models.gpt()).fingerprint
+        on_meta = trace_step(*models.gpt())
+    assert on_meta.fingerprint == trace_step(*models.gpt()).fingerprint
 
 
 def test_custom_operator_of_a_library_is_one_operator() -> None:
@@ -293,23 +295,23 @@ def test_custom_operator_of_a_library_is_one_operator() -> None:
         setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs),
     )
     step = (nn.Linear(4, 4), (torch.randn(2, 4),), {}, lambda output: cube(output).mean())
-    captured = assert_equals_eager(step)
-    assert "capture_test.cube.default" in {operator.target for operator in captured.graph.operators}
+    traced = assert_equals_eager(step)
+    assert "capture_test.cube.default" in {operator.target for operator in traced.graph.operators}
 
 
 def test_results_that_a_backward_operator_leaves_out_have_no_value() -> None:
     module = nn.Sequential(nn.BatchNorm1d(4))  # nothing before it is trained
-    captured = assert_equals_eager((module, (torch.randn(3, 4),), {}, models.mean_square))
-    (backward,) = [o for o in captured.graph.operators if "native_batch_norm_backward" in o.target]
+    traced = assert_equals_eager((module, (torch.randn(3, 4),), {}, models.mean_square))
+    (backward,) = [o for o in traced.graph.operators if "native_batch_norm_backward" in o.target]
     assert [output is None for output in backward.outputs] == [True, False, False]
 
 
 def test_compiled_module_is_captured_as_the_module_inside() -> None:
     module, args, kwargs, loss_fn = models.mlp()
     compiled = torch.compile(module)
-    captured = capture(compiled, args, kwargs, loss_fn)
-    assert captured.fingerprint == capture(module, args, kwargs, loss_fn).fingerprint
-    assert torch.equal(input_tensors(captured, compiled, args)[0], module[0].weight)
+    traced = trace_step(compiled, args, kwargs, loss_fn)
+    assert traced.fingerprint == trace_step(module, args, kwargs, loss_fn).fingerprint
+    assert torch.equal(input_tensors(traced, compiled, args)[0], module[0].weight)
 
 
 @pytest.mark.parametrize(
@@ -325,11 +327,11 @@ def test_loss_that_is_a_view_of_a_parameter_has_its_gradient(loss_of):
         def forward(self, scale):
             return self.weight
 
-    captured = capture(Weight(), (torch.ones(1),), {}, loss_of)
-    gradients = [output for output in captured.graph.outputs if output.role is OutputRole.GRADIENT]
-    assert [captured.graph.values[output.of].name for output in gradients] == ["weight"]
-    assert captured.graph.values[gradients[0].value].spec.shape == (3, 4)
-    assert captured.graph.notes == ()
+    traced = trace_step(Weight(), (torch.ones(1),), {}, loss_of)
+    gradients = [output for output in traced.graph.outputs if output.role is OutputRole.GRADIENT]
+    assert [traced.graph.values[output.of].name for output in gradients] == ["weight"]
+    assert traced.graph.values[gradients[0].value].spec.shape == (3, 4)
+    assert traced.graph.notes == ()
 
 
 def test_loss_that_is_a_parameter_has_its_gradient():
@@ -341,5 +343,5 @@ def test_loss_that_is_a_parameter_has_its_gradient():
         def forward(self):
             return self.loss
 
-    outputs = capture(Scalar(), ()).graph.outputs
+    outputs = trace_step(Scalar(), ()).graph.outputs
     assert [output.role for output in outputs] == [OutputRole.LOSS, OutputRole.GRADIENT]

@@ -1,4 +1,4 @@
-"""What cannot be captured is refused in one line with module, source line and remedy."""
+"""What cannot be traced is refused in one line with module, source line and remedy."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from support.steps import models
 from torch import Tensor, nn
 
-from planner.strategies.traced_step import CaptureError, capture
+from planner.strategies.traced_step import TraceError, trace_step
 
 
 def line_of(function: Callable[..., Any], text: str) -> int:
@@ -29,16 +29,16 @@ class CallsLambda(nn.Module):
 
 
 def refusal(function: Callable[[Tensor], Any], loss_fn: Any = models.mean_square) -> str:
-    with pytest.raises(CaptureError) as caught:
-        capture(CallsLambda(function), (torch.randn(2, 4),), {}, loss_fn)
+    with pytest.raises(TraceError) as caught:
+        trace_step(CallsLambda(function), (torch.randn(2, 4),), {}, loss_fn)
     message = str(caught.value)
     assert "\n" not in message
     return message
 
 
 def test_data_dependent_branch_names_module_line_and_remedy() -> None:
-    with pytest.raises(CaptureError) as caught:
-        capture(*models.data_dependent_branch())
+    with pytest.raises(TraceError) as caught:
+        trace_step(*models.data_dependent_branch())
     line = line_of(models.Branch.forward, "if hidden.sum()")
     assert str(caught.value).startswith(
         f"module 1 (tests/support/steps/models.py:{line}): control flow depends on the values"
@@ -47,8 +47,8 @@ def test_data_dependent_branch_names_module_line_and_remedy() -> None:
 
 
 def test_dynamic_experts_name_the_operator() -> None:
-    with pytest.raises(CaptureError) as caught:
-        capture(*models.dynamic_experts())
+    with pytest.raises(TraceError) as caught:
+        trace_step(*models.dynamic_experts())
     line = line_of(models.DynamicExperts.forward, "torch.where")
     assert f"(tests/support/steps/models.py:{line})" in str(caught.value)
     assert "aten.nonzero" in str(caught.value)
@@ -56,16 +56,16 @@ def test_dynamic_experts_name_the_operator() -> None:
 
 
 def test_custom_autograd_function_is_named() -> None:
-    with pytest.raises(CaptureError) as caught:
-        capture(*models.custom_function())
+    with pytest.raises(TraceError) as caught:
+        trace_step(*models.custom_function())
     line = line_of(models.SquareLayer.forward, "Square.apply")
     assert str(caught.value).startswith(f"module 1 (tests/support/steps/models.py:{line}): custom autograd.Function")
     assert "support.steps.models.Square" in str(caught.value)
 
 
 def test_refusing_custom_functions_ends_with_the_capture() -> None:
-    with pytest.raises(CaptureError):
-        capture(*models.custom_function())
+    with pytest.raises(TraceError):
+        trace_step(*models.custom_function())
     module, args, _, loss_fn = models.custom_function()
     loss_fn(module(*args)).backward()
     assert module[0].weight.grad is not None
@@ -112,14 +112,14 @@ def test_parameter_changed_in_forward_is_refused() -> None:
                 self.weight.mul_(0.9)
             return super().forward(hidden)
 
-    with pytest.raises(CaptureError, match="forward changes parameter weight in place"):
-        capture(Decay(4, 4), (torch.randn(2, 4),), {}, models.mean_square)
+    with pytest.raises(TraceError, match="forward changes parameter weight in place"):
+        trace_step(Decay(4, 4), (torch.randn(2, 4),), {}, models.mean_square)
 
 
 def test_sparse_gradients_are_refused() -> None:
     module = nn.Embedding(10, 4, sparse=True)
-    with pytest.raises(CaptureError, match="sparse=False"):
-        capture(module, (torch.tensor([1, 2]),), {}, models.mean_square)
+    with pytest.raises(TraceError, match="sparse=False"):
+        trace_step(module, (torch.tensor([1, 2]),), {}, models.mean_square)
 
 
 @pytest.mark.parametrize(
@@ -138,8 +138,8 @@ def test_random_operator_without_a_plan_names_the_place(function: Callable[[Tens
         def forward(self, hidden: Tensor) -> Tensor:
             return self.linear(hidden) + self.noise(hidden)
 
-    with pytest.raises(CaptureError) as caught:
-        capture(Noisy(), (torch.randn(2, 4),), {}, models.mean_square)
+    with pytest.raises(TraceError) as caught:
+        trace_step(Noisy(), (torch.randn(2, 4),), {}, models.mean_square)
     message = str(caught.value)
     assert message.startswith("module noise (")
     assert f"test_capture_errors.py:{function.__code__.co_firstlineno}): {operator} draws random numbers" in message
@@ -149,8 +149,8 @@ def test_random_operator_without_a_plan_names_the_place(function: Callable[[Tens
 def test_module_survives_a_refused_capture() -> None:
     module, args, kwargs, loss_fn = models.data_dependent_branch()
     weight = module[0].weight
-    with pytest.raises(CaptureError):
-        capture(module, args, kwargs, loss_fn)
+    with pytest.raises(TraceError):
+        trace_step(module, args, kwargs, loss_fn)
     assert module[0].weight is weight
     assert not module[1]._forward_pre_hooks
     loss_fn(module(*args)).backward()

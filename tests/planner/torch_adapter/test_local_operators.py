@@ -8,7 +8,7 @@ import time
 
 import pytest
 import torch
-from support.steps.captured_steps import ALL_STEPS, captured_step
+from support.steps.traced_steps import ALL_STEPS, traced_step
 
 from planner.graph.operator_graph import Operator, OperatorGraph, Phase, TensorSpec, Value, ValueRole
 from planner.graph.placement import local_shape
@@ -69,7 +69,7 @@ def real_reference(call, inputs, outputs) -> Reference:
 @pytest.mark.parametrize("name", ALL_STEPS)
 def test_composed_strategies_reproduce_every_operator_on_four_ranks(name, mesh):
     """Rules are checked on two ranks before they are believed; here their compositions and a longer axis are."""
-    step, chooser = captured_step(name), random.Random(f"{name} {mesh}")
+    step, chooser = traced_step(name), random.Random(f"{name} {mesh}")
     tables = [axis_rules(step, size)[0] for size in mesh]
     tried = 0
     for operator, call, inputs, outputs in distinct_operators(step):
@@ -86,7 +86,7 @@ def test_composed_strategies_reproduce_every_operator_on_four_ranks(name, mesh):
 
 @pytest.mark.parametrize("name", ["llama", "conv_net", "mixture_of_experts"])
 def test_small_instances_judge_rules_as_the_real_sizes_do(name):
-    for operator, call, inputs, outputs in distinct_operators(captured_step(name)):
+    for operator, call, inputs, outputs in distinct_operators(traced_step(name)):
         small, real = make_reference(call, inputs, outputs, 2), real_reference(call, inputs, outputs)
         assert small is not None, operator.identity
         for rule in candidate_rules(call, inputs, outputs, 2) or ():
@@ -202,7 +202,7 @@ def test_a_random_operator_without_a_counter_form_is_refused():
 
 
 def test_plain_operators_keep_their_overload_and_get_local_sizes():
-    step = captured_step("gpt2")
+    step = traced_step("gpt2")
     rules, _ = axis_rules(step, 2)
     plain = 0
     for operator, call, inputs, outputs in distinct_operators(step):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from support.steps.captured_steps import ALL_STEPS, captured_step
+from support.steps.traced_steps import ALL_STEPS, traced_step
 from torch import nn
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.experimental import register_sharding
@@ -12,7 +12,7 @@ from torch.distributed.tensor.experimental import register_sharding
 from planner.graph.axis_rule import AxisRule
 from planner.graph.operator_graph import TensorSpec
 from planner.strategies.sharding_rules import axis_rules
-from planner.strategies.traced_step import capture
+from planner.strategies.traced_step import trace_step
 from planner.torch_adapter.local.calls import OperatorCall, Slot
 from planner.torch_adapter.local.operator_collectives import local_collectives
 from planner.torch_adapter.rules import registration as rule_registration
@@ -53,7 +53,7 @@ def spec(*shape: int, dtype: str = "float32") -> TensorSpec:
 
 def distinct_operators(name):
     """Call and specs of one operator per signature."""
-    step, found = captured_step(name), {}
+    step, found = traced_step(name), {}
     for operator, call in zip(step.graph.operators, step.calls, strict=True):
         inputs = tuple(step.graph.values[index].spec for index in operator.inputs)
         outputs = tuple(None if index is None else step.graph.values[index].spec for index in operator.outputs)
@@ -130,7 +130,7 @@ def distances():
         def forward(self, hidden):
             return torch.cdist(hidden, self.points, compute_mode="donot_use_mm_for_euclid_dist").mean()
 
-    return capture(Distances(), (torch.randn(4, 8),))
+    return trace_step(Distances(), (torch.randn(4, 8),))
 
 
 def test_a_users_rule_is_asked_checked_and_not_kept_on_disk(users_registrations):

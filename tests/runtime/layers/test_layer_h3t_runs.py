@@ -20,7 +20,7 @@ SAMPLE_AND_FUZZ = [range(4), pytest.param(range(4, 34), marks=pytest.mark.fuzz)]
 
 
 @pytest.fixture(autouse=True)
-def captured_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def traced_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(layer_planning, "model_layers", folded_layers.model_layers)
 
 

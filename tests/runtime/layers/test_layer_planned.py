@@ -13,7 +13,7 @@ from planner.machine.cluster import load_cluster
 
 
 @pytest.fixture(autouse=True)
-def captured_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def traced_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(layer_planning, "model_layers", folded_layers.model_layers)
 
 

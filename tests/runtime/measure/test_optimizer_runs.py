@@ -20,7 +20,7 @@ from planner.replay.checker import OptimizerMemory, ReplayReport, replay
 from planner.schedule.instructions import Schedule
 from planner.scheduling.builder import build_schedule
 from planner.strategies.space import build_strategy_space
-from planner.strategies.traced_step import CapturedStep, capture
+from planner.strategies.traced_step import TracedStep, trace_step
 from planner.torch_adapter.local.collectives import MeshGroups
 from runtime.measure.comparison import ReferenceComparison
 from runtime.measure.initial_state import local_state, read_initial_state
@@ -40,17 +40,17 @@ def reference_in(dtype: str) -> ModelReference:
 
 
 @cache
-def captured_in(dtype: str) -> CapturedStep:
+def traced_in(dtype: str) -> TracedStep:
     step = load_step(reference_in(dtype))
-    return capture(step.module, step.example_args, step.example_kwargs, step.loss_fn)
+    return trace_step(step.module, step.example_args, step.example_kwargs, step.loss_fn)
 
 
 def planned(dtype: str, mesh: tuple[int, ...], optimizer: str) -> tuple[Schedule, ReplayReport]:
     """A schedule of random layouts and recomputation, and what its replay predicts."""
-    captured, spec = captured_in(dtype), optimizer_named(optimizer)
-    space = build_strategy_space(captured, CostModel(load_cluster("a100-8-nvlink"), mesh), mesh, spec)
+    traced, spec = traced_in(dtype), optimizer_named(optimizer)
+    space = build_strategy_space(traced, CostModel(load_cluster("a100-8-nvlink"), mesh), mesh, spec)
     schedule = build_schedule(space, random_decision(space, 0))
-    report = replay(captured.graph, schedule, optimizer=OptimizerMemory(spec), counter_based_random=True)
+    report = replay(traced.graph, schedule, optimizer=OptimizerMemory(spec), counter_based_random=True)
     assert report.violations == ()
     return schedule, report
 
@@ -60,9 +60,9 @@ def train(
 ) -> tuple[int, float, float, bool]:
     """Peak of the first step, errors of its gradients and of the updated parameters, and what masters hold."""
     groups = groups or groups_of(schedule.mesh)
-    captured, initial = captured_in(dtype), read_initial_state(folder)
-    local = local_state(initial, captured.constants, captured.graph, schedule, groups, CPU)
-    training = LocalTraining(captured, schedule, groups, local, optimizer, 0, CPU)
+    traced, initial = traced_in(dtype), read_initial_state(folder)
+    local = local_state(initial, traced.constants, traced.graph, schedule, groups, CPU)
+    training = LocalTraining(traced, schedule, groups, local, optimizer, 0, CPU)
     comparison = ReferenceComparison(read_reference(folder), training.placements, groups)
     meter = MemoryMeter(CPU, training.resident_tensors())
     errors: list[float] = []

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from support.steps.plain_schedule import replicated_schedule
-from support.steps.planned_steps import captured_step, step_reference
+from support.steps.planned_steps import step_reference, traced_step
 
 from planner.models.references import load_step
 from planner.torch_adapter.local.collectives import MeshGroups
@@ -34,10 +34,10 @@ def test_the_initial_state_is_that_of_the_seed(prepared):
 
 def test_a_rank_copies_its_blocks_only(prepared):
     name, folder = prepared
-    captured, groups = captured_step(name), MeshGroups((2,), (1,), ("",))
-    schedule = replicated_schedule(captured.graph, (2,))
+    traced, groups = traced_step(name), MeshGroups((2,), (1,), ("",))
+    schedule = replicated_schedule(traced.graph, (2,))
     state = read_initial_state(folder)
-    local = local_state(state, captured.constants, captured.graph, schedule, groups, CPU)
+    local = local_state(state, traced.constants, traced.graph, schedule, groups, CPU)
     for key, tensor in local.items():
         assert torch.equal(tensor, state.tensors[key])
         assert tensor.untyped_storage().nbytes() == tensor.nbytes

@@ -7,7 +7,7 @@ from functools import cache
 import pytest
 import torch
 from support.processes.rank_steps import groups_of, local_inputs, one_process, step_errors
-from support.steps.planned_steps import captured_step, step_reference
+from support.steps.planned_steps import step_reference, traced_step
 
 from formulations.solvers import SolverPool
 from planner.graph.optimizers import optimizer_named
@@ -77,7 +77,7 @@ def run_on_rank(name, schedule):
     """
     groups = groups_of(schedule.mesh)
     full, loss, expected = one_process(name)
-    lowered = lower(schedule, captured_step(name), groups, 0, CPU)
+    lowered = lower(schedule, traced_step(name), groups, 0, CPU)
     peaks = []
     for _ in range(RUNS):
         inputs = local_inputs(full, schedule, groups)
@@ -91,7 +91,7 @@ def run_on_rank(name, schedule):
 
 def uncounted_labels(name, schedule):
     """Bytes of the labels that a loss sharded by words looks up on its own; see planner.graph.operator_workspaces."""
-    graph = captured_step(name).graph
+    graph = traced_step(name).graph
     sharded = False
     for entry in schedule.instructions:
         if isinstance(entry, Compute) and "nll_loss" in graph.operators[entry.operator].target:
@@ -101,7 +101,7 @@ def uncounted_labels(name, schedule):
 
 def check_joint_plan(pool, name, mesh):
     schedule = joint_schedule(name, mesh)
-    predicted = replay(session(name, mesh).captured.graph, schedule, optimizer=SGD, counter_based_random=True)
+    predicted = replay(session(name, mesh).traced.graph, schedule, optimizer=SGD, counter_based_random=True)
     resharding = isinstance(schedule.instructions[predicted.peak_instruction], Reshard)
     for (loss, gradient, worst), peak, host_peak in pool.run(run_on_rank, name, schedule):
         assert loss <= 1e-5

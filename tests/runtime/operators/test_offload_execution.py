@@ -13,7 +13,7 @@ from planner.machine.cluster import HostCopies
 from planner.replay.checker import OptimizerMemory, replay
 from planner.schedule.instructions import Offload
 from planner.scheduling.offload_schedule import offload_candidates, with_offload
-from planner.strategies.traced_step import capture, input_tensors
+from planner.strategies.traced_step import input_tensors, trace_step
 from planner.torch_adapter.local.collectives import MeshGroups
 from runtime.measure.host_copies import HostCopies as HostCopier
 from runtime.measure.memory_meter import MemoryMeter
@@ -35,9 +35,9 @@ class OneDuration(CopyPrices):
         return self.duration
 
 
-def run(schedule, captured, inputs):
+def run(schedule, traced, inputs):
     inputs = [tensor.clone() for tensor in inputs]
-    lowered, meter = lower(schedule, captured, ALONE, 0, CPU), MemoryMeter(CPU, inputs)
+    lowered, meter = lower(schedule, traced, ALONE, 0, CPU), MemoryMeter(CPU, inputs)
     with meter.metering():
         result = lowered.run(inputs)
     return result, meter
@@ -47,18 +47,18 @@ def run(schedule, captured, inputs):
 def test_bits_and_bytes(make):
     torch.manual_seed(0)
     module, args, kwargs, loss_fn = make()
-    captured = capture(module, args, kwargs, loss_fn)
-    inputs = input_tensors(captured, module, args, kwargs)
-    plain = replicated_schedule(captured.graph, (1,))
-    expected, before = run(plain, captured, inputs)
+    traced = trace_step(module, args, kwargs, loss_fn)
+    inputs = input_tensors(traced, module, args, kwargs)
+    plain = replicated_schedule(traced.graph, (1,))
+    expected, before = run(plain, traced, inputs)
     assert before.host_peak_bytes == 0
-    away = offload_candidates(captured.graph, plain)
+    away = offload_candidates(traced.graph, plain)
     for prices in (OneDuration(0), OneDuration(5), OneDuration(40), OneDuration(40, HostCopies.BLOCKING)):
-        schedule = with_offload(captured.graph, plain, away, prices)
-        result, meter = run(schedule, captured, inputs)
+        schedule = with_offload(traced.graph, plain, away, prices)
+        result, meter = run(schedule, traced, inputs)
         assert torch.equal(result.loss, expected.loss)
         assert all(torch.equal(result.gradients[key], expected.gradients[key]) for key in expected.gradients)
-        report = replay(captured.graph, schedule, optimizer=SGD, seconds=prices)
+        report = replay(traced.graph, schedule, optimizer=SGD, seconds=prices)
         assert report.violations == ()
         assert meter.peak_bytes == report.peak_bytes <= before.peak_bytes
         assert meter.host_peak_bytes == report.host.peak_bytes > 0
@@ -68,13 +68,13 @@ def test_bits_and_bytes(make):
 def test_the_device_account_drops_where_activations_fill_it():
     torch.manual_seed(0)
     module, args, kwargs, loss_fn = gpt()
-    captured = capture(module, args, kwargs, loss_fn)
-    inputs = input_tensors(captured, module, args, kwargs)
-    plain = replicated_schedule(captured.graph, (1,))
-    schedule = with_offload(captured.graph, plain, offload_candidates(captured.graph, plain), OneDuration(0))
+    traced = trace_step(module, args, kwargs, loss_fn)
+    inputs = input_tensors(traced, module, args, kwargs)
+    plain = replicated_schedule(traced.graph, (1,))
+    schedule = with_offload(traced.graph, plain, offload_candidates(traced.graph, plain), OneDuration(0))
     assert sum(isinstance(entry, Offload) for entry in schedule.instructions) > 20
-    _, before = run(plain, captured, inputs)
-    _, after = run(schedule, captured, inputs)
+    _, before = run(plain, traced, inputs)
+    _, after = run(schedule, traced, inputs)
     assert after.peak_bytes < 0.7 * before.peak_bytes
 
 
@@ -82,15 +82,15 @@ def test_the_device_account_drops_where_activations_fill_it():
 def test_bits_are_the_same_where_copies_run_beside_the_computation():
     torch.manual_seed(0)
     module, args, kwargs, loss_fn = gpt()
-    captured = capture(module, args, kwargs, loss_fn)
+    traced = trace_step(module, args, kwargs, loss_fn)
     device = torch.device("cuda", 0)
-    inputs = [tensor.to(device) for tensor in input_tensors(captured, module, args, kwargs)]
-    plain = replicated_schedule(captured.graph, (1,))
-    expected = lower(plain, captured, ALONE, 0, device).run(list(inputs))
-    away = offload_candidates(captured.graph, plain)
-    schedule = with_offload(captured.graph, plain, away, OneDuration(5))
-    report = replay(captured.graph, schedule, optimizer=SGD)
-    lowered = lower(schedule, captured, ALONE, 0, device)
+    inputs = [tensor.to(device) for tensor in input_tensors(traced, module, args, kwargs)]
+    plain = replicated_schedule(traced.graph, (1,))
+    expected = lower(plain, traced, ALONE, 0, device).run(list(inputs))
+    away = offload_candidates(traced.graph, plain)
+    schedule = with_offload(traced.graph, plain, away, OneDuration(5))
+    report = replay(traced.graph, schedule, optimizer=SGD)
+    lowered = lower(schedule, traced, ALONE, 0, device)
     for _ in range(5):
         meter = MemoryMeter(device, inputs)
         with meter.metering():

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from rich.console import Console
 from support.processes.rank_steps import groups_of, local_inputs, one_process, step_errors
-from support.steps.planned_steps import captured_step, plan_of, strategy_space
+from support.steps.planned_steps import plan_of, strategy_space, traced_step
 from support.steps.random_offload import random_offload
 from support.steps.random_plans import random_decision
 
@@ -32,10 +32,10 @@ SGD = OptimizerMemory(optimizer_named("sgd"))
 
 def run_both(name, plain, offloaded, seed):
     """Whether both schedules give the same bits, the errors of the second, and its measured peaks."""
-    captured, groups = captured_step(name), groups_of(plain.mesh)
+    traced, groups = traced_step(name), groups_of(plain.mesh)
     full, loss, expected = one_process(name)
-    first = lower(plain, captured, groups, seed, CPU).run(local_inputs(full, plain, groups))
-    lowered, inputs = lower(offloaded, captured, groups, seed, CPU), local_inputs(full, offloaded, groups)
+    first = lower(plain, traced, groups, seed, CPU).run(local_inputs(full, plain, groups))
+    lowered, inputs = lower(offloaded, traced, groups, seed, CPU), local_inputs(full, offloaded, groups)
     meter = MemoryMeter(CPU, inputs)
     with meter.metering():
         second = lowered.run(inputs)
@@ -106,17 +106,17 @@ def test_a_run_reports_host_memory_and_waiting():
 
 
 def dropout_run(plain, offloaded):
-    captured, groups = captured_step("dropout_gpt"), groups_of(plain.mesh)
+    traced, groups = traced_step("dropout_gpt"), groups_of(plain.mesh)
     full, _, _ = one_process("dropout_gpt")
     first, second = (
-        lower(schedule, captured, groups, 5, CPU).run(local_inputs(full, schedule, groups))
+        lower(schedule, traced, groups, 5, CPU).run(local_inputs(full, schedule, groups))
         for schedule in (plain, offloaded)
     )
     same = torch.equal(first.loss, second.loss) and all(
         torch.equal(first.gradients[key], second.gradients[key]) for key in first.gradients
     )
     dist.barrier()
-    return same, compare_with_reference(offloaded, captured, groups, full, seed=5)
+    return same, compare_with_reference(offloaded, traced, groups, full, seed=5)
 
 
 def test_dropout_masks_come_back_from_the_host_bit_for_bit(two_ranks):

@@ -13,7 +13,7 @@ from planner.graph.optimizers import optimizer_named
 from planner.replay.checker import OptimizerMemory, replay
 from planner.schedule.instructions import Compute, Free, Offload, Prefetch, Reshard, Update
 from planner.scheduling.builder import with_frees
-from planner.strategies.traced_step import capture, input_tensors
+from planner.strategies.traced_step import input_tensors, trace_step
 from planner.torch_adapter.local.collectives import MeshGroups
 from planner.torch_adapter.tracing.step_module import step_loss
 from runtime.measure.memory_meter import MemoryMeter
@@ -25,11 +25,11 @@ ALONE = MeshGroups((1,), (0,), ("",))
 
 
 @pytest.fixture(scope="module")
-def captured_mlp():
+def traced_mlp():
     torch.manual_seed(0)
     module, args, kwargs, loss_fn = mlp()
-    captured = capture(module, args, kwargs, loss_fn)
-    return captured, replicated_schedule(captured.graph, (1,)), input_tensors(captured, module, args, kwargs)
+    traced = trace_step(module, args, kwargs, loss_fn)
+    return traced, replicated_schedule(traced.graph, (1,)), input_tensors(traced, module, args, kwargs)
 
 
 @pytest.mark.parametrize("make", [mlp, gpt, conv_net, res_net])
@@ -37,9 +37,9 @@ def test_one_rank_is_bit_equal_to_eager_autograd(make):
     torch.manual_seed(0)
     module, args, kwargs, loss_fn = make()
     reference = copy.deepcopy(module)
-    captured = capture(module, args, kwargs, loss_fn)
-    lowered = lower(replicated_schedule(captured.graph, (1,)), captured, ALONE, 0, CPU)
-    result = lowered.run(input_tensors(captured, module, args, kwargs))
+    traced = trace_step(module, args, kwargs, loss_fn)
+    lowered = lower(replicated_schedule(traced.graph, (1,)), traced, ALONE, 0, CPU)
+    result = lowered.run(input_tensors(traced, module, args, kwargs))
     loss = step_loss(reference, args, kwargs, loss_fn)
     loss.backward()
     assert torch.equal(result.loss, loss.detach())
@@ -56,21 +56,21 @@ def test_one_rank_is_bit_equal_to_eager_autograd(make):
 @pytest.mark.parametrize("make", [mlp, gpt, conv_net])
 def test_the_measured_peak_is_the_replayed_peak(make):
     module, args, kwargs, loss_fn = make()
-    captured = capture(module, args, kwargs, loss_fn)
-    schedule = replicated_schedule(captured.graph, (1,))
-    inputs = [tensor.clone() for tensor in input_tensors(captured, module, args, kwargs)]
-    lowered, meter = lower(schedule, captured, ALONE, 0, CPU), MemoryMeter(CPU, inputs)
+    traced = trace_step(module, args, kwargs, loss_fn)
+    schedule = replicated_schedule(traced.graph, (1,))
+    inputs = [tensor.clone() for tensor in input_tensors(traced, module, args, kwargs)]
+    lowered, meter = lower(schedule, traced, ALONE, 0, CPU), MemoryMeter(CPU, inputs)
     with meter.metering():
         lowered.run(inputs)
-    report = replay(captured.graph, schedule, optimizer=OptimizerMemory(optimizer_named("sgd")))
+    report = replay(traced.graph, schedule, optimizer=OptimizerMemory(optimizer_named("sgd")))
     assert report.ok
     assert meter.peak_bytes == report.peak_bytes
 
 
-def test_only_what_the_schedule_keeps_is_alive_afterwards(captured_mlp):
-    captured, schedule, inputs = captured_mlp
+def test_only_what_the_schedule_keeps_is_alive_afterwards(traced_mlp):
+    traced, schedule, inputs = traced_mlp
     inputs = [tensor.clone() for tensor in inputs]
-    lowered = lower(schedule, captured, ALONE, 0, CPU)
+    lowered = lower(schedule, traced, ALONE, 0, CPU)
     meter = MemoryMeter(CPU, inputs)
     with meter.metering():
         result = lowered.run(inputs)
@@ -79,23 +79,23 @@ def test_only_what_the_schedule_keeps_is_alive_afterwards(captured_mlp):
     assert meter.live_bytes == kept
 
 
-def test_an_input_that_the_schedule_frees_leaves_the_list(captured_mlp):
-    captured, schedule, inputs = captured_mlp
-    position = next(k for k, v in enumerate(captured.graph.inputs) if captured.graph.values[v].role is ValueRole.INPUT)
+def test_an_input_that_the_schedule_frees_leaves_the_list(traced_mlp):
+    traced, schedule, inputs = traced_mlp
+    position = next(k for k, v in enumerate(traced.graph.inputs) if traced.graph.values[v].role is ValueRole.INPUT)
     buffer = schedule.inputs[position]
     last = max(at for at, entry in enumerate(schedule.instructions) if buffer in getattr(entry, "inputs", ()))
     instructions = (*schedule.instructions[: last + 1], Free((buffer,)), *schedule.instructions[last + 1 :])
     given = list(inputs)
-    lower(replace(schedule, instructions=instructions), captured, ALONE, 0, CPU).run(given)
+    lower(replace(schedule, instructions=instructions), traced, ALONE, 0, CPU).run(given)
     assert given[position] is None
     assert all(tensor is not None for k, tensor in enumerate(given) if k != position)
 
 
-def test_updates_are_listed_in_the_order_of_the_schedule(captured_mlp):
-    captured, schedule, _ = captured_mlp
+def test_updates_are_listed_in_the_order_of_the_schedule(traced_mlp):
+    traced, schedule, _ = traced_mlp
     updates = [entry for entry in schedule.instructions if isinstance(entry, Update)]
-    names = [captured.graph.values[schedule.buffers[entry.parameter].value].name for entry in updates]
-    assert lower(schedule, captured, ALONE, 0, CPU).updates == tuple(names)
+    names = [traced.graph.values[schedule.buffers[entry.parameter].value].name for entry in updates]
+    assert lower(schedule, traced, ALONE, 0, CPU).updates == tuple(names)
     assert sorted(names) == ["0.bias", "0.weight", "2.bias", "2.weight"]
 
 
@@ -142,15 +142,15 @@ def computed_twice(instructions):
         (lambda found: (*found, Reshard(0, 10**6, (("R",), ("S0",)))), r"updates come last"),
     ],
 )
-def test_a_schedule_that_would_run_otherwise_than_counted_is_refused(captured_mlp, damage, message):
-    captured, schedule, _ = captured_mlp
+def test_a_schedule_that_would_run_otherwise_than_counted_is_refused(traced_mlp, damage, message):
+    traced, schedule, _ = traced_mlp
     check_schedule(schedule, (1,))
     with pytest.raises(ScheduleError, match=message):
-        lower(replace(schedule, instructions=damage(schedule.instructions)), captured, ALONE, 0, CPU)
+        lower(replace(schedule, instructions=damage(schedule.instructions)), traced, ALONE, 0, CPU)
 
 
-def test_updates_between_computations_are_refused(captured_mlp):
-    _, schedule, _ = captured_mlp
+def test_updates_between_computations_are_refused(traced_mlp):
+    _, schedule, _ = traced_mlp
     found = [entry for entry in schedule.instructions if not isinstance(entry, Free)]
     update = len(found) - 1
     made = next(at for at, entry in enumerate(found) if found[update].gradient in getattr(entry, "outputs", ()))
@@ -160,17 +160,17 @@ def test_updates_between_computations_are_refused(captured_mlp):
         check_schedule(replace(schedule, instructions=early), (1,))
 
 
-def test_another_mesh_is_refused(captured_mlp):
-    _, schedule, _ = captured_mlp
+def test_another_mesh_is_refused(traced_mlp):
+    _, schedule, _ = traced_mlp
     with pytest.raises(ScheduleError, match=r"for mesh \(1,\), the job has mesh \(2, 2\)"):
         check_schedule(schedule, (2, 2))
 
 
 def test_attention_on_another_device_is_not_the_cpu_kernel():
     module, args, kwargs, loss_fn = gpt()
-    captured = capture(module, args, kwargs, loss_fn)
-    schedule = replicated_schedule(captured.graph, (1,))
+    traced = trace_step(module, args, kwargs, loss_fn)
+    schedule = replicated_schedule(traced.graph, (1,))
     for device, expected in ((CPU, True), (torch.device("cuda", 0), False)):
-        graph = lower(schedule, captured, ALONE, 0, device).module.graph
+        graph = lower(schedule, traced, ALONE, 0, device).module.graph
         called = {str(node.target) for node in graph.nodes}
         assert ("aten._scaled_dot_product_flash_attention_for_cpu.default" in called) == expected

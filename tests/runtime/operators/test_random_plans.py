@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from support.processes.rank_steps import groups_of, local_inputs, one_process, step_errors
-from support.steps.planned_steps import captured_step, strategy_space
+from support.steps.planned_steps import strategy_space, traced_step
 from support.steps.random_plans import random_decision, with_reruns_twice
 
 from planner.graph.optimizers import optimizer_named
@@ -26,9 +26,9 @@ NO_OPTIMIZER = OptimizerMemory(optimizer_named("sgd"))
 
 def run_on_rank(name, schedule, ignored_rows):
     """Largest errors and the measured peak; where the numbers are wrong, the first wrong operator."""
-    captured, groups = captured_step(name), groups_of(schedule.mesh)
+    traced, groups = traced_step(name), groups_of(schedule.mesh)
     full, loss, expected = one_process(name, ignored_rows)
-    lowered = lower(schedule, captured, groups, 0, CPU)
+    lowered = lower(schedule, traced, groups, 0, CPU)
     inputs = local_inputs(full, schedule, groups)
     meter = MemoryMeter(CPU, inputs)
     with meter.metering():
@@ -36,7 +36,7 @@ def run_on_rank(name, schedule, ignored_rows):
     loss_error, *worst = step_errors(name, schedule, groups, result, loss, expected)
     failed = torch.tensor(float(not (worst[0] <= 1e-4 and loss_error <= 1e-5)))
     dist.all_reduce(failed)
-    blame = str(compare_with_reference(schedule, captured, groups, full)) if failed else ""
+    blame = str(compare_with_reference(schedule, traced, groups, full)) if failed else ""
     return loss_error, *worst, meter.peak_bytes, blame
 
 
@@ -107,10 +107,10 @@ def test_many_random_plans(name, two_ranks, four_ranks):
 
 
 def dropout_run(kept: Schedule, recomputed: Schedule):
-    captured, groups = captured_step("dropout_gpt"), groups_of(kept.mesh)
+    traced, groups = traced_step("dropout_gpt"), groups_of(kept.mesh)
     full, _, _ = one_process("dropout_gpt", 0)
     seed = torch.tensor(5)
-    runs = [lower(schedule, captured, groups, seed, CPU) for schedule in (kept, recomputed)]
+    runs = [lower(schedule, traced, groups, seed, CPU) for schedule in (kept, recomputed)]
     first, second = (run.run(local_inputs(full, kept, groups)) for run in runs)
     seed.fill_(6)
     other = runs[0].run(local_inputs(full, kept, groups))
@@ -118,7 +118,7 @@ def dropout_run(kept: Schedule, recomputed: Schedule):
         torch.equal(first.loss, second.loss),
         all(torch.equal(first.gradients[key], second.gradients[key]) for key in first.gradients),
         torch.equal(first.loss, other.loss),
-        compare_with_reference(recomputed, captured, groups, full, seed=5),
+        compare_with_reference(recomputed, traced, groups, full, seed=5),
     )
 
 
@@ -139,9 +139,9 @@ def test_dropout_is_bit_equal_when_recomputed_and_the_same_as_in_one_process(see
 
 def find_wrong_operator(name, schedule, wrong):
     """Damage one operator's call on every rank and ask the oracle."""
-    captured, groups = captured_step(name), groups_of(schedule.mesh)
+    traced, groups = traced_step(name), groups_of(schedule.mesh)
     full, _, _ = one_process(name, 0)
-    return compare_with_reference(wrong, captured, groups, full)
+    return compare_with_reference(wrong, traced, groups, full)
 
 
 def test_the_oracle_names_the_first_wrong_operator(two_ranks):

@@ -1,4 +1,4 @@
-"""Layers of a model for tests that plan it several times: each model is captured and folded once."""
+"""Layers of a model for tests that plan it several times: each model is traced and folded once."""
 
 from __future__ import annotations
 

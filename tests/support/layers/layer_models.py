@@ -10,7 +10,7 @@ from pathlib import Path
 from support.steps import models
 
 from planner.models.references import ModelReference, TrainingStep, load_step
-from planner.strategies.traced_step import CapturedStep, capture
+from planner.strategies.traced_step import TracedStep, trace_step
 
 SWIN = {
     "image_size": 32,
@@ -46,7 +46,7 @@ def training_step(name: str, batch: int) -> TrainingStep:
 
 
 @cache
-def captured_batch(name: str, batch: int) -> CapturedStep:
-    """The captured step of so many samples; each is captured once."""
+def traced_batch(name: str, batch: int) -> TracedStep:
+    """The traced step of so many samples; each is traced once."""
     step = training_step(name, batch)
-    return capture(step.module, step.example_args, step.example_kwargs, step.loss_fn)
+    return trace_step(step.module, step.example_args, step.example_kwargs, step.loss_fn)

@@ -22,7 +22,7 @@ from planner.layers.plan.memory import engine_peaks, plan_profiles
 from planner.layers.profiles.folding import fold_layers
 from planner.machine.cluster import load_cluster
 from planner.models.references import load_step
-from planner.strategies.traced_step import capture
+from planner.strategies.traced_step import trace_step
 
 CAPTURED_LAYERS = 2
 
@@ -33,9 +33,9 @@ def folded(name: str) -> tuple[LayerChain, ...]:
     reference = layer_reference(name, CAPTURED_LAYERS)
     batches = (reference.batch, 2 * reference.batch)
     steps = [load_step(replace(reference, batch=batch)) for batch in batches]
-    captured = [capture(step.module, step.example_args, step.example_kwargs, step.loss_fn) for step in steps]
+    traced = [trace_step(step.module, step.example_args, step.example_kwargs, step.loss_fn) for step in steps]
     cluster = load_cluster("titan-rtx-8-pcie")
-    return tuple(fold_layers(*captured, batches, cluster, name=name, apart=apart) for apart in (False, True))
+    return tuple(fold_layers(*traced, batches, cluster, name=name, apart=apart) for apart in (False, True))
 
 
 def profiles_of(name: str, plan: LayerPlan) -> tuple[LayerProfile, ...]:

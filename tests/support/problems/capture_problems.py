@@ -7,10 +7,10 @@ from collections.abc import Iterator
 import numpy as np
 
 from formulations.capture.problem import (
-    CaptureError,
     CapturePlan,
     PartitionProblem,
     PlannedStage,
+    TraceError,
     powers_of_two,
     stage_configurations,
 )
@@ -36,7 +36,7 @@ def random_partition(seed: int, *, by_place: bool | None = None) -> PartitionPro
     allowed = longer & (rng.random(shape[1:]) < [0.7, 1.0][rng.integers(2)])
     try:
         return PartitionProblem(nodes, configurations, peaks, allowed)
-    except CaptureError:
+    except TraceError:
         return None
 
 

@@ -141,9 +141,9 @@ def listen(
     problem: StrategyProblem, options: SolveOptions, report: ReportProgress, incumbent: ReportIncumbent
 ) -> Claim:
     """Wait for what another solver found, and claim it."""
-    from formulations.solvers.protocol.exchange import FROM_OTHERS
+    from formulations.solvers.protocol.exchange import EXCHANGE
 
-    while (found := FROM_OTHERS.take(problem)) is None:
+    while (found := EXCHANGE.take(problem)) is None:
         time.sleep(0.01)
     return Claim(found, None)
 
@@ -152,9 +152,9 @@ def listen_for_bound(
     problem: StrategyProblem, options: SolveOptions, report: ReportProgress, incumbent: ReportIncumbent
 ) -> Claim:
     """Wait for a bound that another solver proved, and tell of it."""
-    from formulations.solvers.protocol.exchange import FROM_OTHERS
+    from formulations.solvers.protocol.exchange import EXCHANGE
 
-    while (bound := FROM_OTHERS.bound(problem)) is None:
+    while (bound := EXCHANGE.bound(problem)) is None:
         time.sleep(0.01)
     return Claim(None, None, message=f"heard {bound}")
 
@@ -164,7 +164,7 @@ def highs_told(
 ) -> Claim:
     """HiGHS that hears of ``options.initial_choices`` from another solver instead of starting with them."""
     from formulations.solvers.exact import highs
-    from formulations.solvers.protocol.exchange import FROM_OTHERS, News
+    from formulations.solvers.protocol.exchange import EXCHANGE, Update
 
-    FROM_OTHERS.put(News(choices=options.initial_choices))
+    EXCHANGE.put(Update(choices=options.initial_choices))
     return highs.solve(problem, replace(options, initial_choices=None), report, incumbent)

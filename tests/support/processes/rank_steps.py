@@ -7,7 +7,7 @@ from functools import cache
 
 import torch
 import torch.distributed as dist
-from support.steps.planned_steps import captured_step, real_step
+from support.steps.planned_steps import real_step, traced_step
 from torch import Tensor
 
 from planner.schedule.instructions import Schedule
@@ -30,7 +30,7 @@ def one_process(name: str, ignored_rows: int = 0) -> tuple[list[Tensor], float, 
     loss = step_loss(step.module, step.example_args, kwargs, step.loss_fn)
     loss.backward()
     gradients = {key: p.grad for key, p in step.module.named_parameters() if p.grad is not None}
-    return input_tensors(captured_step(name), step.module, step.example_args, kwargs), loss.item(), gradients
+    return input_tensors(traced_step(name), step.module, step.example_args, kwargs), loss.item(), gradients
 
 
 @cache
@@ -55,8 +55,8 @@ def step_errors(
     """Relative error of the loss, that of the worst gradient, and whose it is."""
     assert result.gradients.keys() == expected.keys()
     largest = max(float(gradient.abs().max()) for gradient in expected.values())
-    values, worst = captured_step(name).graph.values, (0.0, "")
-    for value, buffer in zip(captured_step(name).graph.inputs, schedule.inputs, strict=True):
+    values, worst = traced_step(name).graph.values, (0.0, "")
+    for value, buffer in zip(traced_step(name).graph.inputs, schedule.inputs, strict=True):
         key = values[value].name
         if key in expected:
             block = local_block(expected[key], schedule.buffers[buffer].placement, groups.shape, groups.coordinate)

@@ -127,7 +127,7 @@ def _positions(case: Case) -> dict[str, int]:
 
 @lru_cache(maxsize=2)
 def session_of_case(reference: ModelReference, cluster: str, mesh: tuple[int, ...]) -> PlanningSession:
-    """Captured step and strategies; cases of one step share them."""
+    """Traced step and strategies; cases of one step share them."""
     return PlanningSession(reference, cluster, mesh)
 
 

@@ -30,7 +30,7 @@ CERTIFICATE = Certificate(
     seconds=0.25,
     cross_checks=(CrossCheck(solver="greedy", status=Status.FEASIBLE, objective_ns=20_000, seconds=0.01),),
 )
-RECORD = Record(certificate=CERTIFICATE, times={"capture": 0.5}, hardware={"processor": "a"})
+RECORD = Record(certificate=CERTIFICATE, times={"trace": 0.5}, hardware={"processor": "a"})
 
 
 def made(**changes):

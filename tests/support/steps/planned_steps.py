@@ -1,4 +1,4 @@
-"""Small training steps by name, captured and with their strategy spaces; the same in tests and on ranks."""
+"""Small training steps by name, traced and with their strategy spaces; the same in tests and on ranks."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from planner.schedule.instructions import Schedule
 from planner.scheduling.builder import build_schedule
 from planner.strategies.instruction_costs import InstructionCosts
 from planner.strategies.space import StrategySpace, build_strategy_space
-from planner.strategies.traced_step import CapturedStep, capture
+from planner.strategies.traced_step import TracedStep, trace_step
 
 CONFIGURATIONS = {
     "gpt2": {
@@ -62,17 +62,17 @@ def configuration_file(name: str) -> Path:
 
 
 @cache
-def captured_step(name: str) -> CapturedStep:
-    """Captured step of :func:`step_reference`."""
+def traced_step(name: str) -> TracedStep:
+    """Traced step of :func:`step_reference`."""
     step = load_step(step_reference(name))
-    return capture(step.module, step.example_args, step.example_kwargs, step.loss_fn)
+    return trace_step(step.module, step.example_args, step.example_kwargs, step.loss_fn)
 
 
 @cache
 def strategy_space(name: str, mesh: tuple[int, ...], optimizer: str = "adamw") -> StrategySpace:
     """Strategies of a step on a mesh."""
     costs = CostModel(load_cluster("a100-8-nvlink"), mesh)
-    return build_strategy_space(captured_step(name), costs, mesh, optimizer_named(optimizer))
+    return build_strategy_space(traced_step(name), costs, mesh, optimizer_named(optimizer))
 
 
 def real_step(name: str) -> TrainingStep:
@@ -82,21 +82,21 @@ def real_step(name: str) -> TrainingStep:
 
 def random_plan(name: str, mesh: tuple[int, ...], seed: int, optimizer: str = "adamw") -> Plan:
     """Plan with random layouts and recomputation; certified by nobody."""
-    space, captured = strategy_space(name, mesh, optimizer), captured_step(name)
+    space, traced = strategy_space(name, mesh, optimizer), traced_step(name)
     schedule = build_schedule(space, random_decision(space, seed))
     costs = InstructionCosts(
-        captured.graph, CostModel(load_cluster("a100-8-nvlink"), mesh), space.operator_strategies, optimizer
+        traced.graph, CostModel(load_cluster("a100-8-nvlink"), mesh), space.operator_strategies, optimizer
     )
     return plan_of(name, schedule, costs, optimizer)
 
 
 def plan_of(name: str, schedule: Schedule, costs: StepCosts, optimizer: str = "adamw") -> Plan:
     """Plan of a schedule; certified by nobody."""
-    captured = captured_step(name)
+    traced = traced_step(name)
     memory = OptimizerMemory(optimizer_named(optimizer))
-    report = replay(captured.graph, schedule, optimizer=memory, seconds=costs, counter_based_random=True)
+    report = replay(traced.graph, schedule, optimizer=memory, seconds=costs, counter_based_random=True)
     return make_plan(
-        captured.graph,
+        traced.graph,
         schedule,
         report,
         model=PlannedModel(**asdict(step_reference(name))),
@@ -107,7 +107,7 @@ def plan_of(name: str, schedule: Schedule, costs: StepCosts, optimizer: str = "a
             formulation="random",
             counter_based_random=True,
         ),
-        fingerprints=Fingerprints(graph=captured.fingerprint, cluster="0" * 64, rules="0" * 64),
+        fingerprints=Fingerprints(graph=traced.fingerprint, cluster="0" * 64, rules="0" * 64),
         bound_ns=None,
         record=Record(certificate=Certificate(solver="random", status=Status.FEASIBLE, seconds=0.0)),
     )

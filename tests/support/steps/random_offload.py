@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from support.steps.planned_steps import captured_step, strategy_space
+from support.steps.planned_steps import strategy_space, traced_step
 
 from planner.graph.optimizers import optimizer_named
 from planner.machine.cluster import LinkSpec, load_cluster
@@ -27,7 +27,7 @@ def random_offload(
     the time a memory limit below the peak asks for more waiting.
     """
     rng = random.Random(seed)
-    space, graph = strategy_space(name, schedule.mesh), captured_step(name).graph
+    space, graph = strategy_space(name, schedule.mesh), traced_step(name).graph
     anything = LinkSpec(latency_seconds=rng.choice([0.0, 1e-6, 2e-5]), bandwidth=rng.choice([1e8, 1e9, 1e10, 1e12]))
     cluster = load_cluster("a100-8-nvlink").model_copy(
         update={"host_link": link or anything, "host_link_shared": rng.random() < 0.3}

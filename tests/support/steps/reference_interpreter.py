@@ -1,4 +1,4 @@
-"""Reference execution: the captured operators one after another, in one process, on whole tensors."""
+"""Reference execution: the traced operators one after another, in one process, on whole tensors."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ import torch
 from torch import Tensor
 
 from planner.graph.operator_graph import Operator
-from planner.strategies.traced_step import CapturedStep
+from planner.strategies.traced_step import TracedStep
 
 Observer = Callable[[Operator, Sequence[Tensor], Sequence[Tensor | None]], None]
 """Is told each operator with its input tensors and its results, right after it ran."""
 
 
-def run_reference(captured: CapturedStep, inputs: Sequence[Tensor], observe: Observer | None = None) -> list[Tensor]:
+def run_reference(traced: TracedStep, inputs: Sequence[Tensor], observe: Observer | None = None) -> list[Tensor]:
     """Run the whole step.
 
     Parameters
     ----------
-    captured
-        The captured step.
+    traced
+        The traced step.
     inputs
         One tensor per input of the graph, as :func:`planner.strategies.traced_step.input_tensors` gives them; none is
         changed.
@@ -33,12 +33,12 @@ def run_reference(captured: CapturedStep, inputs: Sequence[Tensor], observe: Obs
     list of Tensor
         One tensor per output of the graph: loss, gradients, new values of buffers.
     """
-    graph = captured.graph
-    last_use = _values_by_last_use(captured)
+    graph = traced.graph
+    last_use = _values_by_last_use(traced)
     device = next((tensor.device for tensor in inputs), torch.device("cpu"))
     tensors: dict[int, Tensor] = dict(zip(graph.inputs, inputs, strict=True))
     with torch.no_grad():
-        for operator, call in zip(graph.operators, captured.calls, strict=True):
+        for operator, call in zip(graph.operators, traced.calls, strict=True):
             read = [tensors[index] for index in operator.inputs]
             args, kwargs = call.arguments(read, device)
             result = call.target(*args, **kwargs)
@@ -52,9 +52,9 @@ def run_reference(captured: CapturedStep, inputs: Sequence[Tensor], observe: Obs
     return [tensors[output.value] for output in graph.outputs]
 
 
-def _values_by_last_use(captured: CapturedStep) -> dict[int, list[int]]:
+def _values_by_last_use(traced: TracedStep) -> dict[int, list[int]]:
     """Values that nothing reads after an operator, by the index of that operator."""
-    graph = captured.graph
+    graph = traced.graph
     last = {}
     for operator in graph.operators:
         for index in (*operator.inputs, *operator.outputs):

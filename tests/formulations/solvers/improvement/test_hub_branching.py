@@ -18,7 +18,7 @@ from formulations.solvers.branching.hub_branching import hubs
 from formulations.solvers.exact import brute_force
 from formulations.solvers.local_search.moves import total_cost, usage_of
 from formulations.solvers.prices.integer_bound import holds_exact_costs, integer_bound
-from formulations.solvers.protocol.exchange import FROM_OTHERS, News
+from formulations.solvers.protocol.exchange import EXCHANGE, Update
 
 SEEDS = 1300
 BATCHES = 13
@@ -134,10 +134,10 @@ def test_uses_its_start_and_what_others_found() -> None:
     claim, _ = _solve(problem, 1, start=best)
     assert claim.choices is not None
     assert check(problem, claim.choices).objective == objective
-    FROM_OTHERS.put(News(choices=best))
-    with FROM_OTHERS.addressed_to(problem):
+    EXCHANGE.put(Update(choices=best))
+    with EXCHANGE.subscribed_to(problem):
         claim, _ = _solve(problem, 1)
-    FROM_OTHERS.empty()
+    EXCHANGE.empty()
     assert claim.choices is not None
     assert check(problem, claim.choices).objective == objective
 

@@ -27,7 +27,7 @@ from formulations.solvers.improvement.plateau_moves import wander
 from formulations.solvers.improvement.subproblem import Part, cut_out
 from formulations.solvers.local_search.incumbent_search import IncumbentSearch
 from formulations.solvers.local_search.moves import usage_of
-from formulations.solvers.protocol.exchange import FROM_OTHERS, News
+from formulations.solvers.protocol.exchange import EXCHANGE, Update
 from formulations.solvers.protocol.registry import UnknownSolverError, find_solver
 
 EXACT_IN_FLOAT = 2**52
@@ -360,8 +360,8 @@ def test_what_another_solver_found_is_taken_over() -> None:
     known = solve_in_process(problem, "lagrangian", SolveOptions(iteration_limit=200)).choices
     assert known is not None
     objective = check(problem, known).objective
-    FROM_OTHERS.put(News(choices=known))
-    with FROM_OTHERS.addressed_to(problem):
+    EXCHANGE.put(Update(choices=known))
+    with EXCHANGE.subscribed_to(problem):
         claim, _ = _solve(problem, SolveOptions(time_limit=60.0, iteration_limit=1), "lagrangian")
     assert claim.choices is not None
     assert check(problem, claim.choices).objective <= objective
@@ -375,15 +375,15 @@ def test_the_solver_of_a_part_does_not_hear_of_the_whole() -> None:
     asked = []
 
     def told_of_the_whole(part: StrategyProblem, options: SolveOptions, *_: object) -> Claim:
-        FROM_OTHERS.put(News(choices=known, bound=0))
-        asked.append((FROM_OTHERS.take(part), FROM_OTHERS.bound(part)))
+        EXCHANGE.put(Update(choices=known, bound=0))
+        asked.append((EXCHANGE.take(part), EXCHANGE.bound(part)))
         return Claim(None, None)
 
     parts._solver = told_of_the_whole
     parts.rounds = 0
-    with FROM_OTHERS.addressed_to(problem):
+    with EXCHANGE.subscribed_to(problem):
         parts.run(time.monotonic() + 60.0)
-    FROM_OTHERS.empty()
+    EXCHANGE.empty()
     assert asked == [(None, None)] * len(asked)
     assert asked
     assert parts.search.objective is not None

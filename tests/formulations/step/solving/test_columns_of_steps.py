@@ -1,4 +1,4 @@
-"""Columns of repeated blocks on captured steps, against branch and cut (which need not end in its time).
+"""Columns of repeated blocks on traced steps, against branch and cut (which need not end in its time).
 
 With offload and one layout an operator they are what solves a step whose blocks repeat.
 """
@@ -15,7 +15,7 @@ from formulations.solvers import DEFAULT_SOLVER, SolverPool, solve
 from formulations.solvers.running.lanes import BLOCKS
 from formulations.step.replay import replay_decision
 from formulations.step.solving.registry import sharding_problem, step_problem
-from formulations.step.solving.start import mixes_columns
+from formulations.step.solving.start import use_block_columns
 from planner.session import PlanningSession, PlanRequest
 
 
@@ -53,11 +53,11 @@ def llama(mesh: tuple[int, ...], layers: int = 4) -> PlanningSession:
 def test_they_solve_offload_where_blocks_repeat_and_operators_have_one_layout() -> None:
     one = llama((1,))
     offload = one.problem(PlanRequest(formulation="kiwi_offload"))
-    assert mixes_columns(offload, DEFAULT_SOLVER)
-    assert not mixes_columns(offload, "highs")
-    assert not mixes_columns(one.problem(PlanRequest(formulation="kiwi_chain")), DEFAULT_SOLVER)
-    assert not mixes_columns(llama((2,)).problem(PlanRequest(formulation="kiwi_offload")), DEFAULT_SOLVER)
-    assert not mixes_columns(llama((1,), layers=1).problem(PlanRequest(formulation="kiwi_offload")), DEFAULT_SOLVER)
+    assert use_block_columns(offload, DEFAULT_SOLVER)
+    assert not use_block_columns(offload, "highs")
+    assert not use_block_columns(one.problem(PlanRequest(formulation="kiwi_chain")), DEFAULT_SOLVER)
+    assert not use_block_columns(llama((2,)).problem(PlanRequest(formulation="kiwi_offload")), DEFAULT_SOLVER)
+    assert not use_block_columns(llama((1,), layers=1).problem(PlanRequest(formulation="kiwi_offload")), DEFAULT_SOLVER)
 
 
 def test_what_they_find_with_offload_is_no_dearer_than_without(pool: SolverPool) -> None:

@@ -77,7 +77,7 @@ def test_where_probing_does_not_pay_the_problem_is_solved_as_it_is(changes, monk
 @pytest.mark.parametrize("while_probing", [True, False])
 def test_an_interrupt_ends_the_rounds_with_what_is_known(while_probing, monkeypatch):
     problem = next(p for p in map(tight_problem, range(100)) if solve_in_process(p, "brute_force").choices)
-    rounds, whole = [], step_probing.without_dear
+    rounds, whole = [], step_probing.forbid_above
 
     def interrupted(problem, objective, seconds):
         if while_probing and rounds:
@@ -89,7 +89,7 @@ def test_an_interrupt_ends_the_rounds_with_what_is_known(while_probing, monkeypa
         message = "" if while_probing else "presolve; interrupted"
         return step_probing.replace(solve(problem, "brute_force"), status=Status.FEASIBLE, bound=None, message=message)
 
-    monkeypatch.setattr(step_probing, "without_dear", interrupted)
+    monkeypatch.setattr(step_probing, "forbid_above", interrupted)
     monkeypatch.setattr(step_probing, "solve", pretending)
     found = solve_in_rounds(problem, "portfolio", OPTIONS)
     assert len(rounds) == 1
@@ -103,6 +103,6 @@ def test_interrupted_at_the_very_beginning_the_start_is_kept(monkeypatch, pool):
     def interrupted(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(step_probing, "without_dear", interrupted)
+    monkeypatch.setattr(step_probing, "forbid_above", interrupted)
     options = step_probing.replace(OPTIONS, initial_choices=start)
     assert check(problem, solve_in_rounds(problem, "portfolio", options, None, pool).choices).ok

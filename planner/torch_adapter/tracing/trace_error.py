@@ -13,8 +13,8 @@ from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from planner.torch_adapter.tracing.provenance import source_of_traceback
 
 
-class CaptureError(ValueError):
-    """The training step cannot be captured; the message names the place and a remedy."""
+class TraceError(ValueError):
+    """The training step cannot be traced; the message names the place and a remedy."""
 
 
 _CONTROL_FLOW = (
@@ -27,8 +27,8 @@ _DYNAMIC_SHAPE = (
 )
 
 
-def translate(error: Exception, module_path: str) -> CaptureError:
-    """Turn whatever tracing raised into a :class:`CaptureError` naming module and source line.
+def translate(error: Exception, module_path: str) -> TraceError:
+    """Turn whatever tracing raised into a :class:`TraceError` naming module and source line.
 
     Parameters
     ----------
@@ -37,11 +37,11 @@ def translate(error: Exception, module_path: str) -> CaptureError:
     module_path
         Path of the innermost module that was running.
     """
-    if isinstance(error, CaptureError):
+    if isinstance(error, TraceError):
         return error
     source = source_of_traceback(error.__traceback__)
     place = f"module {module_path or '(root)'}" + (f" ({source})" if source else "")
-    return CaptureError(f"{place}: {_reason(error)}")
+    return TraceError(f"{place}: {_reason(error)}")
 
 
 def _reason(error: Exception) -> str:

@@ -1,4 +1,4 @@
-"""Captured training steps of every kind, small enough to run, by name."""
+"""Traced training steps of every kind, small enough to run, by name."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from support.steps import models
 
 from planner.models.references import ModelReference, load_step
-from planner.strategies.traced_step import CapturedStep, capture
+from planner.strategies.traced_step import TracedStep, trace_step
 
 TRANSFORMERS = ("gpt2", "llama", "bert", "vit", "t5")
 OWN_STEPS = {
@@ -24,14 +24,14 @@ ALL_STEPS = (*TRANSFORMERS, *OWN_STEPS)
 
 
 @cache
-def captured_step(name: str) -> CapturedStep:
-    """The captured step called ``name``; each is captured once."""
+def traced_step(name: str) -> TracedStep:
+    """The traced step called ``name``; each is traced once."""
     if name in OWN_STEPS:
         module, args, kwargs, loss = OWN_STEPS[name]()
-        return capture(module, args, kwargs, loss)
+        return trace_step(module, args, kwargs, loss)
     with tempfile.TemporaryDirectory() as folder:
         source = models.write_configuration(Path(folder), name)
         step = load_step(
             ModelReference(source, batch=4, sequence=16, dtype="float32", seed=0, dropout=DROPOUT.get(name))
         )
-    return capture(step.module, step.example_args, step.example_kwargs, step.loss_fn)
+    return trace_step(step.module, step.example_args, step.example_kwargs, step.loss_fn)
