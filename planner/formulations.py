@@ -25,7 +25,6 @@ from formulations.step.kiwi_chain import latest_moments
 from formulations.step.offload.modes import Links
 from formulations.step.solving.registry import (
     MODELS,
-    StepProblem,
     UnknownFormulationError,
     kiwi_chain_problem,
     kiwi_offload_problem,
@@ -33,6 +32,7 @@ from formulations.step.solving.registry import (
     sharding_problem,
     step_problem,
 )
+from formulations.step.solving.step_problem import StepProblem
 from planner.common.infeasibility import InfeasibleError
 from planner.graph.operator_graph import ValueRole
 from planner.graph.placement import replicated, shard

@@ -20,10 +20,9 @@ from formulations.problem.strategy_problem import StrategyProblem
 from formulations.solvers import DEFAULT_SOLVER, SolverPool, solve
 from formulations.solvers.peaks.minimum_peak import MinimumPeak
 from formulations.step.replay import replay_decision
-from formulations.step.solving.registry import StepProblem
-from formulations.step.solving.smaller import Executed
-from formulations.step.solving.solve import SolvedStep, solve_step, warm_up
-from formulations.step.solving.start import FreeDecision
+from formulations.step.solving.context import Executed, FreeDecision, SolveContext
+from formulations.step.solving.driver import SolvedStep, solve_step
+from formulations.step.solving.step_problem import StepProblem
 from formulations.step.training_step import StepDecision
 from planner.common.infeasibility import InfeasibleError, refusal
 from planner.common.units import format_bytes
@@ -341,9 +340,9 @@ class PlanningSession:
         options = SolveOptions(time_limit=request.time_limit, seed=request.seed, workers=request.workers)
         memory, reserve = self.limits(request.memory)
         execute = partial(self.execute, limit=memory - reserve)
-        warm_up(request.solver, pool)
-        built = self.problem(request, pool)
-        found = solve_step(built, execute, request.solver, options, progress, pool, known, self.free)
+        context = SolveContext(execute, request.solver, options, pool, progress, known, self.free)
+        context.warm_up()
+        found = solve_step(self.problem(request, pool), context)
         if isinstance(found, MinimumPeak):
             raise refusal(found, memory - reserve, reserve)
         return found

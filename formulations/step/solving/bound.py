@@ -9,17 +9,16 @@ instead.
 from __future__ import annotations
 
 import contextlib
-import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, wait
 from dataclasses import replace
-from types import TracebackType
-from typing import Self
+from functools import partial
 
 from formulations.problem.solution import Progress, SolveOptions, SolveResult, Status
 from formulations.problem.strategy_problem import StrategyProblem
 from formulations.solvers import SolverPool, solve
+from formulations.step.solving.background import Background
 
 BOUNDING = "formulations.solvers.prices.bounding:solve"
 """What bounds: it looks for no assignments, which would be none of the problem in question."""
@@ -33,7 +32,7 @@ _OVERTIME_SECONDS = 1.0
 """For the last proof, which may begin right before the time is over."""
 
 
-class BoundBeside:
+class BoundBeside(Background):
     """One bound; use it in a ``with`` block, which ends what still runs.
 
     Parameters
@@ -59,13 +58,12 @@ class BoundBeside:
         after: float = 0.0,
         least_seconds: float = 0.0,
     ) -> None:
+        super().__init__()
         self._relaxed, self._options, self._pool = relaxed, options, pool
         self._begun = time.monotonic()
         self._earliest = self._begun + after * options.time_limit
         self._deadline = self._begun + options.time_limit
         self._least_seconds = least_seconds
-        self._stop, self._go = threading.Event(), threading.Event()
-        self._executor = ThreadPoolExecutor(1)
         self._found: Future[SolveResult | None] | None = None
         self._known: int | None = None
         self._above = 0
@@ -104,11 +102,11 @@ class BoundBeside:
             None where nothing was proved.
         """
         if patient:
-            self._go.set()
+            self.go.set()
             self._begin(cost)
             with contextlib.suppress(KeyboardInterrupt):  # the plan is there: who has waited enough still gets it
                 self._wait(cost)
-        self._end()
+        self.end()
         result = None if self._found is None else self._found.result()
         if result is None:
             return None
@@ -128,30 +126,16 @@ class BoundBeside:
     def _begin(self, cost: int) -> None:
         if self._relaxed is not None and self._found is None:
             self._above = cost + 1
-            self._found = self._executor.submit(self._work, self._relaxed, cost)
+            self._found = self.submit(partial(self._work, self._relaxed, cost))
 
     def _work(self, relaxed: Callable[[int], StrategyProblem], cost: int) -> SolveResult | None:
-        self._go.wait(self._earliest - time.monotonic())
-        if self._stop.is_set() or self._deadline - time.monotonic() < self._least_seconds:
+        self.go.wait(self._earliest - time.monotonic())
+        if self.stop.is_set() or self._deadline - time.monotonic() < self._least_seconds:
             return None
         problem = relaxed(cost)
         seconds = max(_LEAST_SECONDS, self._deadline - time.monotonic())
         options = replace(self._options, time_limit=seconds, initial_choices=None)
-        return solve(problem, BOUNDING, options, self._hear, self._pool, self._stop.is_set)
+        return solve(problem, BOUNDING, options, self._report, self._pool, self.stop.is_set)
 
-    def _end(self) -> None:
-        """Stop, and wake what waits for its turn."""
-        self._stop.set()
-        self._go.set()
-
-    def _hear(self, progress: Progress) -> None:
+    def _report(self, progress: Progress) -> None:
         self._known = progress.bound
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._end()
-        self._executor.shutdown()

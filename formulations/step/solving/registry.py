@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
-import numpy as np
-
-from formulations.problem.strategy_problem import BoolArray, StrategyProblem
+from formulations.problem.strategy_problem import StrategyProblem
 from formulations.step.counting import Counting
-from formulations.step.holds import shortest_holds
 from formulations.step.kiwi_chain import (
     build_kiwi_chain,
     build_recompute_policy,
@@ -24,10 +21,8 @@ from formulations.step.modes import Modes, once, once_or_twice
 from formulations.step.offload.model import build_offload
 from formulations.step.offload.modes import Links
 from formulations.step.sharding import build_sharding
-from formulations.step.training_step import StepDecision, StepModel
-
-Choices = tuple[int, ...]
-Reruns = Mapping[int, int]
+from formulations.step.solving.step_problem import Reruns, StepProblem
+from formulations.step.training_step import StepModel
 
 LARGEST_EXACT = 60_000
 """Table entries up to which bytes are counted to the byte by factors of three nodes."""
@@ -44,85 +39,6 @@ REACHES = (6, 4, 3, 2)
 
 class UnknownFormulationError(ValueError):
     """A name of no formulation; the message lists those that exist."""
-
-
-@dataclass(frozen=True)
-class StepProblem:
-    """The canonical problem of a step, and what its solutions mean.
-
-    Parameters
-    ----------
-    problem
-        Its first nodes are the model's nodes.
-    decode
-        From choices to the decision.
-    encode
-        From a decision to choices of the model's nodes; raises ValueError for one the problem leaves out.
-    layouts
-        Number of layouts of every node of the model; strategy ``mode * layouts + layout``.
-    safer
-        Builds the same problem with bytes counted on the safe side, where this one may count too little.
-    relaxed
-        From a plan's cost to a problem whose bounds hold for all plans that are no worse, where the problem itself
-        leaves some of them out.
-    starts
-        Build smaller problems whose decisions this one contains, the largest first: solved before it or beside it.
-    unlimited
-        Builds the problem without a limit, where there are layouts to decide and nothing runs again: that could only
-        cost more.
-    rules
-        Reruns by rule that this problem contains for any layouts: the first that are tried.
-    extended
-        Builds the problem that this one adds something to, about as hard: this one begins from its solution.
-    narrower
-        Builds the same problem with chains of the shortest reach, where that is much smaller: good decisions are found
-        in it first, so that they are there to begin from.
-    complete
-        From choices of the model's nodes to choices of the whole problem, or of the same with fewer strategies allowed.
-    """
-
-    problem: StrategyProblem
-    decode: Callable[[Choices], StepDecision]
-    encode: Callable[[StepDecision], Choices]
-    layouts: tuple[int, ...]
-    safer: Callable[[], StepProblem] | None = None
-    relaxed: Callable[[int], StrategyProblem] | None = None
-    starts: tuple[Callable[[], StepProblem], ...] = ()
-    unlimited: Callable[[], StepProblem] | None = None
-    rules: tuple[Reruns, ...] = ()
-    extended: Callable[[], StepProblem] | None = None
-    narrower: Callable[[], StepProblem] | None = None
-    complete: Callable[[StrategyProblem, Choices], Choices] = shortest_holds
-
-    @property
-    def has_starts(self) -> bool:
-        """Whether there is anything to begin from."""
-        return bool(self.starts or self.rules or self.extended)
-
-    def only(self, allowed: Mapping[int, BoolArray]) -> StepProblem:
-        """The same problem with only some layouts of some nodes, flags of shape ``(S,)``."""
-        nodes = list(self.problem.nodes)
-        for i, flags in allowed.items():
-            others = ~_repeated(flags, nodes[i].size)
-            known = nodes[i].forbidden
-            nodes[i] = replace(nodes[i], forbidden=others if known is None else known | others)
-        safer = self.safer
-        return replace(
-            self,
-            problem=replace(self.problem, nodes=tuple(nodes)),
-            safer=None if safer is None else lambda: safer().only(allowed),
-            relaxed=None,
-            starts=(),
-            unlimited=None,
-            rules=(),
-            extended=None,
-            narrower=None,
-        )
-
-
-def _repeated(flags: BoolArray, size: int) -> BoolArray:
-    """Flags per layout, repeated over the modes."""
-    return np.tile(flags, size // flags.shape[0])
 
 
 def sharding_problem(model: StepModel, memory_limit: int | None) -> StepProblem:
@@ -155,8 +71,8 @@ def kiwi_chain_problem(
     modes = _modes_in_reach(model, plans, reach)
     chain = _counted(model, modes, lambda counting: build_kiwi_chain(model, memory_limit, modes, counting))
     chain = _with_smaller(chain, model, memory_limit, modes, plans)
-    if chain.starts and reach is None and _entries(model, modes) > LARGEST_EXACT:
-        return replace(chain, narrower=partial(kiwi_chain_problem, model, memory_limit, plans, REACHES[-1] - 1))
+    if chain.restrictions and reach is None and _entries(model, modes) > LARGEST_EXACT:
+        return replace(chain, short_reach=partial(kiwi_chain_problem, model, memory_limit, plans, REACHES[-1] - 1))
     return chain
 
 
@@ -191,9 +107,9 @@ def kiwi_offload_problem(
 
     offload = replace(
         build(Counting.UNDER),
-        safer=lambda: build(Counting.OVER),
-        relaxed=None if links.blocking else relaxed,  # where nothing is hidden, nothing is left out
-        extended=lambda: kiwi_chain_problem(model, memory_limit, plans, reach),
+        overestimate=lambda: build(Counting.OVER),
+        relaxation=None if links.blocking else relaxed,  # where nothing is hidden, nothing is left out
+        base_problem=lambda: kiwi_chain_problem(model, memory_limit, plans, reach),
     )
     return _with_smaller(offload, model, memory_limit, modes, plans)
 
@@ -226,17 +142,17 @@ def step_problem(name: str, model: StepModel, memory_limit: int | None) -> StepP
 
 
 def _unlimited_problem(model: StepModel) -> StepProblem:
-    """Sharding alone without a limit, so that no counting is safer than another."""
-    return replace(sharding_problem(model, None), safer=None)
+    """Sharding alone without a limit, which no counting changes."""
+    return replace(sharding_problem(model, None), overestimate=None)
 
 
 def _counted(model: StepModel, modes: Modes, build: Callable[[Counting], StrategyProblem]) -> StepProblem:
-    """Count to the byte where the tables are small; else too little, with a safer problem at hand."""
+    """Count to the byte where the tables are small; else too little, with the overestimate at hand."""
     if _entries(model, modes) <= LARGEST_EXACT:
         return _chain_like(model, modes, build(Counting.EXACT))
     return replace(
         _chain_like(model, modes, build(Counting.UNDER)),
-        safer=lambda: _chain_like(model, modes, build(Counting.OVER)),
+        overestimate=lambda: _chain_like(model, modes, build(Counting.OVER)),
     )
 
 
@@ -256,7 +172,7 @@ def _with_smaller(
     if _entries(model, modes) > LARGEST_REACHED:
         return built  # further problems would be large themselves
     by_rule = [partial(policy_problem, model, memory_limit, tuple(plan)) for plan in plans if plan]
-    return replace(built, starts=(partial(kiwi_reduced_problem, model, memory_limit), *by_rule))
+    return replace(built, restrictions=(partial(kiwi_reduced_problem, model, memory_limit), *by_rule))
 
 
 def _layouts(model: StepModel) -> tuple[int, ...]:

@@ -11,8 +11,7 @@ from functools import lru_cache
 
 from formulations.problem.solution import SolveOptions, Status
 from formulations.solvers import SolverPool
-from formulations.step.solving.smaller import Executed
-from formulations.step.solving.start import FreeDecision
+from formulations.step.solving.context import Executed, FreeDecision
 from formulations.step.training_step import StepDecision
 from planner.machine.cluster import ClusterSpec, load_cluster
 from planner.models.references import ModelReference

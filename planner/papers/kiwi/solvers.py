@@ -11,9 +11,9 @@ from formulations.problem.solution import Progress, SolveOptions, SolveResult, S
 from formulations.solvers import DEFAULT_SOLVER, SolverPool
 from formulations.solvers.peaks.minimum_peak import MinimumPeak, minimum_peak, without_limit
 from formulations.step.sharding import MEMORY
-from formulations.step.solving.registry import StepProblem
-from formulations.step.solving.smaller import Executed, encoded
-from formulations.step.solving.solve import SolvedStep, solve_step, warm_up
+from formulations.step.solving.context import Executed, SolveContext
+from formulations.step.solving.driver import SolvedStep, solve_step
+from formulations.step.solving.step_problem import StepProblem
 from formulations.step.training_step import StepDecision
 from planner.benchmarks.metering import Meter
 from planner.benchmarks.suites import ReportProgress
@@ -52,15 +52,15 @@ def solve_within(
             Meter(pool), solver, True, f"every plan needs at least {known.bound} bytes, the limit is {nbytes}"
         )
     with Meter(pool) as meter:
-        warm_up(solver, meter)
+        execute = partial(ready.session.execute, limit=nbytes)
+        context = SolveContext(execute, solver, options, meter, progress, free=ready.session.free)
+        context.warm_up()
         built = ready.session.problem(ready.request(formulation, nbytes, solver, options), meter)
         left = (1.0 - _OVERTIME_SHARE) * options.time_limit - meter.seconds
         left = max(_LEAST_SHARE * options.time_limit, left)
-        options = replace(options, time_limit=left)
-        execute = partial(ready.session.execute, limit=nbytes)
         decision = None if known is None else known.decision
         begin_from = [] if decision is None else _expressible(built, [decision])
-        found = solve_step(built, execute, solver, options, progress, meter, begin_from, ready.session.free)
+        found = solve_step(built, replace(context.within(left), known=begin_from))
         return _measured(found, _counts_all(built), nbytes, meter, solver)
 
 
@@ -78,7 +78,7 @@ def smallest_peak(
     ready = prepared(case)
     with Meter(pool) as meter:
         built = ready.session.problem(ready.request(formulation, None, DEFAULT_SOLVER, options), meter)
-        problems = [built] if built.safer is None else [built.safer(), built]
+        problems = [built] if built.overestimate is None else [built.overestimate(), built]
         share = replace(options, time_limit=options.time_limit / len(problems))
         decisions = [known.decision for known in ready.smallest.values() if known.decision is not None]
         searched = []
@@ -92,7 +92,7 @@ def smallest_peak(
             _expressible(built, decisions), key=lambda decision: ready.session.execute(decision).peak, default=None
         )
         peak = None if best is None else ready.session.execute(best).peak
-        bound = None if built.relaxed is not None else searched[-1].bound
+        bound = None if built.relaxation is not None else searched[-1].bound
         ready.smallest[formulation] = SmallestPeak(best, peak, bound)
         progress(Progress(meter.seconds, peak, bound, SMALLEST_PEAK))
         return SolveResult(
@@ -130,9 +130,10 @@ def plan_from_module(
     with Meter(pool) as meter:
         session = case.session()
         ready = PreparedCase(session, Executed(0, 0), 0)
-        warm_up(solver, meter)
+        context = SolveContext(partial(session.execute, limit=memory), solver, options, meter, progress)
+        context.warm_up()
         built = session.problem(ready.request(formulation, memory, solver, options), meter)
-        found = solve_step(built, partial(session.execute, limit=memory), solver, options, progress, meter)
+        found = solve_step(built, context)
         if isinstance(found, SolvedStep):
             report = session.replay(session.schedule(found.decision, memory), memory)
             if report.violations or report.total_quanta != found.result.objective:
@@ -144,7 +145,7 @@ def plan_from_module(
 
 def _counts_all(built: StepProblem) -> bool:
     """Whether a peak's bound on this problem is one on all decisions of the formulation."""
-    return built.safer is None and built.relaxed is None
+    return built.overestimate is None and built.relaxation is None
 
 
 def _start(built: StepProblem, decisions: Iterable[StepDecision], ready: PreparedCase) -> tuple[int, ...] | None:
@@ -152,7 +153,7 @@ def _start(built: StepProblem, decisions: Iterable[StepDecision], ready: Prepare
     contained = _expressible(built, decisions)
     if not contained:
         return None
-    return encoded(built, min(contained, key=ready.peak))
+    return built.encoded(min(contained, key=ready.peak))
 
 
 def _expressible(built: StepProblem, decisions: Iterable[StepDecision]) -> list[StepDecision]:
@@ -161,7 +162,7 @@ def _expressible(built: StepProblem, decisions: Iterable[StepDecision]) -> list[
     contained = []
     for decision in decisions:
         try:
-            complete = encoded(built, decision)
+            complete = built.encoded(decision)
         except ValueError:
             continue
         if built.decode(complete) == decision and check(unlimited, complete).ok:

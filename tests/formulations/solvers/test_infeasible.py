@@ -15,9 +15,9 @@ from formulations.problem.checker import check
 from formulations.problem.compiled import seed_compiled
 from formulations.problem.solution import Claim, SolveOptions, Status
 from formulations.problem.strategy_problem import Factor, Node, ProblemError, Resource, StrategyProblem, UsageTerm
-from formulations.solvers import SolverPool, explain_infeasible, solve, solve_in_process
+from formulations.solvers import SolverPool, explain_infeasible, minimum_peak, solve, solve_in_process
 from formulations.solvers.local_search.feasibility import find_feasible
-from formulations.solvers.peaks import falling_limit, minimum_peak
+from formulations.solvers.peaks import falling_limit
 from formulations.solvers.peaks import prices as peak_prices
 from formulations.solvers.peaks.limit_problem import peak_problem, peak_range
 from formulations.solvers.peaks.minimum_peak import without_limit

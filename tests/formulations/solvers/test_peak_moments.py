@@ -13,8 +13,7 @@ from support.problems.random_problems import random_problem
 from formulations.problem.checker import check
 from formulations.problem.solution import SolveOptions
 from formulations.problem.strategy_problem import Factor, Node, Resource, StrategyProblem, UsageTerm
-from formulations.solvers import SolverPool
-from formulations.solvers.peaks import minimum_peak
+from formulations.solvers import SolverPool, minimum_peak
 from formulations.solvers.peaks.limit_problem import peak_range
 from formulations.solvers.peaks.minimum_peak import without_limit
 from formulations.solvers.peaks.moments import busiest_moments, moment_problem

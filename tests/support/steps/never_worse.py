@@ -22,7 +22,6 @@ from formulations.problem.solution import SolveOptions
 from formulations.solvers import SolverPool
 from formulations.solvers.peaks.minimum_peak import minimum_peak
 from formulations.step.sharding import MEMORY
-from formulations.step.solving.smaller import encoded
 from formulations.step.training_step import StepDecision
 from planner.common.infeasibility import InfeasibleError
 from planner.models.references import ModelReference
@@ -165,7 +164,7 @@ def assert_contained(session: PlanningSession, request: PlanRequest, known: list
         return
     built = session.problem(request, pool)
     for each in known:
-        report = check(built.problem, encoded(built, each.decision), each.cost)
+        report = check(built.problem, built.encoded(each.decision), each.cost)
         assert report.ok, (request, report.violations)
 
 

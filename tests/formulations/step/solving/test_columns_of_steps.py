@@ -15,7 +15,7 @@ from formulations.solvers import DEFAULT_SOLVER, SolverPool, solve
 from formulations.solvers.running.lanes import BLOCKS
 from formulations.step.replay import replay_decision
 from formulations.step.solving.registry import sharding_problem, step_problem
-from formulations.step.solving.start import use_block_columns
+from formulations.step.solving.stages import use_block_columns
 from planner.session import PlanningSession, PlanRequest
 
 

@@ -20,12 +20,12 @@ from formulations.step.offload.model import Links
 from formulations.step.replay import replay_decision
 from formulations.step.sharding import MEMORY
 from formulations.step.solving import beside as step_beside
-from formulations.step.solving import solve as step_solve
-from formulations.step.solving import start as step_start
-from formulations.step.solving.beside import SmallerBeside, solve_with_smaller
-from formulations.step.solving.registry import StepProblem, kiwi_chain_problem, kiwi_offload_problem
-from formulations.step.solving.smaller import Executed, Start
-from formulations.step.solving.solve import SolvedStep, solve_step
+from formulations.step.solving import driver
+from formulations.step.solving.beside import Patience, RestrictionsBeside, solve_with_restrictions
+from formulations.step.solving.context import Candidate, Executed, SolveContext
+from formulations.step.solving.driver import SolvedStep, solve_or_smallest_peak, solve_step
+from formulations.step.solving.registry import kiwi_chain_problem, kiwi_offload_problem
+from formulations.step.solving.step_problem import StepProblem
 from formulations.step.training_step import StepDecision, StepModel
 
 BESIDE = SolveOptions(time_limit=60.0, workers=2)
@@ -48,8 +48,7 @@ def pool() -> Iterator[SolverPool]:
 @pytest.fixture(autouse=True)
 def deep(monkeypatch: pytest.MonkeyPatch) -> None:
     """Take every problem for that of a deep model."""
-    for module in (step_beside, step_solve, step_start):
-        monkeypatch.setattr(module, "finds_columns", lambda problem, solver: True)
+    monkeypatch.setattr(SolveContext, "solves_by_patterns", lambda self, problem: True)
 
 
 def execution(model: StepModel) -> Callable[[StepDecision], Executed]:
@@ -60,13 +59,13 @@ def execution(model: StepModel) -> Callable[[StepDecision], Executed]:
     return execute
 
 
-def optimum(built: StepProblem, pool: SolverPool) -> Start | None:
+def optimum(built: StepProblem, pool: SolverPool) -> Candidate | None:
     """The best decision of a problem, by enumeration."""
     found = solve(built.problem, "brute_force", BEFORE, None, pool)
     if found.choices is None:
         return None
     assert found.objective is not None
-    return Start(built.decode(found.choices), Executed(found.objective, 0))
+    return Candidate(built.decode(found.choices), Executed(found.objective, 0))
 
 
 def case(seed: int, room: float, pool: SolverPool) -> tuple[StepModel, StepProblem]:
@@ -80,15 +79,19 @@ def case(seed: int, room: float, pool: SolverPool) -> tuple[StepModel, StepProbl
     return model, kiwi_chain_problem(model, least + int(room * (most - least)), [rule])
 
 
-def with_starts(built: StepProblem, *starts: Callable[[], StepProblem]) -> StepProblem:
-    return replace(built, starts=starts)
+def with_restrictions(built: StepProblem, *restrictions: Callable[[], StepProblem]) -> StepProblem:
+    return replace(built, restrictions=restrictions)
 
 
 def endless(built: StepProblem) -> StepProblem:
     """A problem of many nodes, which takes longer than a test has; whatever is found there, it means the same."""
     decision = StepDecision((0,) * len(built.layouts), {})
     return replace(
-        built, problem=family_problem("cliques", "large"), decode=lambda choices: decision, encode=leave_out, safer=None
+        built,
+        problem=family_problem("cliques", "large"),
+        decode=lambda choices: decision,
+        encode=leave_out,
+        overestimate=None,
     )
 
 
@@ -103,13 +106,15 @@ def test_no_dearer_than_any_smaller_problem_and_no_cheaper_than_the_optimum(seed
         model, built = case(seed, room, pool)
         best = optimum(built, pool)
         assert best is not None
-        found, start = solve_with_smaller(built, None, options, execution(model), DEFAULT_SOLVER, pool)
+        found, start = solve_with_restrictions(
+            built, None, SolveContext(execution(model), DEFAULT_SOLVER, options, pool)
+        )
         assert found.objective is not None
         assert found.objective >= best.executed.cost
         assert found.objective == best.executed.cost or options.iteration_limit is not None
         assert start is None or start.executed == execution(model)(start.decision)
-        if options is BEFORE and built.starts:  # all of them have ended then
-            smaller = [each for build in built.starts if (each := optimum(build(), pool)) is not None]
+        if options is BEFORE and built.restrictions:  # all of them have ended then
+            smaller = [each for build in built.restrictions if (each := optimum(build(), pool)) is not None]
             assert (start is None) == (not smaller)
             assert start is None or start.executed.cost == min(each.executed.cost for each in smaller)
 
@@ -121,11 +126,11 @@ def test_solves_of_deep_models_find_the_optimum(seed, options, pool):
     for room in (0.0, 0.5):
         model, built = case(seed, room, pool)
         offload = kiwi_offload_problem(model, built.problem.resources[MEMORY].limit, Links(blocking=True), built.rules)
-        assert len(offload.starts) == len(built.starts)
+        assert len(offload.restrictions) == len(built.restrictions)
         best = optimum(built, pool)
         assert best is not None
         for each in (built, offload):
-            solved = solve_step(each, execution(model), DEFAULT_SOLVER, options, None, pool)
+            solved = solve_step(each, SolveContext(execution(model), DEFAULT_SOLVER, options, pool))
             assert isinstance(solved, SolvedStep)
             assert solved.result.objective == best.executed.cost
             assert execution(model)(solved.decision).cost == best.executed.cost
@@ -138,29 +143,31 @@ def test_an_infeasible_problem_stays_one(options, pool):
         limit = built.problem.resources[MEMORY].limit
         assert limit
         below = kiwi_chain_problem(model, limit - 1, built.rules)
-        found, start = solve_with_smaller(below, None, options, execution(model), DEFAULT_SOLVER, pool)
+        found, start = solve_with_restrictions(
+            below, None, SolveContext(execution(model), DEFAULT_SOLVER, options, pool)
+        )
         assert found.status is Status.INFEASIBLE
         assert start is None
 
 
-def test_news_are_told_once_and_only_what_was_not_known(pool):
+def test_a_decision_is_returned_once_and_only_where_it_was_not_known(pool):
     model, built = case(0, 0.5, pool)
     best = optimum(built, pool)
-    with SmallerBeside(built, best, BEFORE, execution(model), DEFAULT_SOLVER, pool) as beside:
+    with RestrictionsBeside(built, best, SolveContext(execution(model), DEFAULT_SOLVER, BEFORE, pool)) as beside:
         assert beside.best is best
-        assert beside.news() is None
-    with SmallerBeside(built, None, BESIDE, execution(model), DEFAULT_SOLVER, pool) as beside:
-        while (told := beside.news()) is None:
+        assert beside.newest() is None
+    with RestrictionsBeside(built, None, SolveContext(execution(model), DEFAULT_SOLVER, BESIDE, pool)) as beside:
+        while (told := beside.newest()) is None:
             time.sleep(0.01)
-    first, later = execution(model)(built.decode(told)), beside.news()
+    first, later = execution(model)(built.decode(told)), beside.newest()
     limit = built.problem.resources[MEMORY].limit
     assert limit is not None
     assert first.peak <= limit
     assert later is None or execution(model)(built.decode(later)).cost < first.cost
-    assert beside.news() is None
+    assert beside.newest() is None
 
 
-def test_the_solver_of_the_larger_problem_hears_of_it(pool, monkeypatch):
+def test_the_solver_of_the_larger_problem_receives_it(pool, monkeypatch):
     """It does nothing else here, and waits until it does."""
     heard = []
 
@@ -174,7 +181,7 @@ def test_the_solver_of_the_larger_problem_hears_of_it(pool, monkeypatch):
 
     monkeypatch.setattr(step_beside, "solve", listen)
     model, built = case(1, 0.5, pool)
-    found, start = solve_with_smaller(built, None, BESIDE, execution(model), DEFAULT_SOLVER, pool)
+    found, start = solve_with_restrictions(built, None, SolveContext(execution(model), DEFAULT_SOLVER, BESIDE, pool))
     assert len(heard) == 1
     assert start is not None
     assert found.objective is not None
@@ -192,22 +199,22 @@ def test_it_ends_with_the_larger_problem(pool):
         return endless(built)
 
     options = replace(BESIDE, time_limit=ENDLESS)
-    larger = with_starts(built, build, build)
-    with SmallerBeside(larger, None, options, execution(model), DEFAULT_SOLVER, pool) as beside:
+    larger = with_restrictions(built, build, build)
+    with RestrictionsBeside(larger, None, SolveContext(execution(model), DEFAULT_SOLVER, options, pool)) as beside:
         assert not begun.wait(0.2), "not before the larger problem's solver asks"
-        assert beside.news() is None
+        assert beside.newest() is None
         assert begun.wait(60.0)
 
 
 def test_a_smaller_problem_that_cannot_be_cheaper_is_left(pool):
     """Any bound is above what is known here; with an hour for each they would outlast this test's own limit."""
     model, built = case(2, 0.0, pool)
-    larger = with_starts(built, lambda: endless(built), lambda: endless(built))
-    known = Start(StepDecision((0,) * len(built.layouts), {}), Executed(-1, 0))
+    larger = with_restrictions(built, lambda: endless(built), lambda: endless(built))
+    known = Candidate(StepDecision((0,) * len(built.layouts), {}), Executed(-1, 0))
     options = replace(BEFORE, time_limit=ENDLESS)
-    with SmallerBeside(larger, known, options, execution(model), DEFAULT_SOLVER, pool) as beside:
+    with RestrictionsBeside(larger, known, SolveContext(execution(model), DEFAULT_SOLVER, options, pool)) as beside:
         assert beside.best is known
-        assert beside.news() is None
+        assert beside.newest() is None
 
 
 @pytest.mark.parametrize("at_work", [True, False])
@@ -221,11 +228,11 @@ def test_ctrl_c_ends_what_comes_before(at_work, pool, monkeypatch):
         return replace(solve(problem, "greedy", replace(options, time_limit=1.0), None, pool), message="interrupted")
 
     monkeypatch.setattr(step_beside, "solve", interrupted)
-    larger = with_starts(built, lambda: endless(built), lambda: endless(built))
+    larger = with_restrictions(built, lambda: endless(built), lambda: endless(built))
     options = replace(BESIDE if at_work else BEFORE, time_limit=ENDLESS)
-    with SmallerBeside(larger, None, options, execution(model), DEFAULT_SOLVER, pool) as beside:
+    with RestrictionsBeside(larger, None, SolveContext(execution(model), DEFAULT_SOLVER, options, pool)) as beside:
         while not tried:
-            beside.news()
+            beside.newest()
             time.sleep(0.01)
     assert len(tried) == 1
 
@@ -237,21 +244,22 @@ def test_a_start_that_a_problem_does_not_allow_is_no_contradiction(counts_too_mu
     best = optimum(built, pool)
     assert best is not None
     nothing = replace(solve(built.problem, "greedy", BEFORE, None, pool), status=Status.INFEASIBLE, choices=None)
-    monkeypatch.setattr(step_solve, "solve_with_smaller", lambda built, start, *_: (nothing, start))
+    monkeypatch.setattr(driver, "solve_with_restrictions", lambda built, start, context: (nothing, start))
+    context = SolveContext(execution(model), DEFAULT_SOLVER, BEFORE, pool)
     if counts_too_much:
         resources = (replace(built.problem.resources[MEMORY], limit=-1), *built.problem.resources[MEMORY + 1 :])
         built = replace(built, problem=replace(built.problem, resources=resources))
-        found, start = step_solve._solve(built, best, execution(model), DEFAULT_SOLVER, BEFORE, None, pool)
+        found, start = solve_or_smallest_peak(built, best, context)
         assert isinstance(found, SolveResult)
         assert found.choices is not None
         assert built.decode(found.choices) == best.decision
         assert start is best
     else:
         with pytest.raises(SolverContradiction, match="nothing fits"):
-            step_solve._solve(built, best, execution(model), DEFAULT_SOLVER, BEFORE, None, pool)
+            solve_or_smallest_peak(built, best, context)
 
 
-def test_what_goes_wrong_beside_is_told(pool):
+def test_an_error_in_the_background_is_raised(pool):
     tried = threading.Event()
 
     def fails() -> StepProblem:
@@ -259,16 +267,16 @@ def test_what_goes_wrong_beside_is_told(pool):
         raise ArithmeticError("no such problem")
 
     model, built = case(3, 0.5, pool)
-    larger = with_starts(built, fails)
+    larger = with_restrictions(built, fails)
 
     def ask() -> None:
-        with SmallerBeside(larger, None, BESIDE, execution(model), DEFAULT_SOLVER, pool) as beside:
-            assert beside.news() is None
+        with RestrictionsBeside(larger, None, SolveContext(execution(model), DEFAULT_SOLVER, BESIDE, pool)) as beside:
+            assert beside.newest() is None
             assert tried.wait(60.0)
 
     with pytest.raises(ArithmeticError, match="no such problem"):
         ask()
-    with SmallerBeside(larger, None, BESIDE, execution(model), DEFAULT_SOLVER, pool):
+    with RestrictionsBeside(larger, None, SolveContext(execution(model), DEFAULT_SOLVER, BESIDE, pool)):
         pass  # solved before anybody asked: nothing began
 
 
@@ -279,11 +287,11 @@ def test_patience_ends_when_nothing_better_came_for_long(patient, known, pointle
     """Only for who has none, and not before anything better than what was known has come."""
     clock = [0.0]
     monkeypatch.setattr(step_beside.time, "monotonic", lambda: clock[0])
-    watch = step_beside._Watch(lambda: None, patient, known, begun=0.0)
+    watch = Patience(lambda: None, patient, known, begun=0.0)
     clock[0] = 1.0
-    watch.hear(Progress(1.0, 10, None, "somebody"))
-    assert not watch.is_pointless()
+    watch.report(Progress(1.0, 10, None, "somebody"))
+    assert not watch.is_over()
     clock[0] = 1.0 + step_beside._PATIENCE_SECONDS + step_beside._PATIENCE + 0.01
-    assert watch.is_pointless() == pointless
-    watch.hear(Progress(1.0, 9, None, "somebody"))
-    assert not watch.is_pointless()
+    assert watch.is_over() == pointless
+    watch.report(Progress(1.0, 9, None, "somebody"))
+    assert not watch.is_over()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -12,11 +12,12 @@ from support.steps.random_steps import random_step
 from formulations.problem.checker import check
 from formulations.problem.solution import Progress, SolveOptions, SolveResult, Status
 from formulations.solvers import SolverPool, solve
-from formulations.step.solving import solve as step_solve
-from formulations.step.solving.incumbents import Incumbents
-from formulations.step.solving.registry import StepProblem, kiwi_chain_problem
-from formulations.step.solving.smaller import Executed, Start
-from formulations.step.solving.solve import SolvedStep, solve_step
+from formulations.step.solving import driver
+from formulations.step.solving.context import Candidate, Executed, SolveContext
+from formulations.step.solving.driver import SolvedStep, solve_step
+from formulations.step.solving.registry import kiwi_chain_problem
+from formulations.step.solving.search import Incumbents, Search
+from formulations.step.solving.step_problem import StepProblem
 from formulations.step.training_step import StepDecision
 
 LIMIT = 100
@@ -29,7 +30,7 @@ def problem() -> StepProblem:
     return replace(built, decode=lambda choices: StepDecision((choices[0],), {}))
 
 
-def heard(costs: Sequence[int], executions: dict[int, Executed]) -> tuple[Incumbents, list[int]]:
+def reported(costs: Sequence[int], executions: dict[int, Executed]) -> tuple[Search, Incumbents, list[int]]:
     """Incumbents 0, 1, ... of these costs, and a list to which those that are executed are added."""
     executed: list[int] = []
 
@@ -38,15 +39,19 @@ def heard(costs: Sequence[int], executions: dict[int, Executed]) -> tuple[Incumb
         executed.append(name)
         return executions.get(name, Executed(costs[name], 0))
 
-    incumbents = Incumbents(problem(), execute)
+    def find(*_: object) -> tuple[SolveResult, Candidate | None]:
+        raise AssertionError("nothing is solved here")
+
+    search = Search(problem(), SolveContext(execute), find)
+    incumbents = Incumbents(search)
     for k, cost in enumerate(costs):
-        incumbents.hear(Progress(0.0, cost, None, "somebody", (k,)))
-        incumbents.hear(Progress(0.0, cost, cost // 2, "a bound"))
-    return incumbents, executed
+        incumbents.report(Progress(0.0, cost, None, "somebody", (k,)))
+        incumbents.report(Progress(0.0, cost, cost // 2, "a bound"))
+    return search, incumbents, executed
 
 
-def start(cost: int) -> Start:
-    return Start(StepDecision((99,), {}), Executed(cost, 0))
+def start(cost: int) -> Candidate:
+    return Candidate(StepDecision((99,), {}), Executed(cost, 0))
 
 
 @pytest.mark.parametrize(
@@ -63,19 +68,27 @@ def start(cost: int) -> Start:
     ],
 )
 def test_the_cheapest_executed(known, deadline, executions, expected, executed):
-    incumbents, done = heard([100, 90, 80, 70], executions)
-    best = incumbents.cheapest_before_last(known, deadline)
+    search, incumbents, done = reported([100, 90, 80, 70], executions)
+    search.best = known
+    incumbents.execute_before_last(deadline)
+    best = search.best
     assert (None if best is None else best.decision.layouts[0]) == expected
     assert done == executed
 
 
 def test_not_all_of_many_are_executed():
-    incumbents, done = heard(range(100, 0, -1), {k: Executed(1000, 0) for k in range(100)})
-    best = incumbents.cheapest_before_last(None, math.inf)
+    search, incumbents, done = reported(range(100, 0, -1), {k: Executed(1000, 0) for k in range(100)})
+    incumbents.execute_before_last(math.inf)
     assert done == [98, 97, 96]
-    assert best is not None
-    assert best.executed.cost == 1000
-    assert heard([5], {})[0].cheapest_before_last(None, math.inf) is None, "there is none before the only one"
+    assert search.best is not None
+    assert search.best.executed.cost == 1000
+
+
+def test_there_is_none_before_the_only_one():
+    search, incumbents, done = reported([5], {})
+    incumbents.execute_before_last(math.inf)
+    assert search.best is None
+    assert done == []
 
 
 def two_assignments() -> tuple[StepProblem, tuple[int, ...], tuple[int, ...]]:
@@ -102,28 +115,23 @@ def cost_of(built: StepProblem, choices: tuple[int, ...]) -> int:
 @pytest.mark.parametrize("dearer", [0, 10**6])
 def test_what_is_dear_when_executed_gives_way_to_the_one_before(dearer, monkeypatch):
     built, best, other = two_assignments()
-    built = replace(built, starts=(), unlimited=None, rules=())
+    built = replace(built, restrictions=(), unlimited=None, rules=())
     costs = {choices: cost_of(built, choices) for choices in (best, other)}
 
     def search(
-        searched: StepProblem,
-        known: Start | None,
-        options: SolveOptions,
-        execute: Callable[[StepDecision], Executed],
-        solver: str,
-        pool: SolverPool | None,
-        progress: Callable[[Progress], None],
-    ) -> tuple[SolveResult, Start | None]:
+        searched: StepProblem, known: Candidate | None, context: SolveContext
+    ) -> tuple[SolveResult, Candidate | None]:
+        assert context.progress is not None
         for choices in (other, best):
-            progress(Progress(0.0, costs[choices], None, solver, choices))
-        return SolveResult(Status.FEASIBLE, best, costs[best], costs[best], 0.0, solver, 0.0, 0.0, 0, (0,)), known
+            context.progress(Progress(0.0, costs[choices], None, "greedy", choices))
+        return SolveResult(Status.FEASIBLE, best, costs[best], costs[best], 0.0, "greedy", 0.0, 0.0, 0, (0,)), known
 
     def execute(decision: StepDecision) -> Executed:
         is_best = decision == built.decode(best)
         return Executed(costs[best] + dearer if is_best else costs[other], 0)
 
-    monkeypatch.setattr(step_solve, "solve_with_smaller", search)
-    solved = solve_step(built, execute, "greedy", OPTIONS)
+    monkeypatch.setattr(driver, "solve_with_restrictions", search)
+    solved = solve_step(built, SolveContext(execute, "greedy", OPTIONS))
     assert isinstance(solved, SolvedStep)
     assert solved.decision == built.decode(other if dearer else best)
     assert solved.result.objective == (costs[other] if dearer else costs[best])

@@ -19,19 +19,16 @@ from formulations.step.modes import once_or_twice
 from formulations.step.offload.model import Links
 from formulations.step.replay import replay_decision
 from formulations.step.sharding import MEMORY
-from formulations.step.solving import registry
-from formulations.step.solving import solve as step_solve
-from formulations.step.solving import start as step_start
+from formulations.step.solving import driver, registry
+from formulations.step.solving.context import Candidate, Executed, FreeDecision, SolveContext
+from formulations.step.solving.driver import SolvedStep, begin, solve_step
 from formulations.step.solving.registry import (
-    StepProblem,
     kiwi_chain_problem,
     kiwi_offload_problem,
     kiwi_reduced_problem,
     sharding_problem,
 )
-from formulations.step.solving.smaller import Executed, Start, encoded
-from formulations.step.solving.solve import SolvedStep, solve_step
-from formulations.step.solving.start import FreeDecision, begin
+from formulations.step.solving.step_problem import StepProblem
 from formulations.step.training_step import StepDecision, StepModel
 
 AMPLE = SolveOptions(time_limit=600.0, workers=1)
@@ -101,7 +98,7 @@ def test_no_other_reruns_and_no_other_layouts_alone_are_cheaper(seed, pool):
     model, space = step_with_decisions(seed)
     for limit in limits_of(space):
         built = kiwi_chain_problem(model, limit)
-        start = begin(built, execution(model), EXACT, AMPLE, pool)
+        start = begin(built, SolveContext(execution(model), EXACT, AMPLE, pool))
         optimum = least(space, limit)
         if start is None:
             reduced = contained(kiwi_reduced_problem(model, limit), [decision for decision, _ in space])
@@ -119,7 +116,9 @@ def test_no_other_reruns_and_no_other_layouts_alone_are_cheaper(seed, pool):
             assert narrowest is None or start.executed.cost <= narrowest
 
 
-def alike(space: list[tuple[StepDecision, Executed]], start: Start, what: str) -> list[tuple[StepDecision, Executed]]:
+def alike(
+    space: list[tuple[StepDecision, Executed]], start: Candidate, what: str
+) -> list[tuple[StepDecision, Executed]]:
     """The decisions with a start's layouts, or with its reruns."""
     return [pair for pair in space if getattr(pair[0], what) == getattr(start.decision, what)]
 
@@ -128,11 +127,11 @@ def test_a_decision_that_fits_without_a_limit_ends_the_search(pool):
     model = random_step(3)
     space = executed_decisions(model)
     limit = max(executed.peak for _, executed in space)
-    built = replace(kiwi_chain_problem(model, limit), starts=(refuse,))
-    start = begin(built, execution(model), EXACT, AMPLE, pool)
+    built = replace(kiwi_chain_problem(model, limit), restrictions=(refuse,))
+    start = begin(built, SolveContext(execution(model), EXACT, AMPLE, pool))
     assert start is not None
     assert start.executed.cost == least(space, limit)
-    assert check(built.problem, encoded(built, start.decision)).objective == start.executed.cost
+    assert check(built.problem, built.encoded(start.decision)).objective == start.executed.cost
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -141,16 +140,17 @@ def test_the_decision_without_a_limit_is_found_once(seed, pool):
     free = FreeDecision()
     for limit in reversed(limits_of(space)):
         built = kiwi_chain_problem(model, limit)
-        alone = begin(built, execution(model), EXACT, AMPLE, pool)
-        known = begin(built, execution(model), EXACT, AMPLE, pool, (), lambda _: None, free)
+        alone = begin(built, SolveContext(execution(model), EXACT, AMPLE, pool))
+        known = begin(built, SolveContext(execution(model), EXACT, AMPLE, pool, free=free))
         assert (None if known is None else known.executed) == (None if alone is None else alone.executed)
         assert free.decision is not None
         assert not free.decision.recomputed
         assert execution(model)(free.decision).cost == min(executed.cost for _, executed in space)
         free = replace(free)
-        assert (begin(replace(built, unlimited=refuse), execution(model), EXACT, AMPLE, pool, free=free) is None) == (
-            known is None
-        )
+        assert (
+            begin(replace(built, unlimited=refuse), SolveContext(execution(model), EXACT, AMPLE, pool, free=free))
+            is None
+        ) == (known is None)
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -158,7 +158,9 @@ def test_known_decisions_within_the_limit_are_begun_from(seed):
     model, space = step_with_decisions(seed)
     known = [decision for decision, _ in space]
     for limit in limits_of(space):
-        start = begin(kiwi_chain_problem(model, limit), execution(model), "no solver", NO_TIME, None, known)
+        start = begin(
+            kiwi_chain_problem(model, limit), SolveContext(execution(model), "no solver", NO_TIME, None, known=known)
+        )
         assert (None if start is None else start.executed.cost) == least(space, limit)
 
 
@@ -170,7 +172,9 @@ def test_a_known_decision_does_not_end_the_search(seed, pool):
     for limit in limits_of(space)[1:]:
         fitting = [pair for pair in space if pair[1].peak <= limit]
         dearest, _ = max(fitting, key=lambda pair: pair[1].cost)
-        start = begin(kiwi_chain_problem(model, limit), execution(model), EXACT, AMPLE, pool, [dearest])
+        start = begin(
+            kiwi_chain_problem(model, limit), SolveContext(execution(model), EXACT, AMPLE, pool, known=[dearest])
+        )
         assert start is not None
         optimum = least([(decision, execution(model)(decision)) for decision in reduced], limit)
         assert optimum is None or start.executed.cost <= optimum
@@ -180,7 +184,7 @@ def test_a_known_decision_that_the_problem_leaves_out_is_refused():
     model, space = step_with_decisions(0)
     recomputed = next(decision for decision, _ in space if decision.recomputed)
     with pytest.raises(ValueError, match="cannot run again before"):
-        begin(sharding_problem(model, None), execution(model), EXACT, AMPLE, None, [recomputed])
+        begin(sharding_problem(model, None), SolveContext(execution(model), EXACT, AMPLE, None, known=[recomputed]))
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -189,8 +193,8 @@ def test_with_one_layout_rules_are_tried_and_nothing_is_solved(seed, pool):
     rules = [{i: mode[0] for i, mode in decision.recomputed.items()} for decision, _ in space if once(decision)]
     for limit in limits_of(space):
         built = kiwi_chain_problem(model, limit, rules)
-        assert built.starts == ()
-        start = begin(built, execution(model), "no solver", AMPLE)
+        assert built.restrictions == ()
+        start = begin(built, SolveContext(execution(model), "no solver", AMPLE))
         by_rule = [(decision, executed) for decision, executed in space if once(decision)]
         assert (None if start is None else start.executed.cost) == least(by_rule, limit)
 
@@ -200,7 +204,7 @@ def test_with_one_layout_rules_are_tried_and_nothing_is_solved(seed, pool):
 def test_rules_are_tried_where_other_problems_are_not(seed, deep, pool, monkeypatch):
     """They would be large themselves, or what finds columns in deep models needs their time."""
     if deep:
-        monkeypatch.setattr(step_start, "finds_columns", lambda problem, solver: True)
+        monkeypatch.setattr(SolveContext, "solves_by_patterns", lambda self, problem: True)
     else:
         monkeypatch.setattr(registry, "LARGEST_REACHED", 0)
     model, space = step_with_decisions(seed)
@@ -211,8 +215,8 @@ def test_rules_are_tried_where_other_problems_are_not(seed, deep, pool, monkeypa
     rules = [{i: mode[0] for i, mode in decision.recomputed.items()} for decision, _ in by_rule]
     for limit in limits_of(space):
         built = kiwi_chain_problem(model, limit, rules)
-        built = replace(built, starts=(refuse,) * len(built.starts))
-        start, least_by_rule = begin(built, execution(model), EXACT, AMPLE, pool), least(by_rule, limit)
+        built = replace(built, restrictions=(refuse,) * len(built.restrictions))
+        start, least_by_rule = begin(built, SolveContext(execution(model), EXACT, AMPLE, pool)), least(by_rule, limit)
         assert least_by_rule is None or (start is not None and start.executed.cost <= least_by_rule)
 
 
@@ -227,7 +231,7 @@ def test_the_first_decision_within_the_limit_is_told_once(seed, pool):
     for limit in limits_of(space):
         for built in (kiwi_chain_problem(model, limit), kiwi_offload_problem(model, limit, Links())):
             told: list[int] = []
-            start = begin(built, execution(model), EXACT, AMPLE, pool, (), told.append)
+            start = begin(built, SolveContext(execution(model), EXACT, AMPLE, pool), told.append)
             assert len(told) == (start is not None)
             assert start is None or told[0] >= start.executed.cost
 
@@ -236,7 +240,7 @@ def test_the_first_decision_within_the_limit_is_told_once(seed, pool):
 def test_what_extends_a_problem_begins_from_its_optimum(seed, pool):
     model, space = step_with_decisions(seed)
     for limit in limits_of(space):
-        start = begin(kiwi_offload_problem(model, limit, Links()), execution(model), EXACT, AMPLE, pool)
+        start = begin(kiwi_offload_problem(model, limit, Links()), SolveContext(execution(model), EXACT, AMPLE, pool))
         assert (None if start is None else start.executed.cost) == least(space, limit)
 
 
@@ -247,8 +251,8 @@ def test_a_solve_keeps_what_it_began_from_where_the_solver_finds_less(pool):
         space = executed_decisions(model)
         for limit in limits_of(space)[1:]:
             built = kiwi_chain_problem(model, limit)
-            start = begin(built, execution(model), "greedy", AMPLE, pool)
-            found = solve_step(built, execution(model), "greedy", AMPLE, pool=pool)
+            start = begin(built, SolveContext(execution(model), "greedy", AMPLE, pool))
+            found = solve_step(built, SolveContext(execution(model), "greedy", AMPLE, pool))
             if start is not None:
                 assert isinstance(found, SolvedStep)
                 assert found.result.objective is not None
@@ -264,9 +268,9 @@ def test_no_plan_costs_less_than_the_best_without_a_limit(seed, pool):
     free = FreeDecision()
     for limit in reversed(limits_of(space)[1:]):
         built = kiwi_chain_problem(model, limit)
-        begin(built, execution(model), EXACT, AMPLE, pool, free=free)
+        begin(built, SolveContext(execution(model), EXACT, AMPLE, pool, free=free))
         assert free.cost == cheapest
-        found = solve_step(built, execution(model), "greedy", AMPLE, pool=pool, free=free)
+        found = solve_step(built, SolveContext(execution(model), "greedy", AMPLE, pool, free=free))
         assert isinstance(found, SolvedStep)
         assert found.result.bound == cheapest
         assert (found.result.status is Status.OPTIMAL) == (found.result.objective == cheapest)
@@ -280,16 +284,16 @@ def test_smaller_problems_are_tried_again_where_nothing_is_found(pool, monkeypat
     built = kiwi_chain_problem(model, limit)
     tried = []
 
-    def late(built, execute, solver, options, pool, *_, **__):
-        tried.append(options.time_limit)
-        return None if len(tried) == 1 else begin(built, execute, EXACT, options, pool)
+    def late(built, context, *_):
+        tried.append(context.options.time_limit)
+        return None if len(tried) == 1 else begin(built, replace(context, solver=EXACT))
 
     def unknown(problem, resource, options, pool):
         return MinimumPeak("memory", None, 0, False, False, None, None, "", (), 0.0, "none", "")
 
-    monkeypatch.setattr(step_solve, "begin", late)
-    monkeypatch.setattr(step_solve, "minimum_peak", unknown)
-    found = solve_step(built, execution(model), "tree_dp", AMPLE, pool=pool)
+    monkeypatch.setattr(driver, "begin", late)
+    monkeypatch.setattr(driver, "minimum_peak", unknown)
+    found = solve_step(built, SolveContext(execution(model), "tree_dp", AMPLE, pool))
     assert len(tried) == 2
     assert tried[1] == AMPLE.time_limit > tried[0]
     assert isinstance(found, SolvedStep)

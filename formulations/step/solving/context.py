@@ -1,0 +1,94 @@
+"""What every stage of a solve is given: how decisions are executed, which solver, options, workers, progress."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+from formulations.presolve import is_deep
+from formulations.problem.solution import Progress, SolveOptions
+from formulations.problem.strategy_problem import StrategyProblem
+from formulations.solvers import DEFAULT_SOLVER, SolverPool, find_solver
+from formulations.solvers.running.lanes import BLOCKS, PRICES
+from formulations.step.training_step import StepDecision
+
+
+@dataclass(frozen=True, slots=True)
+class Executed:
+    """What a decision costs (quanta) and holds at most (bytes) when it is executed."""
+
+    cost: int
+    peak: int
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A decision within the limit, executed."""
+
+    decision: StepDecision
+    executed: Executed
+
+
+@dataclass(slots=True)
+class FreeDecision:
+    """The best decision without a limit, once one is proven: it is the same whatever the limit.
+
+    Parameters
+    ----------
+    decision
+        What was decided.
+    cost
+        What it costs (quanta); nothing costs less, whatever else a formulation has to decide.
+    """
+
+    decision: StepDecision | None = None
+    cost: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SolveContext:
+    """How a step's problem is solved.
+
+    Parameters
+    ----------
+    execute
+        Executes a decision.
+    solver, options
+        As for :func:`formulations.solvers.solve`.
+    pool
+        Warm workers, or None.
+    progress
+        Called with every better incumbent or bound, or None.
+    known
+        Decisions that are known already: of those within the limit, none is better than what is found.
+    free
+        The decision without a limit; a solve that proves it writes it here.
+    """
+
+    execute: Callable[[StepDecision], Executed]
+    solver: str = DEFAULT_SOLVER
+    options: SolveOptions = field(default_factory=SolveOptions)
+    pool: SolverPool | None = None
+    progress: Callable[[Progress], None] | None = None
+    known: Sequence[StepDecision] = ()
+    free: FreeDecision = field(default_factory=FreeDecision)
+
+    def within(self, seconds: float) -> SolveContext:
+        """The same with another time limit."""
+        return replace(self, options=replace(self.options, time_limit=seconds))
+
+    def solves_by_patterns(self, problem: StrategyProblem) -> bool:
+        """Whether the solver begins with patterns of a problem's repeated blocks and needs little to begin from."""
+        return self.solver == DEFAULT_SOLVER and is_deep(problem)
+
+    def warm_up(self) -> None:
+        """Start processes for the solver while the problem is built.
+
+        Raises
+        ------
+        UnknownSolverError
+            There is no such solver.
+        """
+        spec = find_solver(self.solver)
+        if self.pool is not None:
+            self.pool.warm_soon(*map(find_solver, (PRICES, BLOCKS)) if spec.is_coordinator else (spec,))

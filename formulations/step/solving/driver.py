@@ -1,0 +1,285 @@
+"""Solving the problem of a step under a memory limit: the one driver of all stages.
+
+1. Stages before the solver find a decision to begin from (:mod:`formulations.step.solving.stages`).
+2. The solver begins from it; in deep models restrictions are solved beside it.
+3. A formulation's problem may count a few bytes less than its decision holds, where that depends on three decisions at
+   once and the tables would be too large. So every decision is executed on the step's tables. Where it holds more than
+   the limit, the problem with bytes rounded up is solved as well.
+4. The bound is that of the first problem, which counted too few bytes and is therefore valid. Where the problem leaves
+   out plans that are possible, the bound is that of a relaxation, found beside the search. The cost of the best
+   decision without a limit is a bound as well.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from formulations.problem.checker import check
+from formulations.problem.solution import Progress, SolveOptions, SolveResult, Status, relative_gap
+from formulations.problem.strategy_problem import StrategyProblem
+from formulations.solvers import SolverContradiction
+from formulations.solvers.peaks.minimum_peak import MinimumPeak, minimum_peak
+from formulations.solvers.processes.worker import Ending
+from formulations.solvers.running.lanes import BLOCKS
+from formulations.step.sharding import MEMORY
+from formulations.step.solving.beside import solve_with_restrictions
+from formulations.step.solving.bound import BoundBeside
+from formulations.step.solving.context import Candidate, SolveContext
+from formulations.step.solving.probing import solve_in_rounds
+from formulations.step.solving.search import Incumbents, Search, cheaper
+from formulations.step.solving.stages import SHORT_REACH_SHARE, Phase, begin_share, run_stages, use_block_columns
+from formulations.step.solving.step_problem import StepProblem
+from formulations.step.training_step import StepDecision
+
+LEAST_BEGIN_SECONDS, MOST_BEGIN_SECONDS = 2.0, 10.0
+"""Time for the stages before the solver, beside their share of the time limit: at least (but half of the limit at
+most), since nothing is found without layouts to begin from, and at most."""
+
+EXECUTED_SECONDS, EXECUTED_SHARE = 0.8, 0.3
+"""Time for executing what is found, where that takes a schedule: at most, and as a part of the time limit."""
+
+CROWDED_SHARE, CROWDED_SECONDS = 0.5, 8.0
+"""Where restrictions are solved beside the solver: part of the time limit after which a bound of its own begins, and
+seconds that have to be left then. Its first proof takes that long in such problems, and the search needs the time."""
+
+PEAK_SECONDS = 30.0
+"""Longest search for the smallest peak, where a solver found no plan."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SolvedStep:
+    """A decision within the limit.
+
+    Parameters
+    ----------
+    decision
+        What was decided.
+    result
+        The solver's checked result; objective, bound and gap are those of the executed decision.
+    problem
+        What was solved, under the limit that was asked for.
+    """
+
+    decision: StepDecision
+    result: SolveResult
+    problem: StrategyProblem
+
+
+def solve_step(built: StepProblem, context: SolveContext) -> SolvedStep | MinimumPeak:
+    """Find a decision within the limit; where none was found, the smallest peak says why.
+
+    Parameters
+    ----------
+    built
+        The problem under the limit.
+    context
+        How to solve it. The stages before the solver take part of the time limit, and a bound that needs a problem of
+        its own is found beside. Where bytes turn out to be counted too low, the problem with bytes rounded up has as
+        long again. Where nothing is found, so have beginning and solving once more, and the search for the smallest
+        peak three times as long, :data:`PEAK_SECONDS` at most.
+
+    Raises
+    ------
+    ValueError
+        If the problem leaves a known decision out.
+    SolverContradiction
+        If a bound is above the cost of a decision.
+    """
+    crowded = bool(built.restrictions) and context.solves_by_patterns(built.problem)
+    after, least = (CROWDED_SHARE, CROWDED_SECONDS) if crowded else (0.0, 0.0)
+    with BoundBeside(built.relaxation, context.options, context.pool, after, least) as bound:
+        return _StepSolve(built, context, bound).run()
+
+
+def begin(
+    built: StepProblem, context: SolveContext, on_first: Callable[[int], None] = lambda _: None
+) -> Candidate | None:
+    """Find a decision to begin from.
+
+    Parameters
+    ----------
+    built
+        The problem under the limit.
+    context
+        How to solve the smaller problems; the time limit is that of all of them together.
+    on_first
+        Called with the cost of the first decision within the limit, as soon as there is one.
+
+    Returns
+    -------
+    Candidate or None
+        The cheapest decision found that is within the limit when it is executed, if any.
+
+    Raises
+    ------
+    ValueError
+        If the problem leaves a known decision out.
+    """
+    search = _search(built, context, on_first)
+    for decision in context.known:
+        built.encode(decision)
+        search.keep(decision)
+    run_stages(Phase.BEGIN, search)
+    return search.best
+
+
+def _search(built: StepProblem, context: SolveContext, on_first: Callable[[int], None] = lambda _: None) -> Search:
+    def find(
+        smaller: StepProblem, start: Candidate | None, options: SolveOptions, _: bool
+    ) -> tuple[SolveResult, Candidate | None]:
+        return solve_with_restrictions(smaller, start, replace(context, options=options, progress=None))
+
+    return Search(built, context, find, on_first)
+
+
+class _StepSolve:
+    """One solve of a step's problem while a bound is found beside; arguments as for :func:`solve_step`."""
+
+    def __init__(self, built: StepProblem, context: SolveContext, bound: BoundBeside) -> None:
+        self.built, self.bound, self.progress = built, bound, context.progress
+        seconds = bound.search_seconds
+        self.ends = time.monotonic() + seconds
+        if built.base_problem is not None:
+            seconds -= min(EXECUTED_SECONDS, EXECUTED_SHARE * seconds)
+        solver = BLOCKS if use_block_columns(built, context.solver) else context.solver
+        self.context = replace(context.within(seconds), solver=solver, progress=self._report)
+        self.kept = _search(built, self.context)
+        self.incumbents = Incumbents(self.kept)
+
+    def run(self) -> SolvedStep | MinimumPeak:
+        """Begin, solve, execute what was found, and say how good it is."""
+        self.kept.best, left = self._begun()
+        main = replace(left, progress=self._report_choices)
+        found, self.kept.best = solve_or_smallest_peak(self.built, self.kept.best, main)
+        if isinstance(found, MinimumPeak) and self._may_fit(found):
+            start = begin(self.built, replace(self.context, known=()))
+            if start is not None:
+                found, self.kept.best = solve_or_smallest_peak(self.built, start, main)
+        if isinstance(found, MinimumPeak):
+            return found
+        assert found.choices is not None
+        chosen = self._executed(self.built.decode(found.choices))
+        if chosen is None or (found.objective is not None and chosen.executed.cost > found.objective):
+            self.incumbents.execute_before_last(self.ends)
+        if chosen is None:
+            rounded = self._overestimated(left)
+            if isinstance(rounded, MinimumPeak):
+                return rounded
+            chosen = rounded
+        chosen = cheaper(chosen, self.kept.best)
+        assert chosen is not None
+        return self._proven(found, chosen)
+
+    def _begun(self) -> tuple[Candidate | None, SolveContext]:
+        """A decision to begin from where one is known or problems are smaller, and the context of the time left."""
+        built, context = self.built, self.context
+        if not built.has_smaller and not context.known:
+            return None, context
+        seconds = context.options.time_limit
+        least = min(LEAST_BEGIN_SECONDS, seconds / 2)
+        longest = min(max(begin_share(built, context) * seconds, least), MOST_BEGIN_SECONDS)
+        begun = time.monotonic()
+        start = begin(built, context.within(longest), self.bound.begin)
+        seconds -= min(time.monotonic() - begun, longest)
+        if built.short_reach is not None:
+            longest, begun = SHORT_REACH_SHARE * seconds, time.monotonic()
+            search = _search(built, context.within(longest))
+            search.best = start
+            run_stages(Phase.WIDEN, search)
+            start = search.best
+            seconds -= min(time.monotonic() - begun, longest)
+        return start, context.within(seconds)
+
+    def _may_fit(self, smallest: MinimumPeak) -> bool:
+        """Whether something may fit although nothing was found, and there is something to begin from."""
+        limit = self.built.problem.resources[MEMORY].limit
+        return self.built.has_smaller and limit is not None and smallest.bound <= limit
+
+    def _executed(self, decision: StepDecision) -> Candidate | None:
+        """A decision executed and kept, or None where it is over the limit."""
+        known = self.kept.best
+        if known is not None and decision == known.decision:
+            return known
+        return self.kept.execute(decision)
+
+    def _overestimated(self, context: SolveContext) -> Candidate | MinimumPeak | None:
+        """A decision of the problem with bytes rounded up, or the smallest peak where nothing at all fits."""
+        assert self.built.overestimate is not None, "a problem that counts every byte is never over the limit"
+        rounded = self.built.overestimate()
+        found, self.kept.best = solve_or_smallest_peak(rounded, self.kept.best, context)
+        chosen = None
+        if not isinstance(found, MinimumPeak) and found.choices is not None:
+            chosen = self.kept.execute(rounded.decode(found.choices))
+        if chosen is not None or self.kept.best is not None:
+            return chosen
+        smallest = found if isinstance(found, MinimumPeak) else _smallest_peak(rounded.problem, context)
+        return replace(smallest, bound=0, proved=False)  # where bytes are rounded up, no bound holds
+
+    def _proven(self, found: SolveResult, chosen: Candidate) -> SolvedStep:
+        """The chosen decision with the best bound that is known."""
+        bound, cost, free = found.bound, chosen.executed.cost, self.context.free.cost
+        if self.built.relaxation is not None:
+            bound = self.bound.bound(cost, patient=Ending.INTERRUPTED not in found.message and cost != free)
+        bounds = [each for each in (bound, free) if each is not None]
+        return SolvedStep(chosen.decision, _certified(found, max(bounds, default=None), cost), self.built.problem)
+
+    def _report_choices(self, line: Progress) -> None:
+        self.incumbents.report(line)
+        self._report(line)
+
+    def _report(self, line: Progress) -> None:
+        if line.incumbent is not None:
+            self.bound.begin(line.incumbent)
+        if self.progress is not None:
+            self.progress(line)
+
+
+def solve_or_smallest_peak(
+    built: StepProblem, start: Candidate | None, context: SolveContext
+) -> tuple[SolveResult | MinimumPeak, Candidate | None]:
+    """Solve from a start, and return it or a better one too.
+
+    Where there is none and nothing was found, solve from an assignment with the smallest peak.
+
+    Raises
+    ------
+    SolverContradiction
+        If nothing is said to fit, but a start does. (One may be over the limit of a problem with bytes rounded up.)
+    """
+    problem = built.problem
+    result, start = solve_with_restrictions(built, start, context)
+    if result.choices is None and start is not None:
+        choices = built.encoded(start.decision)
+        if result.status is Status.INFEASIBLE and check(problem, choices).ok:
+            raise SolverContradiction(f"{result.solver} says that nothing fits, but a decision does")
+        result = replace(result, choices=choices)
+    if result.choices is not None:
+        return result, start
+    smallest = _smallest_peak(problem, context)
+    limit = problem.resources[MEMORY].limit
+    assert limit is not None, "without a limit every layout fits"
+    if smallest.peak is None or smallest.peak > limit:
+        return smallest, None
+    options = replace(context.options, initial_choices=smallest.choices)
+    return solve_in_rounds(problem, context.solver, options, context.progress, context.pool), None
+
+
+def _smallest_peak(problem: StrategyProblem, context: SolveContext) -> MinimumPeak:
+    seconds = min(PEAK_SECONDS, 3 * context.options.time_limit)
+    return minimum_peak(problem, MEMORY, replace(context.options, time_limit=seconds), context.pool)
+
+
+def _certified(result: SolveResult, bound: int | None, cost: int) -> SolveResult:
+    """A result with the cost of its executed decision and a bound for it.
+
+    Raises
+    ------
+    SolverContradiction
+        If the bound is above the cost.
+    """
+    if bound is not None and bound > cost:
+        raise SolverContradiction(f"{result.solver} claims a bound of {bound}, but a decision costs {cost}")
+    status = Status.OPTIMAL if bound == cost else Status.FEASIBLE
+    return replace(result, objective=cost, bound=bound, gap=relative_gap(cost, bound), status=status)

@@ -1,0 +1,221 @@
+"""The best decision of a step within its limit, searched for in one problem after another while there is time."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from formulations.problem.solution import Progress, SolveOptions, SolveResult, Status
+from formulations.step.sharding import MEMORY
+from formulations.step.solving.context import Candidate, SolveContext
+from formulations.step.solving.step_problem import StepProblem
+from formulations.step.training_step import StepDecision
+
+LEAST_SECONDS = 0.02
+"""Time below which no problem is begun."""
+
+_MOST_EARLIER = 3
+"""Earlier incumbents that are executed at most."""
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """A problem to solve.
+
+    Parameters
+    ----------
+    build
+        Builds it.
+    share
+        Its part of the time that is left.
+    only_begin
+        Whether only its own beginning is solved.
+    patient
+        Whether to go on however long nothing better is found.
+    """
+
+    build: Callable[[], StepProblem]
+    share: float
+    only_begin: bool = False
+    patient: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Solved:
+    """A smaller problem's decision, whether it fits when it is executed, and whether it is optimal there."""
+
+    decision: StepDecision
+    fits: bool
+    optimal: bool
+
+
+Find = Callable[[StepProblem, Candidate | None, SolveOptions, bool], tuple[SolveResult, Candidate | None]]
+"""Solves a problem from a decision of it, if any is known; the flag says whether it is patient.
+
+Returns what a solver found, and the best decision known beside it.
+"""
+
+
+class Search:
+    """The best decision within the limit so far, and the time that is left for better ones.
+
+    Parameters
+    ----------
+    built
+        The problem under the limit, which contains all decisions.
+    context
+        The time limit is that of all smaller problems together, from now on.
+    find
+        Solves one of them.
+    on_first
+        Called with the cost of the first decision within the limit.
+
+    Attributes
+    ----------
+    best
+        The cheapest decision within the limit so far.
+    reference
+        The decision without a limit where one is known: its layouts are tried with reruns.
+    finished
+        Whether nothing better is left to find.
+    """
+
+    def __init__(
+        self,
+        built: StepProblem,
+        context: SolveContext,
+        find: Find,
+        on_first: Callable[[int], None] = lambda _: None,
+    ) -> None:
+        self.built = built
+        self.context = replace(context, options=replace(context.options, initial_choices=None), progress=None)
+        self.best: Candidate | None = None
+        self.reference: StepDecision | None = None
+        self.finished = False
+        self.find, self._on_first, self._announced = find, on_first, False
+        self._limit = built.problem.resources[MEMORY].limit
+        self._deadline = time.monotonic() + context.options.time_limit
+
+    @property
+    def left(self) -> float:
+        """Seconds that are left."""
+        return self._deadline - time.monotonic()
+
+    def end(self) -> None:
+        """Leave no time: nothing more begins."""
+        self._deadline = -math.inf
+        self.finished = True
+
+    def solve(self, attempt: Attempt) -> Solved | None:
+        """Solve a problem in a part of the time that is left; keep its decision where that is better than the best.
+
+        Returns
+        -------
+        Solved or None
+            None where nothing was found, or there was no time.
+        """
+        if self.left < LEAST_SECONDS:
+            return None
+        smaller = attempt.build()
+        options = replace(self.context.options, time_limit=attempt.share * self.left)
+        if options.time_limit < LEAST_SECONDS:
+            return None
+        found, beside = self.find(smaller, self._best_in(smaller), options, attempt.patient)
+        if beside is not None:
+            self.take(beside)
+        if found.choices is None:
+            return None
+        decision = smaller.decode(found.choices)
+        fits = self.keep(decision)
+        if not fits and smaller.overestimate is not None:
+            self.solve(replace(attempt, build=smaller.overestimate))
+        return Solved(decision, fits, found.status is Status.OPTIMAL and found.bound == found.objective)
+
+    def keep(self, decision: StepDecision) -> bool:
+        """Execute a decision, keep it where it is the cheapest within the limit so far, and say whether it fits."""
+        return self.execute(decision) is not None
+
+    def execute(self, decision: StepDecision) -> Candidate | None:
+        """Execute a decision and keep it where it is the cheapest within the limit so far; None where it is over it."""
+        candidate = Candidate(decision, self.context.execute(decision))
+        if self._limit is not None and candidate.executed.peak > self._limit:
+            return None
+        self.take(candidate)
+        return candidate
+
+    def take(self, candidate: Candidate) -> None:
+        """Keep a decision within the limit where it is the cheapest so far."""
+        self.announce(candidate.executed.cost)
+        self.best = cheaper(self.best, candidate)
+
+    def announce(self, cost: int) -> None:
+        """Report the cost of the first decision within the limit, once."""
+        if not self._announced:
+            self._announced = True
+            self._on_first(cost)
+
+    def _best_in(self, smaller: StepProblem) -> Candidate | None:
+        """The best decision, where another problem has it."""
+        if self.best is None:
+            return None
+        try:
+            smaller.encode(self.best.decision)
+        except ValueError:
+            return None
+        return self.best
+
+
+def cheaper(first: Candidate | None, second: Candidate | None) -> Candidate | None:
+    """The cheaper of two decisions within the limit, where both are known; the first if they cost the same."""
+    if first is None or second is None:
+        return second if first is None else first
+    return second if second.executed.cost < first.executed.cost else first
+
+
+def begun_from(built: StepProblem, start: Candidate | None, options: SolveOptions) -> SolveOptions:
+    """Options to solve a problem from a decision of it, if any is known.
+
+    Raises
+    ------
+    ValueError
+        If the problem leaves the decision out.
+    """
+    return options if start is None else replace(options, initial_choices=built.encoded(start.decision))
+
+
+class Incumbents:
+    """Incumbents that a solver reported: earlier ones are executed where the last one disappoints.
+
+    Executed, a decision may cost more than its problem says, or hold more: copies wait for room, or memory was
+    counted too low. Then an incumbent that is a little dearer in the problem is often cheaper.
+
+    Parameters
+    ----------
+    search
+        Executes and keeps decisions.
+    """
+
+    def __init__(self, search: Search) -> None:
+        self._search = search
+        self._reported: list[tuple[int, tuple[int, ...]]] = []
+
+    def report(self, line: Progress) -> None:
+        """Take a line of progress."""
+        if line.choices is not None and line.incumbent is not None:
+            self._reported.append((line.incumbent, line.choices))
+
+    def execute_before_last(self, deadline: float) -> None:
+        """Execute the incumbents before the last one that may be cheaper than the best known decision.
+
+        Parameters
+        ----------
+        deadline
+            Of :func:`time.monotonic`; after it nothing more is executed.
+        """
+        for cost, choices in self._reported[-2 : -2 - _MOST_EARLIER : -1]:
+            known = self._search.best
+            if time.monotonic() > deadline or (known is not None and cost >= known.executed.cost):
+                break
+            self._search.keep(self._search.built.decode(choices))

@@ -1,0 +1,119 @@
+"""The canonical problem of a step, what its solutions mean, and the problems that surround it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from formulations.problem.strategy_problem import BoolArray, StrategyProblem
+from formulations.step.holds import shortest_holds
+from formulations.step.training_step import StepDecision
+
+Choices = tuple[int, ...]
+Reruns = Mapping[int, int]
+"""Operators that run again, each with the moment at which it does."""
+
+
+@dataclass(frozen=True)
+class StepProblem:
+    """The canonical problem of a step, and what its solutions mean.
+
+    Parameters
+    ----------
+    problem
+        Its first nodes are the model's nodes.
+    decode
+        From choices to the decision.
+    encode
+        From a decision to choices of the model's nodes; raises ValueError for one the problem leaves out.
+    layouts
+        Number of layouts of every node of the model; strategy ``mode * layouts + layout``.
+    overestimate
+        Builds the same problem with bytes rounded up, where this one may count too few.
+    relaxation
+        From a plan's cost to a problem whose bounds hold for all plans of at most that cost, where the problem itself
+        leaves some of them out.
+    restrictions
+        Build smaller problems whose decisions this one contains, the largest first: solved before it or beside it.
+    unlimited
+        Builds the problem without a limit and without reruns, which could only cost more, where there are layouts to
+        decide.
+    rules
+        Reruns by rule that this problem contains for any layouts: the first that are tried.
+    base_problem
+        Builds the problem that this one adds decisions to, about as hard: this one begins from its solution.
+    short_reach
+        Builds the same problem with chains of the shortest reach, where that is much smaller: good decisions are found
+        in it first.
+    complete
+        From choices of the model's nodes to choices of the whole problem, or of the same with fewer strategies allowed.
+    """
+
+    problem: StrategyProblem
+    decode: Callable[[Choices], StepDecision]
+    encode: Callable[[StepDecision], Choices]
+    layouts: tuple[int, ...]
+    overestimate: Callable[[], StepProblem] | None = None
+    relaxation: Callable[[int], StrategyProblem] | None = None
+    restrictions: tuple[Callable[[], StepProblem], ...] = ()
+    unlimited: Callable[[], StepProblem] | None = None
+    rules: tuple[Reruns, ...] = ()
+    base_problem: Callable[[], StepProblem] | None = None
+    short_reach: Callable[[], StepProblem] | None = None
+    complete: Callable[[StrategyProblem, Choices], Choices] = shortest_holds
+
+    @property
+    def has_one_layout(self) -> bool:
+        """Whether every operator has a single layout."""
+        return max(self.layouts) == 1
+
+    @property
+    def has_smaller(self) -> bool:
+        """Whether there are smaller problems or rules to begin from."""
+        return bool(self.restrictions or self.rules or self.base_problem)
+
+    def encoded(self, decision: StepDecision) -> Choices:
+        """Choices of the whole problem that mean a decision, with nothing held longer than needed.
+
+        Raises
+        ------
+        ValueError
+            If the problem leaves the decision out.
+        """
+        return self.complete(self.problem, self.encode(decision))
+
+    def only(self, allowed: Mapping[int, BoolArray]) -> StepProblem:
+        """The same problem with only some layouts of some nodes, flags of shape ``(S,)``."""
+        nodes = list(self.problem.nodes)
+        for i, flags in allowed.items():
+            others = ~_repeated(flags, nodes[i].size)
+            known = nodes[i].forbidden
+            nodes[i] = replace(nodes[i], forbidden=others if known is None else known | others)
+        overestimate = self.overestimate
+        return StepProblem(
+            replace(self.problem, nodes=tuple(nodes)),
+            self.decode,
+            self.encode,
+            self.layouts,
+            None if overestimate is None else lambda: overestimate().only(allowed),
+            complete=self.complete,
+        )
+
+    def with_layouts_of(self, decision: StepDecision) -> StepProblem:
+        """The problem with every layout as in a decision."""
+        return self.only({i: np.arange(self.layouts[i]) == k for i, k in enumerate(decision.layouts)})
+
+    def with_reruns_of(self, decision: StepDecision) -> StepProblem:
+        """The problem with everything but layouts as in a decision."""
+        allowed = {}
+        for i, choice in enumerate(self.encode(decision)):
+            size = self.layouts[i]
+            allowed[i] = np.arange(self.problem.nodes[i].size) // size == choice // size
+        return self.only(allowed)
+
+
+def _repeated(flags: BoolArray, size: int) -> BoolArray:
+    """Flags per layout, repeated over the modes."""
+    return np.tile(flags, size // flags.shape[0])
