@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -21,6 +22,11 @@ NOT_FOR_EXECUTION = ("highspy", "ortools", "pyomo", "numba", "transformers", "ty
 EXECUTION_ROOMS = ("planner.graph", "planner.plan", "planner.replay", "planner.schedule", "planner.torch_adapter")
 """Rooms of ``planner`` that a rank imports; of ``runtime`` it is all but the commands."""
 MOST_FILES = 18
+NEEDS_A_GUIDE = 5
+"""Files of a room up to which its names alone are guide enough."""
+MOST_README_BYTES = 8_192
+MOST_GUIDE_LINES = {"formulations/solvers/README.md": 120}
+MOST_LINES_OF_A_GUIDE = 60
 
 
 def sources(*folders: str) -> list[Path]:
@@ -164,6 +170,51 @@ def test_rooms_are_small() -> None:
     tests = {str(path.parent.relative_to(ROOT)): len(list(path.parent.glob("*.py"))) for path in sources("tests")}
     counts = {room: len(files) for room, files in rooms().items()} | tests
     assert {room: count for room, count in counts.items() if count > MOST_FILES} == {}
+
+
+def test_rooms_have_guides() -> None:
+    missing = [
+        room
+        for room, files in rooms().items()
+        if len(files) > NEEDS_A_GUIDE and not (ROOT / room.replace(".", "/") / "README.md").exists()
+    ]
+    assert missing == []
+
+
+def guides() -> list[Path]:
+    """The pages of the project: one per larger room, results, and those at the top."""
+    return sorted(path for folder in FLOORS for path in (ROOT / folder).rglob("*.md")) + sorted(ROOT.glob("*.md"))
+
+
+def test_guides_are_short() -> None:
+    assert (ROOT / "README.md").stat().st_size <= MOST_README_BYTES
+    lengths = {
+        str(path.relative_to(ROOT)): len(path.read_text(encoding="utf-8").splitlines())
+        for path in guides()
+        if path.name == "README.md" and path.parent != ROOT
+    }
+    too_long = {
+        name: count for name, count in lengths.items() if count > MOST_GUIDE_LINES.get(name, MOST_LINES_OF_A_GUIDE)
+    }
+    assert too_long == {}
+
+
+def mentioned_paths(text: str) -> Iterator[str]:
+    """Relative paths of files and folders in backticks, outside of blocks of code."""
+    prose = re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE)
+    for quoted in re.findall(r"`([^`\n]+)`", prose):
+        if re.fullmatch(r"[\w.-]+(/[\w.-]+)*/?", quoted) and ("/" in quoted or quoted.endswith(".py")):
+            yield quoted
+
+
+def test_guides_mention_what_exists() -> None:
+    missing = [
+        f"{guide.relative_to(ROOT)}: {path}"
+        for guide in guides()
+        for path in mentioned_paths(guide.read_text(encoding="utf-8"))
+        if not (guide.parent / path).exists() and not (ROOT / path).exists()
+    ]
+    assert missing == []
 
 
 def test_files_do_not_repeat_the_name_of_their_room() -> None:
