@@ -1,20 +1,25 @@
-"""What notebooks and the command line call: plan, fits, sweep, explain, compare."""
+"""What notebooks and the command line call: plan, load, save, fits, sweep, explain, compare."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import prod
+from pathlib import Path
+from typing import Literal, Required, TypedDict, Unpack, overload
 
 from formulations.problem.solution import Progress
 from formulations.solvers import DEFAULT_SOLVER
 from planner.common.infeasibility import InfeasibleError
+from planner.common.plan_error import PlanError
 from planner.common.units import format_bytes, format_gap, format_seconds
 from planner.explanation import Explanation, explain_plan
 from planner.fits import FitsReport, fits_report
+from planner.layer_planning import LAYER_FORMULATIONS, plan_layers
+from planner.layers.plan.document import LayerPlan, is_layer_plan, load_layer_plan, save_layer_plan
 from planner.machine.cluster import ClusterSpec
 from planner.models.references import ModelReference
-from planner.plan.document import Plan
+from planner.plan.document import Plan, load_plan, save_plan
 from planner.plan.rendering import html_table, text_table
 from planner.session import PlanningSession, PlanRequest, session_of
 
@@ -27,16 +32,47 @@ __all__ = [
     "compare",
     "explain",
     "fits",
+    "load",
     "plan",
+    "save",
     "sweep",
 ]
 
 
+Mesh = tuple[int, ...]
+LayerFormulation = Literal["osdp", "galvatron", "h3t", "capture"]
+AnyPlan = Plan | LayerPlan
+"""A plan of operators or of layers: both have a ``summary`` and are saved and loaded alike."""
+
+
+class _PlanOptions(TypedDict, total=False):
+    """Keywords of :func:`plan` beside the formulation."""
+
+    cluster: Required[ClusterSpec | str]
+    mesh: Required[Mesh]
+    memory: int | None
+    host_memory: int | None
+    optimizer: str
+    solver: str
+    time_limit: float
+    seed: int
+    workers: int | None
+    as_published: bool
+    search_batch: bool
+    progress: Callable[[Progress], None] | None
+
+
+@overload
+def plan(  # type: ignore[overload-overlap]  # names of formulations of layers are strings too
+    reference: ModelReference | str, *, formulation: LayerFormulation, **options: Unpack[_PlanOptions]
+) -> LayerPlan: ...
+@overload
+def plan(reference: ModelReference | str, *, formulation: str = ..., **options: Unpack[_PlanOptions]) -> Plan: ...
 def plan(
     reference: ModelReference | str,
     *,
     cluster: ClusterSpec | str,
-    mesh: tuple[int, ...],
+    mesh: Mesh,
     memory: int | None = None,
     host_memory: int | None = None,
     optimizer: str = "adamw",
@@ -45,9 +81,11 @@ def plan(
     time_limit: float = 30.0,
     seed: int = 0,
     workers: int | None = None,
+    as_published: bool = False,
+    search_batch: bool = False,
     progress: Callable[[Progress], None] | None = None,
-) -> Plan:
-    """Plan one training step.
+) -> AnyPlan:
+    """Plan one training step, by operators or by layers.
 
     Parameters
     ----------
@@ -56,28 +94,35 @@ def plan(
     cluster
         A cluster, or the name or file of one.
     mesh
-        Size of each mesh axis.
+        Size of each mesh axis; layers are planned for as many devices as it has.
     memory
         Bytes of one device, the cluster's reserve included; None for all that the device has.
     host_memory
         Bytes of pinned host memory for one device, for formulations that offload; None for no limit.
     optimizer
         A name of :data:`planner.graph.optimizers.OPTIMIZERS`.
-    formulation, solver
-        Names of the model and the solver.
+    formulation
+        One of :data:`planner.formulations.FORMULATIONS`, or one of
+        :data:`planner.layer_planning.LAYER_FORMULATIONS` for a plan of layers.
+    solver
+        Name of the solver, for plans of operators.
     time_limit
         Seconds for the solver.
     seed
         Seed of the solver.
     workers
         Processes at work at once; with 1 a solve that ends before its limit is deterministic. One per core if None.
+    as_published
+        Whether a paper's own search plans the layers, in place of the exact one.
+    search_batch
+        Whether a plan of layers decides the batch too.
     progress
-        Called with every better incumbent or bound.
+        Called with every better incumbent or bound, for plans of operators.
 
     Returns
     -------
-    Plan
-        Checked by replay and cross-checked by solvers of another kind.
+    Plan or LayerPlan
+        A plan of operators is checked by replay and cross-checked by solvers of another kind.
 
     Raises
     ------
@@ -86,8 +131,48 @@ def plan(
     ValueError
         Bad input; the message names it and the remedy.
     """
+    if formulation in LAYER_FORMULATIONS:
+        return plan_layers(
+            reference,
+            cluster=cluster,
+            devices=prod(mesh),
+            formulation=formulation,
+            memory=memory,
+            optimizer=optimizer,
+            as_published=as_published,
+            search_batch=search_batch,
+            time_limit=time_limit,
+        )
+    if as_published or search_batch:
+        option = "as_published" if as_published else "search_batch"
+        raise PlanError(f"{option}: {formulation} plans operators; it is for {', '.join(LAYER_FORMULATIONS)}")
     session = PlanningSession(_reference(reference), cluster, mesh, optimizer)
     return session.plan(PlanRequest(memory, formulation, solver, time_limit, seed, workers, host_memory), progress)
+
+
+def save(made: AnyPlan, path: Path) -> None:
+    """Write a plan of either kind atomically.
+
+    Raises
+    ------
+    PlanError
+        The file cannot be written.
+    """
+    if isinstance(made, LayerPlan):
+        save_layer_plan(made, path)
+    else:
+        save_plan(made, path)
+
+
+def load(path: Path) -> AnyPlan:
+    """Read a plan of either kind; nothing that it names is imported.
+
+    Raises
+    ------
+    PlanError
+        The file cannot be read or holds no valid plan.
+    """
+    return load_layer_plan(path) if is_layer_plan(path) else load_plan(path)
 
 
 def fits(
@@ -100,8 +185,7 @@ def fits(
 ) -> FitsReport:
     """Say in seconds, without a plan, what one rank needs; parameters as for :func:`plan`."""
     session = PlanningSession(_reference(reference), cluster, mesh, optimizer)
-    total, reserve = session.limits(memory)
-    return fits_report(session.traced.graph, prod(mesh), session.optimizer, total - reserve)
+    return fits_report(session.traced.graph, prod(mesh), session.optimizer, session.budget(memory).tensor_bytes)
 
 
 def _reference(given: ModelReference | str) -> ModelReference:
@@ -143,13 +227,13 @@ def sweep(
 
 
 def explain(
-    plan: Plan,
+    plan: AnyPlan,
     *,
     cluster: ClusterSpec | str | None = None,
     time_limit: float = 20.0,
     progress: Callable[[Progress], None] | None = None,
-) -> Explanation:
-    """Say why a plan is as it is.
+) -> Explanation | str:
+    """Say why a plan is as it is; of a plan of layers, what it does.
 
     Parameters
     ----------
@@ -162,6 +246,8 @@ def explain(
     progress
         As for :func:`plan`.
     """
+    if isinstance(plan, LayerPlan):
+        return plan.summary()
     return explain_plan(session_of(plan, cluster), plan, time_limit, progress)
 
 

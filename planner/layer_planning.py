@@ -10,9 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from formulations.layers.layer import LayerChain
-from planner.common.infeasibility import InfeasibleError
 from planner.common.plan_error import PlanError
-from planner.common.units import format_bytes
 from planner.graph.optimizers import optimizer_named
 from planner.layers.plan.check import divisors
 from planner.layers.plan.document import LayerPlan
@@ -21,6 +19,7 @@ from planner.layers.plan.request import LayerRequest
 from planner.layers.profiles.files import profiled_layers
 from planner.layers.profiles.folding import model_layers
 from planner.machine.cluster import ClusterSpec, load_cluster
+from planner.machine.memory_budget import MemoryBudget
 from planner.models.references import ModelReference
 from planner.papers.capture.adapter import plan_with_capture
 from planner.papers.galvatron.adapter import plan_with_galvatron
@@ -93,18 +92,12 @@ def plan_layers(
             f"{devices} of the {found.devices} devices of cluster {found.name}: use a number that divides these, "
             f"{', '.join(map(str, divisors(found.devices)))}"
         )
-    whole = found.device.memory_bytes if memory is None else memory
-    if whole <= found.device.reserve_bytes:
-        raise InfeasibleError(
-            f"memory {format_bytes(whole)}: the cluster reserves {format_bytes(found.device.reserve_bytes)} of it, "
-            "which leaves nothing for tensors; give more than the reserve"
-        )
     request = LayerRequest(
         formulation=formulation,
         reference=step,
         cluster=found,
         devices=devices,
-        tensor_bytes=whole - found.device.reserve_bytes,
+        tensor_bytes=MemoryBudget.on(found, memory).tensor_bytes,
         optimizer=optimizer_named(optimizer),
         as_published=as_published,
         search_batch=search_batch,

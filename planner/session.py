@@ -24,12 +24,12 @@ from formulations.step.solving.context import Executed, FreeDecision, SolveConte
 from formulations.step.solving.driver import SolvedStep, solve_step
 from formulations.step.solving.step_problem import StepProblem
 from formulations.step.training_step import StepDecision
-from planner.common.infeasibility import InfeasibleError, refusal
-from planner.common.units import format_bytes
+from planner.common.infeasibility import refusal
 from planner.formulations import formulation_problem
 from planner.graph.optimizers import OptimizerSpec, optimizer_named
 from planner.machine.cluster import ClusterError, ClusterSpec, load_cluster
 from planner.machine.costs import CostModel
+from planner.machine.memory_budget import MemoryBudget
 from planner.models.references import ModelReference, load_step, reference_of
 from planner.plan.document import (
     Certificate,
@@ -180,28 +180,9 @@ class PlanningSession:
             rules=rules.hexdigest(),
         )
 
-    def limits(self, memory: int | None) -> tuple[int, int]:
-        """Bytes of one device and the reserve in them that torch's tensors cannot have.
-
-        Raises
-        ------
-        InfeasibleError
-            The reserve uses the memory up.
-        ClusterError
-            The device has less memory.
-        """
-        device = self.costs.device
-        if memory is not None and memory <= device.reserve_bytes:
-            raise InfeasibleError(
-                f"memory {format_bytes(memory)}: the cluster reserves {format_bytes(device.reserve_bytes)} of it, "
-                f"which leaves nothing for tensors; give more than the reserve"
-            )
-        if memory is not None and memory > device.memory_bytes:
-            raise ClusterError(
-                f"memory {format_bytes(memory)}: a device of cluster {self.cluster.name} has "
-                f"{format_bytes(device.memory_bytes)}; give at most that"
-            )
-        return (device.memory_bytes if memory is None else memory), device.reserve_bytes
+    def budget(self, memory: int | None) -> MemoryBudget:
+        """Memory of one device under a plan; errors as for :meth:`MemoryBudget.on`."""
+        return MemoryBudget.on(self.cluster, memory)
 
     def problem(self, request: PlanRequest, pool: SolverPool | None = None) -> StepProblem:
         """Build the canonical problem of a request.
@@ -211,12 +192,14 @@ class PlanningSession:
         ValueError
             Unknown formulation, or a memory that the reserve uses up.
         """
-        memory, reserve = self.limits(request.memory)
+        return self._problem(request, self.budget(request.memory), pool)
+
+    def _problem(self, request: PlanRequest, budget: MemoryBudget, pool: SolverPool | None) -> StepProblem:
         options = SolveOptions(time_limit=request.time_limit, seed=request.seed, workers=request.workers)
         return formulation_problem(
             request.formulation,
             self.space,
-            memory - reserve,
+            budget.tensor_bytes,
             partial(_first_layouts, solver=request.solver, options=options, pool=pool),
             links_of(self.costs, request.host_memory),
             self.instruction_costs.copy_quanta,
@@ -288,26 +271,26 @@ class PlanningSession:
         PlanError
             The solvers contradict one another or the replay refuses the schedule.
         """
+        budget = self.budget(request.memory)
         times: dict[str, float] = {}
         with SolverPool() as pool:
             started = time.perf_counter()
-            solved = self.solve(request, progress, pool)
+            solved = self._solve(request, budget, progress, pool, ())
             result = solved.result
             times["solve"] = time.perf_counter() - started
             started = time.perf_counter()
             checks = self._cross_checks(solved.problem, request, pool)
             times["cross_checks"] = time.perf_counter() - started
         started = time.perf_counter()
-        memory, reserve = self.limits(request.memory)
-        schedule = self.schedule(solved.decision, memory - reserve)
-        report = self.replay(schedule, memory - reserve, request.host_memory)
+        schedule = self.schedule(solved.decision, budget.tensor_bytes)
+        report = self.replay(schedule, budget.tensor_bytes, request.host_memory)
         times["replay"] = time.perf_counter() - started
         if not report.violations and report.total_quanta != result.objective:
             raise PlanError(
                 f"the model promises a step of {result.objective} ns, the replay of its schedule gives "
                 f"{report.total_quanta} ns: this is a defect of the planner, please report it"
             )
-        return self._make_plan(request, result, checks, schedule, report, {**self.times, **times})
+        return self._make_plan(request, budget, result, checks, schedule, report, {**self.times, **times})
 
     def solve(
         self,
@@ -337,14 +320,23 @@ class PlanningSession:
         ValueError
             The formulation leaves a known decision out.
         """
+        return self._solve(request, self.budget(request.memory), progress, pool, known)
+
+    def _solve(
+        self,
+        request: PlanRequest,
+        budget: MemoryBudget,
+        progress: Callable[[Progress], None] | None,
+        pool: SolverPool | None,
+        known: Sequence[StepDecision],
+    ) -> SolvedStep:
         options = SolveOptions(time_limit=request.time_limit, seed=request.seed, workers=request.workers)
-        memory, reserve = self.limits(request.memory)
-        execute = partial(self.execute, limit=memory - reserve)
+        execute = partial(self.execute, limit=budget.tensor_bytes)
         context = SolveContext(execute, request.solver, options, pool, progress, known, self.free)
         context.warm_up()
-        found = solve_step(self.problem(request, pool), context)
+        found = solve_step(self._problem(request, budget, pool), context)
         if isinstance(found, MinimumPeak):
-            raise refusal(found, memory - reserve, reserve)
+            raise refusal(found, budget.tensor_bytes, budget.reserve_bytes)
         return found
 
     def _cross_checks(self, problem: StrategyProblem, request: PlanRequest, pool: SolverPool) -> tuple[CrossCheck, ...]:
@@ -367,13 +359,13 @@ class PlanningSession:
     def _make_plan(
         self,
         request: PlanRequest,
+        budget: MemoryBudget,
         result: SolveResult,
         checks: tuple[CrossCheck, ...],
         schedule: Schedule,
         report: ReplayReport,
         times: dict[str, float],
     ) -> Plan:
-        memory, reserve = self.limits(request.memory)
         return make_plan(
             self.traced.graph,
             schedule,
@@ -384,8 +376,8 @@ class PlanningSession:
                 mesh=self.mesh,
                 optimizer=self.optimizer.name,
                 formulation=request.formulation,
-                memory_bytes=memory,
-                reserve_bytes=reserve,
+                memory_bytes=budget.device_bytes,
+                reserve_bytes=budget.reserve_bytes,
                 host_memory_bytes=request.host_memory,
                 counter_based_random=True,
             ),

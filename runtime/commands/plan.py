@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from planner.common.units import format_bytes
-from runtime.commands.layers import LayerOptions, explain_layers, is_layer_plan, plan_layers
+from runtime.commands.layers import cannot_run
 from runtime.commands.options import (
     DEFAULT_SOLVER,
     LAYER_FORMULATIONS,
@@ -75,19 +74,15 @@ def plan(
     from planner.models.references import ModelReference
 
     reference = ModelReference(model, batch, sequence, dtype, seed, layers, dropout, loss_chunks)
-    if model_formulation in LAYER_FORMULATIONS:
-        request = LayerOptions(model_formulation, cluster, prod(ranks), limit, optimizer, as_published, search_batch)
-        plan_layers(reference, request, time_limit, out)
-        return
-    if as_published or search_batch:
+    of_layers = model_formulation in LAYER_FORMULATIONS
+    if (as_published or search_batch) and not of_layers:
         option = "--as-published" if as_published else "--search-batch"
         raise OptionError(f"{option}: {model_formulation} plans operators; it is for {', '.join(LAYER_FORMULATIONS)}")
 
     from planner import api
-    from planner.plan.document import save_plan
 
-    with progress_line(f"planning {model}", NANOSECOND) as report:
-        made = api.plan(
+    with progress_line(f"planning {model}" + (" by layers" if of_layers else ""), NANOSECOND) as report:
+        made: api.AnyPlan = api.plan(
             reference,
             cluster=cluster,
             mesh=ranks,
@@ -99,10 +94,16 @@ def plan(
             time_limit=time_limit,
             seed=seed,
             workers=workers,
+            as_published=as_published,
+            search_batch=search_batch,
             progress=report,
         )
-    save_plan(made, out)
-    typer.echo(f"{made.summary()}\nwrote {out}")
+        note = cannot_run(made)
+    api.save(made, out)
+    typer.echo(made.summary())
+    if note:
+        typer.echo(note)
+    typer.echo(f"wrote {out}")
 
 
 def fits(
@@ -155,14 +156,10 @@ def explain(
 ) -> None:
     """Say why a plan is as it is: what costs most, what is recomputed, what is alive at the peak."""
     readable_file(plan_file, "PLAN")
-    if is_layer_plan(plan_file):
-        explain_layers(plan_file)
-        return
 
     from planner import api
-    from planner.plan.document import load_plan
 
-    plan = load_plan(plan_file)
+    plan = api.load(plan_file)
     with progress_line(f"explaining {plan_file.name}", NANOSECOND) as report:
         explanation = api.explain(plan, cluster=cluster, time_limit=time_limit, progress=report)
     typer.echo(str(explanation))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from planner.common.units import format_seconds
-from runtime.commands.layers import is_layer_plan, run_layers
+from runtime.commands.layers import run_layers
 from runtime.commands.progress import progress_line
 from runtime.commands.values import OptionError, readable_file, writable_file
 
@@ -31,6 +31,8 @@ def run(
     started_by_torchrun = "WORLD_SIZE" in os.environ
     if not started_by_torchrun:
         readable_file(plan_file, "PLAN")
+    from planner.layers.plan.document import is_layer_plan
+
     of_layers = is_layer_plan(plan_file)
     if of_layers and started_by_torchrun:
         raise OptionError(f"PLAN: {plan_file} is a plan of layers; torchrun starts those with -m runtime.layer_main")

@@ -9,6 +9,7 @@ then shards, then tensor parallelism.
 from __future__ import annotations
 
 import json
+from html import escape
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -17,6 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, NonNegative
 from formulations.problem.files import write_text_atomically
 from planner.common.plan_error import PlanError
 from planner.graph.optimizers import OptimizerName
+from planner.layers.plan.rendering import layer_plan_text
 from planner.plan.format import PlannedModel, canonical_json
 
 LAYER_PLAN_VERSION: Literal[1] = 1
@@ -233,6 +235,27 @@ class LayerPlan(_Part):
     def layers(self) -> tuple[LayerSettings, ...]:
         """The layers of all stages."""
         return tuple(layer for stage in self.stages for layer in stage.layers)
+
+    def summary(self) -> str:
+        """What is promised, and how every run of equal layers is computed, as lines of text."""
+        return layer_plan_text(self)
+
+    def __repr__(self) -> str:
+        return f"<layer plan of {self.model.source} on {self.devices} devices, {len(self.stages)} stages>"
+
+    __str__ = __repr__
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{escape(self.summary())}</pre>"
+
+
+def is_layer_plan(path: Path) -> bool:
+    """Whether a file is a plan of layers; one that is no JSON is none."""
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return False
+    return isinstance(document, dict) and "stages" in document
 
 
 def save_layer_plan(plan: LayerPlan, path: Path) -> None:

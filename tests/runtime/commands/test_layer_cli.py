@@ -11,7 +11,7 @@ from support.layers.layer_runs import staged_plan
 
 from planner.layers.plan.document import load_layer_plan, save_layer_plan
 from runtime.commands import main as cli
-from runtime.commands.layers import layer_plan_text, run_table
+from runtime.commands.layers import run_table
 from runtime.layers.report import LayerRunReport
 
 DROPOUT = "0.1"
@@ -39,14 +39,14 @@ def test_a_plan_says_what_the_engine_holds_and_explain_says_it_again(planned, me
     assert peak.nbytes == sum(peak.parts.values()) > 0
     assert f"at {peak.moment} (states " in printed
     assert "predicted peaks by stage" in printed
-    assert layer_plan_text(plan) in meshwright("explain", path).out
+    assert plan.summary() in meshwright("explain", path).out
 
 
 def test_a_plan_that_needs_more_than_there_is_says_so(planned):
     plan = load_layer_plan(planned[0])
-    assert "more than there is" not in layer_plan_text(plan)
+    assert "more than there is" not in plan.summary()
     least = plan.record.model_copy(update={"tensor_bytes": plan.record.engine_peaks[0].nbytes - 1})
-    assert "that is more than there is" in layer_plan_text(plan.model_copy(update={"record": least}))
+    assert "that is more than there is" in plan.model_copy(update={"record": least}).summary()
 
 
 def test_a_run_is_shown_beside_both_predictions(planned):
@@ -70,7 +70,7 @@ def test_a_run_is_shown_beside_both_predictions(planned):
 def test_a_plan_that_cannot_be_run_says_why_when_it_is_made(monkeypatch, tmp_path, meshwright):
     plan = staged_plan("gpt2", [{"tensor_parallel": 2}] * 4, devices=2)
     dropped = plan.model_copy(update={"model": plan.model.model_copy(update={"dropout": 0.1})})
-    monkeypatch.setattr("planner.layer_planning.plan_layers", lambda *_, **__: dropped)
+    monkeypatch.setattr("planner.api.plan_layers", lambda *_, **__: dropped)
     arguments = ["--mesh", "2", "--cluster", "titan-rtx-8-pcie", "--model-formulation", "osdp"]
     outcome = meshwright("plan", dropped.model.source, *arguments, "--out", tmp_path / "layers.json")
     assert "note: this plan cannot be run here: layer embedding: tensor-parallel 2" in outcome.out

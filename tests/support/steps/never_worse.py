@@ -185,8 +185,8 @@ def limit_of(session: PlanningSession, room: float, seconds: float, pool: Solver
 def replayed(session: PlanningSession, request: PlanRequest, known: list[StepDecision], pool: SolverPool) -> Found:
     """Solve a request; the schedule of its decision must replay cleanly, at its cost and within the limit."""
     solved = session.solve(request, pool=pool, known=known)
-    memory, reserve = session.limits(request.memory)
-    report = session.replay(session.schedule(solved.decision, memory - reserve), memory - reserve)
+    budget = session.budget(request.memory)
+    report = session.replay(session.schedule(solved.decision, budget.tensor_bytes), budget.tensor_bytes)
     assert report.violations == (), (request, report.violations)
     assert report.total_quanta == solved.result.objective, request
     return Found(solved.result.objective, solved.result.bound, solved.decision)

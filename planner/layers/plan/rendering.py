@@ -1,0 +1,72 @@
+"""A plan of layers in words."""
+
+from __future__ import annotations
+
+from itertools import groupby
+from typing import TYPE_CHECKING
+
+from planner.common.units import format_bytes, format_gap, format_seconds
+
+if TYPE_CHECKING:
+    from planner.layers.plan.document import LayerPlan, LayerSettings
+
+
+def layer_plan_text(plan: LayerPlan) -> str:
+    """A plan of layers in words: what is promised, and how every run of equal layers is computed."""
+    lines = []
+    record = plan.record
+    if record is not None:
+        bound = "no bound" if record.bound_seconds is None else f"bound {format_seconds(record.bound_seconds)}"
+        kind = "as published" if record.as_published else "exact"
+        lines += [
+            f"{record.formulation} ({kind}, {record.solver}): {record.status}, "
+            f"step {format_seconds(record.objective_seconds)}, {bound}, gap {format_gap(record.gap)}, "
+            f"found in {format_seconds(record.seconds)}",
+            f"memory for tensors {format_bytes(record.tensor_bytes)}, predicted peaks by stage "
+            + ", ".join(map(format_bytes, record.stage_peak_bytes)),
+        ]
+        for number, peak in enumerate(record.engine_peaks):
+            held = ", ".join(f"{kind} {format_bytes(nbytes)}" for kind, nbytes in peak.parts.items() if nbytes)
+            lines.append(
+                f"stage {number} with what torch's engine holds: {format_bytes(peak.nbytes)} at {peak.moment} ({held})"
+            )
+        if max((peak.nbytes for peak in record.engine_peaks), default=0) > record.tensor_bytes:
+            lines.append("note: that is more than there is; plan with less memory or more devices")
+    samples = f"batch {plan.model.batch}, {plan.micro_batches} micro-batches ({plan.schedule})"
+    lines.append(f"{plan.devices} devices, {len(plan.stages)} stages, {samples}")
+    for number, stage in enumerate(plan.stages):
+        for words, layers in groupby(stage.layers, key=_words):
+            names = [layer.name for layer in layers]
+            shown = names[0] if len(names) == 1 else f"{names[0]} .. {names[-1]} ({len(names)} layers)"
+            lines.append(f"stage {number}: {shown}: {words}")
+    if record is not None:
+        lines += [f"note: {note}" for note in record.notes]
+    return "\n".join(lines)
+
+
+def _words(layer: LayerSettings) -> str:
+    """How a layer is computed, without its name."""
+    words = []
+    if layer.replicas > 1:
+        words.append(f"{layer.replicas} replicas")
+    if layer.shards > 1:
+        words.append(f"{layer.sharding} over {layer.shards}")
+    if layer.tensor_parallel > 1:
+        words.append(f"tensor parallel {layer.tensor_parallel}")
+    if layer.sequence_parallel:
+        words.append("sequence parallel")
+    if layer.slices > 1:
+        sharded = layer.slices if layer.sharded_slices is None else layer.sharded_slices
+        words.append(f"{layer.slices} slices, {sharded} sharded")
+    if layer.checkpoint:
+        words.append("checkpointed")
+    words += [
+        f"{what} offloaded"
+        for what, offloaded in (
+            ("hidden states", layer.offload_hidden),
+            ("parameters", layer.offload_parameters),
+            ("optimizer state", layer.offload_optimizer),
+        )
+        if offloaded
+    ]
+    return ", ".join(words) or "on one device"
