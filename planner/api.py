@@ -101,7 +101,7 @@ def fits(
     """Say in seconds, without a plan, what one rank needs; parameters as for :func:`plan`."""
     session = PlanningSession(_reference(reference), cluster, mesh, optimizer)
     total, reserve = session.limits(memory)
-    return fits_report(session.traced.graph, prod(mesh), session.optimizer, total - reserve)
+    return fits_report(session.graph, prod(mesh), session.optimizer, total - reserve)
 
 
 def _reference(given: ModelReference | str) -> ModelReference:
