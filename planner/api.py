@@ -185,7 +185,7 @@ def fits(
 ) -> FitsReport:
     """Say in seconds, without a plan, what one rank needs; parameters as for :func:`plan`."""
     session = PlanningSession(_reference(reference), cluster, mesh, optimizer)
-    return fits_report(session.traced.graph, prod(mesh), session.optimizer, session.budget(memory).tensor_bytes)
+    return fits_report(session.graph, prod(mesh), session.optimizer, session.budget(memory).tensor_bytes)
 
 
 def _reference(given: ModelReference | str) -> ModelReference:

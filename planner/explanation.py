@@ -74,7 +74,7 @@ def explain_plan(
     PlanError
         The plan was made for something else or does not hold.
     """
-    graph = session.traced.graph
+    graph = session.graph
     report = verify_plan(
         plan,
         graph,
@@ -96,7 +96,7 @@ def explain_plan(
 
 def _reshardings(session: PlanningSession, schedule: Schedule) -> Section:
     """The costliest ways of a tensor between placements, equal ones of different layers together."""
-    graph = session.traced.graph
+    graph = session.graph
     cost: dict[tuple[str, str], int] = defaultdict(int)
     count: dict[tuple[str, str], int] = defaultdict(int)
     for instruction in schedule.instructions:
@@ -116,7 +116,7 @@ def _reshardings(session: PlanningSession, schedule: Schedule) -> Section:
 
 def _recomputed(session: PlanningSession, schedule: Schedule, report: ReplayReport) -> Section:
     """What runs again, what that costs, and how many bytes are not held through the peak for it."""
-    graph = session.traced.graph
+    graph = session.graph
     first: dict[int, int] = {}
     rows = []
     saved_at_peak = 0

@@ -14,6 +14,7 @@ import numpy as np
 from planner.benchmarks.performance_profile import profiles
 from planner.benchmarks.rows import BenchRow
 from planner.common.units import format_gap
+from planner.graph.operator_graph import module_prefix
 from planner.graph.placement import is_partial, is_shard
 from planner.plan.format import ComputeStep, Plan
 from planner.replay.report import Category
@@ -212,7 +213,7 @@ def placement_counts(plan: Plan, depth: int) -> dict[str, Counter[str]]:
         if not isinstance(step, ComputeStep) or step.op != "compute":
             continue
         path = decision.operators[step.operator].split("/", 1)[0]
-        kinds = counts.setdefault(".".join(path.split(".")[:depth]) or "(root)", Counter())
+        kinds = counts.setdefault(module_prefix(path, depth), Counter())
         for buffer in step.outputs:
             if buffer is not None:
                 kinds[_kind(decision.schedule.placements[decision.schedule.buffers[buffer][1]])] += 1

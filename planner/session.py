@@ -26,6 +26,7 @@ from formulations.step.solving.step_problem import StepProblem
 from formulations.step.training_step import StepDecision
 from planner.common.infeasibility import refusal
 from planner.formulations import formulation_problem
+from planner.graph.operator_graph import OperatorGraph
 from planner.graph.optimizers import OptimizerSpec, optimizer_named
 from planner.machine.cluster import ClusterError, ClusterSpec, load_cluster
 from planner.machine.costs import CostModel
@@ -147,6 +148,11 @@ class PlanningSession:
         self.traced: TracedStep = trace_step(step.module, step.example_args, step.example_kwargs, step.loss_fn)
         self.times["trace"] = self.traced.seconds
 
+    @property
+    def graph(self) -> OperatorGraph:
+        """Operators and values of the traced step."""
+        return self.traced.graph
+
     @cached_property
     def space(self) -> StrategySpace:
         """Strategies and tables; built when first needed."""
@@ -158,7 +164,7 @@ class PlanningSession:
     @cached_property
     def instruction_costs(self) -> InstructionCosts:
         """Prices of single instructions."""
-        return InstructionCosts(self.traced.graph, self.costs, self.space.operator_strategies, self.optimizer.name)
+        return InstructionCosts(self.graph, self.costs, self.space.operator_strategies, self.optimizer.name)
 
     @cached_property
     def allowed_strategies(self) -> StrategyTable:
@@ -213,7 +219,7 @@ class PlanningSession:
         Where it is not ``priced``, neither its time nor its strategies are asked about.
         """
         return replay(
-            self.traced.graph,
+            self.graph,
             schedule,
             optimizer=OptimizerMemory(self.optimizer),
             seconds=self.instruction_costs if priced else None,
@@ -367,7 +373,7 @@ class PlanningSession:
         times: dict[str, float],
     ) -> Plan:
         return make_plan(
-            self.traced.graph,
+            self.graph,
             schedule,
             report,
             model=PlannedModel(**asdict(self.reference)),
@@ -387,7 +393,7 @@ class PlanningSession:
                 certificate=Certificate(
                     solver=result.solver, status=result.status, seconds=result.seconds, cross_checks=checks
                 ),
-                notes=planning_notes(self.traced.graph, schedule, self.space.report, self.instruction_costs),
+                notes=planning_notes(self.graph, schedule, self.space.report, self.instruction_costs),
                 times=times,
                 hardware={"machine": platform.machine(), "python": platform.python_version()},
             ),

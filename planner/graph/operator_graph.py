@@ -9,6 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 from math import prod
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import networkx as nx
 
 ITEM_BYTES = {
     "float64": 8, "float32": 4, "float16": 2, "bfloat16": 2, "int64": 8, "int32": 4, "int16": 2,
@@ -192,3 +196,72 @@ class OperatorGraph:
     def parameters(self) -> tuple[Value, ...]:
         """Parameters in the order of the inputs; a tied parameter occurs once."""
         return tuple(self.values[i] for i in self.inputs if self.values[i].role is ValueRole.PARAMETER)
+
+    def to_networkx(self, depth: int | None = None) -> nx.MultiDiGraph[str]:
+        """Operators as nodes and values as edges, with attributes for plots and for export to GraphML or JSON.
+
+        It is a multigraph because one operator may read several values of another. A value without a producer
+        (parameter, buffer, input) is no edge.
+
+        Parameters
+        ----------
+        depth
+            Operators of one phase whose module paths begin with the same ``depth`` names become one node. With None
+            every operator is a node of its own.
+
+        Returns
+        -------
+        networkx.MultiDiGraph
+            Nodes are in the order of execution, and named by :attr:`Operator.identity` or, folded,
+            ``module_path/phase``. An edge leads from the producer of a value to a reader, and its key is the name of
+            the value. So a value that a node reads twice is one edge, and one that a folded node reads itself is none.
+            All attributes are plain integers, strings and truth values:
+
+            =========================  =======================================================================
+            node, folded or not        ``module_path``; ``phase``; ``index`` (of the first operator);
+                                       ``operators`` (count); ``flops`` (FLOP); ``bytes`` (of the outputs; a
+                                       view has 0, because it owns no storage)
+            node of a single operator  also ``target``, ``source`` and ``is_view``, as in :class:`Operator`
+            edge                       ``value`` (name); ``shape`` (such as ``(8, 64)``); ``dtype``; ``bytes``
+            =========================  =======================================================================
+
+        Raises
+        ------
+        ValueError
+            The depth is negative.
+
+        Notes
+        -----
+        Without ``depth`` the graph is acyclic. Folded it may have cycles: a residual connection leaves the module of a
+        block, and the sum comes back to it.
+        """
+        import networkx as nx  # here, because ranks read this module and export nothing
+
+        if depth is not None and depth < 0:
+            raise ValueError(f"depth is {depth}: give 0 or more names of a module path, or None to fold nothing")
+        graph: nx.MultiDiGraph[str] = nx.MultiDiGraph()
+        names: list[str] = []
+        for operator in self.operators:
+            path = module_prefix(operator.module_path, depth)
+            names.append(operator.identity if depth is None else f"{path}/{operator.phase}")
+            if names[-1] not in graph:
+                figures = {"index": operator.index, "operators": 0, "flops": 0, "bytes": 0}
+                graph.add_node(names[-1], module_path=path, phase=operator.phase.value, **figures)
+            node: dict[str, Any] = graph.nodes[names[-1]]
+            node["operators"] += 1
+            node["flops"] += operator.flops
+            if not operator.is_view:
+                node["bytes"] += sum(self.values[value].spec.nbytes for value in operator.outputs if value is not None)
+            if depth is None:
+                node.update(target=operator.target, source=operator.source, is_view=operator.is_view)
+            for value in (self.values[index] for index in operator.inputs):
+                if value.producer is not None and names[value.producer] != names[-1]:
+                    spec = value.spec
+                    label = {"value": value.name, "shape": str(spec.shape), "dtype": spec.dtype, "bytes": spec.nbytes}
+                    graph.add_edge(names[value.producer], names[-1], key=value.name, **label)
+        return graph
+
+
+def module_prefix(path: str, depth: int | None) -> str:
+    """First ``depth`` names of a module path, all of them if None; ``(root)`` where that is no name."""
+    return ".".join(path.split(".")[:depth]) or "(root)"

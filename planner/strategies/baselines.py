@@ -18,6 +18,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Set
 
+import networkx as nx
+
 from planner.graph.operator_classes import ARITHMETIC, OperatorClass, operator_class, operator_name
 from planner.graph.operator_graph import Operator, OperatorGraph, Phase, ValueRole
 from planner.graph.view_chains import view_chains
@@ -53,8 +55,7 @@ def megatron_selective(graph: OperatorGraph) -> frozenset[int]:
         Forward operators that run again; none in a model without attention.
     """
     flow = _Dataflow(graph)
-    dropped = set(_attention_core(flow))
-    return flow.run_again({operator.index for operator in graph.operators} - dropped)
+    return flow.run_again({operator.index for operator in graph.operators} - _attention_core(flow))
 
 
 def full_checkpoint(graph: OperatorGraph) -> frozenset[int]:
@@ -68,11 +69,13 @@ def full_checkpoint(graph: OperatorGraph) -> frozenset[int]:
         Forward operators that run again; none in a model without numbered modules.
     """
     flow, blocks = _Dataflow(graph), operator_blocks(graph)
-    kept = {operator.index for operator in graph.operators if blocks[operator.index] is None}
-    for operator in flow.computing:
-        if operator.phase is Phase.FORWARD:
-            kept.update(p for p in flow.producers[operator.index] if blocks[p] != blocks[operator.index])
-    return flow.run_again(kept)
+    outside = {operator.index for operator in graph.operators if blocks[operator.index] is None}
+    handed_over = {
+        producer
+        for producer, reader in flow.readers.edges
+        if reader != _BACKWARD and blocks[producer] != blocks[reader]
+    }
+    return flow.run_again(outside | handed_over)
 
 
 def surviving_values(graph: OperatorGraph, recomputed: Set[int]) -> frozenset[int]:
@@ -108,21 +111,30 @@ BASELINES: dict[str, Policy] = {
 """Policies by name."""
 
 
+_BACKWARD = -1
+"""Node of the whole backward pass among forward operators."""
+
+
 class _Dataflow:
-    """Who reads whose storages, views folded."""
+    """Who reads whose storages, views folded.
+
+    Attributes
+    ----------
+    readers
+        Forward operators by index, and :data:`_BACKWARD`; an edge leads from an operator to each reader of its outputs.
+    """
 
     def __init__(self, graph: OperatorGraph) -> None:
         self.graph = graph
         self.bases = tuple(chain.base for chain in view_chains(graph))
         self.computing = tuple(operator for operator in graph.operators if not operator.is_view)
-        self.producers: dict[int, tuple[int, ...]] = {}
-        self.forward_readers: dict[int, list[int]] = {}
+        self.readers: nx.DiGraph[int] = nx.DiGraph()
+        self.readers.add_node(_BACKWARD)
         for operator in self.computing:
-            found = {self.forward_producer(base) for base in self.read(operator)}
-            self.producers[operator.index] = tuple(sorted(producer for producer in found if producer is not None))
-            if operator.phase is Phase.FORWARD:
-                for producer in self.producers[operator.index]:
-                    self.forward_readers.setdefault(producer, []).append(operator.index)
+            reader = operator.index if operator.phase is Phase.FORWARD else _BACKWARD
+            producers = map(self.forward_producer, self.read(operator))
+            self.readers.add_node(reader)
+            self.readers.add_edges_from((producer, reader) for producer in producers if producer is not None)
 
     def read(self, operator: Operator) -> list[int]:
         """Values that own the storages of an operator's arguments."""
@@ -137,23 +149,12 @@ class _Dataflow:
 
     def run_again(self, kept: Iterable[int]) -> frozenset[int]:
         """Operators that must run again when only the outputs of some are kept."""
-        kept = {*kept, *self._makers_of_results()}
-        found: set[int] = set()
-        waiting = [operator.index for operator in self.computing if operator.phase is Phase.BACKWARD]
-        while waiting:
-            for producer in self.producers[waiting.pop()]:
-                if producer not in kept and producer not in found:
-                    found.add(producer)
-                    waiting.append(producer)
-        return frozenset(found)
+        makers_of_results = (self.forward_producer(self.bases[output.value]) for output in self.graph.outputs)
+        dropped = nx.restricted_view(self.readers, {*kept, *makers_of_results}, ())
+        return frozenset(nx.ancestors(dropped, _BACKWARD))
 
-    def _makers_of_results(self) -> set[int]:
-        makers = {self.forward_producer(self.bases[output.value]) for output in self.graph.outputs}
-        return {maker for maker in makers if maker is not None}
-
-    def multiplies_activations(self, index: int) -> bool:
+    def multiplies_activations(self, operator: Operator) -> bool:
         """Whether an operator is a matrix product of two tensors neither of which is a parameter."""
-        operator = self.graph.operators[index]
         if operator_class(operator.target) is not OperatorClass.MATMUL:
             return False
         return not any(self._is_parameter(base) for base in self.read(operator))
@@ -165,21 +166,6 @@ class _Dataflow:
         producer = self.graph.operators[value.producer]
         return operator_name(producer.target) in _CASTS and self._is_parameter(self.read(producer)[0])
 
-    def between_products(self, start: int, backwards: bool) -> tuple[set[int], set[int]]:
-        """Operators that ``start`` reaches without passing a matrix product, and the products where that ends."""
-        inside: set[int] = set()
-        ends: set[int] = set()
-        waiting = [start]
-        while waiting:
-            at = waiting.pop()
-            for other in self.producers[at] if backwards else self.forward_readers.get(at, ()):
-                if operator_class(self.graph.operators[other].target) is OperatorClass.MATMUL:
-                    ends.add(other)
-                elif other not in inside:
-                    inside.add(other)
-                    waiting.append(other)
-        return inside, ends
-
 
 def _attention_core(flow: _Dataflow) -> set[int]:
     """Operators of every attention core: fused kernels, and what lies between two products of activations.
@@ -187,15 +173,12 @@ def _attention_core(flow: _Dataflow) -> set[int]:
     A product of queries and keys leads to the product with the values, whatever the softmax between them is
     written with; to the other products of a model a parameter is an argument.
     """
-    core: set[int] = set()
-    for operator in flow.computing:
-        if operator.phase is not Phase.FORWARD:
-            continue
-        if operator_class(operator.target) is OperatorClass.ATTENTION_FORWARD:
-            core.add(operator.index)
-        elif flow.multiplies_activations(operator.index):
-            after, ends = flow.between_products(operator.index, backwards=False)
-            mixed = [product for product in ends if flow.multiplies_activations(product)]
-            before = {index for product in mixed for index in flow.between_products(product, backwards=True)[0]}
-            core.update({operator.index} if mixed else (), after & before)
-    return core
+    forward = [operator for operator in flow.computing if operator.phase is Phase.FORWARD]
+    classes = {operator.index: operator_class(operator.target) for operator in forward}
+    fused = {index for index, kind in classes.items() if kind is OperatorClass.ATTENTION_FORWARD}
+    products = {index for index, kind in classes.items() if kind is OperatorClass.MATMUL}
+    mixing = {operator.index for operator in forward if flow.multiplies_activations(operator)}
+    inside = nx.restricted_view(flow.readers, products - mixing, ())
+    behind = mixing.union(*(nx.descendants(inside, product) for product in mixing))
+    before = set[int]().union(*(nx.ancestors(inside, product) for product in mixing))
+    return fused | (behind & before)

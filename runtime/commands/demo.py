@@ -70,7 +70,7 @@ def _planned_and_checked(path: Path) -> tuple[Plan, str]:
         plan = load_plan(path)
         replayed = verify_plan(
             plan,
-            session.traced.graph,
+            session.graph,
             session.fingerprints,
             seconds=session.instruction_costs,
             allowed=session.allowed_strategies,
