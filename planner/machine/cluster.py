@@ -1,6 +1,6 @@
 """The machines a plan is made for: devices, links and where their figures come from.
 
-A :class:`ClusterSpec` is a versioned JSON file. Presets live in ``planner/presets``; ``local-cpu`` is this
+A :class:`ClusterSpec` is a versioned JSON file. Presets live in ``presets/`` beside this file; ``local-cpu`` is this
 machine as ``meshwright calibrate`` measured it, one process per device.
 
 Collectives are priced as rings with latency and bandwidth (alpha-beta), with ``n`` ranks and ``b`` bytes:

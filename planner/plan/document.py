@@ -1,6 +1,6 @@
 """Plans: made from a replayed schedule, written, read back and checked.
 
-:class:`Plan` and its parts are in :mod:`planner.plan.format`; ``planner/schemas/plan-v2.json`` is their published
+:class:`Plan` and its parts are in :mod:`planner.plan.format`; ``schemas/plan-v2.json`` is their published
 schema.
 """
 

@@ -20,7 +20,7 @@ Mesh = Annotated[str, typer.Option(metavar="2x2", help="Ranks along each mesh ax
 Cluster = Annotated[str, typer.Option(metavar="NAME|FILE", help="Preset, local-cpu, or a cluster file.")]
 Memory = Annotated[
     str | None,
-    typer.Option(metavar="4GiB", help="Bytes of tensors on one device; what the device has if absent."),
+    typer.Option(metavar="4GiB", help="Memory of one device, its reserve included; all that it has if absent."),
 ]
 HostMemory = Annotated[
     str | None,
