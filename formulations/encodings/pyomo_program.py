@@ -113,7 +113,12 @@ class PyomoProgram:
         found = self._linear(expression)
         if found.nonlinear is not None:
             raise TypeError(f"{expression} is not linear")
-        return [(self._column[key], index(c)) for key, c in found.linear.items()], index(found.constant)
+        return [(self._column[key], index(c)) for key, c in found.linear.items()], _integer(found.constant)
+
+
+def _integer(number: Any) -> int:
+    """An integer; Pyomo's own zero may be a float."""
+    return index(number) if number else 0
 
 
 def add_rows(model: Any, rule: Callable[..., Any], members: Iterable[Any] | None = None) -> None:
