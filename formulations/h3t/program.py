@@ -1,7 +1,7 @@
 r"""H3T with synchronization as a free switch: a program over when operations end and how far every stream is.
 
-Problem (3) of the paper: the least ``Runtime(s)`` such that ``Memory(s)`` is at most ``M``. There a simulator tells both;
-here they are rows. Variables are the seven switches ``s`` of every layer, the end ``e`` of every operation, and
+Problem (3) of the paper is the least ``Runtime(s)`` such that ``Memory(s)`` is at most ``M``. There a simulator tells
+both; here they are rows. Variables are the seven switches ``s`` of every layer, the end ``e`` of every operation, and
 the clock of every stream in front of every segment, which is when all issued to it before have ended. With durations
 :math:`d_o`, :math:`x_o = 1` where operation ``o`` happens, and ``H`` at least as large as the time of the best plan:
 
