@@ -97,6 +97,11 @@ class StagedModel(KiwiProgram):
             bounds=lambda m, i, k: (0, self._further(i)),
         )
         m.total_cost = Objective(rule=self.total_cost)
+        add_rows(m, self.there_at_most_once, self._by_level(passing))
+        add_rows(m, self.own_inputs_are_there, self._by_level((t, i) for t in m.V for i in self._inputs(t)))
+        add_rows(m, self.inputs_are_there, [(t, i, j) for t, j in again for i in self._inputs(j)])
+        add_rows(m, self.carried_was_there, self._by_level((t + 1, i) for t, i in passing if t + 1 in m.V))
+        add_rows(m, self.own_memory, m.V)
         add_rows(m, self.one_class, range(count))
         add_rows(m, self.own_marginal, [(i, c) for i in m.V for c in range(len(self.units[i]))])
         add_rows(
@@ -104,16 +109,11 @@ class StagedModel(KiwiProgram):
             self.input_marginal,
             [(i, j, c) for i in m.V for j in tables[i].neighbours for c in range(len(self.units[j]))],
         )
-        add_rows(m, self.there_at_most_once, self._by_level(passing))
-        add_rows(m, self.own_inputs_are_there, self._by_level((t, i) for t in m.V for i in self._inputs(t)))
-        add_rows(m, self.inputs_are_there, [(t, i, j) for t, j in again for i in self._inputs(j)])
-        add_rows(m, self.carried_was_there, self._by_level((t + 1, i) for t, i in passing if t + 1 in m.V))
         add_rows(m, self.pays_if_so, m.a)
         add_rows(m, self.first_is_paid, self._by_level((t, i) for i in repeated for t in self._again[i]))
         add_rows(m, self.pays_more_if_so, m.w)
         add_rows(m, self.further_are_paid, m.n)
         add_rows(m, self.all_are_counted, m.n)
-        add_rows(m, self.own_memory, m.V)
         m.moment = Block(AnyIndex, rule=self.build_moment, dense=False)
 
     def read(self, m: Any) -> StagedDecision:
