@@ -31,7 +31,7 @@ class KiwiProgram(ABC):
     """
 
     def __init__(self, graph: KiwiGraph, memory_limit: int) -> None:
-        from pyomo.core import ConcreteModel
+        from pyomo.core import ConcreteModel  # not pyomo.environ, which loads plugins for a third of a second
 
         self.graph, self.memory_limit = graph, memory_limit
         self.room = memory_limit // graph.byte_unit

@@ -11,7 +11,7 @@ from formulations.kiwi.full_staged import StagedModel
 from formulations.kiwi.graph import GraphError, KiwiEdge, KiwiGraph, KiwiOperator
 from formulations.kiwi.schedule import StagedDecision, in_order, replay
 from formulations.kiwi.solve import solve_kiwi
-from formulations.kiwi.worker import decode, encode
+from formulations.kiwi.worker import MODELS, decode, encode
 from formulations.problem.solution import Claim, Status
 from formulations.solvers.processes.worker import Ending, SolverPool, WorkerOutcome
 from formulations.solvers.running.ledger import SolverContradiction
@@ -98,3 +98,15 @@ def test_too_many_configurations_are_named() -> None:
     graph = KiwiGraph("wide", operators, (KiwiEdge(0, 1, np.zeros((200, 200), dtype=np.int64)),))
     with pytest.raises(GraphError, match=f"40000 configurations, more than {MOST_ENTRIES}"):
         StagedModel(graph, 100)
+
+
+@pytest.mark.parametrize("formulation", MODELS)
+def test_every_row_says_what_it_is(formulation: str) -> None:
+    """Most by the number of an equation; the others are products, levels and counts of our own."""
+    from pyomo.core import Constraint
+
+    model = MODELS[formulation](GRAPH, PLAIN_REPLAY.peak)
+    model.refine([(stage, GRAPH.residents) for stage in range(1, GRAPH.stages)])
+    words = [str(family.doc) for family in model.model.component_objects(Constraint)]
+    assert "None" not in words
+    assert sum(text.startswith("(") for text in words) >= len(words) / 2
