@@ -103,6 +103,7 @@ class FreeProgram:
         self.step, self.horizon = step, horizon
         self.constant = step.final_cost
         self._durations, self._sizes = step.durations().tolist(), step.sizes().tolist()
+        self._computing = _computing_bytes(step)
         self._width = len(step.layers) + 2
         self._layers = range(1, self._width - 1)
         self._streams = [stream for stream in Stream if step.device_link or stream is not Stream.DEVICE]
@@ -267,7 +268,7 @@ class FreeProgram:
             if j < i
             for switch, tensor in _KEPT.items()
         )
-        there = self.step.borders.fixed_bytes + _computing_bytes(self.step)[i - 1]
+        there = self.step.borders.fixed_bytes + self._computing[i - 1]
         return shards + kept + there <= self.step.memory_limit
 
     # --------------------------------------------------------------- pieces
