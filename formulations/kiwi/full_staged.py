@@ -84,8 +84,8 @@ class StagedModel(KiwiProgram):
         often = [i for i in repeated if len(self._again[i]) > 1]
         m.s = Var([(i, c) for i in range(count) for c in range(len(self.units[i]))], domain=Binary)
         m.x = Var([(i, k) for i in m.V for k in range(len(tables[i].entries))], bounds=(0, 1))
-        m.B = Var(self._by_level(passing), domain=Binary)
         m.A = Var(self._by_level(again), domain=Binary)
+        m.B = Var(self._by_level(passing), domain=Binary)
         m.a = Var([(i, k) for i in repeated for k in range(len(tables[i].entries))], bounds=(0, 1))
         m.n = Var(
             [(i, u) for i in often for u in self.levels[i]],
@@ -97,6 +97,12 @@ class StagedModel(KiwiProgram):
             bounds=lambda m, i, k: (0, self._further(i)),
         )
         m.total_cost = Objective(rule=self.total_cost)
+        # In the order of the equations. HiGHS's time varies with it by chance, twofold on the perceptron.
+        add_rows(m, self.pays_if_so, m.a)
+        add_rows(m, self.first_is_paid, self._by_level((t, i) for i in repeated for t in self._again[i]))
+        add_rows(m, self.pays_more_if_so, m.w)
+        add_rows(m, self.further_are_paid, m.n)
+        add_rows(m, self.all_are_counted, m.n)
         add_rows(m, self.there_at_most_once, self._by_level(passing))
         add_rows(m, self.own_inputs_are_there, self._by_level((t, i) for t in m.V for i in self._inputs(t)))
         add_rows(m, self.inputs_are_there, [(t, i, j) for t, j in again for i in self._inputs(j)])
@@ -109,11 +115,6 @@ class StagedModel(KiwiProgram):
             self.input_marginal,
             [(i, j, c) for i in m.V for j in tables[i].neighbours for c in range(len(self.units[j]))],
         )
-        add_rows(m, self.pays_if_so, m.a)
-        add_rows(m, self.first_is_paid, self._by_level((t, i) for i in repeated for t in self._again[i]))
-        add_rows(m, self.pays_more_if_so, m.w)
-        add_rows(m, self.further_are_paid, m.n)
-        add_rows(m, self.all_are_counted, m.n)
         m.moment = Block(AnyIndex, rule=self.build_moment, dense=False)
 
     def read(self, m: Any) -> StagedDecision:
