@@ -19,7 +19,7 @@ import numpy as np
 from formulations.capture.problem import PartitionProblem
 from formulations.encodings.integer_program import IntegerProgram
 from formulations.encodings.pyomo_program import PyomoProgram, Values, add_rows
-from formulations.problem.gc_pause import collection_paused
+from formulations.problem.gc_pause import gc_paused
 from formulations.problem.strategy_problem import IntArray
 
 __all__ = ["PlacementProgram", "RankedPartition"]
@@ -154,7 +154,7 @@ class PlacementProgram:
         between = [s for s in sorted(self._begins.keys() | self._ends.keys()) if s != last and s[1:] != (0, 0)]
         self.model: Any = ConcreteModel(name="capture")
         m = self.model
-        with collection_paused():
+        with gc_paused():
             m.x = Var(self._arcs, domain=Binary)
             add_rows(m, self.one_stage_is_first)
             add_rows(m, self.next_stage_begins, between)

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from formulations.encodings.integer_program import IntegerProgram
-from formulations.problem.gc_pause import collection_paused
+from formulations.problem.gc_pause import gc_paused
 from formulations.problem.strategy_problem import ProblemError
 
 Values = NDArray[np.float64]
@@ -61,7 +61,7 @@ class PyomoProgram:
         """
         from pyomo.core import Constraint, Objective, Var
 
-        with collection_paused():
+        with gc_paused():
             for variable in self.model.component_data_objects(Var):
                 if id(variable) not in self._column:
                     self._add_column(variable)

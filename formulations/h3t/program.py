@@ -38,7 +38,7 @@ from formulations.h3t.operations import (
     Tensor,
 )
 from formulations.h3t.problem import H3tStep
-from formulations.problem.gc_pause import collection_paused
+from formulations.problem.gc_pause import gc_paused
 
 __all__ = ["FreeProgram", "memory_floor"]
 
@@ -112,7 +112,7 @@ class FreeProgram:
             *((BACKWARD_SEGMENT, layer) for layer in reversed(range(self._width))),
         ]
         self.model: Any = ConcreteModel(name="h3t")
-        with collection_paused():
+        with gc_paused():
             self._build(self.model)
         self._program = PyomoProgram(self.model)
 

@@ -10,7 +10,7 @@ from formulations.encodings.integer_program import IntegerProgram
 from formulations.encodings.pyomo_program import PyomoProgram, Values
 from formulations.kiwi.graph import KiwiGraph
 from formulations.kiwi.schedule import StagedDecision
-from formulations.problem.gc_pause import collection_paused
+from formulations.problem.gc_pause import gc_paused
 
 Moment = tuple[int, int]
 """A stage, counted from 0, and an operator that is computed in it."""
@@ -39,7 +39,7 @@ class KiwiProgram(ABC):
         self.cost = [operator.cost.tolist() for operator in graph.operators]
         self.mem = [(operator.output_bytes // graph.byte_unit).tolist() for operator in graph.operators]
         self.model: Any = ConcreteModel(name=graph.name)
-        with collection_paused():
+        with gc_paused():
             self.build(self.model)
         self._program = PyomoProgram(self.model)
 
