@@ -1,4 +1,4 @@
-"""Bytes that an operator holds while it runs, beyond its arguments and results.
+"""Workspace: bytes that an operator holds while it runs, beyond its arguments and results.
 
 Counted is what the executor's own local operators allocate (:mod:`planner.torch_adapter.local.losses`), which
 was measured. It is the softmax family with the reduced dimension sharded: between the sums over the mesh axis

@@ -82,7 +82,7 @@ class RankReport(_Sample):
 
 
 def slowest(reports: Sequence[RankReport]) -> RankReport:
-    """One report with each sample's slowest rank, which is the one that a step waits for."""
+    """One report with each sample's time on its slowest rank, which determines the time of a step."""
     return RankReport(
         launch_seconds=max(report.launch_seconds for report in reports),
         fresh_seconds_per_byte=max(report.fresh_seconds_per_byte for report in reports),

@@ -60,7 +60,7 @@ class _Spec(BaseModel):
 
 
 class FreshMemorySpec(_Spec):
-    """Buffers that come from the operating system each time they are allocated, and the cost of their pages.
+    """Cost of large buffers that are new pages of the operating system at each allocation.
 
     Parameters
     ----------
@@ -150,8 +150,8 @@ class DeviceSpec(_Spec):
 class LinkSpec(_Spec):
     """A link: seconds of latency per message and bytes/s in one direction.
 
-    ``slowdown`` says how many times longer than a ring's a collective takes where its implementation is no
-    ring (gloo's reduce-scatter); 1 where absent.
+    ``slowdown`` is the time of a collective over that of a ring, for implementations that are no ring (gloo's
+    reduce-scatter); 1 where absent.
     """
 
     latency_seconds: NonNegativeFloat
