@@ -1,4 +1,4 @@
-"""Where a schedule uses each storage, in forward and in backward: what offloading decisions are made from."""
+"""Uses of each storage of a schedule in forward and in backward, on which offloading is decided."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class StorageUses:
         return None if execution is None else execution.outputs[entry.output_index]
 
     def refusal(self, value: int) -> str:
-        """Why the first buffer of a value cannot wait for backward on the host, or an empty string."""
+        """Reason why the first buffer of a value cannot be offloaded until backward, or an empty string."""
         name, buffer = self._graph.values[value].name, self.first_buffer(value)
         if buffer is None:
             return f"{name} is not an output of an operator that owns its storage"
