@@ -1,4 +1,4 @@
-"""From a trace to the project's own graph.
+"""Construction of the project's own graph from a trace.
 
 Views are marked, ``getitem`` is folded away, dead operators go, constants become inputs, and every
 operator gets a stable identity, its FLOP, its source line and the call that executes it.
