@@ -110,9 +110,9 @@ def paper_layers(
 
 
 def with_activations(chain: LayerChain, activation_bytes: int) -> LayerChain:
-    """Chain whose layers keep so much more or less, in equal proportion, that the sum is ``activation_bytes`` exactly.
+    """Chain with all saved activations scaled in equal proportion, so that they sum to ``activation_bytes`` exactly.
 
-    What layers hand over stays as it is. What rounding leaves over goes to the last layer.
+    Hidden states between layers are not scaled. The remainder of rounding goes to the last layer.
 
     Raises
     ------
