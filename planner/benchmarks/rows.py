@@ -23,12 +23,12 @@ class Moment(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class BenchRow:
-    """What one solver made of one instance; the first ten fields are the contract's, in its order.
+    """Result of one solver on one instance; the first ten fields are those of the contest's contract, in its order.
 
     Parameters
     ----------
     instance, formulation, solver
-        What was solved, which formulation made it (``random`` and ``contest`` for the two suites), and by whom.
+        Name of the instance, the formulation that made it (``random`` and ``contest`` for the two suites), the solver.
     status, objective, bound, gap
         As :class:`formulations.problem.solution.SolveResult` has them, checked in exact integers.
     seconds
@@ -54,9 +54,9 @@ class BenchRow:
     best_known
         Best known objective, where one was given.
     message
-        What the solver had to say.
+        Message of the solver.
     contradiction
-        What was said that cannot be true beside what was checked; empty for a sound row.
+        A claim of the solver that the checks refute; empty for a sound row.
     history
         Improvements in order; their seconds count from the same moment as ``seconds``.
     """

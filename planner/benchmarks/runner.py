@@ -28,11 +28,11 @@ _REHEARSAL_SECONDS = 10.0
 
 
 class BenchError(ValueError):
-    """A benchmark that makes no sense; the message names the option, its value and the remedy."""
+    """Invalid options of a benchmark; the message names the option, its value and the remedy."""
 
 
 class Observer:
-    """Hears of a benchmark while it runs, in the caller's thread; does nothing unless overridden."""
+    """Callbacks of a running benchmark, in the caller's thread; they do nothing unless overridden."""
 
     def begins(self, instance: str, solver: str) -> None:
         """Take the instance and the solver that begins on it; for a file that is being read, ``reading``."""
@@ -63,8 +63,8 @@ def bench(
 ) -> BenchResult:
     """Run every solver on every instance of a suite.
 
-    Ctrl-C ends the benchmark and returns the rows that are there, the one that it cut short last. A solver
-    that refuses an instance, crashes or hangs gets a row that says so.
+    Ctrl-C ends the benchmark and returns the finished rows, then the interrupted one. A solver that refuses an
+    instance, crashes or hangs gets a row with that message.
 
     Parameters
     ----------
@@ -84,7 +84,7 @@ def bench(
     json_path
         Where the rows are written, atomically, after each one.
     observer
-        Hears what happens.
+        Callbacks for progress and rows.
 
     Returns
     -------
@@ -155,7 +155,7 @@ class _Run:
         self.rows: list[BenchRow] = []
 
     def rehearse(self, solvers: Sequence[str], pool: SolverPool | None) -> None:
-        """Let solvers solve a small problem: what is no solver is told at once, and processes are warm."""
+        """Let solvers solve a small problem: a name that is no solver fails at once, and processes are warm."""
         problem = family_problem("cliques", "small")
         limit = self.suite.time_limit if self.time_limit is None else self.time_limit
         options = SolveOptions(time_limit=min(limit, _REHEARSAL_SECONDS), seed=self.seed)
@@ -241,9 +241,9 @@ def _raise_if(noticed: threading.Event) -> None:
 
 @contextmanager
 def _noticing_interrupts() -> Iterator[threading.Event]:
-    """Set the event when Ctrl-C is pressed: a solve returns its best so far and does not say so by itself.
+    """Set the event when Ctrl-C is pressed, because a solve then returns its best result without an error.
 
-    Only the main thread may set handlers, and only it meets Ctrl-C; elsewhere nothing is changed.
+    Only the main thread may set handlers and receives Ctrl-C; elsewhere nothing is changed.
     """
     noticed = threading.Event()
     before = signal.getsignal(signal.SIGINT)

@@ -84,7 +84,7 @@ def chunked_cross_entropy(hidden: Tensor, head: nn.Linear, labels: Tensor, chunk
 
 
 def _deferred(head: nn.Linear, hidden: Tensor) -> Tensor:
-    """What the head returns: hidden states, for the loss to take through it chunk by chunk."""
+    """Output of the replaced head: hidden states, to which the loss applies the head chunk by chunk."""
     return hidden
 
 

@@ -1,4 +1,4 @@
-"""Does a plan hold here? Fingerprints, contradictions among solvers, and a replay that gives what was promised."""
+"""Checks of a plan: fingerprints, contradictions among solvers, and a replay equal to the prediction."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ PROFILE_POINTS = 200
 """Moments at which a plan keeps the memory over time."""
 
 _HOST_BYTES = ("peak_bytes", "offloaded_bytes", "prefetched_bytes")
-"""What a replay without costs says of the host."""
+"""Part of a host prediction that a replay without costs gives."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Claim:
-    """What a solver says: it has a plan of this objective, no plan is below this bound."""
+    """Claim of a solver: it has a plan of this objective, and no plan is below this bound."""
 
     solver: str
     objective: int | None
@@ -65,7 +65,8 @@ def verify_plan(
     Raises
     ------
     PlanError
-        The plan is for something else, contradicts itself, is no correct step, or does not keep a promise.
+        The plan is for another step, cluster or rules, contradicts itself, is no correct step, or differs from its
+        prediction.
     """
     different = list(_differences(plan.decision.fingerprints, fingerprints))
     if different:
@@ -95,7 +96,7 @@ def verify_plan(
 
 
 def certificate_contradiction(certificate: Certificate, predicted: Predicted) -> str | None:
-    """What cannot all be true of what the solvers said, or None.
+    """Description of a contradiction between the claims of solvers, or None.
 
     A plan below a lower bound is one contradiction: a heuristic below an "optimum" as well as a bound above
     the plan. A solver that found no plan to exist is the other.
@@ -130,7 +131,7 @@ def memory_over_time(report: ReplayReport, points: int = PROFILE_POINTS) -> Memo
 
 
 def host_prediction(report: ReplayReport) -> PredictedHost:
-    """What a replay says of host memory and copies; without costs nothing is said of waiting."""
+    """Host memory and copies of a replay; without costs the stalls are left out."""
     return PredictedHost(
         peak_bytes=report.host.peak_bytes,
         offloaded_bytes=report.host.offloaded_bytes,
