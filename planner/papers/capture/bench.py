@@ -66,7 +66,7 @@ NOTES = (
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """What a solver makes of a case: a plan or none, a bound if it proves one, and what there is to say."""
+    """Result of a solver on a case: a plan or none, a bound if it proves one, and a message."""
 
     plan: CapturePlan | None
     bound: int | None = None
@@ -78,14 +78,14 @@ Find = Callable[[CaptureCase, SolveOptions, Meter], _Found]
 
 @dataclass(frozen=True, slots=True)
 class CaptureCell:
-    """A case as an instance; remembers what its solvers found.
+    """A case as an instance, with the plans that its solvers found.
 
     Parameters
     ----------
     case
         Which.
     label
-        What its name ends with, where a suite has the case twice.
+        Suffix of its name, where a suite has the case twice.
     """
 
     case: CaptureCase
@@ -103,19 +103,19 @@ class CaptureCell:
         return self.case.batch / self.case.times.seconds(self.case.problem, self.found[solver])
 
     def lines(self) -> list[str]:
-        """What solvers save in memory and lose in throughput against the throughput-first plan."""
+        """Lines on the memory saved and the throughput lost against the throughput-first plan, by solver."""
         if "throughput_first" not in self.found:
             return []
         problem = self.case.problem
         base_peak, base_rate = problem.peak(self.found["throughput_first"]), self.rate("throughput_first")
-        words = [
+        text = [
             f"{solver} saves {100 * (1 - problem.peak(plan) / base_peak):.2f} % and loses "
             f"{100 * (1 - self.rate(solver) / base_rate):.1f} %"
             for solver, plan in self.found.items()
             if solver != "throughput_first"
         ]
         base = f"throughput_first {base_peak / GIGABYTE:.2f} GB, {base_rate:.1f} samples/s"
-        return [f"{self.case}: {base}; {', '.join(words)}"]
+        return [f"{self.case}: {base}; {', '.join(text)}"]
 
     def _solve(
         self, solver: str, find: Find, options: SolveOptions, progress: ReportProgress, pool: SolverPool | None
@@ -220,7 +220,7 @@ def figure_7(schedule: Schedule, plans: int = PLANS, seed: int = 0) -> dict[str,
     schedule
         Of the micro-batches; GPipe in the paper.
     plans, seed
-        How many plans, and of what random numbers.
+        Number of plans, and seed of their random numbers.
     """
     case = CaptureCase("Wide-ResNet-1B", 768, schedule)
     predicted = {"published": case.prediction(AS_PUBLISHED).problem, "repaired": case.prediction(REPAIRED).problem}
@@ -263,7 +263,7 @@ def capture_suite(parts: Sequence[str] | None = None) -> Suite:
 
 
 def _summary(cells: Sequence[CaptureCell], rows: Sequence[BenchRow]) -> list[str]:
-    del rows  # a cell knows its plans, of which rows have only words
+    del rows  # the plans are in the cells; rows have only messages about them
     lines = [line for cell in cells for line in cell.lines()]
     hybrid = (replace(cell.case, nodes=_ALL_GPUS, merge_to=None, pipeline_only=False) for cell in cells)
     lines += [_fewest_gpus(case) for case in dict.fromkeys(hybrid)]
@@ -282,7 +282,7 @@ def _summary(cells: Sequence[CaptureCell], rows: Sequence[BenchRow]) -> list[str
 
 
 def _fewest_gpus(case: CaptureCase) -> str:
-    """On how few GPUs a model fits, and what it holds there."""
+    """Text on the fewest GPUs on which a model fits, and its memory there."""
     try:
         found = fewest_gpus(
             lambda gpus: replace(case, nodes=nodes_of(gpus, GPUS_PER_NODE)).problem, case.limit, PROFILING_GPUS

@@ -1,7 +1,7 @@
 """Galvatron-BMW's experiments as problems: models of its Table I, clusters, memory limits and variants.
 
-Every variant is a search space and a search. Which schedule they run is read off the paper's tables: the rows whose
-names say 1F1B, and BMW, hold fewer activations than the others, which pipeline as GPipe does.
+Every variant is a search space and a search. Their schedules are inferred from the paper's tables: the rows named
+1F1B, and BMW, hold fewer activations than the others, which pipeline as GPipe does.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the rows of the suite ``galvatron`` mean: rates and times, the paper's order of variants, and what is lost."""
+"""Summary of the rows of the suite ``galvatron``: rates and times, the paper's order of variants, and losses."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ EXACT = ("exact", "labels")
 
 
 def summary(rows: Sequence[BenchRow]) -> list[str]:
-    """Lines that say what the rows mean.
+    """Lines that summarize the rows.
 
     Parameters
     ----------
@@ -78,7 +78,7 @@ def _pairs(found: dict[str, BenchRow]) -> Iterator[tuple[BenchRow, BenchRow]]:
 
 
 def _losses(rows: Sequence[BenchRow]) -> Iterator[str]:
-    """What each search takes more than the exact one, over all instances that have a plan."""
+    """Extra time of each search over the exact one, over all instances that have a plan."""
     exact = {row.instance: row for row in rows if row.solver in EXACT and row.objective is not None}
     for formulations, what in ((paper.VARIANTS, "whole pipelines"), (("galvatron_stage",), "single stages")):
         solved = [row for row in rows if row.formulation in formulations and row.instance in exact]

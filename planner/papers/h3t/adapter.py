@@ -1,4 +1,4 @@
-"""H3T on a real model: which switches every block has, as a layer plan.
+"""H3T on a real model: the switches of every block, as a layer plan.
 
 As published, the pruned dynamic program decides, with its slips and the optimizer behind the step; else the labels in
 bytes decide, with a proof. Both synchronize all segments. What the layer executor enforces of a set of switches is
@@ -123,7 +123,7 @@ def h3t_machine(cluster: ClusterSpec, devices: int, host_memory_bandwidth: float
 
 
 def _why_nothing_fits(request: LayerRequest, step: H3tStep, tables: SegmentTables, found: Outcome | None) -> str:
-    """Name the least memory that any switches need, and what needs it even with all of them on."""
+    """Message on the least memory of any switches, and on its parts with all switches on."""
     all_on = tables.outcome([SYNCHRONIZED_SETS - 1] * tables.layers).peak
     room = f"memory for tensors {format_bytes(step.memory_limit)} on {request.devices} devices"
     try:
@@ -150,7 +150,7 @@ def _why_nothing_fits(request: LayerRequest, step: H3tStep, tables: SegmentTable
 
 
 def layer_settings(name: str, switches: Switch, devices: int) -> LayerSettings:
-    """What the layer executor enforces of a block's switches."""
+    """Settings of the layer executor for a block's switches."""
     return LayerSettings(
         name=name,
         data_parallel=devices,
