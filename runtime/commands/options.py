@@ -1,4 +1,4 @@
-"""Options that several commands share: what is trained, on what, and how much memory there is."""
+"""Options that several commands share: the model, the machine, and the memory limits."""
 
 from __future__ import annotations
 

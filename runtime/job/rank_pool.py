@@ -1,7 +1,7 @@
 """Local processes in one gloo group that stay alive from run to run.
 
-A launch of :mod:`runtime.job.launch` imports torch and transformers into every rank, which takes seconds; whoever runs
-hundreds of small plans keeps the ranks. They are forks of one server that has imported both.
+A launch of :mod:`runtime.job.launch` imports torch and transformers into every rank, which takes seconds; a pool keeps
+the ranks for hundreds of small plans. They are forks of one server that has imported both.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ class RankPool:
 
 
 def _serve(pipe: Connection, rank: int, size: int, store: Path) -> None:
-    """What a rank does until its pool closes the pipe."""
+    """Loop of a rank until its pool closes the pipe."""
     import torch
     import torch.distributed as dist
 

@@ -1,4 +1,4 @@
-"""Which settings of a layer plan are those of which unit."""
+"""Assignment of a layer plan's settings to the units of a model."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class PlannedUnit:
         ]
 
     def settings_at(self, path: str) -> LayerSettings:
-        """Settings of what is at a path inside the unit: those of the part that it is in, or of the whole."""
+        """Settings at a path inside the unit: those of the part around it, or of the whole."""
         inside = (
             part
             for part in self.parts

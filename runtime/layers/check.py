@@ -1,4 +1,4 @@
-"""What a model or torch's engine cannot do of a layer plan: refused with the reason, before anything is built."""
+"""Checks whether a model and torch's engine can run a layer plan, before anything is built."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _PLACE = (
 
 
 def refusal(plan: LayerPlan) -> str | None:
-    """Why a plan cannot be run, or None where it can; only the model's configuration is loaded."""
+    """Reason why a plan cannot be run, or None where it can; only the model's configuration is loaded."""
     try:
         step = load_step(model_reference(plan), "meta")
         check_model(plan, model_family(step), step.example_kwargs)
@@ -41,7 +41,7 @@ def refusal(plan: LayerPlan) -> str | None:
 
 
 def check_comparable(family: ModelFamily) -> None:
-    """Refuse to compare with one process what is random on every rank for itself.
+    """Refuse to compare a model with one process if its random numbers differ between ranks.
 
     Raises
     ------
@@ -56,7 +56,7 @@ def check_comparable(family: ModelFamily) -> None:
 
 
 def check_model(plan: LayerPlan, family: ModelFamily, batch: Mapping[str, Tensor]) -> None:
-    """Refuse what cannot be run.
+    """Refuse a plan that cannot be run.
 
     Parameters
     ----------
@@ -118,7 +118,7 @@ def _check_sequences(planned: PlannedUnit, lengths: tuple[int, ...]) -> None:
 
 
 def _check_matrices(planned: PlannedUnit) -> None:
-    """Cut a copy of the unit as the executor cuts the unit, and look at what would be shared."""
+    """Check the matrix products that would be shared, on a copy of the unit cut as the executor cuts it."""
     unit = deepcopy(planned.unit).to("meta")
     origins: Origins = {parameter: Origin(name) for name, parameter in unit.named_parameters()}
     shares = planned.whole.shares_products
