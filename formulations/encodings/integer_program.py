@@ -1,8 +1,8 @@
 """A mixed-integer linear program as arrays, with exact integers throughout.
 
-For formulations that are no canonical problem: whoever builds one adds columns and rows and keeps the
-numbers of the columns that it wants to read. Rows may hold large integers (bytes); a solver scales them,
-and :meth:`IntegerProgram.broken_rows` decides in exact integers whether a solution keeps them.
+For formulations that are no canonical problem: a builder adds columns and rows, and returns the numbers of the columns.
+Rows may hold large integers (bytes); a solver scales them, and :meth:`IntegerProgram.broken_rows` decides in exact
+integers whether a solution satisfies them.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class IntegerProgram:
 
 
 class ProgramBuilder:
-    """Collects columns and rows."""
+    """Builder of an integer program, by columns and rows."""
 
     def __init__(self) -> None:
         self._cost: list[int] = []
