@@ -92,9 +92,9 @@ def kiwi_offload_problem(
     memory_limit
         Bytes on one device, or None.
     links
-        What the host offers.
+        Memory and links of the host.
     plans, reach
-        See there.
+        As for :func:`kiwi_chain_problem`.
     """
     modes = _modes_in_reach(model, plans, reach)
 
