@@ -294,7 +294,7 @@ class PlanningSession:
         times["replay"] = time.perf_counter() - started
         if not report.violations and report.total_quanta != result.objective:
             raise PlanError(
-                f"the model promises a step of {result.objective} ns, the replay of its schedule gives "
+                f"the model predicts a step of {result.objective} ns, the replay of its schedule gives "
                 f"{report.total_quanta} ns: this is a defect of the planner, please report it"
             )
         return self._make_plan(request, budget, result, checks, schedule, report, {**self.times, **times})

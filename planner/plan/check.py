@@ -91,7 +91,7 @@ def verify_plan(
         raise PlanError(f"the plan is no correct step: {report.violations[0]}{more}")
     broken = list(_broken_promises(plan.decision, report))
     if broken:
-        raise PlanError(f"the plan does not keep what it promises: {'; '.join(broken)}")
+        raise PlanError(f"the replay differs from the plan's prediction: {'; '.join(broken)}")
     return report
 
 

@@ -125,7 +125,7 @@ def _check_part(unit: LayerUnit, name: str) -> None:
         if path not in modules or isinstance(modules[path], nn.ModuleList):
             inside = [*unit.roles, *(child for child, _ in modules["block"].named_children())]
             raise PlanError(
-                f"layer {name} is no module of {unit.name} that is called; there are {unit.name}.("
+                f"layer {name} is not a called module of {unit.name}; choose one of {unit.name}.("
                 f"{'|'.join(dict.fromkeys(inside))})"
             )
         if any(path.startswith(f"{module}.") for module in unit.rules.attention):

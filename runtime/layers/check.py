@@ -50,8 +50,8 @@ def check_comparable(family: ModelFamily) -> None:
     """
     if family.dropout > 0:
         raise FamilyError(
-            f"--check: the model drops values with probability {family.dropout}, and ranks draw others than one "
-            "process: plan with --dropout 0, or leave --check out"
+            f"--check: the model drops values with probability {family.dropout}, and ranks draw other random "
+            "numbers than one process: plan with --dropout 0, or leave --check out"
         )
 
 
@@ -94,7 +94,7 @@ def _check_layer(layer: LayerSettings, unit: LayerUnit, family: ModelFamily) -> 
     if layer.tensor_parallel > 1 and family.dropout > 0:
         raise FamilyError(
             f"layer {layer.name}: tensor-parallel {layer.tensor_parallel} with dropout {family.dropout} would drop the "
-            "same values on devices that should differ, or different ones where they should agree: set dropout to 0"
+            "same values in different shards, or different values in equal replicas: set dropout to 0"
         )
     if layer.slices > 1 and not unit.is_block:
         raise FamilyError(

@@ -95,5 +95,7 @@ def profiled_layers(reference: ModelReference) -> LayerChain | None:
     path = Path(reference.source.removeprefix(SOURCE_PREFIX))
     chain = load_layers(path)
     if chain.dtype != reference.dtype:
-        raise LayerFileError(f"profile file {path} is of {chain.dtype}, not of {reference.dtype}: ask for its dtype")
+        raise LayerFileError(
+            f"profile file {path} is of {chain.dtype}, not of {reference.dtype}: set the dtype of the file"
+        )
     return chain

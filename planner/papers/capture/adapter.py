@@ -86,7 +86,7 @@ def plan_with_capture(request: LayerRequest, chain: LayerChain) -> LayerPlan:
     """
     started = time.perf_counter()
     if request.search_batch:
-        raise PlanError("formulation capture takes the batch as it is: leave the search over batches out")
+        raise PlanError("formulation capture does not search over batches: leave that search out")
     found = _decide(request, chain, checkpoint=False)
     if found.peak > request.tensor_bytes:
         found = _decide(request, chain, checkpoint=True)
@@ -244,9 +244,10 @@ def _nearest(request: LayerRequest, chain: LayerChain, candidates: list[_Candida
     nodes = nodes_of(request.devices, request.cluster.devices_per_node)
     largest = max(power for power in powers_of_two(min(nodes)) if not any(node % power for node in nodes))
     raise InfeasibleError(
-        f"{len(chain)} layers and a batch of {request.reference.batch} on {request.devices} devices: equal stages, "
-        f"each inside a node, have at most {largest} devices, so there are {request.devices // largest} at least, each "
-        "with a layer, and a degree must divide the micro-batch or the layers; use fewer devices or a larger batch"
+        f"{len(chain)} layers and a batch of {request.reference.batch} on {request.devices} devices: stages of equal "
+        f"size inside a node have at most {largest} devices, so at least {request.devices // largest} stages are "
+        "needed, each with a layer, and a degree must divide the micro-batch or the layers; use fewer devices or a "
+        "larger batch"
     )
 
 

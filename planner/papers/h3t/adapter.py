@@ -51,7 +51,7 @@ def plan_with_h3t(request: LayerRequest, chain: LayerChain) -> LayerPlan:
         No switches fit, or as published none were found that do.
     """
     if request.search_batch:
-        raise PlanError("H3T decides no batch: leave out that it is searched for")
+        raise PlanError("formulation h3t does not search over batches: leave that search out")
     started = time.perf_counter()
     optimizer = Optimizer.AT_THE_END if request.as_published else Optimizer.OVERLAPPED
     machine = h3t_machine(request.cluster, request.devices)

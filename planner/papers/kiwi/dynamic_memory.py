@@ -35,7 +35,9 @@ class UncountedGradients(PlanningSession):
             There is more than one device.
         """
         if prod(self.mesh) > 1:
-            raise ValueError(f"mesh {'x'.join(map(str, self.mesh))}: gradients are left out on one device only")
+            raise ValueError(
+                f"mesh {'x'.join(map(str, self.mesh))}: gradients can be left out of the memory on one device only"
+            )
         space = build_strategy_space(self.traced, self.costs, self.mesh, self.optimizer)
         return replace(space, model=without_gradient_bytes(space.model))
 

@@ -33,8 +33,8 @@ def model_family(step: TrainingStep) -> ModelFamily:
     kind = type(step.module).__name__
     if kind not in FAMILIES:
         raise FamilyError(
-            f"the layer executor cannot cut a {kind} into layers; it knows {', '.join(FAMILIES)}. Any other model runs "
-            "with an operator plan"
+            f"the layer executor cannot cut a {kind} into layers; it supports {', '.join(FAMILIES)}. Any other model "
+            "runs with an operator plan"
         )
     family = FAMILIES[kind](step.module)
     if step.example_args or set(step.example_kwargs) != set(family.arguments):
