@@ -127,7 +127,7 @@ def plan(
     Raises
     ------
     InfeasibleError
-        No plan fits; the message says what would.
+        No plan fits; the message names a limit that would be enough.
     ValueError
         Bad input; the message names it and the remedy.
     """

@@ -64,7 +64,7 @@ def fits_report(graph: OperatorGraph, ranks: int, optimizer: OptimizerSpec, limi
     ranks
         Devices that could share everything evenly.
     optimizer
-        What is kept per trainable parameter.
+        State and workspace per trainable parameter.
     limit
         Usable bytes of one device, or None.
 

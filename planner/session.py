@@ -70,7 +70,7 @@ class PlanRequest:
     Parameters
     ----------
     memory
-        Bytes of one device, the cluster's reserve included; None for what the cluster's device has.
+        Bytes of one device, the cluster's reserve included; None for all memory of the cluster's device.
     formulation, solver
         Names.
     time_limit
@@ -235,7 +235,7 @@ class PlanningSession:
         Parameters
         ----------
         decision
-            What was decided.
+            The decision.
         limit
             Bytes of tensors that a device may hold, or None; offloaded activations stay on the host until this allows
             them back.
@@ -317,8 +317,8 @@ class PlanningSession:
         pool
             Warm workers, or None.
         known
-            Decisions to begin from, as those of other formulations: of those within the limit, none is better than
-            what is found.
+            Decisions to begin from, such as those of other formulations: the result is no worse than the best of them
+            within the limit.
 
         Raises
         ------

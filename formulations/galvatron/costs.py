@@ -271,7 +271,7 @@ def _layer_cost(part: LayerProfile, strategy: LayerStrategy, samples: int, model
 
 
 def _gradient_seconds(strategy: LayerStrategy, parameter_bytes: int, model: CostModel) -> float:
-    """Reduce-scatter among shards, all-reduce among replicas of what a shard has, or as printed of everything."""
+    """Reduce-scatter among shards, then all-reduce of a shard among replicas, or as printed of whole gradients."""
     shards = 1 if Slip.FULL_GRADIENTS in model.slips else strategy.degree(Dimension.SHARDED)
     scatter = _collective(strategy, Dimension.SHARDED, parameter_bytes, 1, model.links)
     return scatter + _collective(strategy, Dimension.DATA, parameter_bytes / shards, 2, model.links)

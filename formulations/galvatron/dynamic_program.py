@@ -29,7 +29,7 @@ DEFAULT_UNIT_BYTES = 32 * 2**20
 """Granularity of memory."""
 
 _FEWEST_UNITS = 8 * 2**30 // DEFAULT_UNIT_BYTES
-"""In the smallest limit of the paper's tables."""
+"""Units in the smallest limit of the paper's tables."""
 
 _IMPOSSIBLE = 2**62
 _Pointers = NDArray[np.int32]

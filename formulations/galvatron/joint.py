@@ -37,13 +37,13 @@ _STAGE_GAP_SHARE = 2
 """Stages are solved to this part of the gap."""
 
 _LABEL_LIMITS = (100, 5_000, 50_000, 400_000)
-"""Of one layer without a pipeline, one after another while nothing is proven."""
+"""Labels of one layer without a pipeline, tried one after another until the plan is proven."""
 
 _WINDOW_LABEL_LIMIT = 50_000
-"""Of one layer of a window: a limit on micro-batches makes comparing labels slow."""
+"""Labels of one layer of a window; few, because a limit on micro-batches makes comparing labels slow."""
 
 _INTERVALS = 8
-"""Into which what the slowest stage may take is divided for a bound on a whole step."""
+"""Number of intervals of the slowest stage's time, for a bound on a whole step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,7 +200,7 @@ class _JointSearch:
         return replace(settled, bound=max(combination.bound, self._bound_of_step(settled)))
 
     def _bound_of_step(self, combination: Combination) -> Fraction:
-        """Quanta per sample: the least, over what the slowest stage takes, of that and a bound on all stages."""
+        """Bound in quanta per sample: the least, over times of the slowest stage, of that and a bound on all stages."""
         times = []
         for position in range(combination.stages):
             held = self.problem.schedule.in_flight(combination.stages, position, combination.micro_batches)

@@ -39,7 +39,7 @@ _FIRST_LABELS = 100
 _WIDENING = 10
 
 _TABLE_UNITS = 2048
-"""Of memory, in the table of Algorithm 3."""
+"""Units of memory in the table of Algorithm 3."""
 
 _COST, _STATES, _PEAK, _REPEATED, _STRATEGY, _PARENT, _BOUND = range(7)
 _FIELDS = 7
@@ -132,7 +132,7 @@ def solve_stage(
         if complete and wanted == _NO_LIMIT and found is None:
             return StageResult(None, None, None)
         if complete:
-            # Nothing below `wanted` was dropped; a label that costs more may have lived on, and proves nothing.
+            # No label below `wanted` was dropped; a label of higher cost may have survived, and proves nothing.
             dual = max(dual, wanted if found is None else min(wanted, stage.cost_of(found)))
             break
     return StageResult(incumbent.choices, incumbent.cost, min(dual, incumbent.value))
@@ -254,7 +254,7 @@ class _LabelSearch:
         return _best_plan(history), complete
 
     def _scales(self, layer: int) -> tuple[int, int, int, int]:
-        """Shift of the prices; and what a byte of the peak, a byte of the states and a quantum of a label are worth.
+        """Shift of the prices; and prices of a byte of the peak, a byte of the states and a quantum of a label.
 
         The peak of the layers from this one on stands for their own backward steps, their states for those before.
         """

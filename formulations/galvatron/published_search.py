@@ -34,7 +34,7 @@ from formulations.galvatron.stage import StageProblem
 __all__ = ["Balance", "FoundPlan", "SearchOutcome", "search_base", "search_bmw"]
 
 _MAX_ADJUSTMENTS = 200
-"""Partitions of one batch and number of stages that are tried where nothing remembers them (``ALG2_CYCLES``)."""
+"""Partitions of one batch and number of stages that are tried if repetitions are possible (``ALG2_CYCLES``)."""
 
 _BATCHES_WITHOUT_PLAN = 4
 """Batches in a row without a plan after which a repaired search ends: memory forbids them."""

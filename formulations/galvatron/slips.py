@@ -4,7 +4,7 @@ Every search takes a set of slips: those in it are kept as printed, the others a
 :class:`Slip`. :data:`AS_PUBLISHED` has all of them, :data:`REPAIRED` none, and :data:`RUNNABLE` all but those with
 which a search may return no plan.
 
-What the paper leaves open without being wrong is kept: the slowdown of 1.3 is a default; devices and stages of its
+Open points of the paper that are no errors are kept: the slowdown of 1.3 is a default; devices and stages of its
 tables are powers of two (others divide as they can); tables II to V are on 8 TITAN, 16 TITAN and 16 A100, 16 A100, and
 64 A100; its activations (Table I) fit eager attention in 32-bit floats at sequence 512; and a larger balance degree
 (Eq. 6) means a smaller largest share of a stage, not a smaller total. Its baseline DeepSpeed 3D is 2 x 2 x 2 on eight
@@ -77,5 +77,5 @@ RUNNABLE = AS_PUBLISHED ^ Slip.ALG3_UNSET ^ Slip.ONE_IN_FLIGHT
 """As printed but for the two slips that leave no plan, or one that does not fit.
 
 Without checkpointing no layer needs anything in backward alone, so as printed no budget is ever checked and there is
-never a plan; with a pipeline, what the stage search accepts may need several times the limit.
+never a plan; with a pipeline, plans that the stage search accepts may need several times the limit.
 """

@@ -114,10 +114,10 @@ class LayerProfile:
     fixed_saved_bytes
         The same at any batch size: the line's intercept.
     forward_workspace_bytes
-        Bytes per sample alive inside its forward beyond input, output and what is saved, at the worst moment.
+        Peak bytes per sample inside its forward beyond input, output and saved tensors.
     backward_workspace_bytes
-        Bytes per sample alive inside its backward beyond input and what is saved, at the worst moment: temporaries and
-        the gradients of hidden states, those of parameters left out.
+        Peak bytes per sample inside its backward beyond input and saved tensors: temporaries and the gradients of
+        hidden states, those of parameters left out.
     forward_fixed_workspace_bytes, backward_fixed_workspace_bytes
         The same at any batch size, such as the first half of a tied weight's gradient.
     forward_seconds, backward_seconds
@@ -221,7 +221,7 @@ class LayerChain:
     layers
         At least one.
     dtype
-        Type of the parameters, by torch's name: what an optimizer keeps depends on it.
+        Type of the parameters, by torch's name; the state of an optimizer depends on it.
     notes
         Remarks on the figures, such as tied weights, one sentence each.
 

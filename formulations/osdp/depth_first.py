@@ -75,7 +75,7 @@ def search_depth_first(
     variant
         Which search.
     time_limit
-        Seconds after which it gives what it has.
+        Seconds after which the best plan so far is returned.
     """
     deadline = time.monotonic() + time_limit
     places = _by_kind(tables) if variant is Dfs.GROUPED else list(range(len(tables)))
@@ -154,8 +154,8 @@ def _visit(
 ) -> bool:
     """Visit so many more partial plans, from where the last call stopped; True where none is left.
 
-    ``cost`` and ``memory`` have shape ``(n, M)``; ``rest`` holds what the operators from each one on need at least,
-    shape ``(2, n + 1)``, cost before memory. All that follows ``limit`` is state, changed in place.
+    ``cost`` and ``memory`` have shape ``(n, M)``; ``rest`` is the least cost and memory of the operators from each one
+    on, shape ``(2, n + 1)``. All arguments after ``limit`` are state, changed in place.
     """
     last = len(cost) - 1
     modes = cost.shape[1]

@@ -242,7 +242,7 @@ class _Promising:
 
 
 def _shortened(sums: Front, rest: Relaxation, capacity: int) -> Front:
-    """The most promising sums."""
-    promise = sums.cost + rest.bound(capacity - sums.weight)
-    kept = np.sort(np.argpartition(promise, MOST_POINTS)[:MOST_POINTS])
+    """The :data:`MOST_POINTS` sums whose completion has the least bound."""
+    completed = sums.cost + rest.bound(capacity - sums.weight)
+    kept = np.sort(np.argpartition(completed, MOST_POINTS)[:MOST_POINTS])
     return Front(sums.weight[kept], sums.cost[kept], tuple(index[kept] for index in sums.index), sums.parts)

@@ -15,7 +15,7 @@ import numpy as np
 from formulations.problem.strategy_problem import BoolArray, IntArray
 
 Keep = Callable[[IntArray, IntArray], BoolArray]
-"""Which sums are worth keeping, by their weights and costs."""
+"""Filter of sums, by their weights and costs."""
 
 _MOST_PAIRS = 1 << 22
 

@@ -97,7 +97,7 @@ def check(
     claimed_objective: int | None = None,
     claimed_bound: int | None = None,
 ) -> CheckReport:
-    """Replay ``choices`` and compare with what is claimed about them.
+    """Replay ``choices`` and compare with the claims about them.
 
     Parameters
     ----------

@@ -187,7 +187,7 @@ class _HeldOutput:
         """Whether the value is also a result of the step: then its own life is not counted to the byte."""
         return any((edge.producer, edge.output) == (self.u, self.output) for edge in self.builder.model.results)
 
-    # ------------------------------------------------------------ what is known
+    # ------------------------------------------------------------ lifetimes
 
     def _copies(self, mode: int) -> list[_Copy]:
         """The copies that reruns may read in a mode of the producer, in order; the last one comes last."""

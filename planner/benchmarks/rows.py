@@ -41,7 +41,7 @@ class BenchRow:
         Processor time of the solver, and of parsing where that counts.
     peak_rss_bytes
         Largest resident size of the solver's processes, together where there are several. A warm process may
-        still hold what an earlier instance took; those of files are new for every row.
+        still hold memory of an earlier instance; processes for files are new for every row.
     parse_seconds
         Part of ``seconds`` that went into reading and parsing; 0 where that does not count. A file is parsed
         once and its time is part of every solver's row.

@@ -71,9 +71,8 @@ def bench(
     suite
         From :func:`random_suite`, :func:`contest_suite`, or of your own.
     solvers
-        Names that :func:`formulations.solvers.protocol.registry.find_solver` knows. Those that are not built in
-        first solve a problem of six nodes; all of them do where the suite wants warm processes. The suite's own
-        if None.
+        Names for :func:`formulations.solvers.protocol.registry.find_solver`. Solvers that are not built in first
+        solve a problem of six nodes; all of them do where the suite needs warm processes. The suite's own if None.
     time_limit
         Seconds for one instance and solver, as :attr:`BenchRow.seconds` counts them; the instance's or the
         suite's own if None.

@@ -142,7 +142,7 @@ def contest_suite(paths: Sequence[str | Path]) -> Suite:
 
 
 def check_names(suite: str, kind: str, names: Collection[str], known: Collection[str]) -> None:
-    """Refuse names that a suite does not know.
+    """Refuse names that a suite does not have.
 
     Parameters
     ----------

@@ -30,7 +30,7 @@ LOCAL_NAME = "local-cpu"
 
 
 class ClusterError(ValueError):
-    """A cluster, or a mesh on it, that cannot be used; the message says what to do."""
+    """A cluster, or a mesh on it, that cannot be used; the message names the remedy."""
 
 
 class Collective(StrEnum):
@@ -183,7 +183,7 @@ class LinkSpec(_Spec):
 
 
 class Measurement(_Spec):
-    """What a measured cluster was measured on: the machine, and how many processes ran at once."""
+    """Circumstances of a measurement: the machine, and the number of processes that ran at once."""
 
     machine: MachineIdentity
     ranks: PositiveInt
@@ -209,8 +209,8 @@ class ClusterSpec(_Spec):
     host_link_shared
         Whether both directions of the host link share its bandwidth.
     measured
-        For a measured machine: what it was measured on. Its devices are processes, so a mesh of any size
-        fits on it and its rates are shared among the processes.
+        For a measured machine: the circumstances of its measurement. Its devices are processes, so a mesh of any
+        size fits on it and its rates are shared among the processes.
     """
 
     version: Literal[1] = 1

@@ -218,7 +218,7 @@ def to_quanta(seconds: ArrayLike) -> NDArray[np.int64]:
     Raises
     ------
     ValueError
-        A time is negative or not finite: what is forbidden is a flag, never a big number.
+        A time is negative or not finite: forbidden entries are flags, never large numbers.
     """
     array = np.asarray(seconds, dtype=np.float64)
     if not np.all(np.isfinite(array)) or np.any(array < 0):

@@ -60,7 +60,7 @@ def verify_plan(
     Returns
     -------
     ReplayReport
-        Clean, and equal to what the plan predicts.
+        Without violations, and equal to the plan's prediction.
 
     Raises
     ------
@@ -104,7 +104,7 @@ def certificate_contradiction(certificate: Certificate, predicted: Predicted) ->
     claims = [_claim(certificate.solver, certificate.status, predicted.objective_ns, predicted.bound_ns)]
     for check in certificate.cross_checks:
         if check.status is Status.INFEASIBLE:
-            return f"{check.solver} says that no plan exists, {certificate.solver} found one"
+            return f"{check.solver} claims that no plan exists, {certificate.solver} found one"
         claims.append(_claim(check.solver, check.status, check.objective_ns, check.bound_ns))
     for found, proved in (*((claim, claim) for claim in claims), *permutations(claims, 2)):
         if found.objective is not None and proved.bound is not None and found.objective < proved.bound:
@@ -163,9 +163,9 @@ def _broken_promises(decision: Decision, report: ReplayReport) -> Iterator[str]:
     elif report.peak_instruction != predicted.peak_instruction:
         yield f"the peak is at instruction {report.peak_instruction}, {predicted.peak_instruction} predicted"
     elif memory_over_time(report) != predicted.memory:
-        yield "the memory over time differs from what is predicted"
+        yield "the memory over time differs from the prediction"
     timed = PredictedHost.model_fields if report.total_quanta is not None else _HOST_BYTES
     for name in timed:
-        found, promised = getattr(host_prediction(report), name), getattr(predicted.host, name)
-        if found != promised:
-            yield f"host: {name} is {found}, {promised} predicted"
+        found, expected = getattr(host_prediction(report), name), getattr(predicted.host, name)
+        if found != expected:
+            yield f"host: {name} is {found}, {expected} predicted"

@@ -182,7 +182,7 @@ def load_plan(path: Path) -> Plan:
         edited = [name for name, made in plan.part_digests.items() if made_of.get(name) != made]
         where = f" in {', '.join(edited)}" if edited else ""
         raise PlanError(
-            f"plan {path} was edited{where}: its decision has digest {digest}, it says {plan.digest}: plan again"
+            f"plan {path} was edited{where}: its decision has digest {digest}, the file names {plan.digest}: plan again"
         )
     return plan
 
@@ -193,7 +193,7 @@ def schedule_of(plan: Plan, graph: OperatorGraph) -> Schedule:
     Raises
     ------
     PlanError
-        The graph lacks what the plan names.
+        The graph lacks an operator or a value of the plan.
     """
     return decode_schedule(plan.decision, graph)
 

@@ -6,7 +6,7 @@ read them and free them; each buffer is created once. Views alias the storage of
 A buffer lies on the device, or in pinned host memory where an :class:`Offload` created it (*host buffer*).
 Instructions run one after another on the device's compute stream. Copies to and from the host run beside
 them on two links, outward and inward; each takes its copies in the order of their instructions, one at a time.
-A copy begins when its instruction is reached, its link is free and what it reads is there. The compute stream
+A copy begins when its instruction is reached, its link is free and its source is complete. The compute stream
 waits in two places only:
 
 - the first instruction that reads the target of a :class:`Prefetch` (a view counts) waits for that copy;

@@ -7,7 +7,7 @@ from planner.schedule.instructions import Compute, Free, Schedule, creates, read
 
 
 class StorageUses:
-    """Uses of the storages of a schedule without offload; views use what they alias.
+    """Uses of the storages of a schedule without offload; a view uses the storage that it aliases.
 
     Backward begins behind the last first execution of a forward operator, views aside.
 
@@ -64,7 +64,7 @@ class StorageUses:
         if buffer is None:
             return f"{name} is not an output of an operator that owns its storage"
         if buffer in self.returned:
-            return f"{name} is part of what the step returns"
+            return f"{name} is part of a result of the step"
         if buffer not in self.last_forward or buffer not in self.first_backward:
             return f"{name} is not made in forward and used again in backward"
         return ""

@@ -91,7 +91,7 @@ def surviving_values(graph: OperatorGraph, recomputed: Set[int]) -> frozenset[in
     Returns
     -------
     frozenset of int
-        Outputs of the other forward operators that backward operators or those that run again read.
+        Outputs of the other forward operators that backward or recomputed operators read.
     """
     flow = _Dataflow(graph)
     readers = [op for op in flow.computing if op.phase is Phase.BACKWARD or op.index in recomputed]

@@ -92,7 +92,7 @@ def axis_rules(traced: TracedStep, axis_size: int) -> tuple[tuple[tuple[AxisRule
     Returns
     -------
     tuple
-        Per operator index its rules, sorted, the all-replicate rule first; and what was left out.
+        Per operator index its rules, sorted, the all-replicate rule first; and the report of rules left out.
 
     Raises
     ------

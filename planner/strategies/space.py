@@ -43,7 +43,7 @@ class StrategySpace:
     Parameters
     ----------
     graph, mesh
-        What is planned, on which mesh.
+        The step's graph and the mesh.
     nodes
         In the order of ``model.nodes``.
     strategies

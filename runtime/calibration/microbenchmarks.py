@@ -67,7 +67,7 @@ def time_call(call: Callable[[], object], seconds: float) -> float:
     call()
     if dist.is_initialized():
         dist.barrier()
-    # What the processor spent on one thread leaves out other programs; several threads it would add up.
+    # Processor time excludes other programs, but sums over threads, so it serves for a single thread only.
     clock = thread_time if torch.get_num_threads() == 1 else perf_counter
     times: list[float] = []
     end = perf_counter() + seconds

@@ -64,7 +64,7 @@ def writable_file(path: Path, option: str) -> Path:
     if not folder.is_dir():
         raise OptionError(f"{option}: the folder {str(path.parent)!r} does not exist; create it first")
     try:
-        # Permissions alone do not say it: a file system may be read-only or hold no files of users.
+        # Permissions are not enough: a file system may be read-only or hold no files of users.
         with tempfile.TemporaryFile(dir=folder):
             return path
     except OSError as error:

@@ -111,10 +111,10 @@ def errors_of_predictions(plans: LocalPlans, profile: Profile, count: int, seed:
     held = [by_gpu(runs.stage_peaks(layers)) for layers in drawn.values()]
     predicted: dict[str, list[Sequence[int]]] = {}
     for name, slips in (("published", AS_PUBLISHED), ("repaired", REPAIRED)):
-        said = predict(profile, problem, plans.micro_batch, slips).problem
-        predicted[name] = [said.gpu_peaks(plan) for plan in drawn]
+        prediction = predict(profile, problem, plans.micro_batch, slips).problem
+        predicted[name] = [prediction.gpu_peaks(plan) for plan in drawn]
     predicted["engine"] = [
         by_gpu([peak.nbytes for peak in engine_peaks(layers, plan_profiles(layers, runs.chain))])
         for layers in drawn.values()
     ]
-    return {name: prediction_errors(said, held) for name, said in predicted.items()}
+    return {name: prediction_errors(peaks, held) for name, peaks in predicted.items()}

@@ -89,7 +89,7 @@ def make_initial_state(module: str, plan: Path, options: RunOptions) -> None:
     plan
         Copy of the plan on this machine.
     options
-        How to run; what is made goes into the scratch folder.
+        Options of the run; results go into the scratch folder.
 
     Raises
     ------

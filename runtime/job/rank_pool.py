@@ -24,11 +24,11 @@ from runtime.job.process_group import COLLECTIVE_TIMEOUT, LaunchError
 __all__ = ["RankPool"]
 
 IMPORTED = ("runtime.layers.training", "planner.strategies.traced_step")
-"""What the server imports: modules alone, which start no thread."""
+"""Modules that the server imports; importing them starts no thread."""
 
 START_SECONDS = 120.0
 GRACE_SECONDS = 3.0
-"""For the other ranks after an error: they may wait for ever in a collective."""
+"""Time for the other ranks to end after an error: they may wait for ever in a collective."""
 
 
 class RankPool:

@@ -12,7 +12,7 @@ from planner.layers.plan.document import LayerPlan, LayerSettings
 from runtime.layers.families.units import LayerUnit, ModelFamily
 
 _ALIKE = ("data_parallel", "tensor_parallel", "undivided", "sequence_parallel")
-"""What the parts of one block must have in common: its hidden states stay where they are."""
+"""Settings that the parts of one block must share, since its hidden states are not resharded inside."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,7 +58,7 @@ def assign_layers(plan: LayerPlan, family: ModelFamily) -> tuple[tuple[PlannedUn
     ------
     PlanError
         Layers are unknown, missing or in another order than the model's, a unit is cut by a stage, or parts of one
-        unit differ in what they must have in common.
+        unit differ in settings that they must share.
     """
     units = list(family.units)
     _check_names(plan, units)

@@ -27,7 +27,7 @@ _PLACE = (
     "offload_parameters",
     "offload_optimizer",
 )
-"""Settings that say where a parameter is."""
+"""Settings that determine the placement of a parameter."""
 
 
 def refusal(plan: LayerPlan) -> str | None:
@@ -70,11 +70,11 @@ def check_model(plan: LayerPlan, family: ModelFamily, batch: Mapping[str, Tensor
     Raises
     ------
     PlanError
-        The plan's layers are not the model's, or those that share a parameter want it in different places or in more
+        The plan's layers are not the model's, or layers that share a parameter have it in different places or in more
         than two stages.
     FamilyError
-        Heads, widths, the vocabulary or the sequence cannot be shared, or a matrix cannot be sliced, as asked; dropout
-        under tensor parallelism; slices outside blocks, or of which some are replicated under tensor parallelism.
+        Heads, widths, the vocabulary or the sequence cannot be shared, or a matrix cannot be sliced, by the plan's
+        degrees; dropout under tensor parallelism; slices outside blocks, or partly replicated under tensor parallelism.
     """
     stages = assign_layers(plan, family)
     lengths = family.sequence(batch)

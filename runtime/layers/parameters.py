@@ -108,7 +108,7 @@ def split_linears(
     Parameters
     ----------
     unit
-        The unit, whose rules name what is fused and what is split along its output.
+        The unit, whose rules name fused modules and modules that are split along their output.
     inside
         The unit itself or the module in it that is a layer of its own.
     origins

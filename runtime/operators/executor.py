@@ -128,7 +128,7 @@ class _Lowering:
         self._graph = Graph()
         self._nodes: dict[int, Node] = {}
         self._host = HostCopies(device)
-        # What to wait for: by buffer that copies use, by buffer that a copy fills and nobody has read.
+        # Handles of copies to wait for: by buffer that copies use, by buffer that a copy fills and none has read yet.
         self._copies: dict[int, tuple[Node, ...]] = {}
         self._arriving: dict[int, Node] = {}
         self._shared: dict[object, Callable[..., Any]] = {}

@@ -24,7 +24,7 @@ HOST, OUTWARD, INWARD = 1, 2, 3
 """Indices of the resources besides device memory. A link's times are its rows."""
 
 LEAD = 3
-"""Copies' times before its use that an activation takes its memory again: it may have to queue for the link."""
+"""Lead of device memory before the use of an activation, in times of a copy, which may queue for the link."""
 
 
 class OffloadProblemBuilder(RecomputeProblemBuilder):

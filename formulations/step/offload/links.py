@@ -24,7 +24,7 @@ import numpy as np
 from formulations.problem.strategy_problem import IntArray, UsageTerm
 
 _STEPS_OF_DOUBLING, _DOUBLINGS = 12, 10
-"""Levels of what is chosen: so many between one and its double, and so often the lowest is doubled."""
+"""Number of levels between one and its double, and number of doublings of the lowest level."""
 
 
 @dataclass(frozen=True, slots=True)

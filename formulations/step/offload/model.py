@@ -83,7 +83,7 @@ class OffloadProblem:
             away, first = waiting_outputs(self.model, i), self.model.first_backward_use[i]
             readers = (edge.consumer for edge in self.model.edges_from[i] if edge.output in away)
             soon = any(decision.recomputed.get(v, (first,))[0] < first for v in readers)
-            # Where nothing is hidden there is one mode, and a rerun that comes too early for it is forbidden there.
+            # With blocking copies there is one mode, and a rerun that comes too early for it is forbidden.
             way = next((k for k, way in enumerate(self.links.modes) if way.soon == soon), 0)
             choices[i] += (1 + len(self.modes.get(i, ())) + way) * self.model.nodes[i].size
         return tuple(choices)

@@ -47,10 +47,10 @@ from formulations.step.sharding import UNREAD
 from formulations.step.training_step import NodeKind
 
 LEAVING = 4
-"""Index of the resource whose times are the rows of what is leaving."""
+"""Index of the resource whose times are the rows of leaving activations."""
 
 MOST_UNITS = 1 << 20
-"""What is leaving is counted in so many units at most: in bytes, rounded prices of a few rows would weigh much."""
+"""Largest number of units for leaving activations: in bytes, rounded prices of a few rows would weigh much."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -88,7 +88,7 @@ class OffloadRelaxationBuilder(OffloadProblemBuilder):
     @property
     def most_excess(self) -> int:
         """Time of the best known plan beyond the least time of all operators."""
-        assert self.links.best_known is not None, "the relaxation knows a plan"
+        assert self.links.best_known is not None, "the relaxation needs the cost of a plan"
         return max(0, self.links.best_known - self.times.step)
 
     @cached_property

@@ -31,7 +31,7 @@ BEFORE_SHARE = 0.4
 """Part of the time limit that restrictions have where they come before."""
 
 _AT_WORK = 2
-"""Searches that share the memory."""
+"""Number of searches that share the memory."""
 
 _PATIENCE_SECONDS, _PATIENCE = 0.3, 0.6
 """How long a restriction goes on without a better assignment: seconds, and a part of the time that it took to find the

@@ -20,7 +20,7 @@ from formulations.solvers import SolverPool, solve
 from formulations.step.solving.background import Background
 
 BOUNDING = "formulations.solvers.prices.bounding:solve"
-"""What bounds: it looks for no assignments, which would be none of the problem in question."""
+"""Solver of the relaxation; it searches no assignments, which would be none of the original problem."""
 
 ALONE_SHARE = 0.4
 """Part of the time limit that the bound has where it comes after the search."""
@@ -28,7 +28,7 @@ ALONE_SHARE = 0.4
 _LEAST_SECONDS, _LEAST_PATIENCE = 0.05, 3.0
 _POLL_SECONDS = 0.05
 _OVERTIME_SECONDS = 1.0
-"""For the last proof, which may begin right before the time is over."""
+"""Time for the last proof, which may begin right before the limit."""
 
 
 class BoundBeside(Background):
@@ -66,7 +66,7 @@ class BoundBeside(Background):
         self._found: Future[SolveResult | None] | None = None
         self._known: int | None = None
         self._above = 0
-        """What plans cost at least that the relaxation leaves out."""
+        """Lower bound on the cost of plans that the relaxation leaves out."""
 
     @property
     def search_seconds(self) -> float:
@@ -103,7 +103,7 @@ class BoundBeside(Background):
         if patient:
             self.go.set()
             self._begin(cost)
-            with contextlib.suppress(KeyboardInterrupt):  # the plan is there: who has waited enough still gets it
+            with contextlib.suppress(KeyboardInterrupt):  # the plan is returned, also if Ctrl-C ends the wait
                 self._wait(cost)
         self.end()
         result = None if self._found is None else self._found.result()

@@ -38,11 +38,11 @@ LEAST_BEGIN_SECONDS, MOST_BEGIN_SECONDS = 2.0, 10.0
 most), since nothing is found without layouts to begin from, and at most."""
 
 EXECUTED_SECONDS, EXECUTED_SHARE = 0.8, 0.3
-"""Time for executing what is found, where that takes a schedule: at most, and as a part of the time limit."""
+"""Time for executing decisions by their schedules: the most, and as a part of the time limit."""
 
 CROWDED_SHARE, CROWDED_SECONDS = 0.5, 8.0
 """Where restrictions are solved beside the solver: part of the time limit after which a bound of its own begins, and
-seconds that have to be left then. Its first proof takes that long in such problems, and the search needs the time."""
+seconds that have to be left then. Its first proof takes that long in such problems, and the search needs the cores."""
 
 PEAK_SECONDS = 30.0
 """Longest search for the smallest peak, where a solver found no plan."""
@@ -55,7 +55,7 @@ class SolvedStep:
     Parameters
     ----------
     decision
-        What was decided.
+        The decision.
     result
         The solver's checked result; objective, bound and gap are those of the executed decision.
     problem
@@ -205,7 +205,7 @@ class _StepSolve:
         return self.kept.execute(decision)
 
     def _overestimated(self, context: SolveContext) -> Candidate | MinimumPeak | None:
-        """A decision of the problem with bytes rounded up, or the smallest peak where nothing at all fits."""
+        """A decision of the problem with bytes rounded up, or the smallest peak where nothing fits."""
         assert self.built.overestimate is not None, "a problem that counts every byte is never over the limit"
         rounded = self.built.overestimate()
         found, self.kept.best = solve_or_smallest_peak(rounded, self.kept.best, context)

@@ -24,7 +24,7 @@ LEAST_ENTRIES, MOST_ENTRIES = 50_000, 3_000_000
 one price step takes too long. In a deep model columns of its blocks need the time more."""
 
 LEAST_SECONDS = 0.5
-"""Time below which probing gets nowhere."""
+"""Time below which probing fixes nothing."""
 
 _ROUNDS = (0.4, 1.0)
 _PROBING_SHARE = 0.25

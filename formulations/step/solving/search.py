@@ -54,7 +54,7 @@ class Solved:
 Find = Callable[[StepProblem, Candidate | None, SolveOptions, bool], tuple[SolveResult, Candidate | None]]
 """Solves a problem from a decision of it, if any is known; the flag is :attr:`Attempt.patient`.
 
-Returns what a solver found, and the best decision known beside it.
+Returns the solver's result, and the best decision of restrictions solved in parallel.
 """
 
 

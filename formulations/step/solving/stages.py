@@ -32,8 +32,8 @@ SHORT_REACH_SHARE = 0.5
 """Part of the time left after the beginning for the problem of the shortest reach."""
 
 _SMALL, _MEDIUM, _LARGE, _WHOLE = 1 / 16, 1 / 4, 1 / 2, 1.0
-"""Part of the time left for one of many problems, for it where nothing is known yet, for the largest of them, and for
-one that is all there is to begin with."""
+"""Parts of the time left: for one of many problems, for it before any decision is known, for the largest of them, and
+for the only one."""
 
 _LARGEST_SHARES, _LARGEST_SHARE = 3, 0.5
 """Beside the solver: parts of the time for the largest restriction, when each of the others has one, and its part of
@@ -171,7 +171,7 @@ def _without_limit(search: Search) -> Attempts:
         return
     several = search.built.restrictions and not _is_deep(search)
     solved = yield Attempt(search.built.unlimited, _LARGE if several else _WHOLE)
-    if solved is None:  # without layouts there is nothing to go on with
+    if solved is None:  # the later attempts need its layouts
         solved = yield Attempt(search.built.unlimited, _WHOLE)
     if solved is None:
         return

@@ -33,8 +33,9 @@ from planner.graph.optimizers import optimizer_named
 from planner.layers.plan.document import EnginePeak, LayerPlan, LayerSettings
 
 _FETCHED_PART = 4
-"""The part of a layer's offloaded activations that is on the device at once in backward: those of one operator,
-of which profiles of layers know nothing; this is about what small transformers have."""
+"""The part of a layer's offloaded activations that is on the device at once in backward: those of one operator.
+
+Profiles of layers have no operators; this is about the part in small transformers."""
 
 _ACCUMULATED_PART = 2
 """The part of a layer's parameters whose new gradient exists at once while it is added to that of earlier
@@ -267,7 +268,7 @@ class _Stage:
         layer, before = self._layers[place], self._layers[place - 1] if place else None
         repeats = self._micro_batches > 1
         gradients = layer.piece // _ACCUMULATED_PART if repeats else 0
-        # A part of a shared parameter's gradient waits for the embedding's, and then for the sum of both.
+        # A part of a shared parameter's gradient is held until the embedding's is there, and then their sum.
         gradients += self._tied_gradient * (1 if place else 2)
         if reduces:
             gradients += self._sum("copy", 0, place + 1) if repeats else layer.piece

@@ -374,7 +374,7 @@ def layer_of(
 def _workspaces(works: Sequence[Work], boundary: Boundary) -> tuple[int, int]:
     """Most bytes beyond what stays while forward runs, and while backward runs: results and gradients in passing.
 
-    While a work runs forward, its result and the one before it are alive beside what the works up to it have left.
+    While a work runs forward, its result and the one before it are alive beside the tensors saved up to it.
     While it runs backward, the gradients of both are, and the gradient of the residual; the work behind it has freed
     its result by then, unless its own backward reads it.
     """

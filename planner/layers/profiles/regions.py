@@ -181,7 +181,7 @@ class _Blocks:
         numbered = [prefix for prefix in _numbered(path) if prefix in self._inside]
         if self._lists:
             inside = [prefix for prefix in numbered if _pattern(prefix) in self._lists]
-            # Swin's stage is a list of stages, its blocks are a list inside: what is in the stage alone is in no block.
+            # Swin's stages are a list, its blocks are a list inside: modules of a stage outside its blocks are in none.
             deepest = max(
                 (p.count("#") for p in self._lists if inside and p.startswith(_pattern(inside[0]))), default=0
             )
@@ -192,7 +192,7 @@ class _Blocks:
         return top or None
 
     def _is_stack(self, members: Sequence[str], feeds: set[tuple[str, str]]) -> bool:
-        """Whether modules are blocks: modules of modules, alike, each reading what the one before it made."""
+        """Whether modules are blocks: equal modules of modules, each of which reads the result of the one before."""
         first = self._inside[members[0]]
         if not all(any("." in name for name in self._inside[member]) for member in members):
             return False

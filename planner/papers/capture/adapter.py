@@ -129,7 +129,7 @@ def plan_with_capture(request: LayerRequest, chain: LayerChain) -> LayerPlan:
 
 @dataclass(frozen=True, slots=True)
 class _Decision:
-    """What a search decides.
+    """Decision of a search.
 
     Parameters
     ----------
@@ -138,7 +138,7 @@ class _Decision:
     nearest
         The candidate of least peak.
     complete
-        Whether the search looked at all plans.
+        Whether the search covered all plans.
     """
 
     candidate: _Candidate
@@ -257,7 +257,7 @@ def _published(request: LayerRequest, candidates: list[_Candidate], nearest: _Ca
     Raises
     ------
     InfeasibleError
-        The predictor cannot profile what the plans need.
+        The predictor cannot profile the stages of the plans.
     """
     found, complete = [], True
     for candidate in candidates:

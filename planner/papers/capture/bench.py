@@ -1,13 +1,13 @@
 """The suite ``capture``: memory-centric plans as published and exact, beside a throughput-first one.
 
 Objective and bound are bytes of the fullest GPU by the replay, whatever a solver predicted. ``throughput_first`` is the
-fastest plan that fits the GPUs; it stands in for Alpa, whose own plans the paper does not print. What a solver saves in
-memory and loses in throughput against it is in the last lines.
+fastest plan that fits the GPUs; it stands in for Alpa, whose own plans the paper does not print. Memory saved and
+throughput lost against it are in the last lines, by solver.
 
 ==================  ============================================================================================
 ``throughput_first``  least time of a step among all plans that fit
 ``as_published``      the published predictor and Algorithm 4 with all slips, until a number of placements
-``published``         what the published predictor and rule for ties choose among all plans
+``published``         the choice of the published predictor and rule for ties among all plans
 ``repaired``          the same with the repaired predictor, ties by leximax
 ``exact``             least peak by the replay, ties by leximax; proven
 ``mcap``              of pipelines alone: mCAP's brute force, until a number of placements
@@ -99,7 +99,7 @@ class CaptureCell:
         return BenchInstance(f"{self.case}{self.label}", f"capture_{kind}_{self.case.schedule}", None, own_solvers=own)
 
     def rate(self, solver: str) -> float:
-        """Samples per second of what a solver found."""
+        """Samples per second of a solver's plan."""
         return self.case.batch / self.case.times.seconds(self.case.problem, self.found[solver])
 
     def lines(self) -> list[str]:
@@ -331,4 +331,4 @@ PARTS: Mapping[str, Callable[[], Iterator[tuple[CaptureCase, tuple[str, ...]]]]]
     "smaller": _smaller,
     "times": _times,
 }
-"""What makes the cases of each part, and their solvers: Figures 6 and 8, Figure 9, Table II."""
+"""Makers of the cases of each part, with their solvers: Figures 6 and 8, Figure 9, Table II."""

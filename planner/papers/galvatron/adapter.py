@@ -44,7 +44,7 @@ BATCHES_TRIED = 16
 SECONDS_PER_COST = 1e-7
 
 GAP = Fraction(1, 1000)
-"""At which the exact search ends."""
+"""Gap at which the exact search ends."""
 
 
 def plan_with_galvatron(request: LayerRequest, chain: LayerChain) -> LayerPlan:
@@ -150,7 +150,7 @@ def _problem(request: LayerRequest, chain: LayerChain, slips: Slip) -> PipelineP
 
 
 def _search_notes(unit_bytes: int, until: str) -> tuple[str, ...]:
-    """What the published search does here otherwise than in the paper; `until` says where its time was over."""
+    """Notes on differences of the published search here from the paper; `until` is where its time was over."""
     notes = ["strategies nest replicas, shards and tensor parallelism in this order, which is what runs"]
     if unit_bytes < DEFAULT_UNIT_BYTES:
         notes.append(

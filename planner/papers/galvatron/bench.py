@@ -42,7 +42,7 @@ from planner.papers.galvatron.summary import EXACT_GAP, UNITS_PER_SECOND, summar
 
 SOLVERS = ("as_published", "runnable", "repaired", "exact")
 SECONDS = 60.0
-"""For one solve."""
+"""Time limit of one solve."""
 
 _LARGE_GAP = Fraction(1, 100)
 _LARGE_BATCHES = (64, 128, 256, 512, 1024, 1536)
@@ -266,7 +266,7 @@ PARTS: dict[str, Callable[[], Iterator[BenchInstance]]] = {
     "table-5": _table_5,
     "figure-6": _figure_6,
 }
-"""What makes the instances of each part."""
+"""Makers of the instances of each part."""
 
 NOTES = (
     "but for stages, objective and bound are tenths of a nanosecond per sample, by our cost presets; "

@@ -20,10 +20,10 @@ ORDER = (
     ("galvatron_base", "galvatron_bmw"),
     ("galvatron_1f1b_biobj", "galvatron_bmw"),
 )
-"""Pairs of variants of which the paper says that the second is never slower."""
+"""Pairs of variants of which, by the paper, the second is never slower."""
 
 EXACT_GAP = Fraction(1, 1000)
-"""At which the exact search ends, so that much its plans may lack."""
+"""Gap at which the exact search ends."""
 
 EXACT = ("exact", "labels")
 """Solvers that prove their plans: of whole pipelines, and of stages."""
@@ -53,7 +53,7 @@ def _rates(rows: Sequence[BenchRow]) -> Iterator[str]:
 
 
 def _orders(rows: Sequence[BenchRow]) -> Iterator[str]:
-    """How many pairs of variants each solver orders as the paper does, and those that it does not."""
+    """Number of pairs of variants that each solver orders as the paper does, and the other pairs."""
     by_solver: dict[str, dict[str, BenchRow]] = {}
     for row in rows:
         if row.formulation in paper.VARIANTS:

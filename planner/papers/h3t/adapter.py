@@ -1,10 +1,10 @@
 """H3T on a real model: the switches of every block, as a layer plan.
 
 As published, the pruned dynamic program decides, with its slips and the optimizer behind the step; else the labels in
-bytes decide, with a proof. Both synchronize all segments. What the layer executor enforces of a set of switches is
+bytes decide, with a proof. Both synchronize all segments. Of a set of switches, the layer executor enforces
 rematerialization (checkpointing), hidden offloading, partition (sharded data parallelism that gathers parameters again
-before backward, or not) and lazy prefetching (parameters in host memory); the optimizer's state is always there.
-Embedding and head, which have no switches, are replicated.
+before backward, or not) and lazy prefetching (parameters in host memory); the optimizer's state is always in host
+memory. Embedding and head, which have no switches, are replicated.
 """
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ from planner.papers.h3t import paper_tables as paper
 from planner.papers.h3t.cases import GIGABYTE, MEASURED_PCIE_SHARE, NO_LIMIT_GB, H3tCase, table_1_cases
 
 SECONDS = 60.0
-"""For one solve."""
+"""Time limit of one solve."""
 
 SYNCHRONIZED, FREE = "h3t_synchronized", "h3t"
 
@@ -403,10 +403,10 @@ PARTS: dict[str, Callable[[], Iterator[BenchInstance]]] = {
     "optimizer": _optimizer,
     "free": _free,
 }
-"""What makes the instances of each part."""
+"""Makers of the instances of each part."""
 
 NOTES = (
     "objective and bound are microseconds of a step by our cost presets; the paper measured its seconds",
     "paper: dp beats all switches on by up to 1.18, and loses to greedy or all-on by 0.1 to 0.3 s in three columns",
 )
-"""What makes the rows readable."""
+"""Notes for readers of the rows."""

@@ -24,7 +24,7 @@ SMALLEST_PEAK = "minimum_peak"
 """Name of the solver whose objective is bytes."""
 
 _LEAST_SHARE, _OVERTIME_SHARE = 0.2, 0.15
-"""Parts of a row's time limit: what remains for solving, however long building took, and what solvers may exceed it."""
+"""Parts of a row's time limit: the least for solving, however long building took, and the excess of solvers."""
 
 Limit = Callable[[PreparedCase], int]
 """Bytes for tensors on one device of a case."""

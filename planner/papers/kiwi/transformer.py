@@ -50,7 +50,7 @@ LOSS_CHUNKS = 8
 """Of the loss in ``recompute``: in one piece the logits alone are more than the lowest limits."""
 
 SECONDS = 10.0
-"""For one solve, where a row says nothing else."""
+"""Time limit of one solve, unless the row has its own."""
 
 PEAK_SECONDS = 60.0
 """For one search for a smallest peak."""

@@ -30,7 +30,7 @@ from planner.layers.plan.request import LayerRequest, planned_model
 from planner.machine.cluster import ClusterSpec
 
 TENSORS_AT_WORK = 2
-"""What FSDP2 holds of a module at work, sharded or replicated: its parameters and, in backward, their gradients."""
+"""Tensors of a running module under FSDP2, sharded or replicated: its parameters and, in backward, their gradients."""
 
 
 def plan_with_osdp(request: LayerRequest, chain: LayerChain) -> LayerPlan:

@@ -61,10 +61,10 @@ CLAIMS = (
     Claim("figure 8", "titan", (), "osdp_peak", "osdp_peak_base", "3 to 92 %"),
     Claim("figure 9", "titan", (), "osdp_checkpointing", FSDP, "at most 108.3 %, 52.9 % on average"),
 )
-"""Figures 5, 6, 8 and 9; the paper says no more about them in numbers."""
+"""All gains that the paper prints, for its figures 5, 6, 8 and 9."""
 
 Objectives = Mapping[OsdpCase, Mapping[str, int]]
-"""What each solver found of each case."""
+"""Objective of each solver on each case."""
 
 
 def summarized(cases: Mapping[str, OsdpCase], rows: Sequence[BenchRow]) -> list[str]:

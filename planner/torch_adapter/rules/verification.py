@@ -113,7 +113,7 @@ def _sequence(returned: Any) -> tuple[Any, ...]:
 def _as_expected(
     instance: SmallInstance, results: Sequence[Tensor | None], outputs: Sequence[TensorSpec | None]
 ) -> bool:
-    """Whether the instance returns what the real operator returns, at the shapes that were derived for it."""
+    """Whether the instance returns the same kinds of tensors as the real operator, at the derived shapes."""
     return len(results) == len(outputs) and all(
         spec is None or (result is not None and (shape is None or tuple(result.shape) == shape))
         for result, spec, shape in zip(results, outputs, instance.outputs, strict=True)

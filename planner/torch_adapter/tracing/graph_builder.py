@@ -184,7 +184,7 @@ class GraphBuilder:
         return None
 
     def _module_path(self, node: Node) -> str:
-        """Recorded path; autograd's own sums of gradients take that of what they add last."""
+        """Recorded path; autograd's own sums of gradients have the path of their last summand."""
         path = module_path_of(node)
         if path is not None:
             return path

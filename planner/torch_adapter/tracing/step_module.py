@@ -196,7 +196,7 @@ def _scalar_loss(output: Any, loss_fn: LossFunction | None, loss_kwargs: dict[st
 
 @contextmanager
 def left_as_found(module: nn.Module) -> Iterator[None]:
-    """Undo what the module's forward does to its own attributes (a cache, a counter) while it is traced."""
+    """Restore attributes that the module's forward changes while it is traced (a cache, a counter)."""
     found: list[tuple[dict[str, Any], dict[str, Any]]] = [
         (mapping, dict(mapping))
         for submodule in module.modules()

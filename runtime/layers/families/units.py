@@ -76,7 +76,7 @@ class LayerUnit(nn.Module, ABC):
     Parameters
     ----------
     name
-        Module path of a block; ``embedding``, ``bridge`` or ``head`` for what lies around the blocks.
+        Module path of a block; ``embedding``, ``bridge`` or ``head`` for the modules around the blocks.
     takes, gives
         Kinds of the tensors of its arguments and of its result.
     rules
