@@ -27,7 +27,7 @@ from formulations.solvers.protocol.registry import SolverSpec
 _PARENT_CHECK_SECONDS = 1.0
 _LONG_JOB_SECONDS = 1.0
 """After a job of more processor time than this, cycles are looked for in all that the process has loaded, which takes
-up to 0.1 s; after shorter ones, only in what they made: many problems then take a worker as long as their solvers do."""
+up to 0.1 s; after a shorter one only in what it made, so that a worker is free for the next one at once."""
 
 
 @dataclass(frozen=True, slots=True)
