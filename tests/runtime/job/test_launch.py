@@ -90,6 +90,7 @@ def test_without_a_launcher_the_message_says_how_to_start(tmp_path):
     assert "no launcher: start with `torchrun" in ended.stderr
 
 
+@pytest.mark.slow
 def test_a_plan_of_another_graph_is_refused_and_interrupts_are_the_callers_again():
     plan = with_source(random_plan("mlp", (2,), 0), graph_fingerprint="1" * 64)
     before = signal.getsignal(signal.SIGINT)
