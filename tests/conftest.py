@@ -11,14 +11,19 @@ from support.layers.peak_ratios import PROPERTY, PeakRatio, summary
 
 LONGEST = (
     "test_notebooks",
-    "test_launch",
     "test_solvers_differential",
     "test_session",
+    "test_launch",
     "test_random_plans",
     "test_layer_executor",
     "test_layer_random",
+    "test_metamorphic",
+    "test_schedule_builder",
+    "test_portfolio",
+    "test_step_beside",
+    "test_worker",
 )
-"""Files that take a minute or more. A file is run by one process, so these begin first: both processes end together."""
+"""Files that take half a minute or more. A file is run by one process, so these begin first: both processes end together."""
 
 
 NOT_FAST = ("slow", "fuzz", "bench")

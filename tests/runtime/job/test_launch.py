@@ -133,6 +133,7 @@ def test_a_check_that_fails_is_shown_once_and_ends_every_rank_with_an_error(tmp_
     assert [failure.partition(" ")[0] for failure in read_report(out).failures()] == ["loss", "gradient"]
 
 
+@pytest.mark.slow
 def test_a_plan_file_is_run_and_the_scratch_folder_keeps_what_is_in_it(tmp_path):
     path, out, scratch = tmp_path / "plan.json", tmp_path / "report.json", tmp_path / "home"
     save_plan(random_plan("mlp", (2,), 0), path)

@@ -136,6 +136,7 @@ def test_each_setting_saves_the_memory_that_it_promises(two_ranks):
     assert both[0].host_peak_bytes == 4 * 4 * 64 * 64 * 4 < offloaded[0].host_peak_bytes
 
 
+@pytest.mark.slow
 def test_slices_save_gathered_parameters(two_ranks):
     """With little activation memory the peak is what is gathered at once."""
     ends = {"data_parallel": 2, "sharding": "zero3"}
@@ -281,6 +282,7 @@ def test_steps_that_the_units_do_not_understand_are_refused():
         model_family(replace(gpt2, loss_fn=lambda output: output.loss))
 
 
+@pytest.mark.slow
 def test_a_plan_is_run_by_processes_of_its_own():
     plan = staged_plan("gpt2", [{}] * 2, [{}] * 2, devices=2, micro_batches=2)
     report = run_layer_plan(plan, steps=3, check=True)
