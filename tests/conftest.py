@@ -23,8 +23,7 @@ LONGEST = (
     "test_step_beside",
     "test_worker",
 )
-"""Files that take half a minute or more. A file is run by one process, so these begin first: both processes end together."""
-
+"""Files that take half a minute or more, in `make test-all`; one process runs a file, so these begin first."""
 
 NOT_FAST = ("slow", "fuzz", "bench")
 """Marks of what `make test` leaves out."""
