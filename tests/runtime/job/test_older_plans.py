@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from support.tiers import only
 
 from planner.models.references import ModelReference, load_step
 from planner.plan.document import load_plan
@@ -26,7 +25,8 @@ def test_they_explain_themselves(name, meshwright) -> None:
     assert "transformer" in ended.out or "stage 0" in ended.out
 
 
-@pytest.mark.parametrize("name", only(("galvatron",), [*OPERATOR_PLANS, "galvatron"]))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [*OPERATOR_PLANS, "galvatron"])
 def test_they_run_like_one_process(name, meshwright) -> None:
     ended = meshwright("run", PLANS / f"{name}.json", "--steps", 1, "--check")
     assert ended.code == 0, ended.err

@@ -282,7 +282,6 @@ def test_steps_that_the_units_do_not_understand_are_refused():
         model_family(replace(gpt2, loss_fn=lambda output: output.loss))
 
 
-@pytest.mark.slow
 def test_a_plan_is_run_by_processes_of_its_own():
     plan = staged_plan("gpt2", [{}] * 2, [{}] * 2, devices=2, micro_batches=2)
     report = run_layer_plan(plan, steps=3, check=True)
