@@ -1,7 +1,9 @@
-"""In which order files of tests begin, and what is shown when all are over, whichever process ran them."""
+"""In which order files of tests begin, which have fast tests, and what is shown when all are over."""
 
 from __future__ import annotations
 
+from collections import defaultdict
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,20 +11,41 @@ from support.layers.peak_ratios import PROPERTY, PeakRatio, summary
 
 LONGEST = (
     "test_notebooks",
-    "test_launch",
     "test_solvers_differential",
     "test_session",
+    "test_launch",
     "test_random_plans",
     "test_layer_executor",
     "test_layer_random",
+    "test_metamorphic",
+    "test_schedule_builder",
+    "test_portfolio",
+    "test_step_beside",
+    "test_worker",
 )
-"""Files that take a minute or more. A file is run by one process, so these begin first: both processes end together."""
+"""Files that take half a minute or more, in `make test-all`; one process runs a file, so these begin first."""
+
+NOT_FAST = ("slow", "fuzz", "bench")
+"""Marks of what `make test` leaves out."""
+FAST_TESTS = pytest.StashKey[dict[Path, int]]()
+"""How many tests of each collected file `make test` runs."""
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put the longest files first and leave the order of all others."""
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Count the fast tests before any are left out, put the longest files first, leave the order of all others."""
+    fast: dict[Path, int] = defaultdict(int)
+    for item in items:
+        fast[item.path] += not any(item.get_closest_marker(mark) for mark in NOT_FAST)
+    config.stash[FAST_TESTS] = dict(fast)
     order = {name: place for place, name in enumerate(LONGEST)}
     items.sort(key=lambda item: order.get(item.path.stem, len(LONGEST)))
+
+
+@pytest.fixture(scope="session")
+def fast_tests(pytestconfig: pytest.Config) -> dict[Path, int]:
+    """How many tests of each file `make test` runs; none are known where single tests were asked for."""
+    return {} if any("::" in argument for argument in pytestconfig.args) else pytestconfig.stash[FAST_TESTS]
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:

@@ -27,6 +27,10 @@ NEEDS_A_GUIDE = 5
 MOST_README_BYTES = 8_192
 MOST_GUIDE_LINES = {"formulations/solvers/README.md": 120}
 MOST_LINES_OF_A_GUIDE = 60
+WHOLLY_SLOW = {
+    "test_planning.py": "timings of planning, for `make bench` alone",
+}
+"""Files of tests of which `make test` runs none, and why."""
 
 
 def sources(*folders: str) -> list[Path]:
@@ -125,6 +129,12 @@ def test_tests_are_no_packages_and_have_names_of_their_own() -> None:
     assert list((ROOT / "tests").rglob("__init__.py")) == []
     names = [path.name for path in (ROOT / "tests").rglob("test_*.py")]
     assert sorted(names) == sorted(set(names))
+
+
+def test_make_test_runs_some_of_every_file(fast_tests: dict[Path, int]) -> None:
+    """A whole run collects every file; where one file is run, it is judged alone."""
+    assert [path.name for path, count in fast_tests.items() if not count and path.name not in WHOLLY_SLOW] == []
+    assert [path.name for path, count in fast_tests.items() if count and path.name in WHOLLY_SLOW] == []
 
 
 def test_top_level_folders_are_the_agreed_ones() -> None:

@@ -1,4 +1,4 @@
-"""Every notebook runs from top to bottom, and is the pair of its script without outputs."""
+"""Every notebook runs from top to bottom, in `make test` the first, and is the pair of its script without outputs."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import jupytext
 import nbformat
 import pytest
 from nbclient import NotebookClient
+from support.tiers import first
 
 NOTEBOOKS = Path(__file__).resolve().parents[2] / "notebooks"
 SMALL_GPT2 = {
@@ -31,8 +32,7 @@ def test_script_and_notebook_are_one(script: Path) -> None:
     assert all(cell.outputs == [] and cell.execution_count is None for cell in notebook.cells if "outputs" in cell)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("path", sorted(NOTEBOOKS.glob("*.ipynb")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", first(1, sorted(NOTEBOOKS.glob("*.ipynb"))), ids=lambda path: path.stem)
 def test_a_notebook_runs(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = tmp_path / "config.json"
     config.write_text(json.dumps(SMALL_GPT2))

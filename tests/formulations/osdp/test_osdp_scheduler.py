@@ -14,6 +14,7 @@ from support.problems.osdp_chains import (
     reference_bytes,
     reference_nanoseconds,
 )
+from support.tiers import only
 
 from formulations.layers.layer import LayerChain
 from formulations.osdp import knapsack as osdp_knapsack
@@ -117,7 +118,7 @@ def deep_case(seed: int, settings: OsdpSettings) -> Case:
     return Case(chain, replace(machine, memory_bytes=max(limit, low)), settings, 2)
 
 
-@pytest.mark.parametrize("accounting", Accounting)
+@pytest.mark.parametrize("accounting", only((Accounting.PUBLISHED,), Accounting))
 def test_branch_and_cut_finds_the_same_optimum_on_larger_problems(accounting: Accounting) -> None:
     cut = 0
     with SolverPool() as pool:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 from support.problems.random_problems import random_problem, training_step_problem, with_limits
+from support.tiers import slow
 
 from formulations.encodings.flat import flatten, message_entries
 from formulations.presolve import presolve
@@ -147,7 +148,7 @@ def test_is_deterministic_with_an_iteration_limit(monkeypatch: pytest.MonkeyPatc
     assert first.status in (Status.FEASIBLE, Status.OPTIMAL)
 
 
-@pytest.mark.parametrize("columns", [portfolio_lanes.MOST_COLUMNS, 0])
+@pytest.mark.parametrize("columns", [portfolio_lanes.MOST_COLUMNS, slow(0)])
 def test_one_worker_is_deterministic_without_an_iteration_limit(
     columns: int, monkeypatch: pytest.MonkeyPatch, pool: SolverPool
 ) -> None:
@@ -179,19 +180,23 @@ def test_workers_are_counted(step: StrategyProblem) -> None:
 
 
 @pytest.mark.parametrize("member", ["crash", "fail"])
-def test_a_member_that_dies_leaves_what_it_found(member: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_member_that_dies_leaves_what_it_found(
+    member: str, monkeypatch: pytest.MonkeyPatch, pool: SolverPool
+) -> None:
     only(monkeypatch, member)
     free = with_limits(training_step_problem(2, operators=40), [10**13])
-    result = solve(free, "portfolio", SolveOptions(time_limit=10))
+    result = solve(free, "portfolio", SolveOptions(time_limit=10), pool=pool)
     assert result.status is Status.FEASIBLE
     assert check(free, result.choices or (), result.objective).ok
     assert member in result.message
 
 
 @pytest.mark.parametrize("member", ["crash", "fail", "wrong_assignment"])
-def test_the_others_go_on(member: str, monkeypatch: pytest.MonkeyPatch, step: StrategyProblem) -> None:
+def test_the_others_go_on(
+    member: str, monkeypatch: pytest.MonkeyPatch, pool: SolverPool, step: StrategyProblem
+) -> None:
     beside(monkeypatch, member)
-    result = solve(step, "portfolio", SolveOptions(time_limit=30))
+    result = solve(step, "portfolio", SolveOptions(time_limit=30), pool=pool)
     assert result.status is Status.OPTIMAL
     assert check_result(step, result).ok
 
@@ -204,21 +209,23 @@ def test_a_member_that_hangs_is_killed(monkeypatch: pytest.MonkeyPatch, step: St
     assert result.status in (Status.BOUND_ONLY, Status.FEASIBLE)
 
 
-def test_an_optimum_stops_a_member_that_hangs(monkeypatch: pytest.MonkeyPatch, step: StrategyProblem) -> None:
+def test_an_optimum_stops_a_member_that_hangs(
+    monkeypatch: pytest.MonkeyPatch, pool: SolverPool, step: StrategyProblem
+) -> None:
     beside(monkeypatch, "hang")
-    result = solve(step, "portfolio", SolveOptions(time_limit=100))
+    result = solve(step, "portfolio", SolveOptions(time_limit=100), pool=pool)
     assert result.status is Status.OPTIMAL
     assert result.seconds < 50
 
 
-def test_lies_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lies_are_told(monkeypatch: pytest.MonkeyPatch, pool: SolverPool) -> None:
     beside(monkeypatch, "wrong_bound")
     large = training_step_problem(1, operators=300)  # a small one HiGHS may prove before the other has spoken
     with pytest.raises(SolverContradiction, match="lower bound"):
-        solve(large, "portfolio", SolveOptions(time_limit=30))
+        solve(large, "portfolio", SolveOptions(time_limit=30), pool=pool)
     only(monkeypatch, "wrong_infeasible")
     with pytest.raises(SolverContradiction, match="nothing is feasible"):
-        solve(random_problem(3, "tiny"), "portfolio", SolveOptions(time_limit=30))
+        solve(random_problem(3, "tiny"), "portfolio", SolveOptions(time_limit=30), pool=pool)
 
 
 def test_interrupted_it_returns_the_best_so_far(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -235,7 +242,7 @@ def test_a_start_that_is_better_is_kept(
 ) -> None:
     best = solve(step, "portfolio", SolveOptions(time_limit=30), pool=pool)
     only(monkeypatch, "hang")
-    result = solve(step, "portfolio", SolveOptions(time_limit=1, initial_choices=best.choices))
+    result = solve(step, "portfolio", SolveOptions(time_limit=1, initial_choices=best.choices), pool=pool)
     assert result.objective == best.objective
 
 
@@ -253,62 +260,63 @@ def test_members_hear_of_each_other(pool: SolverPool, step: StrategyProblem) -> 
     assert found[0] == best.choices
 
 
-def test_members_hear_each_others_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_members_hear_each_others_bounds(monkeypatch: pytest.MonkeyPatch, pool: SolverPool) -> None:
     """In one lane, the next member knows at once; beside each other, as soon as there is something to tell."""
     problem = training_step_problem(1, operators=80)
     monkeypatch.setattr(portfolio, "lean_presolve", lambda problem, deadline: presolve(problem, ()))
     listener, prices = Turn(FAKE + "listen_for_bound"), Turn("lagrangian", iterations=5)
     for lanes in (((prices, listener),), ((listener,), (prices,))):
         monkeypatch.setattr(portfolio, "lanes_for", lambda problem, options, deep, lanes=lanes: lanes)
-        result = solve(problem, "portfolio", SolveOptions(time_limit=60))
+        result = solve(problem, "portfolio", SolveOptions(time_limit=60), pool=pool)
         heard = int(result.message.partition("heard ")[2].partition(";")[0])
         assert result.bound is not None
         assert 0 < heard <= result.bound
 
 
-def test_a_job_can_be_stopped(step: StrategyProblem) -> None:
-    with SolverPool() as pool:
-        listener = Listener(should_stop=lambda: True)
-        outcome = pool.run(find_solver(FAKE + "hang"), step, SolveOptions(time_limit=60), listener)
+def test_a_job_can_be_stopped(pool: SolverPool, step: StrategyProblem) -> None:
+    listener = Listener(should_stop=lambda: True)
+    outcome = pool.run(find_solver(FAKE + "hang"), step, SolveOptions(time_limit=60), listener)
     assert outcome.ending is Ending.STOPPED
 
 
 @pytest.mark.parametrize("solver", ["portfolio", FAKE + "listen"])
 def test_what_is_found_elsewhere_is_told_to_solvers(
-    solver: str, monkeypatch: pytest.MonkeyPatch, step: StrategyProblem
+    solver: str, monkeypatch: pytest.MonkeyPatch, pool: SolverPool, step: StrategyProblem
 ) -> None:
     """The only member ends as soon as it hears something, and not before."""
-    best = solve(step, "highs", SolveOptions(time_limit=30))
+    best = solve(step, "highs", SolveOptions(time_limit=30), pool=pool)
     letters = [best.choices]
     only(monkeypatch, "listen")
-    result = solve(step, solver, SolveOptions(time_limit=60), from_others=lambda: letters.pop() if letters else None)
+    options = SolveOptions(time_limit=60)
+    result = solve(step, solver, options, pool=pool, from_others=lambda: letters.pop() if letters else None)
     assert result.choices == best.choices
     assert result.seconds < 30
 
 
 @pytest.mark.parametrize("solver", ["portfolio", FAKE + "hang"])
 def test_what_is_found_elsewhere_is_checked_and_stays(
-    solver: str, monkeypatch: pytest.MonkeyPatch, step: StrategyProblem
+    solver: str, monkeypatch: pytest.MonkeyPatch, pool: SolverPool, step: StrategyProblem
 ) -> None:
     """Whatever the solver does; an assignment over the limits is neither passed on nor kept."""
-    best = solve(step, "highs", SolveOptions(time_limit=30))
+    best = solve(step, "highs", SolveOptions(time_limit=30), pool=pool)
     over = tuple(int(node.cost.argmin()) for node in step.nodes)
     assert not check(step, over).ok
     letters = [best.choices, over]
     only(monkeypatch, "hang")
-    result = solve(step, solver, SolveOptions(time_limit=2), from_others=lambda: letters.pop() if letters else None)
+    options = SolveOptions(time_limit=2)
+    result = solve(step, solver, options, pool=pool, from_others=lambda: letters.pop() if letters else None)
     assert result.choices == best.choices
     assert "others offered an assignment that does not hold" in result.message
 
 
 def test_a_solve_that_is_told_to_stop_ends_with_the_best_so_far(
-    monkeypatch: pytest.MonkeyPatch, step: StrategyProblem
+    monkeypatch: pytest.MonkeyPatch, pool: SolverPool, step: StrategyProblem
 ) -> None:
     """With an hour to go it would outlast this test's own limit."""
     only(monkeypatch, "hang")
-    known = solve(step, "greedy", SolveOptions(time_limit=30))
+    known = solve(step, "greedy", SolveOptions(time_limit=30), pool=pool)
     options = SolveOptions(time_limit=3600, initial_choices=known.choices)
-    assert solve(step, "portfolio", options, should_stop=lambda: True).objective == known.objective
+    assert solve(step, "portfolio", options, pool=pool, should_stop=lambda: True).objective == known.objective
 
 
 def test_needs_processes() -> None:

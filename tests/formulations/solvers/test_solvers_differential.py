@@ -18,6 +18,7 @@ from support.problems.random_problems import random_problem, training_step_probl
 from support.problems.shrinking import shrunk
 from support.problems.solver_truth import EXACT, FIXTURES, HEURISTICS, Truth, fuzz_problem, judge_or_keep
 from support.problems.tight_problems import tight_problem
+from support.tiers import first, slow
 
 from formulations.presolve import presolve
 from formulations.problem.checker import check
@@ -28,8 +29,12 @@ from formulations.solvers.peaks.limit_problem import peak_problem, peak_range
 
 OPTIONS = SolveOptions(time_limit=60)
 SAMPLE = 1200
-"""Problems of which `make test` asks the fast exact solvers all, and everyone else every eighth."""
+"""Problems of which the fast exact solvers are asked all (in `make test` those of the first batches), and everyone else
+every fourth."""
 BATCHES = 8
+AT_ONCE = 3
+"""Batches in `make test`."""
+OTHERS_STEP = 4
 FAST = ("highs", "cpsat")
 ALL_LENGTH = 10_000
 """Problems of `make fuzz`, each for every solver but Pyomo's mirror of HiGHS, which takes a second for some."""
@@ -48,7 +53,7 @@ def seeds_of(batch: int, batches: int, count: int) -> range:
     return range(batch * count // batches, (batch + 1) * count // batches)
 
 
-@pytest.mark.parametrize("batch", range(BATCHES))
+@pytest.mark.parametrize("batch", first(AT_ONCE, range(BATCHES)))
 @pytest.mark.parametrize("name", FAST)
 def test_exact_solvers_agree_with_enumeration(name: str, batch: int, pool: SolverPool) -> None:
     for seed in seeds_of(batch, BATCHES, SAMPLE):
@@ -57,12 +62,12 @@ def test_exact_solvers_agree_with_enumeration(name: str, batch: int, pool: Solve
 
 @pytest.mark.parametrize("name", [name for name in AT_LENGTH if name not in FAST])
 def test_everyone_else_says_nothing_wrong(name: str, pool: SolverPool) -> None:
-    for seed in range(0, SAMPLE, BATCHES):
+    for seed in range(0, SAMPLE, OTHERS_STEP):
         Truth.of(fuzz_problem(seed)).judge_solver(name, seed, pool)
 
 
 def test_pyomo_agrees(pool: SolverPool) -> None:
-    for seed in range(6000, 6080):
+    for seed in range(6000, 6200):
         Truth.of(random_problem(seed)).judge_exact(solve(random_problem(seed), "pyomo", OPTIONS, pool=pool))
 
 
@@ -72,13 +77,14 @@ def test_another_solver_of_pyomo_agrees(pool: SolverPool) -> None:
         Truth.of(problem).judge(solve(problem, "pyomo:appsi_highs", OPTIONS, pool=pool))
 
 
-def test_members_are_needed_on_many_of_these_problems() -> None:
+@pytest.mark.parametrize("sample", [AT_ONCE * SAMPLE // BATCHES, slow(SAMPLE)])
+def test_members_are_needed_on_many_of_these_problems(sample: int) -> None:
     """Presolve alone solves most small problems; a sample that it swallows would test nothing else."""
     left = 0
-    for seed in range(SAMPLE):
+    for seed in range(sample):
         result = presolve(fuzz_problem(seed))
         left += not result.contradiction and any(node.size > 1 for node in result.problem.nodes)
-    assert left >= LEAST_SURVIVORS * SAMPLE
+    assert left >= LEAST_SURVIVORS * sample
 
 
 @pytest.mark.fuzz
@@ -130,24 +136,25 @@ def test_rows_added_as_they_turn_out_to_matter(name: str, pool: SolverPool) -> N
             known.judge_exact(result)
 
 
-def test_training_steps_are_proved_by_highs_and_confirmed_by_cpsat(pool: SolverPool) -> None:
-    for seed, memory in ((1, 0.8), (2, 0.5), (3, 0.3)):
-        problem = training_step_problem(seed, operators=30, strategies=4, memory=memory, forbidden_share=0.1)
-        by_highs = solve(problem, "highs", OPTIONS, pool=pool)
-        assert by_highs.status is Status.OPTIMAL
-        # CP-SAT proves little on one-hot chains; from the optimum on it must at least find nothing better.
-        started = SolveOptions(time_limit=5, initial_choices=by_highs.choices)
-        by_cpsat = solve(problem, "cpsat", started, pool=pool)
-        assert by_cpsat.objective == by_highs.objective
-        assert by_cpsat.bound <= by_highs.objective
+@pytest.mark.parametrize(("seed", "memory"), [(1, 0.8), slow(2, 0.5), (3, 0.3)])
+def test_training_steps_are_proved_by_highs_and_confirmed_by_cpsat(seed: int, memory: float, pool: SolverPool) -> None:
+    problem = training_step_problem(seed, operators=30, strategies=4, memory=memory, forbidden_share=0.1)
+    by_highs = solve(problem, "highs", OPTIONS, pool=pool)
+    assert by_highs.status is Status.OPTIMAL
+    # CP-SAT proves little on one-hot chains; from the optimum on it must at least find nothing better.
+    started = SolveOptions(time_limit=5, initial_choices=by_highs.choices)
+    by_cpsat = solve(problem, "cpsat", started, pool=pool)
+    assert by_cpsat.objective == by_highs.objective
+    assert by_cpsat.bound <= by_highs.objective
 
 
-def test_small_amounts_that_matter(pool: SolverPool) -> None:
+@pytest.mark.parametrize("seeds", [range(1, 13), slow(range(13, 61))], ids=["few", "more"])
+def test_small_amounts_that_matter(seeds: range, pool: SolverPool) -> None:
     """HiGHS's presolve and restarts cut off the optimum of a fifth of these before rows were scaled for that.
 
     In the problem of the smallest peak every bit of the limit is a node of its own, from one byte to the largest power.
     """
-    for seed in range(1, 61):
+    for seed in seeds:
         step = training_step_problem(seed, 30, 5, memory=0.0)
         reduced = presolve(peak_problem(step, {0: peak_range(step, 0)[:2]}).problem).problem
         if reduced.nodes:

@@ -11,6 +11,7 @@ from functools import cache
 import pytest
 from support.layers.layer_models import OWN, SEQUENCE, TRANSFORMERS, traced_batch, training_step
 from support.steps.plain_schedule import replicated_schedule
+from support.tiers import only
 
 from formulations.layers.layer import ProfileSource
 from planner.graph.operator_graph import Phase
@@ -92,7 +93,7 @@ EXPECTED = {
 }
 
 
-@pytest.mark.parametrize("name", EXPECTED)
+@pytest.mark.parametrize("name", only(EXPECTED.keys() - {"swin"}, EXPECTED))
 def test_blocks_are_layers_and_so_is_what_lies_around_them(name):
     assert [layer.name for layer in folded(name).layers] == EXPECTED[name]
 
@@ -120,7 +121,7 @@ def test_attention_and_feed_forward_modules_apart():
 
 
 @pytest.mark.parametrize("apart", [False, True])
-@pytest.mark.parametrize("name", EXPECTED)
+@pytest.mark.parametrize("name", only(EXPECTED.keys() - {"swin"}, EXPECTED))
 def test_parameters_are_the_modules_to_the_byte(name, apart):
     module = training_step(name, BATCHES[0]).module
     assert folded(name, apart).parameter_bytes == sum(p.numel() * p.element_size() for p in module.parameters())

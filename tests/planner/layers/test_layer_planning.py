@@ -12,6 +12,7 @@ from support.layers import folded_layers
 from support.layers.layer_models import SWIN
 from support.layers.layer_plan_models import layer_names
 from support.steps.planned_steps import step_reference
+from support.tiers import slow
 
 from planner import layer_planning
 from planner.common.infeasibility import InfeasibleError
@@ -113,7 +114,9 @@ def test_osdp_cuts_and_checkpoints_where_memory_asks_for_it():
 
 
 @pytest.mark.parametrize("formulation", LAYER_FORMULATIONS)
-@pytest.mark.parametrize("source", ["support.layers.layer_models:experts", "support.steps.models:res_net", "swin"])
+@pytest.mark.parametrize(
+    "source", ["support.layers.layer_models:experts", "support.steps.models:res_net", slow("swin")]
+)
 def test_models_of_any_kind_are_planned_though_the_executor_knows_them_not(source, formulation, swin):
     """Experts, convolutions, and Swin's blocks of unequal width; what is no product is left whole."""
     reference = ModelReference(swin if source == "swin" else source, batch=4, sequence=16)

@@ -9,6 +9,7 @@ from math import prod
 import pytest
 import torch
 from support.steps.planned_steps import CONFIGURATIONS
+from support.tiers import slow
 
 from formulations.problem.solution import SolveOptions
 from formulations.solvers.peaks.minimum_peak import minimum_peak
@@ -29,12 +30,19 @@ def loss_and_gradients(reference: ModelReference, labels: torch.Tensor):
     return loss.detach(), {name: parameter.grad for name, parameter in step.module.named_parameters()}
 
 
-@pytest.mark.parametrize("chunks", [2, 5, 24])
-def test_a_chunked_step_is_the_same_step(chunks):
-    labels = torch.randint(50_000, (2, 24), generator=torch.Generator().manual_seed(1))
-    labels[0, 3:17] = IGNORED
-    whole, expected = loss_and_gradients(GPT2, labels)
-    loss, gradients = loss_and_gradients(replace(GPT2, loss_chunks=chunks), labels)
+LABELS = torch.randint(50_000, (2, 24), generator=torch.Generator().manual_seed(1))
+LABELS[0, 3:17] = IGNORED
+
+
+@pytest.fixture(scope="module")
+def whole_step():
+    return loss_and_gradients(GPT2, LABELS)
+
+
+@pytest.mark.parametrize("chunks", [2, 5, slow(24)])
+def test_a_chunked_step_is_the_same_step(chunks, whole_step):
+    whole, expected = whole_step
+    loss, gradients = loss_and_gradients(replace(GPT2, loss_chunks=chunks), LABELS)
     torch.testing.assert_close(loss, whole)
     torch.testing.assert_close(gradients, expected)
 
@@ -56,6 +64,7 @@ def test_ignored_labels_count_nowhere_and_nothing_follows_the_last():
     torch.testing.assert_close(chunked_cross_entropy(hidden, head, labels, 4).double(), expected, rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_chains_need_the_logits_of_one_chunk_at_a_time(tmp_path):
     """A narrow model with many words: what the loss holds is nearly all there is to hold."""
     path = tmp_path / "config.json"

@@ -93,6 +93,7 @@ def test_rows_below_the_smallest_peak_are_infeasible_and_others_fit(case: StepCa
     assert any(row.objective is not None for row in rows.values() if row.solver != SMALLEST_PEAK)
 
 
+@pytest.mark.slow
 def test_from_module_to_checked_plan_fits_its_memory(case: StepCase, monkeypatch: pytest.MonkeyPatch) -> None:
     memory = prepared(case).limit(105, of_dynamic=False)
     replays = []

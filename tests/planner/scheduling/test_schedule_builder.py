@@ -6,6 +6,7 @@ import pytest
 import torch
 from support.steps.planned_steps import step_reference, strategy_space
 from support.steps.random_plans import modes_with, random_decision, with_reruns_twice
+from support.tiers import slow
 
 from formulations.problem.checker import check
 from formulations.step.counting import Counting
@@ -25,15 +26,15 @@ from planner.strategies.traced_step import trace_step
 NAMES = ["gpt2", "llama", "vit", "conv_net", "lora_gpt", "tied_gpt", "res_net", "mixture_of_experts"]
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
-@pytest.mark.parametrize("mesh", [(2,), (4,), (2, 2)])
+@pytest.mark.parametrize("optimizer", ["adamw", slow("sgd")])
+@pytest.mark.parametrize("mesh", [(2,), slow((4,)), (2, 2)])
 @pytest.mark.parametrize("name", NAMES)
 def test_random_decisions_replay_as_the_model_says(name, mesh, optimizer):
     space = strategy_space(name, mesh, optimizer)
     check_decisions(space, optimizer, [once(random_decision(space, seed)) for seed in range(4)])
 
 
-@pytest.mark.parametrize("mesh", [(2,), (2, 2)])
+@pytest.mark.parametrize("mesh", [(2,), slow((2, 2))])
 @pytest.mark.parametrize("name", NAMES)
 def test_operators_that_run_again_twice_replay_as_the_model_says(name, mesh):
     space = strategy_space(name, mesh, "adamw")

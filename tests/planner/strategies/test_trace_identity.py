@@ -35,7 +35,7 @@ def test_fingerprint_is_the_same_in_another_process() -> None:
     code = """
 import json, sys
 sys.path.insert(0, "tests")
-from support import models
+from support.steps import models
 from planner.strategies.traced_step import trace_step
 traced = trace_step(*models.gpt(tied=True))
 print(json.dumps({"fingerprint": traced.fingerprint}))

@@ -187,7 +187,6 @@ def test_plan_and_explain(meshwright, plan_file: Path) -> None:
         assert heading in outcome.out
 
 
-@pytest.mark.slow
 def test_run_compares_with_one_process(meshwright, plan_file: Path, tmp_path: Path) -> None:
     report = tmp_path / "report.json"
     outcome = meshwright("run", plan_file, "--steps", "2", "--check", "--report", report)

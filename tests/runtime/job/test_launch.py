@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from support.steps.planned_steps import random_plan, with_source
+from support.tiers import slow
 
 from planner.plan.document import load_plan, save_plan
 from runtime.job.launch import run_plan
@@ -48,6 +49,7 @@ def test_a_run_is_what_was_predicted_and_equal_to_one_process():
     assert all(100e6 < resident < 4e9 for resident in report.resident_set_bytes)
 
 
+@pytest.mark.slow
 def test_training_on_a_text_started_by_torchrun(tmp_path):
     text, path, out = tmp_path / "text.txt", tmp_path / "plan.json", tmp_path / "report.json"
     text.write_text("it was the best of times, it was the worst of times; " * 40)
@@ -80,6 +82,7 @@ def test_a_wrong_number_of_ranks_is_refused(tmp_path):
     assert "the plan is for mesh 2, 2 ranks, the job has 1: start 2" in ended.stderr
 
 
+@pytest.mark.slow
 def test_without_a_launcher_the_message_says_how_to_start(tmp_path):
     save_plan(random_plan("mlp", (2,), 0), tmp_path / "plan.json")
     ended = alone(tmp_path / "plan.json")
@@ -87,6 +90,7 @@ def test_without_a_launcher_the_message_says_how_to_start(tmp_path):
     assert "no launcher: start with `torchrun" in ended.stderr
 
 
+@pytest.mark.slow
 def test_a_plan_of_another_graph_is_refused_and_interrupts_are_the_callers_again():
     plan = with_source(random_plan("mlp", (2,), 0), graph_fingerprint="1" * 64)
     before = signal.getsignal(signal.SIGINT)
@@ -101,7 +105,7 @@ def test_a_plan_of_another_graph_is_refused_and_interrupts_are_the_callers_again
     ("source", "message"),
     [
         ("support.steps.failing_models:raises_on_rank_one", r"rank 1 of 2 failed.*the disk of this rank is on fire"),
-        ("support.steps.failing_models:killed_on_rank_one", r"rank 1 of 2 failed.*Signal 9 \(SIGKILL\)"),
+        slow("support.steps.failing_models:killed_on_rank_one", r"rank 1 of 2 failed.*Signal 9 \(SIGKILL\)"),
     ],
 )
 def test_a_rank_that_fails_ends_the_run_with_one_error(source, message):
@@ -114,6 +118,7 @@ def test_a_rank_that_fails_ends_the_run_with_one_error(source, message):
     assert "Traceback" not in str(caught.value)
 
 
+@pytest.mark.slow
 def test_a_check_that_fails_is_shown_once_and_ends_every_rank_with_an_error(tmp_path):
     plan = with_source(random_plan("mlp", (2,), 0), source="support.steps.failing_models:doubled_outside_of_the_plan")
     save_plan(plan, tmp_path / "plan.json")
@@ -128,6 +133,7 @@ def test_a_check_that_fails_is_shown_once_and_ends_every_rank_with_an_error(tmp_
     assert [failure.partition(" ")[0] for failure in read_report(out).failures()] == ["loss", "gradient"]
 
 
+@pytest.mark.slow
 def test_a_plan_file_is_run_and_the_scratch_folder_keeps_what_is_in_it(tmp_path):
     path, out, scratch = tmp_path / "plan.json", tmp_path / "report.json", tmp_path / "home"
     save_plan(random_plan("mlp", (2,), 0), path)

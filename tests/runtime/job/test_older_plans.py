@@ -25,6 +25,7 @@ def test_they_explain_themselves(name, meshwright) -> None:
     assert "transformer" in ended.out or "stage 0" in ended.out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [*OPERATOR_PLANS, "galvatron"])
 def test_they_run_like_one_process(name, meshwright) -> None:
     ended = meshwright("run", PLANS / f"{name}.json", "--steps", 1, "--check")

@@ -136,6 +136,7 @@ def test_each_setting_saves_the_memory_that_it_promises(two_ranks):
     assert both[0].host_peak_bytes == 4 * 4 * 64 * 64 * 4 < offloaded[0].host_peak_bytes
 
 
+@pytest.mark.slow
 def test_slices_save_gathered_parameters(two_ranks):
     """With little activation memory the peak is what is gathered at once."""
     ends = {"data_parallel": 2, "sharding": "zero3"}

@@ -10,6 +10,7 @@ from support.layers.layer_peaks import peak_ratios
 from support.layers.layer_random import random_layer_plan
 from support.layers.layer_runs import check_layer_run
 from support.layers.peak_ratios import PROPERTY, PeakRatio, summary
+from support.tiers import first
 
 FAMILIES = ("gpt2", "bert", "t5", "vit")
 SEEDS = (7, 8, 9)
@@ -38,7 +39,7 @@ def check_random_plan(name, seed, two_ranks, four_ranks, record_property):
         assert 0.5 <= ratio.engine <= 2.0, ratio
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("seed", first(1, SEEDS))
 @pytest.mark.parametrize("name", FAMILIES)
 def test_random_layer_plans(name, seed, two_ranks, four_ranks, record_property):
     check_random_plan(name, seed, two_ranks, four_ranks, record_property)

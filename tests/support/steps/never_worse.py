@@ -176,7 +176,7 @@ def limit_of(session: PlanningSession, room: float, seconds: float, pool: Solver
     free = session.solve(PlanRequest(None, "sharding", time_limit=FREE_SECONDS, workers=1), pool=pool)
     largest = session.execute(free.decision).peak
     problem = session.problem(PlanRequest(None, "kiwi_chain", workers=1), pool)
-    safe = problem.safer().problem if problem.safer is not None else problem.problem
+    safe = problem.overestimate().problem if problem.overestimate is not None else problem.problem
     smallest = minimum_peak(safe, MEMORY, SolveOptions(time_limit=2 * seconds, workers=1), pool).peak
     smallest = largest if smallest is None else min(smallest, largest)
     return session.costs.device.reserve_bytes + smallest + int(room * (largest - smallest))

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 from support.steps.never_worse import Case, reference, session_of_case
+from support.tiers import slow
 
 from formulations.problem.solution import SolveOptions
 from formulations.solvers import DEFAULT_SOLVER, SolverPool, solve
@@ -25,7 +26,7 @@ def pool() -> Iterator[SolverPool]:
         yield shared
 
 
-@pytest.mark.parametrize("formulation", ["kiwi_reduced", pytest.param("sharding", marks=pytest.mark.fuzz)])
+@pytest.mark.parametrize("formulation", [slow("kiwi_reduced"), pytest.param("sharding", marks=pytest.mark.fuzz)])
 def test_within_half_a_per_cent_of_the_optimum(formulation: str, pool: SolverPool) -> None:
     case = Case("llama", 4, 8, 64, "a100-8-nvlink", (2,), 0.5)
     model = session_of_case(reference(case), case.cluster, case.mesh).space.model

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 from support.steps.never_worse import CONTAINS, NARROW_FIRST, Case, Found, random_case, solve_all, violations
+from support.tiers import slow
 
 from formulations.solvers import SolverPool
 from planner.formulations import FORMULATIONS
@@ -28,9 +29,9 @@ def check_case(case: Case, seconds: float, pool: SolverPool, formulations: tuple
 @pytest.mark.parametrize(
     "case",
     [
-        Case("conv_net", 1, 8, 16, "titan-rtx-8-pcie", (2,), 0.3),
+        slow(Case("conv_net", 1, 8, 16, "titan-rtx-8-pcie", (2,), 0.3)),
         Case("gpt2", 1, 4, 64, "a100-8-nvlink", (2,), 0.3),
-        Case("vit", 1, 4, 16, "v100-2x4-gcp", (2,), 0.5),
+        slow(Case("vit", 1, 4, 16, "v100-2x4-gcp", (2,), 0.5)),
     ],
     ids=lambda case: case.network,
 )

@@ -6,14 +6,16 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import cache
 from itertools import count
 
 import pytest
 from support.steps.random_steps import random_step
+from support.tiers import first
 
 from formulations.instances.random_families import family_problem
 from formulations.problem.solution import Progress, SolveOptions, SolveResult, Status
-from formulations.solvers import DEFAULT_SOLVER, SolverContradiction, SolverPool, solve
+from formulations.solvers import DEFAULT_SOLVER, SolverContradiction, SolverPool, solve, solve_in_process
 from formulations.solvers.peaks.minimum_peak import minimum_peak
 from formulations.step.kiwi_chain import chain_moments, latest_moments
 from formulations.step.offload.model import Links
@@ -31,12 +33,13 @@ from formulations.step.training_step import StepDecision, StepModel
 BESIDE = SolveOptions(time_limit=60.0, workers=2)
 BEFORE = replace(BESIDE, workers=1)
 ENDLESS = 3600.0
-AT_ONCE = 4
+AT_ONCE, IN_ALL = 2, 4
+"""Seeds in `make test` and in `make test-all`."""
 
 
 def some_of(seeds: int) -> list[object]:
     """The first few seeds, and the others at length."""
-    return [pytest.param(seed, marks=pytest.mark.fuzz) if seed >= AT_ONCE else seed for seed in range(seeds)]
+    return [*first(AT_ONCE, range(IN_ALL)), *(pytest.param(k, marks=pytest.mark.fuzz) for k in range(IN_ALL, seeds))]
 
 
 @pytest.fixture(scope="module")
@@ -59,24 +62,33 @@ def execution(model: StepModel) -> Callable[[StepDecision], Executed]:
     return execute
 
 
-def optimum(built: StepProblem, pool: SolverPool) -> Candidate | None:
+def optimum(built: StepProblem) -> Candidate | None:
     """The best decision of a problem, by enumeration."""
-    found = solve(built.problem, "brute_force", BEFORE, None, pool)
+    found = solve_in_process(built.problem, "brute_force", BEFORE)
     if found.choices is None:
         return None
     assert found.objective is not None
     return Candidate(built.decode(found.choices), Executed(found.objective, 0))
 
 
+@cache
 def case(seed: int, room: float, pool: SolverPool) -> tuple[StepModel, StepProblem]:
     """A problem of a random step whose limit lies between the smallest peak and that of the cheapest decision."""
-    drawn = ((model, optimum(kiwi_chain_problem(model, None), pool)) for model in map(random_step, count(seed, 1000)))
+    drawn = ((model, optimum(kiwi_chain_problem(model, None))) for model in map(random_step, count(seed, 1000)))
     model, cheapest = next((model, cheapest) for model, cheapest in drawn if cheapest is not None)
     rule = latest_moments(model, dict.fromkeys(chain_moments(model)))
     most = replay_decision(model, cheapest.decision).peak
     least = minimum_peak(kiwi_chain_problem(model, None).problem, MEMORY, BEFORE, pool).peak
     assert least is not None
     return model, kiwi_chain_problem(model, least + int(room * (most - least)), [rule])
+
+
+@cache
+def case_optimum(seed: int, room: float, pool: SolverPool) -> Candidate:
+    """The best decision of a case."""
+    best = optimum(case(seed, room, pool)[1])
+    assert best is not None
+    return best
 
 
 def with_restrictions(built: StepProblem, *restrictions: Callable[[], StepProblem]) -> StepProblem:
@@ -104,8 +116,7 @@ def leave_out(decision: StepDecision) -> tuple[int, ...]:
 def test_no_dearer_than_any_smaller_problem_and_no_cheaper_than_the_optimum(seed, options, pool):
     for room in (0.0, 0.5):
         model, built = case(seed, room, pool)
-        best = optimum(built, pool)
-        assert best is not None
+        best = case_optimum(seed, room, pool)
         found, start = solve_with_restrictions(
             built, None, SolveContext(execution(model), DEFAULT_SOLVER, options, pool)
         )
@@ -114,7 +125,7 @@ def test_no_dearer_than_any_smaller_problem_and_no_cheaper_than_the_optimum(seed
         assert found.objective == best.executed.cost or options.iteration_limit is not None
         assert start is None or start.executed == execution(model)(start.decision)
         if options is BEFORE and built.restrictions:  # all of them have ended then
-            smaller = [each for build in built.restrictions if (each := optimum(build(), pool)) is not None]
+            smaller = [each for build in built.restrictions if (each := optimum(build())) is not None]
             assert (start is None) == (not smaller)
             assert start is None or start.executed.cost == min(each.executed.cost for each in smaller)
 
@@ -127,8 +138,7 @@ def test_solves_of_deep_models_find_the_optimum(seed, options, pool):
         model, built = case(seed, room, pool)
         offload = kiwi_offload_problem(model, built.problem.resources[MEMORY].limit, Links(blocking=True), built.rules)
         assert len(offload.restrictions) == len(built.restrictions)
-        best = optimum(built, pool)
-        assert best is not None
+        best = case_optimum(seed, room, pool)
         for each in (built, offload):
             solved = solve_step(each, SolveContext(execution(model), DEFAULT_SOLVER, options, pool))
             assert isinstance(solved, SolvedStep)
@@ -152,7 +162,7 @@ def test_an_infeasible_problem_stays_one(options, pool):
 
 def test_a_decision_is_returned_once_and_only_where_it_was_not_known(pool):
     model, built = case(0, 0.5, pool)
-    best = optimum(built, pool)
+    best = case_optimum(0, 0.5, pool)
     with RestrictionsBeside(built, best, SolveContext(execution(model), DEFAULT_SOLVER, BEFORE, pool)) as beside:
         assert beside.best is best
         assert beside.newest() is None
@@ -241,8 +251,7 @@ def test_ctrl_c_ends_what_comes_before(at_work, pool, monkeypatch):
 def test_a_start_that_a_problem_does_not_allow_is_no_contradiction(counts_too_much, pool, monkeypatch):
     """A problem on the safe side may allow nothing, while a decision fits when it is executed."""
     model, built = case(1, 0.5, pool)
-    best = optimum(built, pool)
-    assert best is not None
+    best = case_optimum(1, 0.5, pool)
     nothing = replace(solve(built.problem, "greedy", BEFORE, None, pool), status=Status.INFEASIBLE, choices=None)
     monkeypatch.setattr(driver, "solve_with_restrictions", lambda built, start, context: (nothing, start))
     context = SolveContext(execution(model), DEFAULT_SOLVER, BEFORE, pool)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from concurrent.futures import Future
+from concurrent.futures import wait as futures_wait
 from dataclasses import replace
 
 import pytest
@@ -38,14 +40,27 @@ class Relaxed:
         return self.problem
 
 
-@pytest.mark.parametrize("options", [BESIDE, AFTER])
-def test_it_is_at_most_the_optimum_and_at_most_the_cost(options, pool):
+def wait_until_known(beside: BoundBeside, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have enough, by Ctrl-C, of waiting for a better bound as soon as there is any, however long that takes."""
+
+    def wait(futures: list[Future[object]], timeout: float) -> None:
+        if beside._known:
+            raise KeyboardInterrupt
+        futures_wait(futures, timeout)
+
+    monkeypatch.setattr(step_bound, "_LEAST_PATIENCE", 60.0)
+    monkeypatch.setattr(step_bound, "wait", wait)
+
+
+@pytest.mark.parametrize("options", [replace(BESIDE, time_limit=60.0), replace(AFTER, time_limit=60.0)])
+def test_it_is_at_most_the_optimum_and_at_most_the_cost(options, pool, monkeypatch):
     problem = family_problem("cliques", "small")
     optimum = solve(problem, "highs", options, None, pool).objective
     assert optimum is not None
     for cost in (optimum, FAR_ABOVE):
         relaxed = Relaxed(problem)
         with BoundBeside(relaxed, options, pool) as beside:
+            wait_until_known(beside, monkeypatch)
             beside.begin(FAR_ABOVE)
             bound = beside.bound(cost)
         assert bound is not None
