@@ -1,4 +1,4 @@
-"""What notebooks and the command line call: plan, load, save, fits, sweep, explain, compare."""
+"""Functions for notebooks and the command line: plan, load, save, fits, sweep, explain, compare."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def plan(
     Raises
     ------
     InfeasibleError
-        No plan fits; the message says what would.
+        No plan fits; the message names a limit that would be enough.
     ValueError
         Bad input; the message names it and the remedy.
     """
@@ -183,7 +183,7 @@ def fits(
     memory: int | None = None,
     optimizer: str = "adamw",
 ) -> FitsReport:
-    """Say in seconds, without a plan, what one rank needs; parameters as for :func:`plan`."""
+    """Bounds on the memory that one rank needs, without solving; parameters as for :func:`plan`."""
     session = PlanningSession(_reference(reference), cluster, mesh, optimizer)
     return fits_report(session.graph, prod(mesh), session.optimizer, session.budget(memory).tensor_bytes)
 
@@ -233,7 +233,7 @@ def explain(
     time_limit: float = 20.0,
     progress: Callable[[Progress], None] | None = None,
 ) -> Explanation | str:
-    """Say why a plan is as it is; of a plan of layers, what it does.
+    """Explain a plan: its costs, recomputation and memory; of a plan of layers, its settings.
 
     Parameters
     ----------
@@ -253,7 +253,7 @@ def explain(
 
 @dataclass(frozen=True)
 class Comparison:
-    """Plans side by side; shows itself as a table."""
+    """A table of plans side by side."""
 
     names: tuple[str, ...]
     plans: tuple[Plan, ...]

@@ -1,4 +1,4 @@
-"""Why a plan is as it is: what moves, what is recomputed, what fills the memory, what memory is worth."""
+"""Explanation of a plan: resharding, recomputation, contents of the peak, and the price of memory."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Section:
 
 @dataclass(frozen=True)
 class Explanation:
-    """Sections of text; prints as such and shows itself as lists in notebooks."""
+    """Sections of text, shown as lists in notebooks."""
 
     sections: tuple[Section, ...]
 
@@ -95,7 +95,7 @@ def explain_plan(
 
 
 def _reshardings(session: PlanningSession, schedule: Schedule) -> Section:
-    """The costliest ways of a tensor between placements, equal ones of different layers together."""
+    """Most expensive reshardings, equal ones of different layers added up."""
     graph = session.graph
     cost: dict[tuple[str, str], int] = defaultdict(int)
     count: dict[tuple[str, str], int] = defaultdict(int)
@@ -115,7 +115,7 @@ def _reshardings(session: PlanningSession, schedule: Schedule) -> Section:
 
 
 def _recomputed(session: PlanningSession, schedule: Schedule, report: ReplayReport) -> Section:
-    """What runs again, what that costs, and how many bytes are not held through the peak for it."""
+    """Recomputed operators, their time, and the bytes that recomputation saves at the peak."""
     graph = session.graph
     first: dict[int, int] = {}
     rows = []
@@ -152,7 +152,7 @@ def _recomputed(session: PlanningSession, schedule: Schedule, report: ReplayRepo
 
 
 def offload_section(graph: OperatorGraph, schedule: Schedule, report: ReplayReport) -> Section:
-    """What waits on the host, and how long the computation waits for copies, by the replay of a schedule."""
+    """Offloaded tensors and the stalls for their copies, from the replay of a schedule."""
     host, rows = report.host, []
     for instruction in schedule.instructions:
         if isinstance(instruction, Offload):

@@ -1,4 +1,4 @@
-"""What one rank needs, in seconds and without a plan.
+"""Bounds on the memory that one rank needs, computed without a plan.
 
 Four figures bracket every plan: everything replicated, and everything divided by the number of ranks,
 each with all values kept and with all of them recomputed. The kept figures are the liveness of the
@@ -21,7 +21,7 @@ from planner.graph.view_chains import view_chains
 
 @dataclass(frozen=True, slots=True)
 class FitsRow:
-    """One figure: ``kind`` says whether it is exact for that choice or a floor that none can beat."""
+    """One figure; ``kind`` is exact for that choice, or a floor: a lower bound for all plans."""
 
     name: str
     kind: str
@@ -31,7 +31,7 @@ class FitsRow:
 
 @dataclass(frozen=True, slots=True)
 class FitsReport:
-    """Answer of :func:`fits_report`.
+    """Result of :func:`fits_report`.
 
     ``state_bytes`` is parameters, optimizer state and module buffers; ``limit`` the usable bytes of one
     device or None.
@@ -64,7 +64,7 @@ def fits_report(graph: OperatorGraph, ranks: int, optimizer: OptimizerSpec, limi
     ranks
         Devices that could share everything evenly.
     optimizer
-        What is kept per trainable parameter.
+        State and workspace per trainable parameter.
     limit
         Usable bytes of one device, or None.
 

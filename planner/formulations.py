@@ -1,10 +1,10 @@
-"""What may be decided, by the names that users give: the models, and the baselines they are compared with.
+"""Formulations by the names that users give: optimization models, and the baselines they are compared with.
 
 ==========================  ==============================================================================
 ``sharding``                layouts alone (Alpa's problem, with memory true at every moment)
 ``kiwi_reduced``            layouts and recomputation, as the paper reduces it
 ``kiwi_chain``              layouts and recomputation of whole chains
-``kiwi_offload``            the same, and activations that wait in host memory
+``kiwi_offload``            the same, and activations that are offloaded to host memory
 ``checkpoint_dots``, ...    layouts, recomputation by a rule (:mod:`planner.strategies.baselines`)
 ``checkmate``               recomputation alone, the layouts those of data parallelism (Jain et al. 2020)
 ``alpa_then_checkmate``     the best layouts without a limit, then recomputation
@@ -73,7 +73,7 @@ def formulation_problem(
         Solves the first of two problems, for formulations that decide one thing after the other; a first problem has
         no memory limit.
     links, copy_quanta
-        What the host offers, and the time of one copy of so many bytes, in quanta; for ``kiwi_offload``.
+        Links to the host, and the time of a copy in quanta by its bytes; for ``kiwi_offload``.
 
     Raises
     ------

@@ -1,8 +1,7 @@
 """Plans of whole layers: a model, a cluster and a memory limit become a layer plan with its certificate.
 
 The formulations decide on layers (:mod:`formulations.layers.layer`), each either by the search of its paper, as
-published, or exactly. What they decide is written down as a :class:`~planner.layers.plan.document.LayerPlan`, which the
-layer executor runs.
+published, or exactly. The result is a :class:`~planner.layers.plan.document.LayerPlan`, which the layer executor runs.
 """
 
 from __future__ import annotations
@@ -74,7 +73,7 @@ def plan_layers(
     search_batch
         Whether the batch is decided too; that of the reference is kept otherwise.
     time_limit
-        Seconds for a search that may take long.
+        Seconds for a search without a short bound on its time.
 
     Raises
     ------

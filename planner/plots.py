@@ -1,4 +1,4 @@
-"""Figures for notebooks: what a plan holds when, how each module is placed, and how solvers close their gaps.
+"""Figures for notebooks: memory of a plan over time, placements by module, and gaps of solvers over time.
 
 matplotlib is imported when a figure is drawn; every function returns the figure and shows nothing itself.
 """
@@ -30,7 +30,7 @@ PLACEMENT_COLOURS = {"replicated": "#9aa5b1", "sharded": "#2f6f9f", "partial": "
 
 
 def memory_over_time(plan: Plan) -> Figure:
-    """Predicted bytes on one device during the step, by what they are held for, with the limit.
+    """Predicted bytes on one device during the step, by category, with the limit.
 
     Parameters
     ----------
@@ -77,7 +77,7 @@ def placements_by_module(plan: Plan, depth: int = 3) -> Figure:
     plan
         Any plan.
     depth
-        Modules are told apart by this many parts of their path.
+        Number of leading parts of a module path that distinguish modules.
 
     Returns
     -------

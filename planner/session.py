@@ -1,6 +1,6 @@
 """One step on one mesh, prepared once and planned as often as wanted.
 
-Capture, rules and tables depend on the model, the cluster and the mesh, not on the memory limit or the
+The traced step, its rules and tables depend on the model, the cluster and the mesh, not on the memory limit or the
 solver; so a session holds them, and every further plan costs only its solve.
 """
 
@@ -65,12 +65,12 @@ CROSS_CHECKERS = {"tree_dp": ("lagrangian", "greedy"), "greedy": ("lagrangian", 
 
 @dataclass(frozen=True, slots=True)
 class PlanRequest:
-    """What one plan of a session is asked for.
+    """Request of one plan of a session: limits, formulation, solver.
 
     Parameters
     ----------
     memory
-        Bytes of one device, the cluster's reserve included; None for what the cluster's device has.
+        Bytes of one device, the cluster's reserve included; None for all memory of the cluster's device.
     formulation, solver
         Names.
     time_limit
@@ -168,13 +168,13 @@ class PlanningSession:
 
     @cached_property
     def allowed_strategies(self) -> StrategyTable:
-        """Verified strategies per operator, as the replay wants them."""
+        """Verified strategies per operator, in the form that the replay takes."""
         tables = self.space.operator_strategies
         return lambda operator: {(strategy.outputs, strategy.inputs) for strategy in tables[operator]}
 
     @cached_property
     def fingerprints(self) -> Fingerprints:
-        """What a plan of this session is made for."""
+        """Fingerprints of the traced step, cluster and rules of this session."""
         rules = hashlib.sha256()
         for strategies in dict.fromkeys(self.space.operator_strategies.values()):
             rules.update(repr(strategies).encode())
@@ -216,7 +216,7 @@ class PlanningSession:
     ) -> ReplayReport:
         """Replay a schedule with this session's costs and rules, within bytes of a device and of its host memory.
 
-        Where it is not ``priced``, neither its time nor its strategies are asked about.
+        Where it is not ``priced``, neither its time nor its strategies are checked.
         """
         return replay(
             self.graph,
@@ -230,14 +230,15 @@ class PlanningSession:
         )
 
     def schedule(self, decision: StepDecision, limit: int | None = None) -> Schedule:
-        """Write a decision out as a schedule.
+        """Schedule of a decision.
 
         Parameters
         ----------
         decision
-            What was decided.
+            The decision.
         limit
-            Bytes of tensors that a device may hold, or None: offloaded activations are away as long as that asks for.
+            Bytes of tensors that a device may hold, or None; offloaded activations stay on the host until this allows
+            them back.
         """
         plain = build_schedule(self.space, decision)
         if not decision.offloaded:
@@ -246,7 +247,7 @@ class PlanningSession:
         return offload_schedule(self.space, decision, plain, self.instruction_costs, room)
 
     def execute(self, decision: StepDecision, limit: int | None = None) -> Executed:
-        """Cost and peak of a decision, by executing it on tables, or as a schedule where it offloads."""
+        """Cost and peak of a decision: by replay of its tables, or of its schedule where it offloads."""
         with gc_paused():
             if not decision.offloaded:
                 executed = replay_decision(self.space.model, decision)
@@ -273,7 +274,7 @@ class PlanningSession:
         Raises
         ------
         InfeasibleError
-            No plan fits, or none was found; says what would.
+            No plan fits, or none was found; the message names a limit that would be enough.
         PlanError
             The solvers contradict one another or the replay refuses the schedule.
         """
@@ -293,7 +294,7 @@ class PlanningSession:
         times["replay"] = time.perf_counter() - started
         if not report.violations and report.total_quanta != result.objective:
             raise PlanError(
-                f"the model promises a step of {result.objective} ns, the replay of its schedule gives "
+                f"the model predicts a step of {result.objective} ns, the replay of its schedule gives "
                 f"{report.total_quanta} ns: this is a defect of the planner, please report it"
             )
         return self._make_plan(request, budget, result, checks, schedule, report, {**self.times, **times})
@@ -316,8 +317,8 @@ class PlanningSession:
         pool
             Warm workers, or None.
         known
-            Decisions to begin from, as those of other formulations: of those within the limit, none is better than
-            what is found.
+            Decisions to begin from, such as those of other formulations: the result is no worse than the best of them
+            within the limit.
 
         Raises
         ------
@@ -346,7 +347,7 @@ class PlanningSession:
         return found
 
     def _cross_checks(self, problem: StrategyProblem, request: PlanRequest, pool: SolverPool) -> tuple[CrossCheck, ...]:
-        """Set solvers of other kinds beside the chosen one."""
+        """Results of solvers of other kinds on the same problem."""
         found = []
         options = SolveOptions(time_limit=min(CROSS_CHECK_SECONDS, request.time_limit), seed=request.seed)
         for name in CROSS_CHECKERS.get(request.solver, ("tree_dp", "greedy")):

@@ -1,4 +1,4 @@
-"""What every rank of a layer plan's run does: read the plan, build its stage, train, compare, report.
+"""Main program of every rank of a layer plan's run: read the plan, build its stage, train, compare, report.
 
 Started by :mod:`runtime.layers.launch`, or by torch's own launcher, one process per device::
 

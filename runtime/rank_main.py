@@ -1,4 +1,4 @@
-"""What every rank of a run does: read the plan, rebuild its schedule, train, compare, report.
+"""Main program of every rank of a run: read the plan, rebuild its schedule, train, compare, report.
 
 Started by :mod:`runtime.job.launch`, or by torch's own launcher, one process per device::
 
@@ -36,13 +36,13 @@ from runtime.operators.training import LocalTraining
 PLAN_FILE = "plan.json"
 
 
-def tell_failures(plan: Plan, report: RunReport) -> None:
-    """Say on stderr what is wrong with a run, one line each."""
+def print_failures(plan: Plan, report: RunReport) -> None:
+    """Print the failures of a run on stderr, one line each."""
     for failure in report.failures():
         print("meshwright:", failure, file=sys.stderr)
 
 
-def run_rank(options: RunOptions, show: Callable[[Plan, RunReport], None] = tell_failures) -> int:
+def run_rank(options: RunOptions, show: Callable[[Plan, RunReport], None] = print_failures) -> int:
     """Do this rank's part; rank 0 writes the report.
 
     Parameters
@@ -62,7 +62,7 @@ def run_rank(options: RunOptions, show: Callable[[Plan, RunReport], None] = tell
     LaunchError
         If the job does not have the plan's ranks.
     PlanError
-        If the plan cannot be read, or is not a correct plan of the step that this machine captures.
+        If the plan cannot be read, or is not a correct plan of the step as traced on this machine.
     """
     device = rank_device(options.device)
     with joined(device) as membership:
@@ -107,12 +107,12 @@ def _shared_plan(options: RunOptions) -> Plan:
 
 
 def _check_plan(plan: Plan, traced: TracedStep) -> None:
-    """Replay the plan on the step that this machine captures; nothing else is ever run.
+    """Replay the plan on the step as traced on this machine; only a plan that passes is run.
 
     Raises
     ------
     PlanError
-        The plan is of another step, is no correct step, or does not keep what it promises.
+        The plan is of another step, is no correct step, or differs from its prediction.
     """
     here = plan.decision.fingerprints.model_copy(update={"graph": traced.fingerprint})
     verify_plan(plan, traced.graph, here, devices=dist.get_world_size())

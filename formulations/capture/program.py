@@ -1,41 +1,41 @@
 r"""CAPTURE's problem as an integer program: which stages partition the layers and the GPUs, least rank of the fullest.
 
 A column is a stage at its place: layers ``first .. end - 1`` in configuration ``c`` on the GPUs from ``g`` on, with a
-number of stages behind it. Columns are arcs between states (layers placed, GPUs filled, stages behind), and a plan is a
-flow of one from the first state to the last (:meth:`RankedPartition._keep_order`); so every layer and every GPU has
-one stage, and stages fill the nodes in order.
+number of stages behind it. These are arcs between states (stages behind, layers placed, GPUs filled), and a plan is a
+flow of one from the first state to the last; so every layer and every GPU has one stage, and stages fill the nodes in
+order, as section III-C asks. The paper enumerates plans and has no equations.
 
 Bytes are replaced by their ranks among all stages' bytes: the order is all that counts, and ranks are small integers.
-The least rank is at least that of the stage of every layer (:meth:`RankedPartition._bound_ranks`):
-
-.. math:: T \ge \sum_{a \ni l} \mathrm{rank}_a x_a \quad \text{for every layer } l .
 """
 
 from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from formulations.capture.problem import PartitionProblem
-from formulations.encodings.integer_program import IntegerProgram, ProgramBuilder
+from formulations.encodings.integer_program import IntegerProgram
+from formulations.encodings.pyomo_program import PyomoProgram, Values, add_rows
+from formulations.problem.gc_pause import gc_paused
 from formulations.problem.strategy_problem import IntArray
 
-__all__ = ["RankedPartition"]
+__all__ = ["PlacementProgram", "RankedPartition"]
 
 State = tuple[int, int, int]
+"""Stages behind, layers placed, GPUs filled."""
 
 
 class _Arc(NamedTuple):
-    """A stage at its place, and the states on both sides of it."""
+    """A stage at its place; an index of the program's columns."""
 
-    before: State
-    after: State
+    first: int
+    end: int
     configuration: int
-    rank: int
+    gpu: int
+    behind: int
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -78,33 +78,6 @@ class RankedPartition:
         """Number of layers."""
         return int(self.ranks.shape[2])
 
-    def program(self, highest: int | None = None) -> tuple[IntegerProgram, list[_Arc]]:
-        """Build the program.
-
-        Parameters
-        ----------
-        highest
-            Stages of higher rank are left out and the rest costs nothing; None: the highest rank used is minimised.
-
-        Returns
-        -------
-        program, arcs
-            The first columns are those of the arcs, in their order.
-        """
-        arcs = self._arcs(int(self.ranks.max(initial=0)) if highest is None else highest)
-        builder = ProgramBuilder()
-        columns = [builder.binary() for _ in arcs]
-        self._keep_order(builder, arcs, columns)
-        if highest is None:
-            self._bound_ranks(builder, arcs, columns)
-        return builder.build(), arcs
-
-    def stages(self, arcs: list[_Arc], values: NDArray[np.float64]) -> tuple[int, ...]:
-        """Return end and configuration of every stage of a solution, one after the other."""
-        chosen = sorted(arc for arc, value in zip(arcs, values[: len(arcs)], strict=True) if value > 0.5)
-        chosen.sort(key=lambda arc: arc.before[1])
-        return tuple(number for arc in chosen for number in (arc.after[1], arc.configuration))
-
     def rank(self, stages: tuple[int, ...]) -> int:
         """Return the highest rank of a plan of :meth:`stages`."""
         rows, first, found = len(self.ranks) - 1, 0, 0
@@ -115,9 +88,16 @@ class RankedPartition:
             first = end
         return found
 
-    def _arcs(self, highest: int) -> list[_Arc]:
-        """Stages at all places that a plan can reach from behind."""
-        rows, gpus = len(self.ranks), len(self.room)
+    def arcs(self, highest: int | None = None) -> list[_Arc]:
+        """Return stages at all places that a plan can reach from behind; none if no plan can begin with one.
+
+        Parameters
+        ----------
+        highest
+            Stages of higher rank are left out; None: none are.
+        """
+        gpus = len(self.room)
+        most = int(self.ranks.max(initial=0)) if highest is None else highest
         reached = {(0, self.layers, gpus)}
         arcs = []
         for gpu in reversed(range(gpus)):
@@ -127,36 +107,86 @@ class RankedPartition:
                 filled = gpu + int(self.degrees[configuration])
                 for behind, end, _ in sorted(state for state in reached if state[2] == filled):
                     for first in range(end):
-                        rank = int(self.ranks[behind, configuration, first, end])
-                        if 0 <= rank <= highest:
-                            before = (min(behind + 1, rows - 1), first, gpu)
-                            found.add(before)
-                            arcs.append(_Arc(before, (behind, end, filled), configuration, rank))
+                        if 0 <= int(self.ranks[behind, configuration, first, end]) <= most:
+                            arc = _Arc(first, end, configuration, gpu, behind)
+                            found.add(self.before(arc))
+                            arcs.append(arc)
             reached |= found
-        return arcs
+        return arcs if any((arc.first, arc.gpu) == (0, 0) for arc in arcs) else []
 
-    def _keep_order(self, builder: ProgramBuilder, arcs: list[_Arc], columns: list[int]) -> None:
-        """One stage begins with the first layer and GPU; where a stage ends, the next one begins."""
-        begins: dict[State, list[int]] = {}
-        ends: dict[State, list[int]] = {}
-        for arc, column in zip(arcs, columns, strict=True):
-            begins.setdefault(arc.before, []).append(column)
-            ends.setdefault(arc.after, []).append(column)
-        starts = [column for state, out in begins.items() if state[1:] == (0, 0) for column in out]
-        builder.equal([(column, 1) for column in starts], 1)
-        last = (0, self.layers, len(self.room))
-        for state in begins.keys() | ends.keys():
-            if state != last and state[1:] != (0, 0):
-                out, into = begins.get(state, []), ends.get(state, [])
-                builder.equal([*((column, 1) for column in out), *((column, -1) for column in into)], 0)
+    def before(self, arc: _Arc) -> State:
+        """State in front of a stage."""
+        return min(arc.behind + 1, len(self.ranks) - 1), arc.first, arc.gpu
 
-    def _bound_ranks(self, builder: ProgramBuilder, arcs: list[_Arc], columns: list[int]) -> None:
-        """The objective is at least the rank of the stage that has a layer, for every layer."""
-        least = builder.integer(0, int(self.ranks.max(initial=0)), 1)
-        for layer in range(self.layers):
-            holding = [
-                (column, -arc.rank)
-                for arc, column in zip(arcs, columns, strict=True)
-                if arc.before[1] <= layer < arc.after[1]
-            ]
-            builder.at_least([(least, 1), *holding], 0)
+    def after(self, arc: _Arc) -> State:
+        """State behind a stage."""
+        return arc.behind, arc.end, arc.gpu + int(self.degrees[arc.configuration])
+
+
+class PlacementProgram:
+    """The Pyomo model of a ranked problem that has arcs, :attr:`model`, and its integer program.
+
+    Parameters
+    ----------
+    ranked
+        The problem.
+    highest
+        Stages of higher rank are left out and the rest costs nothing; None: the highest rank used is minimised.
+
+    Raises
+    ------
+    ValueError
+        If no plan can begin.
+    """
+
+    def __init__(self, ranked: RankedPartition, highest: int | None = None) -> None:
+        from pyomo.core import Binary, ConcreteModel, NonNegativeIntegers, Objective, Var
+
+        self.ranked, self._arcs = ranked, ranked.arcs(highest)
+        if not self._arcs:
+            raise ValueError("no stage can begin with the first layer and GPU; there is no program")
+        self._begins: dict[State, list[_Arc]] = {}
+        self._ends: dict[State, list[_Arc]] = {}
+        for arc in self._arcs:
+            self._begins.setdefault(ranked.before(arc), []).append(arc)
+            self._ends.setdefault(ranked.after(arc), []).append(arc)
+        last = (0, ranked.layers, len(ranked.room))
+        between = [s for s in sorted(self._begins.keys() | self._ends.keys()) if s != last and s[1:] != (0, 0)]
+        self.model: Any = ConcreteModel(name="capture")
+        m = self.model
+        with gc_paused():
+            m.x = Var(self._arcs, domain=Binary)
+            add_rows(m, self.one_stage_is_first)
+            add_rows(m, self.next_stage_begins, between)
+            if highest is None:
+                m.T = Var(domain=NonNegativeIntegers, bounds=(0, int(ranked.ranks.max(initial=0))))
+                add_rows(m, self.highest_rank, range(ranked.layers))
+            m.rank = Objective(expr=m.T if highest is None else 0)
+        self._program = PyomoProgram(m)
+
+    def program(self) -> IntegerProgram:
+        """Return the integer program."""
+        return self._program.integer_program()
+
+    def stages(self, values: Values) -> tuple[int, ...]:
+        """Return end and configuration of every stage of a solution, one after the other."""
+        self._program.load(values)
+        chosen = sorted((arc for arc in self._arcs if self.model.x[arc].value > 0.5), key=lambda arc: arc.gpu)
+        return tuple(number for arc in chosen for number in (arc.end, arc.configuration))
+
+    def one_stage_is_first(self, m: Any) -> Any:
+        """Section III-C, (1): one stage begins with the first layer and the first GPU."""
+        return sum(m.x[arc] for arc in self._arcs if (arc.first, arc.gpu) == (0, 0)) == 1
+
+    def next_stage_begins(self, m: Any, behind: int, layer: int, gpu: int) -> Any:
+        """Section III-C, (1) and (2): where a stage ends the next one begins, at its layer and GPU."""
+        begins, ends = (of.get((behind, layer, gpu), []) for of in (self._begins, self._ends))
+        return sum(m.x[arc] for arc in begins) == sum(m.x[arc] for arc in ends)
+
+    def highest_rank(self, m: Any, layer: int) -> Any:
+        r"""Section III-C, the lowest peak: :math:`T \ge \sum_{a \ni l} rank_a x_a` for the stage of every layer."""
+        holding = [arc for arc in self._arcs if arc.first <= layer < arc.end]
+        return sum(self._rank(arc) * m.x[arc] for arc in holding) <= m.T
+
+    def _rank(self, arc: _Arc) -> int:
+        return int(self.ranked.ranks[arc.behind, arc.configuration, arc.first, arc.end])

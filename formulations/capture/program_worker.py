@@ -11,10 +11,10 @@ import time
 import numpy as np
 from numpy.typing import NDArray
 
-from formulations.capture.program import RankedPartition
+from formulations.capture.program import PlacementProgram, RankedPartition
 from formulations.problem.solution import Claim, SolveOptions
 from formulations.problem.strategy_problem import StrategyProblem
-from formulations.solvers.exact.program_cpsat import find_solution
+from formulations.solvers.exact.program_cpsat import Existence, find_solution
 from formulations.solvers.exact.program_session import solve_program
 from formulations.solvers.protocol.solver import ReportIncumbent, ReportProgress
 
@@ -29,20 +29,21 @@ def solve_highs(
 ) -> Claim:
     """Minimise the highest rank by branch and cut; ``problem`` is empty, ``partition`` says what is solved."""
     ranked = RankedPartition.from_json(partition)
-    program, arcs = ranked.program()
-    if not arcs:
+    if not ranked.arcs():
         return Claim(None, None, proved_infeasible=True)
+    placement = PlacementProgram(ranked)
+    program = placement.program()
 
     def keep(values: NDArray[np.float64]) -> None:
         if not program.broken_rows(values):
-            incumbent(ranked.stages(arcs, values))
+            incumbent(placement.stages(values))
 
     deadline = time.monotonic() + options.time_limit
     outcome = solve_program(program, deadline, options.seed, keep, lambda _: None)
     if outcome.infeasible:
         return Claim(None, None, proved_infeasible=True, message=outcome.message)
     whole = outcome.values is not None and not program.broken_rows(outcome.values)
-    choices = ranked.stages(arcs, outcome.values) if whole and outcome.values is not None else None
+    choices = placement.stages(outcome.values) if whole and outcome.values is not None else None
     return Claim(choices, outcome.bound, message=outcome.message)
 
 
@@ -61,10 +62,13 @@ def solve_cpsat(
     best: tuple[int, ...] | None = None
     while low <= high:
         middle = (low + high) // 2 if best is not None else high
-        program, arcs = ranked.program(middle)
-        found = find_solution(program, deadline - time.monotonic(), options.seed)
+        if not ranked.arcs(middle):
+            found = Existence(None, True, "no plan can begin")
+        else:
+            placement = PlacementProgram(ranked, middle)
+            found = find_solution(placement.program(), deadline - time.monotonic(), options.seed)
         if found.values is not None:
-            best = ranked.stages(arcs, found.values)
+            best = placement.stages(found.values)
             incumbent(best)
             high = ranked.rank(best) - 1
         elif found.infeasible and best is None:

@@ -1,1 +1,1 @@
-"""The canonical problem in other forms: flat arrays, linear models, usage rows, bucket elimination."""
+"""Problems in other forms: flat arrays, linear models, usage rows, bucket elimination; Pyomo models as integer rows."""

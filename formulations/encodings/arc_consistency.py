@@ -1,4 +1,4 @@
-"""Parallel factors grouped by scope, and strategies that forbidden combinations leave without support."""
+"""Generalised arc consistency: parallel factors grouped by scope, and removal of unsupported strategies."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def _axes(scope: tuple[int, ...], ascending: tuple[int, ...]) -> tuple[int, ...]
 
 
 def supported_strategies(problem: StrategyProblem, groups: list[FactorGroup]) -> tuple[list[BoolArray], int | None]:
-    """Drop strategies that no allowed combination of some factor contains, until none is left to drop.
+    """Drop strategies that are in no allowed combination of some factor, until every strategy has support.
 
     Returns
     -------
@@ -96,12 +96,12 @@ def propagate(
     masks
         Allowed combinations by the nodes of their axes.
     deadline
-        Of :func:`time.monotonic`; after it, what else has no support stays.
+        Of :func:`time.monotonic`; propagation stops then, and further unsupported strategies may remain.
 
     Returns
     -------
     int or None
-        A node that has no strategy left; the others are then not worked out to the end.
+        A node without a strategy left, at which propagation stops; None where there is none.
     """
     constraining: dict[int, list[tuple[int, ...]]] = {}
     for scope in masks:

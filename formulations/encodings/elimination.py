@@ -46,7 +46,7 @@ class CostTable:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Eliminated:
-    """What is kept of a node: its best strategy for every combination of its later neighbours."""
+    """An eliminated node: its best strategy for every combination of its later neighbours."""
 
     node: int
     neighbours: tuple[int, ...]
@@ -120,7 +120,7 @@ def minimise(
     tables
         Tables of integers over any nodes; several may share a scope.
     deadline
-        Of :func:`time.monotonic`, looked at between eliminations.
+        Of :func:`time.monotonic`, checked between eliminations.
 
     Raises
     ------

@@ -1,10 +1,10 @@
 """A canonical problem in flat arrays, for compiled search and message passing.
 
-Exact facts stay exact: unary factors are folded into nodes, parallel factors are added up, strategies
+The reductions are exact: unary factors are folded into nodes, parallel factors are added up, strategies
 without support are dropped (arc consistency), and only times at which a limit can bind become rows.
-Costs turn into float64 and guide a search; they are never a result. Usages are integers held in float64:
-where a total would leave 2**52, usages and limits are rounded down to a coarser quantum. Every feasible
-assignment stays feasible then, and whoever finds one at a coarse quantum must check it exactly.
+Costs become float64 and guide a search; they are never a result. Usages are integers held in float64:
+where a total would exceed 2**52, usages and limits are rounded down to a coarser quantum. Every feasible
+assignment stays feasible then, but an assignment found at a coarse quantum must be checked exactly.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Usage(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FlatProblem:
-    """What :func:`flatten` returns.
+    """Result of :func:`flatten`: a problem in flat arrays.
 
     Parameters
     ----------
@@ -84,7 +84,7 @@ class FlatProblem:
     rows
         From rows back to resources and times.
     contradiction
-        Why no assignment exists, where that was noticed; the arrays are then not to be used.
+        Reason why no assignment exists, where one was found; the arrays are then not to be used.
     """
 
     graph: Graph
@@ -119,7 +119,7 @@ class FlatProblem:
 
 @gc_paused()
 def flatten(problem: StrategyProblem) -> FlatProblem:
-    """Lay a problem out in flat arrays; see the module docstring for what is reduced on the way."""
+    """Lay a problem out in flat arrays, with the reductions of the module docstring."""
     unary_factors = [factor for factor in problem.factors if len(factor.scope) == 1]
     groups = group_factors(problem)
     alive, emptied = supported_strategies(problem, groups)

@@ -1,7 +1,7 @@
-"""A flat problem with fewer strategies: what a branch of a search leaves.
+"""Restriction of a flat problem to fewer strategies, for the branches of a search.
 
 Tables shrink to the strategies that are left. A node with one strategy left is decided: its factors become tables of
-their other nodes (unary ones where one node is left), so that nothing passes messages through it any more.
+their other nodes (unary ones where one node is left), so no message passes through it any more.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ FORBIDDEN_SHARE = 0.5
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Restriction:
-    """What :func:`restrict` returns.
+    """Result of :func:`restrict`: the restricted problem and its places in the original.
 
     Parameters
     ----------
@@ -45,7 +45,7 @@ class Restriction:
 
 
 def restrict(flat: FlatProblem, allowed: BoolArray) -> Restriction | None:
-    """Keep the ``allowed`` strategies (flags laid out as ``flat.unary``) and drop what they forbid outright.
+    """Keep the ``allowed`` strategies (flags laid out as ``flat.unary``) and drop those that they leave unsupported.
 
     Returns
     -------
@@ -73,7 +73,7 @@ def _restricted(flat: FlatProblem, entries: IntArray, sizes: IntArray) -> tuple[
     labels = entries - np.repeat(graph.offset[:-1], sizes)
     counts = _count(graph, flat.usage, sizes)
     unary = flat.unary[entries]
-    # Made by NumPy, which asks for huge pages: compiled code would take twice as long to touch new memory.
+    # Allocated by NumPy, which requests huge pages: compiled code would take twice as long to touch new memory.
     tables = np.concatenate([flat.tables, np.empty(counts[1])])
     amount = np.concatenate([flat.usage.amount, np.empty(counts[3])])
     limit = FORBIDDEN_SHARE * flat.penalty
@@ -143,7 +143,7 @@ def _copy_block(
     out: FloatArray,
     place: int,
 ) -> int:
-    """Write what is left of a factor's table, which starts at ``values[start]``, to ``out[place:]``; return its end."""
+    """Copy the kept part of a factor's table, which starts at ``values[start]``, to ``out[place:]``; return its end."""
     first = graph.scope[f, 0]
     for a in range(sizes[first]):
         at_first = start + labels[offset[first] + a] * graph.stride[f, 0]
@@ -179,9 +179,9 @@ def _fill(
     penalty: float,
     counts: IntArray,
 ) -> tuple[Graph, Usage, IntArray]:
-    """Write the restricted arrays; ``unary`` receives what decided nodes add to their neighbours.
+    """Write the restricted arrays; costs of factors with decided nodes are added to ``unary`` of their neighbours.
 
-    ``tables`` and ``amount`` are those of the original, with room at their ends for what is new.
+    ``tables`` and ``amount`` are those of the original, with room at their ends for new entries.
     """
     nodes = len(sizes)
     factors = counts[0]

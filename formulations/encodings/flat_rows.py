@@ -99,7 +99,7 @@ def build_rows(
 
 
 class _Shared:
-    """A function of arrays that answers for the same arrays with the same array."""
+    """A function of arrays, cached by the identity of its arguments."""
 
     def __init__(self, function: Callable[..., FloatArray]) -> None:
         self._function = function
@@ -159,7 +159,7 @@ def _binding_times(found: _ResourceTerms, limit: int) -> IntArray:
 
 
 def _contradiction(problem: StrategyProblem, resource: int, found: _ResourceTerms) -> str:
-    """Say so where the least usages together exceed the limit, in exact integers."""
+    """A sentence where the least usages together exceed the limit, in exact integers; else empty."""
     limit = problem.resources[resource].limit
     events: dict[int, int] = {}
     for start, end, least in zip(found.starts.tolist(), found.ends.tolist(), found.least.tolist(), strict=True):

@@ -1,22 +1,18 @@
 """A mixed-integer linear program as arrays, with exact integers throughout.
 
-For formulations that are no canonical problem: whoever builds one adds columns and rows and keeps the
-numbers of the columns that it wants to read. Rows may hold large integers (bytes); a solver scales them,
-and :meth:`IntegerProgram.broken_rows` decides in exact integers whether a solution keeps them.
+:class:`~formulations.encodings.pyomo_program.PyomoProgram` makes one of a Pyomo model, for solvers to read. Rows may
+hold large integers (bytes). A solver scales them, and :meth:`IntegerProgram.broken_rows` decides in exact integers
+whether a solution keeps them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from formulations.problem.strategy_problem import BoolArray, IntArray
-
-Terms = Iterable[tuple[int, int]]
-"""Pairs of column and coefficient; a column may occur several times."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -74,81 +70,3 @@ class IntegerProgram:
             if (low is not None and total < low) or (high is not None and total > high):
                 broken.append(index)
         return broken
-
-
-class ProgramBuilder:
-    """Collects columns and rows."""
-
-    def __init__(self) -> None:
-        self._cost: list[int] = []
-        self._lower: list[int] = []
-        self._upper: list[int] = []
-        self._is_integer: list[bool] = []
-        self._row_start: list[int] = [0]
-        self._row_column: list[int] = []
-        self._row_value: list[int] = []
-        self._row_lower: list[int | None] = []
-        self._row_upper: list[int | None] = []
-
-    def binary(self, cost: int = 0) -> int:
-        """Add a binary column and return its number."""
-        return self.integer(0, 1, cost)
-
-    def integer(self, lower: int, upper: int, cost: int = 0) -> int:
-        """Add an integer column and return its number."""
-        return self._column(lower, upper, True, cost)
-
-    def continuous(self, lower: int, upper: int, cost: int = 0) -> int:
-        """Add a continuous column and return its number."""
-        return self._column(lower, upper, False, cost)
-
-    def binaries(self, costs: Sequence[int]) -> list[int]:
-        """Add binary columns of which exactly one is chosen."""
-        columns = [self.binary(int(cost)) for cost in costs]
-        self.equal([(column, 1) for column in columns], 1)
-        return columns
-
-    def _column(self, lower: int, upper: int, is_integer: bool, cost: int) -> int:
-        self._cost.append(cost)
-        self._lower.append(lower)
-        self._upper.append(upper)
-        self._is_integer.append(is_integer)
-        return len(self._cost) - 1
-
-    def at_most(self, terms: Terms, upper: int) -> None:
-        """Add ``sum(terms) <= upper``."""
-        self._row(terms, None, upper)
-
-    def at_least(self, terms: Terms, lower: int) -> None:
-        """Add ``sum(terms) >= lower``."""
-        self._row(terms, lower, None)
-
-    def equal(self, terms: Terms, value: int) -> None:
-        """Add ``sum(terms) == value``."""
-        self._row(terms, value, value)
-
-    def _row(self, terms: Terms, lower: int | None, upper: int | None) -> None:
-        total: dict[int, int] = {}
-        for column, coefficient in terms:
-            total[column] = total.get(column, 0) + coefficient
-        for column, coefficient in total.items():
-            if coefficient:
-                self._row_column.append(column)
-                self._row_value.append(coefficient)
-        self._row_start.append(len(self._row_column))
-        self._row_lower.append(lower)
-        self._row_upper.append(upper)
-
-    def build(self) -> IntegerProgram:
-        """Return the program so far; more may be added afterwards."""
-        return IntegerProgram(
-            np.array(self._cost, dtype=np.int64),
-            np.array(self._lower, dtype=np.int64),
-            np.array(self._upper, dtype=np.int64),
-            np.array(self._is_integer, dtype=np.bool_),
-            np.array(self._row_start, dtype=np.int64),
-            np.array(self._row_column, dtype=np.int64),
-            np.array(self._row_value, dtype=np.int64),
-            tuple(self._row_lower),
-            tuple(self._row_upper),
-        )

@@ -87,7 +87,7 @@ class LinearModel:
     Parameters
     ----------
     problem
-        What it was built from.
+        The problem that it was built from.
     cost_shift
         Costs of the model are in units of ``2**cost_shift`` of the problem's quantum (0 but for
         enormous costs).

@@ -1,9 +1,9 @@
 """Usage over time of one resource, by column group: rows of the linear model and an exact replay.
 
 A *group* is a set of columns of which exactly one is chosen (the strategies of a node, the entries
-of a factor). A term says what each column of one group uses during ``[start, end)``. Usage only
-rises where a term starts, and a row is implied by another one unless something starts at its time and
-something ends at the next one, so only these *maximal* times need rows.
+of a factor). A term has the usage of each column of one group during ``[start, end)``. Usage only rises where a
+term starts, and a row is implied by another one unless a term starts at its time and a term ends at the next one,
+so only these *maximal* times need rows.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ LEAST_COEFFICIENT = 1e-4
 class UsageRow:
     """``base + sum(values * z[columns])`` is the usage at one time, in units of ``2**shift``.
 
-    ``base`` holds the least usage of every group, which is paid whatever is chosen; values are what
-    a column uses beyond it. ``limit`` is in the same units, None where there is none.
+    ``base`` is the sum of the least usage of every group, and values are the usage of columns beyond that. ``limit``
+    is in the same units, None where there is none.
     """
 
     resource: int
@@ -58,8 +58,8 @@ class UsageRow:
 
         Columns that alone exceed the slack are listed as impossible instead; a negative slack gives
         the empty row ``0 <= -1``. Coefficients must stay far above the tolerance: with the slack as the
-        unit, HiGHS's presolve cut off optima whose small amounts mattered. Amounts that are small even so
-        are left out, which relaxes the row; whoever uses it replays what is found.
+        unit, HiGHS's presolve cut off optima whose small amounts mattered. Amounts that are still small are left
+        out, which relaxes the row; solutions must therefore be replayed.
         """
         if self.slack < 0:
             return ScaledRow(self.columns[:0], np.zeros(0), -1.0, self.columns[:0])

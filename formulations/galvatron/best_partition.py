@@ -1,4 +1,4 @@
-"""What the joint search of Galvatron-BMW knows of windows that it has solved, and ways through all windows."""
+"""Results of solved windows in the joint search of Galvatron-BMW, and the best partition into windows."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ __all__ = ["SolvedWindow", "best_partition"]
 
 @dataclass(slots=True)
 class SolvedWindow:
-    """What is known of one run of layers at one number of micro-batches in flight.
+    """Results of one run of layers at one number of micro-batches in flight.
 
     Parameters
     ----------
     solved
-        Limits on a micro-batch, what was found under each, and the time of a micro-batch of the plan.
+        Limits on a micro-batch, the result under each, and the time of a micro-batch of its plan.
     """
 
     solved: list[tuple[int | None, StageResult, int]] = field(default_factory=list)
 
     def bound_at(self, limit: int | None) -> int:
-        """A bound under a limit is one under any smaller limit."""
+        """The best bound under a limit, from solves with this limit or a larger one."""
         bounds = [_bound_of(result) for solved, result, _ in self.solved if _allows(solved, limit)]
         return max(bounds, default=0)
 
     def plan_at(self, limit: int | None) -> StageResult | None:
-        """A solve whose limit was as large and whose plan keeps this one."""
+        """The result of a solve with this limit or a larger one whose plan keeps this limit, or None."""
         for solved, result, repeated in self.solved:
             if result.choices is not None and _allows(solved, limit) and (limit is None or repeated <= limit):
                 return result
@@ -48,19 +48,19 @@ def _allows(solved: int | None, limit: int | None) -> bool:
 
 
 def best_partition(bounds: IntArray, combine: np.ufunc = np.add) -> tuple[int, tuple[int, ...]]:
-    """Find the cheapest way through all positions of a pipeline; every stage has a layer.
+    """Find the best partition of layers into the stages of a pipeline; every stage has a layer.
 
     Parameters
     ----------
     bounds
         Of the windows at every position, shape ``(P, L + 1, L + 1)``, indexed by the first layer and the end.
     combine
-        What joins the windows of a way: their sum, or the largest.
+        Joins the bounds of the windows of a partition: their sum, or the largest.
 
     Returns
     -------
     bound, borders
-        That of the way, and its ``P + 1`` borders.
+        That of the partition, and its ``P + 1`` borders.
     """
     stages, size, _ = bounds.shape
     best = np.full(size, IMPOSSIBLE)

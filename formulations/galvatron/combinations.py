@@ -1,7 +1,7 @@
-"""What the joint search of Galvatron-BMW chooses first: stages, batch, micro-batches, the strategy of tied layers.
+"""First choices of the joint search of Galvatron-BMW: stages, batch, micro-batches, strategy of tied layers.
 
-With as many micro-batches in flight, more micro-batches of the same size are never slower per sample. So of those that
-fill the pipeline only the largest number is looked at. Where layers are tied, every strategy that they may share is a
+With equal numbers in flight, more micro-batches of the same size are never slower per sample. So of the numbers that
+fill the pipeline only the largest is searched. Where layers are tied, every strategy that they may share is a
 combination of its own.
 """
 
@@ -23,7 +23,7 @@ __all__ = ["Combination", "combinations"]
 
 @dataclass(frozen=True, slots=True)
 class Combination:
-    """Numbers that are fixed while the partition and strategies are decided, and how far this has come.
+    """Numbers that are fixed while the partition and strategies are decided, and the state of that search.
 
     Parameters
     ----------
@@ -32,11 +32,11 @@ class Combination:
     shared
         The strategy of tied layers, or None.
     bound
-        Quanta per sample that no plan of it is below.
+        Lower bound on the quanta per sample of its plans.
     steps
-        How often it has been worked on.
+        Number of search steps so far.
     limit
-        What a micro-batch of the slowest stage may take in a plan within the gap of the best, or None.
+        Longest micro-batch of the slowest stage in a plan within the gap of the best, or None.
     """
 
     stages: int

@@ -1,20 +1,20 @@
-"""Galvatron-BMW's cost estimator (section V): what a layer takes and holds under every strategy.
+"""Galvatron-BMW's cost estimator (section V): time and memory of a layer under every strategy.
 
 Of ``b`` samples of a micro-batch a device has ``b / d``, where ``d`` is the product of both data-parallel degrees.
 
-- Compute is per sample, and backward is what the profile says (the paper: twice forward). Checkpointing adds one
-  forward, with all that it communicates.
+- Compute is per sample, and backward is that of the profile (the paper: twice forward). Checkpointing adds one
+  forward, with its communication.
 - Tensor parallelism all-reduces in forward and in backward, sharded data parallelism gathers parameters in both;
   neither is overlapped.
 - Gradients are reduced during backward: replicas all-reduce, shards reduce-scatter. Compute and traffic that overlap
   slow each other by a factor, 1.3 in the paper: ``max + 0.3 min``. Only the last micro-batch of a step does this; a
   micro-batch without synchronisation is computed without it (Eq. 8 repaired), or as printed by subtracting all traffic.
-- Where neighbours keep samples in different places, a device receives what it lacks, and its gradient goes back
-  (Slice-Gather); one that keeps a part of what it has receives nothing.
+- Where neighbours divide samples differently, a device receives the samples that it lacks, and returns their gradient
+  (Slice-Gather); a device that keeps a part of its samples receives nothing.
 - Traffic is bytes over bandwidth, without latency; a stage hands activations to the next one for free, as in the paper.
 
-A parameter that layers share (tied weights) is held once in every stage that has such a layer: by the first layer of
-all, which lends it, or else by the first that borrows it.
+A parameter that layers share (tied weights) is held once in every stage that has such a layer: by its owner, the first
+of these layers in the model, or else by the first in the stage that borrows it.
 
 Memory (section III-A): forward keeps input and intermediate results, or with checkpointing the input alone, for every
 micro-batch in flight; backward then needs the intermediate results of its one layer, and the layer's workspace where
@@ -43,7 +43,7 @@ __all__ = ["CostModel", "DeviceLinks", "LayerTables", "layer_tables"]
 
 @dataclass(frozen=True, slots=True)
 class DeviceLinks:
-    """How fast devices reach each other.
+    """Bandwidths between devices.
 
     Parameters
     ----------
@@ -70,7 +70,7 @@ class DeviceLinks:
 
 @dataclass(frozen=True, slots=True)
 class CostModel:
-    """What the estimator assumes beside the profiles.
+    """Assumptions of the estimator beside the profiles.
 
     Parameters
     ----------
@@ -100,7 +100,7 @@ class LayerTables:
     Parameters
     ----------
     strategies
-        What the columns are.
+        Strategies, one per column.
     kinds
         Row of each layer, shape ``(L,)``; layers that are alike share one, tied layers with tied ones alone.
     synchronised, repeated
@@ -108,10 +108,10 @@ class LayerTables:
     forward, backward, states
         Bytes ``O_f`` of one micro-batch, ``O_b`` and ``O_ms``, shape ``(K, S)``.
     borrowed
-        What a stage adds to `states` for parameters that the layer borrows of the first layer of all, shape ``(K, S)``,
-        unless a layer before in the stage has them.
+        Addition to `states` for parameters that the layer borrows from the first layer of all, shape ``(K, S)``,
+        unless an earlier layer of the stage has them.
     allowed
-        Whether samples, heads and widths come out whole, shape ``(K, S)``.
+        Whether samples, heads and widths divide evenly, shape ``(K, S)``.
     layouts
         Number of each strategy's layout, shape ``(S,)``.
     transformation
@@ -246,7 +246,7 @@ _layout = cache(LayerStrategy.layout)
 
 
 def _layer_cost(part: LayerProfile, strategy: LayerStrategy, samples: int, model: CostModel) -> _LayerCost:
-    """Seconds and bytes on one device of a group, which has its part of a layer and of the samples."""
+    """Seconds and bytes of one device of a group, for its part of a layer and of the samples."""
     reduce = _collective(strategy, Dimension.TENSOR, samples * part.split.reduced_bytes, 2, model.links)
     gather = _collective(strategy, Dimension.SHARDED, part.parameter_bytes, 1, model.links)
     forward = samples * part.forward_seconds + part.forward_fixed_seconds + reduce + gather
@@ -271,7 +271,7 @@ def _layer_cost(part: LayerProfile, strategy: LayerStrategy, samples: int, model
 
 
 def _gradient_seconds(strategy: LayerStrategy, parameter_bytes: int, model: CostModel) -> float:
-    """Reduce-scatter among shards, all-reduce among replicas of what a shard has, or as printed of everything."""
+    """Reduce-scatter among shards, then all-reduce of a shard among replicas, or as printed of whole gradients."""
     shards = 1 if Slip.FULL_GRADIENTS in model.slips else strategy.degree(Dimension.SHARDED)
     scatter = _collective(strategy, Dimension.SHARDED, parameter_bytes, 1, model.links)
     return scatter + _collective(strategy, Dimension.DATA, parameter_bytes / shards, 2, model.links)
@@ -286,7 +286,7 @@ def _collective(strategy: LayerStrategy, dimension: Dimension, size: float, pass
 
 
 def _handing_over_seconds(before: Layout, after: Layout, size: int, links: DeviceLinks) -> float:
-    """Seconds until every device has its part of `size` bytes, and its gradient is back where it came from."""
+    """Seconds to send every device its part of `size` bytes, and the gradient back."""
     shares = [_received(*pair, links.devices_per_node) for pair in ((before, after), (after, before))]
     return size * sum(inside / links.inside + outside / links.between for inside, outside in shares)
 
@@ -295,8 +295,8 @@ def _handing_over_seconds(before: Layout, after: Layout, size: int, links: Devic
 def _received(before: Layout, after: Layout, devices_per_node: int) -> tuple[float, float]:
     """Largest share of all samples that a device receives from its own node, and a node from others.
 
-    A device asks its own node first; what nobody there has comes over the link between nodes, which its devices share.
-    The group is taken to begin where a node does.
+    A device receives from its own node first; samples that no device there has come over the link between nodes, which
+    its devices share. The group is assumed to begin at the start of a node.
     """
     devices = len(before.part_of_device)
     finest = lcm(before.parts, after.parts)

@@ -1,13 +1,14 @@
 """Galvatron-BMW's dynamic program over one stage (Eq. 4, Algorithm 3), as printed or repaired.
 
-The peak of a stage has a maximum in it (Eq. 2), so an exact table would need two memories. The paper tables the least
-cost within a forward budget, ``sum(O_f + O_ms) <= E_fwd``, for every budget up to the limit, rebuilds the one plan that
-its table holds for a budget, and accepts it where the plan's true peak keeps the limit. That is a heuristic: another
-plan within the same budget may have a smaller peak.
+The peak of a stage has a maximum in it (Eq. 2), so an exact table would need two memory dimensions. The paper tables
+the least cost within a forward budget, ``sum(O_f + O_ms) <= E_fwd``, for every budget up to the limit, rebuilds the one
+plan that its table holds for a budget, and accepts it where the plan's true peak keeps the limit. That is a heuristic:
+another plan within the same budget may have a smaller peak.
 
-Memory is counted in units: what a layer needs is rounded up, so a layer may need none, and what is found keeps the
-limit in bytes. As printed, the table forgets which strategy a layer has, so the next layer pays for the strategy that
-the table happened to choose. Repaired, the strategy is part of the state: O(layers * units * (strategies + layouts^2)).
+Memory is counted in units: the bytes of a layer are rounded up, so plans keep the limit in bytes; a layer may need no
+units. As printed, the state of the table lacks the strategy of the last layer, so the next layer pays for the strategy
+that the table happened to choose. Repaired, the strategy is part of the state: O(layers * units * (strategies +
+layouts^2)).
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ DEFAULT_UNIT_BYTES = 32 * 2**20
 """Granularity of memory."""
 
 _FEWEST_UNITS = 8 * 2**30 // DEFAULT_UNIT_BYTES
-"""In the smallest limit of the paper's tables."""
+"""Units in the smallest limit of the paper's tables."""
 
 _IMPOSSIBLE = 2**62
 _Pointers = NDArray[np.int32]
@@ -36,7 +37,7 @@ _Pointers = NDArray[np.int32]
 
 @dataclass(frozen=True, slots=True)
 class StagePlan:
-    """What the search returns.
+    """Result of the search.
 
     Parameters
     ----------
@@ -51,7 +52,7 @@ class StagePlan:
 
 
 def unit_for(memory_limit: int) -> int:
-    """Return the default unit, or for limits below the paper's one that is as fine beside the limit, in bytes."""
+    """Return the default unit in bytes, scaled down with the limit where that is below the paper's."""
     return max(1, min(DEFAULT_UNIT_BYTES, memory_limit // _FEWEST_UNITS))
 
 

@@ -1,9 +1,9 @@
-"""Which strategies of a Galvatron-BMW stage can be part of a feasible plan, whatever the other layers choose.
+"""Strategies of a Galvatron-BMW stage that can be part of a feasible plan: fixing by least memory and time.
 
-A layer alone can be too large: with many samples on a device, what one checkpointed layer needs in backward exceeds the
-limit, though a mean over strategies, which is all that prices see, would keep it. So with every strategy the least
-memory of the other layers is added up at every backward step, and the least time; what exceeds a limit is dropped,
-until nothing else is.
+A layer alone can be too large: with many samples on a device, the backward memory of one checkpointed layer exceeds
+the limit, though a mean over strategies, on which prices act, would keep it. So for every strategy the least memory of
+the other layers is added up at every backward step, and the least time; strategies above a limit are dropped,
+repeatedly until no strategy is.
 """
 
 from __future__ import annotations

@@ -1,15 +1,15 @@
 """Stages, partition, strategies, batch and micro-batches of Galvatron-BMW at once, with a proven gap.
 
 For given stages ``P``, batch and number ``m`` of micro-batches a step takes ``(m - 1) max_i C'_i + sum_i C_i``. For any
-limit ``t`` on every ``C'_i``, the cheapest way through the positions of the pipeline, over lower bounds of all windows
-of layers, bounds the sum. So plans whose slowest stage takes more than some ``t`` are too slow, ``t`` falls, windows
-drop out, and the bound rises. Where that stops, the windows on the cheapest way are solved exactly at ``t``
+limit ``t`` on every ``C'_i``, the best partition by the lower bounds of all windows of layers is a lower bound on the
+sum. So plans whose slowest stage takes more than some ``t`` are too slow, ``t`` falls, windows drop out, and the bound
+rises. Where that stops, the windows of the best partition are solved exactly at ``t``
 (:mod:`formulations.galvatron.labels`): either the bound rises, or all of them are solved and are a plan.
-Windows of the same layers with as many micro-batches in flight are one problem, solved once.
+Windows of the same layers with equally many micro-batches in flight are one problem, solved once.
 
-Of all combinations of these numbers (:mod:`formulations.galvatron.combinations`) the one with the least bound
-is always the one that is worked on, a step at a time: its bound leaves memory out at first, then comes from prices, and
-rises with every step. When the least bound is within the gap of the best plan, all are. All bounds are exact integers.
+The search is best first over all combinations of these numbers (:mod:`formulations.galvatron.combinations`): each step
+raises the bound of the combination with the least bound. A bound leaves memory out at first, then comes from prices.
+The search ends when the least bound is within the gap of the best plan. All bounds are exact integers.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ _STAGE_GAP_SHARE = 2
 """Stages are solved to this part of the gap."""
 
 _LABEL_LIMITS = (100, 5_000, 50_000, 400_000)
-"""Of one layer without a pipeline, one after another while nothing is proven."""
+"""Labels of one layer without a pipeline, tried one after another until the plan is proven."""
 
 _WINDOW_LABEL_LIMIT = 50_000
-"""Of one layer of a window: a limit on micro-batches makes comparing labels slow."""
+"""Labels of one layer of a window; few, because a limit on micro-batches makes comparing labels slow."""
 
 _INTERVALS = 8
-"""Into which what the slowest stage may take is divided for a bound on a whole step."""
+"""Number of intervals of the slowest stage's time, for a bound on a whole step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,9 +53,9 @@ class JointResult:
     Parameters
     ----------
     plan, cost
-        The plan with most samples per quantum that was found and its quanta, or None.
+        The found plan with most samples per quantum and its quanta, or None.
     bound
-        No plan takes fewer quanta per sample; None where there is no plan at all, which is then proven.
+        Lower bound on the quanta per sample of all plans; None where it is proven that there is no plan.
     stages_solved
         Windows that were solved exactly.
     """
@@ -90,13 +90,13 @@ def solve_joint(
     Parameters
     ----------
     problem
-        What may be decided. No micro-batch may be faster with synchronisation than without.
+        The problem. No micro-batch may be faster with synchronisation than without.
     relative_gap
         The plan may take this much more per sample than the bound, relative to it; 0 for the optimum.
     start
         A plan to begin with; one that does not fit is ignored.
     time_limit
-        Seconds after which nothing else is solved; the bound then says what is open.
+        Seconds after which no further window is solved; the bound then covers all open combinations.
     """
     search = _JointSearch(problem, relative_gap, time.monotonic() + time_limit)
     if start is not None:
@@ -134,7 +134,7 @@ class _JointSearch:
             self.best, self.best_cost = plan, found.cost
 
     def run(self) -> JointResult:
-        """Work on the combination with the least bound until that is within the gap of the best plan."""
+        """Raise the least bound of all combinations until it is within the gap of the best plan."""
         waiting = [(each.bound, number, each) for number, each in enumerate(combinations(self.problem))]
         heapify(waiting)
         open_bounds = []
@@ -182,7 +182,7 @@ class _JointSearch:
         Returns
         -------
         Combination or None
-            None where it has no plan beyond the gap; the number of steps is unchanged if nothing was learnt.
+            None where it has no plan beyond the gap; the number of steps is unchanged without progress.
         """
         if combination.stages == 1:
             return self._step_of_one_stage(combination)
@@ -200,7 +200,7 @@ class _JointSearch:
         return replace(settled, bound=max(combination.bound, self._bound_of_step(settled)))
 
     def _bound_of_step(self, combination: Combination) -> Fraction:
-        """Quanta per sample: the least, over what the slowest stage takes, of that and a bound on all stages."""
+        """Bound in quanta per sample: the least, over times of the slowest stage, of that and a bound on all stages."""
         times = []
         for position in range(combination.stages):
             held = self.problem.schedule.in_flight(combination.stages, position, combination.micro_batches)
@@ -223,7 +223,7 @@ class _JointSearch:
         -------
         total, borders, limit
             A bound on the sum of all stages for plans within the gap of the best, the partition that attains it, and
-            what the slowest stage of such a plan may take.
+            the limit on the slowest stage of such a plan.
         """
         repeats = combination.micro_batches - 1
         cutoff, limit = self._cutoff(combination.batch), combination.limit
@@ -298,14 +298,14 @@ class _JointSearch:
         return self.first_bounds[key]
 
     def _refine(self, combination: Combination, borders: tuple[int, ...]) -> bool:
-        """Solve the windows on a way that are not solved under the limit; offer the plan where all are.
+        """Solve the windows of a partition that are not solved under the limit; offer the plan where all are.
 
         Returns
         -------
         bool
-            Whether anything was learnt.
+            Whether a window was solved or a better plan found.
         """
-        learnt, limit = False, combination.limit
+        progressed, limit = False, combination.limit
         choices: list[int] = []
         for position in range(combination.stages):
             pair = (borders[position], borders[position + 1])
@@ -321,13 +321,13 @@ class _JointSearch:
                     combination.shared,
                 )
                 found = self._solve(window, stage, limit)
-                learnt = True
+                progressed = True
             if found is None or found.choices is None:
-                return learnt
+                return progressed
             choices += found.choices
         before = self._per_sample
         self.offer(PipelinePlan(combination.batch, combination.micro_batches, borders, tuple(choices)))
-        return learnt or self._per_sample != before
+        return progressed or self._per_sample != before
 
     def _window(self, combination: Combination, position: int, pair: tuple[int, int]) -> SolvedWindow:
         held = self.problem.schedule.in_flight(combination.stages, position, combination.micro_batches)

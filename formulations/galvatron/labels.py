@@ -5,12 +5,11 @@ backward steps ``l ..`` when these layers are alone,
 
     U_l = O_ms(l) + U_{l+1}        A_l = max(U_l + O_f(l) + O_b(l), O_ms(l) + O_f(l) + A_{l+1}),
 
-so a label ``(cost, U, A)`` with the layout of its first layer says all that the layers before need to know, and one
-that is no better in any of the three than another of the same layout is dropped. Layouts to which each layout before
-hands over at the same cost count as one here. A limit on the time of a micro-batch is a fourth number. What a label may
-still become is bounded by the prices of :mod:`formulations.galvatron.prices`; labels that cannot beat the
-incumbent by more than the gap are dropped, too. If the labels run out, the incumbent is proven. All numbers are exact
-integers.
+so a label ``(cost, U, A)`` with the layout of its first layer is the whole state for the layers before, and a label
+that is dominated in all three by another of the same layout is dropped. Layouts with equal transformation costs from
+each layout before count as one here. A limit on the time of a micro-batch is a fourth number. The completion of a label
+is bounded by the prices of :mod:`formulations.galvatron.prices`; labels that cannot be better than the incumbent by
+more than the gap are dropped, too. If no label is left, the incumbent is proven. All numbers are exact integers.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ _FIRST_LABELS = 100
 _WIDENING = 10
 
 _TABLE_UNITS = 2048
-"""Of memory, in the table of Algorithm 3."""
+"""Units of memory in the table of Algorithm 3."""
 
 _COST, _STATES, _PEAK, _REPEATED, _STRATEGY, _PARENT, _BOUND = range(7)
 _FIELDS = 7
@@ -60,9 +59,9 @@ class StageResult:
     Parameters
     ----------
     choices, cost
-        One strategy per layer and what it costs, or None where no plan was found.
+        One strategy per layer and their cost, or None where no plan was found.
     bound
-        No feasible plan costs less; None where there is none at all, which is then proven.
+        Lower bound on the cost of all feasible plans; None where it is proven that there is none.
     """
 
     choices: tuple[int, ...] | None
@@ -97,9 +96,9 @@ def solve_stage(
     cutoff
         Plans that cost as much or more are of no interest: a bound of this size is enough. None for no such cost.
     label_limit
-        Labels of one layer; where there are more, plan and bound are what was found until then.
+        Labels of one layer; with more, the search returns the plan and bound found until then.
     deadline
-        Of the monotonic clock; when it has passed, labels are put in front of no other layer.
+        Of the monotonic clock; when it has passed, no further layer is added to the labels.
     start
         A plan to begin with; one that does not fit is ignored.
     """
@@ -133,7 +132,7 @@ def solve_stage(
         if complete and wanted == _NO_LIMIT and found is None:
             return StageResult(None, None, None)
         if complete:
-            # Nothing below `wanted` was dropped; a label that costs more may have lived on, and proves nothing.
+            # No label below `wanted` was dropped; a label of higher cost may have survived, and proves nothing.
             dual = max(dual, wanted if found is None else min(wanted, stage.cost_of(found)))
             break
     return StageResult(incumbent.choices, incumbent.cost, min(dual, incumbent.value))
@@ -160,7 +159,7 @@ class _Incumbent:
 
     @property
     def value(self) -> int:
-        """Its cost, or more than anything costs."""
+        """Its cost, or a number above all costs."""
         return _NO_LIMIT if self.cost is None else self.cost
 
     def offer_table(self) -> None:
@@ -255,7 +254,7 @@ class _LabelSearch:
         return _best_plan(history), complete
 
     def _scales(self, layer: int) -> tuple[int, int, int, int]:
-        """Shift of the prices; and what a byte of the peak, a byte of the states and a quantum of a label are worth.
+        """Shift of the prices; and prices of a byte of the peak, a byte of the states and a quantum of a label.
 
         The peak of the layers from this one on stands for their own backward steps, their states for those before.
         """
@@ -288,7 +287,7 @@ def _before(table: IntArray) -> IntArray:
 
 
 def _layouts_seen_before(stage: StageProblem) -> IntArray:
-    """Each layer's layouts as the layer before sees them, equal where it cannot tell them apart, shape ``(L, C)``."""
+    """Classes of each layer's layouts with equal transformation costs from the layer before, shape ``(L, C)``."""
     tables = stage.transformation
     seen = np.zeros(tables.shape[:2], dtype=np.int64)  # before the first layer there is none
     for layer in range(1, stage.layers):
@@ -300,7 +299,7 @@ def _layouts_seen_before(stage: StageProblem) -> IntArray:
 
 
 def _undominated_strategies(stage: StageProblem) -> BoolArray:
-    """Which strategies of each layer no other of the same layout beats or equals in everything."""
+    """Flags of the strategies of each layer that no other of the same layout dominates."""
     numbers = np.stack([stage.cost, stage.repeated, stage.forward, stage.backward, stage.states])
     allowed = stage.allowed.copy()
     strategies = allowed.shape[1]
@@ -340,11 +339,11 @@ def _extend(
     repeats
         How often the cost counts a transformation.
     prefix
-        Least priced cost of the layers before, less what the limits are worth, shape ``(C,)``.
+        Least priced cost of the layers before, less the priced limits, shape ``(C,)``.
     scales
         Shift of the prices, price of a byte of the peak, of a byte of the states and of a quantum.
     limits
-        The scaled cutoff, and what is left of memory and repeated time for this layer and those behind it.
+        The scaled cutoff, and the remaining memory and repeated time for this layer and those behind it.
     """
     shift, peak_price, states_price, repeated_price = scales
     cutoff, memory_limit, repeated_limit = limits
@@ -382,14 +381,14 @@ def _extend(
 
 @compiled
 def _undominated(labels: IntArray, layouts: IntArray, count: int) -> BoolArray:
-    """Which labels no earlier one of the same layout beats or equals in states and peak.
+    """Flags of the labels that no earlier one of the same layout dominates in states and peak.
 
     Parameters
     ----------
     labels
         In order of their costs, so that no label beats one before it.
     layouts, count
-        Layout of every strategy as the layer before sees it, and how many of these there are.
+        Class of the layout of every strategy, as in :func:`_layouts_seen_before`, and the number of classes.
     """
     kept = np.ones(len(labels), dtype=np.bool_)
     # Per layout the best pairs so far: states ascend, peaks descend.
@@ -445,7 +444,7 @@ def _unbeaten_by_few(labels: IntArray, layouts: IntArray, count: int) -> BoolArr
 
 @compiled
 def _unbeaten(labels: IntArray, layouts: IntArray, count: int) -> BoolArray:
-    """Which labels no earlier one of the same layout beats or equals in states, peak and repeated time.
+    """Flags of the labels that no earlier one of the same layout dominates in states, peak and repeated time.
 
     Blocks of labels, each in the order of its states, are merged two by two, and those of the earlier block are set
     against those of the later one: a Fenwick tree over repeated times has the least peak of all labels so far whose

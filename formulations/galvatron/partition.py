@@ -1,7 +1,7 @@
 """Partitions of layers into pipeline stages that balance a load (section IV-B).
 
-Time-balanced partitions take the time of every layer, memory-balanced ones what it holds at each position of the
-pipeline: under 1F1B earlier stages hold the activations of more micro-batches, so they get fewer layers.
+Time-balanced partitions use the time of every layer, memory-balanced ones its memory at each position of the pipeline:
+under 1F1B earlier stages hold the activations of more micro-batches, so they get fewer layers.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ __all__ = ["balanced_partition"]
 
 
 def balanced_partition(loads: NDArray[np.float64]) -> tuple[int, ...]:
-    """Cut a chain so that the largest stage is as small as can be, and among these, so that stages are alike.
+    """Cut a chain so that the largest stage is least, and among these cuts the sum of squares of the stages.
 
     Parameters
     ----------
@@ -45,7 +45,7 @@ def balanced_partition(loads: NDArray[np.float64]) -> tuple[int, ...]:
 
 
 def _chain(segments: NDArray[np.float64], combine: np.ufunc) -> tuple[float, tuple[int, ...]]:
-    """Cheapest way through all positions: `combine` joins what came before with the segment of a position."""
+    """Shortest path through all positions; `combine` joins a prefix with the segment of a position."""
     stages, size, _ = segments.shape
     best = np.full(size, np.inf)
     best[0] = 0.0

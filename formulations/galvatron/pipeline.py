@@ -6,13 +6,13 @@ the step takes (Eq. 5 and 8)
 
     (m - 1) max_i C'_i + sum_i C_i
 
-and the most samples per second are looked for, over all partitions of the layers into stages, all strategies within
+and the objective is the most samples per second, over all partitions of the layers into stages, all strategies within
 the memory limit of every device, and all allowed ``P``, ``B`` and ``m``.
 
 Under 1F1B stage ``i`` of ``P`` (from 0) holds the activations of ``min(m, P - i)`` micro-batches, under GPipe of ``m``;
 without a pipeline a micro-batch ends before the next begins.
 
-The paper knows nothing of layers that share a parameter. It has one place on the devices, so where a plan is to run,
+The paper has no layers that share a parameter. A parameter has one place on the devices, so in a plan that is to run,
 such tied layers have one strategy: every search tries each that they may share. Gradients of a parameter are added up
 between two stages at most, so all tied layers that are not in the first stage are in one other.
 """
@@ -50,10 +50,10 @@ Tables = Callable[[int, int], LayerTables]
 
 
 class MicroBatchRule(StrEnum):
-    """Which numbers of micro-batches are tried.
+    """Rule of the numbers of micro-batches that are tried.
 
-    ``TWICE_THE_STAGES`` is our reading of what the paper does not say, after its Figure 4: as many as divide the batch,
-    at most twice the stages, and one without a pipeline. ``DIVISORS`` are all divisors of the batch.
+    The paper gives none. ``TWICE_THE_STAGES`` is our reading of its Figure 4: as many as divide the batch, at most
+    twice the stages, and one without a pipeline. ``DIVISORS`` are all divisors of the batch.
     """
 
     TWICE_THE_STAGES = "twice the stages"
@@ -99,7 +99,7 @@ class PipelinePlan:
 
 @dataclass(frozen=True, slots=True)
 class PlanCost:
-    """What a plan takes, computed from the tables.
+    """Time and memory of a plan, computed from the tables.
 
     Parameters
     ----------
@@ -123,7 +123,7 @@ class PlanCost:
 
 @dataclass(frozen=True, slots=True)
 class PipelineProblem:
-    """What may be decided.
+    """The joint problem of Galvatron-BMW.
 
     Parameters
     ----------
@@ -138,7 +138,7 @@ class PipelineProblem:
     memory_limit
         Bytes on one device.
     schedule
-        What is in flight.
+        Schedule, which determines the micro-batches in flight.
     rule
         Numbers of micro-batches that may be used.
     tied
@@ -181,7 +181,7 @@ class PipelineProblem:
         return tables if shared is None else tables.with_strategy(self.tied, shared)
 
     def shared_in(self, borders: tuple[int, int], shared: int | None) -> int | None:
-        """Return the strategy of tied layers where a stage has any, else None: all that the stage knows of them."""
+        """Return the strategy of tied layers where a stage has any, else None."""
         first, end = borders
         return shared if any(first <= layer < end for layer in self.tied) else None
 
@@ -219,7 +219,7 @@ class PipelineProblem:
         return self.tables_with(stages, batch // micro_batches, shared).stage(*borders, held, self.memory_limit)
 
     def evaluate(self, plan: PipelinePlan) -> PlanCost:
-        """Compute what a plan takes and holds."""
+        """Compute time and memory of a plan."""
         pairs = list(pairwise(plan.borders))
         costs, repeated, peaks = [], [], []
         fits = len({plan.choices[layer] for layer in self.tied}) <= 1
@@ -236,7 +236,7 @@ class PipelineProblem:
 
 @dataclass(frozen=True, slots=True)
 class SearchSpace:
-    """Which strategies there are.
+    """The strategies of a search.
 
     Parameters
     ----------
@@ -252,7 +252,7 @@ class SearchSpace:
         Whether a dimension may be around any other, as in the paper; if not, they nest as `dimensions` are ordered, on
         one mesh of prime axes.
     tied_alike
-        Whether layers that share a parameter need the same strategy, of which the paper knows nothing.
+        Whether layers that share a parameter need the same strategy, a case that the paper does not have.
     """
 
     dimensions: tuple[Dimension, ...] = tuple(Dimension)
@@ -280,7 +280,7 @@ def pipeline_problem(
     chain
         Layers of the model.
     devices
-        How many there are.
+        Number of devices.
     memory_limit
         Bytes on one device.
     batches
@@ -288,7 +288,7 @@ def pipeline_problem(
     model
         The estimator.
     space
-        Which strategies there are; all if None.
+        The strategies; all if None.
     schedule, rule
         As for :class:`PipelineProblem`.
 

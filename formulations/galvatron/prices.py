@@ -8,7 +8,7 @@ quanta, so the bound is one in exact integers. The same tables bound every compl
 what :mod:`formulations.galvatron.labels` prunes with.
 
 Where all layers are alike the last backward step is the fullest one. Where the layers at the end hold little, as a
-decoder of four words does, an earlier one is: :func:`best_weights` moves the weight to it.
+decoder on four tokens does, an earlier one is: :func:`best_weights` moves the weight to it.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _LITTLE_OVER = 1e-6
 
 @dataclass(frozen=True, slots=True)
 class Prices:
-    """What a byte and a quantum are worth, in units of ``2**-shift`` quanta."""
+    """Prices of a byte and of a quantum, in units of ``2**-shift`` quanta."""
 
     memory: int = 0
     repeated: int = 0
@@ -61,7 +61,7 @@ class PricedStage:
     usage
         Weighted bytes of each layer and strategy, shape ``(L, S)``.
     memory_limit
-        What they may sum up to.
+        Limit on their sum.
     """
 
     def __init__(self, stage: StageProblem, repeated_limit: int | None, weights: IntArray | None = None) -> None:
@@ -92,7 +92,7 @@ class PricedStage:
         return int(value) - self.paid(prices), tuple(choices.tolist())
 
     def paid(self, prices: Prices) -> int:
-        """What the limits are worth."""
+        """Value of the limits at the prices."""
         return prices.memory * self.memory_limit + prices.repeated * (self.repeated_limit or 0)
 
     def usage_of(self, choices: tuple[int, ...]) -> int:
@@ -146,7 +146,7 @@ def best_prices(priced: PricedStage, offer: Callable[[tuple[int, ...]], None]) -
     priced
         The stage.
     offer
-        Hears of every plan that is met, feasible or not.
+        Called with every plan on the way, feasible or not.
 
     Returns
     -------
@@ -183,15 +183,15 @@ def best_prices(priced: PricedStage, offer: Callable[[tuple[int, ...]], None]) -
 def best_weights(stage: StageProblem, offer: Callable[[tuple[int, ...]], None]) -> IntArray | None:
     """Find weights of the backward steps whose mean gives a high bound.
 
-    The mean of the plans of two sides of the memory limit says which step is over the limit; weight moves there as long
-    as the bound rises (Frank-Wolfe steps).
+    The mean of one plan within the memory limit and one above it determines the step that is most over the limit;
+    weight moves there as long as the bound rises (Frank-Wolfe steps).
 
     Parameters
     ----------
     stage
         Layers and strategies.
     offer
-        Hears of every plan that is met, feasible or not.
+        Called with every plan on the way, feasible or not.
 
     Returns
     -------
@@ -228,14 +228,15 @@ def _all_on(layer: int, layers: int, weight: int) -> IntArray:
 
 @dataclass(frozen=True, slots=True)
 class _AtLimit:
-    """The best price of weighted bytes, and the plans that meet there.
+    """The best price of weighted bytes, and the two plans whose lines intersect there.
 
     Parameters
     ----------
     prices, value
         The price, and its scaled bound.
     within, over
-        The cheapest plans met whose weighted bytes keep the limit, and do not; the same one if the cheapest plan does.
+        The cheapest plans found with weighted bytes within the limit, and over it; the same one if the cheapest plan
+        is within.
     share
         Of `over` in a mean of both that just keeps the limit.
     """
@@ -256,7 +257,7 @@ class _AtLimit:
 def _best_memory_price(
     priced: PricedStage, least: tuple[int, ...], repeated_price: int, offer: Callable[[tuple[int, ...]], None]
 ) -> _AtLimit:
-    """The best memory price at a price of time: where the lines of two plans, one over the limit and one not, meet."""
+    """The best memory price at a price of time: the intersection of a line over the limit and one within it."""
     limit = priced.memory_limit
     prices = Prices(0, repeated_price)
     value, over = priced.cheapest(prices)

@@ -10,7 +10,7 @@ the micro-batch can be divided (the paper leaves it open).
 Both may be given a time limit, which the paper does not have; the best plan until then is returned.
 
 Costs are those of the tables; the plan that is returned may break the true limit where slips are kept
-(``ONE_IN_FLIGHT``): :meth:`~formulations.galvatron.pipeline.PipelineProblem.evaluate` says.
+(``ONE_IN_FLIGHT``), which :meth:`~formulations.galvatron.pipeline.PipelineProblem.evaluate` checks.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ from formulations.galvatron.stage import StageProblem
 __all__ = ["Balance", "FoundPlan", "SearchOutcome", "search_base", "search_bmw"]
 
 _MAX_ADJUSTMENTS = 200
-"""Partitions of one batch and number of stages that are tried where nothing remembers them (``ALG2_CYCLES``)."""
+"""Partitions of one batch and number of stages that are tried if repetitions are possible (``ALG2_CYCLES``)."""
 
 _BATCHES_WITHOUT_PLAN = 4
 """Batches in a row without a plan after which a repaired search ends: memory forbids them."""
 
 
 class Balance(StrEnum):
-    """What a partition balances."""
+    """The load that a partition balances."""
 
     TIME = "time"
     MEMORY = "memory"
@@ -69,14 +69,14 @@ class FoundPlan:
 
 @dataclass(frozen=True, slots=True)
 class SearchOutcome:
-    """What a search returns.
+    """Result of a search.
 
     Parameters
     ----------
     best
         The best plan that was found, or None; where none is found there may be one.
     ended
-        Whether the search came to its own end, not to that of its time.
+        Whether the search was complete before its time limit.
     """
 
     best: FoundPlan | None
@@ -95,13 +95,13 @@ def search_base(
     Parameters
     ----------
     problem
-        What may be decided; its tables should be estimated with the same slips.
+        The problem; its tables should be estimated with the same slips.
     slips
-        What is kept as printed.
+        Slips that are kept as printed.
     unit_bytes
         Granularity of memory in the stage search.
     balance
-        What its one partition per number of stages balances.
+        The load that its one partition per number of stages balances.
     time_limit
         Seconds after which no other stage is searched.
     """
@@ -183,7 +183,7 @@ class _SearchedStage:
 
 
 class _StageSearcher:
-    """Searches the stages of one problem and remembers what it found."""
+    """Search over the stages of one problem, with a cache of their results."""
 
     def __init__(self, problem: PipelineProblem, slips: Slip, unit_bytes: int, deadline: float) -> None:
         self.problem, self.slips, self.unit_bytes, self.deadline = problem, slips, unit_bytes, deadline
@@ -209,11 +209,11 @@ class _StageSearcher:
         )
 
     def time_balanced(self, batch: int, stages: int) -> tuple[int, ...]:
-        """Partition whose slowest stage is as fast as can be under the initial strategy."""
+        """Partition whose slowest stage is as fast as possible under the initial strategy."""
         return self._balanced(batch, stages)[Balance.TIME]
 
     def memory_balanced(self, batch: int, stages: int) -> tuple[int, ...]:
-        """Partition whose fullest stage holds as little as can be under the initial strategy."""
+        """Partition whose fullest stage needs the least memory under the initial strategy."""
         return self._balanced(batch, stages)[Balance.MEMORY]
 
     def adjustments(self, plan: PipelinePlan) -> Iterator[tuple[int, ...]]:
@@ -250,7 +250,7 @@ class _StageSearcher:
     def _searched_stage(
         self, stages: int, position: int, pair: tuple[int, int], batch: int, count: int, shared: int | None
     ) -> _SearchedStage | None:
-        """Stages of the same layers with as much in flight are one problem."""
+        """Result of a stage, cached: stages of the same layers with equally many in flight are one problem."""
         kinds = self.problem.tables(stages, batch // count).kinds[slice(*pair)].tobytes()
         held = self._in_flight(stages, position, count)
         key = (stages, batch // count, held, kinds, self.problem.shared_in(pair, shared))
@@ -273,7 +273,7 @@ class _StageSearcher:
         return 1 if Slip.ONE_IN_FLIGHT in self.slips else self.problem.schedule.in_flight(stages, position, count)
 
     def _balanced(self, batch: int, stages: int) -> dict[Balance, tuple[int, ...]]:
-        """Both partitions of one batch and number of stages; every adjustment asks for them."""
+        """Both partitions of one batch and number of stages, cached for all adjustments."""
         if (batch, stages) not in self._partitions:
             times, memories = zip(*self._initial_loads(batch, stages), strict=True)
             self._partitions[batch, stages] = {

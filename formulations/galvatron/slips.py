@@ -1,10 +1,10 @@
-"""Where Galvatron-BMW is wrong or silent as printed, each with a name, so that both readings can run.
+"""Slips of Galvatron-BMW: errors and gaps of the printed paper, each with a name, so that both readings can run.
 
-Every search takes a set of slips: those in it are kept as printed, the others are repaired as the docstring of
-:class:`Slip` says. :data:`AS_PUBLISHED` has all of them, :data:`REPAIRED` none, and
-:data:`RUNNABLE` all but those after which there is nothing to run.
+Every search takes a set of slips: those in it are kept as printed, the others are repaired as described in
+:class:`Slip`. :data:`AS_PUBLISHED` has all of them, :data:`REPAIRED` none, and :data:`RUNNABLE` all but those with
+which a search may return no plan.
 
-What the paper leaves open without being wrong is kept: the slowdown of 1.3 is a default; devices and stages of its
+Open points of the paper that are no errors are kept: the slowdown of 1.3 is a default; devices and stages of its
 tables are powers of two (others divide as they can); tables II to V are on 8 TITAN, 16 TITAN and 16 A100, 16 A100, and
 64 A100; its activations (Table I) fit eager attention in 32-bit floats at sequence 512; and a larger balance degree
 (Eq. 6) means a smaller largest share of a stage, not a smaller total. Its baseline DeepSpeed 3D is 2 x 2 x 2 on eight
@@ -20,10 +20,10 @@ __all__ = ["AS_PUBLISHED", "REPAIRED", "RUNNABLE", "Slip"]
 
 
 class Slip(Flag):
-    """What may be kept as printed.
+    """An error or gap of the paper that may be kept as printed.
 
     ==================  ================================================================================
-    ``EQ4_STATE``       C(l, e) forgets the strategy of layer l, on which the cost R of the next layer
+    ``EQ4_STATE``       C(l, e) has no strategy of layer l, on which the cost R of the next layer
                         depends, so that the table's own choice is taken; repaired: C(l, e, s)
     ``EQ4_BORDERS``     C(0, .) = 0 and C(., 0) = infinity clash at (0, 0), and layers that use nothing
                         have no plan at budget 0; repaired: the first wins
@@ -38,7 +38,7 @@ class Slip(Flag):
     ``TAKEAWAY_3``      data and sharded data parallelism never meet in one layer
     ``ONE_IN_FLIGHT``   the stage search counts the activations of one micro-batch at every stage;
                         repaired: those that the schedule holds there
-    ``MICRO_BATCHES``   how many micro-batches there are is not said; as printed, twice as many as
+    ``MICRO_BATCHES``   the number of micro-batches is not given; as printed, twice as many as
                         stages (as in Figure 4), one without a pipeline; repaired: every divisor
     ``ALG1_RETURN``     the search over batches ends at the first one without a plan, which may only
                         be indivisible; repaired: it ends after several without one. Which batches are tried
@@ -77,5 +77,5 @@ RUNNABLE = AS_PUBLISHED ^ Slip.ALG3_UNSET ^ Slip.ONE_IN_FLIGHT
 """As printed but for the two slips that leave no plan, or one that does not fit.
 
 Without checkpointing no layer needs anything in backward alone, so as printed no budget is ever checked and there is
-never a plan; with a pipeline, what the stage search accepts may need several times the limit.
+never a plan; with a pipeline, plans that the stage search accepts may need several times the limit.
 """

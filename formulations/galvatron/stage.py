@@ -6,8 +6,8 @@ gradients and optimizer states stay. The peak (Eq. 2) is the worst backward step
 
 .. math:: \sum_l O_{ms}(l, s_l) + \max_l \Bigl(\sum_{k \le l} O_f(k, s_k) + O_b(l, s_l)\Bigr) \le E .
 
-The cost is the sum over layers of ``c(l, s_l)`` and of what it takes to hand samples from one layout to the next,
-``R(l, s_{l-1}, s_l)``, which depends on strategies only through their layouts (Eq. 4; nothing before the first layer).
+The cost is the sum over layers of ``c(l, s_l)`` and of the cost of changing the layout of samples between layers,
+``R(l, s_{l-1}, s_l)``, which depends on strategies only through their layouts (Eq. 4; zero for the first layer).
 
 In the canonical problem a layer is a node, ``R`` is a factor between neighbours, and time is the backward step of a
 layer: ``O_f`` is in use from the layer's own step on, ``O_b`` at that step, ``O_ms`` always
@@ -41,18 +41,18 @@ MEMORY, MICRO_BATCH = 0, 1
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StageProblem:
-    """Layers of one stage with everything that their strategies cost; times in quanta, memory in bytes.
+    """Layers of one stage with time and memory of their strategies; times in quanta, memory in bytes.
 
     Parameters
     ----------
     cost
-        What is minimised per layer and strategy, shape ``(L, S)``.
+        Cost to minimise per layer and strategy, shape ``(L, S)``.
     repeated
         Time of a micro-batch without synchronisation, shape ``(L, S)``.
     forward, backward, states
         ``O_f`` of all micro-batches in flight, ``O_b`` and ``O_ms``, shape ``(L, S)``.
     allowed
-        Which strategies are possible, shape ``(L, S)``.
+        Flags of the possible strategies, shape ``(L, S)``.
     layouts
         Number of the layout of every strategy, shape ``(S,)``.
     transformation

@@ -1,4 +1,4 @@
-"""Galvatron-BMW's decision trees: in which ways a group of devices can share one layer (section III-B).
+"""Galvatron-BMW's decision trees: strategies by which a group of devices shares one layer (section III-B).
 
 A strategy is a list of levels, the outermost first, each a dimension (data, sharded data or tensor parallelism) with
 a degree, and whether the layer is checkpointed. No dimension comes twice, and the product of the degrees is the size of
@@ -104,7 +104,7 @@ class LayerStrategy:
         return self.degree(Dimension.DATA) * self.degree(Dimension.SHARDED)
 
     def layout(self) -> Layout:
-        """Return where the samples are; device numbers count the innermost level first."""
+        """Return the layout of the samples; device numbers count the innermost level first."""
         parts = []
         for device in range(self.devices):
             part, rest = 0, self.devices

@@ -163,10 +163,10 @@ def _window_values(
     memory_limit: int,
     firsts: int,
 ) -> IntArray:
-    """Least sum over every window, with what its last layer adds, shape ``(firsts, L + 1)``; -1 without a plan.
+    """Least sum over every window, with the addition of its last layer, shape ``(firsts, L + 1)``; -1 without a plan.
 
-    A strategy is left out where what it needs in backward, shape ``(L, S)``, does not fit beside what the layers before
-    hold at least, shape ``(L,)``.
+    A strategy is left out where its backward memory, shape ``(L, S)``, does not fit beside the least memory of the
+    layers before, shape ``(L,)``.
     """
     layers, strategies = cost.shape
     count = transformation.shape[1]

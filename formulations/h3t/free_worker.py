@@ -13,9 +13,10 @@ from itertools import product
 
 import numpy as np
 
+from formulations.encodings.pyomo_program import Values
 from formulations.h3t.operations import ALL_ON, Switch
 from formulations.h3t.problem import H3tBorders, H3tLayer, H3tStep, Optimizer, simulate_sequences
-from formulations.h3t.program import FreeProgram, Values
+from formulations.h3t.program import FreeProgram
 from formulations.problem.solution import Claim, Progress, SolveOptions
 from formulations.problem.strategy_problem import IntArray, StrategyProblem
 from formulations.solvers.exact.program_cpsat import find_solution

@@ -60,7 +60,7 @@ _KEYS = {
 
 @dataclass(frozen=True, slots=True)
 class _Field:
-    """A list of lists: what it is called, and what to say of a number beyond the largest that it may hold."""
+    """A list of lists: its name, the largest number that it may hold, and the error message for a larger one."""
 
     where: str
     most: int | None = None
@@ -110,7 +110,7 @@ def parse_contest_problem(text: str | bytes, default_name: str = "contest") -> S
 
 @contextlib.contextmanager
 def _without_collection() -> Iterator[None]:
-    """Let the collector rest: nothing here is a circle, and it would walk all nodes and factors again and again."""
+    """Pause garbage collection: nothing here forms cycles, and each collection would visit all nodes and factors."""
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -124,7 +124,7 @@ def _parsed(data: bytes, default_name: str) -> StrategyProblem:
     cut = cut_out_rows(data)
     if cut is not None:
         skeleton, tables = cut
-        # What is wrong is said in terms of the whole text, below.
+        # Errors are raised below, by positions in the whole text.
         with contextlib.suppress(ProblemError):
             return _problem(_document(skeleton), lambda value, field: _cut_out(value, tables, field), default_name)
     return _problem(_document(data), _listed, default_name)
@@ -259,13 +259,13 @@ def _factor(listed: list[int], cost: IntArray, flags: BoolArray | None) -> Facto
 
 
 def _costs(values: IntArray) -> tuple[IntArray, BoolArray]:
-    """Costs and flags of all tables; a forbidden entry costs zero, because nothing may add it up."""
+    """Costs and flags of all tables; a forbidden entry costs zero, because its cost must not enter a sum."""
     forbidden = (values >= FORBIDDEN_COST) | (values == TOO_LARGE)
     return np.where(forbidden, 0, values), forbidden
 
 
 def _cut_out(value: Any, tables: list[Rows], field: _Field) -> Rows:
-    """Return the rows that a list in the shortened text stands for, if that is in order."""
+    """Return the rows that a list in the shortened text stands for, after checking their range."""
     if not isinstance(value, list):
         raise ProblemError(f"{field.where} must be a list, got {_show(value)}")
     rows = tables[value[0]]
@@ -275,7 +275,7 @@ def _cut_out(value: Any, tables: list[Rows], field: _Field) -> Rows:
 
 
 def _listed(rows: Any, field: _Field) -> Rows:
-    """Read a list of lists of non-negative integers, or say what is wrong with it."""
+    """Read a list of lists of non-negative integers; raise ProblemError for anything else."""
     if not isinstance(rows, list):
         raise ProblemError(f"{field.where} must be a list, got {_show(rows)}")
     for i, row in enumerate(rows):
@@ -315,7 +315,7 @@ def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _no_constant(name: str) -> Any:
-    raise ProblemError(f"{name} is not a number that JSON knows; use integers")
+    raise ProblemError(f"{name} is not a number of JSON; use integers")
 
 
 def _show(value: Any) -> str:

@@ -1,7 +1,7 @@
 """The number tables of a contest file read by compiled code, without a Python object per number.
 
 A contest file is a small document around a few lists of lists of integers, which hold all of its length. They are
-cut out and read here; the rest is for :mod:`json`. Whatever is not plainly such a file is left to the caller.
+cut out and read here; the rest is read by :mod:`json`. Text in any other form is left to the caller.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""Named families of generated problems that look like real ones, each hard in a way of its own.
+"""Named families of generated problems that resemble real ones, each with a different difficulty.
 
 Every problem is shaped like a training step: strategies trade time for memory, pairs of layouts that differ
-cost a resharding, half of the results live until the mirrored backward operator. A family adds what its name
-says: the graph, the number of strategies, forbidden entries, or where the limit lies.
+cost a resharding, half of the results live until the mirrored backward operator. Families differ in the graph, the
+number of strategies, forbidden entries, or the tightness of the limit.
 
-Feasibility is planted: of every node, the strategy that holds least takes part in no forbidden entry, and the
-limit is at least the peak of these strategies together. Only ``infeasible`` has no solution.
+Feasibility is planted: the strategy of least memory of every node is in no forbidden entry, and the limit is at least
+the peak of these strategies together. Only ``infeasible`` has no solution.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _LINK_PRICE = (4.0, 1.0, 0.5)
 
 
 class Build(Protocol):
-    """Makes a problem with so many nodes and strategies a node."""
+    """Function that makes a problem of a given number of nodes and of strategies per node."""
 
     def __call__(self, rng: np.random.Generator, nodes: int, strategies: int) -> StrategyProblem:
         """Draw a problem; its name is replaced."""
@@ -98,7 +98,7 @@ def family_problem(family: str, size: Size, seed: int = 0) -> StrategyProblem:
     Raises
     ------
     FamilyError
-        With what exists.
+        If there is no such family or size, or the seed is negative; the message lists the known names.
     """
     if family not in FAMILIES:
         raise FamilyError(f"unknown family {family!r}; known are {', '.join(FAMILIES)}")
@@ -130,8 +130,8 @@ def _layout_problem(
 ) -> StrategyProblem:
     """Draw operators on a graph.
 
-    ``memory`` places the limit between the peak of the strategies that hold least (0: every solution meets
-    the limit exactly at that moment) and the peak of those that are cheapest (1).
+    ``memory`` places the limit between the peak of the strategies of least memory (0: every solution meets the limit
+    exactly at that moment) and the peak of the cheapest strategies (1).
     """
     layouts = rng.integers(0, _LAYOUTS, (nodes, strategies))
     operators = tuple(_operator(rng, i, nodes, strategies) for i in range(nodes))
@@ -157,7 +157,7 @@ def _operator(rng: np.random.Generator, index: int, count: int, strategies: int)
 def _resharding(
     rng: np.random.Generator, scope: Scope, layouts: list[IntArray], planted: list[int], forbidden_share: float
 ) -> Factor:
-    """Draw what it costs when neighbours, one after another in the scope, have different layouts."""
+    """Draw resharding costs for consecutive nodes of the scope with different layouts."""
     shape = tuple(len(layout) for layout in layouts)
     cost = np.zeros(shape, dtype=np.int64)
     for axis in range(len(scope) - 1):
@@ -176,8 +176,8 @@ def _mesh_problem(
 ) -> StrategyProblem:
     """Draw operators whose strategies are the layouts of a tensor on a mesh of devices.
 
-    A layout says of each axis of the mesh which dimension it splits, or none (0). So ``d`` dimensions on ``a`` axes
-    have ``(d + 1) ** a`` layouts; ``strategies`` is the largest such number. Costs have the structure of collectives.
+    A layout maps each axis of the mesh to the dimension that it splits, or to 0 for none. So ``d`` dimensions on ``a``
+    axes have ``(d + 1) ** a`` layouts; ``strategies`` is the largest such number. Costs are those of collectives.
     """
     axes = len(_MESH) if strategies >= 27 else 2
     most = max(1, round(strategies ** (1 / axes)) - 1)
@@ -216,7 +216,7 @@ def _mesh_operator(rng: np.random.Generator, index: int, count: int, layouts: In
 
 
 def _collectives(layouts: IntArray, wanted: IntArray, size: float) -> IntArray:
-    """Return what it costs to bring a tensor from each layout to each one wanted, shape ``(S, T)``, in nanoseconds.
+    """Return the cost of resharding a tensor from each layout to each target, shape ``(S, T)``, in nanoseconds.
 
     Per axis: nothing where they agree or a part is cut out, an all-gather where a split ends, else an all-to-all.
     """
@@ -237,7 +237,7 @@ def _devices_of(layouts: IntArray) -> IntArray:
 
 
 def _tree(rng: np.random.Generator, nodes: int) -> Iterable[Scope]:
-    """Branches that are short, as those of a transformer's blocks are."""
+    """A tree with short branches, like a transformer's blocks."""
     return [(int(rng.integers(max(0, i - _BRANCH_REACH), i)), i) for i in range(1, nodes)]
 
 
@@ -256,7 +256,7 @@ def _grid(rng: np.random.Generator, nodes: int) -> Iterable[Scope]:
 
 
 def _hubs(rng: np.random.Generator, nodes: int) -> Iterable[Scope]:
-    """A few nodes that all others hang on, two hubs each, beside a tree."""
+    """A tree, and a few hub nodes: every other node is also tied to two hubs."""
     hubs = sorted(int(i) for i in rng.choice(nodes, 1 + nodes // _LEAVES_OF_A_HUB, replace=False))
     tied = set(_tree(rng, nodes))
     for i in set(range(nodes)) - set(hubs):
@@ -271,7 +271,7 @@ def _half_isolated(rng: np.random.Generator, nodes: int) -> Iterable[Scope]:
 
 
 def _sparse(rng: np.random.Generator, nodes: int) -> Iterable[Scope]:
-    """A chain with about one chord a node: low degrees, but neither trees nor ties that could be merged."""
+    """A chain with about one chord per node: low degrees, but no tree and no mergeable ties."""
     chords = {(i, min(nodes - 1, i + 2 + int(rng.integers(_LOCAL_REACH)))) for i in range(nodes - 2)}
     return sorted({(i, i + 1) for i in range(nodes - 1)} | chords)
 
@@ -282,9 +282,9 @@ def _triples(rng: np.random.Generator, nodes: int) -> Iterable[Scope]:
 
 
 def _infeasible(rng: np.random.Generator, nodes: int, strategies: int) -> StrategyProblem:
-    """Triangles in which at most one node may be small, and half a node too little memory for that.
+    """Triangles in which at most one node may be small, with too little memory for that by half a node.
 
-    No table and no relaxation shows it: pair by pair, half of the nodes could be small.
+    Neither a single table nor a pairwise relaxation proves it: pair by pair, half of the nodes could be small.
     """
     unit = int(rng.integers(2, 2**30))
     held = np.full(strategies, 2 * unit)

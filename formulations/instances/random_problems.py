@@ -96,8 +96,8 @@ def training_step_problem(
     operators, strategies
         Number of nodes, and of strategies of each.
     memory
-        Where the limit lies between the peak of the choices that each hold least (0) and the peak of
-        the choices that are each cheapest (1).
+        Position of the limit between the peak of the choices of least memory (0) and the peak of the cheapest
+        choices (1).
     factor_usage
         Whether half of the reshardings need a buffer.
     forbidden_share
@@ -153,7 +153,7 @@ def operator_tables(rng: np.random.Generator, strategies: int) -> tuple[float, I
 
 
 def resharding_tables(rng: np.random.Generator, first: IntArray, second: IntArray) -> tuple[BoolArray, IntArray]:
-    """Draw what it costs to go from one operator's layout to another's; nothing where they are equal.
+    """Draw the cost of resharding from one operator's layout to another's; zero where they are equal.
 
     Parameters
     ----------

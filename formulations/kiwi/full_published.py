@@ -4,18 +4,18 @@ Stage ``t`` computes operator ``t`` for the first time and may run earlier ones 
 ``A[t, i]`` computed, ``B[t, i]`` carried into the stage, ``U[t, k]`` bytes after operator ``k``,
 ``F[t, i, k]`` value ``i`` freed after ``k``, ``s`` strategies, ``e`` pairs of strategies of an edge.
 
-===================================================  =======================================================
-(21) one strategy per operator, (22)-(23) edges      :class:`~formulations.kiwi.linear.StrategyColumns`
-(12)-(15) dependencies                               :meth:`PublishedModel._add_dependencies`
-(1) cost of computing again                          :meth:`PublishedModel._add_costs`
-(16)-(19) memory                                     :meth:`PublishedModel._add_memory`
-(20) frees                                           :meth:`PublishedModel._add_free`
-===================================================  =======================================================
+=====================================================  ====================================================
+(21) one strategy per operator, (22)-(23) edges        :class:`~formulations.kiwi.linear.StrategyProgram`
+(1) cost                                               :meth:`PublishedModel.total_cost`
+(12)-(15) dependencies                                 :meth:`PublishedModel.inputs_are_there` and following
+(16)-(19) memory                                       :meth:`PublishedModel.carried_memory` and following
+(20) frees                                             :meth:`PublishedModel.free_without_hazard` and following
+=====================================================  ====================================================
 
-Linearisation: a product of two binaries that costs or occupies becomes ``w >= a + b - 1``, one that frees
-``w <= a, w <= b``. Of the product in (20) Checkmate (Jain et al., MLSys 2020, section 4.7) counts the *hazards*,
-:math:`h = (1 - A_{t,k}) + B_{t+1,i} + \sum_{j > k} A_{t,j}`, and asks :math:`1 - F \le h \le \kappa (1 - F)`
-with :math:`\kappa` the most hazards there can be.
+Products of binaries have columns of their own: ``As`` is :math:`A_{t,i} s_{i,p}`, ``Ae`` is :math:`A_{t,i} e_{ji,pq}`,
+``Bs`` is :math:`B_{t,i} s_{i,p}` and ``Fs`` is :math:`F_{t,i,k} s_{i,p}`. Of the product in (20) Checkmate (Jain et
+al., MLSys 2020, section 4.7) counts the *hazards* :math:`h`, and asks :math:`1 - F \le h \le \kappa (1 - F)` with
+:math:`\kappa` the most hazards there can be.
 
 Open points of the paper, kept: (16) is <=, as (8), because no solver can hold a strict bound.
 
@@ -28,131 +28,137 @@ the first stage instead; (17) counts a value twice that is carried and computed 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
-from formulations.encodings.integer_program import IntegerProgram, ProgramBuilder
-from formulations.kiwi.graph import KiwiGraph
-from formulations.kiwi.linear import StrategyColumns, Term, at_least_both, at_most_both
+from formulations.encodings.pyomo_program import add_rows
+from formulations.kiwi.linear import StrategyProgram
 from formulations.kiwi.schedule import StagedDecision, tidy
 
 
-class PublishedModel:
-    """The program of a graph under a memory limit.
+class PublishedModel(StrategyProgram):
+    """The full problem of a graph under a memory limit; arguments as of :class:`StrategyProgram`."""
 
-    Parameters
-    ----------
-    graph
-        The instance.
-    memory_limit
-        Bytes on one device.
-    """
+    def build(self, m: Any) -> None:
+        """Add ``A``, ``B``, ``U``, ``F``, ``s``, ``e`` and their products, (1) and (12)-(23)."""
+        from pyomo.core import Binary, Objective, Var
 
-    def __init__(self, graph: KiwiGraph, memory_limit: int) -> None:
-        self.graph, self.memory_limit = graph, memory_limit
-        self.first, self.stages = graph.residents, graph.stages
-        self._builder = ProgramBuilder()
-        self._columns = StrategyColumns(self._builder, graph)
-        self._computed: dict[tuple[int, int], int] = {}
-        self._carried: dict[tuple[int, int], int] = {}
-        self._add_dependencies()
-        self._add_costs()
-        for stage in range(self.stages):
-            self._add_memory(stage)
+        self.add_strategies(m)
+        earlier = [(t, i) for t in m.V for i in m.V if i < t]
+        stages = [(t, i) for t in m.V for i in m.V if i <= t]
+        frees = [(t, i, k) for t, k in earlier for i in (*self.graph.parents[k], k)]
+        m.A = Var(stages, domain=Binary)
+        m.B = Var(earlier, domain=Binary)
+        m.F = Var(frees, domain=Binary)
+        # (16): no more than the device has.
+        m.U = Var([(t, k) for t in m.V for k in range(self.first - 1, t + 1)], bounds=(0, self.room))
+        m.As = Var(self.with_strategies(earlier), bounds=(0, 1))
+        m.Ae = Var(self.with_costly_pairs(earlier), bounds=(0, 1))
+        m.Bs = Var(self.with_strategies(earlier), bounds=(0, 1))
+        m.Fs = Var([(*at, p) for at in frees for p in self.strategies(at[1])], bounds=(0, 1))
+        m.total_cost = Objective(rule=self.total_cost)
+        reads = [(t, i, j) for t, j in stages for i in self.graph.parents[j]]
+        add_rows(m, self.inputs_are_there, reads)
+        add_rows(m, self.carried_was_there, [(t, i) for t, i in earlier if t - 1 in m.V])
+        add_rows(m, self.progress, m.V)
+        add_rows(m, self.stays, [(t, i) for t, i in earlier if self.graph.operators[i].stays])
+        add_rows(m, self.not_carried_and_computed, earlier)
+        add_rows(m, self.carried_memory, m.V)
+        add_rows(m, self.memory, stages)
+        add_rows(m, self.free_without_hazard, frees)
+        add_rows(m, self.no_free_with_hazard, frees)
+        add_rows(m, self.computed_so, m.As)
+        add_rows(m, self.resharded_so, m.Ae)
+        add_rows(m, self.carried_so, m.Bs)
+        add_rows(m, self.freed_if_free, m.Fs)
+        add_rows(m, self.freed_so, m.Fs)
 
-    def program(self) -> IntegerProgram:
-        """Return the program."""
-        return self._builder.build()
+    def read(self, m: Any) -> StagedDecision:
+        """Read strategies and stages."""
+        stages = [[i for i in m.V if i <= t and m.A[t, i].value > 0.5] for t in m.V]
+        return StagedDecision(self.chosen(m), tidy(self.graph, stages))
 
-    def decision(self, values: NDArray[np.float64]) -> StagedDecision:
-        """Read strategies and stages from a solution; computations without use are left out."""
-        strategies = tuple(int(np.argmax(values[columns])) for columns in self._columns.strategy)
-        stages = [
-            [i for i in self._operators(stage) if values[self._computed[stage, i]] > 0.5]
-            for stage in range(self.stages)
-        ]
-        return StagedDecision(strategies, tidy(self.graph, stages))
+    def total_cost(self, m: Any) -> Any:
+        r"""(1): :math:`\sum_t \sum_{i \le t} A_{t,i} [s_i^T (c_i + d_i) + \sum_{(v_j, v_i) \in E} e_{ji}^T R_{ji}]`.
 
-    def refine(self, over: Iterable[tuple[int, int]]) -> bool:
-        """Everything has its row already: return False."""
-        return False
+        As :math:`A_{t,t} = 1`, everything runs once, and the products with earlier stages pay what runs again.
+        """
+        again = sum(self.cost[i][p] * m.As[t, i, p] for t, i, p in m.As)
+        resharded = sum(self.resharding[j, i][p][q] * m.Ae[t, i, j, p, q] for t, i, j, p, q in m.Ae)
+        return self.execution(m) + again + resharded
 
-    # ------------------------------------------------------------- families
+    # --------------------------------------------------------- dependencies
 
-    def _add_dependencies(self) -> None:
-        """Add ``A`` and ``B`` with (12)-(14); what stays is carried, and nothing is carried and computed at once."""
-        for stage in range(self.stages):
-            own = self.first + stage
-            for i in self._operators(stage):
-                self._computed[stage, i] = self._builder.integer(int(i == own), 1)
-                if i < own:
-                    self._carried[stage, i] = self._builder.integer(int(self.graph.operators[i].stays), 1)
-                    self._builder.at_most(self._there(stage, i), 1)
-        for stage in range(self.stages):
-            for j in self._operators(stage):
-                for i in self.graph.parents[j]:
-                    self._builder.at_least([*self._there(stage, i), (self._computed[stage, j], -1)], 0)
-            if stage:
-                for i in self._operators(stage - 1):
-                    self._builder.at_least([*self._there(stage - 1, i), (self._carried[stage, i], -1)], 0)
+    def inputs_are_there(self, m: Any, t: int, i: int, j: int) -> Any:
+        r"""(12): :math:`A_{t,j} \le A_{t,i} + B_{t,i}` for every edge :math:`(v_i, v_j)`."""
+        return m.A[t, j] <= m.A[t, i] + m.B[t, i]
 
-    def _add_costs(self) -> None:
-        """Add (1) for computations beyond the first, which strategies and pairs have paid already."""
-        for stage in range(self.stages):
-            for i in self._operators(stage - 1):
-                for column, cost in self._columns.paid(i):
-                    at_least_both(self._builder, self._computed[stage, i], column, cost)
+    def carried_was_there(self, m: Any, t: int, i: int) -> Any:
+        r"""(13): :math:`B_{t,i} \le A_{t-1,i} + B_{t-1,i}`."""
+        return m.B[t, i] <= m.A[t - 1, i] + (m.B[t - 1, i] if i < t - 1 else 0)
 
-    def _add_memory(self, stage: int) -> None:
-        """Add (16)-(19): carried values at the start, then per operator its output and what was freed before."""
-        resident = [term for i in range(self.first) for term in self._columns.amounts(i)]
-        carried = [term for i in self._operators(stage - 1) for term in self._amounts_while(self._carried[stage, i], i)]
-        before = self._use([*resident, *carried])
-        for k in self._operators(stage):
-            change = [(before, 1), *self._amounts_while(self._computed[stage, k], k)]
-            if k > self.first:
-                change += self._add_free(stage, k - 1)
-            before = self._use(change)
+    def progress(self, m: Any, t: int) -> Any:
+        """(14): :math:`A_{t,t} = 1`; what (14) sets to zero has no variable."""
+        return m.A[t, t] == 1
 
-    def _add_free(self, stage: int, k: int) -> list[Term]:
-        """Add (20) for ``k``'s inputs and ``k`` itself; return the bytes that are freed after it, negative."""
-        freed: list[Term] = []
-        for i in (*self.graph.parents[k], k):
-            later = [j for j in self.graph.children[i] if k < j <= self.first + stage]
-            hazards = [(self._computed[stage, k], -1), *((self._computed[stage, j], 1) for j in later)]
-            kept_on = 0
-            if stage + 1 < self.stages:
-                hazards.append((self._carried[stage + 1, i], 1))
-            elif self.graph.operators[i].stays:
-                kept_on = 1
-            free = self._builder.binary()
-            most = 2 + len(later)
-            self._builder.at_least([*hazards, (free, 1)], -kept_on)
-            self._builder.at_most([*hazards, (free, most)], most - 1 - kept_on)
-            freed += [
-                (at_most_both(self._builder, free, column), -amount) for column, amount in self._columns.amounts(i)
-            ]
-        return freed
+    def stays(self, m: Any, t: int, i: int) -> Any:
+        """(15): :math:`B_{t,i} = 1`, here for values that stay."""
+        return m.B[t, i] == 1
 
-    # --------------------------------------------------------------- pieces
+    def not_carried_and_computed(self, m: Any, t: int, i: int) -> Any:
+        r""":math:`A_{t,i} + B_{t,i} \le 1`, without which (17)-(18) count a value twice."""
+        return m.A[t, i] + m.B[t, i] <= 1
 
-    def _use(self, terms: list[Term]) -> int:
-        """Add a column for bytes that equal ``terms`` and stay within the limit."""
-        used = self._builder.continuous(0, self.memory_limit // self.graph.byte_unit)
-        self._builder.equal([*terms, (used, -1)], 0)
-        return used
+    # --------------------------------------------------------------- memory
 
-    def _amounts_while(self, binary: int, i: int) -> list[Term]:
-        """Bytes of a value while a binary is one."""
-        return [(at_least_both(self._builder, binary, column), amount) for column, amount in self._columns.amounts(i)]
+    def carried_memory(self, m: Any, t: int) -> Any:
+        r"""(17): :math:`U_{t,0} = \sum_i s_i^T mem_i B_{t,i}`, and inputs and parameters, which are always there."""
+        resident = sum(self.bytes_of(i, m.s, (i,)) for i in range(self.first))
+        return m.U[t, self.first - 1] == resident + sum(self.bytes_of(i, m.Bs, (t, i)) for i in m.V if i < t)
 
-    def _there(self, stage: int, i: int) -> list[Term]:
-        """Whether a value is computed in a stage or carried into it."""
-        carried = self._carried.get((stage, i))
-        return [(self._computed[stage, i], 1), *([] if carried is None else [(carried, 1)])]
+    def memory(self, m: Any, t: int, k: int) -> Any:
+        r"""(18): :math:`U_{t,k} = U_{t,k-1} - memFreed_{k-1}(t) + A_{t,k} (s_k^T mem_k)`."""
+        made = self.bytes_of(k, m.s, (k,)) if k == t else self.bytes_of(k, m.As, (t, k))
+        return m.U[t, k] == m.U[t, k - 1] - (self.memory_freed(m, t, k - 1) if k > self.first else 0) + made
 
-    def _operators(self, stage: int) -> range:
-        """Operators up to a stage's own."""
-        return range(self.first, self.first + stage + 1)
+    def memory_freed(self, m: Any, t: int, k: int) -> Any:
+        r"""(19): :math:`\sum_{(v_i, v_k) \in E} (s_i^T mem_i) F_{t,i,k}`, and the same of ``v_k`` itself."""
+        return sum(self.bytes_of(i, m.Fs, (t, i, k)) for i in (*self.graph.parents[k], k))
+
+    def free_without_hazard(self, m: Any, t: int, i: int, k: int) -> Any:
+        r"""(20): :math:`1 - F_{t,i,k} \le h`."""
+        return 1 - m.F[t, i, k] <= self.hazards(m, t, i, k)
+
+    def no_free_with_hazard(self, m: Any, t: int, i: int, k: int) -> Any:
+        r"""(20): :math:`h \le \kappa (1 - F_{t,i,k})`."""
+        return self.hazards(m, t, i, k) <= (2 + len(self._later(t, i, k))) * (1 - m.F[t, i, k])
+
+    def hazards(self, m: Any, t: int, i: int, k: int) -> Any:
+        r"""(20), counted: :math:`h = (1 - A_{t,k}) + B_{t+1,i} + \sum_{(v_i, v_j) \in E, j > k} A_{t,j}`."""
+        kept = m.B[t + 1, i] if t + 1 in m.V else int(self.graph.operators[i].stays)
+        return 1 - m.A[t, k] + kept + sum(m.A[t, j] for j in self._later(t, i, k))
+
+    def _later(self, t: int, i: int, k: int) -> list[int]:
+        """Operators that read ``i`` after ``k`` and have a column in stage ``t``."""
+        return [j for j in self.graph.children[i] if k < j <= t]
+
+    # ------------------------------------------------------------- products
+
+    def computed_so(self, m: Any, t: int, i: int, p: int) -> Any:
+        r""":math:`A_{t,i} s_{i,p} \ge A_{t,i} + s_{i,p} - 1`."""
+        return m.As[t, i, p] >= m.A[t, i] + m.s[i, p] - 1
+
+    def resharded_so(self, m: Any, t: int, i: int, j: int, p: int, q: int) -> Any:
+        r""":math:`A_{t,i} e_{ji,pq} \ge A_{t,i} + e_{ji,pq} - 1`."""
+        return m.Ae[t, i, j, p, q] >= m.A[t, i] + m.e[j, i, p, q] - 1
+
+    def carried_so(self, m: Any, t: int, i: int, p: int) -> Any:
+        r""":math:`B_{t,i} s_{i,p} \ge B_{t,i} + s_{i,p} - 1`."""
+        return m.Bs[t, i, p] >= m.B[t, i] + m.s[i, p] - 1
+
+    def freed_if_free(self, m: Any, t: int, i: int, k: int, p: int) -> Any:
+        r""":math:`F_{t,i,k} s_{i,p} \le F_{t,i,k}`."""
+        return m.Fs[t, i, k, p] <= m.F[t, i, k]
+
+    def freed_so(self, m: Any, t: int, i: int, k: int, p: int) -> Any:
+        r""":math:`F_{t,i,k} s_{i,p} \le s_{i,p}`."""
+        return m.Fs[t, i, k, p] <= m.s[i, p]

@@ -1,27 +1,27 @@
 r"""KIWI's full problem (equations 1, 12-23) as an exact model that is small enough to prove.
 
-Columns are one-hot classes of strategies, one configuration per operator
+Columns are one-hot classes ``s`` of strategies, one configuration ``x`` per operator
 (:mod:`formulations.kiwi.configurations`), and for stages ``t`` and operators ``i < t``
 
 .. math:: A_{t,i} = 1 \text{ if } i \text{ is computed again in stage } t, \qquad
           B_{t,i} = 1 \text{ if } i \text{ is carried into stage } t .
 
-================================================  ==========================================
-one class per operator, its configuration         :meth:`StagedModel._add_configurations`
-(12), (14): inputs are computed or carried        :meth:`StagedModel._add_stages`
-(13): what is carried was there before            :meth:`StagedModel._add_stages`
-(16)-(20): memory at each stage's own operator    :meth:`StagedModel._add_own_moment`
-(16)-(20): memory at a computation before it      :meth:`StagedModel._add_moment`
-(1): recomputations, counted                      :meth:`StagedModel._add_recomputations`
-================================================  ==========================================
+======================================================  =========================================
+(1) cost, recomputations counted                        :meth:`StagedModel.total_cost`
+(21)-(23) one class per operator, its configuration     :meth:`StagedModel.one_class` and following
+(12), (14) inputs are computed or carried               :meth:`StagedModel.inputs_are_there`
+(13) what is carried was there before                   :meth:`StagedModel.carried_was_there`
+(16)-(20) memory at each stage's own operator           :meth:`StagedModel.own_memory`
+(16)-(20) memory at a computation before it             :meth:`StagedModel.build_moment`
+======================================================  =========================================
 
 Both are split by the bytes of ``i``: one column per *level*, an amount that occurs among its classes, at most
 the sum of the classes of that amount. So the bytes of what is there are a sum of columns, where a product of a
 binary and a class would have to be linearised, and costs, too, follow classes: the relaxation is tighter.
 
 Counted recompute: with ``R_i`` computations of ``i`` beyond the first, the cost is ``(1 + R_i)`` times that of its
-configuration ``c``. One more copy of the configuration columns, ``a_c <= c``, pays the first recomputation, and
-``w_c <= T a_c`` with an integer ``sum_c w_c = R_i - 1`` pays all further ones; both level by level.
+configuration ``x``. One more copy of the configuration columns, ``a <= x``, pays the first recomputation, and
+``w <= T a`` with an integer ``n``, the sum of ``w`` and ``R_i - 1``, pays all further ones; both level by level.
 
 At a stage's own moment nothing more is needed: what is there besides inputs and output is carried on, ``B_{t+1,i}``.
 Moments of recomputations get rows only where a replay finds too much. So the model is a relaxation until
@@ -36,23 +36,17 @@ carried beyond the last stage (20); (16) is <=.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
-from formulations.encodings.integer_program import IntegerProgram, ProgramBuilder
+from formulations.encodings.pyomo_program import add_rows
 from formulations.kiwi.configurations import configurations
 from formulations.kiwi.graph import KiwiGraph
+from formulations.kiwi.program import KiwiProgram, Moment
 from formulations.kiwi.schedule import StagedDecision, tidy
 
-Moment = tuple[int, int]
-"""A stage and an operator that is computed in it."""
 
-_Term = tuple[int, int]
-
-
-class StagedModel:
-    """The program of a graph under a memory limit.
+class StagedModel(KiwiProgram):
+    """The full problem of a graph under a memory limit; stages have the numbers of their own operators.
 
     Parameters
     ----------
@@ -68,216 +62,232 @@ class StagedModel:
     """
 
     def __init__(self, graph: KiwiGraph, memory_limit: int) -> None:
-        self.graph, self.memory_limit = graph, memory_limit
-        self.first, self.stages = graph.residents, graph.stages
         self.configurations = configurations(graph)
-        self._units = [[amount // graph.byte_unit for amount in of] for of in self.configurations.class_bytes]
-        self._levels = [sorted(set(amounts)) for amounts in self._units]
-        self._builder = ProgramBuilder()
-        self._class: list[list[int]] = []
-        self._configuration: dict[int, list[int]] = {}
-        self._computed: dict[Moment, list[int]] = {}
-        self._carried: dict[Moment, list[int]] = {}
-        self._watched: set[Moment] = set()
-        self._add_configurations()
-        self._add_stages()
-        self._add_recomputations()
-        for stage in range(self.stages):
-            self._add_own_moment(stage)
+        self.units = [[amount // graph.byte_unit for amount in of] for of in self.configurations.class_bytes]
+        self.levels = [sorted(set(amounts)) for amounts in self.units]
+        super().__init__(graph, memory_limit)
 
-    def program(self) -> IntegerProgram:
-        """Return the program with everything that was added so far."""
-        return self._builder.build()
+    def build(self, m: Any) -> None:
+        """Add ``s``, ``x``, ``A``, ``B``, ``a``, ``n``, ``w``, (1) and (12)-(23)."""
+        from pyomo.core import Any as AnyIndex
+        from pyomo.core import Binary, Block, NonNegativeIntegers, Objective, Set, Var
 
-    def decision(self, values: NDArray[np.float64]) -> StagedDecision:
-        """Read strategies and stages from a solution; computations without use are left out."""
-        chosen = tuple(int(np.argmax(values[columns])) for columns in self._class)
+        count, tables = len(self.graph.operators), self.configurations.tables
+        m.V = Set(initialize=range(self.first, count))
+        passing = [(t, i) for t in m.V for i in self._passing(t)]
+        self._again: dict[int, list[int]] = {i: [] for i in m.V}
+        for t, i in passing:
+            if self.may_compute_again(t, i):
+                self._again[i].append(t)
+        again = [(t, i) for t, i in passing if t in self._again[i]]
+        repeated = [i for i in m.V if self._again[i]]
+        often = [i for i in repeated if len(self._again[i]) > 1]
+        m.s = Var([(i, c) for i in range(count) for c in range(len(self.units[i]))], domain=Binary)
+        m.x = Var([(i, k) for i in m.V for k in range(len(tables[i].entries))], bounds=(0, 1))
+        m.A = Var(self._by_level(again), domain=Binary)
+        m.B = Var(self._by_level(passing), domain=Binary)
+        m.a = Var([(i, k) for i in repeated for k in range(len(tables[i].entries))], bounds=(0, 1))
+        m.n = Var(
+            [(i, u) for i in often for u in self.levels[i]],
+            domain=NonNegativeIntegers,
+            bounds=lambda m, i, u: (0, self._further(i)),
+        )
+        m.w = Var(
+            [(i, k) for i in often for k in range(len(tables[i].entries))],
+            bounds=lambda m, i, k: (0, self._further(i)),
+        )
+        m.total_cost = Objective(rule=self.total_cost)
+        # In the order of the equations. HiGHS's time varies with it by chance, twofold on the perceptron.
+        add_rows(m, self.pays_if_so, m.a)
+        add_rows(m, self.first_is_paid, self._by_level((t, i) for i in repeated for t in self._again[i]))
+        add_rows(m, self.pays_more_if_so, m.w)
+        add_rows(m, self.further_are_paid, m.n)
+        add_rows(m, self.all_are_counted, m.n)
+        add_rows(m, self.there_at_most_once, self._by_level(passing))
+        add_rows(m, self.own_inputs_are_there, self._by_level((t, i) for t in m.V for i in self._inputs(t)))
+        add_rows(m, self.inputs_are_there, [(t, i, j) for t, j in again for i in self._inputs(j)])
+        add_rows(m, self.carried_was_there, self._by_level((t + 1, i) for t, i in passing if t + 1 in m.V))
+        add_rows(m, self.own_memory, m.V)
+        add_rows(m, self.one_class, range(count))
+        add_rows(m, self.own_marginal, [(i, c) for i in m.V for c in range(len(self.units[i]))])
+        add_rows(
+            m,
+            self.input_marginal,
+            [(i, j, c) for i in m.V for j in tables[i].neighbours for c in range(len(self.units[j]))],
+        )
+        m.moment = Block(AnyIndex, rule=self.build_moment, dense=False)
+
+    def read(self, m: Any) -> StagedDecision:
+        """Read strategies and stages."""
+        chosen = tuple(
+            max(range(len(units)), key=lambda c: float(m.s[i, c].value)) for i, units in enumerate(self.units)
+        )
         stages = [
-            [*(i for i in self._again(stage) if values[self._computed[stage, i]].sum() > 0.5), self.first + stage]
-            for stage in range(self.stages)
+            [*(i for i in self._repeated(t) if sum(m.A[t, i, u].value for u in self.levels[i]) > 0.5), t] for t in m.V
         ]
         return StagedDecision(self.configurations.strategies(chosen), tidy(self.graph, stages))
 
     def refine(self, over: Iterable[Moment]) -> bool:
-        """Add what a replay found missing; whether there was anything.
-
-        Parameters
-        ----------
-        over
-            Moments of the replay of a :meth:`decision` that exceed the limit.
-        """
-        moments = {(t, i) for t, i in over if i != self.first + t} - self._watched
+        """Add rows for moments that the replay of a decision found over the limit; whether any was new."""
+        moments = {(self.first + t, k) for t, k in over if k != self.first + t} - set(self.model.moment)
         for moment in sorted(moments):
-            self._add_moment(*moment)
+            _ = self.model.moment[moment]  # looking it up builds it
         return bool(moments)
 
-    def may_compute_again(self, stage: int, operator: int) -> bool:
+    def may_compute_again(self, t: int, i: int) -> bool:
         """Whether an earlier operator, whose value does not stay, may be computed again in a stage."""
         return True
 
-    def forbid_both(self, one: Moment, other: Moment) -> None:
-        """Let at most one of two repeated computations happen."""
-        self._builder.at_most(_plus([*self._computed[one], *self._computed[other]]), 1)
+    # ----------------------------------------------------------- strategies
 
-    # ------------------------------------------------------------- families
+    def one_class(self, m: Any, i: int) -> Any:
+        r"""(21): :math:`\sum_c s_{i,c} = 1`."""
+        return sum(m.s[i, c] for c in range(len(self.units[i]))) == 1
 
-    def _add_configurations(self) -> None:
-        """Add classes and configurations, tied by their marginals; a configuration's column pays one execution."""
-        self._class = [self._builder.binaries([0] * len(classes)) for classes in self.configurations.classes]
-        for i in range(self.first, len(self.graph.operators)):
-            table = self.configurations.tables[i]
-            columns = [self._builder.continuous(0, 1, entry.cost) for entry in table.entries]
-            self._configuration[i] = columns
-            for own, column in enumerate(self._class[i]):
-                members = [(c, 1) for c, entry in zip(columns, table.entries, strict=True) if entry.own == own]
-                self._builder.equal([*members, (column, -1)], 0)
-            for axis, j in enumerate(table.neighbours):
-                for other, column in enumerate(self._class[j]):
-                    members = [
-                        (c, 1) for c, entry in zip(columns, table.entries, strict=True) if entry.others[axis] == other
-                    ]
-                    self._builder.equal([*members, (column, -1)], 0)
+    def own_marginal(self, m: Any, i: int, c: int) -> Any:
+        r"""(22) with equality, for configurations: those of class ``c`` sum up to :math:`s_{i,c}`."""
+        entries = self.configurations.tables[i].entries
+        return sum(m.x[i, k] for k, entry in enumerate(entries) if entry.own == c) == m.s[i, c]
 
-    def _add_stages(self) -> None:
-        """Add ``A`` and ``B`` with equations (12)-(14), and that nothing is carried and computed at once."""
-        for stage in range(self.stages):
-            for i in self._passing(stage):
-                self._carried[stage, i] = self._split_binary(i)
-                if self.may_compute_again(stage, i):
-                    self._computed[stage, i] = self._split_binary(i)
-                for level, there in enumerate(self._there(stage, i)):
-                    self._builder.at_most([*_plus(there), *self._minus_level(i, level)], 0)
-        for stage in range(self.stages):
-            for i in self._inputs(self.first + stage):
-                for level, there in enumerate(self._there(stage, i)):
-                    self._builder.equal([*_plus(there), *self._minus_level(i, level)], 0)
-            for reader in self._again(stage):
-                for i in self._inputs(reader):
-                    there = [column for columns in self._there(stage, i) for column in columns]
-                    self._builder.at_least([*_plus(there), *_minus(self._computed[stage, reader])], 0)
-            if stage + 1 < self.stages:
-                for i in self._passing(stage):
-                    for there, carried in zip(self._there(stage, i), self._carried[stage + 1, i], strict=True):
-                        self._builder.at_least([*_plus(there), (carried, -1)], 0)
+    def input_marginal(self, m: Any, i: int, j: int, c: int) -> Any:
+        r"""(23) with equality, for configurations: those that read ``j`` in class ``c`` sum up to :math:`s_{j,c}`."""
+        table = self.configurations.tables[i]
+        axis = table.neighbours.index(j)
+        return sum(m.x[i, k] for k, entry in enumerate(table.entries) if entry.others[axis] == c) == m.s[j, c]
 
-    def _add_own_moment(self, stage: int) -> None:
-        """Add memory right after a stage's own operator: its inputs and output, and what is carried on."""
-        own = self.first + stage
-        inputs = self._inputs(own)
-        terms: list[_Term] = []
-        if stage + 1 < self.stages:
-            for i in self._passing(stage):
-                if i not in inputs:
-                    terms += self._bytes_while(i, self._carried[stage + 1, i])
-        self._add_memory_row([*range(self.first), *self._staying(own), own, *inputs], terms)
+    # --------------------------------------------------------- dependencies
 
-    def _add_moment(self, stage: int, at: int) -> None:
-        """Add memory at ``at`` in a stage; where ``at`` is not computed there, this much is held later as well."""
-        self._watched.add((stage, at))
-        terms: list[_Term] = []
-        whole = [*range(self.first), *self._staying(self.first + stage)]
-        for i in self._passing(stage):
-            if i > at:
-                terms += self._bytes_while(i, self._carried[stage, i])
-            elif i in self.graph.parents[self.first + stage]:
-                whole.append(i)
-            else:
-                terms += self._bytes_while(i, self._held(stage, at, i))
-        self._add_memory_row(whole, terms)
+    def there_at_most_once(self, m: Any, t: int, i: int, u: int) -> Any:
+        r""":math:`A_{t,i} + B_{t,i} \le 1`, level by level: only of bytes that the value has."""
+        return self.there(m, t, i, u) <= self.has_bytes(m, i, u)
 
-    def _held(self, stage: int, at: int, i: int) -> list[int]:
-        """Add binaries per level that say whether a value is still there after ``at`` has run in a stage."""
-        held = self._split_binary(i)
-        for level, column in enumerate(held):
-            self._builder.at_most([(column, 1), *self._minus_level(i, level)], 0)
-        if stage + 1 < self.stages:
-            for column, carried in zip(held, self._carried[stage + 1, i], strict=True):
-                self._builder.at_least([(column, 1), (carried, -1)], 0)
-        for reader in self._again(stage):
-            if (reader >= at and i in self.graph.parents[reader]) or reader == i == at:
-                self._builder.at_least([*_plus(held), *_minus(self._computed[stage, reader])], 0)
-        return held
+    def own_inputs_are_there(self, m: Any, t: int, i: int, u: int) -> Any:
+        r"""(12) for ``j = t``, where (14) has :math:`A_{t,t} = 1`: :math:`A_{t,i} + B_{t,i} = 1`, level by level."""
+        return self.there(m, t, i, u) == self.has_bytes(m, i, u)
 
-    def _add_recomputations(self) -> None:
-        """Add the cost of computing again, equation (1); see the module docstring."""
-        for i in self._passing(self.stages - 1):
-            again = [columns for (_, j), columns in self._computed.items() if j == i]
-            if not again:
-                continue
-            entries = self.configurations.tables[i].entries
-            once = [self._builder.continuous(0, 1, entry.cost) for entry in entries]
-            for column, configuration in zip(once, self._configuration[i], strict=True):
-                self._builder.at_most([(column, 1), (configuration, -1)], 0)
-            for level, amount in enumerate(self._levels[i]):
-                members = [k for k, entry in enumerate(entries) if self._units[i][entry.own] == amount]
-                counted = _plus(once[k] for k in members)
-                for columns in again:
-                    self._builder.at_least([*counted, (columns[level], -1)], 0)
-                if len(again) > 1:
-                    most = len(again) - 1
-                    further = self._builder.integer(0, most)
-                    paid = [self._builder.continuous(0, most, entries[k].cost) for k in members]
-                    for column, k in zip(paid, members, strict=True):
-                        self._builder.at_most([(column, 1), (once[k], -most)], 0)
-                    self._builder.equal([*_plus(paid), (further, -1)], 0)
-                    self._builder.at_least([*counted, (further, 1), *_minus(columns[level] for columns in again)], 0)
+    def inputs_are_there(self, m: Any, t: int, i: int, j: int) -> Any:
+        r"""(12): :math:`A_{t,j} \le A_{t,i} + B_{t,i}` for every edge :math:`(v_i, v_j)`."""
+        return sum(m.A[t, j, u] for u in self.levels[j]) <= sum(self.there(m, t, i, u) for u in self.levels[i])
+
+    def carried_was_there(self, m: Any, t: int, i: int, u: int) -> Any:
+        r"""(13): :math:`B_{t,i} \le A_{t-1,i} + B_{t-1,i}`, level by level."""
+        return m.B[t, i, u] <= self.there(m, t - 1, i, u)
+
+    # ----------------------------------------------------------------- cost
+
+    def total_cost(self, m: Any) -> Any:
+        r"""(1): :math:`\sum_t \sum_{i \le t} A_{t,i} [s_i^T (c_i + d_i) + \sum_{(v_j, v_i) \in E} e_{ji}^T R_{ji}]`.
+
+        ``x`` pays the first computation, ``a`` the second, ``w`` the others.
+        """
+        tables = self.configurations.tables
+        return sum(tables[i].entries[k].cost * column for of in (m.x, m.a, m.w) for (i, k), column in of.items())
+
+    def pays_if_so(self, m: Any, i: int, k: int) -> Any:
+        r""":math:`a_{i,k} \le x_{i,k}`: a recomputation is paid as the configuration is."""
+        return m.a[i, k] <= m.x[i, k]
+
+    def first_is_paid(self, m: Any, t: int, i: int, u: int) -> Any:
+        r""":math:`A_{t,i} \le \sum_k a_{i,k}`, level by level."""
+        return m.A[t, i, u] <= sum(m.a[i, k] for k in self._entries(i, u))
+
+    def pays_more_if_so(self, m: Any, i: int, k: int) -> Any:
+        r""":math:`w_{i,k} \le T a_{i,k}`, with ``T`` one less than the stages that may compute ``i`` again."""
+        return m.w[i, k] <= self._further(i) * m.a[i, k]
+
+    def further_are_paid(self, m: Any, i: int, u: int) -> Any:
+        r""":math:`\sum_k w_{i,k} = n_i`, level by level."""
+        return sum(m.w[i, k] for k in self._entries(i, u)) == m.n[i, u]
+
+    def all_are_counted(self, m: Any, i: int, u: int) -> Any:
+        r""":math:`\sum_t A_{t,i} \le \sum_k a_{i,k} + n_i`, level by level."""
+        return sum(m.A[t, i, u] for t in self._again[i]) <= sum(m.a[i, k] for k in self._entries(i, u)) + m.n[i, u]
+
+    # --------------------------------------------------------------- memory
+
+    def own_memory(self, m: Any, t: int) -> Any:
+        r"""(16)-(20) right after ``t``: :math:`U_{t,t}`, inputs, output and what is carried on, fits on the device."""
+        inputs = self._inputs(t)
+        others = [i for i in self._passing(t) if i not in inputs] if t + 1 in m.V else []
+        carried = sum(u * m.B[t + 1, i, u] for i in others for u in self.levels[i])
+        return self._fits(m, [*range(self.first), *self._staying(t), t, *inputs], carried)
+
+    def build_moment(self, b: Any, t: int, k: int) -> None:
+        """Add memory at ``k`` in stage ``t``; where ``k`` is not computed there, this much is held later as well.
+
+        ``held`` says that a value is still there after ``k`` has run: it is what (18) has not yet freed by (20).
+        """
+        from pyomo.core import Binary, Var
+
+        m = b.model()
+        unsure = [i for i in self._passing(t) if i <= k and i not in self.graph.parents[t]]
+        readers = [
+            (i, j) for i in unsure for j in self._repeated(t) if (j >= k and i in self.graph.parents[j]) or j == i == k
+        ]
+        b.held = Var([(i, u) for i in unsure for u in self.levels[i]], domain=Binary)
+
+        def held_of_bytes(b: Any, i: int, u: int) -> Any:
+            """Only of bytes that the value has."""
+            return b.held[i, u] <= self.has_bytes(m, i, u)
+
+        def held_if_carried(b: Any, i: int, u: int) -> Any:
+            r"""(20): not freed if :math:`B_{t+1,i} = 1`."""
+            return b.held[i, u] >= m.B[t + 1, i, u]
+
+        def held_if_read(b: Any, i: int, j: int) -> Any:
+            r"""(20): not freed if :math:`A_{t,j} = 1` for a reader from ``k`` on; and there if made by ``k`` itself."""
+            return sum(b.held[i, u] for u in self.levels[i]) >= sum(m.A[t, j, u] for u in self.levels[j])
+
+        def memory(b: Any) -> Any:
+            r"""(16): :math:`U_{t,k}` fits on the device."""
+            certain = [i for i in self._passing(t) if i <= k and i in self.graph.parents[t]]
+            carried = sum(u * m.B[t, i, u] for i in self._passing(t) if i > k for u in self.levels[i])
+            held = sum(u * b.held[i, u] for i, u in b.held)
+            return self._fits(m, [*range(self.first), *self._staying(t), *certain], carried + held)
+
+        add_rows(b, held_of_bytes, b.held)
+        add_rows(b, held_if_carried, b.held if t + 1 in m.V else [])
+        add_rows(b, held_if_read, readers)
+        add_rows(b, memory)
+
+    def _fits(self, m: Any, certain: Sequence[int], others: Any) -> Any:
+        """One knapsack row: values that are there whatever is decided, and the bytes of others."""
+        least = sum(min(self.units[i]) for i in certain)
+        more = sum((u - min(self.units[i])) * m.s[i, c] for i in certain for c, u in enumerate(self.units[i]))
+        return others + more <= self.room - least
 
     # --------------------------------------------------------------- pieces
 
-    def _split_binary(self, value: int) -> list[int]:
-        """Add a binary as one column per level of a value's bytes; at most one of them is one."""
-        return [self._builder.binary() for _ in self._levels[value]]
+    def there(self, m: Any, t: int, i: int, u: int) -> Any:
+        """:math:`A_{t,i} + B_{t,i}` of a level; without ``A`` where ``i`` may not be computed again in ``t``."""
+        return m.B[t, i, u] + m.A[t, i, u] if t in self._again[i] else m.B[t, i, u]
 
-    def _minus_level(self, value: int, level: int) -> list[_Term]:
-        """Minus whether a value's class has the bytes of a level."""
-        amount = self._levels[value][level]
-        return _minus(c for c, a in zip(self._class[value], self._units[value], strict=True) if a == amount)
+    def has_bytes(self, m: Any, i: int, u: int) -> Any:
+        """Whether a value's class has the bytes of a level."""
+        return sum(m.s[i, c] for c, amount in enumerate(self.units[i]) if amount == u)
 
-    def _bytes_while(self, value: int, split: list[int]) -> list[_Term]:
-        """Bytes of a value while a split binary is one."""
-        return list(zip(split, self._levels[value], strict=True))
+    def _entries(self, i: int, u: int) -> list[int]:
+        """Configurations in which a value has the bytes of a level."""
+        return [k for k, entry in enumerate(self.configurations.tables[i].entries) if self.units[i][entry.own] == u]
 
-    def _add_memory_row(self, whole: Sequence[int], terms: list[_Term]) -> None:
-        """Add one knapsack row: values that are there whatever is decided, and terms of the others."""
-        least = 0
-        for i in whole:
-            amounts = self._units[i]
-            least += min(amounts)
-            terms = terms + [
-                (column, amount - min(amounts)) for column, amount in zip(self._class[i], amounts, strict=True)
-            ]
-        self._builder.at_most(terms, self.memory_limit // self.graph.byte_unit - least)
+    def _by_level(self, indices: Iterable[Moment]) -> list[tuple[int, int, int]]:
+        return [(t, i, u) for t, i in indices for u in self.levels[i]]
 
-    def _there(self, stage: int, i: int) -> list[list[int]]:
-        """Per level the columns that say that a value is computed in a stage or carried into it."""
-        computed = self._computed.get((stage, i))
-        carried = self._carried[stage, i]
-        return (
-            [[column] for column in carried]
-            if computed is None
-            else list(map(list, zip(carried, computed, strict=True)))
-        )
+    def _further(self, i: int) -> int:
+        return len(self._again[i]) - 1
 
-    def _inputs(self, operator: int) -> list[int]:
-        """Values that an operator reads and that do not stay anyway."""
-        return [i for i in self.graph.parents[operator] if not self.graph.operators[i].stays]
-
-    def _passing(self, stage: int) -> list[int]:
-        """Values of earlier operators that do not stay."""
-        return [i for i in range(self.first, self.first + stage) if not self.graph.operators[i].stays]
-
-    def _again(self, stage: int) -> list[int]:
+    def _repeated(self, t: int) -> list[int]:
         """Operators that a stage may compute again."""
-        return [i for i in self._passing(stage) if (stage, i) in self._computed]
+        return [i for i in self._passing(t) if t in self._again[i]]
 
-    def _staying(self, before: int) -> list[int]:
-        """Values that stay, of operators before one."""
-        return [i for i in range(self.first, before) if self.graph.operators[i].stays]
+    def _passing(self, t: int) -> list[int]:
+        """Values of earlier operators that do not stay."""
+        return [i for i in range(self.first, t) if not self.graph.operators[i].stays]
 
+    def _staying(self, t: int) -> list[int]:
+        """Values that stay, of operators before a stage's own."""
+        return [i for i in range(self.first, t) if self.graph.operators[i].stays]
 
-def _plus(columns: Iterable[int]) -> list[_Term]:
-    return [(column, 1) for column in columns]
-
-
-def _minus(columns: Iterable[int]) -> list[_Term]:
-    return [(column, -1) for column in columns]
+    def _inputs(self, i: int) -> list[int]:
+        """Values that an operator reads and that do not stay anyway."""
+        return [j for j in self.graph.parents[i] if not self.graph.operators[j].stays]

@@ -2,66 +2,89 @@
 
 from __future__ import annotations
 
-from formulations.encodings.integer_program import ProgramBuilder
-from formulations.kiwi.graph import KiwiGraph
+from abc import ABC
+from collections.abc import Iterable, Sequence
+from functools import cached_property
+from typing import Any
 
-Term = tuple[int, int]
-"""Column and coefficient."""
+import numpy as np
+
+from formulations.encodings.pyomo_program import add_rows
+from formulations.kiwi.program import KiwiProgram
+
+Index = tuple[int, ...]
 
 
-class StrategyColumns:
-    """Equations (21)-(23): one-hot ``s`` per operator, and ``e`` per edge as the outer product of two of them.
+class StrategyProgram(KiwiProgram, ABC):
+    r"""One-hot :math:`s_i` per operator and :math:`e_{ji} = s_j^T s_i` per edge, equations (21)-(23).
 
-    The marginals of ``e`` are equalities: with <= as printed, the zero vector would make resharding free. The
-    columns pay the first computation of every operator.
-
-    Parameters
-    ----------
-    builder
-        Where columns and rows go.
-    graph
-        The instance.
+    A product of two binaries that costs or occupies becomes :math:`w \ge a + b - 1`, one that frees
+    :math:`w \le a, w \le b`.
     """
 
-    def __init__(self, builder: ProgramBuilder, graph: KiwiGraph) -> None:
-        self.graph = graph
-        self.strategy = [builder.binaries(operator.cost.tolist()) for operator in graph.operators]
-        self._paid: list[list[Term]] = [
-            list(zip(columns, operator.cost.tolist(), strict=True))
-            for columns, operator in zip(self.strategy, graph.operators, strict=True)
-        ]
-        for edge in graph.edges:
-            pairs = [[builder.continuous(0, 1, int(cost)) for cost in row] for row in edge.cost]
-            for column, row in zip(self.strategy[edge.producer], pairs, strict=True):
-                builder.equal([*((pair, 1) for pair in row), (column, -1)], 0)
-            for column, pair_column in zip(self.strategy[edge.consumer], zip(*pairs, strict=True), strict=True):
-                builder.equal([*((pair, 1) for pair in pair_column), (column, -1)], 0)
-            self._paid[edge.consumer] += [
-                (pair, cost)
-                for row, costs in zip(pairs, edge.cost.tolist(), strict=True)
-                for pair, cost in zip(row, costs, strict=True)
-            ]
+    @cached_property
+    def resharding(self) -> dict[tuple[int, int], list[list[int]]]:
+        """The tables :math:`R_{ji}` by producer ``j`` and consumer ``i``; parallel edges are added up."""
+        found: dict[tuple[int, int], list[list[int]]] = {}
+        for edge in self.graph.edges:
+            before = np.array(found.get((edge.producer, edge.consumer), 0))
+            found[edge.producer, edge.consumer] = (edge.cost + before).tolist()
+        return found
 
-    def paid(self, operator: int) -> list[Term]:
-        """Columns that one execution of an operator pays for, with their costs."""
-        return self._paid[operator]
+    def add_strategies(self, m: Any) -> None:
+        """Add ``V``, ``E``, ``s`` and ``e`` with (21)-(23)."""
+        from pyomo.core import Binary, Set, Var
 
-    def amounts(self, operator: int) -> list[Term]:
-        """Columns of an operator's strategies with the bytes of its output, in the graph's byte units."""
-        amounts = self.graph.operators[operator].output_bytes // self.graph.byte_unit
-        return list(zip(self.strategy[operator], amounts.tolist(), strict=True))
+        count = len(self.graph.operators)
+        m.V = Set(initialize=range(self.first, count))
+        m.E = Set(initialize=list(self.resharding))
+        m.s = Var(self.with_strategies((i,) for i in range(count)), domain=Binary)
+        m.e = Var([(j, i, p, q) for j, i in m.E for p in self.strategies(j) for q in self.strategies(i)], bounds=(0, 1))
+        add_rows(m, self.one_strategy, range(count))
+        add_rows(m, self.consumer_marginal, [(j, i, q) for j, i in m.E for q in self.strategies(i)])
+        add_rows(m, self.producer_marginal, [(j, i, p) for j, i in m.E for p in self.strategies(j)])
 
+    def one_strategy(self, m: Any, i: int) -> Any:
+        r"""(21): :math:`\sum_p s_{i,p} = 1`."""
+        return sum(m.s[i, p] for p in self.strategies(i)) == 1
 
-def at_least_both(builder: ProgramBuilder, one: int, other: int, cost: int = 0) -> int:
-    """Add a column that is at least the product of two binaries, for what costs or occupies."""
-    both = builder.continuous(0, 1, cost)
-    builder.at_least([(both, 1), (one, -1), (other, -1)], -1)
-    return both
+    def consumer_marginal(self, m: Any, j: int, i: int, q: int) -> Any:
+        r"""(22): :math:`\sum_p e_{ji,pq} = s_{i,q}`; with <= as printed, the zero vector makes resharding free."""
+        return sum(m.e[j, i, p, q] for p in self.strategies(j)) == m.s[i, q]
 
+    def producer_marginal(self, m: Any, j: int, i: int, p: int) -> Any:
+        r"""(23): :math:`\sum_q e_{ji,pq} = s_{j,p}`; an equality as (22)."""
+        return sum(m.e[j, i, p, q] for q in self.strategies(i)) == m.s[j, p]
 
-def at_most_both(builder: ProgramBuilder, one: int, other: int) -> int:
-    """Add a column that is at most the product of two binaries, for what frees."""
-    both = builder.continuous(0, 1)
-    builder.at_most([(both, 1), (one, -1)], 0)
-    builder.at_most([(both, 1), (other, -1)], 0)
-    return both
+    def strategies(self, i: int) -> range:
+        """Strategies of an operator."""
+        return range(len(self.cost[i]))
+
+    def with_strategies(self, indices: Iterable[Index]) -> list[Index]:
+        """Indices that end with an operator, each with all of its strategies behind it."""
+        return [(*at, p) for at in indices for p in self.strategies(at[-1])]
+
+    def with_costly_pairs(self, indices: Iterable[Index]) -> list[Index]:
+        """Indices that end with an operator, each with all pairs ``j, p, q`` of its edges that cost anything behind."""
+        into: dict[int, list[Index]] = {}
+        for (j, i), table in self.resharding.items():
+            into.setdefault(i, []).extend(
+                (j, p, q) for p, row in enumerate(table) for q, cost in enumerate(row) if cost
+            )
+        return [(*at, *pair) for at in indices for pair in into.get(at[-1], ())]
+
+    def execution(self, m: Any) -> Any:
+        r""":math:`\sum_i s_i^T (c_i + d_i) + \sum_{(v_j, v_i) \in E} e_{ji}^T R_{ji}`: everything runs once."""
+        return sum(self.cost[i][p] * m.s[i, p] for i, p in m.s) + sum(
+            self.resharding[j, i][p][q] * m.e[j, i, p, q] for j, i, p, q in m.e
+        )
+
+    def bytes_of(self, i: int, chosen: Any, at: Sequence[int]) -> Any:
+        """:math:`s_i^T mem_i`, where ``chosen[*at, p]`` stands for :math:`s_{i,p}`."""
+        return sum(amount * chosen[(*at, p)] for p, amount in enumerate(self.mem[i]))
+
+    def chosen(self, m: Any) -> tuple[int, ...]:
+        """Read the strategy of every operator."""
+        return tuple(
+            max(self.strategies(i), key=lambda p: float(m.s[i, p].value)) for i in range(len(self.graph.operators))
+        )

@@ -1,19 +1,21 @@
 r"""KIWI with reduced complexity as published: equations (2)-(11) with the linearisation (24)-(31); for reproduction.
 
-``m_i`` says whether forward operator ``i`` keeps its output (the
-binary here is ``1 - m_i``: dropped), ``z_i`` (a constant) whether backward reads it,
+``m[i]`` says whether forward operator ``i`` keeps its output, ``z_i`` (a constant) whether backward reads it,
 ``H_i`` (a constant) the first backward operator that does, before which a dropped output is computed again,
-``h_i`` after which operator a forward output is freed for good, ``F[i, j]`` whether that is ``j``, and ``U_t``
-the bytes after operator ``t``. Operators count from 1 here as in the paper, residents are ``U_0``.
+``h[i]`` after which operator a forward output is freed for good, ``F[i, j]`` whether that is ``j``, and ``U[t]``
+the bytes after operator ``t``. Only operators with ``z_i = 1`` (set ``Z``) have an ``m``: the others run once.
 
-==============================================  ======================================================
-one strategy per operator, edges                :class:`~formulations.kiwi.linear.StrategyColumns`
-(2) cost of recomputing                         :meth:`PublishedReducedModel._add_costs`
-(9), (31) inputs of a recomputed one are kept   :meth:`PublishedReducedModel._add_kept_inputs`
-(10), (24)-(28) time of the last free           :meth:`PublishedReducedModel._add_last_free`
-(11), (29)-(30) which operator that is          :meth:`PublishedReducedModel._add_last_free`
-(3)-(8) memory                                  :meth:`PublishedReducedModel._add_memory`
-==============================================  ======================================================
+==============================================  ================================================================
+(21)-(23) strategies, edges                     :class:`~formulations.kiwi.linear.StrategyProgram`
+(2) cost                                        :meth:`PublishedReducedModel.total_cost`
+(9), (31) inputs of a recomputed one are kept   :meth:`PublishedReducedModel.inputs_are_kept`
+(10), (24)-(28) time of the last free           :meth:`PublishedReducedModel.one_maximum` and following
+(11), (29)-(30) which operator that is          :meth:`PublishedReducedModel.not_before` and following
+(3)-(8) memory                                  :meth:`PublishedReducedModel.memory` and following
+==============================================  ================================================================
+
+Products of binaries have columns of their own: ``Ms`` is :math:`(1 - m_i) s_{i,p}` where it costs or occupies, ``Me``
+is :math:`(1 - m_i) e_{ji,pq}`, ``Ds`` is :math:`(1 - m_i) s_{i,p}` where it frees, ``Fs`` is :math:`F_{i,j} s_{i,p}`.
 
 A dropped output is computed again as part of the step of ``H_i``: (3) adds its bytes together with those of
 ``H_i``'s own output, and a kept input that waits for it (10) is freed after that step. True liveness
@@ -30,137 +32,183 @@ are never freed and never dropped.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
-from formulations.encodings.integer_program import IntegerProgram, ProgramBuilder
-from formulations.kiwi.graph import KiwiGraph
-from formulations.kiwi.linear import StrategyColumns, Term, at_least_both, at_most_both
+from formulations.encodings.pyomo_program import add_rows
+from formulations.kiwi.linear import StrategyProgram
 from formulations.kiwi.schedule import StagedDecision, with_recomputed
 from formulations.step.training_step import NodeKind
 
 
-class PublishedReducedModel:
-    """The program of a graph under a memory limit.
+class PublishedReducedModel(StrategyProgram):
+    """The reduced problem of a graph under a memory limit; arguments as of :class:`StrategyProgram`."""
 
-    Parameters
-    ----------
-    graph
-        The instance.
-    memory_limit
-        Bytes on one device.
-    """
+    def build(self, m: Any) -> None:
+        """Add ``m``, ``h``, ``hz``, ``F``, ``U``, ``s``, ``e`` and their products, (2)-(11) and (24)-(31)."""
+        from pyomo.core import Binary, Integers, Objective, Set, Var
 
-    def __init__(self, graph: KiwiGraph, memory_limit: int) -> None:
-        self.graph, self.memory_limit = graph, memory_limit
-        self.first, self.count = graph.residents, graph.stages
-        self._builder = ProgramBuilder()
-        self._columns = StrategyColumns(self._builder, graph)
-        self._last_free: dict[int, dict[int, int]] = {}
-        self._dropped = {i: self._builder.binary() for i in graph.candidates}
-        self._add_costs()
-        self._add_kept_inputs()
-        for i in range(self.first, len(graph.operators)):
-            if graph.operators[i].kind is NodeKind.FORWARD:
-                self._last_free[i] = self._add_last_free(i)
-        self._add_memory()
+        self.add_strategies(m)
+        graph = self.graph
+        m.Z = Set(initialize=graph.candidates)
+        forward = [i for i in m.V if graph.operators[i].kind is NodeKind.FORWARD]
+        frees = [(i, j) for i in forward for j in m.V if j >= i]
+        maxima = [(i, j) for i in forward for j in graph.children[i] if j in m.Z]
+        m.m = Var(m.Z, domain=Binary)
+        m.h = Var(forward, domain=Integers, bounds=(0, self.never))
+        m.hz = Var([*((i, 0) for i in forward), *((i, self.count(j)) for i, j in maxima)], domain=Binary)
+        m.F, m.F_minus, m.F_plus = (Var(frees, domain=Binary) for _ in range(3))
+        # (8): no more than the device has.
+        m.U = Var(m.V, bounds=(0, self.room))
+        dropped = [(i,) for i in m.Z]
+        m.Ms = Var(self.with_strategies(dropped), bounds=(0, 1))
+        m.Me = Var(self.with_costly_pairs(dropped), bounds=(0, 1))
+        m.Ds = Var(self.with_strategies(dropped), bounds=(0, 1))
+        m.Fs = Var([(i, j, p) for i, j in frees for p in self.strategies(i)], bounds=(0, 1))
+        m.total_cost = Objective(rule=self.total_cost)
+        add_rows(m, self.inputs_are_kept, [j for j in m.Z if self._inputs(m, j)])
+        add_rows(m, self.one_maximum, forward)
+        add_rows(m, self.at_most_live, forward)
+        add_rows(m, self.at_least_live, forward)
+        add_rows(m, self.at_most_recomputed, maxima)
+        add_rows(m, self.at_least_recomputed, maxima)
+        add_rows(m, self.not_before, frees)
+        add_rows(m, self.not_after, frees)
+        add_rows(m, self.before_at_or_after, frees)
+        add_rows(m, self.memory, m.V)
+        add_rows(m, self.recomputed_so, m.Ms)
+        add_rows(m, self.resharded_so, m.Me)
+        add_rows(m, self.dropped_if_dropped, m.Ds)
+        add_rows(m, self.dropped_so, m.Ds)
+        add_rows(m, self.freed_if_free, m.Fs)
+        add_rows(m, self.freed_so, m.Fs)
 
-    def program(self) -> IntegerProgram:
-        """Return the program."""
-        return self._builder.build()
-
-    def decision(self, values: NDArray[np.float64]) -> StagedDecision:
+    def read(self, m: Any) -> StagedDecision:
         """Read strategies, and the stages that compute every dropped operator again at its ``H``."""
-        strategies = tuple(int(np.argmax(values[columns])) for columns in self._columns.strategy)
-        dropped = [i for i, column in self._dropped.items() if values[column] > 0.5]
-        return StagedDecision(strategies, with_recomputed(self.graph, dropped))
+        dropped = [i for i in m.Z if m.m[i].value < 0.5]
+        return StagedDecision(self.chosen(m), with_recomputed(self.graph, dropped))
 
-    def refine(self, over: Iterable[tuple[int, int]]) -> bool:
-        """Everything has its row already: return False."""
-        return False
+    def total_cost(self, m: Any) -> Any:
+        r"""(2): :math:`\sum_i (1 + (1 - m_i) z_i) [s_i^T (c_i + d_i) + \sum_{(v_j, v_i) \in E} e_{ji}^T R_{ji}]`."""
+        again = sum(self.cost[i][p] * m.Ms[i, p] for i, p in m.Ms)
+        resharded = sum(self.resharding[j, i][p][q] * m.Me[i, j, p, q] for i, j, p, q in m.Me)
+        return self.execution(m) + again + resharded
 
-    # ------------------------------------------------------------- families
+    def inputs_are_kept(self, m: Any, j: int) -> Any:
+        r"""(9) as (31): :math:`M m_j + \sum_{(v_i, v_j) \in E} m_i \ge p_j`, with the least ``M``, which is ``p_j``.
 
-    def _add_costs(self) -> None:
-        """Add (2) beyond the first computation: ``(1 - m_i) z_i`` times strategy and resharding."""
-        for i, dropped in self._dropped.items():
-            for column, cost in self._columns.paid(i):
-                at_least_both(self._builder, dropped, column, cost)
+        Inputs that are resident or have ``z = 0`` are always kept and left out.
+        """
+        inputs = self._inputs(m, j)
+        return len(inputs) * m.m[j] + sum(m.m[i] for i in inputs) >= len(inputs)
 
-    def _add_kept_inputs(self) -> None:
-        """Add (31): a dropped operator's inputs are kept; those that are resident or have z = 0 always are."""
-        for j, dropped in self._dropped.items():
-            inputs = [self._dropped[i] for i in self.graph.parents[j] if i in self._dropped]
-            if inputs:
-                self._builder.at_most([(dropped, len(inputs)), *((column, 1) for column in inputs)], len(inputs))
+    # -------------------------------------------------- time of the last free
 
-    def _add_last_free(self, i: int) -> dict[int, int]:
-        """Add (24)-(30) for one forward operator; return ``F[i, .]`` by operator."""
-        last = self._count(max(self.graph.children[i], default=i))
-        if self.graph.operators[i].stays:
-            last = self.count + 1
-        children = [j for j in self.graph.children[i] if j in self._dropped]
-        never = self.count + 1
-        time = self._builder.integer(0, never)
-        is_maximum = self._builder.binaries([0] * (1 + len(children)))
-        self._builder.at_least([(time, 1)], last)
-        self._builder.at_most([(time, 1), (is_maximum[0], never)], last + never)
-        for j, chosen in zip(children, is_maximum[1:], strict=True):
-            recomputed = self._count(self.graph.first_backward_use[j])
-            self._builder.at_least([(time, 1), (self._dropped[j], -recomputed)], 0)
-            self._builder.at_most([(time, 1), (self._dropped[j], -recomputed), (chosen, never)], never)
-        frees = {}
-        for j in range(i, len(self.graph.operators)):
-            at = self._count(j)
-            is_before, frees[j], is_after = self._builder.binaries([0, 0, 0])
-            self._builder.at_least([(time, 1), (frees[j], -at), (is_after, -(at + 1))], 0)
-            self._builder.at_most([(time, 1), (is_before, -(at - 1)), (frees[j], -at), (is_after, -never)], 0)
-        return frees
+    def one_maximum(self, m: Any, i: int) -> Any:
+        r"""(24): :math:`\sum_j hz_{i,j} = 1`; one of the numbers in (10) is the maximum."""
+        return sum(m.hz[i, self.count(j)] for j in self.graph.children[i] if j in m.Z) + m.hz[i, 0] == 1
 
-    def _add_memory(self) -> None:
-        """Add (3)-(8): after each operator, what was there, what it and recomputation add, what was freed before."""
-        before = [term for i in range(self.first) for term in self._columns.amounts(i)]
-        for t in range(self.first, len(self.graph.operators)):
-            terms = [*before, *self._columns.amounts(t)]
-            for j, dropped in self._dropped.items():
-                if self.graph.first_backward_use[j] == t:
-                    terms += [
-                        (at_least_both(self._builder, dropped, column), amount)
-                        for column, amount in self._columns.amounts(j)
-                    ]
-            if t > self.first:
-                terms += self._freed_after(t - 1)
-            used = self._builder.continuous(0, self.memory_limit // self.graph.byte_unit)
-            self._builder.equal([*terms, (used, -1)], 0)
-            before = [(used, 1)]
+    def at_most_live(self, m: Any, i: int) -> Any:
+        r"""(25): :math:`h_i \le live_i + |V| (1 - hz_{i,0})`."""
+        return m.h[i] <= self.live(i) + self.never * (1 - m.hz[i, 0])
 
-    def _freed_after(self, t: int) -> list[Term]:
-        """Bytes freed after an operator (6)-(7), negative."""
-        terms: list[Term] = []
-        for j, frees in self._last_free.items():
-            if t in frees:
-                terms += self._freed_if(frees[t], j)
-            if j in self._dropped and self._last_forward_reader(j) == t:
-                terms += self._freed_if(self._dropped[j], j)
-        for j in range(self.first, t + 1):
-            operator = self.graph.operators[j]
-            is_last = max(self.graph.children[j], default=j) == t
-            if operator.kind is NodeKind.BACKWARD and is_last and not operator.stays:
-                terms += [(column, -amount) for column, amount in self._columns.amounts(j)]
-        return terms
+    def at_least_live(self, m: Any, i: int) -> Any:
+        r"""(26): :math:`h_i \ge live_i`."""
+        return m.h[i] >= self.live(i)
 
-    # --------------------------------------------------------------- pieces
+    def at_most_recomputed(self, m: Any, i: int, j: int) -> Any:
+        r"""(27): :math:`h_i \le H_j (1 - m_j) + |V| (1 - hz_{i,j})`."""
+        return m.h[i] <= self.recomputed_at(j) * (1 - m.m[j]) + self.never * (1 - m.hz[i, self.count(j)])
 
-    def _freed_if(self, binary: int, j: int) -> list[Term]:
-        """Bytes of an output where a binary is one, negative."""
-        return [(at_most_both(self._builder, binary, column), -amount) for column, amount in self._columns.amounts(j)]
+    def at_least_recomputed(self, m: Any, i: int, j: int) -> Any:
+        r"""(28): :math:`h_i \ge H_j (1 - m_j)`."""
+        return m.h[i] >= self.recomputed_at(j) * (1 - m.m[j])
+
+    def not_before(self, m: Any, i: int, j: int) -> Any:
+        r"""(29), left: :math:`j F_{i,j} + (j + \delta) F_{+i,j} \le h_i`."""
+        at = self.count(j)
+        return at * m.F[i, j] + (at + 1) * m.F_plus[i, j] <= m.h[i]
+
+    def not_after(self, m: Any, i: int, j: int) -> Any:
+        r"""(29), right: :math:`h_i \le (j - \delta) F_{-i,j} + j F_{i,j} + |V| F_{+i,j}`."""
+        at = self.count(j)
+        return m.h[i] <= (at - 1) * m.F_minus[i, j] + at * m.F[i, j] + self.never * m.F_plus[i, j]
+
+    def before_at_or_after(self, m: Any, i: int, j: int) -> Any:
+        """(30): :math:`F_{-i,j} + F_{i,j} + F_{+i,j} = 1`."""
+        return m.F_minus[i, j] + m.F[i, j] + m.F_plus[i, j] == 1
+
+    # --------------------------------------------------------------- memory
+
+    def memory(self, m: Any, t: int) -> Any:
+        """(3): :math:`U_t = U_{t-1} + s_t^T mem_t + memRecomputed_t - memFreed_t`; (4): it begins with residents."""
+        if t == self.first:
+            before, freed = sum(self.bytes_of(i, m.s, (i,)) for i in range(self.first)), 0
+        else:
+            before, freed = m.U[t - 1], self.memory_freed(m, t - 1)
+        return m.U[t] == before + self.bytes_of(t, m.s, (t,)) + self.memory_recomputed(m, t) - freed
+
+    def memory_recomputed(self, m: Any, t: int) -> Any:
+        r"""(5): :math:`\sum_{j \in X_t} (1 - m_j) s_j^T mem_j`, where ``t`` is the first to read ``j`` again."""
+        return sum(self.bytes_of(j, m.Ms, (j,)) for j in m.Z if self.graph.first_backward_use[j] == t)
+
+    def memory_freed(self, m: Any, t: int) -> Any:
+        r"""(6), (7): what is freed after operator ``t``, over forward ``j``, dropped ones, and backward ones.
+
+        :math:`\sum_j F_{j,t} s_j^T mem_j + \sum_{j \in L_t} z_j (1 - m_j) s_j^T mem_j + \sum_{j \in Y_t} s_j^T mem_j`.
+        """
+        for_good = sum(self.bytes_of(j, m.Fs, (j, t)) for j in m.h if j <= t)
+        dropped = sum(self.bytes_of(j, m.Ds, (j,)) for j in m.Z if self._last_forward_reader(j) == t)
+        backward = [j for j in m.V if self.graph.operators[j].kind is NodeKind.BACKWARD]
+        return for_good + dropped + sum(self.bytes_of(j, m.s, (j,)) for j in backward if self.live(j) == self.count(t))
+
+    # ------------------------------------------------------------- products
+
+    def recomputed_so(self, m: Any, i: int, p: int) -> Any:
+        r""":math:`(1 - m_i) s_{i,p} \ge s_{i,p} - m_i`."""
+        return m.Ms[i, p] >= m.s[i, p] - m.m[i]
+
+    def resharded_so(self, m: Any, i: int, j: int, p: int, q: int) -> Any:
+        r""":math:`(1 - m_i) e_{ji,pq} \ge e_{ji,pq} - m_i`."""
+        return m.Me[i, j, p, q] >= m.e[j, i, p, q] - m.m[i]
+
+    def dropped_if_dropped(self, m: Any, i: int, p: int) -> Any:
+        r""":math:`(1 - m_i) s_{i,p} \le 1 - m_i`."""
+        return m.Ds[i, p] <= 1 - m.m[i]
+
+    def dropped_so(self, m: Any, i: int, p: int) -> Any:
+        r""":math:`(1 - m_i) s_{i,p} \le s_{i,p}`."""
+        return m.Ds[i, p] <= m.s[i, p]
+
+    def freed_if_free(self, m: Any, i: int, j: int, p: int) -> Any:
+        r""":math:`F_{i,j} s_{i,p} \le F_{i,j}`."""
+        return m.Fs[i, j, p] <= m.F[i, j]
+
+    def freed_so(self, m: Any, i: int, j: int, p: int) -> Any:
+        r""":math:`F_{i,j} s_{i,p} \le s_{i,p}`."""
+        return m.Fs[i, j, p] <= m.s[i, p]
+
+    # ------------------------------------------------------------ constants
+
+    @property
+    def never(self) -> int:
+        """Later than any operator, counted; stands for the paper's :math:`|V|` where that is a big constant."""
+        return self.graph.stages + 1
+
+    def count(self, i: int) -> int:
+        """The paper's number of an operator, from 1."""
+        return i - self.first + 1
+
+    def live(self, i: int) -> int:
+        """:math:`live_i`, the last operator that reads ``i``, counted; that of a value that stays is never reached."""
+        return self.never if self.graph.operators[i].stays else self.count(max(self.graph.children[i], default=i))
+
+    def recomputed_at(self, j: int) -> int:
+        """:math:`H_j`, counted."""
+        return self.count(self.graph.first_backward_use[j])
+
+    def _inputs(self, m: Any, j: int) -> list[int]:
+        return [i for i in self.graph.parents[j] if i in m.Z]
 
     def _last_forward_reader(self, i: int) -> int:
         forward = [j for j in self.graph.children[i] if self.graph.operators[j].kind is NodeKind.FORWARD]
         return max(forward, default=i)
-
-    def _count(self, operator: int) -> int:
-        """The paper's number of an operator, from 1."""
-        return operator - self.first + 1

@@ -2,30 +2,33 @@
 
 A second exact form of :mod:`formulations.step.kiwi_reduced` (true liveness), for the paper's instance: only
 forward operators that backward reads may be computed again, once, in the stage of their first backward
-reader, and of an operator and its input only one (equation 9).
+reader ``H_i``, and of an operator and its input only one (equation 9).
 """
 
 from __future__ import annotations
 
+from typing import Any
+
+from formulations.encodings.pyomo_program import add_rows
 from formulations.kiwi.full_staged import StagedModel
-from formulations.kiwi.graph import KiwiGraph
 
 
 class ReducedStagedModel(StagedModel):
-    """The program of a graph under a memory limit; arguments and errors as of :class:`StagedModel`."""
+    """The reduced problem of a graph under a memory limit; arguments and errors as of :class:`StagedModel`."""
 
-    def __init__(self, graph: KiwiGraph, memory_limit: int) -> None:
-        self._candidates = frozenset(graph.candidates)
-        super().__init__(graph, memory_limit)
-        for i in graph.candidates:
-            for j in graph.parents[i]:
-                if j in self._candidates:
-                    self.forbid_both(self._moment(i), self._moment(j))
+    def build(self, m: Any) -> None:
+        """Add (9) to what the full problem has."""
+        super().build(m)
+        candidates = self.graph.candidates
+        add_rows(
+            m, self.inputs_are_kept, [(i, j) for i in candidates for j in self.graph.parents[i] if j in candidates]
+        )
 
-    def may_compute_again(self, stage: int, operator: int) -> bool:
+    def may_compute_again(self, t: int, i: int) -> bool:
         """Whether this is the stage of a candidate's first backward reader."""
-        return operator in self._candidates and self._moment(operator) == (stage, operator)
+        return i in self.graph.candidates and t == self.graph.first_backward_use[i]
 
-    def _moment(self, operator: int) -> tuple[int, int]:
-        """Stage and operator of the one recomputation."""
-        return self.graph.first_backward_use[operator] - self.graph.residents, operator
+    def inputs_are_kept(self, m: Any, i: int, j: int) -> Any:
+        r"""(9): of operator ``i`` and its input ``j`` at most one is computed again."""
+        use = self.graph.first_backward_use
+        return sum(m.A[use[k], k, u] for k in (i, j) for u in self.levels[k]) <= 1

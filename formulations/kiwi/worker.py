@@ -7,17 +7,14 @@ strategy per operator, then per stage the operators that it computes as the bits
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Protocol
 
-import numpy as np
-from numpy.typing import NDArray
-
-from formulations.encodings.integer_program import IntegerProgram
+from formulations.encodings.pyomo_program import Values
 from formulations.kiwi.full_published import PublishedModel
-from formulations.kiwi.full_staged import Moment, StagedModel
+from formulations.kiwi.full_staged import StagedModel
 from formulations.kiwi.graph import KiwiGraph
+from formulations.kiwi.program import KiwiProgram, Moment
 from formulations.kiwi.reduced_published import PublishedReducedModel
 from formulations.kiwi.reduced_staged import ReducedStagedModel
 from formulations.kiwi.schedule import StagedDecision, replay
@@ -27,26 +24,7 @@ from formulations.solvers.exact.program_cpsat import find_solution
 from formulations.solvers.exact.program_session import ProgramOutcome, solve_program
 from formulations.solvers.protocol.solver import ReportIncumbent, ReportProgress
 
-Values = NDArray[np.float64]
-
-
-class KiwiModel(Protocol):
-    """A problem on a graph under a memory limit as an integer program."""
-
-    def program(self) -> IntegerProgram:
-        """Return the program; a relaxation until there is nothing to refine."""
-        ...
-
-    def decision(self, values: Values) -> StagedDecision:
-        """Read a decision from a solution."""
-        ...
-
-    def refine(self, over: Iterable[Moment]) -> bool:
-        """Add rows for moments that the replay of a decision found over the limit; whether any was new."""
-        ...
-
-
-MODELS: Mapping[str, Callable[[KiwiGraph, int], KiwiModel]] = MappingProxyType(
+MODELS: Mapping[str, type[KiwiProgram]] = MappingProxyType(
     {
         "kiwi_full": StagedModel,
         "kiwi_full_published": PublishedModel,

@@ -1,1 +1,1 @@
-"""Layers and pipeline schedules: what all formulations on whole layers share."""
+"""Layers and pipeline schedules, shared by all formulations on whole layers."""

@@ -1,24 +1,24 @@
-"""What a layer costs: the common ground of every formulation that plans whole layers.
+"""Profiles of layers: memory and time, the input of every formulation that plans whole layers.
 
-OSDP, Galvatron-BMW, H3T and CAPTURE do not look inside a layer. They need how many bytes it holds, how long it computes
-and what its neighbours hand over, each for one sample, so that a batch is a multiplication. A layer here is any run of
-operators that is planned as one: a transformer block, or its attention and its MLP apart (OSDP's Table 1).
+OSDP, Galvatron-BMW, H3T and CAPTURE do not model the inside of a layer. They need its bytes, its time and the bytes of
+its input and output, each for one sample, so that a batch is a multiplication. A layer here is any run of operators
+that is planned as one: a transformer block, or its attention and its MLP apart (OSDP's Table 1).
 
-What a layer of ``b`` samples holds on a device, beyond parameters and their gradients:
+Memory of a layer of ``b`` samples on a device, beyond parameters and their gradients:
 
 - between forward and backward ``b * (input_bytes - unread_input_bytes + saved_bytes) + fixed_saved_bytes``, with
   checkpointing ``b * input_bytes``;
 - while its forward runs ``b * (output_bytes + forward_workspace_bytes) + forward_fixed_workspace_bytes`` beyond that;
 - while its backward runs ``b * backward_workspace_bytes + backward_fixed_workspace_bytes`` beyond that.
 
-Every storage belongs to one layer: what is handed over is the input of the layer behind the one that made it. So these
-sums over all layers count nothing twice, also where later layers read it again (an encoder's output).
+Every storage belongs to one layer: one that is handed over is input of the layer behind its maker. So sums over all
+layers count nothing twice, also where later layers read it again (an encoder's output).
 
 Tensor parallelism of degree ``t`` divides a part of everything: a quantity ``q`` of which ``p`` is split becomes
 ``q - p + p / t`` (Megatron-LM's columns, rows and heads; :meth:`LayerProfile.on_one_of`).
 
-Where the numbers come from is part of them: a source says measured (a run on this machine), fitted (a line through
-several runs or replays) or preset (a formula, or a figure that a paper prints).
+Every profile names the source of its numbers: measured (a run on this machine), fitted (a line through several runs or
+replays) or preset (a formula, or a figure that a paper prints).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ __all__ = ["UNDIVIDED", "LayerChain", "LayerProfile", "ProfileSource", "SplitPar
 
 
 class ProfileSource(StrEnum):
-    """Where the numbers of a profile come from."""
+    """Source of the numbers of a profile."""
 
     MEASURED = "measured"
     FITTED = "fitted"
@@ -51,8 +51,8 @@ class SplitPart:
     Parameters
     ----------
     divisor
-        A degree is possible where it divides this: heads and widths have to come out whole. 0: nothing is divided,
-        every device of the group does the same, so every degree is possible.
+        A degree is possible where it divides this number, such as heads or a width. 0: nothing is divided, every device
+        of the group computes the same, so every degree is possible.
     parameter_bytes, saved_bytes, forward_workspace_bytes, backward_workspace_bytes, forward_seconds, backward_seconds
         The part of the field of the same name of :class:`LayerProfile`.
     reduced_bytes
@@ -114,10 +114,10 @@ class LayerProfile:
     fixed_saved_bytes
         The same at any batch size: the line's intercept.
     forward_workspace_bytes
-        Bytes per sample alive inside its forward beyond input, output and what is saved, at the worst moment.
+        Peak bytes per sample inside its forward beyond input, output and saved tensors.
     backward_workspace_bytes
-        Bytes per sample alive inside its backward beyond input and what is saved, at the worst moment: temporaries and
-        the gradients of hidden states, those of parameters left out.
+        Peak bytes per sample inside its backward beyond input and saved tensors: temporaries and the gradients of
+        hidden states, those of parameters left out.
     forward_fixed_workspace_bytes, backward_fixed_workspace_bytes
         The same at any batch size, such as the first half of a tied weight's gradient.
     forward_seconds, backward_seconds
@@ -125,9 +125,9 @@ class LayerProfile:
     forward_fixed_seconds, backward_fixed_seconds
         Computation that a batch of any size pays once, such as launches: the line's intercept.
     split
-        What tensor parallelism divides.
+        The part that tensor parallelism divides.
     bytes_source, seconds_source
-        Where the numbers come from.
+        Sources of the numbers.
 
     Raises
     ------
@@ -162,10 +162,10 @@ class LayerProfile:
         for field in _DIVIDED:
             part, whole = getattr(self.split, field), getattr(self, field)
             if part > whole:
-                raise ValueError(f"layer {self.name}: {field} is {whole}, but {part} of it are said to be split")
+                raise ValueError(f"layer {self.name}: split {field} is {part}, above its {field} {whole}")
         if self.unread_input_bytes > self.input_bytes:
             unread, given = self.unread_input_bytes, self.input_bytes
-            raise ValueError(f"layer {self.name}: input_bytes is {given}, but {unread} of it are said to be unread")
+            raise ValueError(f"layer {self.name}: unread_input_bytes is {unread}, above input_bytes {given}")
 
     @property
     def fixed_seconds(self) -> float:
@@ -182,7 +182,7 @@ class LayerProfile:
         return degree >= 1 and self.split.divisor % degree == 0
 
     def on_one_of(self, degree: int) -> LayerProfile:
-        """Profile of what one device of a tensor-parallel group holds and computes, bytes rounded up.
+        """Profile of the layer on one device of a tensor-parallel group, bytes rounded up.
 
         Its `split` is :data:`UNDIVIDED` but for `reduced_bytes`, which stay: 0 for a group of one.
 
@@ -221,9 +221,9 @@ class LayerChain:
     layers
         At least one.
     dtype
-        Type of the parameters, by torch's name: what an optimizer keeps depends on it.
+        Type of the parameters, by torch's name; the state of an optimizer depends on it.
     notes
-        What a reader of the figures has to know, such as tied weights, one sentence each.
+        Remarks on the figures, such as tied weights, one sentence each.
 
     Raises
     ------

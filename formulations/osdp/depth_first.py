@@ -1,14 +1,14 @@
 """OSDP's own search: depth first over the modes of all operators, with the paper's two cuts (section 3.2, Algorithm 1).
 
-A branch is left where its memory is over the limit, or its time is not below the best plan's so far. Neither says
-anything about the operators that are still without a mode, so up to all :math:`M^n` vectors are visited: with 98 to 194
-operators the search does not end, and the order in which modes are tried decides what it has found when time is up.
-(The authors' public code has a dynamic programme over truncated megabytes in its place.) Variants carry labels:
+A branch is cut where its memory is over the limit, or its time is not below the best plan's so far. Neither cut
+bounds the operators that are still without a mode, so up to all :math:`M^n` vectors are visited: with 98 to 194
+operators the search does not end, and the order in which modes are tried determines the plan found in time.
+(The authors' public code has a dynamic program over truncated megabytes in its place.) Variants carry labels:
 
 - ``dfs`` tries the modes in the order in which the paper names them, DP first;
 - ``dfs_sharded_first`` tries ZDP first, so that its first plan is FSDP's;
-- ``dfs_grouped`` does the same, and a later one of equal operators takes no mode that is tried before an earlier one's:
-  which of them has which mode makes no difference;
+- ``dfs_grouped`` does the same, and breaks the symmetry of equal operators: a later one takes no mode that is tried
+  before an earlier one's;
 - ``dfs_look_ahead`` adds to both cuts the least that the remaining operators need.
 """
 
@@ -40,14 +40,16 @@ class Dfs(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class DfsOutcome:
-    """What a search found at one batch size.
+    """Result of a search at one batch size.
 
     Parameters
     ----------
     choices
         The index of every operator's mode in the best plan, or None.
     complete
-        Whether everything was visited or cut: then the plan is the best, and without one nothing fits.
+        Whether all branches were visited or cut: then the plan is optimal, and without one nothing fits.
+    visited
+        Number of visited partial plans.
     visited
         Partial plans that were looked at.
     """
@@ -73,7 +75,7 @@ def search_depth_first(
     variant
         Which search.
     time_limit
-        Seconds after which it gives what it has.
+        Seconds after which the best plan so far is returned.
     """
     deadline = time.monotonic() + time_limit
     places = _by_kind(tables) if variant is Dfs.GROUPED else list(range(len(tables)))
@@ -152,8 +154,8 @@ def _visit(
 ) -> bool:
     """Visit so many more partial plans, from where the last call stopped; True where none is left.
 
-    ``cost`` and ``memory`` have shape ``(n, M)``; ``rest`` holds what the operators from each one on need at least,
-    shape ``(2, n + 1)``, cost before memory. All that follows ``limit`` is state, changed in place.
+    ``cost`` and ``memory`` have shape ``(n, M)``; ``rest`` is the least cost and memory of the operators from each one
+    on, shape ``(2, n + 1)``. All arguments after ``limit`` are state, changed in place.
     """
     last = len(cost) - 1
     modes = cost.shape[1]

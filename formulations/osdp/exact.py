@@ -31,7 +31,7 @@ class ExactOsdp:
     accounting
         As in the settings that made them.
     memory_bytes
-        What tensors may take on one device.
+        Limit of tensors on one device, in bytes.
     """
 
     def __init__(self, tables: Sequence[OperatorTable], accounting: Accounting, memory_bytes: int) -> None:
@@ -51,8 +51,8 @@ class ExactOsdp:
         Returns
         -------
         tuple or None
-            Nanoseconds of the step, nanoseconds that no modes beat, and the index of every operator's mode; None where
-            no modes fit. The two figures are equal unless a list grew longer than
+            Nanoseconds of the step, their lower bound over all modes, and the index of every operator's mode; None
+            where no modes fit. The two figures are equal unless a list grew longer than
             :data:`formulations.osdp.knapsack.MOST_POINTS`.
         """
         packed = self._at_the_peak(batch) if self.accounting is Accounting.PEAK else self._summed(batch)
@@ -93,7 +93,7 @@ class ExactOsdp:
         return best if best is None or proved else replace(best, bound=promising[0][0])
 
     def _knapsack(self, allowed: Sequence[BoolArray]) -> Knapsack:
-        """Prepare the knapsack of some modes of every kind; what is gathered counts at the peak alone, as a level."""
+        """Prepare the knapsack of some modes of every kind; gathered bytes count at the peak alone, as a level."""
         key = b"".join(flags.tobytes() for flags in allowed)
         if key not in self._prepared:
             self._prepared[key] = Knapsack(

@@ -20,7 +20,7 @@ from formulations.osdp.pareto import Front, repeated, single, together
 from formulations.problem.strategy_problem import BoolArray, IntArray
 
 MOST_POINTS = 300_000
-"""Longest list that is kept; where one would be longer, the result may not be the best and says so."""
+"""Longest list that is kept; where one would be longer, the result may not be optimal and its bound is lower."""
 
 _LEAST_WINDOW = 1000
 _FIRST_SHARE = 50
@@ -38,9 +38,9 @@ class KnapsackClass:
     weight, cost
         Of every choice, shape ``(S,)``; weights are not negative.
     allowed
-        Which choices there are, shape ``(S,)``.
+        Flags of the possible choices, shape ``(S,)``.
     count
-        How many such classes.
+        Number of such classes.
     """
 
     weight: IntArray
@@ -58,7 +58,7 @@ class Packing:
     cost
         Its cost.
     bound
-        What no solution costs less than; the cost itself where the search was complete.
+        Lower bound on the cost of every solution; the cost itself where the search was complete.
     choices
         For each class, in the order of the problem, the choice of each of its copies.
     """
@@ -127,7 +127,7 @@ class Knapsack:
         self.lightest = int(self.relaxation.weight[0])
 
     def bound(self, capacity: int) -> int | None:
-        """What no solution costs less than; None where nothing is light enough."""
+        """Lower bound on the cost of every solution; None where nothing is light enough."""
         if capacity < self.lightest:
             return None
         return int(self.relaxation.bound(np.array([capacity]))[0])
@@ -138,7 +138,7 @@ class Knapsack:
 
     @cached_property
     def _order(self) -> list[int]:
-        """Classes from long fronts to short ones, the longest last: there it need only be looked up."""
+        """Classes from long fronts to short ones, but the longest last, where it is only searched."""
         longest_first = sorted(range(len(self.classes)), key=lambda i: -len(self._fronts[i]))
         return [*longest_first[1:], longest_first[0]]
 
@@ -203,7 +203,7 @@ class Knapsack:
         return points, complete
 
     def _filled(self, capacity: int) -> list[int]:
-        """Start at the relaxation's price of weight, then let each class in turn use what room is left."""
+        """Start at the relaxation's price of weight, then let each class in turn use the remaining capacity."""
         price = -self.relaxation.slope(capacity)
         points = [int((front.cost + price * front.weight).argmin()) for front in self._fronts]
         if self._weight_of(points) > capacity:
@@ -242,7 +242,7 @@ class _Promising:
 
 
 def _shortened(sums: Front, rest: Relaxation, capacity: int) -> Front:
-    """The sums that promise most."""
-    promise = sums.cost + rest.bound(capacity - sums.weight)
-    kept = np.sort(np.argpartition(promise, MOST_POINTS)[:MOST_POINTS])
+    """The :data:`MOST_POINTS` sums whose completion has the least bound."""
+    completed = sums.cost + rest.bound(capacity - sums.weight)
+    kept = np.sort(np.argpartition(completed, MOST_POINTS)[:MOST_POINTS])
     return Front(sums.weight[kept], sums.cost[kept], tuple(index[kept] for index in sums.index), sums.parts)

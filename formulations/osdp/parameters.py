@@ -1,7 +1,7 @@
 """A variant of OSDP: a mode for each parameter tensor instead of each module.
 
-The paper's operators are modules (its Table 1 counts two for each layer, the embedding and the head), but nothing in
-section 3.1 asks for that. Here every module becomes as many operators as it has parameters.
+The paper's operators are modules (its Table 1 counts two for each layer, the embedding and the head), but section 3.1
+does not require that. Here every module becomes as many operators as it has parameters.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from formulations.osdp.problem import OsdpError
 def per_parameter(chain: LayerChain, parameters: Mapping[str, Sequence[tuple[str, int]]]) -> LayerChain:
     """Make an operator of every parameter.
 
-    What a module computes, keeps and needs for a moment goes to its largest parameter, which is therefore the last of
-    its operators; the others only communicate. All sums stay what they were.
+    Time, activations and temporaries of a module go to its largest parameter, which is therefore the last of its
+    operators; the others only communicate. All sums are unchanged.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Lists of choices none of which is lighter and cheaper than another, added up exactly.
+"""Pareto fronts of weight and cost, added up exactly.
 
 The dynamic programme of a knapsack usually has a table over units of weight. A list of the sums that are not dominated
 needs no unit, so nothing is rounded, choices that weigh nothing are like any other, and equal operators collapse into
@@ -15,7 +15,7 @@ import numpy as np
 from formulations.problem.strategy_problem import BoolArray, IntArray
 
 Keep = Callable[[IntArray, IntArray], BoolArray]
-"""Which sums are worth keeping, by their weights and costs."""
+"""Filter of sums, by their weights and costs."""
 
 _MOST_PAIRS = 1 << 22
 
@@ -68,7 +68,7 @@ def single(weight: IntArray, cost: IntArray, allowed: BoolArray) -> Front:
 
 
 def undominated(weight: IntArray, cost: IntArray) -> IntArray:
-    """Indices of what is not dominated, ascending by weight; of equals one."""
+    """Indices of undominated choices, ascending by weight; one of equals."""
     order = np.lexsort((cost, weight))
     ascending = cost[order]
     best_before = np.minimum.accumulate(ascending)
@@ -78,7 +78,7 @@ def undominated(weight: IntArray, cost: IntArray) -> IntArray:
 
 
 def together(first: Front, second: Front, keep: Keep | None = None) -> Front:
-    """Front of all sums of two fronts, as far as they are worth keeping; it may be empty."""
+    """Front of the sums of two fronts that pass a filter; it may be empty."""
     rows = max(1, _MOST_PAIRS // max(1, len(second)))
     pieces = [_block(first, second, start, start + rows, keep) for start in range(0, len(first), rows)]
     weight, cost, left, right = (np.concatenate(column) for column in zip(*pieces, strict=True))

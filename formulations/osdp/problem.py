@@ -22,16 +22,17 @@ What the paper leaves open, and what is done here:
 
 - ``b`` is per device: the equations make sense for nothing else. Throughput is ``N b / T``.
 - Model states are parameters, gradients and optimizer states: ``state_multiple * S_i`` bytes, 4 for Adam in one type.
-- :math:`M^{extra}` holds the operator's workspaces, ``b`` times those of one sample. What a ZDP operator gathers is in
-  no formula of the paper; :class:`Accounting` says where it is counted, as ``S_i / g``.
-- Equation (1) adds up what is temporary, though one operator works at a time. :attr:`Accounting.PUBLISHED` keeps
-  that; :attr:`Accounting.PEAK` has one time for each operator instead. Cutting saves memory at the peak; in a sum it
+- :math:`M^{extra}` holds the operator's workspaces, ``b`` times those of one sample. Gathered parameters of a ZDP
+  operator are in no formula of the paper; :class:`Accounting` defines where they count, as ``S_i / g``.
+- Equation (1) adds up temporaries, though one operator runs at a time. :attr:`Accounting.PUBLISHED` keeps that;
+  :attr:`Accounting.PEAK` has one time for each operator instead. Cutting saves memory at the peak; in a sum it
   mainly makes the choice finer.
-- Nothing is said of a checkpointed operator's cost: one more all-gather for each ZDP slice, and one more forward.
-  While it is recomputed its activations exist; only the peak counts them, since a sum of them would be no saving.
-- Operators that share a parameter (tied weights) have one mode, since a parameter has one place: those that borrow
-  that of the first operator, the embedding. Where gathers count, the first one's is there for the whole step, from
-  its use there to that in the head.
+- The cost of a checkpointed operator is not given; here it has one more all-gather for each ZDP slice, and one more
+  forward. While it is recomputed its activations exist; only the peak counts them, since a sum of them would be no
+  saving.
+- Operators that share a parameter (tied weights) have the mode of the first of them, the embedding, since a parameter
+  is stored once. Where gathers count, the first one's lasts for the whole step, from its use there to that in the
+  head.
 - Communication and computation do not overlap, as in the paper's model (its implementation overlaps them).
 - A slice granularity of 0 in the paper's figures means uncut, which is ``g = 1``.
 """
@@ -59,7 +60,7 @@ _MOST_NANOSECONDS = 2**50
 
 
 class OsdpError(ValueError):
-    """A machine, a setting or a plan that makes no sense; the message names it, its value and the remedy."""
+    """An invalid machine, setting or plan; the message names it, its value and the remedy."""
 
 
 class Slicing(NamedTuple):
@@ -89,10 +90,10 @@ PUBLISHED_SLICES = (1, 4)
 
 
 class Accounting(StrEnum):
-    """How temporary memory counts.
+    """Count of temporary memory.
 
-    PUBLISHED: summed, as in equation (1), without what ZDP operators gather, which is in no formula of the paper.
-    PEAK: at each operator what it needs itself, gathered parameters and recomputed activations included.
+    PUBLISHED: summed, as in equation (1), without gathered parameters, which are in no formula of the paper.
+    PEAK: at each operator its own, gathered parameters and recomputed activations included.
     """
 
     PUBLISHED = "published"
@@ -101,7 +102,7 @@ class Accounting(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class OsdpMachine:
-    """Equal devices on a ring; the paper's device information, but for the computation, which layers have.
+    """Equal devices on a ring: the paper's device information without computation, which is in the layers.
 
     Parameters
     ----------
@@ -110,7 +111,7 @@ class OsdpMachine:
     latency_seconds, seconds_per_byte
         Alpha and beta of one step of the ring.
     memory_bytes
-        What tensors may take on one device.
+        Limit of tensors on one device, in bytes.
 
     Raises
     ------
@@ -136,7 +137,7 @@ class OsdpMachine:
 
 @dataclass(frozen=True, slots=True)
 class OsdpSettings:
-    """What may be chosen, and how memory counts.
+    """Choices of an operator, and the count of memory.
 
     Parameters
     ----------
@@ -149,8 +150,8 @@ class OsdpSettings:
     state_multiple
         Bytes of parameters, gradients and optimizer states for one byte of parameters: 4 for Adam, 2 for plain SGD.
     gathered_tensors
-        Tensors of a ZDP slice's full size that exist at once, where they count: 1 for its parameters, as the paper
-        says; 2 where its gradient exists beside them before it is reduced, as in torch's FSDP2.
+        Tensors of a ZDP slice's full size that exist at once, where they count: 1 for its parameters, as in the paper;
+        2 where its gradient exists beside them before it is reduced, as in torch's FSDP2.
     replica_tensors
         The same of a DP slice, beyond its states: 0 in the paper; 2 where replicas are gathered and reduced as shards
         are, as by FSDP2 on a mesh with one shard.
@@ -174,18 +175,18 @@ class OsdpSettings:
 
     def __post_init__(self) -> None:
         if not self.slices or min(self.slices) < 1:
-            raise OsdpError(f"slices is {self.slices}; name numbers of slices from 1 on")
+            raise OsdpError(f"slices is {self.slices}; give numbers of at least 1")
         if self.replica_tensors < 0:
             raise OsdpError(f"replica_tensors is {self.replica_tensors}; it must not be negative")
         for name in ("state_multiple", "gathered_tensors"):
             if getattr(self, name) < 1:
-                raise OsdpError(f"{name} is {getattr(self, name)}; at least the parameters themselves count")
+                raise OsdpError(f"{name} is {getattr(self, name)}; it must be at least 1, for the parameters")
 
     def modes(self, layer: LayerProfile) -> tuple[Slicing, ...]:
         """All modes of an operator: DP and ZDP first, then cut ones, at least one slice of which is ZDP.
 
-        One that is cut but has only DP slices would take longer than plain DP and, but for replicas that are gathered
-        too, as much memory.
+        A cut operator with DP slices only would take longer than plain DP and as much memory, unless replicas are
+        gathered too.
         """
         divisor = layer.split.divisor
         cut = sorted(g for g in set(self.slices) - {1} if not self.products_only or (divisor and divisor % g == 0))
@@ -194,24 +195,24 @@ class OsdpSettings:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class OperatorTable:
-    """Costs of one operator in every mode, what depends on the batch kept apart.
+    """Costs of one operator in every mode, with those that depend on the batch apart.
 
     Parameters
     ----------
     name
         Of the operator.
     modes
-        What it may be: ``M`` modes.
+        Its ``M`` possible modes.
     communication
         Nanoseconds of its collectives in each mode, shape ``(M,)``.
     fixed_resident
-        Bytes of model states on one device, and what a batch of any size keeps for backward, shape ``(M,)``.
+        Bytes of model states on one device, and bytes that a batch of any size saves for backward, shape ``(M,)``.
     gathered
-        Bytes of what is gathered at once, as far as they count, shape ``(M,)``.
+        Bytes that are gathered at once, as far as they count, shape ``(M,)``.
     sample_seconds, fixed_seconds
-        Gamma: computation of one sample; and what a batch of any size pays once.
+        Gamma: computation of one sample; and of a batch of any size, once.
     sample_resident
-        Bytes of one sample that wait for backward.
+        Bytes of one sample that are saved for backward.
     temporary
         Temporary bytes of one sample, and of a batch of any size, in forward and in backward.
     """
@@ -231,7 +232,7 @@ class OperatorTable:
         return round((batch * self.sample_seconds + self.fixed_seconds) / SECONDS_PER_COST)
 
     def resident(self, batch: int) -> IntArray:
-        """Bytes that are there at every moment that counts, in each mode."""
+        """Bytes that count at every moment, in each mode."""
         return self.fixed_resident + batch * self.sample_resident
 
     def extra(self, batch: int) -> IntArray:
@@ -272,9 +273,9 @@ def operator_table(
     layer, following
         The operator, and the one behind it, if any.
     machine, settings
-        Where it runs, and what may be chosen.
+        The machine and the possible choices.
     lends
-        Whether later operators use its parameters too, so that what it gathers stays.
+        Whether later operators use its parameters too, so that they stay gathered.
     """
     devices, size, again = machine.devices, layer.parameter_bytes, settings.checkpointing
     kept = 0 if again else layer.saved_bytes - layer.unread_input_bytes
@@ -314,8 +315,8 @@ def _temporary(
 ) -> tuple[tuple[int, int], ...]:
     """Temporary bytes of a sample, and of any batch, in forward and backward.
 
-    Input and output exist in forward as a whole, also what nobody waits for: of the output what the next operator does
-    not keep. A recomputed operator has its activations in both.
+    Input and output exist in forward as a whole, including parts that are not saved for backward: of the output the
+    part that the next operator does not keep. A recomputed operator has its activations in both.
     """
     unread = 0 if settings.checkpointing else layer.unread_input_bytes
     if following is None:
@@ -353,14 +354,14 @@ def operator_tables(chain: LayerChain, machine: OsdpMachine, settings: OsdpSetti
 def build_osdp(chain: LayerChain, machine: OsdpMachine, settings: OsdpSettings, batch: int) -> StrategyProblem:
     """Build the canonical problem at one batch size: a node for each operator, a strategy for each mode.
 
-    Operators that share a parameter are joined by factors that forbid unlike modes. All memory is used at one time, as
-    equation (1) adds it up; at the peak there is one time for each operator, when its own temporary bytes are added to
-    what everyone holds.
+    Operators that share a parameter are joined by factors that forbid different modes. All memory is used at one time,
+    as equation (1) adds it up; at the peak there is one time for each operator, when its own temporary bytes are added
+    to the resident bytes of all.
 
     Parameters
     ----------
     chain, machine, settings
-        The model, where it runs, and what may be chosen.
+        The model, the machine, and the possible choices.
     batch
         Samples on one device.
 
@@ -412,7 +413,7 @@ def step_cost(tables: Sequence[OperatorTable], choices: Sequence[int], batch: in
 
 
 def step_bytes(tables: Sequence[OperatorTable], choices: Sequence[int], batch: int, accounting: Accounting) -> int:
-    """Bytes on one device, by the index of every operator's mode; what is temporary is summed or at its largest."""
+    """Bytes on one device, by the index of every operator's mode; temporaries are summed or at their maximum."""
     chosen = list(zip(tables, choices, strict=True))
     extra = [int(table.extra(batch)[choice]) for table, choice in chosen]
     resident = sum(int(table.resident(batch)[choice]) for table, choice in chosen)

@@ -1,8 +1,8 @@
 """OSDP's scheduler: plan every batch size that fits, and take the one with the least time per sample.
 
-Memory grows with the batch, so the first batch size at which nothing fits is the last one looked at. All others are
-candidates: with more samples the step is better used, with fewer there is room for more DP, and neither always wins
-(section 3.2).
+Memory grows with the batch, so the search ends at the first batch size at which nothing fits. All smaller ones are
+candidates: more samples amortize the communication of a step, fewer leave memory for more DP, and neither is always
+better (section 3.2).
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ DFS_SECONDS = 307.0
 
 
 class Method(StrEnum):
-    """How modes are chosen.
+    """Method that chooses the modes.
 
     REPLICATED, SHARDED: all DP (PyTorch's DDP), or all ZDP (FSDP).
     DFS and the like: the paper's search, :mod:`formulations.osdp.depth_first`.
@@ -74,7 +74,7 @@ class Candidate:
     modes
         Of every operator, in the order of the model; empty without a plan.
     cost, bound
-        Nanoseconds of a step, and what no plan at this batch size beats; None where unknown.
+        Nanoseconds of a step, and its lower bound at this batch size; None where unknown.
     """
 
     batch: int
@@ -86,15 +86,15 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class OsdpPlan:
-    """The modes of all operators, the batch, and what is proved about them.
+    """The modes of all operators, the batch, and their proven bound.
 
     Parameters
     ----------
     solver
         The method.
     status
-        As everywhere; ``infeasible`` where proved by exact integers. A rule of modes that does not fit is
-        ``no_solution``: others may.
+        As everywhere; ``infeasible`` where proved in exact integers. A fixed rule of modes that does not fit has
+        ``no_solution``, since other modes may fit.
     batch
         Samples on one device, 0 without a plan.
     modes
@@ -114,7 +114,7 @@ class OsdpPlan:
         Bytes on one device as the settings count them, and those at the worst operator
         (:attr:`~formulations.osdp.problem.Accounting.PEAK`).
     candidates
-        Of all batch sizes that were looked at.
+        Of all batch sizes that were tried.
     """
 
     solver: str
@@ -149,23 +149,23 @@ def plan_osdp(
     chain
         The model.
     machine
-        Where it runs.
+        The machine.
     settings
-        What may be chosen and how memory counts; OSDP-base as published if None.
+        Possible choices and the count of memory; OSDP-base as published if None.
     method
-        Who chooses.
+        Method that chooses the modes.
     batch
         Samples on one device; all batch sizes that fit if None.
     batch_step
-        Samples from one of them to the next, and in the first.
+        Difference between consecutive batch sizes, and the first of them.
     time_limit
         Seconds for a depth-first search, divided among the batch sizes. The other methods need no limit.
 
     Raises
     ------
     OsdpError
-        If the batch, its step or the limit is not positive, memory does not grow with the batch, or a depth-first
-        search is to count the peak, which its cuts cannot.
+        If the batch, its step or the limit is not positive, memory does not grow with the batch, or the accounting of
+        a depth-first search is the peak, for which its cuts are not valid.
     """
     chosen = settings or OsdpSettings()
     _validate(chosen, method, batch, batch_step, time_limit)
@@ -266,7 +266,7 @@ def _least_bytes(tables: Tables, batch: int) -> int:
 
 
 def _least_peak(tables: Tables, batch: int) -> int:
-    """Least bytes of any modes at the worst operator: for each size of its temporary bytes, the least beside it."""
+    """Least peak of any modes: the minimum over levels of temporary bytes of the level plus the resident bytes."""
     resident, extra = [table.resident(batch) for table in tables], [table.extra(batch) for table in tables]
     lowest = max(int(each.min()) for each in extra)
     levels: set[int] = {value for each in extra for value in each.tolist() if value >= lowest}
@@ -330,7 +330,7 @@ def _best(
 def bytes_of(
     chain: LayerChain, machine: OsdpMachine, settings: OsdpSettings, modes: Sequence[Slicing], batch: int
 ) -> int:
-    """Bytes on one device as the settings count them, for modes that they know."""
+    """Bytes on one device as the settings count them, for modes of these settings."""
     tables = operator_tables(chain, machine, settings)
     choices = [table.modes.index(mode) for table, mode in zip(tables, modes, strict=True)]
     return step_bytes(tables, choices, batch, settings.accounting)

@@ -1,7 +1,7 @@
-"""Replays an assignment in exact integers and names everything that is wrong with it.
+"""Checker of assignments: replays one in exact integers and lists all violations.
 
-Shares no code with the solvers: it walks the problem as it is written down, and its totals are
-Python integers, because sums of int64 costs and amounts may leave int64.
+It shares no code with the solvers, and its totals are Python integers, because sums of int64 costs and amounts may
+exceed int64.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _INT64_SAFE_TOTAL = 2**62
 
 
 class ViolationKind(StrEnum):
-    """What can be wrong with a solution."""
+    """Kinds of violations of a solution."""
 
     WRONG_LENGTH = "wrong_length"
     CHOICE_NOT_INTEGER = "choice_not_integer"
@@ -38,17 +38,17 @@ class ViolationKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Violation:
-    """One defect; fields that do not belong to its kind are None.
+    """One violation; fields that do not belong to its kind are None.
 
     Parameters
     ----------
     kind, message
-        What is wrong, for programs and for people.
+        Kind for programs, message for readers.
     node, factor
         Index of the node or factor concerned.
     resource, time, usage, limit
-        Of ``OVER_LIMIT``: the resource, the worst time of one unbroken stretch over the limit, and
-        what is used there against what is allowed.
+        Of ``OVER_LIMIT``: the resource, the worst time of one unbroken stretch over the limit, and the usage and
+        the limit there.
     """
 
     kind: ViolationKind
@@ -83,7 +83,7 @@ class CheckReport:
 
     @property
     def ok(self) -> bool:
-        """Whether nothing is wrong."""
+        """Whether there is no violation."""
         return not self.violations
 
     def kinds(self) -> frozenset[ViolationKind]:
@@ -97,7 +97,7 @@ def check(
     claimed_objective: int | None = None,
     claimed_bound: int | None = None,
 ) -> CheckReport:
-    """Replay ``choices`` and compare with what is claimed about them.
+    """Replay ``choices`` and compare with the claims about them.
 
     Parameters
     ----------
@@ -112,7 +112,7 @@ def check(
     Returns
     -------
     CheckReport
-        ``report.ok`` where the assignment is feasible and every claim holds.
+        ``ok`` where the assignment is feasible and every claim holds.
     """
     defects = _index_defects(problem, choices)
     if defects:
@@ -207,7 +207,7 @@ def usage_profile(problem: StrategyProblem, choices: Sequence[int]) -> list[NDAr
 def tensors_alive(
     problem: StrategyProblem, choices: Sequence[int], resource: int, time: int
 ) -> list[tuple[tuple[int, ...], int]]:
-    """Return what uses ``resource`` at ``time``: pairs of scope and amount, the largest first.
+    """Return the users of ``resource`` at ``time``: pairs of scope and amount, the largest first.
 
     Several terms of one scope are added up; equal amounts keep the order of the problem.
 
@@ -280,7 +280,7 @@ def _over_limit(
 
 
 def _empty_result_defects(result: SolveResult) -> list[Violation]:
-    """What a result without choices must not say."""
+    """Fields that a result without choices must leave empty, but are set."""
     defects = []
     if result.objective is not None:
         message = f"objective {result.objective} without choices"

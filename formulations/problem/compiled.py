@@ -1,4 +1,4 @@
-"""The one way in which this package compiles its hot loops, and the seed of their random numbers."""
+"""Compilation of this package's hot loops, and the seed of their random numbers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def compiled(function: _Function) -> _Function:
     """Compile a function to machine code on its first call and cache it on disk.
 
     Floating-point operations may be reordered (min and sum loops vectorise), so compiled code must
-    not meet infinities or NaN: large finite numbers stand for what is forbidden.
+    not have infinities or NaN as input: large finite numbers stand for forbidden entries.
     """
     return cast(_Function, numba.njit(cache=True, fastmath=True, error_model="numpy")(function))
 

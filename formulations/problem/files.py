@@ -1,4 +1,4 @@
-"""Files that are either the old or the new one, never half of one."""
+"""Atomic writes of files."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def write_text_atomically(path: str | Path, text: str) -> None:
     Raises
     ------
     OSError
-        The folder or the file cannot be written; what was at ``path`` is left as it was.
+        The folder or the file cannot be written; an existing file at ``path`` is unchanged.
     """
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)

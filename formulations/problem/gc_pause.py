@@ -1,4 +1,4 @@
-"""The collector of reference cycles, and where it only costs time."""
+"""Pauses of garbage collection while many objects are built."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from contextlib import contextmanager
 
 @contextmanager
 def gc_paused() -> Iterator[None]:
-    """Pause the collector while very many objects are made that form no cycles.
+    """Pause garbage collection while very many objects are made that form no cycles.
 
-    They make it look through every object of the process, again and again: beside a traced step each time takes as
-    long as building a problem.
+    Their number triggers full collections, each of which visits every object of the process. With a traced step in
+    memory, one collection takes as long as building a problem.
     """
     was_enabled = gc.isenabled()
     gc.disable()

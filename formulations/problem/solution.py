@@ -1,4 +1,4 @@
-"""What a solve returns: a status, an incumbent AND a bound, and who found them in what time."""
+"""Results of a solve: status, incumbent and bound, with their solver and time."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from enum import StrEnum
 
 
 class Status(StrEnum):
-    """Outcome of a solve; the words of the contract, used everywhere."""
+    """Outcome of a solve, by the names of the contest's contract."""
 
     OPTIMAL = "optimal"
     FEASIBLE = "feasible"
@@ -19,7 +19,7 @@ class Status(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """One line of progress: seconds since the start, best incumbent, best bound, who found it.
+    """One line of progress: seconds since the start, best incumbent, best bound, solver.
 
     ``choices`` are a new incumbent's, checked, where :func:`formulations.solvers.solve` reports one.
     """
@@ -42,16 +42,16 @@ class SolveOptions:
     seed
         Seed of everything random.
     relative_gap
-        A solver may stop and say ``optimal`` only at this gap; 0 means a proof.
+        Largest gap at which a solver may stop with status ``optimal``; 0 requires a proof.
     memory_limit_bytes
         Resident-set limit of the worker process, or None.
     iteration_limit
-        Iterations of an iterative solver, or None: makes it deterministic whatever the clock does.
+        Iterations of an iterative solver, or None: makes it deterministic, independent of the clock.
     initial_choices
         A start, or None; solvers that cannot use one ignore it.
     workers
-        Processes at work at once, for solvers that let others work for them; one per core if None. With 1
-        the result is deterministic where the solve ends before its time limit.
+        Processes at work at once, for solvers that run others; one per core if None. With 1 the result is
+        deterministic where the solve ends before its time limit.
     """
 
     time_limit: float = 60.0
@@ -63,9 +63,9 @@ class SolveOptions:
     workers: int | None = None
 
     def accepts(self, objective: int, bound: float) -> bool:
-        """Whether an objective is as close to a bound as ``relative_gap`` asks for.
+        """Whether an objective is within ``relative_gap`` of a bound.
 
-        As the gap of the contract is one of positive objectives, of others only a proof counts.
+        The gap of the contract is defined for positive objectives; others must equal the bound.
 
         Parameters
         ----------
@@ -77,13 +77,13 @@ class SolveOptions:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """What a solver itself says, before anything is checked.
+    """Claim of a solver, before any check.
 
     ``choices`` is one strategy index per node or None; ``bound`` is a lower bound on the optimum in
     the problem's integer quantum (rounded up is allowed: costs are integers) or None;
-    ``proved_infeasible`` says that the solver believes that no assignment exists; ``certified`` says besides that
-    this follows in exact integers, by presolve or by a dual bound, as any claimed bound does: no tolerance of a
-    solver is in the way, and no second one need confirm it.
+    ``proved_infeasible`` claims that no assignment exists. ``certified`` adds that this follows in exact integers, by
+    presolve or by a dual bound, as every claimed bound does: it does not depend on a solver's tolerance, and a second
+    solver need not confirm it.
     """
 
     choices: tuple[int, ...] | None
@@ -96,7 +96,7 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class SolveResult:
-    """A claim after the checker: objective recomputed in exact integers, status earned.
+    """A claim after the check: objective recomputed in exact integers, status verified.
 
     ``gap`` is ``(objective - bound) / objective`` (0 when both are equal, None where one is
     missing). ``peak_usage`` is the largest usage over time per resource of the incumbent.

@@ -29,12 +29,12 @@ BoolArray = NDArray[np.bool_]
 
 
 class ProblemError(ValueError):
-    """A problem that is not well formed; the message names the field, the value and the remedy."""
+    """A malformed problem; the message names the field, the value and the remedy."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class UsageTerm:
-    """What every entry of a table uses of one resource during one half-open interval.
+    """Usage of one resource by every entry of a table during one half-open interval.
 
     Parameters
     ----------
@@ -130,7 +130,7 @@ class StrategyProblem:
     seconds_per_cost
         Length of the time quantum in seconds, or None where costs have no unit.
     time_names
-        What happens at each time (for messages), or empty.
+        Name of each time (for messages), or empty.
     """
 
     name: str
@@ -183,7 +183,7 @@ class StrategyProblem:
                 raise ProblemError(f"resource {resource.name}: limit {resource.limit} is negative")
 
     def _defect(self, cost: IntArray, forbidden: BoolArray | None, usage: tuple[UsageTerm, ...]) -> str:
-        """Return what is wrong with the tables of a node or factor, empty where nothing is."""
+        """Return the first defect of the tables of a node or factor, or an empty string."""
         if cost.dtype != np.int64:
             return f"cost must be int64, got {cost.dtype}"
         if forbidden is not None and (forbidden.shape != cost.shape or forbidden.dtype != np.bool_):
@@ -198,7 +198,7 @@ class StrategyProblem:
         return ""
 
     def _validate_amounts(self) -> None:
-        """Look at all amounts at once, and for the place of a negative one only where there is one."""
+        """Check all amounts at once, and search the place of a negative one only where there is one."""
         amounts = list({id(term.amount): term.amount.ravel() for _, term in self.usage_terms()}.values())
         if not amounts or int(np.concatenate(amounts).min(initial=0)) >= 0:
             return

@@ -15,6 +15,6 @@ class Counting(StrEnum):
     EXACT = "exact"
     """By factors of three nodes: to the byte."""
     OVER = "over"
-    """What may be held is counted through the computation: never too little."""
+    """Storages that may be held are counted through the computation: never too little."""
     UNDER = "under"
-    """Only what the last reader reads directly: never too much."""
+    """Only storages that the last reader reads directly are counted through the computation: never too much."""

@@ -1,7 +1,7 @@
 """Equal tables as one array.
 
 A deep model has few distinct layers, so most of its tables are equal. Kept as one object each, they fit into
-memory, travel to workers once, and solvers that ask for identity share the work on them.
+memory, are sent to workers once, and solvers that compare by identity share the work on them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _Table = TypeVar("_Table", bound=NDArray[Any])
 
 
 class EqualTables:
-    """Gives back the first of all equal tables, and makes a table once that is made of others."""
+    """Cache of tables: one object for all equal tables, and for all tables made from the same objects."""
 
     def __init__(self) -> None:
         self._known: dict[tuple[object, ...], NDArray[Any]] = {}
@@ -35,14 +35,14 @@ class EqualTables:
         return first  # type: ignore[return-value]
 
     def made_of(self, sources: tuple[NDArray[Any], ...], key: tuple[object, ...], make: Callable[[], _Table]) -> _Table:
-        """A table that is made once of the same objects; never changed, since others share it.
+        """A table made once from the same objects; shared, so it must not be changed.
 
         Parameters
         ----------
         sources
-            What it is made of: best the first of their equals, since equal objects are not the same.
+            Objects that it is made from, compared by identity: results of :meth:`one_of`.
         key
-            What else it depends on, and what is made.
+            Kind of the table, and further values that it depends on.
         make
             Makes it.
         """

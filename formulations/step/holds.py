@@ -1,9 +1,9 @@
-"""Values that wait for reruns: KIWI's equations (10) and (11), for any moment of the reruns.
+"""Values held for reruns: KIWI's equations (10) and (11), for any moment of the reruns.
 
-An output that is read by an operator which runs again is held until the last such rerun has read it. Where
-one operator may do so, that is usage of the pair (producer, reader), for every copy of the output until the next
-one is made. With several it is a maximum, so a *hold node* chooses until when the last copy is held: usage of the
-pair (producer, hold), and (hold, reader that runs again later) forbidden.
+An output that is read by an operator which runs again is held until the last such rerun has read it. Where only one
+operator may run again and read it, that is usage of the pair (producer, reader), for every copy of the output until
+the next one is made. With several readers it is a maximum, so a *hold node* chooses the end of the last copy's hold:
+usage of the pair (producer, hold), and (hold, reader that runs again later) forbidden.
 
 Up to its last direct use a copy is alive anyway. Where that last direct reader takes a resharded copy, the
 value's own bytes are not needed while the reader computes, unless it is held for later: that depends on three
@@ -31,14 +31,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Reruns:
-    """When an operator may run again.
+    """Moments at which an operator may run again.
 
     Parameters
     ----------
     moments
-        Before which operators, shape ``(moments,)``.
+        Backward operators before which it may run, shape ``(moments,)``.
     runs
-        Whether it does, per mode and moment, shape ``(modes, moments)``.
+        Whether it runs, per mode and moment, shape ``(modes, moments)``.
     begins, computed
         First time of each rerun, and the end of its computation.
     """
@@ -51,17 +51,17 @@ class _Reruns:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Reader:
-    """An operator that may run again and then reads the value.
+    """An operator that may run again and reads the value then.
 
     Parameters
     ----------
     node
         The operator.
     reruns
-        When it may run again.
+        Its reruns.
     copied, direct
-        Until when a rerun at each moment needs the value, where the reader takes a resharded copy of it, and where
-        it reads the storage itself.
+        Time until which a rerun at each moment needs the value, where the reader takes a resharded copy of it, and
+        where it reads the storage itself.
     aliases
         Layouts under which it reads the storage itself, shape ``(S_producer, S_reader)``.
     """
@@ -82,7 +82,7 @@ class _Copy:
     mode
         The mode.
     first, replaced
-        It is read by reruns of moments from ``first`` on, until a rerun of its producer at ``replaced`` makes the next.
+        Reruns at moments from ``first`` on read it, until a rerun of its producer at ``replaced`` makes the next copy.
     until
         End of its life without holds.
     last
@@ -97,11 +97,11 @@ class _Copy:
 
 
 _NO_COPY = _Copy(mode=0, first=0, replaced=0, until=0, last=None)
-"""Stands in for a copy that a mode does not make: nobody reads it."""
+"""Placeholder of a copy that a mode does not make; it is never read."""
 
 
 def add_holds(builder: RecomputeProblemBuilder) -> None:
-    """Add to a problem how long inputs wait for reruns of their readers."""
+    """Add the holds of inputs for reruns of their readers to a problem."""
     reruns = {v: _reruns(builder, v) for v in builder.reruns}
     for u, node in enumerate(builder.model.nodes):
         if node.kind is not NodeKind.FORWARD:
@@ -131,7 +131,7 @@ def shortest_holds(problem: StrategyProblem, choices: Sequence[int]) -> tuple[in
     Parameters
     ----------
     problem
-        A problem of a step; what follows the step's nodes are hold nodes.
+        A problem of a step, whose hold nodes follow the step's nodes.
     choices
         Strategies of the step's nodes.
     """
@@ -187,7 +187,7 @@ class _HeldOutput:
         """Whether the value is also a result of the step: then its own life is not counted to the byte."""
         return any((edge.producer, edge.output) == (self.u, self.output) for edge in self.builder.model.results)
 
-    # ------------------------------------------------------------ what is known
+    # ------------------------------------------------------------ lifetimes
 
     def _copies(self, mode: int) -> list[_Copy]:
         """The copies that reruns may read in a mode of the producer, in order; the last one comes last."""
@@ -242,7 +242,7 @@ class _HeldOutput:
     # --------------------------------------------------------- several readers
 
     def _hold_by_node(self) -> None:
-        """Hold the last copy until a time that a node of its own chooses."""
+        """Hold the last copy until a time that a hold node chooses."""
         builder = self.builder
         assert self.u not in builder.rereads, "what runs again twice is read by one operator that may run again"
         last = [copies[-1] for copies in self.copies]
@@ -287,13 +287,13 @@ class _HeldOutput:
         Parameters
         ----------
         start
-            From when on copies are held, shape ``(rounds, modes)``: in every mode of the producer the first copies,
+            Begin of the holds of copies, shape ``(rounds, modes)``: in every mode of the producer the first copies,
             the second ones, and so on.
         copied, direct
-            Until when, for the modes of another node, shape ``(rounds, modes, other modes)``: where that node takes a
-            resharded copy, and where it reads the storage itself.
+            End of the holds, for the modes of another node, shape ``(rounds, modes, other modes)``: where that node
+            takes a resharded copy, and where it reads the storage itself.
         aliases
-            Where it does the latter, shape ``(S_producer, S_other)``.
+            Layouts under which it reads the storage itself, shape ``(S_producer, S_other)``.
         """
         tables = self.builder.tables
         start, ends = start[:, :, None], np.stack([copied, direct])
@@ -312,7 +312,7 @@ class _HeldOutput:
     def _through_last_use(self, copy: _Copy, other: int, later: BoolArray) -> None:
         """Count a copy while its last direct reader computes on a resharded one, where it is held for later.
 
-        ``later`` says for every strategy of the node ``other`` whether it holds the copy beyond that use.
+        ``later`` has a flag for every strategy of the node ``other``: whether it holds the copy beyond that use.
         """
         builder, last = self.builder, copy.last
         if last is None or last.aliases is None or last.end == last.computed_end or not later.any():
@@ -342,7 +342,8 @@ def _amounts_held(amount: IntArray, aliases: BoolArray, copied: BoolArray, direc
     aliases
         Layouts under which the other node reads the storage itself, shape ``(S_producer, S_other)``.
     copied, direct
-        Whether the value is held in the modes of both nodes where it takes a copy, and where it does that.
+        Whether the value is held in the modes of both nodes, where the other node takes a copy, and where it reads
+        the storage itself.
     """
     (rows, columns), sizes = copied.shape, aliases.shape
     by_layout = np.where(aliases[:, None, :], direct[:, None, :, None], copied[:, None, :, None])

@@ -7,22 +7,22 @@ at ``f_i``, and whose recomputed readers run again at ``t_j``:
 
 - it runs again no later than it is needed: ``t_i <= f_i`` and ``t_i <= t_j`` for every recomputed reader ``j`` of it
   (a pair of strategies that breaks this is forbidden);
-- it has a reason to run at ``t`` only where ``t = f_i`` or ``t`` is a moment of a reader; so its moments are
+- it need only run at ``t = f_i`` or at a moment ``t`` of a reader; so its moments are
   ``T_i = {t in union of T_j: t < f_i} + {f_i}``;
 - a value, kept or made again, is held until the last rerun that reads it (:mod:`formulations.step.holds`).
 
-What a chain has read may be in the way until backward reads it itself. So where the tables stay small and one
-operator alone reads a value again (:func:`formulations.step.modes.once_or_twice`), two more things are possible:
+A value that a chain has read uses memory until backward reads it itself. So where the tables stay small and one
+operator alone reads a value again (:func:`formulations.step.modes.once_or_twice`), two relaxations are possible:
 
 - it runs again twice: at a ``t < f_i`` for the chain behind it, and at ``f_i`` for backward; between the two its copy
   is held as long as the reader's rerun needs it, and no longer;
-- ``t_i <= t_j`` need not hold: a rerun of the reader before ``t_i`` reads the first copy, which waits for it.
+- ``t_i <= t_j`` need not hold: a rerun of the reader before ``t_i`` reads the first copy, which is held for it.
 
 With all moments the problem contains every plan of the reduced problem and every plan that recomputes whole blocks.
 KIWI's full problem has still more: any number of reruns, also between two backward uses.
-The first operators of a deep model have very many moments, because everything behind them could be recomputed
-in one chain. :func:`chain_moments` can leave early moments out (``reach``) and keep those of given
-plans; then the problem is the best plan whose chains reach no further, and its bound is a bound on those.
+The first operators of a deep model have very many moments, because all operators behind them could be recomputed
+in one chain. :func:`chain_moments` can leave early moments out (``reach``) and keep those of given plans; then
+optimum and bound of the problem are those of the plans whose chains reach no further.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def build_kiwi_chain(
     memory_limit
         Bytes on one device, or None.
     modes
-        How operators may run again, from :mod:`formulations.step.modes`; all modes of all moments if None.
+        Modes of running again, from :mod:`formulations.step.modes`; all modes of all moments if None.
     counting
         How bytes are counted where they depend on three decisions.
 
@@ -72,7 +72,7 @@ def build_kiwi_chain(
 
 @gc_paused()
 def build_recompute_policy(model: StepModel, memory_limit: int | None, reruns: Mapping[int, int]) -> StrategyProblem:
-    """Build the problem of sharding alone when it is given which operators run again, and when.
+    """Build the problem of sharding alone with given reruns.
 
     Parameters
     ----------
@@ -94,7 +94,7 @@ def build_recompute_policy(model: StepModel, memory_limit: int | None, reruns: M
 def chain_moments(
     model: StepModel, reach: int | None = None, plans: Iterable[Mapping[int, int]] = ()
 ) -> dict[int, tuple[int, ...]]:
-    """Moments ``T_i`` of every operator that may run again and has a reason to, in order.
+    """Moments ``T_i`` of every operator that may run again and has any, in order.
 
     Parameters
     ----------
@@ -136,7 +136,7 @@ def _moment_sets(model: StepModel, moments: Sequence[int]) -> dict[int, int]:
 def decode_kiwi_chain(model: StepModel, modes: Modes, choices: tuple[int, ...]) -> StepDecision:
     """Read layouts and reruns from a solution of the problem with these modes.
 
-    A rerun that nobody needs is left out, so the decision may cost less than the solution.
+    A rerun whose outputs are never read is left out, so the decision may cost less than the solution.
     """
     layouts: list[int] = []
     wanted: dict[int, Moments] = {}
@@ -149,7 +149,7 @@ def decode_kiwi_chain(model: StepModel, modes: Modes, choices: tuple[int, ...]) 
 
 
 def encode_kiwi_chain(model: StepModel, modes: Modes, decision: StepDecision) -> tuple[int, ...]:
-    """Strategies of the model's nodes that mean a decision, without the hold nodes.
+    """Strategies of the model's nodes for a decision, without the hold nodes.
 
     Raises
     ------
@@ -166,14 +166,14 @@ def encode_kiwi_chain(model: StepModel, modes: Modes, decision: StepDecision) ->
 
 
 def latest_moments(model: StepModel, wanted: Mapping[int, int | None]) -> dict[int, int]:
-    """Choose the moments of reruns: those that are given, no later than needed; the others as late as possible.
+    """Choose the moments of reruns: given ones no later than needed, the others as late as possible.
 
     Parameters
     ----------
     model
         The step.
     wanted
-        Operators that run again, with a moment or None. Those that nobody needs are left out.
+        Operators that run again, with a moment or None. Reruns whose outputs are never read are left out.
     """
     found: dict[int, int] = {}
     for i in sorted(wanted, reverse=True):

@@ -44,8 +44,8 @@ def build_kiwi_reduced(
     memory_limit
         Bytes on one device, or None.
     counting
-        How bytes are counted where they depend on three decisions. OVER never promises too little and keeps
-        all tables pairwise.
+        How bytes are counted where they depend on three decisions. OVER never counts too few and keeps all tables
+        pairwise.
 
     Returns
     -------

@@ -1,4 +1,4 @@
-"""When the outputs of a step's operators are read for the last time.
+"""Lifetimes of the outputs of a step's operators: their last uses.
 
 A value is held until its last reader has it: up to the argument's time where the reader gets a resharded
 copy, up to the reader's computation where it reads the storage itself. Which of the two happens depends on
@@ -59,12 +59,12 @@ class Lifetime:
 def lifetimes(model: StepModel, timeline: Timeline, tables: EqualTables) -> dict[tuple[int, int], Lifetime]:
     """Find the last uses of every output that is read, by (node, output).
 
-    Recomputed readers are left out: whether and how long they prolong a life is a decision of its own.
+    Recomputed readers are left out: whether and how long they prolong a lifetime is a decision of its own.
 
     Parameters
     ----------
     model, timeline
-        The step, and when everything happens.
+        The step and its timeline.
     tables
         Keeps equal tables of layouts as one.
     """

@@ -1,7 +1,7 @@
 """Modes of operators that may run again: a mode is the set of moments at which an operator does.
 
 A moment is a backward operator before which a rerun happens. Every rerun makes a new copy of the outputs, and every
-reader takes the newest one, so a mode says which copy is read when; each copy is held until the last of its readers.
+reader takes the newest one, so a mode determines which copy is read when; each copy is held until its last reader.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ def once_or_twice(model: StepModel, moments: Mapping[int, tuple[int, ...]]) -> d
     """Modes of operators that run again once, or at an earlier moment and at their last one.
 
     The last moment is an operator's own first backward use, where it has one; at an earlier one it runs again for a
-    chain behind it. Twice runs only what no two operators that may run again read: then which copy a rerun reads, and
-    how long that copy is held for it, depends on two operators and not on more.
+    chain behind it. An operator may run twice only if at most one operator that may run again reads its outputs: then
+    the copy that a rerun reads, and the time for which it is held, depend on two operators and not on more.
     """
     found = once(moments)
     for i, times in moments.items():
@@ -36,7 +36,7 @@ def once_or_twice(model: StepModel, moments: Mapping[int, tuple[int, ...]]) -> d
 
 
 def needed_reruns(model: StepModel, wanted: Mapping[int, Moments]) -> dict[int, Moments]:
-    """Leave out reruns whose copies nobody reads.
+    """Leave out reruns whose copies are never read.
 
     Parameters
     ----------

@@ -2,8 +2,8 @@
 
 A node's strategy is layout x mode: mode 0 keeps the outputs until their last use, every further mode runs the
 operator again, right before one or two backward operators, its *moments*. Every execution makes a *copy* of the
-outputs, which is held until the last reader before the next one. A model says which modes there are and whether a
-recomputed operator's inputs may be recomputed too.
+outputs, which is held until the last reader before the next one. A model defines the modes and whether a recomputed
+operator's inputs may be recomputed too.
 
 Of an operator with modes of two moments, reruns may read any copy. Of the others they read the last copy alone: it
 is there before they need it. So the tables stay small and no order has to be counted.
@@ -98,7 +98,7 @@ class RecomputeProblemBuilder(StepProblemBuilder):
         return self._modes_with[node, moment]
 
     def over_modes(self, table: BoolArray, producer: int, consumer: int) -> BoolArray:
-        """Repeat a table of layouts over the modes of both nodes; it is shared, so nobody changes it."""
+        """Repeat a table of layouts over the modes of both nodes; it is shared, so it must not be changed."""
         rows, columns = self.modes(producer), self.modes(consumer)
         if rows == columns == 1:
             return table
@@ -110,7 +110,7 @@ class RecomputeProblemBuilder(StepProblemBuilder):
         return self.in_modes(node, (mode,), amount)
 
     def in_modes(self, node: int, modes: tuple[int, ...], amount: IntArray) -> IntArray:
-        """Amounts of some modes of a node, the others use nothing; shared, so nobody changes it."""
+        """Amounts of some modes of a node, the others use nothing; shared, so it must not be changed."""
         count = self.modes(node)
         amount = self.tables.one_of(amount)
 
@@ -163,7 +163,7 @@ class RecomputeProblemBuilder(StepProblemBuilder):
                 self._add_workspace(i, start, node.workspace_bytes)
 
     def _add_workspace(self, i: int, start: int, amount: IntArray) -> None:
-        """Add what every execution of an operator holds beside its arguments and outputs."""
+        """Add the workspace of every execution of an operator."""
         self.node_usage[i] += self.term(start, start + 1, np.tile(amount, self.modes(i)))
         for moment in self.moments.get(i, ()):
             again = self.timeline.last_time(self.timeline.recompute[i][moment])
@@ -171,7 +171,7 @@ class RecomputeProblemBuilder(StepProblemBuilder):
             self.node_usage[i] += self.term(again, again + 1, self.in_modes(i, there, amount))
 
     def _add_copies(self, i: int, start: int, output: int, amount: IntArray) -> None:
-        """Add an output that is made again: its first copy and those of the reruns, without what holds add."""
+        """Add an output that is made again: its first copy and those of the reruns, without their holds."""
         reruns = self.reruns[i]
         self.add_life(i, start, self.first_life(i, output), self.in_modes(i, tuple(range(1, 1 + len(reruns))), amount))
         last_life = self.last_life(i, output)

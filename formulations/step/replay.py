@@ -1,7 +1,7 @@
-"""What a decision over a step costs and holds, by executing its events one by one.
+"""Cost and memory of a decision over a step, by executing its events one by one.
 
-This is the meaning of a :class:`~formulations.step.training_step.StepDecision`; the problems that the models build
-must agree with it. It shares no code with them: it knows versions of outputs and their last reads, no intervals.
+This defines the semantics of a :class:`~formulations.step.training_step.StepDecision`; the problems that the models
+build must agree with it. It shares no code with them: it tracks versions of outputs and their last reads, no intervals.
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ class _Execution:
 
     def _allow(self, allowed: bool, producer: str, consumer: str) -> None:
         if not allowed:
-            raise BrokenDecisionError(f"the layouts of {producer} and {consumer} may not meet")
+            raise BrokenDecisionError(f"the layouts of {producer} and {consumer} are a forbidden pair")
 
     def _reduce_gradient(self, k: int, time: int) -> None:
         gradient = self.model.gradients[k]

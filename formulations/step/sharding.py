@@ -1,4 +1,4 @@
-"""Sharding alone: Alpa's integer program with memory that is true at every moment.
+"""Sharding alone: Alpa's integer program with exact memory at every moment.
 
 One strategy per operator and per parameter, resharding cost on every edge (Alpa, OSDI 2022,
 section 4.2: ``min sum_v s_v (c_v + d_v) + sum_(v,u) s_v R_vu s_u``), and beside it what Alpa leaves
@@ -85,7 +85,7 @@ class StepProblemBuilder:
     model
         The step's tables.
     timeline
-        When everything happens.
+        Events of the step and their times.
     counting
         How a result or gradient that lives on in its producer's storage is counted while its last reader
         computes on a copy.

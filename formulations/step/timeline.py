@@ -1,4 +1,4 @@
-"""When the parts of a training step happen.
+"""Timeline of a training step: its events in order, and their times.
 
 Time runs over *events*: a forward operator, a further execution of one, a backward operator, the reduction
 of a gradient, the delivery of a result, the optimizer's update of a parameter. The event of an operator has one
@@ -20,7 +20,7 @@ from formulations.step.training_step import NodeKind, StepModel
 
 
 class EventKind(StrEnum):
-    """What happens at an event."""
+    """Kind of an event."""
 
     COMPUTE = "compute"
     RECOMPUTE = "recompute"
@@ -48,7 +48,7 @@ class Timeline:
     Parameters
     ----------
     events
-        Everything that may happen.
+        All possible events.
     start
         First time of each event, with the horizon as one more entry at the end.
     compute, update
@@ -85,7 +85,7 @@ class Timeline:
 
 
 def build_timeline(model: StepModel, slots: Mapping[int, Sequence[int]]) -> Timeline:
-    """Order everything that may happen.
+    """Timeline of all possible events.
 
     Parameters
     ----------

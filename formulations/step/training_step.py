@@ -1,8 +1,8 @@
-"""The numbers of one training step: what the operator-level models share.
+"""Tables of one training step, the input of all operator-level models.
 
 A :class:`StepModel` holds no tensors and no placements, only tables: per node and layout a cost and
 bytes, per edge and pair of layouts the cost and bytes of resharding. View operators are folded into
-the edges, so every node that computes owns the storages of its outputs. When things happen is said by
+the edges, so every node that computes owns the storages of its outputs. The order of events is in
 :mod:`formulations.step.timeline`.
 """
 
@@ -22,7 +22,7 @@ Moments = tuple[int, ...]
 
 
 class NodeKind(StrEnum):
-    """What a node of a step is."""
+    """Kind of a node of a step."""
 
     INPUT = "input"
     PARAMETER = "parameter"
@@ -160,7 +160,7 @@ class StepModel:
 
     @cached_property
     def rerunnable(self) -> BoolArray:
-        """Forward operators that nothing forbids to run again; a result or a gradient is not made twice."""
+        """Forward operators that may run again; an operator that makes a result or a gradient may not."""
         with_result = {edge.producer for edge in self.results} | {edge.producer for edge in self.gradients}
         return np.array([node.recomputable and i not in with_result for i, node in enumerate(self.nodes)], np.bool_)
 
@@ -175,10 +175,10 @@ class StepDecision:
         Layout of every node.
     recomputed
         Forward operators that run again, each with the backward operators before which it does. A rerun
-        happens right before its backward operator, after the reruns of smaller index that belong to it. Whoever
-        reads a value takes the newest copy, and a copy is held until its last reader.
+        happens right before its backward operator, after the reruns of smaller index that belong to it. Every
+        reader of a value takes the newest copy, and a copy is held until its last reader.
     offloaded
-        Forward operators whose outputs wait for backward in host memory.
+        Forward operators whose outputs are in host memory until backward.
     """
 
     layouts: tuple[int, ...]

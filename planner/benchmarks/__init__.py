@@ -10,8 +10,8 @@ A solver is a name of ``formulations/solvers``, ``module:function``, or the name
     [project.entry-points."meshwright.solvers"]
     my_solver = "my_package.my_module:solve"
 
-The function follows :class:`formulations.solvers.protocol.solver.Solver`; it runs in a process of its own, and what it
-claims is checked like everyone's.
+The function follows :class:`formulations.solvers.protocol.solver.Solver`; it runs in a process of its own, and its
+claims are checked like those of every other solver.
 
 The suites of the papers are in :mod:`planner.papers`.
 """

@@ -1,4 +1,4 @@
-"""What a solve of several problems takes from the machine, where each of its results counts only its own."""
+"""Wall and processor time of a solve that runs several jobs in worker processes."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from formulations.solvers.protocol.registry import SolverSpec
 
 
 class Meter(SolverPool):
-    """Lends the workers of another pool and adds up what they take.
+    """A pool that runs jobs in the workers of another pool and sums their processor time.
 
     Parameters
     ----------
     pool
-        Whose workers are lent; a pool of its own if None.
+        Pool whose workers are used; a new one if None.
     """
 
     def __init__(self, pool: SolverPool | None) -> None:
@@ -42,7 +42,7 @@ class Meter(SolverPool):
         return outcome
 
     def warm_soon(self, *specs: SolverSpec) -> None:
-        """Start workers beside what the caller does."""
+        """Start workers in the background."""
         self._lender.warm_soon(*specs)
 
     def close(self) -> None:

@@ -12,7 +12,7 @@ from formulations.problem.solution import Status, relative_gap
 from planner.benchmarks.rows import BenchRow
 
 NO_GAP = 1.0
-"""What counts as long as an incumbent or a bound is missing: nothing is known."""
+"""Gap that counts while an incumbent or a bound is missing."""
 
 FloatArray = NDArray[np.float64]
 

@@ -1,4 +1,4 @@
-"""Rows together: ratios to the best of each instance, contradictions between solvers, and tables."""
+"""Results of a benchmark: ratios to the best row of each instance, contradictions between solvers, tables."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ _DASH = "-"
 
 @dataclass(frozen=True, slots=True)
 class Ratios:
-    """A row beside the best of its instance; None where there is nothing to compare.
+    """Ratios of a row to the best row of its instance; None where there is nothing to compare.
 
     Parameters
     ----------
     objective
         Objective over the smallest one of any solver.
     seconds
-        Seconds over those of the fastest solver that reached the smallest objective; where nobody has an
-        objective, of the fastest that found the instance infeasible. A quick solver that found less is below 1.
+        Seconds over those of the fastest solver that reached the smallest objective; where no solver has an
+        objective, of the fastest that found the instance infeasible. A faster solver with a worse objective is below 1.
     best_known
         Relative distance of the objective from the best known one, negative where it is smaller.
     """
@@ -47,7 +47,7 @@ class Column:
 
 @dataclass(frozen=True)
 class BenchResult:
-    """Rows of one benchmark; shows itself as a table.
+    """Rows of one benchmark, shown as a table.
 
     Parameters
     ----------
@@ -95,14 +95,14 @@ class BenchResult:
         return [_ratios(row, self._of(row.instance)) for row in self.rows]
 
     def contradictions(self) -> list[str]:
-        """Return what cannot be true: of one solver, and between solvers of one instance."""
+        """Return contradictions within one row, and between solvers of one instance."""
         found = [f"{row.instance}: {row.contradiction}" for row in self.rows if row.contradiction]
         for instance in dict.fromkeys(row.instance for row in self.rows):
             found += _contradictions_between(self._of(instance))
         return found
 
     def columns(self) -> list[Column]:
-        """Return the columns that the rows have something for."""
+        """Return the columns that are not empty."""
         with_best = any(row.best_known is not None for row in self.rows)
         return [*COLUMNS, *(BEST_KNOWN_COLUMNS if with_best else [])]
 
@@ -162,7 +162,7 @@ def _is_infeasible(row: BenchRow) -> bool:
 
 
 def _contradictions_between(rows: Sequence[BenchRow]) -> list[str]:
-    """Compare what solvers proved with what others found; a checked objective is beyond doubt."""
+    """Compare the bounds that solvers proved with the checked objectives that others found."""
     solved = [row for row in rows if row.objective is not None]
     if not solved:
         return []

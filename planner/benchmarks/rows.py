@@ -23,12 +23,12 @@ class Moment(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class BenchRow:
-    """What one solver made of one instance; the first ten fields are the contract's, in its order.
+    """Result of one solver on one instance; the first ten fields are those of the contest's contract, in its order.
 
     Parameters
     ----------
     instance, formulation, solver
-        What was solved, which formulation made it (``random`` and ``contest`` for the two suites), and by whom.
+        Name of the instance, the formulation that made it (``random`` and ``contest`` for the two suites), the solver.
     status, objective, bound, gap
         As :class:`formulations.problem.solution.SolveResult` has them, checked in exact integers.
     seconds
@@ -41,7 +41,7 @@ class BenchRow:
         Processor time of the solver, and of parsing where that counts.
     peak_rss_bytes
         Largest resident size of the solver's processes, together where there are several. A warm process may
-        still hold what an earlier instance took; those of files are new for every row.
+        still hold memory of an earlier instance; processes for files are new for every row.
     parse_seconds
         Part of ``seconds`` that went into reading and parsing; 0 where that does not count. A file is parsed
         once and its time is part of every solver's row.
@@ -54,9 +54,9 @@ class BenchRow:
     best_known
         Best known objective, where one was given.
     message
-        What the solver had to say.
+        Message of the solver.
     contradiction
-        What was said that cannot be true beside what was checked; empty for a sound row.
+        A claim of the solver that the checks refute; empty for a sound row.
     history
         Improvements in order; their seconds count from the same moment as ``seconds``.
     """

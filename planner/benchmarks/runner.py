@@ -28,11 +28,11 @@ _REHEARSAL_SECONDS = 10.0
 
 
 class BenchError(ValueError):
-    """A benchmark that makes no sense; the message names the option, its value and the remedy."""
+    """Invalid options of a benchmark; the message names the option, its value and the remedy."""
 
 
 class Observer:
-    """Hears of a benchmark while it runs, in the caller's thread; does nothing unless overridden."""
+    """Callbacks of a running benchmark, in the caller's thread; they do nothing unless overridden."""
 
     def begins(self, instance: str, solver: str) -> None:
         """Take the instance and the solver that begins on it; for a file that is being read, ``reading``."""
@@ -63,17 +63,16 @@ def bench(
 ) -> BenchResult:
     """Run every solver on every instance of a suite.
 
-    Ctrl-C ends the benchmark and returns the rows that are there, the one that it cut short last. A solver
-    that refuses an instance, crashes or hangs gets a row that says so.
+    Ctrl-C ends the benchmark and returns the finished rows, then the interrupted one. A solver that refuses an
+    instance, crashes or hangs gets a row with that message.
 
     Parameters
     ----------
     suite
         From :func:`random_suite`, :func:`contest_suite`, or of your own.
     solvers
-        Names that :func:`formulations.solvers.protocol.registry.find_solver` knows. Those that are not built in
-        first solve a problem of six nodes; all of them do where the suite wants warm processes. The suite's own
-        if None.
+        Names for :func:`formulations.solvers.protocol.registry.find_solver`. Solvers that are not built in first
+        solve a problem of six nodes; all of them do where the suite needs warm processes. The suite's own if None.
     time_limit
         Seconds for one instance and solver, as :attr:`BenchRow.seconds` counts them; the instance's or the
         suite's own if None.
@@ -84,7 +83,7 @@ def bench(
     json_path
         Where the rows are written, atomically, after each one.
     observer
-        Hears what happens.
+        Callbacks for progress and rows.
 
     Returns
     -------
@@ -155,7 +154,7 @@ class _Run:
         self.rows: list[BenchRow] = []
 
     def rehearse(self, solvers: Sequence[str], pool: SolverPool | None) -> None:
-        """Let solvers solve a small problem: what is no solver is told at once, and processes are warm."""
+        """Let solvers solve a small problem: a name that is no solver fails at once, and processes are warm."""
         problem = family_problem("cliques", "small")
         limit = self.suite.time_limit if self.time_limit is None else self.time_limit
         options = SolveOptions(time_limit=min(limit, _REHEARSAL_SECONDS), seed=self.seed)
@@ -241,9 +240,9 @@ def _raise_if(noticed: threading.Event) -> None:
 
 @contextmanager
 def _noticing_interrupts() -> Iterator[threading.Event]:
-    """Set the event when Ctrl-C is pressed: a solve returns its best so far and does not say so by itself.
+    """Set the event when Ctrl-C is pressed, because a solve then returns its best result without an error.
 
-    Only the main thread may set handlers, and only it meets Ctrl-C; elsewhere nothing is changed.
+    Only the main thread may set handlers and receives Ctrl-C; elsewhere nothing is changed.
     """
     noticed = threading.Event()
     before = signal.getsignal(signal.SIGINT)

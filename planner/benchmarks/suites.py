@@ -1,4 +1,4 @@
-"""What is benchmarked: generated problems and files of the solver contest."""
+"""Suites of benchmarks: generated problems and files of the solver contest."""
 
 from __future__ import annotations
 
@@ -44,11 +44,11 @@ class BenchInstance:
     load
         Returns the problem; called once, when its turn comes. None where only its own solvers can solve it.
     references
-        Solvers that run on it whatever others are asked for.
+        Solvers that run on it in addition to the requested ones.
     own_solvers
         Solvers of this instance alone, by name; they run first.
     time_limit
-        Seconds for each solver where nothing else is asked for; the suite's if None.
+        Default of the seconds for each solver; the suite's if None.
     """
 
     name: str
@@ -70,16 +70,16 @@ class Suite:
     instances
         In the order in which they are solved.
     time_limit
-        Seconds for one instance and solver where nothing else is asked for.
+        Default of the seconds for one instance and solver.
     as_one_command
-        Whether seconds and limit cover what one command does: loading the problem, and starting the solver's
-        processes. If not, they cover the solve alone, in processes that are warm.
+        Whether seconds and limit also cover loading the problem and starting the solver's processes, as one command
+        does. If not, they cover the solve alone, in warm processes.
     solvers
-        Which run where none are asked for.
+        Solvers that run by default.
     notes
-        Lines that say what the instances are.
+        Lines that describe the instances.
     summarize
-        Makes lines that say what the rows mean, or None.
+        Makes the lines that summarize the rows, or None.
     """
 
     name: str
@@ -142,16 +142,16 @@ def contest_suite(paths: Sequence[str | Path]) -> Suite:
 
 
 def check_names(suite: str, kind: str, names: Collection[str], known: Collection[str]) -> None:
-    """Refuse names that a suite does not know.
+    """Refuse names that a suite does not have.
 
     Parameters
     ----------
     suite
         Its name.
     kind
-        What is named: a part, a model.
+        Kind of the names: a part, a model.
     names, known
-        What is asked for, and what there is.
+        Requested names and known names.
 
     Raises
     ------

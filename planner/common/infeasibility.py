@@ -1,4 +1,4 @@
-"""Why there is no plan: by how much, at which moment, because of which tensors, and what would fit."""
+"""The error that no plan fits: by how much, at which moment, because of which tensors, and what would fit."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ NAMED_TENSORS = 3
 
 
 class InfeasibleError(ValueError):
-    """No plan fits the memory, or none was found in time; one line that names the limit that would."""
+    """No plan fits the memory, or none was found in time; the message names the limit that would be enough."""
 
 
 def refusal(smallest: MinimumPeak, limit: int, reserve: int) -> InfeasibleError:
-    """Say why nothing fits.
+    """The error for a problem that no plan fits.
 
     Parameters
     ----------
     smallest
-        The smallest peak found, without a limit, and what is proven about it.
+        The smallest peak found without a limit, and its proven lower bound.
     limit
         Bytes that torch's tensors were allowed on one device.
     reserve
@@ -30,7 +30,7 @@ def refusal(smallest: MinimumPeak, limit: int, reserve: int) -> InfeasibleError:
     Returns
     -------
     InfeasibleError
-        Where the bound is above the limit that is a proof; else it says that none was found.
+        The error of a proof where the bound is above the limit; else of a search that found no plan.
     """
     asked = format_bytes(limit + reserve)
     kept = f" ({format_bytes(reserve)} of it reserved)" if reserve else ""

@@ -4,4 +4,4 @@ from __future__ import annotations
 
 
 class ModelError(ValueError):
-    """The model that is named cannot be loaded; the message says why and what to do."""
+    """The named model cannot be loaded; the message names the reason and the remedy."""

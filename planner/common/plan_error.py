@@ -4,4 +4,4 @@ from __future__ import annotations
 
 
 class PlanError(ValueError):
-    """A plan that cannot be read, does not fit, or does not hold; one line that says what to do."""
+    """A plan that cannot be read, does not fit, or fails a check; the message names the remedy."""

@@ -1,4 +1,4 @@
-"""Classes of operators that reach different fractions of a device's peak, and what memory they touch.
+"""Classes of operators that reach different fractions of a device's peak, and their memory traffic.
 
 The classes are the keys of :attr:`DeviceSpec.efficiency` (the first four) and of
 :attr:`DeviceSpec.bandwidth_by_class` (all). A class without a figure uses the device's plain rates.
@@ -36,7 +36,7 @@ ARITHMETIC = frozenset(
         OperatorClass.ATTENTION_BACKWARD,
     }
 )
-"""Classes that :attr:`DeviceSpec.efficiency` speaks of."""
+"""Classes that are keys of :attr:`DeviceSpec.efficiency`."""
 
 _NAMES = {
     OperatorClass.MATMUL: "mm addmm bmm baddbmm addbmm addmv mv dot linear matmul _scaled_mm _grouped_mm",
@@ -89,7 +89,7 @@ def operator_class(target: str) -> OperatorClass:
 
 
 def memory_passes(kind: OperatorClass) -> tuple[bool, int]:
-    """Which memory a kernel of this class touches.
+    """Memory traffic of a kernel of this class.
 
     Returns
     -------

@@ -28,7 +28,7 @@ class Phase(StrEnum):
 
 
 class ValueRole(StrEnum):
-    """What a value is for the training step."""
+    """Role of a value in the training step."""
 
     PARAMETER = "parameter"
     BUFFER = "buffer"
@@ -38,7 +38,7 @@ class ValueRole(StrEnum):
 
 
 class OutputRole(StrEnum):
-    """What an output of the graph is."""
+    """Role of an output of the graph."""
 
     LOSS = "loss"
     GRADIENT = "gradient"
@@ -94,7 +94,7 @@ class Value:
     spec
         Global shape, stride, dtype.
     role
-        What it is.
+        Its role in the step.
     producer, output_index
         Operator that produces it and which of its outputs it is; None and 0 for inputs of the graph.
     trainable

@@ -1,11 +1,11 @@
-"""Bytes that an operator holds while it runs, beyond its arguments and results.
+"""Workspace: bytes that an operator holds while it runs, beyond its arguments and results.
 
-Counted is what the executor's own local operators allocate (:mod:`planner.torch_adapter.local.losses`), which
-was measured. It is the softmax family with the reduced dimension sharded: between the sums over the mesh axis
-its rows wait in the type of the sums. Where a tensor has 32 bits already, this type is its own and nothing is
+Counted are allocations of the executor's own local operators (:mod:`planner.torch_adapter.local.losses`), which
+were measured. They are in the softmax family with the reduced dimension sharded: between the sums over the mesh axis
+its rows are held in the type of the sums. Where a tensor has 32 bits already, this type is its own and nothing is
 held.
 
-Not counted, with what is known of it:
+Not counted:
 
 - One number or label per row: sharded losses and lookups hold a few, a thousandth of what they read.
 - Random operators hold 32 bytes per element of a chunk of 2**18 elements, 8 MiB, before their result exists.

@@ -1,4 +1,4 @@
-"""What an optimizer keeps and needs per trainable parameter, and what an update moves through memory."""
+"""State and workspace of an optimizer per trainable parameter, and the memory traffic of an update."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Placements: how a tensor lies on the axes of a device mesh.
 
-A placement is one word per mesh axis: ``"R"`` (replicate), ``"S0"``, ``"S1"``, ... (shard of that
-dimension, contiguous, equal blocks) or ``"Psum"``, ``"Pavg"``, ``"Pmax"``, ``"Pmin"`` (partial: the
-value is the reduction over the axis). Where two axes shard one dimension, the left axis is outer.
+A placement has one entry per mesh axis, its *axis placement*: ``"R"`` (replicate), ``"S0"``, ``"S1"``, ... (shard of
+that dimension, contiguous, equal blocks) or ``"Psum"``, ``"Pavg"``, ``"Pmax"``, ``"Pmin"`` (partial: the value is the
+reduction over the axis). Where two axes shard one dimension, the left axis is outer.
 """
 
 from __future__ import annotations
@@ -10,30 +10,33 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import prod
 
-Placement = tuple[str, ...]
-"""One word per mesh axis."""
+AxisPlacement = str
+"""How a tensor lies on one mesh axis: ``"R"``, ``"S0"``, ``"Psum"``, ..."""
 
-REPLICATE = "R"
+Placement = tuple[AxisPlacement, ...]
+"""One axis placement per mesh axis."""
+
+REPLICATE: AxisPlacement = "R"
 
 
-def shard(dim: int) -> str:
-    """Word for a shard of dimension ``dim``."""
+def shard(dim: int) -> AxisPlacement:
+    """Axis placement that shards dimension ``dim``."""
     return f"S{dim}"
 
 
-def is_shard(word: str) -> bool:
-    """Whether a word shards a dimension."""
-    return word[0] == "S"
+def is_shard(axis_placement: AxisPlacement) -> bool:
+    """Whether a dimension is sharded on the axis."""
+    return axis_placement[0] == "S"
 
 
-def is_partial(word: str) -> bool:
-    """Whether a word is a pending reduction."""
-    return word[0] == "P"
+def is_partial(axis_placement: AxisPlacement) -> bool:
+    """Whether a reduction over the axis is pending."""
+    return axis_placement[0] == "P"
 
 
-def shard_dim(word: str) -> int:
-    """Dimension that a shard word shards."""
-    return int(word[1:])
+def shard_dim(axis_placement: AxisPlacement) -> int:
+    """Dimension that a shard splits."""
+    return int(axis_placement[1:])
 
 
 def replicated(ndim_mesh: int) -> Placement:
@@ -44,9 +47,9 @@ def replicated(ndim_mesh: int) -> Placement:
 def local_shape(shape: Sequence[int], placement: Placement, mesh: Sequence[int]) -> tuple[int, ...]:
     """Shape on one rank; every sharded dimension must divide (see :func:`divides`)."""
     sizes = list(shape)
-    for word, count in zip(placement, mesh, strict=True):
-        if is_shard(word):
-            sizes[shard_dim(word)] //= count
+    for entry, count in zip(placement, mesh, strict=True):
+        if is_shard(entry):
+            sizes[shard_dim(entry)] //= count
     return tuple(sizes)
 
 
@@ -58,9 +61,9 @@ def local_numel(shape: Sequence[int], placement: Placement, mesh: Sequence[int])
 def divides(shape: Sequence[int], placement: Placement, mesh: Sequence[int]) -> bool:
     """Whether every sharded dimension exists and is divided by all axes that shard it together."""
     parts: dict[int, int] = {}
-    for word, count in zip(placement, mesh, strict=True):
-        if is_shard(word):
-            dim = shard_dim(word)
+    for entry, count in zip(placement, mesh, strict=True):
+        if is_shard(entry):
+            dim = shard_dim(entry)
             if dim >= len(shape):
                 return False
             parts[dim] = parts.get(dim, 1) * count
@@ -70,21 +73,21 @@ def divides(shape: Sequence[int], placement: Placement, mesh: Sequence[int]) -> 
 def reordered(placement: Placement, order: Sequence[int]) -> Placement:
     """Placement of the same tensor with its dimensions permuted: dimension ``k`` becomes what was ``order[k]``.
 
-    A word for a dimension that the tensor does not have stays as it is.
+    A shard of a dimension that the tensor does not have stays as it is.
     """
     place = {shard(dim): shard(position) for position, dim in enumerate(order)}
-    return tuple(place.get(word, word) for word in placement)
+    return tuple(place.get(entry, entry) for entry in placement)
 
 
 def restored(placement: Placement, order: Sequence[int]) -> Placement:
     """Undo :func:`reordered`."""
-    return tuple(shard(order[shard_dim(word)]) if is_shard(word) else word for word in placement)
+    return tuple(shard(order[shard_dim(entry)]) if is_shard(entry) else entry for entry in placement)
 
 
 def block_index(coordinate: Sequence[int], placement: Placement, mesh: Sequence[int], dim: int) -> int:
     """Index of the block of dimension ``dim`` that the rank at ``coordinate`` holds."""
     index = 0
-    for position, word, count in zip(coordinate, placement, mesh, strict=True):
-        if is_shard(word) and shard_dim(word) == dim:
+    for position, entry, count in zip(coordinate, placement, mesh, strict=True):
+        if is_shard(entry) and shard_dim(entry) == dim:
             index = index * count + position
     return index

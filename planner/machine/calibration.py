@@ -72,7 +72,7 @@ _Timed = TypeVar("_Timed", KernelSample, CollectiveSample)
 class RankReport(_Sample):
     """What one rank measured; all ranks measure the same things in the same order.
 
-    ``fresh_seconds_per_byte`` is what a new large buffer costs beyond writing to it.
+    ``fresh_seconds_per_byte`` is the cost of a new large buffer beyond writing to it.
     """
 
     launch_seconds: PositiveFloat
@@ -82,7 +82,7 @@ class RankReport(_Sample):
 
 
 def slowest(reports: Sequence[RankReport]) -> RankReport:
-    """One report with each sample's slowest rank, which is the one that a step waits for."""
+    """One report with each sample's time on its slowest rank, which determines the time of a step."""
     return RankReport(
         launch_seconds=max(report.launch_seconds for report in reports),
         fresh_seconds_per_byte=max(report.fresh_seconds_per_byte for report in reports),
@@ -95,7 +95,7 @@ def fit_link(samples: Iterable[CollectiveSample], launch_seconds: float, copy_ba
     """Latency, bandwidth and slowdowns that explain timings of collectives best.
 
     Latency and bandwidth are fitted to all collectives together; a collective's slowdown is the geometric
-    mean of what is left.
+    mean of the remaining ratios.
 
     Parameters
     ----------
@@ -234,7 +234,7 @@ def _slowest(samples: Sequence[_Timed]) -> _Timed:
 
 
 def _net_seconds(sample: CollectiveSample, launch_seconds: float, copy_bandwidth: float) -> float:
-    """Seconds without launches and copies, but never below a twentieth of what was measured."""
+    """Seconds without launches and copies, but at least a twentieth of the measured time."""
     copies = 2 * sample.copied_bytes / copy_bandwidth + launch_seconds * bool(sample.copied_bytes)
     return max(sample.seconds - launch_seconds - copies, 0.05 * sample.seconds)
 

@@ -1,6 +1,6 @@
 """The machines a plan is made for: devices, links and where their figures come from.
 
-A :class:`ClusterSpec` is a versioned JSON file. Presets live in ``planner/presets``; ``local-cpu`` is this
+A :class:`ClusterSpec` is a versioned JSON file. Presets live in ``presets/`` beside this file; ``local-cpu`` is this
 machine as ``meshwright calibrate`` measured it, one process per device.
 
 Collectives are priced as rings with latency and bandwidth (alpha-beta), with ``n`` ranks and ``b`` bytes:
@@ -30,7 +30,7 @@ LOCAL_NAME = "local-cpu"
 
 
 class ClusterError(ValueError):
-    """A cluster, or a mesh on it, that cannot be used; the message says what to do."""
+    """A cluster, or a mesh on it, that cannot be used; the message names the remedy."""
 
 
 class Collective(StrEnum):
@@ -60,7 +60,7 @@ class _Spec(BaseModel):
 
 
 class FreshMemorySpec(_Spec):
-    """Buffers that come from the operating system each time they are allocated, and the cost of their pages.
+    """Cost of large buffers that are new pages of the operating system at each allocation.
 
     Parameters
     ----------
@@ -150,8 +150,8 @@ class DeviceSpec(_Spec):
 class LinkSpec(_Spec):
     """A link: seconds of latency per message and bytes/s in one direction.
 
-    ``slowdown`` says how many times longer than a ring's a collective takes where its implementation is no
-    ring (gloo's reduce-scatter); 1 where absent.
+    ``slowdown`` is the time of a collective over that of a ring, for implementations that are no ring (gloo's
+    reduce-scatter); 1 where absent.
     """
 
     latency_seconds: NonNegativeFloat
@@ -183,7 +183,7 @@ class LinkSpec(_Spec):
 
 
 class Measurement(_Spec):
-    """What a measured cluster was measured on: the machine, and how many processes ran at once."""
+    """Circumstances of a measurement: the machine, and the number of processes that ran at once."""
 
     machine: MachineIdentity
     ranks: PositiveInt
@@ -209,8 +209,8 @@ class ClusterSpec(_Spec):
     host_link_shared
         Whether both directions of the host link share its bandwidth.
     measured
-        For a measured machine: what it was measured on. Its devices are processes, so a mesh of any size
-        fits on it and its rates are shared among the processes.
+        For a measured machine: the circumstances of its measurement. Its devices are processes, so a mesh of any
+        size fits on it and its rates are shared among the processes.
     """
 
     version: Literal[1] = 1

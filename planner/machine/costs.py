@@ -2,7 +2,7 @@
 
 An operator is a roofline (Williams, Waterman, Patterson 2009) on its local tensors: the longer of
 ``local FLOP / FLOP per second`` and ``local bytes / bytes per second``, plus the launch, the
-allocation of large results where the device says that it costs, and the collectives inside the strategy.
+allocation of large results where the device prices it, and the collectives inside the strategy.
 Rates differ per class of operator (:mod:`planner.graph.operator_classes`).
 """
 
@@ -42,7 +42,7 @@ class InnerCollective(Protocol):
 
 
 class StrategyLike(Protocol):
-    """What the cost model reads of a strategy."""
+    """Attributes of a strategy that the cost model reads."""
 
     @property
     def outputs(self) -> tuple[Placement | None, ...]:
@@ -218,7 +218,7 @@ def to_quanta(seconds: ArrayLike) -> NDArray[np.int64]:
     Raises
     ------
     ValueError
-        A time is negative or not finite: what is forbidden is a flag, never a big number.
+        A time is negative or not finite: forbidden entries are flags, never large numbers.
     """
     array = np.asarray(seconds, dtype=np.float64)
     if not np.all(np.isfinite(array)) or np.any(array < 0):

@@ -1,4 +1,4 @@
-"""Which machine this is, and where what was measured on it is kept."""
+"""Identity of this machine, and the folder of its measurements."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ CACHE_VARIABLE = "MESHWRIGHT_CACHE"
 
 
 class MachineIdentity(BaseModel):
-    """What a measurement depends on; figures measured under another identity are refused.
+    """Properties of a machine that measurements depend on; figures of another identity are refused.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""How much memory a plan may use on one device: what was asked for, the reserve in it, the rest for tensors."""
+"""Memory that a plan may use on one device: the requested limit, the reserve in it, the rest for tensors."""
 
 from __future__ import annotations
 

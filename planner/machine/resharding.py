@@ -1,6 +1,6 @@
 """Resharding: the cheapest sequence of collectives from one placement to another, its time and its memory.
 
-A path is a sequence of placements; each step changes the word of exactly ONE mesh axis and is executed
+A path is a sequence of placements; each step changes the axis placement of exactly ONE mesh axis and is executed
 with functional (out of place) collectives on contiguous local tensors as follows. ``before`` and ``after``
 are the step's local tensors, ``n`` is the size of the axis. *Peak* is the largest number of bytes alive
 during the step beyond ``before``, *copies* is what passes through local memory besides the collective.
@@ -66,7 +66,7 @@ class Step:
     Parameters
     ----------
     axis
-        Mesh axis whose word changes.
+        Mesh axis whose axis placement changes.
     collective
         The collective on that axis; None for a local slice.
     source_dim, target_dim
@@ -81,7 +81,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class ReshardPath:
-    """A path and what it costs.
+    """A path with its time and its peak memory.
 
     Parameters
     ----------
@@ -118,7 +118,7 @@ def step_between(source: Placement, target: Placement) -> Step | None:
     old_dim = shard_dim(old) if is_shard(old) else None
     new_dim = shard_dim(new) if is_shard(new) else None
     inner = source[axis + 1 :]
-    if any(word in inner for word in (old, new) if is_shard(word)) or is_partial(new):
+    if any(entry in inner for entry in (old, new) if is_shard(entry)) or is_partial(new):
         return None
     if is_partial(old):
         if new_dim is None:
@@ -153,14 +153,14 @@ def step_copies(step: Step, before: int, after: int) -> list[int]:
 
 def reductions_commute(placement: Placement) -> bool:
     """Whether the pending reductions of a placement may be done in any order (max of sums is no sum of maxima)."""
-    partial = {word for word in placement if is_partial(word)}
+    partial = {entry for entry in placement if is_partial(entry)}
     return len(partial) <= 1 or partial <= _LINEAR
 
 
 class ReshardPlanner:
     """Cheapest paths on one mesh, memoised per (shape, item size, source).
 
-    Cheapest by seconds, then by peak bytes, then by words; so the same input always gives the same path.
+    Cheapest by seconds, then by peak bytes, then by placements; so the same input always gives the same path.
 
     Parameters
     ----------
@@ -212,7 +212,7 @@ class ReshardPlanner:
         item_bytes
             Bytes per element.
         source, target
-            Placements, one word per mesh axis.
+            Placements, one entry per mesh axis.
         order
             Dimensions from the outermost to the innermost in memory; None: as they are numbered.
 
@@ -297,7 +297,7 @@ class ReshardPlanner:
         return seconds, target_bytes, peak_bytes
 
     def paths(self, shape: tuple[int, ...], item_bytes: int, source: Placement) -> Mapping[Placement, ReshardPath]:
-        """Cheapest paths from one placement to every other; the dimensions of ``shape`` outermost first in memory."""
+        """Cheapest paths from one placement to every other; ``shape`` is in memory order, outermost first."""
         key = (shape, item_bytes, source)
         if key not in self._trees:
             self._trees[key] = self._shortest_paths(shape, item_bytes, source)
@@ -338,11 +338,11 @@ class ReshardPlanner:
         return self._moves[key]
 
     def _steps_from(self, shape: tuple[int, ...], source: Placement) -> Iterator[tuple[Placement, Step]]:
-        words = (REPLICATE, *(shard(dim) for dim in range(len(shape))))
+        choices = (REPLICATE, *(shard(dim) for dim in range(len(shape))))
         for axis, size in enumerate(self.mesh):
-            # On an axis of one rank R says all: no step leads to another word.
-            for word in words if size > 1 else words[:1]:
-                target = (*source[:axis], word, *source[axis + 1 :])
+            # On an axis of one rank every placement is R.
+            for entry in choices if size > 1 else choices[:1]:
+                target = (*source[:axis], entry, *source[axis + 1 :])
                 step = step_between(source, target)
                 if step is not None and divides(shape, target, self.mesh):
                     yield target, step

@@ -1,9 +1,9 @@
 """A language model's loss in chunks of the sequence, so that no moment needs the logits of all tokens.
 
-Logits and what the loss keeps of them are the largest tensors of a step with a large vocabulary: they, not the layers,
-are then the floor of memory. In chunks the head and the loss are operators of their own for every part of the sequence,
-and a planner that recomputes can run those of one chunk again right before its backward. The loss is the same sum over
-the same tokens.
+In a step with a large vocabulary the largest tensors are the logits and those that the loss saves: they, not the
+layers, are then the lower bound of memory. In chunks the head and the loss are operators of their own for every part
+of the sequence, and a planner that recomputes can run those of one chunk again right before its backward. The loss is
+the same sum over the same tokens.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def chunked_cross_entropy(hidden: Tensor, head: nn.Linear, labels: Tensor, chunk
 
 
 def _deferred(head: nn.Linear, hidden: Tensor) -> Tensor:
-    """What the head returns: hidden states, for the loss to take through it chunk by chunk."""
+    """Output of the replaced head: hidden states, to which the loss applies the head chunk by chunk."""
     return hidden
 
 

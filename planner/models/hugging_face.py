@@ -120,7 +120,7 @@ def hugging_face_step(
 
 @contextmanager
 def _failures_named(name: str) -> Iterator[None]:
-    """Name the model in every error: a configuration may hold anything, so anything may be raised."""
+    """Turn every error into one that names the model; an arbitrary configuration may raise any kind."""
     try:
         yield
     except ModelError:
@@ -132,7 +132,7 @@ def _failures_named(name: str) -> Iterator[None]:
 
 
 def _reason(error: Exception) -> str:
-    """Kind and first two lines of an error on one line: the second says what is wrong with the field of the first."""
+    """Kind and first two lines of an error on one line; pydantic names the field in one, the fault in the other."""
     return " ".join([f"{type(error).__name__}:", *" ".join(str(error).strip().splitlines()[:2]).split()])
 
 

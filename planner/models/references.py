@@ -1,4 +1,4 @@
-"""Which training step is meant: a reference that can be written into a plan, and how to load it.
+"""References to training steps, as plans hold them, and the functions that load them.
 
 A reference names either a Hugging Face configuration (``hf:gpt2``, ``hf:path/to/config.json``) or a
 function ``module.path:function`` that returns ``(module, example_args, example_kwargs, loss_fn)``.
@@ -29,7 +29,7 @@ FORMER_MODULES = {"planner.paper_models": "planner.papers.kiwi.models"}
 
 @dataclass(frozen=True)
 class TrainingStep:
-    """A module, example arguments of its forward, and what turns its output into the loss.
+    """A module, example arguments of its forward, and its loss function.
 
     ``loss_fn`` is as in :func:`planner.strategies.traced_step.trace_step`: None where the output is the loss or has
     ``.loss``.
@@ -43,7 +43,7 @@ class TrainingStep:
 
 @dataclass(frozen=True)
 class ModelReference:
-    """Which step to load; plain values, so that a plan can hold it.
+    """Reference to a training step, in plain values that a plan can hold.
 
     Parameters
     ----------
@@ -105,7 +105,7 @@ class ModelReference:
 
 
 def reference_of(plan: Plan) -> ModelReference:
-    """Which step a plan is of."""
+    """Reference to the step of a plan."""
     return ModelReference(**plan.decision.model.model_dump())
 
 
@@ -127,7 +127,7 @@ def load_step(reference: ModelReference, device: str = "meta") -> TrainingStep:
     Raises
     ------
     ModelError
-        The model is unknown, cannot be built, or does not return what it must.
+        The model is unknown, cannot be built, or returns a value of the wrong type.
     """
     prefix, _, name = reference.source.partition(":")
     with torch.random.fork_rng(devices=[]):
@@ -186,7 +186,7 @@ def _call_function(function: Callable[..., Any], reference: ModelReference, devi
 
 
 def _options(function: Callable[..., Any], reference: ModelReference) -> dict[str, Any]:
-    """Values of the reference for those parameters of the function that ask for them by name."""
+    """Fields of the reference that are parameters of the function, by name."""
     offered = {
         "batch": reference.batch,
         "sequence": reference.sequence,

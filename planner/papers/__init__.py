@@ -1,7 +1,7 @@
 """The systems of the five papers on real models, and the suites of their experiments.
 
-The suites plan models, which takes torch: each is imported when it is asked for, since torch would take longer to
-import than a problem of the contest to solve.
+The suites plan models, which needs torch, and importing torch takes longer than solving a problem of the contest. So
+each suite is imported at its first use.
 """
 
 from importlib import import_module

@@ -1,4 +1,4 @@
-"""Does a plan hold here? Fingerprints, contradictions among solvers, and a replay that gives what was promised."""
+"""Checks of a plan: fingerprints, contradictions among solvers, and a replay equal to the prediction."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ PROFILE_POINTS = 200
 """Moments at which a plan keeps the memory over time."""
 
 _HOST_BYTES = ("peak_bytes", "offloaded_bytes", "prefetched_bytes")
-"""What a replay without costs says of the host."""
+"""Part of a host prediction that a replay without costs gives."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Claim:
-    """What a solver says: it has a plan of this objective, no plan is below this bound."""
+    """Claim of a solver: it has a plan of this objective, and no plan is below this bound."""
 
     solver: str
     objective: int | None
@@ -60,12 +60,13 @@ def verify_plan(
     Returns
     -------
     ReplayReport
-        Clean, and equal to what the plan predicts.
+        Without violations, and equal to the plan's prediction.
 
     Raises
     ------
     PlanError
-        The plan is for something else, contradicts itself, is no correct step, or does not keep a promise.
+        The plan is for another step, cluster or rules, contradicts itself, is no correct step, or differs from its
+        prediction.
     """
     different = list(_differences(plan.decision.fingerprints, fingerprints))
     if different:
@@ -90,12 +91,12 @@ def verify_plan(
         raise PlanError(f"the plan is no correct step: {report.violations[0]}{more}")
     broken = list(_broken_promises(plan.decision, report))
     if broken:
-        raise PlanError(f"the plan does not keep what it promises: {'; '.join(broken)}")
+        raise PlanError(f"the replay differs from the plan's prediction: {'; '.join(broken)}")
     return report
 
 
 def certificate_contradiction(certificate: Certificate, predicted: Predicted) -> str | None:
-    """What cannot all be true of what the solvers said, or None.
+    """Description of a contradiction between the claims of solvers, or None.
 
     A plan below a lower bound is one contradiction: a heuristic below an "optimum" as well as a bound above
     the plan. A solver that found no plan to exist is the other.
@@ -103,7 +104,7 @@ def certificate_contradiction(certificate: Certificate, predicted: Predicted) ->
     claims = [_claim(certificate.solver, certificate.status, predicted.objective_ns, predicted.bound_ns)]
     for check in certificate.cross_checks:
         if check.status is Status.INFEASIBLE:
-            return f"{check.solver} says that no plan exists, {certificate.solver} found one"
+            return f"{check.solver} claims that no plan exists, {certificate.solver} found one"
         claims.append(_claim(check.solver, check.status, check.objective_ns, check.bound_ns))
     for found, proved in (*((claim, claim) for claim in claims), *permutations(claims, 2)):
         if found.objective is not None and proved.bound is not None and found.objective < proved.bound:
@@ -130,7 +131,7 @@ def memory_over_time(report: ReplayReport, points: int = PROFILE_POINTS) -> Memo
 
 
 def host_prediction(report: ReplayReport) -> PredictedHost:
-    """What a replay says of host memory and copies; without costs nothing is said of waiting."""
+    """Host memory and copies of a replay; without costs the stalls are left out."""
     return PredictedHost(
         peak_bytes=report.host.peak_bytes,
         offloaded_bytes=report.host.offloaded_bytes,
@@ -162,9 +163,9 @@ def _broken_promises(decision: Decision, report: ReplayReport) -> Iterator[str]:
     elif report.peak_instruction != predicted.peak_instruction:
         yield f"the peak is at instruction {report.peak_instruction}, {predicted.peak_instruction} predicted"
     elif memory_over_time(report) != predicted.memory:
-        yield "the memory over time differs from what is predicted"
+        yield "the memory over time differs from the prediction"
     timed = PredictedHost.model_fields if report.total_quanta is not None else _HOST_BYTES
     for name in timed:
-        found, promised = getattr(host_prediction(report), name), getattr(predicted.host, name)
-        if found != promised:
-            yield f"host: {name} is {found}, {promised} predicted"
+        found, expected = getattr(host_prediction(report), name), getattr(predicted.host, name)
+        if found != expected:
+            yield f"host: {name} is {found}, {expected} predicted"

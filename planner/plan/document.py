@@ -1,6 +1,6 @@
 """Plans: made from a replayed schedule, written, read back and checked.
 
-:class:`Plan` and its parts are in :mod:`planner.plan.format`; ``planner/schemas/plan-v2.json`` is their published
+:class:`Plan` and its parts are in :mod:`planner.plan.format`; ``schemas/plan-v2.json`` is their published
 schema.
 """
 
@@ -71,7 +71,7 @@ def make_plan(
     bound_ns: int | None,
     record: Record,
 ) -> Plan:
-    """Make a plan of a schedule that was replayed cleanly and with costs.
+    """Plan of a schedule whose replay has costs and no violations.
 
     Parameters
     ----------
@@ -147,8 +147,8 @@ def save_plan(plan: Plan, path: Path) -> None:
 def load_plan(path: Path) -> Plan:
     """Read a plan; nothing that it names is imported.
 
-    Whoever runs or explains it loads the model that it names: a ``module.path:function`` is code, so do that
-    only with plans from people whose code you would run.
+    Running or explaining a plan loads the model that it names, and a ``module.path:function`` executes code. So run
+    or explain only plans from sources that you trust.
 
     Raises
     ------
@@ -182,7 +182,7 @@ def load_plan(path: Path) -> Plan:
         edited = [name for name, made in plan.part_digests.items() if made_of.get(name) != made]
         where = f" in {', '.join(edited)}" if edited else ""
         raise PlanError(
-            f"plan {path} was edited{where}: its decision has digest {digest}, it says {plan.digest}: plan again"
+            f"plan {path} was edited{where}: its decision has digest {digest}, the file names {plan.digest}: plan again"
         )
     return plan
 
@@ -193,7 +193,7 @@ def schedule_of(plan: Plan, graph: OperatorGraph) -> Schedule:
     Raises
     ------
     PlanError
-        The graph lacks what the plan names.
+        The graph lacks an operator or a value of the plan.
     """
     return decode_schedule(plan.decision, graph)
 
@@ -211,8 +211,8 @@ def _without_repetition(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return result
 
 
-def _refuse_constant(word: str) -> float:
-    raise ValueError(f"{word} is no number of JSON")
+def _refuse_constant(name: str) -> float:
+    raise ValueError(f"{name} is no number of JSON")
 
 
 def _field_path(location: tuple[int | str, ...]) -> str:

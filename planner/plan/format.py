@@ -1,4 +1,4 @@
-"""What a plan file holds, as types: the published schema is made from them.
+"""Types of a plan file, from which the published schema is generated.
 
 A plan has a *decision*, which is the same for the same inputs byte for byte and which its digest covers, and a
 *record* of how it was found (times, solvers, machine), which differs from run to run. Numbers are whole
@@ -30,8 +30,8 @@ NANOSECONDS = 1e9
 Fingerprint = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 """SHA-256 in hexadecimal digits."""
 
-Word = Annotated[str, Field(pattern=r"^(R|S(0|[1-9][0-9]*)|P(sum|avg|max|min))$")]
-"""Word of a placement on one mesh axis."""
+AxisPlacement = Annotated[str, Field(pattern=r"^(R|S(0|[1-9][0-9]*)|P(sum|avg|max|min))$")]
+"""How a tensor lies on one mesh axis."""
 
 
 class _Part(BaseModel):
@@ -39,7 +39,7 @@ class _Part(BaseModel):
 
 
 class PlannedModel(_Part):
-    """Which training step was planned; the fields of :class:`planner.models.references.ModelReference`."""
+    """The planned training step; the fields of :class:`planner.models.references.ModelReference`."""
 
     source: str
     batch: PositiveInt
@@ -52,7 +52,7 @@ class PlannedModel(_Part):
 
 
 class PlanOptions(_Part):
-    """What the planner was asked for.
+    """Options of the planner for this plan.
 
     Parameters
     ----------
@@ -96,7 +96,7 @@ class PlanOptions(_Part):
 
 
 class Fingerprints(_Part):
-    """SHA-256 of what the plan is made for: traced graph, cluster, calibration (if any), sharding rules."""
+    """SHA-256 of the inputs of a plan: traced graph, cluster, calibration (if any), sharding rules."""
 
     graph: Fingerprint
     cluster: Fingerprint
@@ -166,7 +166,7 @@ class PlanSchedule(_Part):
     """A :class:`.Schedule`; each buffer is (position of its value, position of its placement)."""
 
     mesh: tuple[PositiveInt, ...]
-    placements: tuple[tuple[Word, ...], ...]
+    placements: tuple[tuple[AxisPlacement, ...], ...]
     buffers: tuple[tuple[NonNegativeInt, NonNegativeInt], ...]
     inputs: tuple[NonNegativeInt, ...]
     instructions: tuple[PlanInstruction, ...]
@@ -181,7 +181,7 @@ class MemoryOverTime(_Part):
 
 
 class PredictedHost(_Part):
-    """What a step keeps in host memory and how it gets there; all 0 where nothing is offloaded.
+    """Host memory of a step and the copies to and from it; all 0 where nothing is offloaded.
 
     Parameters
     ----------
@@ -190,7 +190,7 @@ class PredictedHost(_Part):
     offloaded_bytes, prefetched_bytes, hidden_bytes
         Bytes copied to the host and back, and those of both that the computation does not wait for.
     stall_ns
-        Time in which the computation waits for copies; the objective contains it.
+        Time for which the computation stalls on copies; the objective contains it.
     """
 
     peak_bytes: NonNegativeInt = 0
@@ -201,13 +201,13 @@ class PredictedHost(_Part):
 
 
 class Predicted(_Part):
-    """What the plan promises; a replay must give the same.
+    """Prediction of the plan; a replay must give the same.
 
     Parameters
     ----------
     objective_ns, bound_ns
-        Time of one optimizer step, and what was proven to be a lower bound of it over all plans of the
-        formulation (None: nothing was).
+        Time of one optimizer step, and its proven lower bound over all plans of the formulation (None: no bound
+        was proven).
     peak_bytes, peak_instruction
         Largest number of bytes on a device (the same on every rank) and the first instruction with it.
     memory
@@ -225,7 +225,7 @@ class Predicted(_Part):
 
 
 class Decision(_Part):
-    """What is decided: the same for the same inputs, byte for byte."""
+    """The decision of a plan, equal byte for byte for equal inputs."""
 
     created_by: str
     model: PlannedModel
@@ -244,7 +244,7 @@ class Decision(_Part):
 
 
 class CrossCheck(_Part):
-    """What another solver said about the same problem."""
+    """Result of another solver on the same problem."""
 
     solver: str
     status: Status
@@ -254,7 +254,7 @@ class CrossCheck(_Part):
 
 
 class Certificate(_Part):
-    """Who found the plan and who proved its bound."""
+    """The solvers that found the plan and proved its bound."""
 
     solver: str
     status: Status
@@ -265,8 +265,8 @@ class Certificate(_Part):
 class Record(_Part):
     """How the plan was found; differs from run to run.
 
-    ``times`` is seconds per stage, ``hardware`` what the planner ran on, ``notes`` what the planner left out:
-    operators without a rule, dimensions that an axis does not divide, and what that may cost.
+    ``times`` is seconds per stage, ``hardware`` the machine of the planner, ``notes`` the omissions of the planner:
+    operators without a rule, dimensions that an axis does not divide, and the time that these may cost.
     """
 
     certificate: Certificate
@@ -309,10 +309,10 @@ class Plan(_Part):
         return self.decision.predicted.peak_bytes
 
     def rows(self) -> list[tuple[str, str]]:
-        """What matters most, as (name, value)."""
+        """Main figures of the plan, as (name, value)."""
         options, predicted = self.decision.options, self.decision.predicted
         model, certificate = self.decision.model, self.record.certificate
-        words = Counter(instruction.op for instruction in self.decision.schedule.instructions)
+        counts = Counter(instruction.op for instruction in self.decision.schedule.instructions)
         bound, limit = self.bound_seconds, options.limit_bytes
         checks = [f"{check.solver}: {check.status}" for check in certificate.cross_checks]
         return [
@@ -328,7 +328,7 @@ class Plan(_Part):
             ("peak memory", format_bytes(predicted.peak_bytes)),
             ("memory limit", "-" if limit is None else format_bytes(limit)),
             *self._host_rows(),
-            ("recomputed operators", str(words["recompute"])),
+            ("recomputed operators", str(counts["recompute"])),
             ("collectives", str(self.collectives)),
             *(("note", note) for note in self.record.notes),
         ]

@@ -1,4 +1,4 @@
-"""What a plan leaves out, by name and count, and how much time is at stake."""
+"""Notes of a plan: operators that could not be sharded, by name and count, and their time in the plan."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from planner.strategies.sharding_rules import RuleReport
 
 
 def planning_notes(graph: OperatorGraph, schedule: Schedule, report: RuleReport, costs: StepCosts) -> tuple[str, ...]:
-    """Say what could not be sharded.
+    """Notes on the operators that could not be sharded.
 
     Parameters
     ----------
     graph, schedule
         The traced step and its plan.
     report
-        What the rules left out on the axes of the mesh.
+        Operators without rules on the axes of the mesh.
     costs
         Prices of instructions: operators that lost a strategy because a dimension does not divide are
         reported with the time that they take in this plan, which bounds what dividing could save.

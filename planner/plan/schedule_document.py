@@ -1,4 +1,4 @@
-"""Schedules in plan files: positions in a graph become stable names, and back in another trace of the same step.
+"""Schedules in plan files: conversion between positions in a graph and stable names.
 
 A plan holds the identities of the operators and values that its schedule uses, and the schedule points into
 these lists. So a plan fits every graph that has these operators, however that graph numbers them.
@@ -70,8 +70,8 @@ def encode_schedule(graph: OperatorGraph, schedule: Schedule) -> EncodedSchedule
     def encoded(instruction: Instruction) -> PlanInstruction:
         match instruction:
             case Compute(operator, inputs, outputs, recompute):
-                word: Literal["compute", "recompute"] = "recompute" if recompute else "compute"
-                return ComputeStep(op=word, operator=operators.position(operator), inputs=inputs, outputs=outputs)
+                op: Literal["compute", "recompute"] = "recompute" if recompute else "compute"
+                return ComputeStep(op=op, operator=operators.position(operator), inputs=inputs, outputs=outputs)
             case Reshard(source, target, path):
                 positions = tuple(map(placements.position, path))
                 return ReshardStep(op="reshard", source=source, target=target, path=positions)

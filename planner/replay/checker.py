@@ -1,10 +1,10 @@
-"""The checker of schedules: replays one over its operator graph in exact integers and trusts nothing.
+"""The checker of schedules: replays one over its operator graph in exact integers, independent of its maker.
 
-Four passes, each in its own file: what an instruction says by itself (:mod:`planner.replay.structure`), what
-instructions mean in their order (:mod:`planner.replay.order`), the bytes that follow from the lifetimes
-(:mod:`planner.replay.memory`), and the time with copies beside the computation (:mod:`planner.replay.clocks`).
-They are written from the definition of the schedule alone and share no code with what builds schedules or
-with the models that promise their cost and memory.
+Four passes, each in its own file: each instruction by itself (:mod:`planner.replay.structure`), instructions in
+their order (:mod:`planner.replay.order`), the bytes that follow from the lifetimes (:mod:`planner.replay.memory`),
+and the time with copies beside the computation (:mod:`planner.replay.clocks`). They are written from the definition
+of the schedule alone. They share no code with the builder of schedules or with the models that predict cost and
+memory.
 """
 
 from __future__ import annotations
@@ -62,23 +62,23 @@ def replay(
     devices: int | None = None,
     counter_based_random: bool = False,
 ) -> ReplayReport:
-    """Check a schedule, and say what it holds at every moment and what it costs.
+    """Check a schedule, and compute its memory over time and its cost.
 
-    Memory per device is what torch holds: parameters, module buffers, step inputs and optimizer state from
+    Memory per device is that of torch's tensors: parameters, module buffers, step inputs and optimizer state from
     the start; a storage per buffer of a non-view instruction from its creation until its last alias is freed;
     while an instruction runs, its inputs and outputs together, the peak of a resharding path beside its
-    source, the workspace of an update. Host buffers are counted apart.
+    source, the workspace of an update. Host buffers are counted separately.
 
     Parameters
     ----------
     graph
         The traced step.
     schedule
-        What to replay.
+        The schedule to check.
     optimizer
-        What the optimizer holds per trainable parameter.
+        State and workspace of the optimizer per trainable parameter.
     seconds
-        Costs per instruction, in integer quanta; asked only of a schedule that is a correct step.
+        Costs per instruction, in integer quanta; used only if the schedule is a correct step.
     limit, host_limit
         Bytes that one device may hold, and that may lie in pinned host memory for it.
     allowed

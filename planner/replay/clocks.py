@@ -2,7 +2,7 @@
 
 Compute runs the instructions in order, the outward and the inward link run copies beside it; the rules are
 those of :mod:`planner.schedule.instructions`. A step ends when its last instruction does, so its time is the sum of the
-instructions' own costs and of what the compute clock waited for copies. Without copies it is the plain sum.
+instructions' own costs and of the stalls of the compute clock for copies. Without copies it is the plain sum.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ from planner.schedule.instructions import (
 
 
 class StepCosts(Protocol):
-    """Costs in an integer quantum of time; views cost nothing and are not asked for.
+    """Costs in an integer quantum of time; views cost nothing and are never queried.
 
-    Each method raises KeyError for what it has no price for. The host is asked about only where a schedule
-    copies something there.
+    Each method raises KeyError for an instruction without a price. Host copies are queried only for a schedule
+    that has some.
     """
 
     @property
@@ -66,9 +66,9 @@ class StepTime:
     total
         Quanta from the first instruction to the end of the last.
     stalled
-        Quanta of these in which the compute clock waited for copies.
+        Quanta of these in which the compute clock was stalled by copies.
     hidden_bytes
-        Bytes of the copies, both ways, that nothing waited for.
+        Bytes of the copies, both ways, that caused no stall.
     """
 
     total: int
@@ -84,19 +84,19 @@ def step_time(
     Parameters
     ----------
     graph, schedule
-        What is simulated; it has no other violation.
+        The schedule to simulate, without other violations.
     costs
         Prices of instructions and copies.
     local_bytes
         Bytes of values on one device.
     """
-    words = Wording(graph, schedule)
+    names = Wording(graph, schedule)
     quanta, unpriced = [], []
     for at, instruction in enumerate(schedule.instructions):
         try:
             quanta.append(instruction_quanta(graph, schedule, costs, instruction))
         except KeyError:
-            message = f"{words.instruction(instruction)} has no price under its placements"
+            message = f"{names.instruction(instruction)} has no price under its placements"
             unpriced.append(Violation(ViolationKind.UNPRICED, at, message))
     if unpriced:
         return None, tuple(unpriced)
@@ -127,7 +127,7 @@ def instruction_quanta(graph: OperatorGraph, schedule: Schedule, costs: StepCost
 
 @dataclass(slots=True)
 class _Copy:
-    """A copy between device and host: when it ends, how large it is, whether anything waited for it."""
+    """A copy between device and host: its end, its bytes, and whether it caused a stall."""
 
     ends: int
     nbytes: int

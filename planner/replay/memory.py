@@ -1,7 +1,7 @@
-"""Bytes of a replayed schedule: lifetimes in, memory over time out.
+"""Memory over time of a replayed schedule, from the lifetimes of its buffers.
 
-A storage is what a buffer of a non-view instruction owns; views alias the storage of what they read and a
-storage lives as long as any buffer that aliases it. All shards are even, so every device holds the same.
+A buffer of a non-view instruction owns a storage; views alias the storage of their source, and a storage lives as
+long as any buffer that aliases it. All shards are even, so every device holds the same bytes.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _INPUT_CATEGORY = {ValueRole.PARAMETER: Category.PARAMETERS, ValueRole.BUFFER: C
 
 @dataclass(frozen=True, slots=True)
 class OptimizerMemory:
-    """What an optimizer holds, and what one update needs while it runs; one parameter after another.
+    """Bytes of an optimizer's state, and of the workspace of one update; parameters are updated one by one.
 
     Parameters
     ----------
@@ -49,7 +49,7 @@ class Lifetimes:
     """Per buffer: the buffer that owns its storage (-1: never created), and when it exists.
 
     ``created`` is the index of the creating instruction, -1 for inputs. ``freed`` is that of the freeing
-    instruction, the number of instructions where it never is. ``on_host`` says that it lies in host memory.
+    instruction, the number of instructions where it never is. ``on_host`` marks buffers in host memory.
     """
 
     root: NDArray[np.int64]
@@ -84,8 +84,8 @@ class LocalBytes:
 def path_peak(path: tuple[Placement, ...], sizes: tuple[int, ...]) -> int:
     """Most bytes alive while a path runs, beyond its source; ``sizes`` are local bytes along the path.
 
-    What each collective holds is described in :mod:`planner.machine.resharding`; this is a second reading of it.
-    The output of a step stays until the next one is done.
+    The peak of each collective is in the table of :mod:`planner.machine.resharding`; this is a second implementation
+    of it. The output of a step stays until the next one is done.
     """
     peak = held = 0
     for (old, new), (before, after) in zip(pairwise(path), pairwise(sizes), strict=True):
@@ -107,7 +107,7 @@ def memory_profile(
     local_bytes: LocalBytes,
     optimizer: OptimizerMemory,
 ) -> tuple[MemoryProfile, int, int, tuple[AliveTensor, ...]]:
-    """Bytes over time, the peak, the first instruction that reaches it (-1: the start), what is alive then."""
+    """Bytes over time, the peak, the first instruction that reaches it (-1: the start), tensors alive then."""
     count = len(schedule.instructions)
     owners, sizes, ends = _storages(schedule, lifetimes, local_bytes, on_host=False)
     categories = _categories(graph, schedule, lifetimes)
@@ -166,7 +166,7 @@ def host_use(schedule: Schedule, lifetimes: Lifetimes, local_bytes: LocalBytes) 
 def _optimizer_states(
     graph: OperatorGraph, schedule: Schedule, local_bytes: LocalBytes, optimizer: OptimizerMemory
 ) -> list[AliveTensor]:
-    """What the optimizer holds, one entry per trainable parameter."""
+    """State of the optimizer, one entry per trainable parameter."""
     states = []
     for index, buffer in zip(graph.inputs, schedule.inputs, strict=True):
         value, placement = graph.values[index], schedule.buffers[buffer].placement

@@ -1,4 +1,4 @@
-"""What instructions mean in their order: what exists, what ran, what was updated, what is left over."""
+"""Checks of instructions in their order: buffers that exist, operators that ran, updates, leftover buffers."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ _KEPT_ROLES = (ValueRole.PARAMETER, ValueRole.BUFFER)
 class OrderedReplay:
     """Walks through a schedule of sound shape, once, and records violations and lifetimes.
 
-    After a violation it goes on as if the instruction had been meant well, so that one mistake is reported
-    once where that is possible.
+    After a violation it continues as if the instruction had been correct, so that one mistake is reported once where
+    possible.
 
     Parameters
     ----------
     graph, schedule
-        What is replayed; all indices are in range.
+        The graph and its schedule; all indices are in range.
     counter_based_random
         Whether random numbers depend on the element alone, so that a random operator may run again.
     """
@@ -31,7 +31,7 @@ class OrderedReplay:
         self._graph = graph
         self._schedule = schedule
         self._counter_based_random = counter_based_random
-        self._words = Wording(graph, schedule)
+        self._names = Wording(graph, schedule)
         self._end = len(schedule.instructions)
         self.violations: list[Violation] = []
         count = len(schedule.buffers)
@@ -124,35 +124,35 @@ class OrderedReplay:
                     self._computed.add(output)
 
     def _first_execution(self, at: int, operator: int) -> None:
-        identity = self._words.operator(operator)
+        identity = self._names.operator(operator)
         if operator in self._executed:
             message = f"{identity} has run; running it again is recomputation"
             self._report(ViolationKind.EXECUTED_TWICE, at, message)
             return
         if operator < self._latest:
-            message = f"{identity} comes before {self._words.operator(self._latest)} in the graph"
+            message = f"{identity} comes before {self._names.operator(self._latest)} in the graph"
             self._report(ViolationKind.OUT_OF_ORDER, at, message)
         self._executed.add(operator)
         self._latest = max(self._latest, operator)
 
     def _read(self, at: int, instruction: Instruction, buffer: int) -> None:
         if self._freed[buffer] < 0:
-            message = f"{self._words.instruction(instruction)} reads {self._words.buffer(buffer)}, not created yet"
+            message = f"{self._names.instruction(instruction)} reads {self._names.buffer(buffer)}, not created yet"
             self._report(ViolationKind.USED_BEFORE_CREATED, at, message)
         elif self._freed[buffer] < self._end:
             message = (
-                f"{self._words.instruction(instruction)} reads {self._words.buffer(buffer)}, "
+                f"{self._names.instruction(instruction)} reads {self._names.buffer(buffer)}, "
                 f"freed by instruction {self._freed[buffer]}"
             )
             self._report(ViolationKind.USED_AFTER_FREE, at, message)
         elif self._root[buffer] in self._updated_storages and not isinstance(instruction, Update):
             message = (
-                f"{self._words.instruction(instruction)} reads {self._words.buffer(buffer)}, "
+                f"{self._names.instruction(instruction)} reads {self._names.buffer(buffer)}, "
                 f"changed by instruction {self._updated_storages[self._root[buffer]]}"
             )
             self._report(ViolationKind.READ_AFTER_UPDATE, at, message)
         elif self._on_host[buffer] and not isinstance(instruction, Prefetch):
-            message = f"{self._words.instruction(instruction)} reads {self._words.buffer(buffer)}, which is on the host"
+            message = f"{self._names.instruction(instruction)} reads {self._names.buffer(buffer)}, which is on the host"
             self._report(ViolationKind.HOST_READ, at, message)
 
     def _offload(self, at: int, instruction: Offload) -> None:
@@ -162,7 +162,7 @@ class OrderedReplay:
             if source in self._computed:
                 self._offloads.append((at, source))
             else:
-                message = f"{self._words.buffer(source)} is not an output of an operator that owns its storage"
+                message = f"{self._names.buffer(source)} is not an output of an operator that owns its storage"
                 self._report(ViolationKind.OFFLOAD_SOURCE, at, message)
         if self._freed[target] < 0:
             self._on_host[target] = True
@@ -173,14 +173,14 @@ class OrderedReplay:
         self._read(at, instruction, source)
         self._prefetched.add(source)
         if self._freed[source] >= 0 and not self._on_host[source]:
-            message = f"{self._words.buffer(source)} was never offloaded"
+            message = f"{self._names.buffer(source)} was never offloaded"
             self._report(ViolationKind.PREFETCH_SOURCE, at, message)
         self._create(target, target, at)
 
     def _create(self, buffer: int, root: int, at: int) -> None:
         if self._freed[buffer] >= 0:
             where = None if at < 0 else at
-            message = f"{self._words.buffer(buffer)} exists since instruction {self._created[buffer]}"
+            message = f"{self._names.buffer(buffer)} exists since instruction {self._created[buffer]}"
             self._report(ViolationKind.CREATED_TWICE, where, message)
             return
         self._root[buffer] = root
@@ -193,24 +193,24 @@ class OrderedReplay:
         self._read(at, instruction, gradient)
         value = self._parameters.get(parameter)
         if value is None or value not in self._gradients:
-            message = f"{self._words.buffer(parameter)} is no parameter of the module that has a gradient"
+            message = f"{self._names.buffer(parameter)} is no parameter of the module that has a gradient"
             self._report(ViolationKind.UPDATE_PARAMETER, at, message)
             return
         if gradient != self._gradients[value]:
             message = (
-                f"{self._words.buffer(gradient)} is not the gradient of {self._words.value(value)}, "
-                f"which is {self._words.buffer(self._gradients[value])}"
+                f"{self._names.buffer(gradient)} is not the gradient of {self._names.value(value)}, "
+                f"which is {self._names.buffer(self._gradients[value])}"
             )
             self._report(ViolationKind.UPDATE_GRADIENT, at, message)
         if value in self._updates:
-            message = f"{self._words.value(value)} was updated by instruction {self._updates[value]}"
+            message = f"{self._names.value(value)} was updated by instruction {self._updates[value]}"
             self._report(ViolationKind.UPDATED_TWICE, at, message)
             return
         self._updates[value] = at
         self._updated_storages[self._root[parameter]] = at
 
     def _free(self, at: int, buffer: int) -> None:
-        name = self._words.buffer(buffer)
+        name = self._names.buffer(buffer)
         if buffer in self._kept:
             self._report(ViolationKind.FREED_PARAMETER, at, f"{name} belongs to the module and stays")
         elif buffer in self._lasting:
@@ -227,33 +227,33 @@ class OrderedReplay:
         self._finish_copies()
         for buffer, freed in enumerate(self._freed):
             if freed < 0:
-                self._report(ViolationKind.NEVER_CREATED, None, f"{self._words.buffer(buffer)} is never created")
+                self._report(ViolationKind.NEVER_CREATED, None, f"{self._names.buffer(buffer)} is never created")
             elif freed == self._end and buffer not in stay:
-                self._report(ViolationKind.NEVER_FREED, None, f"{self._words.buffer(buffer)} is never freed")
+                self._report(ViolationKind.NEVER_FREED, None, f"{self._names.buffer(buffer)} is never freed")
         for operator in sorted(self._needed() - self._executed):
-            message = f"{self._words.operator(operator)} never runs, but the step needs it"
+            message = f"{self._names.operator(operator)} never runs, but the step needs it"
             self._report(ViolationKind.NEVER_EXECUTED, None, message)
         for value in self._gradients:
             if self._graph.values[value].trainable and value not in self._updates:
-                message = f"parameter {self._words.value(value)} is never updated"
+                message = f"parameter {self._names.value(value)} is never updated"
                 self._report(ViolationKind.NEVER_UPDATED, None, message)
         for buffer in sorted(self._lasting):
             if self._root[buffer] in self._updated_storages:
-                message = f"result {self._words.buffer(buffer)} is changed by an update"
+                message = f"result {self._names.buffer(buffer)} is changed by an update"
                 self._report(ViolationKind.READ_AFTER_UPDATE, None, message)
 
     def _finish_copies(self) -> None:
-        """Offloads of what the step returns, host buffers that nobody reads, results in host memory."""
+        """Report offloads of results of the step, host buffers without a reader, results in host memory."""
         returned = {self._root[buffer]: buffer for buffer in self._schedule.results}
         for at, source in self._offloads:
             if source in returned:
-                message = f"{self._words.buffer(source)} holds result {self._words.buffer(returned[source])}"
+                message = f"{self._names.buffer(source)} holds result {self._names.buffer(returned[source])}"
                 self._report(ViolationKind.OFFLOAD_SOURCE, at, message)
         for buffer, on_host in enumerate(self._on_host):
             if on_host and buffer in self._schedule.results:
-                self._report(ViolationKind.HOST_READ, None, f"result {self._words.buffer(buffer)} is on the host")
+                self._report(ViolationKind.HOST_READ, None, f"result {self._names.buffer(buffer)} is on the host")
             elif on_host and buffer not in self._prefetched:
-                message = f"{self._words.buffer(buffer)} on the host is never prefetched"
+                message = f"{self._names.buffer(buffer)} on the host is never prefetched"
                 self._report(ViolationKind.NEVER_PREFETCHED, self._created[buffer], message)
 
     def _needed(self) -> set[int]:

@@ -1,4 +1,4 @@
-"""What a replay says: typed violations, the memory over time and what is alive at its peak."""
+"""Result of a replay: typed violations, the memory over time and the tensors alive at its peak."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class ViolationKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Violation:
-    """One thing that is wrong; ``instruction`` is None where the schedule as a whole is meant."""
+    """A violation of one instruction, or of the schedule as a whole where ``instruction`` is None."""
 
     kind: ViolationKind
     instruction: int | None
@@ -67,7 +67,7 @@ class Violation:
 
 
 class Category(StrEnum):
-    """What bytes are held for."""
+    """Purpose of bytes in memory."""
 
     PARAMETERS = "parameters"
     MODULE_BUFFERS = "module_buffers"
@@ -81,10 +81,10 @@ class Category(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class AliveTensor:
-    """What is held at one moment: the value that a storage was created for, its placement and bytes on one device.
+    """A storage alive at one moment: the value that it was created for, its placement and bytes on one device.
 
-    ``buffer`` is the buffer that owns the storage; None for the optimizer's state of a parameter and for what an
-    instruction needs only while it runs (which has no placement).
+    ``buffer`` is the buffer that owns the storage; None for the optimizer's state of a parameter and for the
+    workspace of an instruction (which has no placement).
     """
 
     name: str
@@ -124,7 +124,7 @@ class MemoryProfile:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HostUse:
-    """What a step keeps in pinned host memory, per device.
+    """Pinned host memory of a step, per device.
 
     Parameters
     ----------
@@ -150,23 +150,23 @@ class ReplayReport:
     Parameters
     ----------
     violations
-        What is wrong, in order of the instructions; what the schedule as a whole lacks comes last.
+        In order of the instructions; those of the schedule as a whole come last.
     peak_bytes
         Largest number of bytes that any device holds at any moment.
     peak_instruction
         First instruction during which the peak is reached; -1 before the first one.
     alive_at_peak
-        What is held at the peak, largest first; the bytes add up to ``peak_bytes``.
+        Storages at the peak, largest first; the bytes add up to ``peak_bytes``.
     profile
         Bytes over the instructions.
     host
-        What is kept in host memory.
+        Use of host memory.
     total_quanta
         Time of the step in the costs' integer quantum: the sum of the costs of all instructions but copies to
         and from the host, and ``stall_quanta``. None without costs and where the schedule is no correct step.
     stall_quanta, hidden_bytes
-        Time in which the computation waits for copies to and from the host, and bytes of the copies that
-        nothing waits for; None where ``total_quanta`` is.
+        Time of stalls for copies to and from the host, and bytes of the copies without a stall; None where
+        ``total_quanta`` is.
     recomputed
         Number of recomputing instructions.
     reshards, collectives
@@ -192,7 +192,7 @@ class ReplayReport:
 
     @property
     def ok(self) -> bool:
-        """Whether nothing is wrong."""
+        """Whether there is no violation."""
         return not self.violations
 
 

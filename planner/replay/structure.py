@@ -1,4 +1,4 @@
-"""What an instruction says by itself, whatever came before it: indices, values, placements, paths, strategies."""
+"""Checks of each instruction by itself: indices, values, placements, paths, strategies."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ Strategy = tuple[tuple[Placement | None, ...], tuple[Placement, ...]]
 StrategyTable = Callable[[int], Collection[Strategy]]
 """Verified strategies of an operator, by its index."""
 
-_WORD = re.compile(r"R|S(?:0|[1-9][0-9]*)|P(?:sum|avg|max|min)")
+_AXIS_PLACEMENT = re.compile(r"R|S(?:0|[1-9][0-9]*)|P(?:sum|avg|max|min)")
 _LINEAR = frozenset({"Psum", "Pavg"})
 
 
 def shape_violations(graph: OperatorGraph, schedule: Schedule, devices: int | None) -> Iterator[Violation]:
-    """Whatever makes it pointless to look further: the mesh, indices, counts, unlawful placements, unknown words."""
-    mesh, words = schedule.mesh, Wording(graph, schedule)
+    """Violations that rule out further checks: mesh, indices, counts, unlawful and unknown placements."""
+    mesh, names = schedule.mesh, Wording(graph, schedule)
     if not mesh or any(size < 1 for size in mesh):
         yield Violation(ViolationKind.MESH, None, f"mesh {mesh} needs one positive size per axis")
         return
@@ -40,7 +40,7 @@ def shape_violations(graph: OperatorGraph, schedule: Schedule, devices: int | No
             known.add((buffer.value, buffer.placement))
             problem = unlawful(graph.values[buffer.value].spec.shape, buffer.placement, mesh)
             if problem:
-                message = f"{words.buffer(index)}: {problem}"
+                message = f"{names.buffer(index)}: {problem}"
                 yield Violation(ViolationKind.INVALID_PLACEMENT, None, message)
     for name, found, wanted in (
         ("inputs", schedule.inputs, len(graph.inputs)),
@@ -96,9 +96,9 @@ def _instruction_shape(
 
 def meaning_violations(graph: OperatorGraph, schedule: Schedule, allowed: StrategyTable | None) -> Iterator[Violation]:
     """Wrong values, strategies that no rule allows, illegal paths, misplaced inputs and results."""
-    words, buffers = Wording(graph, schedule), schedule.buffers
+    names, buffers = Wording(graph, schedule), schedule.buffers
     strategies: dict[int, Collection[Strategy]] = {}
-    yield from _boundary(graph, schedule, words)
+    yield from _boundary(graph, schedule, names)
     for at, instruction in enumerate(schedule.instructions):
         match instruction:
             case Compute(index, inputs, outputs):
@@ -107,7 +107,7 @@ def meaning_violations(graph: OperatorGraph, schedule: Schedule, allowed: Strate
                 for buffer, value in (*zip(inputs, operator.inputs, strict=True), *made):
                     if value is not None and buffers[buffer].value != value:
                         message = (
-                            f"{words.instruction(instruction)} has {words.buffer(buffer)} for {words.value(value)}"
+                            f"{names.instruction(instruction)} has {names.buffer(buffer)} for {names.value(value)}"
                         )
                         yield Violation(ViolationKind.WRONG_VALUE, at, message)
                 if allowed is not None:
@@ -119,44 +119,44 @@ def meaning_violations(graph: OperatorGraph, schedule: Schedule, allowed: Strate
                         yield Violation(ViolationKind.STRATEGY, at, message)
             case Reshard(source, target, path):
                 if buffers[source].value != buffers[target].value:
-                    message = f"{words.buffer(source)} is made {words.buffer(target)}, another value"
+                    message = f"{names.buffer(source)} is made {names.buffer(target)}, another value"
                     yield Violation(ViolationKind.WRONG_VALUE, at, message)
                 shape = graph.values[buffers[source].value].spec.shape
                 ends = buffers[source].placement, buffers[target].placement
                 problem = path_problem(shape, ends, path, schedule.mesh)
                 if problem:
-                    yield Violation(ViolationKind.RESHARD_PATH, at, f"{words.instruction(instruction)}: {problem}")
+                    yield Violation(ViolationKind.RESHARD_PATH, at, f"{names.instruction(instruction)}: {problem}")
             case Offload(source, target) | Prefetch(source, target):
-                message = f"{words.instruction(instruction)} makes {words.buffer(target)}"
+                message = f"{names.instruction(instruction)} makes {names.buffer(target)}"
                 if buffers[source].value != buffers[target].value:
                     yield Violation(ViolationKind.WRONG_VALUE, at, f"{message}, another value")
                 elif buffers[source].placement != buffers[target].placement:
                     yield Violation(ViolationKind.TRANSFER_PLACEMENT, at, f"{message}: a copy keeps the placement")
 
 
-def _boundary(graph: OperatorGraph, schedule: Schedule, words: Wording) -> Iterator[Violation]:
+def _boundary(graph: OperatorGraph, schedule: Schedule, names: Wording) -> Iterator[Violation]:
     buffers, whole = schedule.buffers, replicated(len(schedule.mesh))
     home: dict[int, Placement] = {}
     for value, index in zip(graph.inputs, schedule.inputs, strict=True):
         home[value] = buffers[index].placement
         if buffers[index].value != value:
-            message = f"input {words.value(value)} is {words.buffer(index)}"
+            message = f"input {names.value(value)} is {names.buffer(index)}"
             yield Violation(ViolationKind.WRONG_VALUE, None, message)
-        elif any(is_partial(word) for word in buffers[index].placement):
-            message = f"input {words.buffer(index)} cannot start as a pending reduction"
+        elif any(is_partial(entry) for entry in buffers[index].placement):
+            message = f"input {names.buffer(index)} cannot start as a pending reduction"
             yield Violation(ViolationKind.INVALID_PLACEMENT, None, message)
     for output, index in zip(graph.outputs, schedule.results, strict=True):
-        name = f"{output.role} {words.value(output.value)}"
+        name = f"{output.role} {names.value(output.value)}"
         if buffers[index].value != output.value:
-            yield Violation(ViolationKind.WRONG_VALUE, None, f"result {name} is {words.buffer(index)}")
+            yield Violation(ViolationKind.WRONG_VALUE, None, f"result {name} is {names.buffer(index)}")
             continue
         wanted = home[output.of] if output.role is OutputRole.GRADIENT and output.of is not None else whole
         if buffers[index].placement != wanted:
-            message = f"result {name} is {words.buffer(index)}, not {placement_text(wanted)}"
+            message = f"result {name} is {names.buffer(index)}, not {placement_text(wanted)}"
             yield Violation(ViolationKind.RESULT_PLACEMENT, None, message)
         updated = output.of is not None and graph.values[output.of].role is ValueRole.BUFFER
         if updated and output.of is not None and home[output.of] != whole:
-            message = f"module buffer {words.value(output.of)} is updated, so it must be {placement_text(whole)}"
+            message = f"module buffer {names.value(output.of)} is updated, so it must be {placement_text(whole)}"
             yield Violation(ViolationKind.RESULT_PLACEMENT, None, message)
 
 
@@ -168,7 +168,7 @@ def strategy_of(schedule: Schedule, compute: Compute) -> Strategy:
 
 
 def _creates_what_it_returns(operator: Operator, outputs: tuple[int | None, ...]) -> bool:
-    """A buffer for every returned tensor; a view need not create the outputs that nobody reads."""
+    """Whether there is a buffer for every returned tensor; a view may leave out outputs that are not read."""
     if len(outputs) != len(operator.outputs):
         return False
     pairs = list(zip(outputs, operator.outputs, strict=True))
@@ -198,8 +198,8 @@ def unlawful(shape: Sequence[int], placement: Placement, mesh: Sequence[int]) ->
 
 def _malformed(placement: Placement, mesh: Sequence[int]) -> str:
     if len(placement) != len(mesh):
-        return f"{len(placement)} words on a mesh of {len(mesh)} axes"
-    return next((f"{word!r} is no placement" for word in placement if not _WORD.fullmatch(word)), "")
+        return f"{len(placement)} placements on a mesh of {len(mesh)} axes"
+    return next((f"{entry!r} is no placement" for entry in placement if not _AXIS_PLACEMENT.fullmatch(entry)), "")
 
 
 def communicating_steps(path: Sequence[Placement]) -> int:
@@ -215,7 +215,7 @@ def path_problem(
         return "it goes nowhere"
     if (path[0], path[-1]) != ends:
         return f"its path leads from {placement_text(path[0])} to {placement_text(path[-1])}"
-    pending = {word for word in path[0] if is_partial(word)}
+    pending = {entry for entry in path[0] if is_partial(entry)}
     if len(pending) > 1 and not pending <= _LINEAR:
         return f"reductions {', '.join(sorted(pending))} do not commute"
     for old, new in pairwise(path):
@@ -226,7 +226,7 @@ def path_problem(
 
 
 def _step_problem(old: Placement, new: Placement) -> str:
-    changed = [axis for axis, words in enumerate(zip(old, new, strict=True)) if words[0] != words[1]]
+    changed = [axis for axis, (was, becomes) in enumerate(zip(old, new, strict=True)) if was != becomes]
     if len(changed) != 1:
         return f"{len(changed)} mesh axes change"
     axis = changed[0]
@@ -236,7 +236,7 @@ def _step_problem(old: Placement, new: Placement) -> str:
     if is_partial(was) and is_shard(becomes) and was not in _LINEAR:
         return f"{was} cannot be scattered"
     inner = old[axis + 1 :]
-    if any(is_shard(word) and word in inner for word in (was, becomes)):
+    if any(is_shard(entry) and entry in inner for entry in (was, becomes)):
         return "an inner axis shards the same dimension"
     return ""
 

@@ -1,4 +1,4 @@
-"""How the replay names things in its messages."""
+"""Names of buffers, operators and instructions in the messages of the replay."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Wording:
         return f"buffer {index} ({self.value(entry.value)} as {placement_text(entry.placement)})"
 
     def instruction(self, instruction: Instruction) -> str:
-        """What an instruction does, in a few words."""
+        """An instruction's kind and its operator or buffer."""
         match instruction:
             case Compute(operator, recompute=recompute):
                 return f"{'recompute' if recompute else 'compute'} of {self.operator(operator)}"

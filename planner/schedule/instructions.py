@@ -6,7 +6,7 @@ read them and free them; each buffer is created once. Views alias the storage of
 A buffer lies on the device, or in pinned host memory where an :class:`Offload` created it (*host buffer*).
 Instructions run one after another on the device's compute stream. Copies to and from the host run beside
 them on two links, outward and inward; each takes its copies in the order of their instructions, one at a time.
-A copy begins when its instruction is reached, its link is free and what it reads is there. The compute stream
+A copy begins when its instruction is reached, its link is free and its source is complete. The compute stream
 waits in two places only:
 
 - the first instruction that reads the target of a :class:`Prefetch` (a view counts) waits for that copy;
@@ -38,9 +38,9 @@ class Compute:
     """Run operator ``operator`` on local tensors.
 
     ``inputs`` holds one buffer per tensor argument (in the operator's order), ``outputs`` one per
-    returned tensor: None where the operator returns none there, and for outputs of a view that nobody
-    reads. ``recompute`` says that this is a further execution of an operator that already ran. Views are
-    run wherever they are needed, so a view's further executions are not recomputation.
+    returned tensor: None where the operator returns none there, and for outputs of a view that are never
+    read. ``recompute`` marks a further execution of an operator that already ran. Views are run wherever they
+    are needed, so a view's further executions are not recomputation.
     """
 
     operator: int
@@ -53,8 +53,8 @@ class Compute:
 class Reshard:
     """Bring ``source`` to another placement in a new buffer ``target``.
 
-    ``path`` starts with the source's placement and ends with the target's; each step changes the word
-    of exactly one mesh axis and is one collective (or a local slice).
+    ``path`` starts with the source's placement and ends with the target's; each step changes the placement
+    on exactly one mesh axis and is one collective (or a local slice).
     """
 
     source: int
@@ -99,8 +99,8 @@ class Prefetch:
     """Start a copy of host buffer ``source`` back to a device buffer ``target`` on the inward link.
 
     Both buffers have one value and one placement. The bytes of ``target`` count from here on; its first reader
-    waits for the copy. A view of an offloaded value is taken again from ``target``. Nothing but a prefetch reads
-    a host buffer, and each host buffer has at least one.
+    waits for the copy. A view of an offloaded value is taken again from ``target``. Only prefetches read host
+    buffers, and each host buffer has at least one.
     """
 
     source: int

@@ -1,4 +1,4 @@
-"""Where a schedule uses each storage, in forward and in backward: what offloading decisions are made from."""
+"""Uses of each storage of a schedule in forward and in backward, on which offloading is decided."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from planner.schedule.instructions import Compute, Free, Schedule, creates, read
 
 
 class StorageUses:
-    """Uses of the storages of a schedule without offload; views use what they alias.
+    """Uses of the storages of a schedule without offload; a view uses the storage that it aliases.
 
     Backward begins behind the last first execution of a forward operator, views aside.
 
@@ -59,12 +59,12 @@ class StorageUses:
         return None if execution is None else execution.outputs[entry.output_index]
 
     def refusal(self, value: int) -> str:
-        """Why the first buffer of a value cannot wait for backward on the host, or an empty string."""
+        """Reason why the first buffer of a value cannot be offloaded until backward, or an empty string."""
         name, buffer = self._graph.values[value].name, self.first_buffer(value)
         if buffer is None:
             return f"{name} is not an output of an operator that owns its storage"
         if buffer in self.returned:
-            return f"{name} is part of what the step returns"
+            return f"{name} is part of a result of the step"
         if buffer not in self.last_forward or buffer not in self.first_backward:
             return f"{name} is not made in forward and used again in backward"
         return ""

@@ -1,7 +1,7 @@
-"""From a decision (layouts and recomputed operators) to the explicit schedule.
+"""Construction of the explicit schedule of a decision (layouts and recomputed operators).
 
 Walks the timeline of the decision: at every event the arguments are brought to the placements that the
-operator's layout asks for, along the routes whose costs the model used; then the operator computes.
+operator's layout requires, along the routes whose costs the model used; then the operator computes.
 Values are freed at their last use.
 """
 
@@ -18,7 +18,7 @@ from planner.strategies.space import StrategySpace
 
 
 def build_schedule(space: StrategySpace, decision: StepDecision) -> Schedule:
-    """Write a decision out as a schedule.
+    """Schedule of a decision.
 
     Parameters
     ----------

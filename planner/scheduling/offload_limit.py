@@ -1,10 +1,10 @@
-"""Offload under a memory limit: free earlier and come back later, at the price of waiting.
+"""Offload under a memory limit: activations are freed earlier and prefetched later, at the price of stalls.
 
 Over the instructions of the schedule without offload, an offloaded storage is away from the device from the
-position of its free up to that of its prefetch. Wherever more than the limit is held, away times are extended to
-cover the instruction: first of storages that still leave, in the order of the outward link, so that waiting for one
-copy has waited for all that are freed with it; then of storages that are back already but read later, the one read
-last first, so that the order of the inward link stays.
+position of its free up to that of its prefetch. Wherever memory is above the limit, these intervals are extended to
+cover the instruction. First come storages whose copy to the host still runs, in the order of the outward link: a
+stall for one copy also covers the earlier ones. Then come storages that are prefetched already but read later, the
+one read last first, which keeps the order of the inward link.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from planner.scheduling.offload_timetable import Stay
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DeviceLimit:
-    """Device memory that offload is to keep.
+    """Limit on device memory for offload.
 
     Parameters
     ----------
@@ -38,16 +38,16 @@ class DeviceLimit:
 
 
 def stays_below(limit: DeviceLimit, schedule: Schedule, stays: list[Stay], local_bytes: LocalBytes) -> list[Stay]:
-    """Change stays until no instruction needs more than the limit, or nothing is left to change.
+    """Extend stays until no instruction needs more than the limit, or no stay can be extended.
 
     Parameters
     ----------
     limit
-        The limit, and what the schedule holds without offload.
+        The limit, and the memory of the schedule without offload.
     schedule
         The schedule without offload.
     stays
-        When its storages are away.
+        Stays of its storages on the host.
     local_bytes
         Bytes of values on one device.
 

@@ -1,4 +1,4 @@
-"""Offload as the models see it: what a copy of each activation takes, and what the host offers."""
+"""Inputs of the offload models: the time to copy each activation, and the links and memory of the host."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ LEAST_SHARE = 1e-3
 
 
 def links_of(costs: CostModel, host_bytes: int | None) -> Links:
-    """What the cluster's host offers one device."""
+    """Links and memory that the cluster's host has for one device."""
     return Links(host_bytes, blocking=costs.host_copies is HostCopies.BLOCKING)
 
 
 def with_transfer_costs(model: StepModel, seconds: Callable[[IntArray], IntArray]) -> StepModel:
-    """The same step with the time of a copy for every activation that is worth one.
+    """The same step with the copy time of every activation that is worth offloading.
 
     Parameters
     ----------
@@ -53,12 +53,12 @@ def with_transfer_costs(model: StepModel, seconds: Callable[[IntArray], IntArray
 def offload_schedule(
     space: StrategySpace, decision: StepDecision, schedule: Schedule, costs: StepCosts, limit: DeviceLimit | None
 ) -> Schedule:
-    """Schedule of a decision with its offloads written in, when the links and the limit let them leave and come back.
+    """Schedule of a decision with its offloads and prefetches, timed by the links and the memory limit.
 
     Parameters
     ----------
     space
-        What the decision is over.
+        Strategies that the decision's layouts index.
     decision
         With operators whose outputs are offloaded.
     schedule

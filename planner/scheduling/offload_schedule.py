@@ -1,8 +1,8 @@
-"""From decisions to offload to instructions: offloads, prefetches, frees, and views taken again.
+"""Instructions of offloaded activations: offloads, prefetches, frees, and views taken again.
 
-When activations leave and come back is decided in :mod:`planner.scheduling.offload_timetable`, what a memory limit
-changes about it in :mod:`planner.scheduling.offload_limit`. Device memory is at every moment at most that of the
-schedule without offload.
+The times of the copies are chosen in :mod:`planner.scheduling.offload_timetable` and adapted to a memory limit in
+:mod:`planner.scheduling.offload_limit`. Device memory is at every moment at most that of the schedule without
+offload.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def with_offload(
     costs: StepCosts,
     limit: DeviceLimit | None = None,
 ) -> Schedule:
-    """Let activations wait for their backward uses in host memory.
+    """The schedule with activations in host memory until their backward uses.
 
     Parameters
     ----------
@@ -51,9 +51,8 @@ def with_offload(
     costs
         Prices of instructions and copies.
     limit
-        Device memory that the schedule is to keep, at the price of waiting for copies; None waits for nothing that
-        can be hidden. Where these activations do not make enough room the schedule keeps the limit as nearly as
-        they allow.
+        Limit on device memory, kept at the price of stalls; None: no stall for a copy that can be hidden. Where these
+        activations do not free enough memory, the schedule comes as close to the limit as they allow.
 
     Returns
     -------
@@ -89,10 +88,10 @@ def offload_candidates(graph: OperatorGraph, schedule: Schedule) -> tuple[int, .
 
 
 class _Writer:
-    """Writes the schedule out again with the stays in it.
+    """Builds the schedule with the stays inserted.
 
-    Buffers of an offloaded storage are freed anew: the owner where its stay says, its host buffer behind the
-    first reader (which has waited for the copy), all others behind their last use.
+    Frees of an offloaded storage's buffers are placed anew: the owner at the position in its stay, its host buffer
+    behind the first reader (which waits for the copy), all others behind their last use.
     """
 
     def __init__(self, schedule: Schedule, uses: StorageUses, stays: list[Stay]) -> None:
@@ -127,7 +126,7 @@ class _Writer:
         return replace(self._schedule, buffers=tuple(self._buffers), instructions=self._with_frees())
 
     def _write_again(self, at: int, instruction: Instruction) -> None:
-        """An instruction of the schedule, reading what stands for the storages that have been away."""
+        """An instruction of the schedule that reads prefetched buffers in place of offloaded ones."""
         if isinstance(instruction, Free):
             kept = tuple(buffer for buffer in instruction.buffers if self._uses.root[buffer] not in self._owners)
             if kept:
@@ -146,7 +145,7 @@ class _Writer:
         return instruction
 
     def _current(self, buffer: int) -> int:
-        """What stands for a buffer in backward; a view that forward took is taken again where it is first needed."""
+        """Replacement of a buffer in backward; a view taken in forward is taken again at its first use."""
         forward = self._uses.creator[buffer] < self._uses.boundary
         if self._uses.root[buffer] not in self._owners or not forward:
             return buffer

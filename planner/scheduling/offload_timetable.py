@@ -1,15 +1,15 @@
-"""When activations leave for the host, when they are freed, and when they come back.
+"""Timetable of offload: when activations are copied to the host, freed, and prefetched.
 
-An activation leaves right behind its last use in forward and is freed when its copy is done. It comes back as late
-as the inward link allows. Links take copies in order, so in a step that nothing stalls the latest ends of the copies
-follow from the last one backwards,
+The copy of an activation to the host starts right behind its last use in forward; the activation is freed when the
+copy is done. It is prefetched as late as the inward link allows. Links take copies in order, so in a step without
+stalls the latest ends of the copies follow from the last one backwards,
 
     end_k = min(begin of the first backward use of k, end_{k+1} - duration_{k+1}),
 
-and copy k starts at the last instruction that begins by ``end_k - duration_k``. Where that is too early for it
-(the link is busy, or the activation has not left yet) no hidden copy exists: it starts as soon as the link and the
-activation are free, and what it delays is taken into account for the copies behind it. That the two directions may
-share one link is not: then some of these copies wait for each other.
+and copy k starts at the last instruction that begins by ``end_k - duration_k``. Where copy k cannot start by then
+(the link is busy, or the copy to the host is not done) it is exposed: it starts as soon as the link and the
+activation are free, and its stall delays the copies behind it. A link that both directions share is not modelled:
+then some of these copies wait for each other.
 """
 
 from __future__ import annotations
@@ -49,12 +49,12 @@ class Stay:
 
 
 class Timetable:
-    """When the instructions of a schedule begin while nothing waits, and which copies fit between.
+    """Begins of the instructions of a schedule without stalls, and the copies that fit between them.
 
     Parameters
     ----------
     graph, schedule, uses
-        A correct schedule without offload, and where it uses its storages.
+        A correct schedule without offload, and the uses of its storages.
     costs
         Prices of instructions and copies.
     """
@@ -79,13 +79,13 @@ class Timetable:
             freed = min(read, behind(self._schedule, max(leaves, gone) - 1))
             position = min(read, max(position, freed, _last_by(self._planned, start), _last_by(begins, link)))
             link = max(link, left[owner], int(begins[position])) + self._duration(owner)
-            # Whatever follows the first reader is late by what that reader waits.
+            # The stall of the first reader delays all that follows it.
             begins[read + 1 :] += max(0, link - int(begins[read]))
             stays.append(Stay(owner, leaves, freed, position, read))
         return stays
 
     def _at_once(self, owner: int) -> Stay:
-        """Stay that hides nothing: freed as soon and back as late as can be."""
+        """Stay with exposed copies: freed as early and prefetched as late as possible."""
         leaves, read = self._leaves(owner), self._uses.first_backward[owner]
         return Stay(owner, leaves, leaves, read, read)
 
@@ -93,7 +93,7 @@ class Timetable:
         return behind(self._schedule, self._uses.last_forward[owner])
 
     def _ends_outward(self, owners: Collection[int]) -> dict[int, int]:
-        """When the copies to the host end."""
+        """Ends of the copies to the host."""
         ends, link = {}, 0
         for owner in sorted(owners, key=lambda owner: (self._uses.last_forward[owner], owner)):
             link = max(link, int(self._planned[self._leaves(owner)])) + self._duration(owner, outward=True)
@@ -101,7 +101,7 @@ class Timetable:
         return ends
 
     def _latest_starts(self, owners: Sequence[int]) -> list[int]:
-        """Latest starts of copies to the device that nobody waits for; ``owners`` in their order."""
+        """Latest starts of copies to the device that cause no stall; ``owners`` in their order."""
         starts: list[int] = []
         limit = int(self._planned[-1])
         for owner in reversed(owners):

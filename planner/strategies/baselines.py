@@ -1,8 +1,8 @@
-"""Recomputation by rule, as people set it by hand: what planned recomputation is compared with.
+"""Recomputation by fixed rules: the baselines that planned recomputation is compared with.
 
-A policy says which forward operators keep their outputs for the backward pass. All others are dropped after
-their last forward use, and those that the backward pass turns out to need, directly or to compute others
-again, run a second time. A policy looks at the operators alone: it solves nothing and knows no sizes.
+A policy selects the forward operators whose outputs are kept for the backward pass. All other outputs are dropped
+after their last forward use. An operator runs a second time if the backward pass reads its output, directly or to
+recompute another. A policy depends on the operators alone: it solves nothing and reads no sizes.
 
 - :func:`checkpoint_dots` keeps results of matrix products, convolutions and attention kernels (the policy
   ``dots_saveable`` of ``jax.checkpoint``).
@@ -79,7 +79,7 @@ def full_checkpoint(graph: OperatorGraph) -> frozenset[int]:
 
 
 def surviving_values(graph: OperatorGraph, recomputed: Set[int]) -> frozenset[int]:
-    """Values that forward operators make and that are held until the backward pass has used them.
+    """Outputs of forward operators that are held until the backward pass has used them.
 
     Parameters
     ----------
@@ -91,7 +91,7 @@ def surviving_values(graph: OperatorGraph, recomputed: Set[int]) -> frozenset[in
     Returns
     -------
     frozenset of int
-        Outputs of the other forward operators that backward operators or those that run again read.
+        Outputs of the other forward operators that backward or recomputed operators read.
     """
     flow = _Dataflow(graph)
     readers = [op for op in flow.computing if op.phase is Phase.BACKWARD or op.index in recomputed]
@@ -116,7 +116,7 @@ _BACKWARD = -1
 
 
 class _Dataflow:
-    """Who reads whose storages, views folded.
+    """Producers and readers of storages, views folded.
 
     Attributes
     ----------

@@ -1,7 +1,7 @@
 """Routes along view chains: where on a chain a tensor is resharded, and what that costs.
 
 An argument reaches its operator through a chain of views. The stored value has a placement that its
-producer chose, the argument one that its consumer wants; in between the tensor may be resharded once, at
+producer chose, the argument one that its consumer requires; in between the tensor may be resharded once, at
 the position of the chain where that is cheapest (before a slice one would move too much, after it too
 little is left to split).
 """
@@ -220,7 +220,7 @@ class _Stand:
 
 
 class _Line:
-    """A chain of views without its names: tensors, placements that views allow, and what was found about them."""
+    """A chain of views without its names: tensors, placements that views allow, and cached results."""
 
     def __init__(self, specs: Sequence[TensorSpec], views: tuple[ViewMap, ...], mesh: tuple[int, ...]) -> None:
         self._views = views

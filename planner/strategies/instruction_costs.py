@@ -1,7 +1,7 @@
 """Prices of single instructions, for the replay of schedules.
 
-The replay adds up what a schedule's instructions cost from their placements alone; it sees neither the
-tables that the models were built from nor the layouts that a solver chose.
+The replay sums the costs of a schedule's instructions from their placements alone. It reads neither the tables
+that the models were built from nor the layouts that a solver chose.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ class InstructionCosts:
     def transfer_quanta(self, value: int, placement: Placement, outward: bool) -> int:
         """Cost of one copy between device and host; both directions of a link have the same speed.
 
-        Where the device says that new memory costs time, so do the pages of the copy.
+        Where the device has a cost of new memory, the pages of the copy are included.
         """
         del outward
         spec = self._graph.values[value].spec

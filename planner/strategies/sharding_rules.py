@@ -1,7 +1,7 @@
 """Sharding rules of a traced step: per operator and mesh axis, and composed over several axes.
 
 Rules come from DTensor's tables and our own (:mod:`planner.torch_adapter`), are checked numerically
-before they are believed, and are shared by operators with equal shapes and constants.
+before they are used, and are shared by operators with equal shapes and constants.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from planner.graph.axis_rule import AxisRule
 from planner.graph.operator_graph import Operator, OperatorGraph, TensorSpec
-from planner.graph.placement import Placement, divides, is_partial, is_shard
+from planner.graph.placement import AxisPlacement, Placement, divides, is_partial, is_shard
 from planner.strategies.traced_step import TracedStep
 from planner.torch_adapter.rules.cache import OperatorRules
 from planner.torch_adapter.rules.table import rule_table
@@ -26,7 +26,7 @@ __all__ = ["AxisRule", "RuleReport", "Strategy", "axis_rules", "compose"]
 
 @dataclass(frozen=True)
 class RuleReport:
-    """What the rules of a step leave out, by target name.
+    """Counts of operators without a sharding rule, or with rules left out, by target name.
 
     Parameters
     ----------
@@ -92,7 +92,7 @@ def axis_rules(traced: TracedStep, axis_size: int) -> tuple[tuple[tuple[AxisRule
     Returns
     -------
     tuple
-        Per operator index its rules, sorted, the all-replicate rule first; and what was left out.
+        Per operator index its rules, sorted, the all-replicate rule first; and the report of rules left out.
 
     Raises
     ------
@@ -141,13 +141,13 @@ def _deliverable(graph: OperatorGraph, entries: Sequence[OperatorRules]) -> tupl
             filtered[key] = tuple(
                 rule
                 for rule in entry.rules
-                if all(not is_partial(w) or w in words for w, words in zip(rule.inputs, available, strict=True))
+                if all(not is_partial(old) or old in made for old, made in zip(rule.inputs, available, strict=True))
             )
         rules = filtered[key]
         for position, index in enumerate(operator.outputs):
             if index is not None:
-                words = {rule.outputs[position] for rule in rules}
-                partial[index] = {word for word in words if word is not None and is_partial(word)}
+                made = {rule.outputs[position] for rule in rules}
+                partial[index] = {new for new in made if new is not None and is_partial(new)}
         result.append(rules)
     return tuple(result)
 
@@ -185,7 +185,7 @@ def _compose(
     rules_per_axis: tuple[tuple[AxisRule, ...], ...],
     mesh: tuple[int, ...],
 ) -> tuple[Strategy, ...]:
-    """Equal operators of different layers share their strategies."""
+    """Strategies by shapes and rules, cached: equal operators of different layers share them."""
     strategies: dict[Strategy, None] = {}
     for rules in product(*rules_per_axis):
         placed_in = tuple(zip(*(rule.inputs for rule in rules), strict=True)) if inputs else ()
@@ -209,13 +209,13 @@ def _groups(target: str, inputs: Sequence[TensorSpec], outputs: Sequence[TensorS
 
 
 def _parts(rules: Sequence[AxisRule], mesh: Sequence[int]) -> int:
-    """Parts that the axes cut channels into; with groups that is only right for whole groups."""
+    """Number of parts that channels are split into; a grouped convolution needs whole groups in each."""
     return prod(count for rule, count in zip(rules, mesh, strict=True) if "S1" in rule.inputs)
 
 
-def _placement(words: Sequence[str | None]) -> Placement | None:
-    known = tuple(word for word in words if word is not None)
-    return known if len(known) == len(words) else None
+def _placement(entries: Sequence[AxisPlacement | None]) -> Placement | None:
+    known = tuple(entry for entry in entries if entry is not None)
+    return known if len(known) == len(entries) else None
 
 
 def _fits(spec: TensorSpec | None, placement: Placement | None, mesh: Sequence[int]) -> bool:
@@ -225,7 +225,10 @@ def _fits(spec: TensorSpec | None, placement: Placement | None, mesh: Sequence[i
 
 
 def _collectives(rules: Sequence[AxisRule], mesh: Sequence[int]) -> tuple[InnerCollective, ...]:
-    """Buffers hold one number per row of the first input, so axes that shard other dimensions divide them."""
+    """Collectives inside the local operator; axes that shard other dimensions divide their buffers.
+
+    A buffer holds one number per row of the first input.
+    """
     result: list[InnerCollective] = []
     for axis, rule in enumerate(rules):
         if not rule.collectives:

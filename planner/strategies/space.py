@@ -1,8 +1,8 @@
 """The strategies of a traced step on a mesh, and the step's tables for the models.
 
 Joins the operator graph, the verified sharding rules and the costs: a node for every input, parameter
-and operator that computes, a table for every argument. What it builds is numbers
-(:class:`formulations.step.training_step.StepModel`) and the way back from numbers to placements.
+and operator that computes, a table for every argument. The result is a
+:class:`formulations.step.training_step.StepModel` and the placements of its numbered layouts.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ class SpaceNode:
 
 @dataclass(frozen=True, eq=False)
 class StrategySpace:
-    """Everything that may be chosen, as placements and as tables.
+    """Strategies of every operator and input of a step, as placements and as tables.
 
     Parameters
     ----------
     graph, mesh
-        What is planned, on which mesh.
+        The step's graph and the mesh.
     nodes
         In the order of ``model.nodes``.
     strategies
@@ -75,7 +75,7 @@ class StrategySpace:
 
     @cached_property
     def recomputed_by_rule(self) -> dict[str, frozenset[int]]:
-        """Nodes of the step that run again under each of the policies; those that may not are kept."""
+        """Nodes that run again under each policy; nodes that must not run again are left out."""
         return {name: self._allowed_to_rerun(policy(self.graph)) for name, policy in BASELINES.items()}
 
     def _allowed_to_rerun(self, operators: frozenset[int]) -> frozenset[int]:
@@ -181,12 +181,12 @@ class _SpaceBuilder:
         whole = replicated(len(self.mesh))
         if value.role in (ValueRole.BUFFER, ValueRole.TANGENT):
             return (Strategy((whole,), (), ()),)
-        words = [REPLICATE, *(shard(dim) for dim in range(len(value.spec.shape)))]
+        choices = [REPLICATE, *(shard(dim) for dim in range(len(value.spec.shape)))]
         key = ("input", value.spec.shape)
         if key not in self._shared:
             self._shared[key] = tuple(
                 Strategy((placement,), (), ())
-                for placement in product(*(words if size > 1 else words[:1] for size in self.mesh))
+                for placement in product(*(choices if size > 1 else choices[:1] for size in self.mesh))
                 if divides(value.spec.shape, placement, self.mesh)
             )
         return self._shared[key]

@@ -57,7 +57,7 @@ def trace_step(
     example_kwargs: Mapping[str, Any] | None = None,
     loss_fn: LossFunction | None = None,
 ) -> TracedStep:
-    """Capture forward, loss and backward of one training step.
+    """Trace forward, loss and backward of one training step.
 
     Parameters
     ----------
@@ -67,7 +67,7 @@ def trace_step(
         Arguments of its forward with the shapes and dtypes of training; values are not read.
     loss_fn
         Maps the module's output to a scalar loss; further parameters of it (``labels``, say) are filled
-        by name from ``example_kwargs``, and those that the module does not take go to it alone. None: the
+        by name from ``example_kwargs``; keywords that the module does not take go to the loss alone. None: the
         output is the loss or has it as ``.loss``.
 
     Returns

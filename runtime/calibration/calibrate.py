@@ -43,7 +43,7 @@ def calibrate(ranks: int = 2, path: Path | str | None = None, seconds_per_kernel
     Raises
     ------
     CalibrationError
-        Fewer than two ranks, a rank that failed or hung, or timings that make no sense.
+        Fewer than two ranks, a rank that failed or hung, or timings that no cluster can explain.
     """
     if ranks < 2:
         raise CalibrationError(f"ranks must be at least 2 to measure collectives, not {ranks}")

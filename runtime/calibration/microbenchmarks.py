@@ -1,4 +1,4 @@
-"""Small kernels and collectives that stand for the operators of a training step, timed on one rank.
+"""Timing on one rank of small kernels and collectives that represent the operators of a training step.
 
 Sizes are those of the layers of a small language model: operands pass through caches as they do in a
 step, and each kernel allocates its result, as it does there.
@@ -67,7 +67,7 @@ def time_call(call: Callable[[], object], seconds: float) -> float:
     call()
     if dist.is_initialized():
         dist.barrier()
-    # What the processor spent on one thread leaves out other programs; several threads it would add up.
+    # Processor time excludes other programs, but sums over threads, so it serves for a single thread only.
     clock = thread_time if torch.get_num_threads() == 1 else perf_counter
     times: list[float] = []
     end = perf_counter() + seconds
@@ -136,7 +136,7 @@ def _convolutions() -> Iterator[Kernel]:
 
 
 def _backward_of(output: Tensor, operands: tuple[Tensor, ...]) -> tuple[Callable[[], tuple[Tensor, ...]], Tensor]:
-    """Call that computes the gradients of ``operands``, and the gradient of ``output`` that it starts from."""
+    """Call that computes the gradients of ``operands``, and its input, the gradient of ``output``."""
     gradient = torch.randn_like(output)
     return partial(torch.autograd.grad, output, operands, gradient, retain_graph=True), gradient
 
@@ -184,7 +184,7 @@ def _indexing() -> Iterator[Kernel]:
 
 
 def _optimizer() -> Iterator[Kernel]:
-    """AdamW as an elementwise kernel: inputs stand for what it reads, results for what it writes."""
+    """AdamW as an elementwise kernel: inputs stand for the tensors that it reads, results for those that it writes."""
     weight = torch.nn.Parameter(torch.randn(4 * WIDTH, WIDTH))
     weight.grad = torch.randn_like(weight)
     optimizer = torch.optim.AdamW([weight], foreach=False)
@@ -240,7 +240,7 @@ def _collective_samples(groups: MeshGroups, seconds: float) -> Iterator[Collecti
 
 
 def _agreed_time(call: Callable[[], Tensor], seconds: float) -> float:
-    """Seconds of one undisturbed collective; the ranks agree on the number of calls, or one would wait for ever."""
+    """Seconds of one undisturbed collective; the ranks agree on the number of calls, which avoids a deadlock."""
     call()
     dist.barrier()
     start = perf_counter()
@@ -257,5 +257,5 @@ def _agreed_time(call: Callable[[], Tensor], seconds: float) -> float:
 
 
 def _undisturbed(times: Sequence[float]) -> float:
-    """Lower quartile: other programs on the machine only ever add time."""
+    """Lower quartile of timings, since other programs on the machine can only add time."""
     return max(min(times), quantiles(times, n=4)[0])

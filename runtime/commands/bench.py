@@ -75,13 +75,13 @@ def bench(
     seed: Annotated[int, typer.Option(min=0, help="Seed of the generated problems and of the solvers.")] = 0,
     best: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="JSON, instance -> best known cost, printed beside what is found."),
+        typer.Option(metavar="FILE", help="JSON, instance -> best known cost, printed beside ours."),
     ] = None,
 ) -> int:
     """Run solvers side by side: on generated problems, contest files, or the problems of the papers.
 
     Every result is checked. Small generated problems are enumerated beside. The exit code is 1 where solvers
-    contradict what was checked.
+    contradict the checks.
     """
     if suite not in SUITES:
         raise OptionError(f"SUITE: {suite!r} is no suite; use {' or '.join(SUITES)}")

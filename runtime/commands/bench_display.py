@@ -28,7 +28,7 @@ class LiveRows(Observer):
     Parameters
     ----------
     suite
-        What is run.
+        The suite that runs.
     height
         Lines of the screen.
     """

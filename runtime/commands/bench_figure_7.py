@@ -5,9 +5,9 @@ parallelism within stages, which costs more time. The predictor is profiled on s
 different, which then run.
 
 An instance is a model with a schedule, a solver is a predictor: ``published`` and ``repaired`` CAPTURE's, ``engine``
-our formula of what torch's engine holds, which needs no profiling runs. The objective is the mean distance of what is
-predicted for a plan's fullest GPU from what is measured there, in millionths of that. The histograms of errors are in
-the messages, and for all models together in the last lines.
+our formula of the memory of torch's engine, which needs no profiling runs. The objective is the mean error of the
+predicted peak of a plan's fullest GPU, in millionths of the measured peak. The histograms of errors are in the
+messages, and for all models together in the last lines.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ _CLUSTER = "titan-rtx-8-pcie"
 
 @dataclass(frozen=True)
 class LocalCase:
-    """Which runs of a model.
+    """Model, devices and micro-batches of a set of runs.
 
     Parameters
     ----------
@@ -82,7 +82,7 @@ class LocalCase:
     blocks
         Its blocks; embedding and head are layers too. Profiling takes twice as many layers as devices.
     devices, degrees
-        Local processes, and of which each stage has one.
+        Number of local processes, and the possible numbers of devices of a stage.
     micro_batches, micro_batch
         Their number, and the samples in each.
     """
@@ -102,14 +102,14 @@ class LocalCase:
 
 @dataclass(frozen=True, eq=False)
 class MeasuredErrors:
-    """What the runs of a case tell.
+    """Errors of the predictors over the runs of a case.
 
     Parameters
     ----------
     by_predictor
         Errors of each of :data:`PREDICTORS`.
     profiling_runs
-        How many there were.
+        Number of these runs.
     seconds
         Wall time of these and of the plans' runs.
     """
@@ -128,7 +128,7 @@ def measured_errors(case: LocalCase, plans: int, seed: int) -> MeasuredErrors:
     case
         Which.
     plans, seed
-        How many plans are drawn, and of what random numbers.
+        Number of plans, and seed of their random numbers.
 
     Raises
     ------
@@ -212,7 +212,7 @@ def capture_suite_with_runs(parts: Sequence[str] | None, plans: int = PLANS) -> 
 
 
 def histogram(errors: FloatArray) -> str:
-    """How often there is which error, rounded to whole percents: ``-1: 3, 0: 17``."""
+    """Counts of errors, rounded to whole percents: ``-1: 3, 0: 17``."""
     counts = Counter(np.rint(100 * errors).astype(int).tolist())
     return ", ".join(f"{percent}: {count}" for percent, count in sorted(counts.items()))
 

@@ -1,7 +1,6 @@
 """``make demo``: GPT-2 from configuration to a checked plan to a run on two local processes.
 
-Leaves ``.demo/plan.json`` and ``.demo/report.json`` and prints one table: what was promised beside what
-happened.
+Writes ``.demo/plan.json`` and ``.demo/report.json`` and prints one table of predicted and measured figures.
 """
 
 from __future__ import annotations
@@ -60,7 +59,7 @@ def _calibrate_once() -> None:
 
 
 def _planned_and_checked(path: Path) -> tuple[Plan, str]:
-    """Plan, write the file, and have the checker replay what was read back from it."""
+    """Plan, write the file, read it back and replay it."""
     from planner.api import ModelReference, PlanningSession, PlanRequest
 
     reference = ModelReference("hf:gpt2", BATCH, SEQUENCE, "float32", seed=0, dropout=0.0)
@@ -79,7 +78,7 @@ def _planned_and_checked(path: Path) -> tuple[Plan, str]:
 
 
 def demo_report(plan: Plan, checker: str, report: RunReport) -> dict[str, Any]:
-    """What the demo promises to leave: the certificate's figures and the run's, in seconds and bytes."""
+    """Content of the demo's report: figures of the certificate and of the run, in seconds and bytes."""
     return {
         "status": str(plan.record.certificate.status),
         "objective_s": plan.objective_seconds,

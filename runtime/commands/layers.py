@@ -1,4 +1,4 @@
-"""What the command ``run`` does with plans of layers."""
+"""The command ``run`` for plans of layers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def cannot_run(plan: AnyPlan) -> str:
-    """Why a plan of layers cannot be run here, as a note; empty where it can."""
+    """Reason why a plan of layers cannot be run here, as a note; empty where it can."""
     from planner.layers.plan.document import LayerPlan
     from runtime.layers.check import refusal
 
@@ -26,7 +26,7 @@ def cannot_run(plan: AnyPlan) -> str:
 
 
 def run_layers(plan_file: Path, steps: int, check: bool, report: Path | None, data: Path | None, device: str) -> int:
-    """Run a plan of layers on local processes and print what was predicted beside what was measured."""
+    """Run a plan of layers on local processes and print predicted beside measured figures."""
     from rich.console import Console
 
     from planner.layers.plan.document import load_layer_plan
@@ -45,7 +45,7 @@ def run_layers(plan_file: Path, steps: int, check: bool, report: Path | None, da
 
 
 def run_table(plan: LayerPlan, found: LayerRunReport) -> Table:
-    """What was predicted beside what was measured, and one process beside the ranks."""
+    """Table of predicted beside measured figures, and of one process beside the ranks."""
     from rich.table import Table
 
     table = Table()

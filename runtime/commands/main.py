@@ -51,15 +51,15 @@ def common(
 
 
 def is_for_the_user(error: Exception) -> bool:
-    """Whether an error is one of ours, whose message says what is wrong, and no defect."""
+    """Whether an error is one of ours, with a message for the user, and no defect."""
     return type(error).__module__.partition(".")[0] in OUR_PACKAGES
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run a command and leave with its exit code.
 
-    0 is success; 1 a run whose check failed; 2 input that cannot be used, an infeasible limit among it, and files
-    and solvers that fail, told in one line on stderr; 130 an interrupt.
+    0 is success; 1 a run whose check failed; 2 input that cannot be used, such as an infeasible limit, and files
+    and solvers that fail, with a message in one line on stderr; 130 an interrupt.
     """
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # its advice is about weights, which plans never load
     try:
@@ -78,8 +78,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def complain(message: str, code: int) -> int:
-    """Say on one line of stderr what is wrong, if there is anything to say, and return the exit code."""
-    if message:  # without arguments typer has printed the help and says no more
+    """Print a message, unless it is empty, on one line of stderr, and return the exit code."""
+    if message:  # without arguments typer has printed the help and the message is empty
         print("meshwright:", " ".join(message.split()), file=sys.stderr)
     return code
 

@@ -1,4 +1,4 @@
-"""Options that several commands share: what is trained, on what, and how much memory there is."""
+"""Options that several commands share: the model, the machine, and the memory limits."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ Mesh = Annotated[str, typer.Option(metavar="2x2", help="Ranks along each mesh ax
 Cluster = Annotated[str, typer.Option(metavar="NAME|FILE", help="Preset, local-cpu, or a cluster file.")]
 Memory = Annotated[
     str | None,
-    typer.Option(metavar="4GiB", help="Bytes of tensors on one device; what the device has if absent."),
+    typer.Option(metavar="4GiB", help="Memory of one device, its reserve included; all that it has if absent."),
 ]
 HostMemory = Annotated[
     str | None,
-    typer.Option(metavar="64GiB", help="Host memory of one device for what waits there.", show_default="no limit"),
+    typer.Option(metavar="64GiB", help="Host memory of one device for offloaded tensors.", show_default="no limit"),
 ]
 Batch = Annotated[int, typer.Option(min=1, help="Sequences in one step, over all ranks.")]
 SequenceLength = Annotated[int, typer.Option("--seq", min=1, help="Tokens in one sequence.")]
@@ -34,7 +34,7 @@ Optimizer = Annotated[
 ]
 GradAccum = Annotated[int, typer.Option(min=1, help="Micro-batches in one step.")]
 DEFAULT_SOLVER = "portfolio"
-"""Spelled out, because asking the registry would import numpy before ``--help`` answers."""
+"""Spelled out, because the registry would import numpy before ``--help`` is shown."""
 
 FORMULATIONS = (
     "sharding",
@@ -50,7 +50,7 @@ FORMULATIONS = (
 """Spelled out for the same reason; a test holds them equal to :data:`planner.formulations.FORMULATIONS`."""
 
 LAYER_FORMULATIONS = ("osdp", "galvatron", "h3t", "capture")
-"""Those that plan whole layers; a test holds them equal to :data:`planner.layer_planning.LAYER_FORMULATIONS`."""
+"""Formulations that plan whole layers; a test holds them equal to :data:`planner.layer_planning.LAYER_FORMULATIONS`."""
 
 Formulation = Annotated[
     str, typer.Option("--model-formulation", help=f"{', '.join(FORMULATIONS + LAYER_FORMULATIONS)}.")

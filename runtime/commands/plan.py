@@ -120,7 +120,7 @@ def fits(
     dropout: Dropout = None,
     loss_chunks: LossChunks = 1,
 ) -> None:
-    """Say in seconds, without a plan, what one rank needs and what of it fits."""
+    """Bound the memory that one rank needs, without planning, and compare it with the limit."""
     ranks, limit = parse_mesh(mesh, "--mesh"), None if memory is None else parse_bytes(memory, "--memory")
 
     from planner import api
@@ -154,7 +154,7 @@ def explain(
     ] = None,
     time_limit: Annotated[float, typer.Option(min=0.1, help="Seconds for each solve that prices memory.")] = 20.0,
 ) -> None:
-    """Say why a plan is as it is: what costs most, what is recomputed, what is alive at the peak."""
+    """Explain a plan: its largest costs, its recomputation, and the tensors alive at the peak."""
     readable_file(plan_file, "PLAN")
 
     from planner import api

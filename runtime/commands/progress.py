@@ -1,4 +1,4 @@
-"""A live line on the terminal for whatever takes more than two seconds."""
+"""A live line on the terminal for work that takes more than two seconds."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class ProgressLine:
     Parameters
     ----------
     what
-        What is being done, until a report names who does it.
+        Name of the work, shown until a report names a solver.
     seconds_per_cost
         Length of the cost quantum in seconds, or None to print bare numbers.
     """
@@ -42,7 +42,7 @@ class ProgressLine:
         self.latest = progress
 
     def __rich__(self) -> Text:
-        """Draw the line; empty while what it tells of may still be quick."""
+        """Draw the line; empty in the first two seconds."""
         elapsed = time.monotonic() - self.started
         if elapsed < SILENT_SECONDS:
             return Text()

@@ -1,4 +1,4 @@
-"""The one table of a run: what the plan predicted beside what was measured."""
+"""The table of a run: predicted beside measured figures."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def run_table(plan: Plan, report: RunReport) -> Table:
     plan
         The plan that was run.
     report
-        What the run found.
+        Report of the run.
     """
     options = plan.decision.options
     title = f"{plan.decision.model.source} on {'x'.join(map(str, options.mesh))} ranks, {report.steps} steps"

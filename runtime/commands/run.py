@@ -77,10 +77,10 @@ def _show(plan: Plan, found: RunReport) -> None:
     from rich.console import Console
 
     from runtime.commands.report import run_table
-    from runtime.rank_main import tell_failures
+    from runtime.rank_main import print_failures
 
     Console().print(run_table(plan, found))
-    tell_failures(plan, found)
+    print_failures(plan, found)
 
 
 def calibrate(

@@ -15,10 +15,10 @@ from runtime.commands.progress import progress_line
 from runtime.commands.values import readable_file, writable_file
 
 LEAST_SOLVING_SECONDS = 0.1
-"""What is left for the solver where reading took the whole limit: small problems are solved in that."""
+"""Time for the solver where reading took the whole limit; it is enough for small problems."""
 
 MOST_EXPLAINING_SECONDS = 30.0
-"""Beyond the time limit, to say why nothing fits; never more than the time limit itself."""
+"""Time beyond the limit for explaining why nothing fits; at most the time limit itself."""
 
 
 def solve(
@@ -31,8 +31,8 @@ def solve(
 ) -> None:
     """Solve a problem file and write status, objective, bound, gap and choices.
 
-    Where nothing fits, a second line says which limit would do, how low none can be, and what is alive at the
-    worst moment.
+    Where nothing fits, a second line names a limit that would be enough, a lower bound on all limits, and the
+    tensors alive at the peak.
     """
     started = time.monotonic()
     readable_file(problem, "PROBLEM")

@@ -16,7 +16,7 @@ UNITS = {"B": 1} | {
 
 
 class OptionError(ValueError):
-    """A value on the command line that means nothing; the message names the option, the value and the remedy."""
+    """An invalid value on the command line; the message names the option, the value and the remedy."""
 
 
 def parse_bytes(text: str, option: str) -> int:
@@ -51,7 +51,7 @@ def parse_mesh(text: str, option: str) -> tuple[int, ...]:
 
 
 def writable_file(path: Path, option: str) -> Path:
-    """Return ``path`` if a file can be written there, before minutes are spent on what it should hold.
+    """Return ``path`` if a file can be written there; checked before the computation of its content.
 
     Raises
     ------
@@ -64,7 +64,7 @@ def writable_file(path: Path, option: str) -> Path:
     if not folder.is_dir():
         raise OptionError(f"{option}: the folder {str(path.parent)!r} does not exist; create it first")
     try:
-        # Permissions alone do not say it: a file system may be read-only or hold no files of users.
+        # Permissions are not enough: a file system may be read-only or hold no files of users.
         with tempfile.TemporaryFile(dir=folder):
             return path
     except OSError as error:

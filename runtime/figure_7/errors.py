@@ -1,8 +1,8 @@
-"""How far predictions of memory are from local runs: Figure 7 of CAPTURE's paper on small models and real processes.
+"""Errors of memory predictions against local runs: Figure 7 of CAPTURE's paper on small models and real processes.
 
-Random plans, all different and equally likely among those whose stages have equal numbers of devices, as the layer
-executor wants; what CAPTURE's predictor says of them as published and repaired, profiled on such runs too; what our own
-formula of torch's engine says (:mod:`planner.layers.plan.memory`); and what is measured.
+The plans are random, all different and equally likely among those whose stages have equal numbers of devices, as the
+layer executor requires. Their measured peaks are compared with CAPTURE's predictor, as published and repaired, which is
+profiled on such runs too, and with our own formula of torch's engine (:mod:`planner.layers.plan.memory`).
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ __all__ = ["LocalPlans", "errors_of_predictions"]
 
 @dataclass(frozen=True, kw_only=True)
 class LocalPlans:
-    """Which plans of a model are run.
+    """The random plans of a model, and how they are run.
 
     Parameters
     ----------
     runs
-        What runs.
+        Local runs of the model.
     costs
         States per parameter; links do not matter.
     devices, degrees
-        Of a plan, and of which each of its stages has one.
+        Number of devices of a plan, and the possible numbers of devices of a stage.
     micro_batch
         Samples of a micro-batch.
     """
@@ -74,11 +74,11 @@ def errors_of_predictions(plans: LocalPlans, profile: Profile, count: int, seed:
     Parameters
     ----------
     plans
-        Which.
+        The plans to draw from.
     profile
         Of the same runs.
     count, seed
-        How many are drawn, and of what random numbers.
+        Number of plans, and seed of their random numbers.
 
     Returns
     -------
@@ -111,10 +111,10 @@ def errors_of_predictions(plans: LocalPlans, profile: Profile, count: int, seed:
     held = [by_gpu(runs.stage_peaks(layers)) for layers in drawn.values()]
     predicted: dict[str, list[Sequence[int]]] = {}
     for name, slips in (("published", AS_PUBLISHED), ("repaired", REPAIRED)):
-        said = predict(profile, problem, plans.micro_batch, slips).problem
-        predicted[name] = [said.gpu_peaks(plan) for plan in drawn]
+        prediction = predict(profile, problem, plans.micro_batch, slips).problem
+        predicted[name] = [prediction.gpu_peaks(plan) for plan in drawn]
     predicted["engine"] = [
         by_gpu([peak.nbytes for peak in engine_peaks(layers, plan_profiles(layers, runs.chain))])
         for layers in drawn.values()
     ]
-    return {name: prediction_errors(said, held) for name, said in predicted.items()}
+    return {name: prediction_errors(peaks, held) for name, peaks in predicted.items()}

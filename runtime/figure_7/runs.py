@@ -1,7 +1,7 @@
-"""CAPTURE's profiler on real runs: partitionings of a small model on local processes, and the peaks that they have.
+"""CAPTURE's profiler on real runs: measured peaks of partitionings of a small model on local processes.
 
-It profiles what the layer executor really holds, where :class:`formulations.capture.replay.StageReplay` profiles
-a replay. A run starts its processes anew, which takes seconds; :func:`measured_by` runs plans on processes that stay.
+It profiles the memory of the layer executor, where :class:`formulations.capture.replay.StageReplay` profiles a replay.
+A run starts new processes, which takes seconds; :func:`measured_by` runs plans on the processes of a pool.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def measured_peaks(plan: LayerPlan) -> Sequence[int]:
 def measured_by(pool: RankPool) -> Measure:
     """Peaks of plans that are run for two steps on the ranks of a pool, of which a plan takes all.
 
-    What it returns raises :class:`runtime.job.process_group.LaunchError` where a rank fails.
+    The returned function raises :class:`runtime.job.process_group.LaunchError` where a rank fails.
     """
     return lambda plan: pool.run(peak_of_rank, plan.model_dump_json())
 
@@ -111,7 +111,7 @@ class LocalRuns(PipelinedChain):
         Raises
         ------
         PlanError, LaunchError
-            It cannot be run so.
+            The partitioning cannot be run.
         """
         return self.stage_peaks(self.plan(partition, [configuration] * len(partition), micro_batch))
 

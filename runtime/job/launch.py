@@ -93,7 +93,7 @@ def run_module(
     Parameters
     ----------
     module
-        What every rank runs: :mod:`runtime.rank_main` or :mod:`runtime.layer_main`.
+        Module that every rank runs: :mod:`runtime.rank_main` or :mod:`runtime.layer_main`.
     ranks
         Number of processes.
     save
@@ -130,7 +130,7 @@ def run_module(
 def _launch(module: str, ranks: int, arguments: list[str], logs: Path, report: Path) -> None:
     """Start local processes of a module and wait for them.
 
-    Ranks that end with an error after the report was written say by it that a check failed, which is in the report.
+    An error exit of a rank after the report was written means a failed check, which is in the report.
     """
     logs.mkdir()
     config = LaunchConfig(
@@ -173,7 +173,7 @@ def _reason(message: str | dict[str, Any], logs: Path, local_rank: int) -> str:
 
 @contextmanager
 def _quiet_launcher() -> Iterator[None]:
-    """Keep the launcher from logging what the error says anyway."""
+    """Silence the launcher's log, whose content is in the raised error."""
     logger = logging.getLogger("torch.distributed.elastic")
     level = logger.level
     logger.setLevel(logging.CRITICAL)
@@ -185,7 +185,7 @@ def _quiet_launcher() -> Iterator[None]:
 
 @contextmanager
 def _kept_signal_handlers() -> Iterator[None]:
-    """Put back the handlers that the launcher replaces, so that Ctrl-C stays what it was for the caller."""
+    """Restore the signal handlers that the launcher replaces, so that the caller's handling of Ctrl-C stays."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -200,7 +200,7 @@ def _kept_signal_handlers() -> Iterator[None]:
 
 @contextmanager
 def _inherited_import_path() -> Iterator[None]:
-    """Let the ranks import what this process can: a model that a notebook or script finds beside itself."""
+    """Pass this process's import path to the ranks, for models in files beside a notebook or script."""
     before = os.environ.get("PYTHONPATH")
     os.environ["PYTHONPATH"] = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
     try:

@@ -20,12 +20,12 @@ LEAVE_SECONDS = 20.0
 
 
 class LaunchError(ValueError):
-    """A job that cannot be started as asked."""
+    """A job that cannot be started with the given options."""
 
 
 @dataclass(slots=True)
 class Membership:
-    """A rank's part in a job; ``exit_code`` is what its process ends with if leaving the job hangs."""
+    """A rank's part in a job; ``exit_code`` is that of its process if leaving the job hangs."""
 
     exit_code: int = 0
 

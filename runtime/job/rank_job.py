@@ -1,4 +1,4 @@
-"""What a rank's job is asked for, and what it does before any plan: options, a scratch folder, the initial state."""
+"""Preparation of a rank's job: options, a scratch folder, the initial state."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from runtime.job.process_group import LaunchError, broadcast_text
 
 @dataclass(frozen=True, slots=True)
 class RunOptions:
-    """How a plan is run; the options of the command."""
+    """Options of a run, as the command has them."""
 
     plan: Path
     steps: int
@@ -89,7 +89,7 @@ def make_initial_state(module: str, plan: Path, options: RunOptions) -> None:
     plan
         Copy of the plan on this machine.
     options
-        How to run; what is made goes into the scratch folder.
+        Options of the run; results go into the scratch folder.
 
     Raises
     ------

@@ -1,7 +1,7 @@
 """Local processes in one gloo group that stay alive from run to run.
 
-A launch of :mod:`runtime.job.launch` imports torch and transformers into every rank, which takes seconds; whoever runs
-hundreds of small plans keeps the ranks. They are forks of one server that has imported both.
+A launch of :mod:`runtime.job.launch` imports torch and transformers into every rank, which takes seconds; a pool keeps
+the ranks for hundreds of small plans. They are forks of one server that has imported both.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from runtime.job.process_group import COLLECTIVE_TIMEOUT, LaunchError
 __all__ = ["RankPool"]
 
 IMPORTED = ("runtime.layers.training", "planner.strategies.traced_step")
-"""What the server imports: modules alone, which start no thread."""
+"""Modules that the server imports; importing them starts no thread."""
 
 START_SECONDS = 120.0
 GRACE_SECONDS = 3.0
-"""For the other ranks after an error: they may wait for ever in a collective."""
+"""Time for the other ranks to end after an error: they may wait for ever in a collective."""
 
 
 class RankPool:
@@ -131,7 +131,7 @@ class RankPool:
 
 
 def _serve(pipe: Connection, rank: int, size: int, store: Path) -> None:
-    """What a rank does until its pool closes the pipe."""
+    """Loop of a rank until its pool closes the pipe."""
     import torch
     import torch.distributed as dist
 

@@ -1,4 +1,4 @@
-"""Which settings of a layer plan are those of which unit."""
+"""Assignment of a layer plan's settings to the units of a model."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from planner.layers.plan.document import LayerPlan, LayerSettings
 from runtime.layers.families.units import LayerUnit, ModelFamily
 
 _ALIKE = ("data_parallel", "tensor_parallel", "undivided", "sequence_parallel")
-"""What the parts of one block must have in common: its hidden states stay where they are."""
+"""Settings that the parts of one block must share, since its hidden states are not resharded inside."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,7 +42,7 @@ class PlannedUnit:
         ]
 
     def settings_at(self, path: str) -> LayerSettings:
-        """Settings of what is at a path inside the unit: those of the part that it is in, or of the whole."""
+        """Settings at a path inside the unit: those of the part around it, or of the whole."""
         inside = (
             part
             for part in self.parts
@@ -58,7 +58,7 @@ def assign_layers(plan: LayerPlan, family: ModelFamily) -> tuple[tuple[PlannedUn
     ------
     PlanError
         Layers are unknown, missing or in another order than the model's, a unit is cut by a stage, or parts of one
-        unit differ in what they must have in common.
+        unit differ in settings that they must share.
     """
     units = list(family.units)
     _check_names(plan, units)
@@ -125,7 +125,7 @@ def _check_part(unit: LayerUnit, name: str) -> None:
         if path not in modules or isinstance(modules[path], nn.ModuleList):
             inside = [*unit.roles, *(child for child, _ in modules["block"].named_children())]
             raise PlanError(
-                f"layer {name} is no module of {unit.name} that is called; there are {unit.name}.("
+                f"layer {name} is not a called module of {unit.name}; choose one of {unit.name}.("
                 f"{'|'.join(dict.fromkeys(inside))})"
             )
         if any(path.startswith(f"{module}.") for module in unit.rules.attention):

@@ -1,4 +1,4 @@
-"""What a model or torch's engine cannot do of a layer plan: refused with the reason, before anything is built."""
+"""Checks whether a model and torch's engine can run a layer plan, before anything is built."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ _PLACE = (
     "offload_parameters",
     "offload_optimizer",
 )
-"""Settings that say where a parameter is."""
+"""Settings that determine the placement of a parameter."""
 
 
 def refusal(plan: LayerPlan) -> str | None:
-    """Why a plan cannot be run, or None where it can; only the model's configuration is loaded."""
+    """Reason why a plan cannot be run, or None where it can; only the model's configuration is loaded."""
     try:
         step = load_step(model_reference(plan), "meta")
         check_model(plan, model_family(step), step.example_kwargs)
@@ -41,7 +41,7 @@ def refusal(plan: LayerPlan) -> str | None:
 
 
 def check_comparable(family: ModelFamily) -> None:
-    """Refuse to compare with one process what is random on every rank for itself.
+    """Refuse to compare a model with one process if its random numbers differ between ranks.
 
     Raises
     ------
@@ -50,13 +50,13 @@ def check_comparable(family: ModelFamily) -> None:
     """
     if family.dropout > 0:
         raise FamilyError(
-            f"--check: the model drops values with probability {family.dropout}, and ranks draw others than one "
-            "process: plan with --dropout 0, or leave --check out"
+            f"--check: the model drops values with probability {family.dropout}, and ranks draw other random "
+            "numbers than one process: plan with --dropout 0, or leave --check out"
         )
 
 
 def check_model(plan: LayerPlan, family: ModelFamily, batch: Mapping[str, Tensor]) -> None:
-    """Refuse what cannot be run.
+    """Refuse a plan that cannot be run.
 
     Parameters
     ----------
@@ -70,11 +70,11 @@ def check_model(plan: LayerPlan, family: ModelFamily, batch: Mapping[str, Tensor
     Raises
     ------
     PlanError
-        The plan's layers are not the model's, or those that share a parameter want it in different places or in more
+        The plan's layers are not the model's, or layers that share a parameter have it in different places or in more
         than two stages.
     FamilyError
-        Heads, widths, the vocabulary or the sequence cannot be shared, or a matrix cannot be sliced, as asked; dropout
-        under tensor parallelism; slices outside blocks, or of which some are replicated under tensor parallelism.
+        Heads, widths, the vocabulary or the sequence cannot be shared, or a matrix cannot be sliced, by the plan's
+        degrees; dropout under tensor parallelism; slices outside blocks, or partly replicated under tensor parallelism.
     """
     stages = assign_layers(plan, family)
     lengths = family.sequence(batch)
@@ -94,7 +94,7 @@ def _check_layer(layer: LayerSettings, unit: LayerUnit, family: ModelFamily) -> 
     if layer.tensor_parallel > 1 and family.dropout > 0:
         raise FamilyError(
             f"layer {layer.name}: tensor-parallel {layer.tensor_parallel} with dropout {family.dropout} would drop the "
-            "same values on devices that should differ, or different ones where they should agree: set dropout to 0"
+            "same values in different shards, or different values in equal replicas: set dropout to 0"
         )
     if layer.slices > 1 and not unit.is_block:
         raise FamilyError(
@@ -118,7 +118,7 @@ def _check_sequences(planned: PlannedUnit, lengths: tuple[int, ...]) -> None:
 
 
 def _check_matrices(planned: PlannedUnit) -> None:
-    """Cut a copy of the unit as the executor cuts the unit, and look at what would be shared."""
+    """Check the matrix products that would be shared, on a copy of the unit cut as the executor cuts it."""
     unit = deepcopy(planned.unit).to("meta")
     origins: Origins = {parameter: Origin(name) for name, parameter in unit.named_parameters()}
     shares = planned.whole.shares_products

@@ -1,4 +1,4 @@
-"""How far a layer plan's run is from one process; the errors are those of :mod:`runtime.measure.comparison`."""
+"""Errors of a layer plan's run against one process, as :mod:`runtime.measure.comparison` defines them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def gradient_error(
     origins
         Origin of each by path.
     reference
-        What one process found.
+        Results of one process.
 
     Returns
     -------

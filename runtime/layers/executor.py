@@ -40,7 +40,7 @@ class LayerStage(nn.Module):
     incoming
         Layout of each tensor that the stage is given; None: the same on all devices.
     layouts
-        For each unit, the layouts of what it takes and of what it gives.
+        For each unit, the layouts of its inputs and of its outputs.
     meshes
         Meshes of this rank.
     gives_logits
@@ -63,7 +63,7 @@ class LayerStage(nn.Module):
         self._gives_logits = gives_logits
 
     def forward(self, *carried: Tensor) -> tuple[Tensor, ...] | Tensor:
-        """What the next stage takes, or the logits."""
+        """Inputs of the next stage, or the logits."""
         present = self._incoming
         for unit, (takes, gives) in zip(self.units, self._layouts, strict=True):
             placed = [
@@ -177,7 +177,7 @@ def _given(planned: PlannedUnit, meshes: PlanMeshes) -> tuple[Layout | None, ...
 
 
 def _shared_between_stages(stages: tuple[tuple[PlannedUnit, ...], ...], stage: int, origins: Origins) -> dict[str, int]:
-    """Names of this stage's parameters that another stage has too, with that stage; two at most have one."""
+    """Names of this stage's parameters that a second stage has too, with that stage."""
     names: dict[str, int] = {}
     for parameter, held in tied_parameters(stages).items():
         numbers = sorted({number for number, _ in held})
@@ -216,5 +216,5 @@ def _share_products(mine: Iterable[PlannedUnit], meshes: PlanMeshes) -> None:
 
 
 def _tensor_mesh(planned: PlannedUnit, meshes: PlanMeshes, path: str) -> DeviceMesh:
-    """Devices that share the products of a module; FSDP2 wants it and the mesh of the shards to be of one root."""
+    """Mesh of the devices that share a module's products, of the same root as the mesh of the shards, for FSDP2."""
     return meshes.tensor(planned.settings_at(path))

@@ -1,4 +1,4 @@
-"""What a layer does to its memory: checkpointing, hidden states on the host, optimizer state on the host."""
+"""Memory settings of a layer: checkpointing, hidden states on the host, optimizer state on the host."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def local_tensor(tensor: Tensor) -> Tensor:
 
 
 def keep_as_planned(module: nn.Module, layer: LayerSettings, copies: HostCopies) -> None:
-    """Make a module keep for its backward what its layer says.
+    """Make a module save for its backward only the tensors that its layer's settings keep.
 
     The module's forward is replaced, not its call: the hooks by which FSDP2 gathers parameters stay outside, so a
     forward that runs again in backward finds them gathered.
@@ -48,7 +48,7 @@ def keep_as_planned(module: nn.Module, layer: LayerSettings, copies: HostCopies)
 
 @dataclass(frozen=True, slots=True)
 class _Distribution:
-    """What makes a distributed tensor of its local part."""
+    """Attributes from which a distributed tensor is rebuilt from its local part."""
 
     mesh: DeviceMesh
     placements: tuple[Placement, ...]
@@ -66,12 +66,12 @@ class _Offloaded:
 
 
 class HiddenOffload:
-    """Moves to the host what the operators of a module save for backward, parameters excepted.
+    """Moves tensors that a module saves for backward to the host, parameters excepted.
 
     Parameters
     ----------
     module
-        Whose parameters stay: they are on the device anyway, or are gathered again.
+        Module whose parameters are not moved: they are on the device anyway, or are gathered again.
     copies
         Starts the copies.
     """
@@ -120,7 +120,7 @@ class LayerOptimizer:
     parameters
         Local part of each trainable parameter by path.
     on_host
-        Paths of the parameters whose state waits on the host.
+        Paths of the parameters whose state is on the host.
     copies
         Starts the copies.
     """

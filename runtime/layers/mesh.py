@@ -1,8 +1,8 @@
 """The devices of a layer plan: one mesh of prime axes per stage, and on the same devices a mesh per kind of layer.
 
 Hidden states are placed on the stage's prime axes, so that DTensor can bring them from any layer's layout to any
-other's. Parameters are placed on meshes (replicas, shards, tensor) of the same devices in the same order, which is
-what FSDP2 and tensor parallelism ask for.
+other's. Parameters are placed on meshes (replicas, shards, tensor) of the same devices in the same order, as FSDP2 and
+tensor parallelism require.
 """
 
 from __future__ import annotations

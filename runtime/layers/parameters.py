@@ -1,7 +1,7 @@
-"""Parameters of a layer plan: how modules are cut before they are sharded, and where each cut parameter comes from.
+"""Parameters of a layer plan: modules cut before they are sharded, and the origin of each cut parameter.
 
-Units are rebuilt without storage; every parameter then remembers which part of which of the model's parameters it is.
-So the ranks read their initial values from the same file as every other run, and gradients are compared by name.
+Units are rebuilt without storage; every parameter has an :class:`Origin`, a part of one of the model's parameters. So
+the ranks read their initial values from the same file as every other run, and gradients are compared by name.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class SplitLinear(nn.Module):
 
     @property
     def weight(self) -> Tensor:
-        """Matrix of the first piece: T5 asks a matrix for its dtype."""
+        """Matrix of the first piece; T5 reads its dtype."""
         return self.linear_pieces()[0].weight
 
     def linear_pieces(self) -> list[nn.Linear]:
@@ -103,12 +103,12 @@ def is_linear(module: nn.Module) -> bool:
 def split_linears(
     unit: LayerUnit, inside: nn.Module, origins: Origins, *, tensor_parallel: bool, slices: int, name: str
 ) -> None:
-    """Rewrite the linear modules of a layer as what tensor parallelism and slices need; nothing where neither is asked.
+    """Split the linear modules of a layer for tensor parallelism and slices; unchanged where it has neither.
 
     Parameters
     ----------
     unit
-        The unit, whose rules name what is fused and what is split along its output.
+        The unit, whose rules name fused modules and modules that are split along their output.
     inside
         The unit itself or the module in it that is a layer of its own.
     origins

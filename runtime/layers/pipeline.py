@@ -67,8 +67,8 @@ class OneStage:
 class Pipeline:
     """One stage of several, run by torch's schedule.
 
-    Torch would keep every layer's gathered parameters from its first backward to the last micro-batch's, which only
-    ZeRO-2 means; here the other layers free them after every backward.
+    Torch would keep every layer's gathered parameters from its first backward to that of the last micro-batch, as
+    ZeRO-2 does; here layers that are not ZeRO-2 free them after every backward.
 
     Parameters
     ----------

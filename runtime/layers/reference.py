@@ -1,6 +1,6 @@
 """One process's run of a layer plan's training step: ``python -m runtime.layers.reference PLAN FOLDER --steps N``.
 
-It writes what :mod:`runtime.measure.reference` writes for an operator plan.
+It writes the same files as :mod:`runtime.measure.reference` for an operator plan.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from runtime.measure.reference import prepare_from_command_line
 
 
 def model_reference(plan: LayerPlan) -> ModelReference:
-    """Which step a layer plan is of.
+    """Model reference of a layer plan.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""What a run of a layer plan found."""
+"""Report of a run of a layer plan."""
 
 from __future__ import annotations
 
@@ -28,6 +28,6 @@ class LayerRunReport(TrainingReport):
     uncompared: list[str]
 
     def failures(self) -> list[str]:
-        """What differs from one process; the tolerances are those of operator plans."""
+        """Differences from one process, one line each; the tolerances are those of operator plans."""
         missing = [] if self.reference_loss is None else self.uncompared
         return [f"gradient of {name} was made by no stage" for name in missing] + super().failures()

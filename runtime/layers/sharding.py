@@ -64,7 +64,7 @@ def shard_stage(
 
 
 def free_after_backward(gathered_once: Iterable[FSDPModule], freed: bool) -> None:
-    """Say whether ZeRO-2 layers free their parameters after the next backward; all others always do."""
+    """Set whether ZeRO-2 layers free their parameters after the next backward; all others always do."""
     for module in gathered_once:
         module.set_reshard_after_backward(freed, recurse=False)
 
@@ -101,7 +101,7 @@ class _Sharder:
 
 
 def _units_with_ties(planned_units: Sequence[PlannedUnit]) -> list[list[PlannedUnit]]:
-    """The units, those that share a parameter together: FSDP2 wants it in one group."""
+    """Groups of units: those that share a parameter are in one group, as FSDP2 requires."""
     groups: list[list[PlannedUnit]] = [[planned] for planned in planned_units]
     for held in tied_parameters([planned_units]).values():
         joined = [group for group in groups if any(planned in group for _, planned in held)]

@@ -94,7 +94,7 @@ def share_products(unit: LayerUnit, mesh_of: Callable[[str], DeviceMesh], sequen
 
 
 def repeat_products(unit: LayerUnit, mesh_of: Callable[[str], DeviceMesh]) -> None:
-    """Have every device of a mesh compute the whole unit, and sum what each has a share of all the same.
+    """Compute the whole unit on every device of a mesh, and sum the gradients of which each device has a share.
 
     Parameters
     ----------
@@ -109,7 +109,7 @@ def repeat_products(unit: LayerUnit, mesh_of: Callable[[str], DeviceMesh]) -> No
 
 
 def _present(unit: LayerUnit, paths: Iterable[str]) -> list[str]:
-    """Those paths at which the unit has a module with parameters."""
+    """Paths at which the unit has a module with parameters."""
     modules = dict(unit.named_modules())
     return [path for path in paths if path in modules and next(modules[path].parameters(), None) is not None]
 
@@ -134,7 +134,7 @@ def _share_vocabulary(module: Any, mesh: DeviceMesh) -> None:
 
 
 def _replicate_table(module: nn.Module, mesh: DeviceMesh) -> None:
-    """Table that every device looks up whole, while its gradient there is that of a part of the columns."""
+    """Replicate a table on every device, where its gradient is that of a part of the columns."""
 
     def replicate(_: str, part: nn.Module, mesh: DeviceMesh) -> None:
         for name, parameter in list(part.named_parameters(recurse=False)):

@@ -80,7 +80,7 @@ class LayerTraining:
         return [*self._kept(on_host=False), *self.stage.module.buffers()]
 
     def _kept(self, on_host: bool) -> list[Tensor]:
-        """Parameters and optimizer state that are on the host, or those that are not."""
+        """Parameters and optimizer state on the host, or those on the device."""
         kept: list[Tensor] = []
         for path, parameter in self.parameters().items():
             layer = self.stage.layers[path]

@@ -1,8 +1,8 @@
-"""How far a run on several ranks is from one process: relative errors of gradients and of updated tensors.
+"""Relative errors of gradients and of updated tensors between a run on several ranks and one process.
 
 Each rank compares its own blocks with the same blocks of the reference's files. The error of a tensor is
-``max|a - b| / max|b|``, with the maximum of ``|b|`` over the whole tensor. Two things would make that
-number say nothing, and are left out:
+``max|a - b| / max|b|``, with the maximum of ``|b|`` over the whole tensor. Two cases in which that number has no
+meaning are left out:
 
 - A gradient that is zero up to rounding (an attention key's bias, say) has no digits to compare: its scale
   is at least :data:`GRADIENT_FLOOR` of the largest gradient entry of the model.
@@ -36,7 +36,7 @@ class WorstError:
     name: str
 
     def worse_of(self, other: WorstError) -> WorstError:
-        """The larger of two; what is no number is the largest."""
+        """The larger of two errors; NaN counts as the largest."""
         return self if isnan(self.error) or other.error <= self.error else other
 
 
@@ -49,7 +49,7 @@ class ReferenceComparison:
     Parameters
     ----------
     reference
-        What one process found.
+        Results of one process.
     placements
         Placement of each parameter and module buffer by name.
     groups

@@ -1,9 +1,9 @@
 """Copies between a device and its host's memory, beside the computation where the device can.
 
-On CUDA the copies run on two streams of their own, one per direction, from and to pinned memory, and events hold
-them and the computation apart exactly where :mod:`planner.schedule.instructions` says. All device memory is allocated
-on the compute stream, which waits for a copy before it reads or frees what the copy uses, so the allocator needs to
-know nothing about the other streams. Elsewhere a copy is done when the call returns.
+On CUDA the copies run on two streams of their own, one per direction, from and to pinned memory; events synchronize
+them with the computation exactly where :mod:`planner.schedule.instructions` defines it. All device memory is allocated
+on the compute stream, which waits for a copy before it reads or frees its buffers, so the allocator needs no record of
+the other streams. Elsewhere a copy is done when the call returns.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class HostCopies:
         Returns
         -------
         tuple
-            The host tensor, with the strides of ``source``, and what :meth:`wait` waits for.
+            The host tensor, with the strides of ``source``, and the handle for :meth:`wait`.
         """
         with counted_on_host():
             host = torch.empty_like(source, device="cpu", pin_memory=self._streams)
@@ -65,12 +65,12 @@ class HostCopies:
         Parameters
         ----------
         host, offloaded
-            What :meth:`offload` returned.
+            Results of :meth:`offload`.
 
         Returns
         -------
         tuple
-            The device tensor and what :meth:`wait` waits for.
+            The device tensor and the handle for :meth:`wait`.
         """
         target = torch.empty_like(host, device=self._device, pin_memory=False)
         if offloaded is None:

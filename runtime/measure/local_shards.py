@@ -18,7 +18,7 @@ def local_block(full: Tensor, placement: Placement, mesh: Sequence[int], coordin
     full
         The global tensor (a memory-mapped one stays on disk: only views are taken).
     placement
-        One word per mesh axis, none of them partial.
+        One entry per mesh axis, none of them partial.
     mesh
         Size of each mesh axis.
     coordinate
@@ -29,12 +29,12 @@ def local_block(full: Tensor, placement: Placement, mesh: Sequence[int], coordin
     ValueError
         If the placement is partial: a single tensor does not say what each rank holds.
     """
-    if any(is_partial(word) for word in placement):
+    if any(is_partial(entry) for entry in placement):
         raise ValueError(f"placement {placement} is partial: a full tensor has no block under it")
     parts: dict[int, int] = {}
-    for word, count in zip(placement, mesh, strict=True):
-        if is_shard(word):
-            parts[shard_dim(word)] = parts.get(shard_dim(word), 1) * count
+    for entry, count in zip(placement, mesh, strict=True):
+        if is_shard(entry):
+            parts[shard_dim(entry)] = parts.get(shard_dim(entry), 1) * count
     block = full
     for dim, count in parts.items():
         size = full.shape[dim] // count

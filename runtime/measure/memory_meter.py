@@ -26,22 +26,22 @@ class MemoryMeter:
     device
         Device of the rank.
     resident
-        Tensors that exist already: parameters, module buffers, optimizer state. On CUDA the allocator
-        knows them and its record, from process start on, is taken.
+        Tensors that exist already: parameters, module buffers, optimizer state. On CUDA they are in the record of
+        the allocator, from process start on.
     storages
-        What counts where there is no such record; None: a plain :class:`StorageMeter`.
+        The meter where there is no such record; None: a plain :class:`StorageMeter`.
     """
 
     def __init__(self, device: torch.device, resident: Iterable[Tensor], storages: StorageMeter | None = None) -> None:
         self._device = device
-        self._allocator_knows = device.type == "cuda"
+        self._has_allocator_record = device.type == "cuda"
         self._storages = storages or StorageMeter()
         self._storages.track(*resident)
 
     @property
     def peak_bytes(self) -> int:
         """Most bytes alive at once so far."""
-        if self._allocator_knows:
+        if self._has_allocator_record:
             return torch.cuda.max_memory_allocated(self._device)
         return self._storages.peak_bytes
 
@@ -53,13 +53,13 @@ class MemoryMeter:
     @property
     def live_bytes(self) -> int:
         """Bytes alive now."""
-        if self._allocator_knows:
+        if self._has_allocator_record:
             return torch.cuda.memory_allocated(self._device)
         return self._storages.live_bytes
 
     @contextmanager
     def metering(self, *inputs: Tensor) -> Iterator[None]:
-        """Watch what runs inside; ``inputs`` are tensors that were made for it just before."""
+        """Meter the block; ``inputs`` are tensors that were made for it just before."""
         self._storages.track(*inputs)
         with self._storages:
             yield

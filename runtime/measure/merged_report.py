@@ -1,4 +1,4 @@
-"""From what each rank measured to what reports of a run have in common, whatever kind of plan was run."""
+"""Fields that reports of all kinds of plans share, merged from the measurements of the ranks."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def merged_measurements(ranks: Sequence[MeasuredRank], reference: ReferenceRun |
     ranks
         Reports in the order of the ranks.
     reference
-        What one process found; None where nothing was checked.
+        Results of one process; None where nothing was checked.
     """
     worst = NO_ERROR
     for rank in ranks:

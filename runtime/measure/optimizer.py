@@ -147,7 +147,7 @@ class LocalOptimizer:
 
 
 def whole_model_optimizer(name: str, module: torch.nn.Module) -> torch.optim.Optimizer:
-    """Torch's own optimizer over a whole module with the same settings: what one process uses.
+    """Torch's own optimizer over a whole module with the same settings, for the run in one process.
 
     With master copies the optimizer's parameters are the copies: clear gradients through the module.
 
@@ -178,7 +178,7 @@ def whole_model_optimizer(name: str, module: torch.nn.Module) -> torch.optim.Opt
 
 
 def _train_through_masters(optimizer: torch.optim.Optimizer, masters: Mapping[Tensor, Tensor]) -> None:
-    """Give the master copies their parameters' gradients before every step, and the parameters their values after."""
+    """Copy gradients to the master copies before every step, and their values to the parameters after it."""
 
     def before(*_: object) -> None:
         for parameter, master in masters.items():

@@ -1,8 +1,8 @@
 """The same training in one process: the plain module, eager autograd, torch's own optimizer.
 
 ``python -m runtime.measure.reference PLAN FOLDER --steps N`` writes into FOLDER the initial state that the ranks
-read and, for N > 0, what they are compared with: the loss of each step, every gradient of the first step,
-and parameters and module buffers after the last one.
+read and, for N > 0, the reference of the comparison: the loss of each step, every gradient of the first step, and
+parameters and module buffers after the last one.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ GRADIENTS_FILE, UPDATED_FILE, LOSSES_FILE = "gradients.pt", "updated.pt", "losse
 
 @dataclass(frozen=True, eq=False)
 class ReferenceRun:
-    """What one process found; gradients and updated tensors are mapped files.
+    """Results of one process; gradients and updated tensors are mapped files.
 
     Parameters
     ----------
@@ -111,7 +111,7 @@ def prepare_from_command_line(step_of: Callable[[Path], tuple[ModelReference, st
     Parameters
     ----------
     step_of
-        Which step a plan file is of, and its optimizer.
+        Returns the model reference and the optimizer of a plan file.
     """
     parser = argparse.ArgumentParser(description="Write the initial state of a plan's run, and train in one process.")
     parser.add_argument("plan", type=Path)

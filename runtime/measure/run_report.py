@@ -1,4 +1,4 @@
-"""What a run of a plan found, beside what the plan predicted."""
+"""Report of a run of a plan: measured figures beside predicted ones."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PRECISION = {"float64": 1.0, "float32": 1.0, "float16": 2.0**13, "bfloat16": 2.0
 
 
 class MeasuredRank(BaseModel):
-    """What one rank measured, and the largest relative error of its gradients (0 where nothing was checked)."""
+    """Measurements of one rank, and the largest relative error of its gradients (0 where nothing was checked)."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, ser_json_inf_nan="constants")
 
@@ -42,7 +42,7 @@ class RankReport(MeasuredRank):
 
 
 class TrainingReport(BaseModel):
-    """What a run of any plan measured, beside one process; lists are by rank or by step.
+    """Measurements of a run of any plan, beside one process; lists are by rank or by step.
 
     Parameters
     ----------
@@ -57,7 +57,7 @@ class TrainingReport(BaseModel):
     loss, reference_loss
         Loss of each step, and that of one process (None where not checked).
     max_grad_rel_error, worst_gradient
-        Largest relative error of the gradients of the first step, and whose it is.
+        Largest relative error of the gradients of the first step, and the parameter that has it.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, ser_json_inf_nan="constants")
@@ -76,11 +76,11 @@ class TrainingReport(BaseModel):
 
     @property
     def exit_code(self) -> int:
-        """Exit code of the command that made the run: 1 where something is wrong."""
+        """Exit code of the command that made the run: 1 where there are failures."""
         return CHECK_FAILED if self.failures() else 0
 
     def failures(self) -> list[str]:
-        """What differs from one process, one line each; empty where all is well, and where nothing was checked.
+        """Differences from one process, one line each; empty where there are none or nothing was checked.
 
         The first step's loss must be within 1e-5 of one process and its gradients within 1e-4 (relative, in single
         precision; more in half precision). Later losses and updated parameters are reported only: AdamW turns rounding
@@ -113,7 +113,7 @@ class RunReport(TrainingReport):
     predicted_peak_bytes, predicted_host_peak_bytes
         Most bytes of tensors alive on a rank at once, and of offloaded ones in host memory.
     predicted_step_s, predicted_stall_s
-        Seconds of one step, and those of them in which the computation waits for copies to and from the host.
+        Seconds of one step, and of its stalls for copies to and from the host.
     max_param_rel_error, worst_parameter
         Largest relative error of parameters and module buffers after the last step; see
         :mod:`runtime.measure.comparison`.
@@ -137,7 +137,7 @@ class RunReport(TrainingReport):
         return max(0, max(self.measured_peak_bytes) - self.memory_limit_bytes)
 
     def failures(self) -> list[str]:
-        """What is wrong with the run: a peak above the memory limit by more than 0.1 %, and what differs."""
+        """Failures of the run: a peak above the memory limit by more than 0.1 %, and differences from one process."""
         found = []
         if self.memory_limit_bytes is not None and self.excess_bytes > LIMIT_TOLERANCE * self.memory_limit_bytes:
             found.append(

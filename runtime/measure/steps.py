@@ -1,4 +1,4 @@
-"""Runs training steps and measures them: memory on the first, time on the others."""
+"""Measurement of training steps: memory on the first, time on the others."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ class Training(Protocol):
         batch
             Global tensors of the step by name.
         meter
-            Watches the step's memory.
+            Meters the step's memory.
         on_gradients
-            Called with this rank's gradients by name before they are used up; not watched.
+            Called with this rank's gradients by name before the updates; not metered.
 
         Returns
         -------
@@ -49,7 +49,7 @@ class Training(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """What one rank measured.
+    """Measurements of one rank.
 
     Parameters
     ----------

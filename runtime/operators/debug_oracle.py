@@ -1,4 +1,4 @@
-"""Finds the operator where a schedule goes wrong: every output's full tensor against one process.
+"""Search for the first wrong operator of a schedule: every output's full tensor is compared with one process.
 
 The schedule is run instruction by instruction, not as a graph. After each computation and each resharding
 the full tensor is gathered and compared with the value that every rank computes for itself from the same
@@ -59,7 +59,7 @@ def compare_with_reference(
     seed: int = 0,
     tolerance: float = 1e-4,
 ) -> Mismatch | None:
-    """Run a schedule and compare all it computes; a collective of all ranks, with the same result on each.
+    """Run a schedule and compare all of its values; a collective of all ranks, with the same result on each.
 
     Parameters
     ----------

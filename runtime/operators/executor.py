@@ -1,8 +1,8 @@
-"""From a schedule to one local fx graph that runs it.
+"""Lowering of a schedule to one local fx graph that runs it.
 
 Every instruction becomes one node: an operator on local tensors with its constants localised, one
 collective per step of a resharding path, or the start of a copy to or from the host; waits for copies are nodes
-of their own, where the schedule's meaning puts them. Nothing is traced, so each operator runs exactly under the
+of their own, where the schedule's semantics require them. Nothing is traced, so each operator runs exactly under the
 placements of the schedule. The graph's generated code drops each value after its last use, which
 :func:`~runtime.operators.schedule_lifetimes.check_schedule` holds equal to the schedule's frees (only the source of a
 path of several steps may go earlier, after the first of them). Updates follow after the graph, one parameter
@@ -33,7 +33,7 @@ from runtime.operators.schedule_lifetimes import check_schedule
 
 @dataclass(slots=True)
 class StepResult:
-    """What forward and backward leave behind on one rank.
+    """Results of forward and backward on one rank.
 
     Parameters
     ----------
@@ -60,7 +60,7 @@ class LoweredStep:
         Takes a list of the local inputs in the graph's order; returns the results in order. An input that
         the schedule frees is taken out of the list.
     outputs, names
-        What each result is, and the name of the parameter or buffer it belongs to (empty for the loss).
+        Role of each result, and the name of its parameter or buffer (empty for the loss).
     updates
         Names of the parameters in the order of their optimizer updates.
     """
@@ -128,7 +128,7 @@ class _Lowering:
         self._graph = Graph()
         self._nodes: dict[int, Node] = {}
         self._host = HostCopies(device)
-        # What to wait for: by buffer that copies use, by buffer that a copy fills and nobody has read.
+        # Handles of copies to wait for: by buffer that copies use, by buffer that a copy fills and none has read yet.
         self._copies: dict[int, tuple[Node, ...]] = {}
         self._arriving: dict[int, Node] = {}
         self._shared: dict[object, Callable[..., Any]] = {}
@@ -215,8 +215,8 @@ class _Lowering:
         for before, after in pairwise(instruction.path):
             key = (before, after)
             if key not in self._shared:
-                words = "_".join((*before, "to", *after))
-                self._shared[key] = _named(reshard_step(before, after, self._groups), f"reshard_{words}")
+                name = "_".join(("reshard", *before, "to", *after))
+                self._shared[key] = _named(reshard_step(before, after, self._groups), name)
             node = self._graph.call_function(self._shared[key], (node,))
         self._nodes[instruction.target] = node
 
@@ -227,7 +227,7 @@ class _Lowering:
         return self._nodes[buffer]
 
     def _copy(self, start: Callable[..., Any], source: int, target: int, *waits_for: Node) -> Node:
-        """Start a copy; the node of what tells that it is done."""
+        """Start a copy; the node of its handle."""
         node = self._graph.call_function(start, (self._nodes[source], *waits_for))
         self._nodes[target] = self._graph.call_function(operator.getitem, (node, 0))
         done = self._graph.call_function(operator.getitem, (node, 1))

@@ -1,4 +1,4 @@
-"""Lifetimes of a schedule's buffers: it must free them when the lowered graph does, at their last use.
+"""Check that a schedule frees its buffers where the lowered graph does, at their last use.
 
 The generated code of an fx graph drops every value right after its last use. The replay counts bytes by
 the schedule's own :class:`Free` instructions. Only where the two agree is the predicted peak that of the

@@ -60,7 +60,7 @@ class LocalTraining:
     placements
         Placement of each parameter and module buffer by name.
     state, optimizer
-        What changes from step to step.
+        Values that change from step to step.
     """
 
     def __init__(

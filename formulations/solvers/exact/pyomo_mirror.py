@@ -22,12 +22,11 @@ from typing import Any
 import numpy as np
 
 from formulations.encodings.linear_model import LinearModel, build_linear_model
+from formulations.encodings.pyomo_program import write_program
 from formulations.problem.solution import Claim, Progress, SolveOptions
-from formulations.problem.strategy_problem import ProblemError, StrategyProblem
+from formulations.problem.strategy_problem import StrategyProblem
 from formulations.solvers.exact.highs_session import margin
 from formulations.solvers.protocol.solver import ReportIncumbent, ReportProgress
-
-_SUFFIXES = (".lp", ".mps")
 
 
 class PyomoSolverError(ValueError):
@@ -138,12 +137,7 @@ def export_model(problem: StrategyProblem, path: str | Path) -> None:
     ProblemError
         If the suffix is neither, or a usage row cannot be satisfied by any choice.
     """
-    target = Path(path)
-    if target.suffix not in _SUFFIXES:
-        raise ProblemError(f"cannot export to {target}: use a path that ends in {' or '.join(_SUFFIXES)}")
-    temporary = target.with_name(f".{target.stem}.partial{target.suffix}")
-    build_pyomo_model(build_linear_model(problem)).write(str(temporary), io_options={"symbolic_solver_labels": True})
-    temporary.replace(target)
+    write_program(build_pyomo_model(build_linear_model(problem)), path)
 
 
 def _find(name: str) -> tuple[Any, bool]:

@@ -1,4 +1,4 @@
-"""The nodes and usage of offload: modes of activations, rows of links, the clock, and what waits."""
+"""The nodes and usage of offload: modes of activations, rows of links, the clock, and stalls."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ HOST, OUTWARD, INWARD = 1, 2, 3
 """Indices of the resources besides device memory. A link's times are its rows."""
 
 LEAD = 3
-"""Copies' times before its use that an activation takes its memory again: it may have to queue for the link."""
+"""Lead of device memory before the use of an activation, in times of a copy, which may queue for the link."""
 
 
 class OffloadProblemBuilder(RecomputeProblemBuilder):
@@ -33,7 +33,7 @@ class OffloadProblemBuilder(RecomputeProblemBuilder):
     Attributes
     ----------
     waiting
-        By node that makes rows longer, the link whose rows it is chosen for.
+        By node that makes rows longer, the link of these rows.
     """
 
     def __init__(self, model: StepModel, modes: Modes, counting: Counting, links: Links) -> None:
@@ -63,7 +63,7 @@ class OffloadProblemBuilder(RecomputeProblemBuilder):
 
     @cached_property
     def times(self) -> StepTimes:
-        """When events happen."""
+        """Times of the events."""
         return step_times(self.model, self.timeline)
 
     @cached_property
@@ -88,7 +88,7 @@ class OffloadProblemBuilder(RecomputeProblemBuilder):
 
     @property
     def most_excess(self) -> int:
-        """Time that dearer layouts may take, as far as rows allow for it."""
+        """Longest additional time of more expensive layouts, as far as rows count it."""
         return 0
 
     # -------------------------------------------------------------- families
@@ -104,11 +104,11 @@ class OffloadProblemBuilder(RecomputeProblemBuilder):
             self.node_usage[self.new_node("clock", 1)] += self.clock()
 
     def clock(self) -> list[UsageTerm]:
-        """What rows of all links have less than the longest one."""
+        """Usage of the clock: the difference of each row of all links to the longest one."""
         return [*self.outward.clock(), *self.inward.clock()]
 
     def add_time(self) -> None:
-        """Add what makes rows longer."""
+        """Add the nodes that make rows longer."""
         costs = (self.model.nodes[i].transfer_cost for i in self.offloads)
         longest = sum(int(cost.sum(axis=1).max()) for cost in costs if cost is not None)
         if longest:
@@ -117,7 +117,7 @@ class OffloadProblemBuilder(RecomputeProblemBuilder):
             self.add_wait("waiting in backward", longer, longer, self.inward)
 
     def add_wait(self, name: str, price: IntArray, longer: IntArray, rows: Rows) -> int:
-        """Add a node that chooses how long something waits, at its price; return it."""
+        """Add a node that chooses the time of a stall, at its price; return it."""
         node = self.new_node(name, len(price))
         self.cost[node] = price
         self.node_usage[node] += rows.lengthen(rows.all, int(longer[-1]), longer[-1] - longer)
@@ -125,7 +125,7 @@ class OffloadProblemBuilder(RecomputeProblemBuilder):
         return node
 
     def add_offload(self, i: int, mode: int, way: OffloadMode) -> None:
-        """Add one mode of one operator: what it costs, reserves, and holds on either side."""
+        """Add one mode of one operator: its cost, its use of links, and its memory on device and host."""
         node, size = self.model.nodes[i], self.model.nodes[i].size
         needed = self._needed_for(i, way)
         if needed is None:
@@ -169,7 +169,7 @@ class OffloadProblemBuilder(RecomputeProblemBuilder):
 
     @cached_property
     def readers(self) -> Mapping[int, set[int]]:
-        """By activation, who reads what is away of it."""
+        """By activation, the readers of its offloaded outputs."""
         found = {}
         for i in self.offloads:
             waiting = waiting_outputs(self.model, i)
@@ -177,7 +177,7 @@ class OffloadProblemBuilder(RecomputeProblemBuilder):
         return found
 
     def _needed_for(self, i: int, way: OffloadMode) -> int | None:
-        """The backward operator in whose burst an activation is back; None where no rerun may read it sooner."""
+        """The backward operator for whose burst an activation is back; None where no rerun may read it sooner."""
         first = self.model.first_backward_use[i]
         if not way.soon:
             return first
@@ -190,7 +190,7 @@ class OffloadProblemBuilder(RecomputeProblemBuilder):
         return bisect_left(self.timeline.start, self.timeline.burst[operator])
 
     def _taken_again(self, arrives: int, lead: IntArray) -> int:
-        """Time right behind a computation of backward from which there is such a lead to an event, of most layouts."""
+        """Begin of device memory in backward: behind the last computation with such a lead (median) to an event."""
         begins = self.times.begins
         event = int(np.searchsorted(begins, begins[arrives] - int(np.median(lead)), side="right")) - 1
         event = min(arrives, max(event, self.boundary))
@@ -199,7 +199,7 @@ class OffloadProblemBuilder(RecomputeProblemBuilder):
         return self.timeline.start[event]
 
     def _on_host(self, i: int) -> tuple[int, int]:
-        """When an activation is on the host at most: from its last forward use to its first backward use."""
+        """Longest interval of an activation on the host: from its last forward use to its first backward use."""
         first = self.timeline.compute[self.model.first_backward_use[i]]
         return self.timeline.start[self._left(i)], self.timeline.last_time(first) + 1
 
@@ -227,5 +227,5 @@ class OffloadProblemBuilder(RecomputeProblemBuilder):
         return late
 
     def further_lives(self, u: int, output: int) -> list[LastUse | None]:
-        """Last direct use of an output: what backward does not read stays on the device."""
+        """Last direct use of an output; outputs that backward does not read stay on the device."""
         return [self.lifetimes.get((u, output), UNREAD).last] * self.further_modes(u)

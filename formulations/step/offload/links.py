@@ -1,18 +1,18 @@
-"""What the links to the host carry by when: rows of usage beside those of memory.
+"""Capacity of the links to the host over time: rows of usage beside those of memory.
 
 Between an event and *the boundary*, where backward begins, all copies that must happen in between fit together:
 
-- *outward*, those of activations that are free to leave from some event of forward on, and are away at the boundary;
-- *inward*, those of activations that come back in backward and are needed by some event of it.
+- *outward*, those of activations whose copy may start at some event of forward, and that are away at the boundary;
+- *inward*, those of activations that are prefetched in backward and read by some event of it.
 
-So an activation's copy uses the rows of all events up to the one behind which it leaves, or from the one on that
-needs it: consecutive ones, written as usage at the *times* of a resource that is a link. Rows stand at about equal
-distances of time (:mod:`formulations.step.offload.times`).
+So an outward copy uses the rows of all events up to the one behind which it may start, and an inward copy those from
+its reader's event on. These rows are consecutive and are written as usage at the *times* of a resource, the link. Rows
+stand at about equal distances of time (:mod:`formulations.step.offload.times`).
 
-A row is as long as the time that lies between its two events at least. Decisions that take time make it longer:
-waiting, at its price, and in the relaxation whatever runs again. Usage is never negative, so a row counts the most
-that all decisions can give, and every decision uses what it gives less (:meth:`Rows.lengthen`). What a row has less
-than the longest one of its link is used by a node with one strategy, the *clock*.
+The length of a row is the least time between its two events. Decisions that take time make it longer: stalls, at their
+price, and in the relaxation all reruns. Usage is never negative, so the length of a row includes the most that all
+decisions can add, and every decision uses the part that it does not add (:meth:`Rows.lengthen`). All rows of a link
+have the limit of the longest one, and a node with one strategy, the *clock*, uses the difference.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import numpy as np
 from formulations.problem.strategy_problem import IntArray, UsageTerm
 
 _STEPS_OF_DOUBLING, _DOUBLINGS = 12, 10
-"""Levels of what is chosen: so many between one and its double, and so often the lowest is doubled."""
+"""Number of levels between one and its double, and number of doublings of the lowest level."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,11 +42,11 @@ class Rows:
     Parameters
     ----------
     resource
-        Whose times the rows are.
+        Resource whose times are the rows.
     events
-        Where the rows stand, in growing order; shape ``(rows,)``.
+        Events at which the rows stand, in growing order; shape ``(rows,)``.
     lengths
-        How long they are, in the unit of the resource; shape ``(rows,)``. Grows with every decision.
+        Lengths in the unit of the resource, shape ``(rows,)``; they grow with every decision.
     """
 
     resource: int
@@ -78,12 +78,12 @@ class Rows:
         return [UsageTerm(self.resource, span.first, span.end, amount)]
 
     def lengthen(self, span: Span, most: int, less: IntArray) -> list[UsageTerm]:
-        """Make some rows longer, by ``most`` less what the strategies of a node give ``less``: that they use."""
+        """Make some rows longer by ``most``; each strategy of a node uses ``less``, the part that it does not add."""
         self.lengths[span.first : span.end] += most
         return self.use(span, less)
 
     def clock(self) -> list[UsageTerm]:
-        """What rows have less than the longest one."""
+        """Usage of the clock: the difference of each row to the longest one."""
         less = self.limit - self.lengths
         return [
             term for row in np.flatnonzero(less).tolist() for term in self.use(Span(row, row + 1), less[row : row + 1])

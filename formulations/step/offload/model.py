@@ -1,19 +1,19 @@
-"""KIWI with chains and offload: a third thing to do with an activation is to let it wait in host memory.
+"""KIWI with chains and offload: an activation may also be kept in host memory until backward.
 
-An activation that backward reads leaves the device behind its last forward use and comes back for its first backward
-use, or for the first rerun that may read it (*soon*). What copies take is known in the schedule alone; the problem that
-finds plans estimates it:
+An activation that backward reads is offloaded behind its last forward use and prefetched for its first backward use,
+or for the first rerun that may read it (*soon*). The exact times of copies follow from the schedule alone; the problem
+that finds plans estimates them:
 
-- *away*: its device memory is free behind the last forward use, and taken again some copies' time
-  (:data:`formulations.step.offload.builder.LEAD`) before the first use in backward. The copies fit into what
-  :mod:`formulations.step.offload.links` says that the links carry by when; where that is too little, the step waits
-  in forward or in backward, at its price;
-- *exposed*, where copies cannot run beside the computation at all: it waits for both, which is exact. No rerun reads
-  an activation before its first backward use then.
+- *away*: its device memory is free behind the last forward use, and taken again the time of some copies
+  (:data:`formulations.step.offload.builder.LEAD`) before the first use in backward. The copies must fit into the
+  capacity of the links (:mod:`formulations.step.offload.links`); where that is too little, the step stalls in forward
+  or in backward, at its price;
+- *exposed*, where copies cannot run beside the computation at all: the step stalls for both copies, which is exact. No
+  rerun reads an activation before its first backward use then.
 
-The bound comes from a relaxation, which counts no more than any plan has, if that is no dearer than the best known
-(:mod:`formulations.step.offload.relaxation`). Where forward uses of an activation end, its memory is free in both,
-though a busy link holds it longer.
+The bound comes from a relaxation. It underestimates cost and memory of every plan that costs at most as much as the
+best known one (:mod:`formulations.step.offload.relaxation`). In both problems the memory of an activation is free
+after its forward uses, though a busy link holds it longer.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ class OffloadProblem:
     ----------
     problem
         Its first nodes are the model's nodes; strategy ``mode * S + layout`` with mode 0 keep, then the operator's
-        modes of running again, then offload (:attr:`Links.modes`). Hold nodes follow, then the clock and what waits.
+        modes of running again, then offload (:attr:`Links.modes`). Hold nodes follow, then the clock and the stalls.
     model, modes, links
-        What it was built from.
+        Inputs that it was built from.
     waiting
-        By node that waits, the link whose rows that makes longer.
+        By node of a stall, the link whose rows it makes longer.
     """
 
     problem: StrategyProblem
@@ -68,7 +68,7 @@ class OffloadProblem:
         return replace(decision, offloaded=frozenset(offloaded))
 
     def encode(self, decision: StepDecision) -> tuple[int, ...]:
-        """Strategies of the model's nodes that mean a decision, without the nodes behind them.
+        """Strategies of the model's nodes for a decision, without the nodes behind them.
 
         Raises
         ------
@@ -79,17 +79,17 @@ class OffloadProblem:
         candidates = offload_candidates(self.model)
         for i in decision.offloaded:
             if i not in candidates:
-                raise ValueError(f"{self.model.nodes[i].name} cannot wait on the host in this problem")
+                raise ValueError(f"{self.model.nodes[i].name} cannot be offloaded in this problem")
             away, first = waiting_outputs(self.model, i), self.model.first_backward_use[i]
             readers = (edge.consumer for edge in self.model.edges_from[i] if edge.output in away)
             soon = any(decision.recomputed.get(v, (first,))[0] < first for v in readers)
-            # Where nothing is hidden there is one mode, and a rerun that comes too early for it is forbidden there.
+            # With blocking copies there is one mode, and a rerun that comes too early for it is forbidden.
             way = next((k for k, way in enumerate(self.links.modes) if way.soon == soon), 0)
             choices[i] += (1 + len(self.modes.get(i, ())) + way) * self.model.nodes[i].size
         return tuple(choices)
 
     def complete(self, problem: StrategyProblem, choices: tuple[int, ...]) -> tuple[int, ...]:
-        """Complete choices of the model's nodes by the shortest holds and the shortest waiting.
+        """Complete choices of the model's nodes by the shortest holds and the shortest stalls.
 
         Parameters
         ----------
@@ -137,7 +137,7 @@ def build_offload(
     memory_limit
         Bytes on one device, or None.
     modes
-        How operators may run again.
+        Modes of running again.
     links
         The host.
     counting

@@ -1,4 +1,4 @@
-"""What may be offloaded, in which modes, and what the host offers."""
+"""Candidates and modes of offload, and the links to the host."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from formulations.step.training_step import NodeKind, StepModel
 
 
 class OffloadMode(StrEnum):
-    """How an activation waits on the host; see the module docstring."""
+    """Mode of an offloaded activation; see :mod:`formulations.step.offload.model` and its relaxation."""
 
     AWAY = "away"
     AWAY_SOON = "away, back for the first rerun that may read it"
@@ -24,13 +24,13 @@ class OffloadMode(StrEnum):
 
     @property
     def soon(self) -> bool:
-        """Whether reruns before the first backward use may read what has come back."""
+        """Whether reruns before the first backward use may read the prefetched activation."""
         return self in (OffloadMode.AWAY_SOON, OffloadMode.EARLY_SOON, OffloadMode.LATE_SOON)
 
 
 @dataclass(frozen=True, slots=True)
 class Links:
-    """What the host offers.
+    """Memory and links of the host.
 
     Parameters
     ----------
@@ -39,7 +39,7 @@ class Links:
     blocking
         Whether the computation waits for every copy.
     best_known
-        Cost of a plan, in quanta: builds the relaxation, whose optimum is a bound on all plans that are no worse;
+        Cost of a plan, in quanta: builds the relaxation, whose optimum is a bound on all plans of at most this cost;
         None builds the problem that finds plans.
     """
 
@@ -64,7 +64,7 @@ class Links:
 
 
 def offload_candidates(model: StepModel) -> frozenset[int]:
-    """Operators whose outputs may wait on the host: made in forward, read in backward, worth a copy, no result."""
+    """Operators whose outputs may be offloaded: made in forward, read in backward, worth a copy, no result."""
     return frozenset(
         i
         for i in np.flatnonzero(model.rerunnable).tolist()
@@ -73,6 +73,6 @@ def offload_candidates(model: StepModel) -> frozenset[int]:
 
 
 def waiting_outputs(model: StepModel, node: int) -> list[int]:
-    """Outputs of an operator that backward reads itself: those are away where it is offloaded, the others stay."""
+    """Outputs of an operator that backward reads itself; of an offloaded operator only these are copied to the host."""
     edges = model.edges_from[node]
     return sorted({edge.output for edge in edges if model.nodes[edge.consumer].kind is NodeKind.BACKWARD})

@@ -1,27 +1,27 @@
-"""The relaxation of offload: it counts no more than any plan has, if that costs no more than the best known.
+"""The relaxation of offload: a lower bound on cost and memory of all plans that cost at most the best known.
 
 Modes of activations
-    By when the copy outward ends and when the activation is back. An activation may have several outputs that wait,
-    each with a stay of its own; what a mode says holds for its *main* output, the one whose copies take longest. The
+    A mode fixes when the outward copy ends and when the activation is back. An activation may have several offloaded
+    outputs, each with a stay of its own; the mode is that of its *main* output, the one whose copies take longest. The
     others are on the device as long as forward reads them and from their first backward use on, and use no link.
 
     - *early*: the copy ends before the boundary. It lies in the outward rows from where the activation is made.
-    - *late*: it ends behind it, so the activation is on the device at the boundary, and *leaving* then.
+    - *late*: the copy ends behind it, so the activation is on the device at the boundary, and *leaving* then.
     - *brief*: the activation is back before the boundary, or the copy back begins before it.
 
     Early and late copies back lie behind the boundary: in the inward rows of the first read in backward, or of the
     last rerun before it that may be the first to read (*soon*).
 
 The clock
-    Between the boundary and an event lies the least time of the events between, what layouts may take beyond it (but
-    no more than the best plan known has beyond its least time), the reruns between, which are decided, and what the
-    step has waited there: no more than it waits in backward, at its price. So also in forward, without reruns.
+    The time between the boundary and an event is the sum of the least time of the events between, the additional time
+    of layouts (at most that of the best known plan beyond the least time), the chosen reruns between, and the stalls
+    there, which are at most those of all backward, at their price. In forward it is the same without reruns.
 
-What is leaving
+Leaving activations
     The link takes one copy after the other. Of the late ones at most one begins before the boundary: a node chooses
     its *head start*, which uses the outward rows as far as they are that long. Up to an event of backward the link has
-    carried no more than fits into this and into the time since. What it has not carried is still on the device, and no
-    late mode counts it there. A node for every row chooses how many bytes that are: they use the memory between this
+    carried at most the bytes of the head start and of the time since the boundary. The other bytes are still on the
+    device, where no late mode counts them. A node for every row chooses their number: they use the memory between this
     row and the one before, and make the row longer,
 
         bytes of all late activations <= bytes per quantum * (head start + time) + bytes still leaving.
@@ -47,10 +47,10 @@ from formulations.step.sharding import UNREAD
 from formulations.step.training_step import NodeKind
 
 LEAVING = 4
-"""Index of the resource whose times are the rows of what is leaving."""
+"""Index of the resource whose times are the rows of leaving activations."""
 
 MOST_UNITS = 1 << 20
-"""What is leaving is counted in so many units at most: in bytes, rounded prices of a few rows would weigh much."""
+"""Largest number of units for leaving activations: in bytes, rounded prices of a few rows would weigh much."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -60,7 +60,7 @@ class _Main:
     Parameters
     ----------
     output
-        Which one.
+        Its index.
     reader
         The first backward operator that reads it.
     copies, bytes
@@ -82,18 +82,18 @@ class OffloadRelaxationBuilder(OffloadProblemBuilder):
     """Offload in the modes of the relaxation."""
 
     def resources(self, memory_limit: int | None) -> tuple[Resource, ...]:
-        """Also what is leaving."""
+        """Also the rows of leaving activations."""
         return *super().resources(memory_limit), Resource(f"leaving ({self._unit} bytes)", self.leaving.limit)
 
     @property
     def most_excess(self) -> int:
-        """What the best plan known takes beyond the least time of all operators."""
-        assert self.links.best_known is not None, "the relaxation knows a plan"
+        """Time of the best known plan beyond the least time of all operators."""
+        assert self.links.best_known is not None, "the relaxation needs the cost of a plan"
         return max(0, self.links.best_known - self.times.step)
 
     @cached_property
     def leaving(self) -> Rows:
-        """Rows of what is leaving, denser near the boundary, until all that fits on the device has left."""
+        """Rows of leaving activations, denser near the boundary, until all bytes that fit on the device have left."""
         boundary = self.boundary
         gone = self.times.begins[boundary] + levels(int(self._most_leaving / (self._speed * self._unit)))
         behind = np.searchsorted(self.times.begins, gone)
@@ -121,7 +121,7 @@ class OffloadRelaxationBuilder(OffloadProblemBuilder):
 
     @cached_property
     def _most_leaving(self) -> int:
-        """Most bytes that leave behind the boundary: at it, they are all on the device."""
+        """Most bytes that leave behind the boundary, where all of them are on the device."""
         together = sum(int(main.leaving.max()) for main in self._mains.values())
         if self.memory_limit is None:
             return together
@@ -130,7 +130,7 @@ class OffloadRelaxationBuilder(OffloadProblemBuilder):
 
     @cached_property
     def _unit(self) -> int:
-        """Bytes of one unit of what is leaving; usage is rounded down, what makes rows longer up."""
+        """Bytes of one unit of leaving activations; usage is rounded down, additions to rows are rounded up."""
         return max(1, self._most_leaving // MOST_UNITS)
 
     @cached_property
@@ -153,13 +153,13 @@ class OffloadRelaxationBuilder(OffloadProblemBuilder):
     # -------------------------------------------------------------- families
 
     def clock(self) -> list[UsageTerm]:
-        """Also for what is leaving."""
+        """Also for leaving activations."""
         return [*super().clock(), *self.leaving.clock()]
 
     def add_time(self) -> None:
-        """Add what makes rows longer: waiting, reruns, a head start, and what is still leaving.
+        """Add the nodes that make rows longer: stalls, reruns, a head start, and bytes still leaving.
 
-        Every choice of how much that is stands for all from what it costs up to what it makes the rows longer.
+        Every level stands for all times from its price up to its addition to the rows.
         """
         if self.most_excess:
             longer = levels(self.most_excess)
@@ -186,7 +186,7 @@ class OffloadRelaxationBuilder(OffloadProblemBuilder):
             self.node_usage[node] += rows.use(Span(row, row + 1), np.minimum(used, times[row]))
 
     def _lengthen_leaving(self, node: int, span: Span, longer: IntArray) -> None:
-        """Make rows of what is leaving longer by what the strategies of a node give, in growing order."""
+        """Make rows of leaving activations longer by the additions of a node's strategies, in growing order."""
         self.node_usage[node] += self.leaving.lengthen(span, int(longer[-1]), longer[-1] - longer)
 
     def _add_reruns(self, i: int) -> None:
@@ -202,7 +202,7 @@ class OffloadRelaxationBuilder(OffloadProblemBuilder):
                 self.node_usage[i] += rows.lengthen(Span(start, end), most, self._beside(longer, counts, most))
 
     def _beside(self, longer: IntArray, counts: tuple[int, ...], most: int) -> IntArray:
-        """What the modes of a node give less than ``most``, if each gives so often what its layout does."""
+        """Difference to ``most`` of the modes of a node, each of which adds its layout's time so many times."""
         longer = self.tables.one_of(longer)
 
         def make() -> IntArray:
@@ -212,7 +212,7 @@ class OffloadRelaxationBuilder(OffloadProblemBuilder):
         return self.tables.made_of((longer,), ("beside", *counts), make)
 
     def _add_leaving(self) -> None:
-        """Add the nodes that choose how much is still leaving."""
+        """Add the nodes that choose the bytes still leaving."""
         start, rows = self.timeline.start, self.leaving
         longer = levels(-(-self._most_leaving // self._unit))
         held = self._unit * np.concatenate(([0], longer[:-1]))

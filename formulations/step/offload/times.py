@@ -1,4 +1,4 @@
-"""When the events of a step begin at least, as the links to the host see it."""
+"""Least times of the events of a step, for the links to the host."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ ROWS = 64
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StepTimes:
-    """When events happen while nothing waits and nothing runs again; quanta, the end of the step as the last event.
+    """Times of events without stalls and reruns; quanta, the end of the step as the last event.
 
     Parameters
     ----------
     begins
         Least time at which every event begins, shape ``(events + 1,)``.
     ready
-        The same for when its arguments have the layouts that its operator wants.
+        Least time at which its arguments have the layouts that its operator requires, shape ``(events + 1,)``.
     excess
-        How much more layouts let all events before take, at most; arguments of reruns are among it.
+        Most additional time of all events before by other layouts, arguments of reruns included.
     arguments
         Least time that bringing the arguments of every node takes, shape ``(nodes,)``.
     """
@@ -67,7 +67,7 @@ def step_times(model: StepModel, timeline: Timeline) -> StepTimes:
     Parameters
     ----------
     model, timeline
-        The step, and when everything happens.
+        The step and its timeline.
     """
     costs = _Costs()
     arguments = np.zeros((len(model.nodes), 2), dtype=np.int64)
@@ -93,7 +93,7 @@ def step_times(model: StepModel, timeline: Timeline) -> StepTimes:
 
 
 class _Costs:
-    """Least and most of tables, many of which are the same."""
+    """Extremes of tables, cached by identity, since many tables are the same."""
 
     def __init__(self) -> None:
         self._known: dict[int, tuple[int, int]] = {}

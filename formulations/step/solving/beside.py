@@ -1,10 +1,10 @@
-"""A deep model's problem, with restrictions of it solved beside the solver.
+"""A deep model's problem, with restrictions of it solved in parallel to the solver.
 
-Patterns of a deep model's blocks are generated in one process, and mixed into good assignments. Decisions of
+One process generates patterns of a deep model's blocks and combines them into good assignments. Decisions of
 restrictions (:attr:`StepProblem.restrictions`) are found by prices in a second or two each and are often cheaper than
-the first patterns; mixed with them, they give better assignments than either. So another process solves them meanwhile:
-those with reruns by rule first, the largest after them, and the base problem at last. With one process at a time, or
-where everything has to be deterministic, they come before.
+the first patterns; combined with them, they give better assignments than either. So another process solves them
+meanwhile: those with reruns by rule first, the largest after them, and the base problem last. With one process at a
+time, or where the solve has to be deterministic, they come before.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ BEFORE_SHARE = 0.4
 """Part of the time limit that restrictions have where they come before."""
 
 _AT_WORK = 2
-"""Searches that share the memory."""
+"""Number of searches that share the memory."""
 
 _PATIENCE_SECONDS, _PATIENCE = 0.3, 0.6
 """How long a restriction goes on without a better assignment: seconds, and a part of the time that it took to find the
@@ -41,7 +41,7 @@ last one."""
 def solve_with_restrictions(
     built: StepProblem, start: Candidate | None, context: SolveContext
 ) -> tuple[SolveResult, Candidate | None]:
-    """Solve a step's problem from a start, with restrictions beside it where that helps.
+    """Solve a step's problem from a start, with restrictions in parallel where that helps.
 
     Parameters
     ----------
@@ -50,12 +50,12 @@ def solve_with_restrictions(
     start
         A decision within the limit, if any is known.
     context
-        How to solve it.
+        Solver, options and workers.
 
     Returns
     -------
     tuple
-        What the solver found, and the best decision known beside it.
+        The solver's result, and the best decision of the restrictions.
     """
     options = context.options
     if not built.restrictions or not context.solves_by_patterns(built.problem):
@@ -101,7 +101,7 @@ class RestrictionsBeside(Background):
         return replace(options, time_limit=max(left, (1.0 - BEFORE_SHARE) * options.time_limit))
 
     def newest(self) -> tuple[int, ...] | None:
-        """Choices of the whole problem that mean the best decision, unless they were returned before."""
+        """Choices of the whole problem for the best decision, or None if they were returned before."""
         self.go.set()
         best = self.best
         if best is None or best is self._published:
@@ -115,7 +115,7 @@ class RestrictionsBeside(Background):
         self._search.end()
 
     def _run_beside(self) -> None:
-        """Begin when the larger problem is with its solver: until then its layout needs this process."""
+        """Begin when the solver runs on the larger problem: until then flattening that problem needs this process."""
         self.go.wait()
         run_stages(Phase.BESIDE, self._search)
 
@@ -155,14 +155,14 @@ class RestrictionsBeside(Background):
 
 @dataclass(slots=True)
 class Patience:
-    """Says when to stop a restriction: nothing in it is cheap enough, or nothing better has come for long.
+    """Criterion to stop a restriction: its bound is too high, or its incumbent has not improved for long.
 
     Parameters
     ----------
     cost
         Returns the lowest cost that is known.
     patient
-        Whether to go on however long nothing better comes.
+        Whether to go on however long the incumbent does not improve.
     incumbent
         Cost that the problem begins from, if any.
     """

@@ -1,9 +1,8 @@
-"""A bound on all plans from a relaxation, found beside the search for plans.
+"""A bound on all plans from a relaxation, computed in parallel to the search for plans.
 
-Where a formulation's problem leaves plans out, its bound proves nothing about those. The relaxation's bound does, for
-all plans that cost at most what one of them costs, so it can begin as soon as any plan is known, or some time later
-where others need the cores, in a process of its own. With one process at work at a time it comes after the search
-instead.
+Where a formulation's problem leaves plans out, its bound proves nothing about those. The relaxation's bound holds for
+all plans that cost at most as much as a known plan. So it can begin as soon as any plan is known, in a process of its
+own, or some time later where other processes need the cores. With one process at a time it comes after the search.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from formulations.solvers import SolverPool, solve
 from formulations.step.solving.background import Background
 
 BOUNDING = "formulations.solvers.prices.bounding:solve"
-"""What bounds: it looks for no assignments, which would be none of the problem in question."""
+"""Solver of the relaxation; it searches no assignments, which would be none of the original problem."""
 
 ALONE_SHARE = 0.4
 """Part of the time limit that the bound has where it comes after the search."""
@@ -29,7 +28,7 @@ ALONE_SHARE = 0.4
 _LEAST_SECONDS, _LEAST_PATIENCE = 0.05, 3.0
 _POLL_SECONDS = 0.05
 _OVERTIME_SECONDS = 1.0
-"""For the last proof, which may begin right before the time is over."""
+"""Time for the last proof, which may begin right before the limit."""
 
 
 class BoundBeside(Background):
@@ -45,9 +44,9 @@ class BoundBeside(Background):
     pool
         Warm workers, or None.
     after
-        Part of the time limit after which it may begin, where others are at work before.
+        Part of the time limit after which it may begin, where other processes run before.
     least_seconds
-        Time below which nothing is proved: with less left it does not begin.
+        Time below which a bound is not to be expected: with less left it does not begin.
     """
 
     def __init__(
@@ -67,20 +66,20 @@ class BoundBeside(Background):
         self._found: Future[SolveResult | None] | None = None
         self._known: int | None = None
         self._above = 0
-        """What plans cost at least that the relaxation leaves out."""
+        """Lower bound on the cost of plans that the relaxation leaves out."""
 
     @property
     def search_seconds(self) -> float:
-        """Time that the search has: all of it, unless the bound comes after it."""
+        """Time limit of the search: the whole limit, unless the bound comes after it."""
         share = ALONE_SHARE if self._relaxed is not None and self._options.workers == 1 else 0.0
         if share * self._options.time_limit < self._least_seconds:
             share = 0.0
         return (1.0 - share) * self._options.time_limit
 
     def begin(self, cost: int) -> None:
-        """Begin, where not done yet, with plans of this cost or less; unless only one process may be at work.
+        """Begin, once, with plans of this cost or less; does nothing if only one process may run.
 
-        The cost is that of a known plan, or of what may turn out to be none: then the bound is at most one above it.
+        The cost is that of a known plan, or of one that may not fit: then the bound is at most one above it.
         """
         if self._options.workers != 1:
             self._begin(cost)
@@ -93,8 +92,8 @@ class BoundBeside(Background):
         cost
             Of the best plan.
         patient
-            Whether to wait for a better one: as long as the search has taken, until the time is over, until it shows
-            that no plan is better than the best one, or until Ctrl-C.
+            Whether to wait for a better bound: as long as the search has taken, until the time is over, until it equals
+            the cost, or until Ctrl-C.
 
         Returns
         -------
@@ -104,7 +103,7 @@ class BoundBeside(Background):
         if patient:
             self.go.set()
             self._begin(cost)
-            with contextlib.suppress(KeyboardInterrupt):  # the plan is there: who has waited enough still gets it
+            with contextlib.suppress(KeyboardInterrupt):  # the plan is returned, also if Ctrl-C ends the wait
                 self._wait(cost)
         self.end()
         result = None if self._found is None else self._found.result()
@@ -115,7 +114,7 @@ class BoundBeside(Background):
         return None if result.bound is None else min(result.bound, self._above, cost)
 
     def _wait(self, cost: int) -> None:
-        """Wait for the end, as long as that may still help."""
+        """Wait for the end, while a better bound is possible."""
         now = time.monotonic()
         ends = min(self._deadline, now + max(_LEAST_PATIENCE, now - self._begun)) + _OVERTIME_SECONDS
         while self._found is not None and not self._found.done() and time.monotonic() < ends:

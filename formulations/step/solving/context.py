@@ -1,4 +1,4 @@
-"""What every stage of a solve is given: how decisions are executed, which solver, options, workers, progress."""
+"""Context of all stages of a solve: execution of decisions, solver, options, workers, progress."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from formulations.step.training_step import StepDecision
 
 @dataclass(frozen=True, slots=True)
 class Executed:
-    """What a decision costs (quanta) and holds at most (bytes) when it is executed."""
+    """Cost (quanta) and peak (bytes) of a decision when it is executed."""
 
     cost: int
     peak: int
@@ -31,14 +31,14 @@ class Candidate:
 
 @dataclass(slots=True)
 class FreeDecision:
-    """The best decision without a limit, once one is proven: it is the same whatever the limit.
+    """The proven best decision without a limit, which is the same for all limits.
 
     Parameters
     ----------
     decision
-        What was decided.
+        The decision.
     cost
-        What it costs (quanta); nothing costs less, whatever else a formulation has to decide.
+        Its cost (quanta), a lower bound for every formulation.
     """
 
     decision: StepDecision | None = None
@@ -47,7 +47,7 @@ class FreeDecision:
 
 @dataclass(frozen=True, slots=True)
 class SolveContext:
-    """How a step's problem is solved.
+    """Solver, options, workers and known decisions for a step's problem.
 
     Parameters
     ----------
@@ -60,7 +60,7 @@ class SolveContext:
     progress
         Called with every better incumbent or bound, or None.
     known
-        Decisions that are known already: of those within the limit, none is better than what is found.
+        Known decisions: the result is no worse than the best of them within the limit.
     free
         The decision without a limit; a solve that proves it writes it here.
     """
@@ -78,7 +78,7 @@ class SolveContext:
         return replace(self, options=replace(self.options, time_limit=seconds))
 
     def solves_by_patterns(self, problem: StrategyProblem) -> bool:
-        """Whether the solver begins with patterns of a problem's repeated blocks and needs little to begin from."""
+        """Whether the solver generates patterns of repeated blocks, and so needs no good start."""
         return self.solver == DEFAULT_SOLVER and is_deep(problem)
 
     def warm_up(self) -> None:

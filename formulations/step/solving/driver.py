@@ -1,7 +1,7 @@
 """Solving the problem of a step under a memory limit: the one driver of all stages.
 
 1. Stages before the solver find a decision to begin from (:mod:`formulations.step.solving.stages`).
-2. The solver begins from it; in deep models restrictions are solved beside it.
+2. The solver begins from it; in deep models restrictions are solved in parallel.
 3. A formulation's problem may count a few bytes less than its decision holds, where that depends on three decisions at
    once and the tables would be too large. So every decision is executed on the step's tables. Where it holds more than
    the limit, the problem with bytes rounded up is solved as well.
@@ -38,11 +38,11 @@ LEAST_BEGIN_SECONDS, MOST_BEGIN_SECONDS = 2.0, 10.0
 most), since nothing is found without layouts to begin from, and at most."""
 
 EXECUTED_SECONDS, EXECUTED_SHARE = 0.8, 0.3
-"""Time for executing what is found, where that takes a schedule: at most, and as a part of the time limit."""
+"""Time for executing decisions by their schedules: the most, and as a part of the time limit."""
 
 CROWDED_SHARE, CROWDED_SECONDS = 0.5, 8.0
 """Where restrictions are solved beside the solver: part of the time limit after which a bound of its own begins, and
-seconds that have to be left then. Its first proof takes that long in such problems, and the search needs the time."""
+seconds that have to be left then. Its first proof takes that long in such problems, and the search needs the cores."""
 
 PEAK_SECONDS = 30.0
 """Longest search for the smallest peak, where a solver found no plan."""
@@ -55,11 +55,11 @@ class SolvedStep:
     Parameters
     ----------
     decision
-        What was decided.
+        The decision.
     result
         The solver's checked result; objective, bound and gap are those of the executed decision.
     problem
-        What was solved, under the limit that was asked for.
+        The solved problem, under the requested limit.
     """
 
     decision: StepDecision
@@ -68,17 +68,17 @@ class SolvedStep:
 
 
 def solve_step(built: StepProblem, context: SolveContext) -> SolvedStep | MinimumPeak:
-    """Find a decision within the limit; where none was found, the smallest peak says why.
+    """Find a decision within the limit; where none is found, return the smallest peak.
 
     Parameters
     ----------
     built
         The problem under the limit.
     context
-        How to solve it. The stages before the solver take part of the time limit, and a bound that needs a problem of
-        its own is found beside. Where bytes turn out to be counted too low, the problem with bytes rounded up has as
-        long again. Where nothing is found, so have beginning and solving once more, and the search for the smallest
-        peak three times as long, :data:`PEAK_SECONDS` at most.
+        Solver, options and workers. The stages before the solver take part of the time limit, and a bound that needs a
+        problem of its own is computed in parallel. Where bytes are counted too low, the problem with bytes rounded up
+        has the same time limit again. Where nothing is found, so has a second attempt of start and solve, and the
+        search for the smallest peak three times as much, :data:`PEAK_SECONDS` at most.
 
     Raises
     ------
@@ -103,7 +103,7 @@ def begin(
     built
         The problem under the limit.
     context
-        How to solve the smaller problems; the time limit is that of all of them together.
+        Solver, options and workers for the smaller problems; the time limit is that of all of them together.
     on_first
         Called with the cost of the first decision within the limit, as soon as there is one.
 
@@ -135,7 +135,7 @@ def _search(built: StepProblem, context: SolveContext, on_first: Callable[[int],
 
 
 class _StepSolve:
-    """One solve of a step's problem while a bound is found beside; arguments as for :func:`solve_step`."""
+    """One solve of a step's problem, with a bound in parallel; arguments as for :func:`solve_step`."""
 
     def __init__(self, built: StepProblem, context: SolveContext, bound: BoundBeside) -> None:
         self.built, self.bound, self.progress = built, bound, context.progress
@@ -149,7 +149,7 @@ class _StepSolve:
         self.incumbents = Incumbents(self.kept)
 
     def run(self) -> SolvedStep | MinimumPeak:
-        """Begin, solve, execute what was found, and say how good it is."""
+        """Find a start, solve, execute the decision, and bound its cost."""
         self.kept.best, left = self._begun()
         main = replace(left, progress=self._report_choices)
         found, self.kept.best = solve_or_smallest_peak(self.built, self.kept.best, main)
@@ -193,7 +193,7 @@ class _StepSolve:
         return start, context.within(seconds)
 
     def _may_fit(self, smallest: MinimumPeak) -> bool:
-        """Whether something may fit although nothing was found, and there is something to begin from."""
+        """Whether a decision may fit although none was found, and there are smaller problems to begin from."""
         limit = self.built.problem.resources[MEMORY].limit
         return self.built.has_smaller and limit is not None and smallest.bound <= limit
 
@@ -205,7 +205,7 @@ class _StepSolve:
         return self.kept.execute(decision)
 
     def _overestimated(self, context: SolveContext) -> Candidate | MinimumPeak | None:
-        """A decision of the problem with bytes rounded up, or the smallest peak where nothing at all fits."""
+        """A decision of the problem with bytes rounded up, or the smallest peak where nothing fits."""
         assert self.built.overestimate is not None, "a problem that counts every byte is never over the limit"
         rounded = self.built.overestimate()
         found, self.kept.best = solve_or_smallest_peak(rounded, self.kept.best, context)
@@ -239,21 +239,21 @@ class _StepSolve:
 def solve_or_smallest_peak(
     built: StepProblem, start: Candidate | None, context: SolveContext
 ) -> tuple[SolveResult | MinimumPeak, Candidate | None]:
-    """Solve from a start, and return it or a better one too.
+    """Solve from a start, and return the better of both.
 
     Where there is none and nothing was found, solve from an assignment with the smallest peak.
 
     Raises
     ------
     SolverContradiction
-        If nothing is said to fit, but a start does. (One may be over the limit of a problem with bytes rounded up.)
+        If the solver claims that nothing fits, but a start does. (A start may be over the limit with bytes rounded up.)
     """
     problem = built.problem
     result, start = solve_with_restrictions(built, start, context)
     if result.choices is None and start is not None:
         choices = built.encoded(start.decision)
         if result.status is Status.INFEASIBLE and check(problem, choices).ok:
-            raise SolverContradiction(f"{result.solver} says that nothing fits, but a decision does")
+            raise SolverContradiction(f"{result.solver} claims that nothing fits, but a decision does")
         result = replace(result, choices=choices)
     if result.choices is not None:
         return result, start

@@ -1,8 +1,8 @@
-"""Solving the problem of a step in rounds: what a round found rules decisions out before the next one begins.
+"""Solving the problem of a step in rounds: between rounds, probing with the best cost fixes decisions.
 
-In a training step a few decisions weigh most of the memory, and as long as the relaxations may take parts of them,
-both bounds and searches go astray. Ruling some of them out (:mod:`formulations.solvers.branching.price_probing`) takes
-a part of the time and often settles the rest; it works the better the cheaper the plan that is known.
+In a training step a few decisions have most of the memory, and while they are fractional in the relaxations, bounds are
+weak and searches are misled. Fixing some of them (:mod:`formulations.solvers.branching.price_probing`) takes a part of
+the time and often solves the rest; it fixes more, the cheaper the known plan is.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ LEAST_ENTRIES, MOST_ENTRIES = 50_000, 3_000_000
 one price step takes too long. In a deep model columns of its blocks need the time more."""
 
 LEAST_SECONDS = 0.5
-"""Time below which probing gets nowhere."""
+"""Time below which probing fixes nothing."""
 
 _ROUNDS = (0.4, 1.0)
 _PROBING_SHARE = 0.25
@@ -38,15 +38,15 @@ def solve_in_rounds(
     progress: Callable[[Progress], None] | None = None,
     pool: SolverPool | None = None,
 ) -> SolveResult:
-    """Solve, each round without what the plan known then rules out.
+    """Solve in rounds, each without the strategies that probing with the known plan rules out.
 
     Parameters
     ----------
     problem
         The problem.
     solver, options, progress, pool
-        As for :func:`formulations.solvers.solve`. Solvers other than the default one get the problem as it is, and so
-        does whoever limits iterations: how much is ruled out depends on the time. Ctrl-C ends the rounds.
+        As for :func:`formulations.solvers.solve`. There is one round for solvers other than the default one, and with
+        an iteration limit, since probing depends on the time. Ctrl-C ends the rounds.
     """
     entries = sum(factor.cost.size for factor in problem.factors)
     seconds = _ROUNDS[0] * _PROBING_SHARE * options.time_limit
@@ -94,13 +94,13 @@ def _later(
 
 
 def _higher(first: SolveResult | None, bound: int | None) -> int | None:
-    """The higher of two bounds: what a round leaves out costs more than its plan, so its bound is one for all."""
+    """The higher of two bounds; a round only leaves out plans that cost more than the known one, so both are valid."""
     known = [each for each in (None if first is None else first.bound, bound) if each is not None]
     return max(known, default=None)
 
 
 def _joined(first: SolveResult | None, second: SolveResult, before: float) -> SolveResult:
-    """What two rounds found, and what both took; the second began so many seconds after the first."""
+    """Joint result of two rounds, with the time of both; the second began so many seconds after the first."""
     bound = _higher(first, second.bound)
     closed = second.choices is not None and bound == second.objective
     return replace(

@@ -92,9 +92,9 @@ def kiwi_offload_problem(
     memory_limit
         Bytes on one device, or None.
     links
-        What the host offers.
+        Memory and links of the host.
     plans, reach
-        See there.
+        As for :func:`kiwi_chain_problem`.
     """
     modes = _modes_in_reach(model, plans, reach)
 
@@ -108,7 +108,7 @@ def kiwi_offload_problem(
     offload = replace(
         build(Counting.UNDER),
         overestimate=lambda: build(Counting.OVER),
-        relaxation=None if links.blocking else relaxed,  # where nothing is hidden, nothing is left out
+        relaxation=None if links.blocking else relaxed,  # with blocking copies the problem itself is exact
         base_problem=lambda: kiwi_chain_problem(model, memory_limit, plans, reach),
     )
     return _with_smaller(offload, model, memory_limit, modes, plans)

@@ -1,4 +1,4 @@
-"""The best decision of a step within its limit, searched for in one problem after another while there is time."""
+"""Search for the best decision of a step within its limit, through a sequence of problems."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Attempt:
     only_begin
         Whether only its own beginning is solved.
     patient
-        Whether to go on however long nothing better is found.
+        Whether to go on however long the incumbent does not improve.
     """
 
     build: Callable[[], StepProblem]
@@ -52,9 +52,9 @@ class Solved:
 
 
 Find = Callable[[StepProblem, Candidate | None, SolveOptions, bool], tuple[SolveResult, Candidate | None]]
-"""Solves a problem from a decision of it, if any is known; the flag says whether it is patient.
+"""Solves a problem from a decision of it, if any is known; the flag is :attr:`Attempt.patient`.
 
-Returns what a solver found, and the best decision known beside it.
+Returns the solver's result, and the best decision of restrictions solved in parallel.
 """
 
 
@@ -79,7 +79,7 @@ class Search:
     reference
         The decision without a limit where one is known: its layouts are tried with reruns.
     finished
-        Whether nothing better is left to find.
+        Whether the best decision is known to be optimal.
     """
 
     def __init__(
@@ -104,7 +104,7 @@ class Search:
         return self._deadline - time.monotonic()
 
     def end(self) -> None:
-        """Leave no time: nothing more begins."""
+        """End the search: set the remaining time to zero."""
         self._deadline = -math.inf
         self.finished = True
 
@@ -157,7 +157,7 @@ class Search:
             self._on_first(cost)
 
     def _best_in(self, smaller: StepProblem) -> Candidate | None:
-        """The best decision, where another problem has it."""
+        """The best decision, if another problem contains it."""
         if self.best is None:
             return None
         try:
@@ -186,10 +186,10 @@ def begun_from(built: StepProblem, start: Candidate | None, options: SolveOption
 
 
 class Incumbents:
-    """Incumbents that a solver reported: earlier ones are executed where the last one disappoints.
+    """Incumbents that a solver reported, of which earlier ones are executed if the last one is worse than predicted.
 
-    Executed, a decision may cost more than its problem says, or hold more: copies wait for room, or memory was
-    counted too low. Then an incumbent that is a little dearer in the problem is often cheaper.
+    Executed, a decision may cost more than in its problem, or need more memory: copies stall for memory, or bytes were
+    counted too low. Then an incumbent of slightly higher cost in the problem is often cheaper.
 
     Parameters
     ----------

@@ -1,12 +1,12 @@
-"""The stages of a solve as one table: when each applies, what it solves, in which part of the time, what it hands on.
+"""The stages of a solve as one table: condition, problems, and part of the time of each.
 
 All decisions found are decisions of the problem itself, so a solve that begins from them is no worse than any of them,
-however little time it has. A stage solves problems that the problem contains and hands on through the
+however little time it has. A stage solves restrictions of the problem and passes its results on in the
 :class:`~formulations.step.solving.search.Search`: the best decision within the limit (``best``), the decision without a
-limit (``reference``), and whether nothing better is left to find (``finished``).
+limit (``reference``), and whether the best decision is known to be optimal (``finished``).
 
 Where an operator has one layout, or tables are very large, few stages apply. In a deep model the solver's patterns of
-repeated blocks find much by themselves: restrictions are solved beside it then, not before it.
+repeated blocks find good decisions without a start: restrictions are solved in parallel to it then, not before it.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ SHORT_REACH_SHARE = 0.5
 """Part of the time left after the beginning for the problem of the shortest reach."""
 
 _SMALL, _MEDIUM, _LARGE, _WHOLE = 1 / 16, 1 / 4, 1 / 2, 1.0
-"""Part of the time left for one of many problems, for it where nothing is known yet, for the largest of them, and for
-one that is all there is to begin with."""
+"""Parts of the time left: for one of many problems, for it before any decision is known, for the largest of them, and
+for the only one."""
 
 _LARGEST_SHARES, _LARGEST_SHARE = 3, 0.5
 """Beside the solver: parts of the time for the largest restriction, when each of the others has one, and its part of
@@ -43,7 +43,7 @@ Attempts = Generator[Attempt, Solved | None, None]
 
 
 class Phase(Enum):
-    """When a stage runs: before the solver, before it with time of its own, or beside it."""
+    """Phase of a stage: before the solver, before it with time of its own, or in parallel to it."""
 
     BEGIN = "begin"
     WIDEN = "widen"
@@ -57,11 +57,11 @@ class Stage:
     Parameters
     ----------
     phase, name
-        Where it belongs.
+        Its phase, and its name.
     applies
-        Whether it runs, given what is known so far.
+        Whether it runs, given the state of the search.
     attempts
-        Yields the problems to solve with their parts of the time left, and receives what each of them gave.
+        Yields the problems to solve with their parts of the time left, and receives the result of each.
     """
 
     phase: Phase
@@ -71,7 +71,7 @@ class Stage:
 
 
 def run_stages(phase: Phase, search: Search) -> None:
-    """Run the stages of a phase one after another, until nothing better is left to find."""
+    """Run the stages of a phase one after another, until the best decision is known to be optimal."""
     for stage in STAGES:
         if stage.phase is phase and not search.finished and stage.applies(search):
             _run(stage.attempts(search), search)
@@ -92,7 +92,7 @@ def _run(attempts: Attempts, search: Search) -> None:
 
 
 def _begin(attempt: Attempt, search: Search) -> None:
-    """Run the beginning of another problem and take what it finds."""
+    """Run the stages before the solver on another problem, and keep the decision that they find."""
     context = search.context.within(attempt.share * search.left)
     inner = Search(attempt.build(), context, search.find, search.announce)
     run_stages(Phase.BEGIN, inner)
@@ -138,7 +138,7 @@ def _begins_from_restrictions(search: Search) -> bool:
 
 
 def _rules(search: Search, layouts: tuple[int, ...]) -> None:
-    """Execute what each rule runs again, for given layouts; nothing is solved."""
+    """Execute the reruns of each rule for given layouts; nothing is solved."""
     for reruns in search.built.rules:
         search.keep(StepDecision(layouts, {i: (moment,) for i, moment in reruns.items()}))
 
@@ -149,7 +149,7 @@ def _rules_of_one_layout(search: Search) -> Attempts:
 
 
 def _base_problem(search: Search) -> Attempts:
-    """The base problem, from what it begins from; then this one for its layouts."""
+    """The base problem from its own start; then this problem with the layouts found."""
     assert search.built.base_problem is not None
     base = search.built.base_problem()
     if base.has_smaller:
@@ -163,7 +163,7 @@ def _base_problem(search: Search) -> Attempts:
 
 
 def _without_limit(search: Search) -> Attempts:
-    """The problem without a limit; where its optimum fits, nothing is better."""
+    """The problem without a limit; where its optimum fits, it is optimal."""
     assert search.built.unlimited is not None
     free = search.context.free
     if free.decision is not None:
@@ -171,7 +171,7 @@ def _without_limit(search: Search) -> Attempts:
         return
     several = search.built.restrictions and not _is_deep(search)
     solved = yield Attempt(search.built.unlimited, _LARGE if several else _WHOLE)
-    if solved is None:  # without layouts there is nothing to go on with
+    if solved is None:  # the later attempts need its layouts
         solved = yield Attempt(search.built.unlimited, _WHOLE)
     if solved is None:
         return
@@ -187,7 +187,7 @@ def _rules_of_reference(search: Search) -> Attempts:
 
 
 def _reruns_of_reference(search: Search) -> Attempts:
-    """With every layout fixed little is left to decide."""
+    """The problem with all layouts of the reference, a much smaller one."""
     assert search.reference is not None
     yield Attempt(partial(search.built.with_layouts_of, search.reference), _LARGE)
 

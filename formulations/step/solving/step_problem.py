@@ -1,4 +1,4 @@
-"""The canonical problem of a step, what its solutions mean, and the problems that surround it."""
+"""The canonical problem of a step, the decisions of its solutions, and related problems."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Reruns = Mapping[int, int]
 
 @dataclass(frozen=True)
 class StepProblem:
-    """The canonical problem of a step, and what its solutions mean.
+    """The canonical problem of a step, with conversions between its choices and decisions.
 
     Parameters
     ----------
@@ -38,12 +38,13 @@ class StepProblem:
     restrictions
         Build smaller problems whose decisions this one contains, the largest first: solved before it or beside it.
     unlimited
-        Builds the problem without a limit and without reruns, which could only cost more, where there are layouts to
+        Builds the problem without a limit, and without reruns since these only add cost, where there are layouts to
         decide.
     rules
         Reruns by rule that this problem contains for any layouts: the first that are tried.
     base_problem
-        Builds the problem that this one adds decisions to, about as hard: this one begins from its solution.
+        Builds the problem that this one extends by further decisions, about as hard: its solution is the start of this
+        one.
     short_reach
         Builds the same problem with chains of the shortest reach, where that is much smaller: good decisions are found
         in it first.
@@ -75,7 +76,7 @@ class StepProblem:
         return bool(self.restrictions or self.rules or self.base_problem)
 
     def encoded(self, decision: StepDecision) -> Choices:
-        """Choices of the whole problem that mean a decision, with nothing held longer than needed.
+        """Choices of the whole problem for a decision, with the shortest holds.
 
         Raises
         ------

@@ -1,6 +1,6 @@
-"""What a layer plan must satisfy before any model is loaded, and the mesh of prime axes that its degrees ask for.
+"""Checks of a layer plan that need no model, and the mesh of prime axes that its degrees require.
 
-Every message says what would be possible instead.
+Every message names what would be possible instead.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def check_layer_plan(plan: LayerPlan) -> None:
     Raises
     ------
     PlanError
-        Something does not divide or contradicts itself; the first such thing.
+        The first fault: sizes that do not divide, or settings that contradict each other.
     """
     stages = len(plan.stages)
     if plan.devices % stages:
@@ -100,7 +100,7 @@ def check_layer_plan(plan: LayerPlan) -> None:
 
 
 def check_shared(plan: LayerPlan, names: Collection[str]) -> None:
-    """Check that layers that share a parameter are in two stages at most, between which its gradients are added up.
+    """Check that the layers of a shared parameter are in at most two stages, which then sum its gradients.
 
     Parameters
     ----------

@@ -1,9 +1,9 @@
-"""The layer part of a plan: which stage and which devices every layer has, as a document of its own.
+"""The layer plan: stage, devices and settings of every layer, as a document of its own.
 
-A layer plan says nothing about operators. Each layer is a module of the model, named by its path, with degrees of
-data and tensor parallelism and what is done to its memory; :mod:`runtime.layers.executor` translates it into torch's
-own engine. The devices of a stage are one mesh of prime axes (:mod:`planner.layers.plan.check`), outermost replicas,
-then shards, then tensor parallelism.
+A layer plan has no operators. Each layer is a module of the model, named by its path, with its degrees of data and
+tensor parallelism and its memory settings; :mod:`runtime.layers.executor` translates it into torch's own engine. The
+devices of a stage are one mesh of prime axes (:mod:`planner.layers.plan.check`), outermost replicas, then shards,
+then tensor parallelism.
 """
 
 from __future__ import annotations
@@ -39,19 +39,19 @@ class _Part(BaseModel):
 
 
 class LayerSettings(_Part):
-    """How one layer is run.
+    """Settings of one layer.
 
     Parameters
     ----------
     name
-        Module path of a block, or ``embedding``, ``bridge`` (between an encoder and its decoder) or ``head`` for what
-        lies around the blocks. A block may instead be given as modules inside it, each a layer of its own: by what
-        they are (``transformer.h.3.attention``, ``.mlp``, ``.cross_attention``) or by module path
-        (``transformer.h.3.attn``); what is in none of them (the norms) is run as the first of them.
+        Module path of a block, or ``embedding``, ``bridge`` (between an encoder and its decoder) or ``head`` for the
+        modules around the blocks. A block may instead be given as modules inside it, each a layer of its own: by role
+        (``transformer.h.3.attention``, ``.mlp``, ``.cross_attention``) or by module path (``transformer.h.3.attn``);
+        the block's other modules (the norms) have the settings of the first of these.
     data_parallel
         Number of parts of the micro-batch.
     sharding
-        What data parallelism shards.
+        State that data parallelism shards.
     shard_degree
         Devices that share one sharded copy; a divisor of `data_parallel`, and below it the copies are replicated
         (HSDP). None: all of them.
@@ -65,13 +65,13 @@ class LayerSettings(_Part):
     checkpoint
         Whether only the layer's input is kept and its forward runs again in backward.
     offload_hidden, offload_parameters, offload_optimizer
-        What waits in host memory: tensors saved for backward; parameters (with gradients and optimizer state, which
+        State in host memory: tensors saved for backward; parameters (with gradients and optimizer state, which
         FSDP2 cannot separate from them); optimizer state alone.
     slices
         Pieces that each matrix product of the layer is computed in, one after the other, so that no more than one
         piece's parameters need be gathered at a time (operator splitting of OSDP, section 3.3).
     sharded_slices
-        Number of slices that are sharded as `sharding` says, the others being replicated. None: all of them.
+        Number of slices that are sharded by `sharding`, the others being replicated. None: all of them.
     """
 
     name: Annotated[str, Field(min_length=1)]
@@ -118,21 +118,21 @@ class StagePlan(_Part):
 
 
 class EnginePeak(_Part):
-    """Bytes on one device at one moment of a step, by what they are for; see :mod:`planner.layers.plan.memory`.
+    """Bytes on one device at one moment of a step, by purpose; see :mod:`planner.layers.plan.memory`.
 
     Parameters
     ----------
     moment
-        What happens, such as ``backward of head``.
+        Name of the moment, such as ``backward of head``.
     states
         Parameters and optimizer state as they are between steps, and samples.
     activations
-        What waits for backward.
+        Tensors saved for backward.
     workspace
-        Temporaries of the layer that runs, its output, and what is computed again for its backward.
+        Temporaries of the layer that runs, its output, and tensors recomputed for its backward.
     copies, gradients, reduction, pipeline
-        What torch's engine holds beside: gathered parameters, gradients as they wait, buffers that they are reduced in,
-        buffers of the pipeline.
+        Other memory of torch's engine: gathered parameters, unreduced gradients, buffers of their reduction, buffers
+        of the pipeline.
     """
 
     moment: str
@@ -146,7 +146,7 @@ class EnginePeak(_Part):
 
     @property
     def parts(self) -> dict[str, int]:
-        """Bytes by what they are for."""
+        """Bytes by purpose."""
         return self.model_dump(exclude={"moment"})
 
     @property
@@ -156,25 +156,25 @@ class EnginePeak(_Part):
 
 
 class LayerRecord(_Part):
-    """What was promised when a plan was made, and by whom.
+    """Record of how a plan was found, and of its prediction.
 
     Parameters
     ----------
     formulation, as_published, solver
-        What decided; as published or exactly.
+        Formulation and solver; the paper's own search or an exact one.
     status, objective_seconds, bound_seconds, gap
-        Predicted seconds of a step in the formulation's own estimate, what no plan of the formulation can beat (None
-        without a proof), and the distance between the two relative to the first.
+        Predicted seconds of a step in the formulation's own estimate, a lower bound of it for all plans of the
+        formulation (None without a proof), and the distance between the two relative to the first.
     seconds
         Of the search.
     stage_peak_bytes
         Predicted bytes on one device of every stage, as the formulation counts them.
     engine_peaks
-        The same with what torch's own engine holds beside; empty in plans that were made before this was predicted.
+        The same with the other memory of torch's own engine; empty in plans made before this was predicted.
     tensor_bytes
-        What torch's tensors may take on one device.
+        Limit of torch's tensors on one device, in bytes.
     notes
-        What the profiles of the layers leave out or assume.
+        Omissions and assumptions of the layers' profiles.
     """
 
     formulation: str
@@ -192,7 +192,7 @@ class LayerRecord(_Part):
 
 
 class LayerPlan(_Part):
-    """How every layer of a model is run.
+    """A plan of layers: stage, devices and settings of every layer of a model.
 
     Parameters
     ----------
@@ -213,7 +213,7 @@ class LayerPlan(_Part):
     seed
         Key of random operators (dropout).
     record
-        What was promised; None for a plan that somebody wrote by hand.
+        The prediction; None for a plan written by hand.
     """
 
     version: Literal[1] = LAYER_PLAN_VERSION
@@ -237,7 +237,7 @@ class LayerPlan(_Part):
         return tuple(layer for stage in self.stages for layer in stage.layers)
 
     def summary(self) -> str:
-        """What is promised, and how every run of equal layers is computed, as lines of text."""
+        """Lines of text: the prediction, then the settings of every run of equal layers."""
         return layer_plan_text(self)
 
     def __repr__(self) -> str:
@@ -288,7 +288,7 @@ def load_layer_plan(path: Path) -> LayerPlan:
 
 
 def parse_layer_plan(text: str, source: str) -> LayerPlan:
-    """Layer plan of a JSON text; `source` says in errors where the text is from.
+    """Layer plan of a JSON text; errors name `source` as its origin.
 
     Raises
     ------

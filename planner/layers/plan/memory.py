@@ -1,4 +1,4 @@
-"""What a stage of a layer plan holds on one device, as torch's own engine holds it.
+"""Predicted peak memory of each stage of a layer plan on one device, under torch's own engine.
 
 The papers add up states, activations and one layer's temporaries. The engine holds more, a few terms per layer:
 
@@ -13,9 +13,9 @@ The papers add up states, activations and one layer's temporaries. The engine ho
 - **pipeline**: received hidden states and gradients have a buffer for every micro-batch of the step; the gradients that
   a stage sends back stay until the next step, and its results, the logits too, until their backward.
 
-A moment is the forward, backward or reduction of one layer, or what comes after the last backward; the peak is the
-largest of them. This predicts and promises nothing. Left out are the optimizer's temporaries, copies that collectives
-of tensor parallelism make, and the position biases that T5 hands from stage to stage.
+A moment is the forward, backward or reduction of one layer, or the last reduction after all backwards; the peak is
+the largest of them. It is a prediction without a guarantee. Left out are the optimizer's temporaries, copies that
+collectives of tensor parallelism make, and the position biases that T5 hands from stage to stage.
 """
 
 from __future__ import annotations
@@ -33,8 +33,9 @@ from planner.graph.optimizers import optimizer_named
 from planner.layers.plan.document import EnginePeak, LayerPlan, LayerSettings
 
 _FETCHED_PART = 4
-"""The part of a layer's offloaded activations that is on the device at once in backward: those of one operator,
-of which profiles of layers know nothing; this is about what small transformers have."""
+"""The part of a layer's offloaded activations that is on the device at once in backward: those of one operator.
+
+Profiles of layers have no operators; this is about the part in small transformers."""
 
 _ACCUMULATED_PART = 2
 """The part of a layer's parameters whose new gradient exists at once while it is added to that of earlier
@@ -42,7 +43,7 @@ micro-batches: one matrix, which in transformers is about the half of a module."
 
 
 def engine_peaks(plan: LayerPlan, profiles: Sequence[LayerProfile]) -> tuple[EnginePeak, ...]:
-    """The worst moment on one device of every stage.
+    """The peak on one device of every stage, with its moment.
 
     Parameters
     ----------
@@ -97,15 +98,15 @@ class _Held:
     own
         The part of them that this device trains.
     piece
-        What is gathered at once.
+        Parameters that are gathered at once.
     buffer
-        What a gather goes through.
+        Buffer of a gather.
     keeps_copy
         Whether the copy stays from the first forward to the last backward.
     resident
         Own part and optimizer state where they are on the device.
     given, kept, again
-        Hidden states that it takes; what waits for backward beside them; what backward computes or fetches again.
+        Hidden states that it takes; other tensors saved for backward; tensors that backward recomputes or fetches.
     forward, backward
         Temporaries, with the output in forward.
     """
@@ -135,7 +136,7 @@ class _Held:
 
 
 def _held(plan: LayerPlan, layer: LayerSettings, profile: LayerProfile, *, is_tied: bool, tied_gradients: int) -> _Held:
-    """What a layer holds.
+    """Memory of one layer.
 
     Parameters
     ----------
@@ -220,7 +221,7 @@ class _Stage:
         self._moment = partial(EnginePeak, states=self._states, pipeline=self._pipeline)
 
     def moments(self) -> Iterator[EnginePeak]:
-        """Moments of a step at which the most may be held."""
+        """Moments of a step that may be the peak."""
         for place in range(len(self._layers)):
             yield self._forward(place)
             if self._is_pipeline or self._micro_batches > 2:
@@ -234,11 +235,11 @@ class _Stage:
 
     @staticmethod
     def _takes_what_it_is_given(plan: LayerPlan, first: int) -> bool:
-        """Whether the first layer's input is a buffer that is counted already, not a copy in another layout."""
+        """Whether the first layer's input is a buffer that is counted already, and no copy in another layout."""
         return first == 0 or plan.layers[first - 1].data_parallel == plan.layers[first].data_parallel
 
     def _pipeline_bytes(self, plan: LayerPlan, profiles: Sequence[LayerProfile], first: int, end: int) -> int:
-        """What the pipeline holds all the time."""
+        """Buffers of the pipeline, which live for the whole step."""
         held, last = 0, plan.layers[end - 1]
         if first > 0:
             received = _handed_over(plan, profiles, first) * _rows(plan, plan.layers[first - 1])
@@ -267,7 +268,7 @@ class _Stage:
         layer, before = self._layers[place], self._layers[place - 1] if place else None
         repeats = self._micro_batches > 1
         gradients = layer.piece // _ACCUMULATED_PART if repeats else 0
-        # A part of a shared parameter's gradient waits for the embedding's, and then for the sum of both.
+        # A part of a shared parameter's gradient is held until the embedding's is there, and then their sum.
         gradients += self._tied_gradient * (1 if place else 2)
         if reduces:
             gradients += self._sum("copy", 0, place + 1) if repeats else layer.piece
@@ -308,7 +309,7 @@ class _Stage:
         )
 
     def _activations(self, end: int) -> int:
-        """What waits for backward of the layers before `end`, and of the other micro-batches in flight."""
+        """Tensors saved for backward by the layers before `end`, and by the other micro-batches in flight."""
         others = (self._in_flight - 1) * (self._sum("given") + self._sum("kept"))
         return others + self._sum("given", 0, end) + self._sum("kept", 0, end)
 

@@ -1,4 +1,4 @@
-"""A plan of layers in words."""
+"""A plan of layers as text."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def layer_plan_text(plan: LayerPlan) -> str:
-    """A plan of layers in words: what is promised, and how every run of equal layers is computed."""
+    """Lines of text about a plan of layers: its prediction, then the settings of every run of equal layers."""
     lines = []
     record = plan.record
     if record is not None:
@@ -35,32 +35,32 @@ def layer_plan_text(plan: LayerPlan) -> str:
     samples = f"batch {plan.model.batch}, {plan.micro_batches} micro-batches ({plan.schedule})"
     lines.append(f"{plan.devices} devices, {len(plan.stages)} stages, {samples}")
     for number, stage in enumerate(plan.stages):
-        for words, layers in groupby(stage.layers, key=_words):
+        for settings, layers in groupby(stage.layers, key=_settings_text):
             names = [layer.name for layer in layers]
             shown = names[0] if len(names) == 1 else f"{names[0]} .. {names[-1]} ({len(names)} layers)"
-            lines.append(f"stage {number}: {shown}: {words}")
+            lines.append(f"stage {number}: {shown}: {settings}")
     if record is not None:
         lines += [f"note: {note}" for note in record.notes]
     return "\n".join(lines)
 
 
-def _words(layer: LayerSettings) -> str:
-    """How a layer is computed, without its name."""
-    words = []
+def _settings_text(layer: LayerSettings) -> str:
+    """Settings of a layer as text, without its name."""
+    parts = []
     if layer.replicas > 1:
-        words.append(f"{layer.replicas} replicas")
+        parts.append(f"{layer.replicas} replicas")
     if layer.shards > 1:
-        words.append(f"{layer.sharding} over {layer.shards}")
+        parts.append(f"{layer.sharding} over {layer.shards}")
     if layer.tensor_parallel > 1:
-        words.append(f"tensor parallel {layer.tensor_parallel}")
+        parts.append(f"tensor parallel {layer.tensor_parallel}")
     if layer.sequence_parallel:
-        words.append("sequence parallel")
+        parts.append("sequence parallel")
     if layer.slices > 1:
         sharded = layer.slices if layer.sharded_slices is None else layer.sharded_slices
-        words.append(f"{layer.slices} slices, {sharded} sharded")
+        parts.append(f"{layer.slices} slices, {sharded} sharded")
     if layer.checkpoint:
-        words.append("checkpointed")
-    words += [
+        parts.append("checkpointed")
+    parts += [
         f"{what} offloaded"
         for what, offloaded in (
             ("hidden states", layer.offload_hidden),
@@ -69,4 +69,4 @@ def _words(layer: LayerSettings) -> str:
         )
         if offloaded
     ]
-    return ", ".join(words) or "on one device"
+    return ", ".join(parts) or "on one device"

@@ -1,4 +1,4 @@
-"""What a plan of layers is asked for."""
+"""The request of a plan of layers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from planner.plan.format import PlannedModel
 
 @dataclass(frozen=True, slots=True)
 class LayerRequest:
-    """What a plan of layers is asked for.
+    """Request of a plan of layers: formulation, model, cluster, limits.
 
     Parameters
     ----------
@@ -23,13 +23,13 @@ class LayerRequest:
     reference
         Which step.
     cluster
-        Where it runs.
+        The cluster.
     devices
         How many of the cluster's devices train.
     tensor_bytes
-        What torch's tensors may take on one device.
+        Limit of torch's tensors on one device, in bytes.
     optimizer
-        What updates the parameters.
+        Name of the optimizer.
     as_published
         Whether the paper's own search decides.
     search_batch

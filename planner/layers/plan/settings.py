@@ -1,4 +1,4 @@
-"""What the layer executor is told to do for a strategy of a layer."""
+"""Settings of the layer executor for a strategy of a layer."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from planner.layers.plan.document import LayerSettings
 
 
 def strategy_settings(layer: LayerProfile, strategy: LayerStrategy) -> LayerSettings:
-    """What the layer executor does for a strategy of a layer."""
+    """Settings of the layer executor for a strategy of a layer."""
     shards = strategy.degree(Dimension.SHARDED)
     return LayerSettings(
         name=layer.name,

@@ -1,4 +1,4 @@
-"""Layers by formula: what the modules of transformers and convolutional nets hold and compute, for one sample.
+"""Layers by formula: memory and FLOP of the modules of transformers and convolutional nets, for one sample.
 
 A module is a list of :class:`Work`, operators in their order: FLOP, bytes moved, bytes made and bytes that stay for the
 backward pass as PyTorch's eager operators leave them (attention written out, dropout masks of one byte; the counts of
@@ -42,7 +42,7 @@ class Work:
     divided
         Whether tensor parallelism divides all of it.
     reads_result
-        Whether its own backward reads what it made, as that of softmax does.
+        Whether its own backward reads its result, as that of softmax does.
     """
 
     flops: int = 0
@@ -111,7 +111,7 @@ def attention(shape: BlockShape, tokens: int, keys: int, sources: int | None = N
     shape
         Of the block.
     tokens
-        Tokens that ask.
+        Tokens that have queries.
     keys
         Tokens that each of them attends to: all, or those of its window.
     sources
@@ -374,7 +374,7 @@ def layer_of(
 def _workspaces(works: Sequence[Work], boundary: Boundary) -> tuple[int, int]:
     """Most bytes beyond what stays while forward runs, and while backward runs: results and gradients in passing.
 
-    While a work runs forward, its result and the one before it are alive beside what the works up to it have left.
+    While a work runs forward, its result and the one before it are alive beside the tensors saved up to it.
     While it runs backward, the gradients of both are, and the gradient of the residual; the work behind it has freed
     its result by then, unless its own backward reads it.
     """

@@ -1,8 +1,8 @@
 """The models of the papers on layer plans, as chains of layers.
 
-Sizes are the papers'; what they leave out is an assumption and stands beside it. How near the formulas come to the
-parameters and activations that the papers print is a test (``tests/planner/layers/test_layer_presets.py``), and
-:func:`paper_layers` can scale the activations to the printed figure for comparisons with a paper's tables.
+Sizes are the papers'; missing ones are assumed, as noted below. A test compares the formulas with the printed
+parameters and activations (``tests/planner/layers/test_layer_presets.py``), and :func:`paper_layers` can scale the
+activations to the printed figure for comparisons with a paper's tables.
 
 ========================  =====================================================================================
 OSDP                      minGPT (causal, eager attention, untied head), float32. Not given, assumed:
@@ -38,10 +38,10 @@ _ALPA_MOE_VOCABULARY = 32000
 _SEQUENCE = 512
 _OSDP_SEQUENCE = 96
 MEBIBYTE = 2**20
-"""What Galvatron-BMW calls a MB, of which 1024 are a GB of its memory limits.
+"""Bytes of a MB in Galvatron-BMW, of which 1024 are a GB of its memory limits.
 
-The paper does not say. The authors' public scripts mean 2^20 bytes: in their profile T5's layers have 48.01 and 64.01
-of them of parameters (12.6 and 16.8 million numbers), and the activations of Table I are the sums of that profile.
+The paper does not define it. The authors' public scripts use 2^20 bytes: in their profile T5's layers have 48.01 and
+64.01 MB of parameters (12.6 and 16.8 million numbers), and the activations of Table I are the sums of that profile.
 """
 
 Build = Callable[[FormulaDevice, bool], tuple[LayerProfile, ...]]
@@ -110,9 +110,9 @@ def paper_layers(
 
 
 def with_activations(chain: LayerChain, activation_bytes: int) -> LayerChain:
-    """Chain whose layers keep so much more or less, in equal proportion, that the sum is ``activation_bytes`` exactly.
+    """Chain with all saved activations scaled in equal proportion, so that they sum to ``activation_bytes`` exactly.
 
-    What layers hand over stays as it is. What rounding leaves over goes to the last layer.
+    Hidden states between layers are not scaled. The remainder of rounding goes to the last layer.
 
     Raises
     ------

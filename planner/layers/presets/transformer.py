@@ -39,7 +39,7 @@ class Stack:
         carried_bytes: int = 0,
         first_input_bytes: int | None = None,
     ) -> list[LayerProfile]:
-        """Layers of one block: one, or one per module; what is handed over are the hidden states of ``tokens``."""
+        """Layers of one block: one, or one per module, with the hidden states of ``tokens`` between them."""
         states = shape.states(tokens)
         entry = states if first_input_bytes is None else first_input_bytes
         if not self.apart:

@@ -101,7 +101,7 @@ def swin(
             name = f"stages.{stage}.{position}"
             result += stack.block(name, kind, shape, tokens, modules, first_input_bytes=entry)
             entry = states
-    pooled = replace(normalization(shape, tokens), saved_bytes=0)  # a mean needs none of what it averages
+    pooled = replace(normalization(shape, tokens), saved_bytes=0)  # the backward of a mean needs no input
     head = [pooled, linear(1, shape.hidden, classes, item)]
     result.append(layer_of("head", "head", head, Boundary(entry, 0), device))
     return tuple(result)

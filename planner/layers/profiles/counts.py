@@ -1,4 +1,4 @@
-"""What the layers of a traced step hold and compute, at its batch."""
+"""Memory and time of the layers of a traced step, at its batch."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def _divided(graph: OperatorGraph, modules: Sequence[DividedModule], bases: Sequ
     """Operators whose arithmetic tensor parallelism divides, and owners of the storages that it divides.
 
     The backward of a divided operator is divided, and so are the gradients that it hands back, unless the operator
-    reads whole hidden states. A sum of gradients is as its terms are, a copy of a view's gradient as what it views.
+    reads whole hidden states. A sum of gradients is divided as its terms are, a copy of a view's gradient as its base.
     """
     operators = set[int]().union(*(part.operators for part in modules))
     entries = set[int]().union(*(part.entries for part in modules))
@@ -163,7 +163,7 @@ def _divided(graph: OperatorGraph, modules: Sequence[DividedModule], bases: Sequ
 def _parameters(
     graph: OperatorGraph, layers: Sequence[Region], bases: Sequence[int]
 ) -> tuple[list[list[int]], list[list[int]]]:
-    """Parameters that each layer counts, and those that it reads though an earlier one counts them.
+    """Parameters that each layer counts, and parameters that it reads but an earlier layer counts.
 
     A parameter that no operator reads is counted in the first layer.
     """

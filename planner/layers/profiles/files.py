@@ -1,7 +1,7 @@
 """Profile files: a chain of layers as versioned JSON, measured anywhere, planned here.
 
 A file holds what :class:`formulations.layers.layer.LayerChain` holds, field by field, and the version of the format.
-Every layer says where its bytes and its seconds come from.
+Every layer names the source of its bytes and of its seconds.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ SOURCE_PREFIX = "layers:"
 
 
 class LayerFileError(ValueError):
-    """A profile file that cannot be read or written; the message says which, where and why."""
+    """A profile file that cannot be read or written; the message names the file, the place and the reason."""
 
 
 class LayerFile(BaseModel):
-    """What a profile file holds; ``version`` is that of the format, the rest is the chain's."""
+    """Content of a profile file; ``version`` is that of the format, the other fields are the chain's."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
@@ -95,5 +95,7 @@ def profiled_layers(reference: ModelReference) -> LayerChain | None:
     path = Path(reference.source.removeprefix(SOURCE_PREFIX))
     chain = load_layers(path)
     if chain.dtype != reference.dtype:
-        raise LayerFileError(f"profile file {path} is of {chain.dtype}, not of {reference.dtype}: ask for its dtype")
+        raise LayerFileError(
+            f"profile file {path} is of {chain.dtype}, not of {reference.dtype}: set the dtype of the file"
+        )
     return chain

@@ -24,7 +24,7 @@ from planner.strategies.traced_step import TracedStep, trace_step
 
 
 class FoldingError(ValueError):
-    """A step that cannot be folded into layers; the message says what to do."""
+    """A step that cannot be folded into layers; the message names the remedy."""
 
 
 def model_layers(reference: ModelReference, cluster: ClusterSpec, *, apart: bool = False) -> LayerChain:
@@ -164,7 +164,7 @@ def _fitted(
 
 @dataclass(frozen=True, slots=True)
 class _Line:
-    """Bytes per sample and at any batch; ``exact`` says that both counts lie on it."""
+    """Bytes per sample and at any batch; ``exact`` where both counts lie on the line."""
 
     slope: int
     intercept: int
@@ -203,7 +203,7 @@ def _highest(small: NDArray[np.int64], large: NDArray[np.int64], batches: tuple[
 
 
 def _with_kinds(layers: Sequence[LayerProfile]) -> list[LayerProfile]:
-    """Layers whose kind is the name of the first one that is the same but for its name."""
+    """Layers whose kind is the name of the first layer that is equal except for its name."""
     first: dict[tuple[object, ...], str] = {}
     result = []
     for layer in layers:

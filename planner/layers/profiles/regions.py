@@ -1,4 +1,4 @@
-"""Which operators of a traced step are one layer: found by module paths, repeated modules first.
+"""Regions of a traced step, the operators of one layer each: found by module paths, repeated modules first.
 
 A list of modules that are alike and feed each other (``model.layers.N``, ``transformer.h.N``, T5's ``encoder.block.N``,
 the blocks inside of Swin's stages) gives one block per member. What lies before the first, between two lists and behind
@@ -30,14 +30,14 @@ _ALIKE = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Region:
-    """A run of operators that is planned as one.
+    """A run of consecutive operators that is planned as one layer.
 
     Parameters
     ----------
     name
         Unique: the module path of the block, with the module's role behind it where the block is cut further.
     block
-        Module path of the block; empty for what lies outside of blocks.
+        Module path of the block; empty outside of blocks.
     role
         :data:`ATTENTION`, :data:`CROSS_ATTENTION`, :data:`FEED_FORWARD` or :data:`TAIL`; empty where none was found.
     operators
@@ -123,7 +123,7 @@ def _runs(graph: OperatorGraph, blocks: _Blocks) -> list[tuple[str, str, list[in
 def _placed(
     graph: OperatorGraph, blocks: _Blocks, runs: list[tuple[str, str, list[int]]], waiting: list[int], block: str
 ) -> list[int]:
-    """Put what lies before ``block`` where it belongs; returned is what belongs to the block itself."""
+    """Assign the operators before ``block`` to their regions; return those that belong to the block itself."""
     if all(graph.operators[index].is_view for index in waiting):
         return waiting
     if not blocks.stacked:
@@ -181,7 +181,7 @@ class _Blocks:
         numbered = [prefix for prefix in _numbered(path) if prefix in self._inside]
         if self._lists:
             inside = [prefix for prefix in numbered if _pattern(prefix) in self._lists]
-            # Swin's stage is a list of stages, its blocks are a list inside: what is in the stage alone is in no block.
+            # Swin's stages are a list, its blocks are a list inside: modules of a stage outside its blocks are in none.
             deepest = max(
                 (p.count("#") for p in self._lists if inside and p.startswith(_pattern(inside[0]))), default=0
             )
@@ -192,7 +192,7 @@ class _Blocks:
         return top or None
 
     def _is_stack(self, members: Sequence[str], feeds: set[tuple[str, str]]) -> bool:
-        """Whether modules are blocks: modules of modules, alike, each reading what the one before it made."""
+        """Whether modules are blocks: equal modules of modules, each of which reads the result of the one before."""
         first = self._inside[members[0]]
         if not all(any("." in name for name in self._inside[member]) for member in members):
             return False

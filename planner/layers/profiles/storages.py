@@ -1,9 +1,9 @@
-"""Bytes of the regions of a traced step, storage by storage: what is handed over, what stays, what comes and goes.
+"""Bytes of the regions of a traced step, by storage: handed over, kept for backward, or temporary.
 
 Every storage that an operator makes has one owner and is counted once. A forward storage that a later region reads is
-handed over; one that the backward pass or the caller needs stays. Memory at a moment is what torch holds then: a
-storage from the operator that makes it until the last one that reads it, views not counted. Gradients of parameters are
-not in these figures; layer plans count them with the parameters.
+handed over; one that the backward pass or the caller needs stays. Memory at a moment is that of torch: a storage
+exists from the operator that makes it until the last one that reads it, views not counted. Gradients of parameters
+are not in these figures; layer plans count them with the parameters.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class StorageTimes:
     kept
         Those made in forward that exist beyond it.
     last_region
-        Per owner made in forward, the last region that reads it in forward, or the one that makes it.
+        Per owner made in forward, the last region that reads it in forward, else the region that makes it.
     """
 
     def __init__(self, graph: OperatorGraph, bases: Sequence[int], regions: Sequence[int]) -> None:
@@ -97,7 +97,7 @@ class StorageTimes:
         return np.cumsum(change)[: self._end]
 
     def handed_over(self, owner: int) -> bool:
-        """Whether a region behind the one that makes a forward storage reads it in forward."""
+        """Whether a forward storage is read in forward by a later region than its maker's."""
         return owner in self.last_region and self.last_region[owner] > self.regions[self.first[owner]]
 
 
@@ -111,7 +111,7 @@ def region_bytes(times: StorageTimes, count: int, size: Size) -> tuple[RegionByt
     count
         Number of regions.
     size
-        Bytes of a storage; tensor parallelism is told by smaller ones.
+        Bytes of a storage; smaller under tensor parallelism.
     """
     given, carried, made, saved, unread = ([0] * count for _ in range(5))
     values = times.graph.values
@@ -130,10 +130,10 @@ def region_bytes(times: StorageTimes, count: int, size: Size) -> tuple[RegionByt
 
 
 def bytes_beyond(times: StorageTimes, regions: Sequence[RegionBytes], size: Size) -> NDArray[np.int64]:
-    """Bytes that exist while each operator runs beyond what layer plans count for its region anyway.
+    """Bytes that exist while each operator runs, less those that layer plans count for its region.
 
-    These are what regions up to this one keep, its input included, and in forward what it hands over. The samples
-    themselves are the caller's.
+    The latter are what the regions up to this one keep, its input included, and in forward its result. The samples
+    are counted by the caller.
 
     Returns
     -------

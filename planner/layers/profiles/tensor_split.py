@@ -1,4 +1,4 @@
-"""What tensor parallelism divides in a module of a traced transformer, found by its structure.
+"""The part of a traced transformer's module that tensor parallelism divides, found by its structure.
 
 Megatron-LM's scheme (Shoeybi et al. 2019, section 3): an attention or feed-forward module begins with products whose
 weights are cut by columns and ends with one whose weight is cut by rows. Everything that follows from the first ones is
@@ -24,7 +24,7 @@ _SOFTMAX = frozenset({"_softmax", "_safe_softmax"})
 
 @dataclass(frozen=True, slots=True)
 class DividedModule:
-    """What tensor parallelism divides in a region.
+    """The part of a region that tensor parallelism divides.
 
     Parameters
     ----------
@@ -33,7 +33,7 @@ class DividedModule:
     operators
         Forward operators whose arithmetic is divided.
     entries
-        Those of them that read whole hidden states: the gradients that they hand back are whole, too.
+        Operators among these that read whole hidden states: the gradients that they hand back are whole, too.
     values
         Values (owners of storages) that are divided.
     parameters
@@ -51,7 +51,7 @@ class DividedModule:
 
 
 def divided_module(graph: OperatorGraph, region: Region, bases: tuple[int, ...]) -> DividedModule:
-    """Find what tensor parallelism divides in a region.
+    """Find the part of a region that tensor parallelism divides.
 
     Parameters
     ----------

@@ -1,12 +1,13 @@
 """CAPTURE on a real model: stages of consecutive layers, each by data or by tensor parallelism, as a layer plan.
 
-As published, the paper's predictor and Algorithm 4 look for the plan whose fullest device holds least. Else the fastest
-plan whose devices keep the memory limit is proven (the paper's future work), and a note says what the least peak is.
+As published, the paper's predictor and Algorithm 4 search the plan of least peak on the fullest device. Else the
+fastest plan within the memory limit is found and proven (the paper's future work), and a note names the least peak.
 
-Both keep to what runs: stages have equal numbers of devices, so every degree is planned for itself and the best is
-taken; layers that share a parameter are in stages that run alike. CAPTURE decides neither batch nor micro-batches nor
-checkpointing: the batch is that of the request; there are as many micro-batches as divide it, at most twice as many as
-devices, and they run as 1F1B where there are enough of them; all layers are checkpointed where nothing fits otherwise.
+Both plan only what the layer executor runs: stages have equal numbers of devices, so every degree is planned
+separately and the best is taken; layers that share a parameter are in stages of one configuration. CAPTURE decides
+neither batch nor micro-batches nor checkpointing: the batch is that of the request; there are as many micro-batches as
+divide it, at most twice as many as devices, and they run as 1F1B where there are enough of them; all layers are
+checkpointed where nothing fits otherwise.
 
 The published predictor profiles the replay on 16 devices of the same kind: with fewer no layer would ever be alone.
 """
@@ -54,7 +55,7 @@ class _Candidate:
     Parameters
     ----------
     replay, micro_batch
-        What stages hold and take, with so many samples in a micro-batch.
+        Memory and time of stages, and the samples in a micro-batch.
     problem, times
         The same as tables.
     least
@@ -85,7 +86,7 @@ def plan_with_capture(request: LayerRequest, chain: LayerChain) -> LayerPlan:
     """
     started = time.perf_counter()
     if request.search_batch:
-        raise PlanError("formulation capture takes the batch as it is: leave the search over batches out")
+        raise PlanError("formulation capture does not search over batches: leave that search out")
     found = _decide(request, chain, checkpoint=False)
     if found.peak > request.tensor_bytes:
         found = _decide(request, chain, checkpoint=True)
@@ -128,16 +129,16 @@ def plan_with_capture(request: LayerRequest, chain: LayerChain) -> LayerPlan:
 
 @dataclass(frozen=True, slots=True)
 class _Decision:
-    """What a search decides.
+    """Decision of a search.
 
     Parameters
     ----------
     candidate, plan
-        The plan, and what it belongs to.
+        The plan and its candidate.
     nearest
         The candidate of least peak.
     complete
-        Whether the search looked at all plans.
+        Whether the search covered all plans.
     """
 
     candidate: _Candidate
@@ -151,7 +152,7 @@ class _Decision:
         return self.candidate.problem.peak(self.plan)
 
     def holds(self) -> str:
-        """What the plan holds, and the least that any does, in words."""
+        """Text on the peak of the plan and the least peak of any plan."""
         nearest = self.nearest
         return (
             f"the fullest device holds {format_bytes(self.peak)} in {self.candidate.problem.words(self.plan)}, and "
@@ -243,9 +244,10 @@ def _nearest(request: LayerRequest, chain: LayerChain, candidates: list[_Candida
     nodes = nodes_of(request.devices, request.cluster.devices_per_node)
     largest = max(power for power in powers_of_two(min(nodes)) if not any(node % power for node in nodes))
     raise InfeasibleError(
-        f"{len(chain)} layers and a batch of {request.reference.batch} on {request.devices} devices: equal stages, "
-        f"each inside a node, have at most {largest} devices, so there are {request.devices // largest} at least, each "
-        "with a layer, and a degree must divide the micro-batch or the layers; use fewer devices or a larger batch"
+        f"{len(chain)} layers and a batch of {request.reference.batch} on {request.devices} devices: stages of equal "
+        f"size inside a node have at most {largest} devices, so at least {request.devices // largest} stages are "
+        "needed, each with a layer, and a degree must divide the micro-batch or the layers; use fewer devices or a "
+        "larger batch"
     )
 
 
@@ -255,7 +257,7 @@ def _published(request: LayerRequest, candidates: list[_Candidate], nearest: _Ca
     Raises
     ------
     InfeasibleError
-        The predictor cannot profile what the plans need.
+        The predictor cannot profile the stages of the plans.
     """
     found, complete = [], True
     for candidate in candidates:

@@ -1,13 +1,13 @@
 """The suite ``capture``: memory-centric plans as published and exact, beside a throughput-first one.
 
 Objective and bound are bytes of the fullest GPU by the replay, whatever a solver predicted. ``throughput_first`` is the
-fastest plan that fits the GPUs; it stands in for Alpa, whose own plans the paper does not print. What a solver saves in
-memory and loses in throughput against it is in the last lines.
+fastest plan that fits the GPUs; it stands in for Alpa, whose own plans the paper does not print. Memory saved and
+throughput lost against it are in the last lines, by solver.
 
 ==================  ============================================================================================
 ``throughput_first``  least time of a step among all plans that fit
 ``as_published``      the published predictor and Algorithm 4 with all slips, until a number of placements
-``published``         what the published predictor and rule for ties choose among all plans
+``published``         the choice of the published predictor and rule for ties among all plans
 ``repaired``          the same with the repaired predictor, ties by leximax
 ``exact``             least peak by the replay, ties by leximax; proven
 ``mcap``              of pipelines alone: mCAP's brute force, until a number of placements
@@ -66,7 +66,7 @@ NOTES = (
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """What a solver makes of a case: a plan or none, a bound if it proves one, and what there is to say."""
+    """Result of a solver on a case: a plan or none, a bound if it proves one, and a message."""
 
     plan: CapturePlan | None
     bound: int | None = None
@@ -78,14 +78,14 @@ Find = Callable[[CaptureCase, SolveOptions, Meter], _Found]
 
 @dataclass(frozen=True, slots=True)
 class CaptureCell:
-    """A case as an instance; remembers what its solvers found.
+    """A case as an instance, with the plans that its solvers found.
 
     Parameters
     ----------
     case
         Which.
     label
-        What its name ends with, where a suite has the case twice.
+        Suffix of its name, where a suite has the case twice.
     """
 
     case: CaptureCase
@@ -99,23 +99,23 @@ class CaptureCell:
         return BenchInstance(f"{self.case}{self.label}", f"capture_{kind}_{self.case.schedule}", None, own_solvers=own)
 
     def rate(self, solver: str) -> float:
-        """Samples per second of what a solver found."""
+        """Samples per second of a solver's plan."""
         return self.case.batch / self.case.times.seconds(self.case.problem, self.found[solver])
 
     def lines(self) -> list[str]:
-        """What solvers save in memory and lose in throughput against the throughput-first plan."""
+        """Lines on the memory saved and the throughput lost against the throughput-first plan, by solver."""
         if "throughput_first" not in self.found:
             return []
         problem = self.case.problem
         base_peak, base_rate = problem.peak(self.found["throughput_first"]), self.rate("throughput_first")
-        words = [
+        text = [
             f"{solver} saves {100 * (1 - problem.peak(plan) / base_peak):.2f} % and loses "
             f"{100 * (1 - self.rate(solver) / base_rate):.1f} %"
             for solver, plan in self.found.items()
             if solver != "throughput_first"
         ]
         base = f"throughput_first {base_peak / GIGABYTE:.2f} GB, {base_rate:.1f} samples/s"
-        return [f"{self.case}: {base}; {', '.join(words)}"]
+        return [f"{self.case}: {base}; {', '.join(text)}"]
 
     def _solve(
         self, solver: str, find: Find, options: SolveOptions, progress: ReportProgress, pool: SolverPool | None
@@ -220,7 +220,7 @@ def figure_7(schedule: Schedule, plans: int = PLANS, seed: int = 0) -> dict[str,
     schedule
         Of the micro-batches; GPipe in the paper.
     plans, seed
-        How many plans, and of what random numbers.
+        Number of plans, and seed of their random numbers.
     """
     case = CaptureCase("Wide-ResNet-1B", 768, schedule)
     predicted = {"published": case.prediction(AS_PUBLISHED).problem, "repaired": case.prediction(REPAIRED).problem}
@@ -263,7 +263,7 @@ def capture_suite(parts: Sequence[str] | None = None) -> Suite:
 
 
 def _summary(cells: Sequence[CaptureCell], rows: Sequence[BenchRow]) -> list[str]:
-    del rows  # a cell knows its plans, of which rows have only words
+    del rows  # the plans are in the cells; rows have only messages about them
     lines = [line for cell in cells for line in cell.lines()]
     hybrid = (replace(cell.case, nodes=_ALL_GPUS, merge_to=None, pipeline_only=False) for cell in cells)
     lines += [_fewest_gpus(case) for case in dict.fromkeys(hybrid)]
@@ -282,7 +282,7 @@ def _summary(cells: Sequence[CaptureCell], rows: Sequence[BenchRow]) -> list[str
 
 
 def _fewest_gpus(case: CaptureCase) -> str:
-    """On how few GPUs a model fits, and what it holds there."""
+    """Text on the fewest GPUs on which a model fits, and its memory there."""
     try:
         found = fewest_gpus(
             lambda gpus: replace(case, nodes=nodes_of(gpus, GPUS_PER_NODE)).problem, case.limit, PROFILING_GPUS
@@ -331,4 +331,4 @@ PARTS: Mapping[str, Callable[[], Iterator[tuple[CaptureCase, tuple[str, ...]]]]]
     "smaller": _smaller,
     "times": _times,
 }
-"""What makes the cases of each part, and their solvers: Figures 6 and 8, Figure 9, Table II."""
+"""Makers of the cases of each part, with their solvers: Figures 6 and 8, Figure 9, Table II."""

@@ -103,22 +103,22 @@ class CaptureCase:
 
     @cached_property
     def replay(self) -> StageReplay:
-        """The profiled system, its layers merged where they are to be."""
+        """The profiled system, its layers merged to :attr:`merge_to`."""
         return self._unmerged if self.merge_to is None else self._unmerged.merged(self.profile.borders)
 
     @cached_property
     def problem(self) -> PartitionProblem:
-        """What stages really hold, by the replay."""
+        """Partition problem with the memory of stages by the replay."""
         return self.replay.problem(self.nodes, self.configurations, self.micro_batch)
 
     @cached_property
     def times(self) -> StepTimes:
-        """How long stages take."""
+        """Times of stages."""
         return self.replay.times(self.configurations, self.micro_batch)
 
     @cached_property
     def profile(self) -> Profile:
-        """What profiling on all 16 GPUs tells, also for plans on fewer."""
+        """Profile from all 16 GPUs, also for plans on fewer."""
         return profile_layers(
             self._unmerged,
             PROFILING_GPUS,
@@ -142,5 +142,5 @@ class CaptureCase:
         )
 
     def prediction(self, slips: Slip) -> Prediction:
-        """What stages are predicted to hold."""
+        """Predicted memory of stages."""
         return predict(self.profile, self.problem, self.micro_batch, slips)

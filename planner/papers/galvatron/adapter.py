@@ -1,10 +1,10 @@
 """Galvatron-BMW on a real model: stages, and how the devices of a stage share every layer, as a layer plan.
 
 As published, the bi-objective search (Algorithm 2) decides, with its slips; else stages, partition, strategies and
-micro-batches are decided at once, with a proven gap. Both keep to what runs: the levels of a strategy nest replicas,
-shards and tensor parallelism in this order on one mesh of prime axes, layers that share a parameter have one strategy,
-and with fewer micro-batches than stages a pipeline runs as GPipe does. The record has the plan's cost with no slip
-kept.
+micro-batches are decided at once, with a proven gap. Both plan only what the layer executor runs: the levels of a
+strategy nest replicas, shards and tensor parallelism in this order on one mesh of prime axes, layers that share a
+parameter have one strategy, and with fewer micro-batches than stages a pipeline runs as GPipe does. The record has the
+plan's cost without any slip.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ BATCHES_TRIED = 16
 SECONDS_PER_COST = 1e-7
 
 GAP = Fraction(1, 1000)
-"""At which the exact search ends."""
+"""Gap at which the exact search ends."""
 
 
 def plan_with_galvatron(request: LayerRequest, chain: LayerChain) -> LayerPlan:
@@ -114,7 +114,7 @@ def plan_with_galvatron(request: LayerRequest, chain: LayerChain) -> LayerPlan:
 
 
 def _divides(problem: PipelineProblem) -> bool:
-    """Whether some stages, micro-batches and strategies come out whole for every layer, whatever the memory."""
+    """Whether some stages, micro-batches and strategies divide every layer evenly, apart from the memory limit."""
     for batch in problem.batches:
         for stages in problem.usable_degrees:
             for count in problem.rule.counts(batch, stages):
@@ -150,7 +150,7 @@ def _problem(request: LayerRequest, chain: LayerChain, slips: Slip) -> PipelineP
 
 
 def _search_notes(unit_bytes: int, until: str) -> tuple[str, ...]:
-    """What the published search does here otherwise than in the paper; `until` says where its time was over."""
+    """Notes on differences of the published search here from the paper; `until` is where its time was over."""
     notes = ["strategies nest replicas, shards and tensor parallelism in this order, which is what runs"]
     if unit_bytes < DEFAULT_UNIT_BYTES:
         notes.append(

@@ -1,4 +1,4 @@
-"""The suite ``galvatron``: Galvatron-BMW's tables as published, repaired and exact, beside what the paper prints.
+"""The suite ``galvatron``: Galvatron-BMW's tables as published, repaired and exact, beside the paper's figures.
 
 ============  =====================================================================================
 ``small``     BERT-Huge-32 on 8 TITAN with 8 GB, all variants: the default
@@ -11,12 +11,12 @@
 ``figure-6``  time of the searches: BERT of 8 to 128 layers on 8 TITAN, and BERT-Huge-48 on 8, 16 and 64 A100
 ============  =====================================================================================
 
-``stages`` is told in :mod:`planner.papers.galvatron.stages`. Every other instance has four solvers.
+``stages`` is described in :mod:`planner.papers.galvatron.stages`. Every other instance has four solvers.
 ``as_published`` runs the variant's own search with every slip kept (:mod:`formulations.galvatron.slips`) and
 judges its plan by the repaired costs; a plan that then breaks the memory limit counts as none. ``runnable`` keeps all
 slips but the two after which there often is no plan, ``repaired`` none. ``exact`` decides stages, partition,
 strategies, batch and micro-batches at once, to a proven gap of 0.1 % (1 % on 64 devices) or for its time, beginning
-with what the others found. What a published plan takes more than the exact one is its loss, in the message of
+with the plans of the others. The loss of a published plan is its extra time over the exact one, in the message of
 ``exact``. Objective and bound are tenths of a nanosecond per sample.
 """
 
@@ -42,7 +42,7 @@ from planner.papers.galvatron.summary import EXACT_GAP, UNITS_PER_SECOND, summar
 
 SOLVERS = ("as_published", "runnable", "repaired", "exact")
 SECONDS = 60.0
-"""For one solve."""
+"""Time limit of one solve."""
 
 _LARGE_GAP = Fraction(1, 100)
 _LARGE_BATCHES = (64, 128, 256, 512, 1024, 1536)
@@ -62,9 +62,9 @@ class GalvatronCell:
     case
         What is solved.
     printed
-        Words that say what the paper has in its place.
+        Text of the paper's figures for this case.
     gap
-        At which the exact search ends.
+        Relative gap at which the exact search ends.
     """
 
     def __init__(self, case: GalvatronCase, printed: str = _NOT_PRINTED, gap: Fraction = EXACT_GAP) -> None:
@@ -124,7 +124,7 @@ class GalvatronCell:
             return _result("exact", meter, found.quanta_per_sample, found.bound, message)
 
     def _loss(self, solver: str, problem: PipelineProblem, best: PipelinePlan) -> str:
-        """What a plan takes more per sample than the best one."""
+        """Extra time of a plan per sample over the best one."""
         if solver not in self._plans:
             return f"{solver} has no plan that fits"
         ratio = _per_sample(problem, self._plans[solver]) / _per_sample(problem, best)
@@ -266,7 +266,7 @@ PARTS: dict[str, Callable[[], Iterator[BenchInstance]]] = {
     "table-5": _table_5,
     "figure-6": _figure_6,
 }
-"""What makes the instances of each part."""
+"""Makers of the instances of each part."""
 
 NOTES = (
     "but for stages, objective and bound are tenths of a nanosecond per sample, by our cost presets; "

@@ -1,7 +1,7 @@
 """Galvatron-BMW's experiments as problems: models of its Table I, clusters, memory limits and variants.
 
-Every variant is a search space and a search. Which schedule they run is read off the paper's tables: the rows whose
-names say 1F1B, and BMW, hold fewer activations than the others, which pipeline as GPipe does.
+Every variant is a search space and a search. Their schedules are inferred from the paper's tables: the rows named
+1F1B, and BMW, hold fewer activations than the others, which pipeline as GPipe does.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from planner.papers.galvatron.adapter import device_links
 __all__ = ["BATCHES", "VARIANT_SPACES", "GalvatronCase", "Variant"]
 
 GIGABYTE = 1024 * MEBIBYTE
-"""What the paper calls a GB; :data:`planner.layers.presets.paper_models.MEBIBYTE` has the reason."""
+"""Bytes of a GB in the paper; :data:`planner.layers.presets.paper_models.MEBIBYTE` has the reason."""
 
 BATCHES = (*range(8, 64, 8), *range(64, 128, 16), *range(128, 512, 32), *range(512, 2049, 64))
 """Batches that are tried: multiples of 8, further apart the larger they are."""
@@ -112,7 +112,7 @@ class GalvatronCase:
         Parameters
         ----------
         slips
-            What is kept as printed.
+            Slips that are kept as printed.
         balance
             What one partition balances (Algorithm 1); the variant's own search if None.
         time_limit

@@ -1,4 +1,4 @@
-"""What Galvatron-BMW prints: samples per second and batch of its own variants, Tables II to V.
+"""Printed results of Galvatron-BMW: samples per second and batch of its own variants, Tables II to V.
 
 The tables were read by character recognition. Numbers that the text or another table repeats agree; others may have a
 wrong digit. Two lost decimal points are put back (Table III, 111.21 of Base) and what could not be read is None.
@@ -18,7 +18,7 @@ OOM: Literal["OOM"] = "OOM"
 
 
 def in_words(cell: Cell) -> str:
-    """Say what the paper prints in a cell."""
+    """Text of a cell of the paper's tables."""
     if cell is None:
         return "no figure of the paper"
     return "paper: out of memory" if cell == OOM else f"paper: {cell[0]} samples/s with batch {cell[1]}"
@@ -367,7 +367,7 @@ PARTITIONS: dict[int, dict[str, tuple[tuple[float, int, tuple[int, ...]], ...]]]
 
 
 def partitions_in_words(memory_gb: int, column: int) -> str:
-    """Say what the paper prints in a column of Table IV."""
+    """Text of a column of Table IV."""
     words = [
         f"{name} {rate} samples/s with batch {batch}, layers per stage {list(partition)}"
         for name, columns in PARTITIONS[memory_gb].items()

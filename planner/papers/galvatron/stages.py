@@ -33,7 +33,7 @@ CLUSTER, DEVICES = "titan-rtx-8-pcie", 8
 CANONICAL_MODEL = "BERT-Huge-48"
 
 LABEL_LIMIT = 2_000_000
-"""Of one layer: a model of unequal layers needs most, some gigabyte of memory."""
+"""Labels of one layer; a model of unequal layers needs most, some gigabytes of memory."""
 
 _SEARCHES = {"as_published": AS_PUBLISHED, "runnable": RUNNABLE, "repaired": REPAIRED}
 

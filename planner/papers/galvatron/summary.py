@@ -1,4 +1,4 @@
-"""What the rows of the suite ``galvatron`` mean: rates and times, the paper's order of variants, and what is lost."""
+"""Summary of the rows of the suite ``galvatron``: rates and times, the paper's order of variants, and losses."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ ORDER = (
     ("galvatron_base", "galvatron_bmw"),
     ("galvatron_1f1b_biobj", "galvatron_bmw"),
 )
-"""Pairs of variants of which the paper says that the second is never slower."""
+"""Pairs of variants of which, by the paper, the second is never slower."""
 
 EXACT_GAP = Fraction(1, 1000)
-"""At which the exact search ends, so that much its plans may lack."""
+"""Gap at which the exact search ends."""
 
 EXACT = ("exact", "labels")
 """Solvers that prove their plans: of whole pipelines, and of stages."""
 
 
 def summary(rows: Sequence[BenchRow]) -> list[str]:
-    """Lines that say what the rows mean.
+    """Lines that summarize the rows.
 
     Parameters
     ----------
@@ -53,7 +53,7 @@ def _rates(rows: Sequence[BenchRow]) -> Iterator[str]:
 
 
 def _orders(rows: Sequence[BenchRow]) -> Iterator[str]:
-    """How many pairs of variants each solver orders as the paper does, and those that it does not."""
+    """Number of pairs of variants that each solver orders as the paper does, and the other pairs."""
     by_solver: dict[str, dict[str, BenchRow]] = {}
     for row in rows:
         if row.formulation in paper.VARIANTS:
@@ -78,7 +78,7 @@ def _pairs(found: dict[str, BenchRow]) -> Iterator[tuple[BenchRow, BenchRow]]:
 
 
 def _losses(rows: Sequence[BenchRow]) -> Iterator[str]:
-    """What each search takes more than the exact one, over all instances that have a plan."""
+    """Extra time of each search over the exact one, over all instances that have a plan."""
     exact = {row.instance: row for row in rows if row.solver in EXACT and row.objective is not None}
     for formulations, what in ((paper.VARIANTS, "whole pipelines"), (("galvatron_stage",), "single stages")):
         solved = [row for row in rows if row.formulation in formulations and row.instance in exact]

@@ -1,10 +1,10 @@
-"""H3T on a real model: which switches every block has, as a layer plan.
+"""H3T on a real model: the switches of every block, as a layer plan.
 
 As published, the pruned dynamic program decides, with its slips and the optimizer behind the step; else the labels in
-bytes decide, with a proof. Both synchronize all segments. What the layer executor enforces of a set of switches is
+bytes decide, with a proof. Both synchronize all segments. Of a set of switches, the layer executor enforces
 rematerialization (checkpointing), hidden offloading, partition (sharded data parallelism that gathers parameters again
-before backward, or not) and lazy prefetching (parameters in host memory); the optimizer's state is always there.
-Embedding and head, which have no switches, are replicated.
+before backward, or not) and lazy prefetching (parameters in host memory); the optimizer's state is always in host
+memory. Embedding and head, which have no switches, are replicated.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def plan_with_h3t(request: LayerRequest, chain: LayerChain) -> LayerPlan:
         No switches fit, or as published none were found that do.
     """
     if request.search_batch:
-        raise PlanError("H3T decides no batch: leave out that it is searched for")
+        raise PlanError("formulation h3t does not search over batches: leave that search out")
     started = time.perf_counter()
     optimizer = Optimizer.AT_THE_END if request.as_published else Optimizer.OVERLAPPED
     machine = h3t_machine(request.cluster, request.devices)
@@ -123,7 +123,7 @@ def h3t_machine(cluster: ClusterSpec, devices: int, host_memory_bandwidth: float
 
 
 def _why_nothing_fits(request: LayerRequest, step: H3tStep, tables: SegmentTables, found: Outcome | None) -> str:
-    """Name the least memory that any switches need, and what needs it even with all of them on."""
+    """Message on the least memory of any switches, and on its parts with all switches on."""
     all_on = tables.outcome([SYNCHRONIZED_SETS - 1] * tables.layers).peak
     room = f"memory for tensors {format_bytes(step.memory_limit)} on {request.devices} devices"
     try:
@@ -150,7 +150,7 @@ def _why_nothing_fits(request: LayerRequest, step: H3tStep, tables: SegmentTable
 
 
 def layer_settings(name: str, switches: Switch, devices: int) -> LayerSettings:
-    """What the layer executor enforces of a block's switches."""
+    """Settings of the layer executor for a block's switches."""
     return LayerSettings(
         name=name,
         data_parallel=devices,

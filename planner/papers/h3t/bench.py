@@ -1,24 +1,24 @@
-"""The suite ``h3t``: H3T's searches as published, repaired and exact, beside what the paper prints.
+"""The suite ``h3t``: H3T's searches as published, repaired and exact, beside the paper's figures.
 
 =============  =====================================================================================
 ``table-1``    the models of Table 2 on the three machines at the paper's limits: the default
-``figure-6``   four of them over memory limits, from the least of any plan to what the fastest one uses
+``figure-6``   four of them over memory limits, from the least of any plan to that of the fastest one
 ``table-5``    four settings on 64 A100, for the times of the solvers
 ``table-6``    how often switches are on: slower PCIe, slower computation, a larger limit; also with a fifth
-               of our preset's bandwidth, which is what the paper's times suggest
+               of our preset's bandwidth, as the paper's times suggest
 ``optimizer``  two of the models with the optimizer overlapped, at the end, and left out
 ``free``       four columns of Table 1, with ``free`` beside the others: minutes
 =============  =====================================================================================
 
-Every case makes two instances, since what synchronizes nothing or chooses where may be faster than any synchronized
-plan. Of formulation ``h3t_synchronized``: ``dp_published`` is Algorithm 4 with every slip kept, ``dp`` repaired, both
-rounding to the nearest of 128 units, ``dp_up`` and ``dp_down`` repaired with other roundings; ``exact`` decides in
-bytes, with a proof. Any solver of canonical problems may run beside them on the first column of Table 1. Of formulation
-``h3t``, over all 128 sets: ``all_on``, ``random`` (Algorithm 1), ``uniform`` (one set for all layers),
+Every case makes two instances, since plans without synchronization, or with a choice of it, may be faster than any
+synchronized plan. Of formulation ``h3t_synchronized``: ``dp_published`` is Algorithm 4 with every slip kept, ``dp``
+repaired, both rounding to the nearest of 128 units, ``dp_up`` and ``dp_down`` repaired with other roundings; ``exact``
+decides in bytes, with a proof. Any solver of canonical problems may run beside them on the first column of Table 1. Of
+formulation ``h3t``, over all 128 sets: ``all_on``, ``random`` (Algorithm 1), ``uniform`` (one set for all layers),
 ``greedy_printed`` and ``greedy`` (Algorithm 2), ``synchronized``, the exact plan of the other instance, and ``free``,
-which improves the best of these and bounds what any sequence can reach. A dynamic program's plan that breaks the limit
-in bytes counts as none. What a search loses against ``exact`` is in its message. Objective and bound are microseconds
-of a step.
+which improves the best of these and gives a bound on all sequences. A dynamic program's plan that breaks the limit in
+bytes counts as none. The loss of a search against ``exact`` is in its message. Objective and bound are microseconds of
+a step.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ from planner.papers.h3t import paper_tables as paper
 from planner.papers.h3t.cases import GIGABYTE, MEASURED_PCIE_SHARE, NO_LIMIT_GB, H3tCase, table_1_cases
 
 SECONDS = 60.0
-"""For one solve."""
+"""Time limit of one solve."""
 
 SYNCHRONIZED, FREE = "h3t_synchronized", "h3t"
 
@@ -96,7 +96,7 @@ def instances_of(
     case
         What is solved.
     printed
-        What the paper has in its place.
+        Text of the paper's figures for this case.
     canonical
         Whether solvers of canonical problems may run too.
     with_bound
@@ -125,7 +125,7 @@ def exact(case: H3tCase) -> ExactResult:
 
 
 def summary(rows: Sequence[BenchRow]) -> list[str]:
-    """One line for each case: seconds of every solver's plan, the fastest first, and what is lost against that."""
+    """One line for each case: seconds of every solver's plan, the fastest first, and the losses against that."""
     cases: dict[str, list[tuple[int, str]]] = {}
     for row in rows:
         found = cases.setdefault(row.instance.replace(_SYNCHRONIZED_NAME, ""), [])
@@ -134,8 +134,8 @@ def summary(rows: Sequence[BenchRow]) -> list[str]:
     lines = []
     for case, plans in cases.items():
         ordered = sorted(plans)
-        words = [f"{solver} {cost / 1e6:.3f} s (+{100 * (cost / ordered[0][0] - 1):.2f} %)" for cost, solver in ordered]
-        lines.append(f"{case}: {', '.join(words) or 'nothing fits'}")
+        text = [f"{solver} {cost / 1e6:.3f} s (+{100 * (cost / ordered[0][0] - 1):.2f} %)" for cost, solver in ordered]
+        lines.append(f"{case}: {', '.join(text) or 'nothing fits'}")
     return lines
 
 
@@ -209,10 +209,10 @@ def _solve(
     if found is None:
         return _result(solver, taken, Status.NO_SOLUTION, None, None, f"nothing found; {printed}")
     sequence, outcome = found
-    words = f"{described(sequence, outcome)}{_loss(case, solver, outcome)}; {printed}"
+    text = f"{described(sequence, outcome)}{_loss(case, solver, outcome)}; {printed}"
     if outcome.peak > case.memory_limit:
-        return _result(solver, taken, Status.NO_SOLUTION, None, None, f"does not fit: {words}")
-    return _result(solver, taken, Status.FEASIBLE, found, None, words)
+        return _result(solver, taken, Status.NO_SOLUTION, None, None, f"does not fit: {text}")
+    return _result(solver, taken, Status.FEASIBLE, found, None, text)
 
 
 def _solve_exactly(
@@ -225,13 +225,13 @@ def _solve_exactly(
         found = exact(case)
         taken = _Taken.by(meter)
     if found.bound is None:
-        words = f"needs at least {least_memory(case.tables()) / GIGABYTE:.2f} GB; {printed}"
-        return _result("exact", taken, Status.INFEASIBLE, None, None, words)
+        text = f"needs at least {least_memory(case.tables()) / GIGABYTE:.2f} GB; {printed}"
+        return _result("exact", taken, Status.INFEASIBLE, None, None, text)
     if found.sequence is None or found.outcome is None:
         return _result("exact", taken, Status.NO_SOLUTION, None, found.bound, f"not found in time; {printed}")
     status = Status.OPTIMAL if found.outcome.cost == found.bound else Status.FEASIBLE
-    words = f"{described(found.sequence, found.outcome)}; {printed}"
-    return _result("exact", taken, status, (found.sequence, found.outcome), found.bound, words)
+    text = f"{described(found.sequence, found.outcome)}; {printed}"
+    return _result("exact", taken, status, (found.sequence, found.outcome), found.bound, text)
 
 
 def _solve_free(
@@ -247,8 +247,8 @@ def _solve_free(
         taken = _Taken.by(meter)
     if found.sequence is None or found.outcome is None:
         return _result("free", taken, found.status, None, found.bound, f"{found.message}; {printed}")
-    words = f"{described(found.sequence, found.outcome)}{_loss(case, 'free', found.outcome)}; {found.message}"
-    return _result("free", taken, found.status, (found.sequence, found.outcome), found.bound, words)
+    text = f"{described(found.sequence, found.outcome)}{_loss(case, 'free', found.outcome)}; {found.message}"
+    return _result("free", taken, found.status, (found.sequence, found.outcome), found.bound, text)
 
 
 def described(sequence: Sequence[int], outcome: Outcome) -> str:
@@ -267,7 +267,7 @@ def switch_shares(sequence: Sequence[int]) -> list[float]:
 
 
 def _loss(case: H3tCase, solver: str, outcome: Outcome) -> str:
-    """What a plan that fits loses against the exact one, in words.
+    """Text on the loss of a plan that fits against the exact one.
 
     Raises
     ------
@@ -286,7 +286,7 @@ def _loss(case: H3tCase, solver: str, outcome: Outcome) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Taken:
-    """What a solve took, by the meter when it ended."""
+    """Time and memory of a solve, by the meter at its end."""
 
     seconds: float
     cpu_seconds: float
@@ -324,8 +324,8 @@ def _canonical(case: H3tCase) -> StrategyProblem:
 def _table_1() -> Iterator[BenchInstance]:
     for column, case in enumerate(table_1_cases()):
         printed = ", ".join(f"{name} {_seconds(row[column])}" for name, row in paper.TABLE_1.items())
-        words = f"paper: {printed}; all on needs {paper.TABLE_3[column]} GB"
-        yield from instances_of(case, words, canonical=column == 0)
+        text = f"paper: {printed}; all on needs {paper.TABLE_3[column]} GB"
+        yield from instances_of(case, text, canonical=column == 0)
 
 
 def _seconds(printed: float | None) -> str:
@@ -339,7 +339,7 @@ _FIGURE_6_SHARES = (0.0, 0.05, 0.1, 0.2, 0.4, 0.7, 1.0)
 
 
 def figure_6_cases(column: int) -> list[H3tCase]:
-    """A column of Table 1 from the least memory of any synchronized plan to what the fastest one uses."""
+    """A column of Table 1 from the least memory of any synchronized plan to that of the fastest one."""
     case = table_1_cases()[column]
     least = least_memory(case.tables())
     most = exact(replace(case, limit_gb=NO_LIMIT_GB)).outcome
@@ -403,10 +403,10 @@ PARTS: dict[str, Callable[[], Iterator[BenchInstance]]] = {
     "optimizer": _optimizer,
     "free": _free,
 }
-"""What makes the instances of each part."""
+"""Makers of the instances of each part."""
 
 NOTES = (
     "objective and bound are microseconds of a step by our cost presets; the paper measured its seconds",
     "paper: dp beats all switches on by up to 1.18, and loses to greedy or all-on by 0.1 to 0.3 s in three columns",
 )
-"""What makes the rows readable."""
+"""Notes for readers of the rows."""

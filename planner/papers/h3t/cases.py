@@ -1,7 +1,6 @@
 """H3T's experiments as problems: the models of its Table 2 on its three machines, under its limits.
 
-Costs are our presets, the paper measured its own. Its limits are what its solver may use of a device, so no reserve is
-subtracted.
+Costs are our presets, the paper measured its own. Its limits are those of its solver, so no reserve is subtracted.
 """
 
 from __future__ import annotations
@@ -76,7 +75,7 @@ class H3tCase:
         return replace(_step(replace(self, limit_gb=NO_LIMIT_GB)), memory_limit=self.memory_limit)
 
     def tables(self) -> SegmentTables:
-        """Its segments; they know no limit."""
+        """Its segments, without a memory limit."""
         return _tables(replace(self, limit_gb=NO_LIMIT_GB))
 
 

@@ -1,4 +1,4 @@
-"""What H3T's paper prints: Tables 1, 3, 5 and 6 (Wang et al., NeurIPS 2023); seconds, gigabytes, minutes, percent.
+"""Printed results of H3T: Tables 1, 3, 5 and 6 (Wang et al., NeurIPS 2023); seconds, gigabytes, minutes, percent.
 
 ``None`` stands for out of memory.
 """
@@ -77,5 +77,5 @@ TABLE_6 = {
     "greedy": (0, 0, 100, 0),
 }
 """Percent of layers with partition, lazy prefetching, rematerialization, hidden offloading on: 1.8B, batch 128,
-8 x 2080 Ti, 8 GB, dynamic program where nothing else is said. The words say that the larger limit lowers all four; the
-figures of only two fall."""
+8 x 2080 Ti, 8 GB, dynamic program unless noted. The paper's text claims that the larger limit lowers all four; only
+two of the figures fall."""

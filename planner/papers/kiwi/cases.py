@@ -1,7 +1,7 @@
-"""Training steps on meshes for benchmarks, prepared once: what a plan without a limit needs, and what the least is.
+"""Training steps on meshes for benchmarks, prepared once: peak of the plan without a limit, and smallest peak.
 
 Limits are shares of the peak of the fastest sharded plan without a limit. The presets' devices have less memory than
-some of these plans need, so the devices of a case have as much as anyone could ask for.
+some of these plans need, so the devices of a case have :data:`DEVICE_BYTES`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class StepCase:
     Parameters
     ----------
     label
-        What the names of its instances begin with.
+        Prefix of the names of its instances.
     reference
         Which step.
     cluster
@@ -83,7 +83,7 @@ class SmallestPeak:
     Parameters
     ----------
     decision
-        The decision behind it, None if none was found.
+        The decision with this peak, None if none was found.
     peak
         Bytes that it holds at most when it is executed.
     bound
@@ -97,7 +97,7 @@ class SmallestPeak:
 
 @dataclass(slots=True)
 class PreparedCase:
-    """A session and what was found out with it.
+    """A session and its results so far.
 
     Parameters
     ----------
@@ -106,7 +106,7 @@ class PreparedCase:
     free
         Cost (ns) and peak (bytes) of the fastest sharded plan without a limit.
     static_bytes
-        What that plan holds before the first operator on one device: parameters, optimizer state, inputs.
+        Bytes of that plan before the first operator on one device: parameters, optimizer state, inputs.
     smallest
         By formulation, as far as known.
     """
@@ -119,7 +119,7 @@ class PreparedCase:
     def limit(self, share: int, of_dynamic: bool) -> int:
         """Bytes for tensors: so many per cent of the peak, or of what it has above the static bytes.
 
-        Dynamic memory is what it should be where gradients are not counted (``StepCase.counts_gradients``).
+        The latter is right only where gradients are not counted (``StepCase.counts_gradients``).
         """
         static = self.static_bytes if of_dynamic else 0
         return static + (self.free.peak - static) * share // 100

@@ -1,7 +1,7 @@
-"""Planning under a limit on what a step holds besides parameters, their gradients and optimizer states.
+"""Planning under a limit on a step's memory without parameters, their gradients and optimizer states.
 
-That is the memory that recomputation and offload can change. A limit on all memory cannot stand for it: gradients come
-one by one in backward, so what they leave free would be given away there.
+That is the memory that recomputation and offload can change. A limit on all memory cannot replace it: gradients are
+made one by one in backward, so until then the plan could use their memory for activations.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from planner.strategies.space import StrategySpace, build_strategy_space
 
 
 class UncountedGradients(PlanningSession):
-    """A session on one device in which gradients take no memory, as if their buffers were elsewhere from the start.
+    """A session on one device in which gradients take no memory, as if their buffers were allocated elsewhere.
 
-    Between devices a gradient is an activation until it is reduced, which no table of one node can tell apart.
+    On several devices a gradient is an activation until it is reduced, and a table of one node cannot separate the two.
     """
 
     @cached_property
@@ -35,7 +35,9 @@ class UncountedGradients(PlanningSession):
             There is more than one device.
         """
         if prod(self.mesh) > 1:
-            raise ValueError(f"mesh {'x'.join(map(str, self.mesh))}: gradients are left out on one device only")
+            raise ValueError(
+                f"mesh {'x'.join(map(str, self.mesh))}: gradients can be left out of the memory on one device only"
+            )
         space = build_strategy_space(self.traced, self.costs, self.mesh, self.optimizer)
         return replace(space, model=without_gradient_bytes(space.model))
 

@@ -1,4 +1,4 @@
-"""The suite ``kiwi-mlp``: the paper's Table 1 on our instance, the full problem beside what is smaller.
+"""The suite ``kiwi-mlp``: the paper's Table 1 on our instance, the full problem beside smaller ones.
 
 Limits are shares of the smallest peak among the cost-optimal plans without a limit, counting all memory: parameters,
 input, activations and weight gradients; the paper's model has no optimizer and no copies.
@@ -55,7 +55,7 @@ class Unlimited:
 def kiwi_mlp_suite(instance: MlpInstance | None = None) -> Suite:
     """Make the suite: every formulation at every limit.
 
-    Solves sharding without a limit first, in a worker of its own, for what the limits are shares of.
+    Solves sharding without a limit first, in a worker of its own: the limits are shares of its smallest peak.
 
     Raises
     ------

@@ -126,7 +126,7 @@ def gelu_of_primitives(states: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Kernels:
-    """How finely a layer is written."""
+    """The operators that a layer is written in: fused kernels or primitives."""
 
     normalization: Callable[[int], nn.Module]
     softmax: Callable[[Tensor], Tensor]

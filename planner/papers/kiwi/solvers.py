@@ -24,7 +24,7 @@ SMALLEST_PEAK = "minimum_peak"
 """Name of the solver whose objective is bytes."""
 
 _LEAST_SHARE, _OVERTIME_SHARE = 0.2, 0.15
-"""Parts of a row's time limit: what remains for solving, however long building took, and what solvers may exceed it."""
+"""Parts of a row's time limit: the least for solving, however long building took, and the excess of solvers."""
 
 Limit = Callable[[PreparedCase], int]
 """Bytes for tensors on one device of a case."""
@@ -41,8 +41,8 @@ def solve_within(
 ) -> SolveResult:
     """Build and solve a formulation of a case that is prepared before the clock starts.
 
-    A limit below what is proven to be the smallest peak is answered at once; above the smallest peak that was found
-    before, its decision is known to begin from. Building the problem takes part of the time limit.
+    A limit below the proven smallest peak is infeasible at once; above the smallest peak found before, its decision is
+    the start. Building the problem takes part of the time limit.
     """
     ready = prepared(case)
     nbytes = limit(ready)
@@ -73,7 +73,7 @@ def smallest_peak(
 ) -> SolveResult:
     """Minimise the peak (bytes), beginning with the best decision of the formulations that came before.
 
-    Half of the time goes to the problem that counts too much, where there is one: its decisions hold what it says.
+    Half of the time goes to the problem with bytes rounded up, where there is one: its decisions never exceed its peak.
     """
     ready = prepared(case)
     with Meter(pool) as meter:
@@ -149,7 +149,7 @@ def _counts_all(built: StepProblem) -> bool:
 
 
 def _start(built: StepProblem, decisions: Iterable[StepDecision], ready: PreparedCase) -> tuple[int, ...] | None:
-    """Choices of the decision that holds least among those that a problem contains."""
+    """Choices of the decision of least peak among those that a problem contains."""
     contained = _expressible(built, decisions)
     if not contained:
         return None
@@ -157,7 +157,7 @@ def _start(built: StepProblem, decisions: Iterable[StepDecision], ready: Prepare
 
 
 def _expressible(built: StepProblem, decisions: Iterable[StepDecision]) -> list[StepDecision]:
-    """Decisions that a problem contains, whatever they hold."""
+    """Decisions that a problem contains, whatever their peak."""
     unlimited = without_limit(built.problem, MEMORY)
     contained = []
     for decision in decisions:
@@ -171,7 +171,7 @@ def _expressible(built: StepProblem, decisions: Iterable[StepDecision]) -> list[
 
 
 def _measured(found: SolvedStep | MinimumPeak, counts_all: bool, limit: int, meter: Meter, solver: str) -> SolveResult:
-    """The result of all solves together, with what they took."""
+    """The result of all solves together, with their time and memory."""
     if isinstance(found, MinimumPeak):
         proven = found.infeasible or (counts_all and found.bound > limit)
         least = "none found" if found.peak is None else f"{found.peak} bytes"

@@ -9,7 +9,7 @@
 =================  =====================================================================================
 
 Limits are all memory of torch's tensors, in per cent of the peak of the fastest sharded plan without a limit; those
-of ``recompute`` are in per cent of its dynamic memory, on top of what is there before the first operator.
+of ``recompute`` are in per cent of its dynamic memory, on top of its memory before the first operator.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ LOSS_CHUNKS = 8
 """Of the loss in ``recompute``: in one piece the logits alone are more than the lowest limits."""
 
 SECONDS = 10.0
-"""For one solve, where a row says nothing else."""
+"""Time limit of one solve, unless the row has its own."""
 
 PEAK_SECONDS = 60.0
 """For one search for a smallest peak."""
@@ -101,14 +101,14 @@ def llama_case(layers: int, mesh: tuple[int, ...], loss_chunks: int = 1) -> Step
 
 
 def kiwi_transformer_suite(parts: Sequence[str] | None = None, solvers: Sequence[str] | None = None) -> Suite:
-    """Make the suite or some parts of it; nothing is traced before its turn.
+    """Make the suite or some parts of it; each step is traced when its first instance runs.
 
     Parameters
     ----------
     parts
         Names of :data:`PARTS`; all of them if None.
     solvers
-        Which solve the formulations; the default solver if None.
+        Solvers of the formulations; the default solver if None.
 
     Raises
     ------
@@ -159,12 +159,12 @@ def within(
     share
         Limit in per cent of the peak of the fastest sharded plan without a limit.
     of_dynamic
-        In per cent of what that plan has above what is there before the first operator, on top of the latter, and
+        Whether the share is of that plan's peak above its memory before the first operator; the latter is added, and
         gradients are not counted.
     seconds
-        For one solve.
+        Time limit of one solve.
     solvers
-        Who solves it.
+        Solvers of the instance.
     """
     if of_dynamic:
         case = replace(case, counts_gradients=False)

@@ -1,10 +1,10 @@
-"""OSDP on a real model: which attention and feed-forward modules are sharded or cut, as a layer plan.
+"""OSDP on a real model: the mode of every attention and feed-forward module, as a layer plan.
 
-A layer is what the paper calls an operator: the embedding, the attention or the feed-forward module of a block with the
-norm in front of it, or the head. As published, memory is the sum of equation (1), operators may be cut into four
-slices, and the depth-first search decides within its time. Else the knapsack decides: on the slices of each operator,
-on checkpointing (of all operators or none, as the paper has it), and memory is that of the worst operator, with what
-torch's FSDP2 holds beside its states. Tables and what else is no product of matrices are left whole.
+A layer is an operator of the paper: the embedding, the attention or the feed-forward module of a block with the norm
+in front of it, or the head. As published, memory is the sum of equation (1), operators may be cut into four slices,
+and the depth-first search decides within its time. Else the knapsack decides on the slices of each operator and on
+checkpointing (of all operators or none, as in the paper), and memory is the peak over all operators, with the further
+memory of torch's FSDP2. Only matrix products are cut; embedding tables, for example, are not.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from planner.layers.plan.request import LayerRequest, planned_model
 from planner.machine.cluster import ClusterSpec
 
 TENSORS_AT_WORK = 2
-"""What FSDP2 holds of a module at work, sharded or replicated: its parameters and, in backward, their gradients."""
+"""Tensors of a running module under FSDP2, sharded or replicated: its parameters and, in backward, their gradients."""
 
 
 def plan_with_osdp(request: LayerRequest, chain: LayerChain) -> LayerPlan:
@@ -39,7 +39,7 @@ def plan_with_osdp(request: LayerRequest, chain: LayerChain) -> LayerPlan:
     Parameters
     ----------
     request
-        What is asked for.
+        The request.
     chain
         Layers of its model, attention and feed-forward modules apart.
 
@@ -78,7 +78,7 @@ def _published(request: LayerRequest) -> list[OsdpSettings]:
 
 
 def _exact(request: LayerRequest) -> list[OsdpSettings]:
-    """The peak of what FSDP2 holds, without and with checkpointing."""
+    """The peak of memory under FSDP2, without and with checkpointing."""
     kept = OsdpSettings(
         slices=ANY_SLICES,
         accounting=Accounting.PEAK,
@@ -129,7 +129,7 @@ def data_parallel_machine(cluster: ClusterSpec, devices: int, tensor_bytes: int)
     devices
         How many share the data.
     tensor_bytes
-        What tensors may take on one device.
+        Limit of tensors on one device, in bytes.
     """
     (link,) = cluster.mesh_links((devices,))
     return OsdpMachine(devices, link.latency_seconds, 1 / link.bandwidth, tensor_bytes)

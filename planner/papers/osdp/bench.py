@@ -1,7 +1,7 @@
-"""The suite ``osdp``: the paper's models by every method, and what its own search loses.
+"""The suite ``osdp``: the paper's models by every method, and the loss of its own search.
 
 Objectives are picoseconds of a step for one sample on one device, because every method chooses its batch size too: the
-devices together train their number over this time. What is infeasible by a fixed rule has no objective.
+throughput is the number of devices over this time. An instance that is infeasible under a fixed rule has no objective.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ def _solve(
     del progress, pool
     started = time.process_time()
     plan = case.plan(method, options.time_limit)
-    return _result(case, plan, plan.objective, plan.bound, time.process_time() - started, _words(case, plan))
+    return _result(case, plan, plan.objective, plan.bound, time.process_time() - started, _message(case, plan))
 
 
 def _solve_at(
@@ -145,7 +145,7 @@ def _result(
     )
 
 
-def _words(case: OsdpCase, plan: OsdpPlan) -> str:
+def _message(case: OsdpCase, plan: OsdpPlan) -> str:
     if plan.objective is None:
         return "no plan in time" if plan.candidates else "does not fit at one sample"
     modes = list(plan.modes.values())

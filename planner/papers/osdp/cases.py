@@ -1,4 +1,4 @@
-"""The experiments of OSDP (figures 5, 6, 8 and 9): its models on its machines, and what is compared."""
+"""The experiments of OSDP (figures 5, 6, 8 and 9): its models on its machines, and the compared formulations."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ LIMITS_GIB = (8, 16)
 
 @dataclass(frozen=True, slots=True)
 class Formulation:
-    """What is compared with FSDP.
+    """A formulation that is compared with FSDP.
 
     Parameters
     ----------
     settings
-        What may be chosen, and how memory counts.
+        Decisions and the count of memory.
     batch_step
         Samples on one device by which the batch grows.
     by_parameter

@@ -1,4 +1,4 @@
-"""What the rows of the suite ``osdp`` say: throughputs side by side, losses of the searches, and the paper's gains."""
+"""Summary of the rows of the suite ``osdp``: throughputs, losses of the searches, gains beside the paper's."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ class Claim:
     Parameters
     ----------
     figure
-        Where.
+        Figure of the paper.
     cluster, families
-        A key of :data:`CLUSTERS`, and the families of models that it speaks of; all if empty.
+        A key of :data:`CLUSTERS`, and the families of models that it covers; all if empty.
     formulation, baseline
-        What is compared with what, in the terms of :data:`FORMULATIONS`: a formulation's exact plan with FSDP's of the
-        same formulation, or with the exact plan of another one.
-    words
-        The printed figures.
+        Keys of :data:`FORMULATIONS`: a formulation's exact plan is compared with FSDP's of the same formulation, or
+        with the exact plan of another one.
+    printed
+        The printed figures, as text.
     """
 
     figure: str
@@ -38,15 +38,15 @@ class Claim:
     families: tuple[str, ...]
     formulation: str
     baseline: str
-    words: str
+    printed: str
 
 
 FSDP = "FSDP"
 
 CLAIMS = (
     *(
-        Claim("figure 5", "titan", (family,), formulation, FSDP, words)
-        for family, words in (
+        Claim("figure 5", "titan", (family,), formulation, FSDP, printed)
+        for family, printed in (
             ("N&D", "at most 23 %, 22 % on average"),
             ("W&S", "over all pure strategies at most 92 %, 32 % on average"),
             ("I&C", "over all pure strategies at most 168 %, 33 % on average"),
@@ -61,14 +61,14 @@ CLAIMS = (
     Claim("figure 8", "titan", (), "osdp_peak", "osdp_peak_base", "3 to 92 %"),
     Claim("figure 9", "titan", (), "osdp_checkpointing", FSDP, "at most 108.3 %, 52.9 % on average"),
 )
-"""Figures 5, 6, 8 and 9; the paper says no more about them in numbers."""
+"""All gains that the paper prints, for its figures 5, 6, 8 and 9."""
 
 Objectives = Mapping[OsdpCase, Mapping[str, int]]
-"""What each solver found of each case."""
+"""Objective of each solver on each case."""
 
 
 def summarized(cases: Mapping[str, OsdpCase], rows: Sequence[BenchRow]) -> list[str]:
-    """Throughput of every case, what the searches lose, and the gains that the paper prints beside ours."""
+    """Lines on the throughput of every case, the losses of the searches, and our gains beside the paper's."""
     found: dict[OsdpCase, dict[str, int]] = {}
     for row in rows:
         if row.instance in cases and row.objective is not None:
@@ -102,7 +102,7 @@ def throughputs(found: Objectives) -> list[str]:
 
 
 def losses(cases: Iterable[OsdpCase], found: Objectives) -> list[str]:
-    """What each of the paper's searches loses beside the exact plan of the same problem."""
+    """Loss of each of the paper's searches against the exact plan of the same problem."""
     exact = Method.KNAPSACK.value
     solvable = [case for case in cases if case.formulation in SEARCHED and exact in found.get(case, {})]
     lines = []
@@ -117,7 +117,7 @@ def losses(cases: Iterable[OsdpCase], found: Objectives) -> list[str]:
 
 
 def gains(found: Objectives) -> list[str]:
-    """Gains of the exact plans over FSDP's and over those that may do less, beside the paper's."""
+    """Gains of the exact plans over FSDP's and over more restricted ones, beside the paper's."""
     lines = []
     for claim in CLAIMS:
         shares = [
@@ -133,13 +133,13 @@ def gains(found: Objectives) -> list[str]:
             ours = f"at most {100 * max(shares):.1f} %, {100 * mean(shares):.1f} % on average of {len(shares)}"
             lines.append(
                 f"{claim.figure}, {claim.cluster}, {families}: {claim.formulation} over {claim.baseline} {ours}; "
-                f"paper: {claim.words}"
+                f"paper: {claim.printed}"
             )
     return lines
 
 
 def _gain(case: OsdpCase, baseline: str, objectives: Mapping[str, int], found: Objectives) -> float | None:
-    """How much more a case's exact plan trains than a baseline; None where either has no plan."""
+    """Relative gain in throughput of a case's exact plan over a baseline; None where either has no plan."""
     exact = Method.KNAPSACK.value
     if baseline == FSDP:
         other = objectives.get(Method.SHARDED.value)

@@ -1,4 +1,4 @@
-"""The torch call behind one operator of the graph: what to call, and with which constants."""
+"""The torch call behind one operator of the graph: its overload and its constants."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """The collectives that bring a local tensor from one placement to another, one mesh axis at a time.
 
-Each step of a path of :mod:`planner.machine.resharding` is built here as that module's table says: which
-collective, which copies, what is alive when. Torch's functional collectives are used (out of place,
-traceable) and waited for at once.
+Each step of a path of :mod:`planner.machine.resharding` is built here with the collective, the copies and the
+lifetimes of that module's table. Torch's functional collectives are used (out of place, traceable) and waited for
+at once.
 
 A tensor whose dimensions lie in another order in memory (a transposed view) is handled in that order, so
 its dimension 0 of the table is the outermost one in memory, and its result lies in the same order: a view
@@ -35,7 +35,7 @@ class ReshardStepError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class MeshGroups:
-    """The process groups of a mesh, one per axis, as this rank sees them.
+    """Process groups of a mesh that this rank is in, one per axis.
 
     Parameters
     ----------
@@ -97,14 +97,14 @@ class MeshGroups:
 
 
 def changed_axis(before: Placement, after: Placement) -> int:
-    """The one mesh axis whose word differs.
+    """The one mesh axis whose axis placement differs.
 
     Raises
     ------
     ReshardStepError
         If the placements differ on no axis or on several.
     """
-    axes = [axis for axis, words in enumerate(zip(before, after, strict=True)) if words[0] != words[1]]
+    axes = [axis for axis, (old, new) in enumerate(zip(before, after, strict=True)) if old != new]
     if len(axes) != 1:
         raise ReshardStepError(f"{before} -> {after} changes {len(axes)} mesh axes: a step changes exactly one")
     return axes[0]
@@ -112,11 +112,11 @@ def changed_axis(before: Placement, after: Placement) -> int:
 
 def _check_innermost(before: Placement, after: Placement, axis: int) -> None:
     """A shard can come or go only on the innermost axis that shards its dimension."""
-    for word in (before[axis], after[axis]):
-        if is_shard(word) and word in before[axis + 1 :]:
+    for entry in (before[axis], after[axis]):
+        if is_shard(entry) and entry in before[axis + 1 :]:
             raise ReshardStepError(
                 f"{before} -> {after}: mesh axis {axis} is not the innermost that shards dimension "
-                f"{shard_dim(word)}, so this is no single collective; change the inner axis first"
+                f"{shard_dim(entry)}, so this is no single collective; change the inner axis first"
             )
 
 
@@ -164,7 +164,7 @@ def reshard_step(before: Placement, after: Placement, groups: MeshGroups) -> Loc
     axis = changed_axis(before, after)
     _check_innermost(before, after, axis)
     old, new = before[axis], after[axis]
-    dims = tuple(shard_dim(word) if is_shard(word) else 0 for word in (old, new))
+    dims = tuple(shard_dim(entry) if is_shard(entry) else 0 for entry in (old, new))
     if old == REPLICATE and is_shard(new):
         return _in_memory_order(_slice, groups, axis, dims)
     if is_shard(old) and new == REPLICATE:

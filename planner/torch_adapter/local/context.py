@@ -1,4 +1,4 @@
-"""What a local operator may know: its call, the global tensors, the placements and the rank's place."""
+"""Inputs of a local operator's construction: its call, the global tensors, the placements, the rank's coordinate."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ LocalFunction = Callable[..., Any]
 
 
 class UnsupportedOperatorError(ValueError):
-    """An operator that cannot run on shards as asked."""
+    """An operator that cannot run on shards under the given placements."""
 
 
 class AxisReducer(Protocol):
-    """All-reduce over one mesh axis, as this rank sees it."""
+    """All-reduce of this rank over one mesh axis."""
 
     def all_reduce(self, tensor: Tensor, op: str, axis: int) -> Tensor:
         """Reduction (``"sum"`` or ``"max"``) of ``tensor`` over mesh axis ``axis``; a new tensor."""
@@ -141,7 +141,7 @@ class LocalContext:
     def axes_of(self, name: str, dim: int) -> tuple[int, ...]:
         """Mesh axes that shard dimension ``dim`` of an argument."""
         return tuple(
-            axis for axis, word in enumerate(self.placement(name)) if is_shard(word) and shard_dim(word) == dim
+            axis for axis, entry in enumerate(self.placement(name)) if is_shard(entry) and shard_dim(entry) == dim
         )
 
     def block_start(self, name: str, dim: int) -> int:
@@ -159,7 +159,9 @@ class LocalContext:
     def is_sharded(self) -> bool:
         """Whether any tensor is sharded on any axis that has more than one rank."""
         placements = [*self.inputs, *(placement for placement in self.outputs if placement is not None)]
-        return any(is_shard(word) and self.mesh[axis] > 1 for words in placements for axis, word in enumerate(words))
+        return any(
+            is_shard(entry) and self.mesh[axis] > 1 for placed in placements for axis, entry in enumerate(placed)
+        )
 
     def adds_here(self, name: str) -> bool:
         """Whether this rank adds the replicated summand ``name`` to an output that is a pending sum.
@@ -169,8 +171,8 @@ class LocalContext:
         output = self.outputs[0]
         assert output is not None
         return all(
-            coordinate == 0 or word != "Psum" or is_partial(summand)
-            for coordinate, word, summand in zip(self.coordinate, output, self.placement(name), strict=True)
+            coordinate == 0 or entry != "Psum" or is_partial(summand)
+            for coordinate, entry, summand in zip(self.coordinate, output, self.placement(name), strict=True)
         )
 
     def all_reduce(self, tensor: Tensor, op: str, axes: Sequence[int]) -> Tensor:

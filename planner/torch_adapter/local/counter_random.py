@@ -237,7 +237,7 @@ def random_operator(context: LocalContext) -> LocalFunction | None:
 
 
 def without_counter_form(name: str) -> str:
-    """What to say about a random operator that is none of :data:`RANDOM_OPERATORS`."""
+    """Error message for a random operator that is not in :data:`RANDOM_OPERATORS`."""
     return (
         f"{name} draws random numbers and has no counter-based form: use one of "
         f"{', '.join(sorted(RANDOM_OPERATORS))} or remove it from the step"

@@ -89,7 +89,7 @@ def _accumulation(dtype: torch.dtype) -> torch.dtype:
 
 
 class _Labels:
-    """Labels as this rank's block of classes numbers them."""
+    """Labels by their numbers in this rank's block of classes."""
 
     def __init__(self, context: LocalContext) -> None:
         if context.named.get("weight") is not None:
@@ -97,7 +97,7 @@ class _Labels:
         scores = context.spec("self")
         self.class_dim = 1 if len(scores.shape) > 1 else 0
         self.class_axes = context.axes_of("self", self.class_dim)
-        self.batch_axes = tuple(axis for axis, word in enumerate(context.placement("target")) if is_shard(word))
+        self.batch_axes = tuple(axis for axis, entry in enumerate(context.placement("target")) if is_shard(entry))
         self.reduction, self.ignored = int(context.named["reduction"]), int(context.named["ignore_index"])
         self.start = context.block_start("self", self.class_dim)
         self.count = context.input_shape("self")[self.class_dim]

@@ -1,7 +1,7 @@
-"""What local operators communicate by themselves: kinds and bytes, where a rule's words ask for it.
+"""Collectives inside local operators: kinds and bytes, by the placements of a rule.
 
-The counterpart of :mod:`planner.torch_adapter.local.losses`, which runs these collectives. DTensor has no
-word for them in a rule, so they follow from the operator and the words, whichever table the rule is from.
+The counterpart of :mod:`planner.torch_adapter.local.losses`, which runs these collectives. DTensor's rules
+do not list them, so they follow from the operator and its placements, whichever table the rule is from.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ _MEAN = 1
 
 
 class _Operator:
-    """One operator with a word per tensor argument."""
+    """One operator with an axis placement per tensor argument."""
 
     def __init__(
         self,
         call: OperatorCall,
         inputs: Sequence[TensorSpec],
         outputs: Sequence[TensorSpec | None],
-        words: Sequence[str],
+        placements: Sequence[str],
     ) -> None:
         self.named = bind(call, len(inputs))
-        self.inputs, self.outputs, self.words = inputs, outputs, words
+        self.inputs, self.outputs, self.placements = inputs, outputs, placements
 
     def position(self, name: str) -> int:
         slot = self.named[name]
@@ -56,7 +56,7 @@ def _per_row(operator: _Operator, name: str) -> Collectives:
     if not spec.shape:
         return ()
     dim = int(operator.named["dim"]) % len(spec.shape)
-    if operator.words[operator.position(name)] != f"S{dim}":
+    if operator.placements[operator.position(name)] != f"S{dim}":
         return ()
     rows = spec.numel // max(spec.shape[dim], 1)
     return (("all_reduce", rows * max(result.item_bytes, _ACCUMULATED_BYTES)),)
@@ -64,7 +64,7 @@ def _per_row(operator: _Operator, name: str) -> Collectives:
 
 def _nll_loss(operator: _Operator) -> Collectives:
     """The number of counted rows, where a mean is taken over rows of several ranks."""
-    if int(operator.named["reduction"]) != _MEAN or not is_shard(operator.words[operator.position("target")]):
+    if int(operator.named["reduction"]) != _MEAN or not is_shard(operator.placements[operator.position("target")]):
         return ()
     return (("all_reduce", operator.inputs[operator.position("self")].item_bytes),)
 
@@ -80,7 +80,7 @@ _COLLECTIVES: dict[str, Callable[[_Operator], Collectives]] = {
 
 
 def local_collectives(
-    call: OperatorCall, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec | None], words: Sequence[str]
+    call: OperatorCall, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec | None], placements: Sequence[str]
 ) -> Collectives:
     """Collectives of a local operator on one mesh axis.
 
@@ -88,8 +88,8 @@ def local_collectives(
     ----------
     call, inputs, outputs
         The operator and its global tensors.
-    words
-        Word per tensor argument on the axis.
+    placements
+        Placement of each tensor argument on the axis.
 
     Returns
     -------
@@ -97,4 +97,4 @@ def local_collectives(
         In the order of execution; empty for operators that communicate nothing.
     """
     found = _COLLECTIVES.get(str(call.target))
-    return () if found is None else found(_Operator(call, inputs, outputs, words))
+    return () if found is None else found(_Operator(call, inputs, outputs, placements))

@@ -1,4 +1,4 @@
-"""What an ATen overload does beside computing: aliases its input, draws random numbers."""
+"""Properties of an ATen overload: whether it aliases its input or draws random numbers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _UNDECLARED_VIEWS = frozenset(
         _aten.unsafe_chunk.default,
     }
 )
-"""Views whose schema declares no alias because autograd need not know of it."""
+"""Views whose schema declares no alias because autograd does not need it."""
 
 _SOFTMAX = frozenset(
     {

@@ -1,4 +1,4 @@
-"""Operators on one rank: what each ATen call becomes on local tensors.
+"""Local operators: the ATen calls of one rank on its local tensors.
 
 Most operators run as they are. Some carry global sizes among their constants, which become local; some
 need the rank's place (lookups in a sharded table) or a collective (softmax over sharded classes).
@@ -44,7 +44,7 @@ def _strided_factory(context: LocalContext) -> LocalFunction:
 
 
 def _as_strided(context: LocalContext) -> LocalFunction:
-    """The strides count in the traced layout, which a resharded tensor need not have."""
+    """Strided view, only of tensors in the traced layout: a resharded tensor may have other strides."""
     source, plain = context.input_specs[0], context.operator()
 
     def run(tensor: Tensor) -> Any:

@@ -1,7 +1,7 @@
-"""Bytes of live storages where distributed tensors run and storages are emptied while they live.
+"""Bytes of live storages under FSDP2 and DTensor, which resize storages and allocate inside operators.
 
-FSDP2 frees a gathered parameter by giving its storage size zero and fills it again later, which no operator shows; and
-an operator on distributed tensors allocates inside, where the plain meter does not look.
+FSDP2 frees a gathered parameter by resizing its storage to zero and fills it again later, without an operator. An
+operator on distributed tensors allocates inside, where the plain meter counts nothing.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _COLLECTIVES = ("c10d", "_c10d_functional")
 
 
 class ResizedStorageMeter(StorageMeter):  # type: ignore[no-untyped-call]
-    """A storage meter that looks at the size of every live storage at every operator, which costs time."""
+    """A storage meter that reads the size of every live storage at every operator, which is slow."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -3,8 +3,8 @@
 A dispatch mode watches every operator: a new storage is counted once, and a weak reference takes it off
 when the storage dies. What operators allocate and free inside themselves is not seen.
 
-Where the device is the CPU, tensors that wait on the host lie in the same memory as all others: they are told
-apart by :func:`counted_on_host` and have an account of their own.
+Where the device is the CPU, offloaded tensors lie in the same memory as all others: :func:`counted_on_host` marks
+them, and they are counted separately.
 """
 
 from __future__ import annotations

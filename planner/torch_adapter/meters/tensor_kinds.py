@@ -1,4 +1,4 @@
-"""Tensors that are not what they seem: results of collectives that still run, and tensors without data."""
+"""Special tensors: results of collectives that still run, and tensors without data."""
 
 from __future__ import annotations
 

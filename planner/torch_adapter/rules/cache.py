@@ -33,7 +33,7 @@ class OperatorRules:
     rules
         Sorted, all-replicate first.
     in_table
-        Whether any table knows the operator.
+        Whether any table has the operator.
     not_dividing, dropped
         Candidates that were left out because a dimension does not divide, and because they are wrong.
     """
@@ -67,9 +67,9 @@ class RuleCache:
         self._unsaved = True
 
     def save(self) -> None:
-        """Write new entries, together with those that other processes wrote meanwhile.
+        """Write new entries, merged with those that other processes wrote in the meantime.
 
-        A cache that cannot be written is no reason to fail: the rules are known and only cost time.
+        An error of writing is ignored: the rules can be computed again.
         """
         if not self._unsaved:
             return

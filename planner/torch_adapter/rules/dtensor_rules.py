@@ -1,8 +1,8 @@
 """Candidate rules from DTensor's tables, for one mesh axis.
 
-DTensor keeps two kinds of tables: functions that list the rows of one axis, and functions that answer a
-question about given input placements. The latter are asked about every combination of input words, but for
-those that ``register_sharding`` put there: they list the rows of one axis in answer to any question.
+DTensor keeps two kinds of tables: functions that list the rows of one axis, and functions that return
+the strategies for given input placements. The latter are called with every combination of input placements,
+except those that ``register_sharding`` put there: these list the rows of one axis whatever their input.
 No process group is needed, and the redistribution costs that DTensor computes while it enumerates
 (the bulk of its time) are left out: this planner has its own.
 """
@@ -31,7 +31,7 @@ from planner.torch_adapter.local.calls import OperatorCall
 from planner.torch_adapter.local.context import torch_dtype
 from planner.torch_adapter.local.operator_collectives import local_collectives
 
-_MAX_QUESTIONS = 256
+_MAX_COMBINATIONS = 256
 _RULE_MODULES = ("utils", "_math_ops", "_matrix_ops", "_tensor_ops", "_view_ops", "_pointwise_ops", "_conv_ops")
 _REDUCTIONS = {"sum": "Psum", "avg": "Pavg", "max": "Pmax", "min": "Pmin"}
 
@@ -41,17 +41,17 @@ def dtensor_candidates(
 ) -> tuple[AxisRule, ...] | None:
     """Rules that DTensor's tables list for one operator with tensor arguments, None where it is in no table.
 
-    Rows that this planner has no words for (strided shards, products) are left out. Divisibility is
+    Rows with placements that this planner lacks (strided shards, products) are left out. Divisibility is
     not checked here.
     """
     propagator = DTensor._op_dispatcher.sharding_propagator
     rows_of_axis = getattr(propagator, "op_single_dim_strategy_funcs", {}).get(call.target)
-    answer = propagator.op_strategy_funcs.get(call.target)
+    strategy = propagator.op_strategy_funcs.get(call.target)
     if rows_of_axis is not None:
         rows = _listed_rows(rows_of_axis, call, inputs, outputs)
-    elif answer is not None:
+    elif strategy is not None:
         with _rows_only():
-            rows = list(_answered_rows(answer, call, inputs, axis_size))
+            rows = list(_strategy_rows(strategy, call, inputs, axis_size))
     else:
         return None
     rules = (_rule_of_row(row, call, inputs, outputs) for row in rows)
@@ -73,21 +73,21 @@ def _rule_of_row(
         row_out = row_out * len(outputs)
     # a masked partial is computed by a masked lookup on plain local tensors
     lookup = "embedding" in str(call.target)
-    words_in = [_word(placement, masked=REPLICATE if lookup else None) for placement in row_in]
-    words_out = [
-        None if spec is None else _word(placement, masked="Psum" if lookup else None)
+    placed_in = [_axis_placement(placement, masked=REPLICATE if lookup else None) for placement in row_in]
+    placed_out = [
+        None if spec is None else _axis_placement(placement, masked="Psum" if lookup else None)
         for placement, spec in zip(row_out, outputs, strict=True)
     ]
-    if None in words_in or any(
-        word is None and spec is not None for word, spec in zip(words_out, outputs, strict=True)
+    if None in placed_in or any(
+        entry is None and spec is not None for entry, spec in zip(placed_out, outputs, strict=True)
     ):
         return None
-    inputs_known = tuple(word for word in words_in if word is not None)
-    return AxisRule(tuple(words_out), inputs_known, local_collectives(call, inputs, outputs, inputs_known))
+    inputs_known = tuple(entry for entry in placed_in if entry is not None)
+    return AxisRule(tuple(placed_out), inputs_known, local_collectives(call, inputs, outputs, inputs_known))
 
 
-def _word(placement: Any, masked: str | None) -> str | None:
-    """Word of a torch placement; None where there is none for it."""
+def _axis_placement(placement: Any, masked: str | None) -> str | None:
+    """Axis placement of a torch placement; None where there is none for it."""
     kind = type(placement).__name__
     if kind in ("Shard", "_ShardingPlaceholder"):
         return f"S{placement.dim}" if placement.dim >= 0 else None
@@ -110,14 +110,14 @@ def _listed_rows(
     return [(list(row[:count]), list(row[count:])) for row in rows]
 
 
-def _answered_rows(
+def _strategy_rows(
     function: Callable[[OpSchema], Any], call: OperatorCall, inputs: Sequence[TensorSpec], axis_size: int
 ) -> Iterator[Row]:
     propagator = DTensor._op_dispatcher.sharding_propagator
     info = propagator.op_to_schema_info.get(call.target)
     mesh = _mesh(axis_size)
-    questions = _questions(inputs, axis_size)
-    for placements in islice(questions, 1) if _lists_rows(function) else questions:
+    combinations = _combinations(inputs, axis_size)
+    for placements in islice(combinations, 1) if _lists_rows(function) else combinations:
         strategies = [
             OpStrategy([OpSpec(DTensorSpec(mesh, (placement,), tensor_meta=_meta(spec)))])
             for placement, spec in zip(placements, inputs, strict=True)
@@ -138,7 +138,7 @@ def _answered_rows(
 
 
 def registered_by_user(target: torch._ops.OpOverload) -> Callable[..., Any] | None:
-    """The function that someone gave to ``register_sharding`` for an operator; None for torch's own tables."""
+    """The function that the user passed to ``register_sharding`` for an operator; None for torch's own tables."""
     answer = DTensor._op_dispatcher.sharding_propagator.op_strategy_funcs.get(target)
     return answer.args[0] if isinstance(answer, partial) and _lists_rows(answer) else None
 
@@ -148,8 +148,8 @@ def _lists_rows(function: Callable[[OpSchema], Any]) -> bool:
     return getattr(getattr(function, "func", None), "__module__", None) == _register_sharding.__name__
 
 
-def _questions(inputs: Sequence[TensorSpec], axis_size: int) -> Iterator[tuple[Any, ...]]:
-    """Combinations of input placements to ask about; beyond a limit only the ones that agree."""
+def _combinations(inputs: Sequence[TensorSpec], axis_size: int) -> Iterator[tuple[Any, ...]]:
+    """Combinations of input placements; above :data:`_MAX_COMBINATIONS` first those with equal placements."""
     choices = []
     for spec in inputs:
         own: list[Any] = [Replicate()]
@@ -158,12 +158,12 @@ def _questions(inputs: Sequence[TensorSpec], axis_size: int) -> Iterator[tuple[A
         if len(inputs) == 1:
             own += [Partial("avg"), Partial("max"), Partial("min")]
         choices.append(own)
-    if prod(len(own) for own in choices) <= _MAX_QUESTIONS:
+    if prod(len(own) for own in choices) <= _MAX_COMBINATIONS:
         yield from product(*choices)
         return
     for placement in dict.fromkeys(placement for own in choices for placement in own):
         yield tuple(placement if placement in own else Replicate() for own in choices)
-    yield from islice(product(*choices), _MAX_QUESTIONS)
+    yield from islice(product(*choices), _MAX_COMBINATIONS)
 
 
 def _positional(call: OperatorCall, tensors: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -192,7 +192,7 @@ def _mesh(axis_size: int) -> DeviceMesh:
 
 @contextmanager
 def _rows_only() -> Iterator[None]:
-    """While the tables are asked, leave out redistribution costs and the check of sizes, which this planner reports."""
+    """Leave redistribution costs and the check of sizes, which this planner reports, out of DTensor's tables."""
     replacements: dict[str, Callable[..., Any]] = {
         "generate_redistribute_costs": lambda source, target: [0.0] * len(source.strategies),
         "is_tensor_shardable": lambda *arguments, **options: True,

@@ -1,8 +1,8 @@
 """Sharding rules that DTensor lacks, or that hold only because operators run on local tensors here.
 
-A table of functions from a request (one operator's tensor shapes and constants) to rows of words. The
-planner reads them through DTensor, see :mod:`planner.torch_adapter.rules.registration`. Nothing here is
-believed as it stands: every row is checked by :mod:`planner.torch_adapter.rules.verification`.
+A table of functions from a request (one operator's tensor shapes and constants) to rows of axis placements. The
+planner reads them through DTensor, see :mod:`planner.torch_adapter.rules.registration`. Every row is checked
+numerically before its use, by :mod:`planner.torch_adapter.rules.verification`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from planner.torch_adapter.local.context import bind
 from planner.torch_adapter.rules.small_sizes import Shape
 
 Row = tuple[tuple[str, ...], tuple[str, ...]]
-"""Words of the outputs and of the tensor arguments on one mesh axis."""
+"""Axis placements of the outputs and of the tensor arguments on one mesh axis."""
 
 Rows = Iterator[Row]
 
@@ -53,15 +53,15 @@ class RuleRequest:
         assert isinstance(slot, Slot)
         return self.shapes[slot.position]
 
-    def row(self, outputs: Sequence[str] | str, /, **words: str) -> Row:
-        """A row from words per argument name; tensors that are not named are replicated.
+    def row(self, outputs: Sequence[str] | str, /, **placements: str) -> Row:
+        """A row from axis placements by argument name; tensors that are not named are replicated.
 
-        ``outputs`` given as one word stands for every output.
+        ``outputs`` given as one axis placement stands for every output.
         """
         inputs = ["R"] * len(self.shapes)
-        for name, word in words.items():
+        for name, entry in placements.items():
             if self.has(name):
-                inputs[self.named[name].position] = word
+                inputs[self.named[name].position] = entry
         per_output = [outputs] * self.output_count if isinstance(outputs, str) else outputs
         return tuple(per_output), tuple(inputs)
 
@@ -70,12 +70,12 @@ def _pointwise(request: RuleRequest) -> Rows:
     """Shard any dimension of the result; inputs broadcast over dimensions they lack or have once."""
     result = np.broadcast_shapes(*request.shapes)
     for dim in range(len(result)):
-        words = tuple(_broadcast_word(shape, result, dim) for shape in request.shapes)
-        yield (f"S{dim}",) * request.output_count, words
+        inputs = tuple(_broadcast_placement(shape, result, dim) for shape in request.shapes)
+        yield (f"S{dim}",) * request.output_count, inputs
 
 
-def _broadcast_word(shape: Sequence[int], result: Sequence[int], dim: int) -> str:
-    """Word of a tensor that broadcasts to a ``result`` that is sharded on ``dim``."""
+def _broadcast_placement(shape: Sequence[int], result: Sequence[int], dim: int) -> str:
+    """Axis placement of a tensor that broadcasts to a ``result`` that is sharded on ``dim``."""
     own = dim - (len(result) - len(shape))
     return f"S{own}" if own >= 0 and shape[own] == result[dim] else "R"
 
@@ -99,7 +99,7 @@ def _arange(request: RuleRequest) -> Rows:
 
 
 def _expand(request: RuleRequest) -> Rows:
-    """Expanded dimensions shard for nothing: the source stays replicated."""
+    """Expanded dimensions can be sharded with a replicated source, at no cost."""
     source, sizes = request.shape("self"), request.named["size"]
     lead = len(sizes) - len(source)
     for dim, size in enumerate(sizes):
@@ -113,8 +113,8 @@ def _matrix_sum(request: RuleRequest) -> Rows:
         "aten.addmm.default": ("mat1", "S1", "mat2", "S0"),
         "aten.baddbmm.default": ("batch1", "S2", "batch2", "S1"),
     }
-    left, left_word, right, right_word = inner[str(request.call.target)]
-    yield request.row("Psum", **{left: left_word, right: right_word})
+    left, left_shard, right, right_shard = inner[str(request.call.target)]
+    yield request.row("Psum", **{left: left_shard, right: right_shard})
 
 
 def _embedding(request: RuleRequest) -> Rows:
@@ -181,14 +181,14 @@ def _batch_norm_backward(request: RuleRequest) -> Rows:
 
 def _softmax(request: RuleRequest) -> Rows:
     """The reduced dimension sharded: ranks exchange one maximum and one sum per row."""
-    word = f"S{_reduced_dim(request, 'self')}"
-    yield request.row(word, self=word)
+    sharded = f"S{_reduced_dim(request, 'self')}"
+    yield request.row(sharded, self=sharded)
 
 
 def _softmax_backward(request: RuleRequest) -> Rows:
     """The reduced dimension sharded: ranks exchange one sum per row."""
-    word = f"S{_reduced_dim(request, 'output')}"
-    yield request.row(word, grad_output=word, output=word)
+    sharded = f"S{_reduced_dim(request, 'output')}"
+    yield request.row(sharded, grad_output=sharded, output=sharded)
 
 
 def _reduced_dim(request: RuleRequest, name: str) -> int:
@@ -207,31 +207,31 @@ def _nll_loss(request: RuleRequest) -> Rows:
 
 def _nll_loss_backward(request: RuleRequest) -> Rows:
     if request.named.get("weight") is None:
-        class_word = "S1" if len(request.shape("self")) > 1 else "S0"
-        yield request.row(class_word, self=class_word)
+        class_shard = "S1" if len(request.shape("self")) > 1 else "S0"
+        yield request.row(class_shard, self=class_shard)
 
 
 def _mean_loss(request: RuleRequest) -> Rows:
     for dim in range(len(request.shape("self"))):
-        word = {0: f"S{dim}", 1: "Pavg", 2: "Psum"}[int(request.named["reduction"])]
-        yield request.row(word, self=f"S{dim}", target=f"S{dim}")
+        output = {0: f"S{dim}", 1: "Pavg", 2: "Psum"}[int(request.named["reduction"])]
+        yield request.row(output, self=f"S{dim}", target=f"S{dim}")
 
 
 def _mean_loss_backward(request: RuleRequest) -> Rows:
     whole = len(request.shape("grad_output")) > 0
     for dim in range(len(request.shape("self"))):
-        word = f"S{dim}"
-        yield request.row(word, grad_output=word if whole else "R", self=word, target=word)
+        sharded = f"S{dim}"
+        yield request.row(sharded, grad_output=sharded if whole else "R", self=sharded, target=sharded)
 
 
 def _attention(request: RuleRequest) -> Rows:
     """Batch and heads; a head's rows and columns stay together, and a mask broadcasts where its size is one."""
     for dim in (0, 1):
-        words = [f"S{dim}"] * len(request.shapes)
+        inputs = [f"S{dim}"] * len(request.shapes)
         if request.has("attn_mask"):
             mask = request.shape("attn_mask")
-            words[request.named["attn_mask"].position] = f"S{dim}" if len(mask) == 4 and mask[dim] > 1 else "R"
-        yield (f"S{dim}",) * request.output_count, tuple(words)
+            inputs[request.named["attn_mask"].position] = f"S{dim}" if len(mask) == 4 and mask[dim] > 1 else "R"
+        yield (f"S{dim}",) * request.output_count, tuple(inputs)
 
 
 def _index(request: RuleRequest) -> Rows:
@@ -240,8 +240,8 @@ def _index(request: RuleRequest) -> Rows:
         yield request.row(f"S{result_dim}", self=f"S{source_dim}")
     first, block = _indexed_block(request)
     for dim in range(len(block)):
-        words = tuple(_broadcast_word(shape, block, dim) for shape in request.shapes[1:])
-        yield (f"S{first + dim}",), ("R", *words)
+        inputs = tuple(_broadcast_placement(shape, block, dim) for shape in request.shapes[1:])
+        yield (f"S{first + dim}",), ("R", *inputs)
 
 
 def _index_put(request: RuleRequest) -> Rows:

@@ -1,18 +1,18 @@
-"""Our own rules inside DTensor's tables, through torch's public ``register_sharding``, while the planner asks.
+"""Our own rules in DTensor's tables, registered by torch's public ``register_sharding`` for one query at a time.
 
-So that there is one way to get a rule: whoever wrote it, it is asked of DTensor's tables
+So all rules, torch's, the user's and ours, are read in one way, from DTensor's tables
 (:mod:`planner.torch_adapter.rules.dtensor_rules`).
 
-A rule is registered for the time of one question and then taken out again, for two reasons.
-Our rules are right for *this* planner's local operators: a softmax over sharded classes that exchanges its
-sums, a bias that one rank adds, a lookup that masks the rows of others. DTensor runs the plain operator on
-every rank, so that a program that uses DTensor beside the planner would get wrong numbers without any
-error. And ``register_sharding`` replaces: what the user or torch had registered would be gone.
+A rule is registered for one query and then removed, for two reasons. First, our rules are right for *this* planner's
+local operators only: a softmax over sharded classes that exchanges its sums, a bias that one rank adds, a lookup that
+masks the rows of others. DTensor runs the plain operator on every rank, so a program that uses DTensor beside the
+planner would get wrong numbers without any error. Second, ``register_sharding`` replaces earlier registrations: those
+of the user or of torch would be lost.
 
-What ``register_sharding`` cannot take:
+Two kinds of rules cannot be registered:
 
-- Operators without a tensor argument (``arange``, ``full``). It reads the mesh from a tensor argument, and
-  DTensor never sees such calls. Their rules are asked directly, see :func:`factory_rows`.
+- Operators without a tensor argument (``arange``, ``full``). ``register_sharding`` reads the mesh from a tensor
+  argument, and DTensor never dispatches such calls. Their rules are called directly, see :func:`factory_rows`.
 - Collectives inside the local operator. A row is placements only; they are added to every rule by
   :func:`planner.torch_adapter.local.operator_collectives.local_collectives`.
 """
@@ -36,12 +36,12 @@ from planner.torch_adapter.local.calls import OperatorCall, Slot
 from planner.torch_adapter.rules.own_rules import OwnRule, Row, RuleRequest
 
 _TABLES = ("op_single_dim_strategy_funcs", "op_strategy_funcs", "op_to_schema_info")
-"""What DTensor looks an operator up in. It asks the first one first, where ``register_sharding`` puts nothing."""
+"""Tables in which DTensor looks an operator up, in this order; ``register_sharding`` leaves the first one alone."""
 
 
 @contextmanager
 def registered(target: torch._ops.OpOverload, rule: OwnRule) -> Iterator[None]:
-    """DTensor's tables with ``rule`` in the place of all they had for ``target``; afterwards as before."""
+    """Replace the entries for ``target`` in DTensor's tables by ``rule``, and restore them afterwards."""
     propagator = DTensor._op_dispatcher.sharding_propagator
     tables: list[dict[Any, Any]] = [getattr(propagator, name, {}) for name in _TABLES]
     before = [(table, table.pop(target)) for table in tables if target in table]
@@ -56,13 +56,13 @@ def registered(target: torch._ops.OpOverload, rule: OwnRule) -> Iterator[None]:
 
 
 def _listing(target: torch._ops.OpOverload, rule: OwnRule) -> Any:
-    """The rule as ``register_sharding`` wants it: from arguments to (outputs, tensor arguments) placements."""
+    """The rule in the form of ``register_sharding``: from arguments to (outputs, tensor arguments) placements."""
 
     def rows(*args: Any, **kwargs: Any) -> list[tuple[list[TorchPlacement], list[TorchPlacement]]]:
         request = _request(target, args, kwargs)
         replicated: Row = (REPLICATE,) * request.output_count, (REPLICATE,) * len(request.shapes)
         return [
-            ([_placement(word) for word in outputs], [_placement(word) for word in inputs])
+            ([_placement(entry) for entry in outputs], [_placement(entry) for entry in inputs])
             for outputs, inputs in (replicated, *rule(request))
         ]
 
@@ -82,10 +82,10 @@ def _request(target: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[
     return RuleRequest(call, tuple(tuple(tensor.shape) for tensor in found), found[0].mesh.size())
 
 
-def _placement(word: str) -> TorchPlacement:
-    if is_shard(word):
-        return Shard(shard_dim(word))
-    return Replicate() if word == REPLICATE else Partial(word.removeprefix("P"))
+def _placement(entry: str) -> TorchPlacement:
+    if is_shard(entry):
+        return Shard(shard_dim(entry))
+    return Replicate() if entry == REPLICATE else Partial(entry.removeprefix("P"))
 
 
 def factory_rows(call: OperatorCall, rule: OwnRule, axis_size: int) -> tuple[Row, ...]:

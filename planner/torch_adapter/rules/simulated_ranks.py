@@ -26,27 +26,27 @@ class MismatchError(RuntimeError):
 def split(tensor: Tensor, placement: Placement, mesh: Sequence[int]) -> list[Tensor]:
     """A tensor's local parts, one per rank in row-major order; the first axis is the outermost."""
     parts = [tensor]
-    for word, count in zip(placement, mesh, strict=True):
-        parts = [piece for part in parts for piece in _split(part, word, count)]
+    for entry, count in zip(placement, mesh, strict=True):
+        parts = [piece for part in parts for piece in _split(part, entry, count)]
     return parts
 
 
-def _split(tensor: Tensor, word: str, count: int) -> list[Tensor]:
+def _split(tensor: Tensor, entry: str, count: int) -> list[Tensor]:
     """Parts on one axis; a pending reduction gets random parts of mixed sign."""
-    if is_shard(word):
-        dim = shard_dim(word)
+    if is_shard(entry):
+        dim = shard_dim(entry)
         if tensor.shape[dim] % count:
             raise MismatchError(f"dimension {dim} of {tuple(tensor.shape)} does not split into {count}")
         return [part.contiguous() for part in tensor.chunk(count, dim)]
-    if word == "R":
+    if entry == "R":
         return [tensor.clone() for _ in range(count)]
     generator = torch.Generator().manual_seed(2)
     noise = [_noise(tensor, generator) for _ in range(count)]
-    if word in ("Psum", "Pavg"):
-        total = tensor if word == "Psum" else tensor * count
+    if entry in ("Psum", "Pavg"):
+        total = tensor if entry == "Psum" else tensor * count
         return [*noise[1:], total - sum(noise[1:])]
     owner = torch.randint(0, count, tensor.shape, generator=generator)
-    sign = -1 if word == "Pmax" else 1
+    sign = -1 if entry == "Pmax" else 1
     return [torch.where(owner == rank, tensor, tensor + sign * noise[rank].abs()) for rank in range(count)]
 
 
@@ -65,24 +65,24 @@ def join(parts: Sequence[Tensor], placement: Placement, mesh: Sequence[int]) -> 
         If replicas differ.
     """
     merged = list(parts)
-    for word, count in zip(reversed(placement), reversed(mesh), strict=True):
-        merged = [_join(merged[at : at + count], word) for at in range(0, len(merged), count)]
+    for entry, count in zip(reversed(placement), reversed(mesh), strict=True):
+        merged = [_join(merged[at : at + count], entry) for at in range(0, len(merged), count)]
     return merged[0]
 
 
-def _join(parts: Sequence[Tensor], word: str) -> Tensor:
-    if is_shard(word):
-        return torch.cat(list(parts), shard_dim(word))
-    if word == "R":
+def _join(parts: Sequence[Tensor], entry: str) -> Tensor:
+    if is_shard(entry):
+        return torch.cat(list(parts), shard_dim(entry))
+    if entry == "R":
         for part in parts[1:]:
             compare(part, parts[0])
         return parts[0]
     stacked = torch.stack(list(parts))
-    if word == "Psum":
+    if entry == "Psum":
         return stacked.sum(0)
-    if word == "Pavg":
+    if entry == "Pavg":
         return stacked.mean(0)
-    return stacked.amax(0) if word == "Pmax" else stacked.amin(0)
+    return stacked.amax(0) if entry == "Pmax" else stacked.amin(0)
 
 
 def compare(found: Tensor, expected: Tensor) -> None:
@@ -109,7 +109,7 @@ def compare(found: Tensor, expected: Tensor) -> None:
 
 @dataclass
 class _Board:
-    """What simulated ranks share: their tensors, and a barrier if they run at the same time."""
+    """State that simulated ranks share: their tensors, and a barrier if they run at the same time."""
 
     slots: dict[tuple[int, ...], Tensor]
     barrier: threading.Barrier | None

@@ -1,6 +1,6 @@
 """Small sizes for the tensors and constants of one operator.
 
-What rules depend on is kept: which sizes are equal, their order, which of them the mesh axis divides,
+Properties that rules depend on are kept: which sizes are equal, their order, which of them the mesh axis divides,
 and how sizes relate where an operator adds or multiplies them.
 """
 
@@ -70,7 +70,7 @@ def _order_map(sizes: Iterable[int], axis_size: int) -> dict[int, int]:
 
 
 def in_order(subject: Subject, special: Mapping[int, Scale] | None = None, min_rank: int = 0) -> Sizes:
-    """Sizes mapped by value, in order; ``special`` says otherwise for dimensions of tensors of some rank on."""
+    """Sizes mapped by value, in order; ``special`` overrides dimensions of tensors from some rank on."""
     special = special or {}
     named = subject.named
     constants = {name: named[name] for name in _SIZE_CONSTANTS if isinstance(named.get(name), (int, list, tuple))}

@@ -1,4 +1,4 @@
-"""Rules of one operator on one mesh axis: candidates, divisibility, verification, and the memory of it all."""
+"""Rules of one operator on one mesh axis: candidates, divisibility, verification, cache."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class RuleTable:
     def rules(self, call: OperatorCall, inputs: Sequence[TensorSpec], outputs: Specs) -> OperatorRules:
         """Rules of one operator; equal operators share one object.
 
-        The cache on disk holds what torch's tables and ours say; a user's rule is of this process only.
+        The cache on disk holds rules from torch's tables and ours; a user's rule is kept in this process only.
         """
         users = registered_by_user(call.target)
         key = signature(call, inputs, outputs), users
@@ -46,7 +46,7 @@ class RuleTable:
         return known
 
     def save(self) -> None:
-        """Write what was learned to the cache on disk."""
+        """Write new rules to the cache on disk."""
         self._stored.save()
 
 
@@ -75,7 +75,7 @@ def _compute(
     call: OperatorCall, inputs: tuple[TensorSpec, ...], outputs: tuple[TensorSpec | None, ...], axis_size: int
 ) -> OperatorRules:
     replicate = AxisRule(tuple(None if spec is None else REPLICATE for spec in outputs), (REPLICATE,) * len(inputs))
-    if axis_size == 1:  # nothing to shard, so nothing to ask: torch's tables fail on such an axis
+    if axis_size == 1:  # nothing to shard, and torch's tables fail on such an axis
         return OperatorRules((replicate,), True, 0, 0)
     tables = candidate_rules(call, inputs, outputs, axis_size)
     candidates = [rule for rule in tables or () if rule != replicate and _expressible(rule, inputs, outputs)]
@@ -91,13 +91,13 @@ def candidate_rules(
 ) -> tuple[AxisRule, ...] | None:
     """Rules that DTensor's tables list for one operator, as they are and with our own rule registered.
 
-    Sorted, and not yet believed; None if no table knows the operator.
+    Sorted and not verified yet; None if no table has the operator.
     """
     own = own_rule(call.target)
     if not inputs:
         if own is None:
             return None
-        return tuple(AxisRule(words, ()) for words, _ in factory_rows(call, own, axis_size))
+        return tuple(AxisRule(made, ()) for made, _ in factory_rows(call, own, axis_size))
     known = dtensor_candidates(call, inputs, outputs, axis_size)
     if own is not None:
         with registered(call.target, own):
@@ -109,18 +109,18 @@ def candidate_rules(
 
 def _placed(rule: AxisRule, inputs: Sequence[TensorSpec], outputs: Specs) -> Iterator[tuple[str, TensorSpec]]:
     yield from zip(rule.inputs, inputs, strict=True)
-    for word, spec in zip(rule.outputs, outputs, strict=True):
-        if word is not None and spec is not None:
-            yield word, spec
+    for entry, spec in zip(rule.outputs, outputs, strict=True):
+        if entry is not None and spec is not None:
+            yield entry, spec
 
 
 def _divides(rule: AxisRule, inputs: Sequence[TensorSpec], outputs: Specs, axis_size: int) -> bool:
-    return all(divides(spec.shape, (word,), (axis_size,)) for word, spec in _placed(rule, inputs, outputs))
+    return all(divides(spec.shape, (entry,), (axis_size,)) for entry, spec in _placed(rule, inputs, outputs))
 
 
 def _expressible(rule: AxisRule, inputs: Sequence[TensorSpec], outputs: Specs) -> bool:
     """Whether collectives exist for the pending reductions: none on truth values, no average of integers."""
     return not any(
-        is_partial(word) and (spec.dtype == "bool" or (word == "Pavg" and "int" in spec.dtype))
-        for word, spec in _placed(rule, inputs, outputs)
+        is_partial(entry) and (spec.dtype == "bool" or (entry == "Pavg" and "int" in spec.dtype))
+        for entry, spec in _placed(rule, inputs, outputs)
     )

@@ -1,7 +1,7 @@
-"""Rules are checked before they are believed.
+"""Numerical verification of sharding rules before their use.
 
-Reference tensors are split the way a rule says, the local operators of all simulated ranks run, their
-results are put together and compared with the operator on the whole tensors. No process group is needed.
+Reference tensors are split by the placements of a rule, the local operators of all simulated ranks run, and their
+joined results are compared with the operator on the whole tensors. No process group is needed.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from planner.torch_adapter.rules.reference_inputs import SmallInstance, referenc
 from planner.torch_adapter.rules.simulated_ranks import ThreadReducer, compare, join, run_ranks, split
 
 CHECKED_MESH = (2,)
-"""Simulated ranks; what a rule says does not depend on how many there are."""
+"""Simulated ranks; whether a rule is right does not depend on their number."""
 _REFUSALS = (RuntimeError, ValueError, IndexError, TypeError, NotImplementedError)
 
 
@@ -91,8 +91,8 @@ def _run_whole(instance: SmallInstance, tensors: Sequence[Tensor]) -> tuple[Tens
     call = instance.call
     if str(call.target) in RANDOM_OPERATORS:  # torch's generators draw other numbers
         specs = _fake_results(instance)
-        words = tuple(None if spec is None else ("R",) for spec in specs)
-        return run_local(call, specs, tensors, instance.inputs, words, (("R",),) * len(tensors), (1,), (0,))
+        replicated = tuple(None if spec is None else ("R",) for spec in specs)
+        return run_local(call, specs, tensors, instance.inputs, replicated, (("R",),) * len(tensors), (1,), (0,))
     args, kwargs = call.arguments(tensors)
     return tuple(
         result.clone() if isinstance(result, Tensor) else None for result in _sequence(call.target(*args, **kwargs))
@@ -113,7 +113,7 @@ def _sequence(returned: Any) -> tuple[Any, ...]:
 def _as_expected(
     instance: SmallInstance, results: Sequence[Tensor | None], outputs: Sequence[TensorSpec | None]
 ) -> bool:
-    """Whether the instance returns what the real operator returns, at the shapes that were derived for it."""
+    """Whether the instance returns the same kinds of tensors as the real operator, at the derived shapes."""
     return len(results) == len(outputs) and all(
         spec is None or (result is not None and (shape is None or tuple(result.shape) == shape))
         for result, spec, shape in zip(results, outputs, instance.outputs, strict=True)
@@ -125,9 +125,11 @@ def _spec_of(tensor: Tensor) -> TensorSpec:
 
 
 def rule_failure(reference: Reference, rule: AxisRule) -> Exception | None:
-    """Why a rule does not reproduce the reference; None if it does."""
-    outputs = [None if word is None else (word,) for word in rule.outputs]
-    return strategy_failure(reference, outputs, [(word,) for word in rule.inputs], CHECKED_MESH, bool(rule.collectives))
+    """Reason why a rule does not reproduce the reference; None if it does."""
+    outputs = [None if entry is None else (entry,) for entry in rule.outputs]
+    return strategy_failure(
+        reference, outputs, [(entry,) for entry in rule.inputs], CHECKED_MESH, bool(rule.collectives)
+    )
 
 
 def strategy_failure(
@@ -139,7 +141,7 @@ def strategy_failure(
 ) -> Exception | None:
     """Why local operators under some placements do not reproduce the reference; None if they do.
 
-    ``collectives`` says whether local operators may communicate; those that do without it fail.
+    Local operators may communicate only with ``collectives``; without it a collective is an error.
     """
     try:
         parts = [split(tensor, placed, mesh) for tensor, placed in zip(reference.tensors, inputs, strict=True)]

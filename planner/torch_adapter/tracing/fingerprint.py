@@ -25,8 +25,8 @@ def fingerprint(graph: OperatorGraph, calls: Sequence[OperatorCall]) -> str:
     """
     digest = hashlib.sha256()
 
-    def add(*words: object) -> None:
-        digest.update("|".join(map(str, words)).encode())
+    def add(*parts: object) -> None:
+        digest.update("|".join(map(str, parts)).encode())
         digest.update(b"\n")
 
     for index in graph.inputs:

@@ -1,4 +1,4 @@
-"""From a trace to the project's own graph.
+"""Construction of the project's own graph from a trace.
 
 Views are marked, ``getitem`` is folded away, dead operators go, constants become inputs, and every
 operator gets a stable identity, its FLOP, its source line and the call that executes it.
@@ -184,7 +184,7 @@ class GraphBuilder:
         return None
 
     def _module_path(self, node: Node) -> str:
-        """Recorded path; autograd's own sums of gradients take that of what they add last."""
+        """Recorded path; autograd's own sums of gradients have the path of their last summand."""
         path = module_path_of(node)
         if path is not None:
             return path

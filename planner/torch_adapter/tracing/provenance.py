@@ -1,4 +1,4 @@
-"""Where an operator comes from: module path and source line, recorded while a step is traced."""
+"""Provenance of operators: module path and source line, recorded while a step is traced."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ _MODULE_PATH, _SOURCE = "meshwright_module_path", "meshwright_source"
 class Provenance(TorchFunctionMode):
     """Marks every traced operator with the module and the source line that called it.
 
-    Forward hooks keep the path of the running module; this mode sees each torch call and annotates what
-    it traces. ``module_path`` stays at the innermost module when tracing fails there.
+    Forward hooks keep the path of the running module; this mode intercepts each torch call and annotates its traced
+    nodes. ``module_path`` stays at the innermost module when tracing fails there.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""The state of torch while a step is traced; all of it is put back afterwards."""
+"""Global settings of torch while a step is traced, restored afterwards."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def _without_onednn() -> Iterator[None]:
 
 @contextmanager
 def no_custom_functions(provenance: Provenance) -> Iterator[None]:
-    """Refuse ``torch.autograd.Function``: its backward may be any code, so no rule could be trusted for it.
+    """Refuse ``torch.autograd.Function``: its backward may be any code, so no rule can be verified for it.
 
     The functions that torch generates for a ``torch.library.custom_op`` pass: those are operators.
     """

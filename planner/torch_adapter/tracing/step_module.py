@@ -1,4 +1,4 @@
-"""The training step as one module over flat parameters: what is traced instead of the user's module.
+"""The training step as one module over flat parameters, which is traced in place of the user's module.
 
 The user's module is never changed: its tensors are replaced only while the traced call runs, by fake
 tensors of the same shape, stride and dtype. A tied parameter is one parameter here.
@@ -158,7 +158,7 @@ def step_loss(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], 
 def _split_loss_arguments(
     module: nn.Module, loss_fn: LossFunction | None, kwargs: dict[str, Any]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Arguments of the module, and those that the loss function names beside the output.
+    """Arguments of the module, and further arguments of the loss function by name.
 
     An argument that only the loss function names (labels, say) is not passed to the module.
     """
@@ -196,7 +196,7 @@ def _scalar_loss(output: Any, loss_fn: LossFunction | None, loss_kwargs: dict[st
 
 @contextmanager
 def left_as_found(module: nn.Module) -> Iterator[None]:
-    """Undo what the module's forward does to its own attributes (a cache, a counter) while it is traced."""
+    """Restore attributes that the module's forward changes while it is traced (a cache, a counter)."""
     found: list[tuple[dict[str, Any], dict[str, Any]]] = [
         (mapping, dict(mapping))
         for submodule in module.modules()

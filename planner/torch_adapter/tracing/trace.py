@@ -67,7 +67,7 @@ def trace_joint_graph(
     Raises
     ------
     TraceError
-        Whatever the reason, with module path and source line.
+        For any reason, with module path and source line.
     """
     provenance = Provenance()
     fake_mode = FakeTensorMode(allow_non_fake_inputs=True)

@@ -1,4 +1,4 @@
-"""What went wrong while a training step was traced, in one line that says what to do about it."""
+"""Errors of tracing a training step, each in one line with its remedy."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _DYNAMIC_SHAPE = (
 
 
 def translate(error: Exception, module_path: str) -> TraceError:
-    """Turn whatever tracing raised into a :class:`TraceError` naming module and source line.
+    """The :class:`TraceError` of any exception during tracing, with module and source line.
 
     Parameters
     ----------

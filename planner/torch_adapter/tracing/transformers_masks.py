@@ -1,9 +1,9 @@
 """Keeps causal masks of Hugging Face models out of the graph where eager mode has none.
 
-In eager mode these models look at the position ids: where every sequence of the batch is one sequence,
-they build no mask and attention runs its causal kernel. Without data they cannot look and build a mask of
-batch x length x length. Position ids that the model made itself (the caller passed none) are always one
-sequence, so the look can be answered without data.
+In eager mode these models read the position ids: where every row of the batch is one sequence, they build no mask
+and attention runs its causal kernel. Without data they cannot read them and build a mask of batch x length x
+length. Position ids that the model made itself (the caller passed none) are always one sequence, so the check has a
+known result without data.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 @contextmanager
 def without_packing_checks(module: nn.Module) -> Iterator[None]:
-    """Answer the packed-sequence check of transformers models that were called without position ids."""
+    """Skip the packed-sequence check of transformers models that were called without position ids."""
     masking = sys.modules.get("transformers.masking_utils")
     modeling = sys.modules.get("transformers.modeling_utils")
     original = getattr(masking, "find_packed_sequence_indices", None)

@@ -1,4 +1,4 @@
-"""What causal language models have in common as units: the head, and how tokens become inputs and labels."""
+"""Common parts of causal language models as units: the head, and inputs and labels from tokens."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which models the layer executor knows, and the names of their layers."""
+"""Model families that the layer executor supports, and the names of their layers."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ def model_family(step: TrainingStep) -> ModelFamily:
     Raises
     ------
     FamilyError
-        There are none for its class, or its step has arguments or a loss that the units do not understand.
+        There are none for its class, or its step has arguments or a loss that the units do not support.
     """
     kind = type(step.module).__name__
     if kind not in FAMILIES:
         raise FamilyError(
-            f"the layer executor cannot cut a {kind} into layers; it knows {', '.join(FAMILIES)}. Any other model runs "
-            "with an operator plan"
+            f"the layer executor cannot cut a {kind} into layers; it supports {', '.join(FAMILIES)}. Any other model "
+            "runs with an operator plan"
         )
     family = FAMILIES[kind](step.module)
     if step.example_args or set(step.example_kwargs) != set(family.arguments):

@@ -51,7 +51,7 @@ class T5Block(LayerUnit):
     Parameters
     ----------
     name, stack, index
-        Which block of which stack.
+        Name of the block, its stack, and its index there.
     """
 
     rules = TensorRules(
@@ -84,9 +84,9 @@ class T5Block(LayerUnit):
             self.gives = (Carried.HIDDEN,) if self.is_decoder else (Carried.HIDDEN, Carried.HIDDEN)
 
     def forward(self, *carried: Tensor) -> tuple[Tensor, ...]:
-        """Hidden states after the block; then those that wait, and the position bias, where a later block needs them.
+        """Hidden states after the block; then carried tensors and the position bias, where a later block needs them.
 
-        Decoder embeddings wait while the encoder runs, and the encoder's result waits while the decoder runs.
+        Decoder embeddings are carried through the encoder, and the encoder's result through the decoder.
         """
         hidden, waiting = carried[:2]
         if self.is_decoder and self.is_first:
@@ -126,7 +126,7 @@ class T5Block(LayerUnit):
 
 
 class T5Bridge(LayerUnit):
-    """Last norm of the encoder; the decoder's embeddings wait."""
+    """Last norm of the encoder, which also returns the decoder's embeddings."""
 
     takes = (Carried.HIDDEN, Carried.HIDDEN)
     gives = (Carried.HIDDEN, Carried.HIDDEN)
@@ -137,7 +137,7 @@ class T5Bridge(LayerUnit):
         self.norm, self.dropout = encoder.final_layer_norm, encoder.dropout
 
     def forward(self, *carried: Tensor) -> tuple[Tensor, ...]:
-        """Result of the encoder, and what waits."""
+        """Result of the encoder, and the decoder's embeddings."""
         hidden, waiting = carried
         return self.dropout(self.norm(hidden)), waiting
 
@@ -166,7 +166,7 @@ def t5_family(model: Any) -> ModelFamily:
     config = model.config
 
     def decoder_tokens(batch: Mapping[str, Tensor]) -> Tensor:
-        """Labels shifted right, as the model makes its decoder's input of them."""
+        """Labels shifted right: the input of the decoder."""
         labels = batch["labels"]
         shifted = nn.functional.pad(labels[:, :-1], (1, 0), value=config.decoder_start_token_id)
         return shifted.masked_fill(shifted == IGNORED_LABEL, config.pad_token_id)

@@ -1,7 +1,7 @@
-"""What every model family is made of here: units, each a layer of a plan, called one after the other.
+"""Units, the parts of every model family: each is a layer of a plan, called one after the other.
 
-A unit holds modules of the user's model and calls them as the model's own forward does. What goes from unit to unit is
-a tuple of tensors, so that a stage of a pipeline is a run of units, and hidden states can be resharded between any two.
+A unit holds modules of the user's model and calls them as the model's own forward does. Units pass tuples of tensors
+to each other, so a stage of a pipeline is a run of units, and hidden states can be resharded between any two.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ IGNORED_LABEL = -100
 
 
 class FamilyError(ValueError):
-    """A model that the layer executor does not know, or knows but cannot run as asked; says why."""
+    """A model that the layer executor does not support, or not with these settings; the message gives the reason."""
 
 
 class Carried(Enum):
-    """What a tensor between two units is, which says how it is placed on the stage's devices.
+    """Kind of a tensor between two units, which determines its placement on the stage's devices.
 
     ``HIDDEN``: batch x sequence x width, sharded along the sequence where the unit is sequence-parallel. ``BATCH``:
     its first dimension is the batch, nothing else is sharded. ``SHARED``: the same on all devices, for all rows of the
@@ -40,7 +40,7 @@ class Carried(Enum):
 
 @dataclass(frozen=True)
 class TensorRules:
-    """Modules of a unit by what tensor parallelism makes of them; paths relative to the unit, where they exist.
+    """Modules of a unit by their treatment under tensor parallelism; paths relative to the unit, where they exist.
 
     Parameters
     ----------
@@ -76,18 +76,18 @@ class LayerUnit(nn.Module, ABC):
     Parameters
     ----------
     name
-        Module path of a block; ``embedding``, ``bridge`` or ``head`` for what lies around the blocks.
+        Module path of a block; ``embedding``, ``bridge`` or ``head`` for the modules around the blocks.
     takes, gives
-        What the tensors of its arguments and of its result are.
+        Kinds of the tensors of its arguments and of its result.
     rules
-        What tensor parallelism does with its modules.
+        Treatment of its modules under tensor parallelism.
     heads
         Attention heads, which the degree of tensor parallelism must divide; 0 where there are none.
 
     Attributes
     ----------
     roles
-        Modules of a block by what they are: ``attention``, ``mlp``, ``cross_attention``.
+        Modules of a block by role: ``attention``, ``mlp``, ``cross_attention``.
     is_block
         Whether its modules may be layers of their own.
     tensor_rank, tensor_size
@@ -135,7 +135,7 @@ class LayerUnit(nn.Module, ABC):
             )
 
     def share_heads(self, rank: int, size: int) -> None:
-        """Tell the unit's modules that they have one of `size` equal parts of the heads."""
+        """Set the unit's modules to one of `size` equal parts of the heads."""
         self.tensor_rank, self.tensor_size = rank, size
 
 
@@ -148,9 +148,9 @@ class ModelFamily:
     units
         In the order in which they run.
     arguments
-        Names of the step's arguments that the units understand.
+        Names of the step's arguments that the units support.
     inputs
-        What the first unit takes, of the step's arguments; all have the batch first.
+        Inputs of the first unit, from the step's arguments; all have the batch first.
     targets
         Labels as the loss counts them, one for each row of the last unit's output without its last dimension.
     float_loss

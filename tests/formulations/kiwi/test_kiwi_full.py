@@ -123,7 +123,7 @@ def test_huge_amounts_are_told_apart_by_one_byte(pool: SolverPool) -> None:
         assert checked(graph, limit, "kiwi_full", pool) == best_full(graph, limit)
 
 
-@pytest.mark.parametrize(("seed", "share"), [(100, 0.7), (108, 0.7), (178, 0.5), (205, 0.6)])
+@pytest.mark.parametrize(("seed", "share"), [(100, 0.7), (108, 0.7), (205, 0.6)])
 def test_recomputations_over_the_limit_are_added_when_found(seed: int, share: float, pool: SolverPool) -> None:
     graph = random_graph(seed, forward=4)
     limit = int(share * greatest_peak(graph))

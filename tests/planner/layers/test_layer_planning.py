@@ -128,7 +128,7 @@ def test_models_of_any_kind_are_planned_though_the_executor_knows_them_not(sourc
         assert max(plan.record.stage_peak_bytes) <= plan.record.tensor_bytes
     whole = ("embedding", "head", "layers.1.mlp", "blocks.0", "blocks.1")
     assert all(layer.slices == 1 for layer in tight.layers if layer.name in whole)
-    with pytest.raises(FamilyError, match=r"cannot cut a \w+ into layers; it knows GPT2LMHeadModel"):
+    with pytest.raises(FamilyError, match=r"cannot cut a \w+ into layers; it supports GPT2LMHeadModel"):
         model_family(load_step(reference))
 
 

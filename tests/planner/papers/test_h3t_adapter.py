@@ -66,7 +66,7 @@ def test_a_limit_below_the_least_is_refused_by_naming_it_and_why():
 def test_what_cannot_be_shared_or_searched_is_refused():
     with pytest.raises(PlanError, match="batch 12 on 8 devices"):
         plan_with_h3t(request(10**10, batch=12), CHAIN)
-    with pytest.raises(PlanError, match="decides no batch"):
+    with pytest.raises(PlanError, match="does not search over batches"):
         plan_with_h3t(request(10**10, search_batch=True), CHAIN)
 
 

@@ -59,7 +59,7 @@ def another(status, objective=None, bound=None, solver="greedy"):
         ),
         (
             (100, 90, Status.FEASIBLE, another(Status.INFEASIBLE)),
-            "greedy says that no plan exists, highs found one",
+            "greedy claims that no plan exists, highs found one",
         ),
     ],
 )

@@ -240,7 +240,7 @@ def test_candidates_are_what_may_wait_for_backward():
         (0, "w1 is not an output of an operator that owns its storage"),
         (5, "aten.t/0#0 is not an output of an operator that owns its storage"),
         (12, "aten.sum/6#0 is not made in forward and used again in backward"),
-        (14, "aten.add/8#0 is part of what the step returns"),
+        (14, "aten.add/8#0 is part of a result of the step"),
         (9, "aten.relu/3#0 is not made in forward and used again in backward"),
         (17, "aten.mm/11#0 is not made in forward and used again in backward"),
     ],

@@ -124,7 +124,7 @@ def test_rules_are_consistent(name):
     rules, _ = axis_rules(step, 2)
     delivered: dict[int, set[str]] = defaultdict(set)
     for operator, own in zip(step.graph.operators, rules, strict=True):
-        assert all(word == "R" for word in own[0].words)
+        assert all(word == "R" for word in own[0].placements)
         assert list(own) == sorted(own, key=lambda rule: rule.sort_key)
         assert len(set(own)) == len(own)
         for rule in own:

@@ -269,7 +269,7 @@ def test_layers_that_share_a_parameter_must_be_in_one_place():
 def test_models_that_cannot_be_cut_are_refused_by_name(kind):
     step = TrainingStep(type(kind, (nn.Module,), {})(), (), {}, None)
     with pytest.raises(
-        FamilyError, match=f"cannot cut a {kind} into layers; it knows GPT2LMHeadModel, .* operator plan"
+        FamilyError, match=f"cannot cut a {kind} into layers; it supports GPT2LMHeadModel, .* operator plan"
     ):
         model_family(step)
 
