@@ -86,6 +86,7 @@ def test_many_random_plans_with_offload(name, two_ranks, four_ranks):
         check_offload(four_ranks, name, (2, 2), seed)
 
 
+@pytest.mark.slow
 def test_a_run_reports_host_memory_and_waiting():
     plain = build_schedule(strategy_space("gpt2", (2,)), random_decision(strategy_space("gpt2", (2,)), 0))
     slow = LinkSpec(latency_seconds=1e-6, bandwidth=1e8)
