@@ -3,13 +3,11 @@
 1. :mod:`formulations.solvers.prices.lagrangian` for part of the time: a bound, prices and an incumbent.
 2. Whatever cannot be part of a better assignment is forbidden (:mod:`formulations.solvers.prices.fixing`) and
    presolve runs again on the rest, the *core*.
-3. Where the core is too large: branching on hubs (:mod:`formulations.solvers.branching.hub_branching`), at once if they
-are
-   few, else after another look at the core; without hubs the first step goes on.
+3. Where the core is too large: branching on hubs (:mod:`formulations.solvers.huge_tables.hub_branching`), at once if
+   they are few, else after another look at the core; without hubs the first step goes on.
 4. :mod:`formulations.solvers.exact.highs` on the core, where that is small enough (on the problem itself where the
-first
-   step found no assignment). An assignment is either in the core or costs at least as much as the incumbent, so the
-   smaller of the core's bound and the incumbent's cost is a bound.
+   first step found no assignment). An assignment is either in the core or costs at least as much as the incumbent. So
+   the smaller of the core's bound and the incumbent's cost is a bound.
 
 Where strategies are so many that tables are very large (:mod:`formulations.solvers.prices.bounding`), others look for
 assignments and the prices of the first step only bound; a core is looked at once few strategies are left, and hubs are
@@ -27,8 +25,8 @@ from formulations.presolve import Lift, Presolved, presolve
 from formulations.presolve.workspace.allowed_strategies import cut_forbidden_strategies
 from formulations.problem.solution import Claim, Progress, SolveOptions
 from formulations.problem.strategy_problem import StrategyProblem
-from formulations.solvers.branching.hub_branching import branch, hubs
 from formulations.solvers.exact import highs
+from formulations.solvers.huge_tables.hub_branching import branch, hubs
 from formulations.solvers.local_search.incumbent_search import exact_objective
 from formulations.solvers.prices.ascent import PriceAscent
 from formulations.solvers.prices.bounding import PriceBounding, is_wide

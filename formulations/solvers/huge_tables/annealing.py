@@ -3,8 +3,8 @@
 1. From the strategies that hold least, one hot cycle (see 3): a good incumbent within seconds.
 2. :mod:`formulations.solvers.prices.lagrangian` for part of the time: prices, and perhaps a better incumbent.
 3. Unless the bound is close then: cycle after cycle the incumbent is heated and cooled again, by heat-bath draws of
-   single nodes (:mod:`formulations.solvers.improvement.heat_bath`), or by moves of hubs together with their neighbours
-   (:mod:`formulations.solvers.improvement.hub_moves`). While it is hot, memory has its price, or a part of it; at the
+   single nodes (:mod:`formulations.solvers.huge_tables.heat_bath`), or by moves of hubs together with their neighbours
+   (:mod:`formulations.solvers.huge_tables.hub_moves`). While it is hot, memory has its price, or a part of it; at the
    end it has none, and single moves and random trees fill what is left. Some cycles consist of trees at noisy prices
    alone.
 
@@ -24,9 +24,9 @@ from formulations.encodings.flat import FlatProblem, FloatArray
 from formulations.problem.compiled import seed_compiled
 from formulations.problem.solution import Claim, Progress, SolveOptions
 from formulations.problem.strategy_problem import IntArray, StrategyProblem
-from formulations.solvers.branching.hub_branching import hubs
-from formulations.solvers.improvement.heat_bath import fields_of, heat_bath, held_over_time, mirrored
-from formulations.solvers.improvement.hub_moves import move_hubs
+from formulations.solvers.huge_tables.heat_bath import fields_of, heat_bath, held_over_time, mirrored
+from formulations.solvers.huge_tables.hub_branching import hubs
+from formulations.solvers.huge_tables.hub_moves import move_hubs
 from formulations.solvers.local_search.incumbent_search import IncumbentSearch
 from formulations.solvers.local_search.moves import add_prices
 from formulations.solvers.prices.flatten_or_finish import flatten_or_finish

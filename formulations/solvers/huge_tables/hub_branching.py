@@ -25,7 +25,7 @@ from formulations.encodings.flat import FlatProblem
 from formulations.encodings.flat_restriction import restrict
 from formulations.problem.solution import Claim, Progress, SolveOptions
 from formulations.problem.strategy_problem import IntArray, StrategyProblem
-from formulations.solvers.branching.hub_leaf import Leaf, OpenLeaf, reopened
+from formulations.solvers.huge_tables.hub_leaf import Leaf, OpenLeaf, reopened
 from formulations.solvers.prices.bounding import PriceBounding
 from formulations.solvers.prices.decimation import decimate
 from formulations.solvers.prices.flatten_or_finish import flatten_or_finish

@@ -1,6 +1,6 @@
 r"""Moves of a hub together with all its neighbours: what a strategy of the hub costs once its neighbours have answered.
 
-With fields :math:`F` (:mod:`formulations.solvers.improvement.heat_bath`), present strategies :math:`x` and the table
+With fields :math:`F` (:mod:`formulations.solvers.huge_tables.heat_bath`), present strategies :math:`x` and the table
 :math:`\theta_{hl}` between hub ``h`` and neighbour ``l``, strategy ``s`` of the hub is estimated to cost
 
 .. math:: F_h(s) + \sum_l \min_t \big(F_l(t) - \theta_{hl}(x_h, t) + \theta_{hl}(s, t)\big)
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from formulations.encodings.flat import FloatArray, Graph, Usage
 from formulations.problem.compiled import compiled
 from formulations.problem.strategy_problem import IntArray
-from formulations.solvers.improvement.heat_bath import draw_nodes, update_fields
+from formulations.solvers.huge_tables.heat_bath import draw_nodes, update_fields
 from formulations.solvers.local_search.moves import total_cost, try_move
 
 _NEVER = 1e300
