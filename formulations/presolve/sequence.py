@@ -40,7 +40,10 @@ REDUCTIONS: dict[str, Reduction] = {
     "component_fronts": component_fronts.reduce,
     "isolated_nodes": isolated_nodes.reduce,
 }
-"""All reductions by name, the cheap ones first."""
+"""Techniques: all reductions by name, the cheap ones first."""
+
+_FIRST_PASS = True
+"""Technique: the cheapest reductions in one compiled pass over the whole problem before all others."""
 
 _MOST_ROUNDS = 50
 _LARGE = 10_000_000
@@ -117,7 +120,9 @@ def presolve(
         Of :func:`time.monotonic`; reductions end soon after it, wherever they are.
     """
     steps: list[str] = []
-    work = _first_pass(problem, steps, deadline) if REPLACES.issubset(reductions) else Workspace(problem)
+    work = (
+        _first_pass(problem, steps, deadline) if _FIRST_PASS and REPLACES.issubset(reductions) else Workspace(problem)
+    )
     work.deadline = deadline
     for _ in range(_MOST_ROUNDS):
         shrunk = False

@@ -37,6 +37,12 @@ from formulations.solvers.prices.lagrangian import PriceSearch
 from formulations.solvers.protocol.exchange import EXCHANGE
 from formulations.solvers.protocol.solver import ReportIncumbent, ReportProgress
 
+_FIXING = True
+"""Technique: fixing by reduced cost before presolve makes the core."""
+
+_HUBS = True
+"""Technique: branching on hubs where the core is too large."""
+
 MOST_CORE_COLUMNS = 400_000
 """Columns of the core's linear model up to which branch and cut is tried."""
 
@@ -75,7 +81,7 @@ def solve(problem: StrategyProblem, options: SolveOptions, report: ReportProgres
         return _solve_wide(problem, flat, bounding, options, report, incumbent, started)
     prices = PriceSearch(problem, flat, first, report, incumbent, started)
     claim = prices.run()
-    hub_count = len(hubs(flat))
+    hub_count = len(hubs(flat)) if _HUBS else 0
     for share, most_hubs in ((_SECOND_SHARE, FEW_HUBS), (1.0, hub_count)):
         remaining = replace(options, time_limit=max(0.0, started + options.time_limit - time.monotonic()))
         if claim.proved_infeasible or claim.bound is None or not remaining.time_limit:
@@ -107,7 +113,7 @@ def _solve_wide(
 ) -> Claim:
     """Solve a problem of very large tables: raise the bound, and look at the core now and then."""
     claim = bounding.run()
-    branches = _entries(flat) <= _MOST_BRANCHED_ENTRIES and len(hubs(flat)) > 0 and holds_exact_costs(flat)
+    branches = _HUBS and _entries(flat) <= _MOST_BRANCHED_ENTRIES and len(hubs(flat)) > 0 and holds_exact_costs(flat)
     bound_before = None
     for share in _WIDE_SHARES:
         if claim.choices is not None:
@@ -141,7 +147,9 @@ def _core(
     problem: StrategyProblem, flat: FlatProblem, ascent: PriceAscent, objective: int, deadline: float
 ) -> tuple[Presolved, Lift]:
     """Return what the best prices leave open, reduced, and the lift from its strategies to those of the problem."""
-    hopeful = fix_by_reduced_cost(problem, flat, ascent.best_prices, ascent.best_messages, objective)
+    hopeful = problem
+    if _FIXING:
+        hopeful = fix_by_reduced_cost(problem, flat, ascent.best_prices, ascent.best_messages, objective)
     cut, lift = cut_forbidden_strategies(hopeful)
     return presolve(cut, deadline=deadline), lift
 

@@ -35,6 +35,9 @@ from formulations.solvers.prices.flatten_or_finish import flatten_or_finish
 from formulations.solvers.prices.proven_bound import ProvenBound
 from formulations.solvers.protocol.solver import ReportIncumbent, ReportProgress
 
+_MIXING = True
+"""Technique: the restricted master, which mixes patterns and the incumbent."""
+
 _TIED_SHARE, _BOUND_SHARE, _LAST_SHARE = 0.35, 0.6, 0.95
 _FACTORS = ((1.0, 1.3, 0.8), (1.1, 0.9), (0.97, 1.03))
 """Prices of the first rounds of patterns, relative to the best; far ones first: what one saves, another may spend."""
@@ -149,7 +152,7 @@ class _Columns:
 
     def _mix(self) -> bool:
         """Let the master mix the newest patterns and the incumbent; False where it has done so already."""
-        if self._done():
+        if self._done() or not _MIXING:
             return True
         start = None if self._search.best is None else self.flat.original_choices(self._search.best)
         patterns = list(self._patterns)[-_MOST_COLUMNS:]

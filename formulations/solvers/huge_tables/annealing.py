@@ -39,8 +39,8 @@ SOURCE = "annealing"
 NODES, HUBS, TREES = "nodes", "hubs", "trees"
 """What moves in a cycle."""
 
-_SHARES = {NODES: 0.7, HUBS: 0.15, TREES: 0.15}
-"""How many of the cycles are of a kind, where a problem has hubs."""
+_SHARES = {"nodes": 0.7, "hubs": 0.15, "trees": 0.15}
+"""Techniques: how many of the cycles are of a kind, where a problem has hubs."""
 
 _FIRST_SHARE, _START_SHARE = 0.1, 0.25
 _FORCED_STEPS = 2000
@@ -136,7 +136,8 @@ class Annealing:
         # What neighbours answer adds up like a random walk.
         degree = np.diff(flat.graph.incident_start)[self._hubs]
         self._spread_of_hubs = float(np.sqrt(np.median(degree))) if len(degree) else 1.0
-        self._levels = {NODES: 4, HUBS: 7, TREES: 4} if len(self._hubs) else {NODES: 4, TREES: 4}
+        levels = {NODES: 4, HUBS: 7, TREES: 4} if len(self._hubs) else {NODES: 4, TREES: 4}
+        self._levels = {kind: level for kind, level in levels.items() if kind in _SHARES}
         shares = np.array([_SHARES[kind] for kind in self._levels])
         self._shares = shares / shares.sum()
         self._result: IntArray | None = None

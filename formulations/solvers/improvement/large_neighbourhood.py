@@ -21,7 +21,7 @@ import numpy as np
 
 from formulations.encodings.elimination import TooWideError, elimination_order
 from formulations.encodings.flat import FlatProblem, FloatArray
-from formulations.presolve import presolve
+from formulations.presolve import REDUCTIONS, presolve
 from formulations.problem.compiled import seed_compiled
 from formulations.problem.solution import Claim, Progress, SolveOptions
 from formulations.problem.strategy_problem import IntArray, StrategyProblem
@@ -39,6 +39,12 @@ from formulations.solvers.protocol.solver import ReportIncumbent, ReportProgress
 
 SOURCE = "large_neighbourhood"
 
+_ELIMINATION = True
+"""Technique: dynamic programming for parts without limits on narrow graphs."""
+
+_WANDERING = True
+"""Technique: a walk among assignments of equal cost before every part."""
+
 FIRST_COLUMNS = 15_000
 """Columns of the linear models of the first parts: a few nodes with many strategies, or hundreds with few."""
 
@@ -55,16 +61,7 @@ _NEGLIGIBLE = 1e-4
 _COARSEST_GAP = 1e-3
 _MOST_ELIMINATED_ENTRIES = 1 << 22
 _MOST_WANDERERS = 2_000
-_PART_REDUCTIONS = (
-    "arc_consistency",
-    "tied_nodes",
-    "fixed_nodes",
-    "separable_tables",
-    "maximal_times",
-    "free_nodes",
-    "free_components",
-    "dominated_strategies",
-)
+_PART_REDUCTIONS = tuple(name for name in REDUCTIONS if name not in {"component_fronts", "isolated_nodes"})
 """Those that save more time than they take on a few hundred nodes."""
 
 
@@ -123,7 +120,7 @@ def _is_settled(problem: StrategyProblem, claim: Claim, options: SolveOptions) -
 
 def _by_elimination(problem: StrategyProblem, options: SolveOptions) -> Claim | None:
     """Solve a part by dynamic programming if no limit is left in it and its graph is narrow, else return None."""
-    if any(True for _ in problem.usage_terms()):
+    if not _ELIMINATION or any(True for _ in problem.usage_terms()):
         return None
     try:
         entries = elimination_order([node.size for node in problem.nodes], [f.scope for f in problem.factors])[2]
@@ -260,6 +257,8 @@ class PartSearch:
         flat = self.flat
         choices = self._present.copy()
         usage_now = self.search.usage(choices)
+        if not _WANDERING:
+            return choices, usage_now
         order = self._random.permutation(len(choices))[:_MOST_WANDERERS].astype(np.int64)
         wander(flat.graph, flat.usage, flat.unary, flat.tables, choices, usage_now, order)
         self._present = choices.copy()

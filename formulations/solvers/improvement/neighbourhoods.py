@@ -16,6 +16,9 @@ from formulations.encodings.flat import FlatProblem, FloatArray, Graph
 from formulations.problem.compiled import compiled
 from formulations.problem.strategy_problem import BoolArray, IntArray
 
+KINDS = ("ball", "regret", "window", "hub", "component", "promising")
+"""Techniques: the kinds of neighbourhood that are drawn where they make sense."""
+
 _HUB_DEGREE = 16
 _THRESHOLDS = 40
 _NOISE = 0.7
@@ -70,7 +73,7 @@ class Neighbourhoods:
         if len(np.unique(self._component[self._free])) > 1:
             orders["component"] = self._components
         self._orders = orders
-        self.kinds: tuple[str, ...] = (*orders, "promising")
+        self.kinds: tuple[str, ...] = tuple(kind for kind in (*orders, "promising") if kind in KINDS)
 
     def draw(self, kind: str, choices: IntArray, budget: int) -> Neighbourhood:
         """Return a neighbourhood of ``choices`` of about ``budget`` columns."""

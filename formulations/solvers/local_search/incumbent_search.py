@@ -17,6 +17,18 @@ from formulations.solvers.local_search.repair import repair
 from formulations.solvers.local_search.tree_moves import tree_search
 from formulations.solvers.protocol.exchange import EXCHANGE
 
+_TREES = True
+"""Technique: moves of random trees within the limits while memory is filled."""
+
+_EXCHANGES = True
+"""Technique: moves of isolated nodes together, at the end of filling."""
+
+_REPAIR = True
+"""Technique: greedy repair of assignments that exceed a limit."""
+
+_FORCING = True
+"""Technique: a search that puts violations before cost, where nothing feasible is known."""
+
 _FILL_FACTORS = (1.0, 0.7, 0.4, 0.0)
 _MOST_REPAIRED_ROWS = 400
 _FORCED_CHUNK = 50
@@ -116,6 +128,8 @@ class IncumbentSearch:
 
     def repair(self, choices: IntArray, usage_now: FloatArray, prices: FloatArray) -> bool:
         """Bring ``choices`` under the limits; return whether that worked."""
+        if not _REPAIR:
+            return False
         self.set_prices(prices)
         flat = self.flat
         return repair(flat.graph, self._rows, self._unary, self._tables, choices, usage_now, _MOST_REPAIRED_ROWS)
@@ -131,12 +145,13 @@ class IncumbentSearch:
             self.improve(choices, usage_now, 2)
             if time.monotonic() > self._deadline:
                 break
-            self.grow_feasible_trees(choices, usage_now, work, 30)
+            if _TREES:
+                self.grow_feasible_trees(choices, usage_now, work, 30)
             if time.monotonic() > self._deadline:
                 break
             self.improve(choices, usage_now, 2 if factor else 10)
         cost = total_cost(flat.graph, flat.unary, flat.tables, choices)
-        if len(self._isolated) and cost - self._isolated.hoped_gain < self._best_cost:
+        if _EXCHANGES and len(self._isolated) and cost - self._isolated.hoped_gain < self._best_cost:
             self.set_prices(prices)
             self._isolated.improve(self._rows, self._unary, prices, choices, usage_now, self._tolerance)
         self.offer(choices)
@@ -160,6 +175,8 @@ class IncumbentSearch:
 
         Gives up after ``steps`` moves, or at ``deadline`` (of :func:`time.monotonic`).
         """
+        if not _FORCING:
+            return False
         flat = self.flat
         candidate = choices.copy()
         no_prices = np.zeros(len(self._rows.limit))

@@ -9,6 +9,9 @@ from formulations.problem.strategy_problem import IntArray
 from formulations.solvers.local_search.knapsack_rows import fill_rows
 from formulations.solvers.local_search.multiple_choice_knapsack import exchange, index_rows, isolated_nodes
 
+_KNAPSACKS = True
+"""Technique: knapsacks of the isolated nodes that compete for a full row."""
+
 _WORK = 1 << 18
 """Takers times nodes that they look at, for the exchanges of one call: a fraction of a second."""
 
@@ -68,7 +71,7 @@ class IsolatedMoves:
         """
         gain = self._exchange(rows, choices, usage_now, tolerance)
         self._waited += 1
-        if self._waited > self._pause:
+        if _KNAPSACKS and self._waited > self._pause:
             found = self._fill_rows(rows, priced, prices, choices, usage_now, tolerance)
             self._pause = 0 if found else min(_LONGEST_PAUSE, 2 * self._pause + 1)
             self._waited = 0

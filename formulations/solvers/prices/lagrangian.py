@@ -31,6 +31,18 @@ from formulations.solvers.prices.proven_bound import ProvenBound
 from formulations.solvers.prices.steering import steered_prices
 from formulations.solvers.protocol.solver import ReportIncumbent, ReportProgress
 
+_BUNDLE = True
+"""Technique: exact minimisation at prices by a bundle method, where the graph is narrow."""
+
+_DECIMATION = True
+"""Technique: a second start of phase 2, decoded by decimation."""
+
+_STEERING = True
+"""Technique: phase 2, which steers usage to the limits by small price changes."""
+
+_INTENSIFYING = True
+"""Technique: phase 3, which rebuilds parts of the incumbent at noisy prices."""
+
 _ASCENT_SHARE = 0.45
 _TIGHTEN_SHARE = 0.6
 _STEER_SHARE = 0.75
@@ -95,9 +107,9 @@ class PriceSearch:
         self._raise_bound()
         self.proven.evaluate()
         self.prices = self.ascent.best_prices
-        if not self._done():
+        if _BUNDLE and not self._done():
             self._tighten()
-        if not self._done():
+        if _STEERING and not self._done():
             self._steer()
         if not self._done():
             self._intensify()
@@ -210,10 +222,9 @@ class PriceSearch:
     def _best_start(self, prices: FloatArray) -> IntArray:
         """The better of two decodings by their cost at the prices, after tree moves; both are finished too."""
         nodes = len(self.flat.graph.sizes)
-        starts = [
-            self.ascent.decode(prices, 2),
-            decimate(self.ascent, prices, self._random),
-        ]
+        starts = [self.ascent.decode(prices, 2)]
+        if _DECIMATION:
+            starts.append(decimate(self.ascent, prices, self._random))
         costs = []
         for choices in starts:
             self.search.set_prices(prices)
@@ -227,6 +238,8 @@ class PriceSearch:
 
     def _intensify(self) -> None:
         """Phase 3: rebuild parts of the incumbent at noisy prices, always within the limits."""
+        if not _INTENSIFYING:
+            return
         base = self._steered
         nodes = len(self.flat.graph.sizes)
         while self.search.best is not None and not self._out_of_time(0.95) and not self._out_of_rounds(1.0):

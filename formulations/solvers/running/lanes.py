@@ -20,6 +20,18 @@ from formulations.solvers.prices.bounding import is_wide
 PRICES, BRANCH_AND_CUT, PRICES_AND_BRANCH = "lagrangian", "highs", "price_and_branch"
 FEASIBILITY, PARTS, CONSTRAINTS = "peak_prices", "large_neighbourhood", "cpsat"
 ANNEALING, BLOCKS = "annealing", "blocks"
+MEMBERS = (
+    "annealing",
+    "blocks",
+    "cpsat",
+    "highs",
+    "lagrangian",
+    "large_neighbourhood",
+    "peak_prices",
+    "price_and_branch",
+)
+"""Techniques: the solvers that lanes may have; a turn of any other is left out."""
+
 SETTLES = frozenset({BRANCH_AND_CUT, CONSTRAINTS})
 """Members that have found all there is to find when they end before their time."""
 
@@ -105,6 +117,13 @@ def lanes_for(problem: StrategyProblem, options: SolveOptions, *, deep: bool = F
     repeats after all.
     Where tables are very large, one process does nothing but bound, and another nothing but look for assignments.
     """
+    lanes = _lanes_of_all(problem, options, deep=deep)
+    kept = (tuple(turn for turn in lane if turn.solver in MEMBERS) for lane in lanes)
+    return tuple(lane for lane in kept if lane)
+
+
+def _lanes_of_all(problem: StrategyProblem, options: SolveOptions, *, deep: bool) -> tuple[Lane, ...]:
+    """Return the lanes where no member is left out."""
     columns = linear_columns(problem)
     if deep:
         iterations = _ITERATIONS_ALONE if worker_count(options) == 1 else None

@@ -18,6 +18,9 @@ from formulations.solvers.protocol.registry import find_solver
 
 Choices = tuple[int, ...]
 
+_EXCHANGE = True
+"""Technique: members that run learn better assignments and bounds of the others."""
+
 
 @dataclass(frozen=True, slots=True)
 class Event:
@@ -64,7 +67,7 @@ class Members:
     def publish(self, news: Update, source: str) -> None:
         """Pass a better assignment or bound on to everyone but its finder."""
         for solver, letters in self._letters.items():
-            if solver != source:
+            if _EXCHANGE and solver != source:
                 letters.put(news)
 
     def events(self, timeout: float) -> Iterator[Event]:

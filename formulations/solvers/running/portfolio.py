@@ -27,6 +27,9 @@ from formulations.solvers.running.coordination import CoordinatorContext
 from formulations.solvers.running.lanes import BLOCKS, PRICES, SETTLES, Lane, Turn, fair_share_of_memory, lanes_for
 from formulations.solvers.running.members import Choices, Event, Members
 
+_WARMING = True
+"""Technique: the first worker starts while presolve runs."""
+
 _PRESOLVE_SHARE = 0.5
 _CLEANUP_SHARE = 0.02
 _MOST_CLEANUP_SECONDS = 1.0
@@ -67,6 +70,9 @@ def solve(problem: StrategyProblem, options: SolveOptions, context: CoordinatorC
 @contextlib.contextmanager
 def _warming(context: CoordinatorContext, solver: str) -> Iterator[None]:
     """Start a process for a solver beside what is done meanwhile, if that takes long enough."""
+    if not _WARMING:
+        yield
+        return
     timer = threading.Timer(_WORTH_WARMING_SECONDS, context.workers.warm_soon, (find_solver(solver),))
     timer.start()
     try:
