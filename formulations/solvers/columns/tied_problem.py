@@ -17,6 +17,8 @@ from numpy.typing import NDArray
 from formulations.problem.strategy_problem import BoolArray, Factor, IntArray, Node, StrategyProblem, UsageTerm
 
 _SAFE_TOTAL = 2**62
+"""Not tunable: sums below it fit int64."""
+
 _Scalar = TypeVar("_Scalar", bound=np.generic)
 
 

@@ -22,9 +22,14 @@ from formulations.problem.strategy_problem import IntArray
 from formulations.solvers.huge_tables.heat_bath import draw_nodes, update_fields
 from formulations.solvers.local_search.moves import total_cost, try_move
 
+HUB_ANSWERS = 3
+"""Rounds in which the neighbours of a moved hub answer."""
+
 _NEVER = 1e300
+"""Not tunable: above any cost."""
+
 _FAR = 30.0
-_ANSWERS = 3
+"""Not tunable: temperatures from which on the exponential is negligible."""
 
 
 @compiled
@@ -129,7 +134,7 @@ def move_hubs(
             continue
         update_fields(graph, tables, mirror, choices, hub, before, fields)
         neighbours = _neighbours(graph, hub)
-        for _ in range(_ANSWERS):
+        for _ in range(HUB_ANSWERS):
             draw_nodes(graph, usage, tables, mirror, fields, choices, usage_now, cold, neighbours)
         after = total_cost(graph, unary, tables, choices)
         if after <= cost - temperature * np.log(1.0 - np.random.random()):  # noqa: NPY002

@@ -15,6 +15,7 @@ from formulations.solvers.local_search.isolated_moves import IsolatedMoves
 from formulations.solvers.local_search.moves import add_prices, conflicts, improve_nodes, settle, total_cost, usage_of
 from formulations.solvers.local_search.repair import repair
 from formulations.solvers.local_search.tree_moves import tree_search
+from formulations.solvers.local_search.tunables import FILL_FACTORS, FORCED_CHUNK, REPAIRED_ROWS
 from formulations.solvers.protocol.exchange import EXCHANGE
 
 _TREES = True
@@ -28,10 +29,6 @@ _REPAIR = True
 
 _FORCING = True
 """Technique: a search that puts violations before cost, where nothing feasible is known."""
-
-_FILL_FACTORS = (1.0, 0.7, 0.4, 0.0)
-_MOST_REPAIRED_ROWS = 400
-_FORCED_CHUNK = 50
 
 
 class IncumbentSearch:
@@ -132,10 +129,10 @@ class IncumbentSearch:
             return False
         self.set_prices(prices)
         flat = self.flat
-        return repair(flat.graph, self._rows, self._unary, self._tables, choices, usage_now, _MOST_REPAIRED_ROWS)
+        return repair(flat.graph, self._rows, self._unary, self._tables, choices, usage_now, REPAIRED_ROWS)
 
     def fill(
-        self, choices: IntArray, usage_now: FloatArray, prices: FloatArray, factors: tuple[float, ...] = _FILL_FACTORS
+        self, choices: IntArray, usage_now: FloatArray, prices: FloatArray, factors: tuple[float, ...] = FILL_FACTORS
     ) -> None:
         """Spend what memory is left: feasible moves while the prices fall to zero; then offer the result."""
         flat = self.flat
@@ -183,8 +180,8 @@ class IncumbentSearch:
         self.set_prices(no_prices)
         weights = np.ones(len(self._rows.limit)), np.ones(len(flat.graph.arity))
         costs = self._unary, self._tables, flat.penalty
-        for _ in range(0, steps, _FORCED_CHUNK):
-            if find_feasible(flat.graph, self._rows, *costs, candidate, *weights, _FORCED_CHUNK):
+        for _ in range(0, steps, FORCED_CHUNK):
+            if find_feasible(flat.graph, self._rows, *costs, candidate, *weights, FORCED_CHUNK):
                 self.fill(candidate, self.usage(candidate), no_prices)
                 return True
             if time.monotonic() > deadline:

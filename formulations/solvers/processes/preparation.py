@@ -14,6 +14,8 @@ COMPILED = frozenset({"annealing", "blocks", "greedy", "lagrangian", "peak_price
 """Solvers whose compiled loops take long to load: only running them does that."""
 
 _LAYERS = 8
+"""Not tunable: size of the problem that loads compiled loops."""
+
 _OPTIONS = SolveOptions(time_limit=2.0, iteration_limit=2)
 
 

@@ -40,13 +40,18 @@ from formulations.solvers.protocol.exchange import Update
 from formulations.solvers.protocol.registry import LIBRARIES, SolverSpec
 
 STARTUP_SECONDS = 120.0
+"""Not tunable: time after which a process that does not answer is given up."""
+
 _COMMAND = "from formulations.solvers.processes.worker_process import main; main()"
 _RETURNS_MEMORY = ("MALLOC_TRIM_THRESHOLD_", str(256 * 1024))
 """For glibc: where it is set, freed arrays go back to the system at once. Else they are kept up to a size that grows to
 64 MiB, and pieces of them with every job (mallopt(3), M_TRIM_THRESHOLD)."""
 
 _POLL_SECONDS = 0.05
+"""Not tunable: how often a job is looked after."""
+
 _OUTPUT_TAIL = 2000
+"""Not tunable: characters of output that a message has."""
 
 
 class WorkerStartError(RuntimeError):

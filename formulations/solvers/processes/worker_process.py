@@ -25,6 +25,7 @@ from formulations.solvers.protocol.exchange import EXCHANGE, Update
 from formulations.solvers.protocol.registry import SolverSpec
 
 _PARENT_CHECK_SECONDS = 1.0
+"""Not tunable: how often a process looks for its parent."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,11 @@ LEAST_SECONDS = 0.5
 """Time below which probing gets nowhere."""
 
 _ROUNDS = (0.4, 1.0)
+"""Parts of the time after which rounds end."""
+
 _PROBING_SHARE = 0.25
+"""Part of a round that probing may take."""
+
 _GOES_ON = (Status.FEASIBLE, Status.NO_SOLUTION, Status.BOUND_ONLY)
 
 

@@ -12,6 +12,8 @@ from formulations.tuning.overrides import replaced
 from planner.benchmarks.ablation.variants import all_variants
 
 ROOT = Path(__file__).resolve().parents[3]
+MOST_TUNABLES = 204
+"""May only fall: an ablation says which of them the engine can do without."""
 
 SOURCE = '''
 """A module."""
@@ -88,3 +90,12 @@ def test_every_variant_of_the_engine_can_be_made() -> None:
 
 def test_techniques_are_described() -> None:
     assert [c.name for c in inventory() if c.kind is Kind.TECHNIQUE and not c.text] == []
+
+
+def test_tunables_are_described_rows_of_tables() -> None:
+    tunables = [constant for constant in inventory() if constant.kind is Kind.TUNABLE]
+    assert len(tunables) <= MOST_TUNABLES
+    # The cache of compiled loops looks at their own file: what they read must stay in it.
+    misplaced = [c for c in tunables if c.module.endswith(".tunables") == c.is_compiled]
+    assert {constant.module for constant in misplaced} <= {"formulations.step.solving.probing"}
+    assert [constant.name for constant in tunables if not constant.text] == []
