@@ -28,7 +28,7 @@ from formulations.solvers import SolverPool, solve
 from formulations.solvers.columns import generation as block_columns
 from formulations.solvers.columns import restricted_master as block_master
 from formulations.solvers.columns.repeated_blocks import find_repeats
-from formulations.solvers.columns.restricted_master import mix_columns, used_strategies
+from formulations.solvers.columns.restricted_master import mix_patterns, used_strategies
 from formulations.solvers.columns.tied_prices import inner_groups
 from formulations.solvers.columns.tied_problem import TyingError, tie_nodes
 from formulations.solvers.exact import brute_force
@@ -138,7 +138,7 @@ def test_a_master_that_is_too_large_is_not_complete(monkeypatch: pytest.MonkeyPa
     for seed in range(10):
         problem = layered_problem(seed)
         every: BoolArray = np.ones(sum(node.size for node in problem.nodes), dtype=np.bool_)
-        outcomes.add(mix_columns(problem, every, None, SolveOptions(), deadline=np.inf))
+        outcomes.add(mix_patterns(problem, every, None, SolveOptions(), deadline=np.inf))
     assert (None, False) in outcomes
 
 
@@ -148,9 +148,9 @@ def test_a_mixture_is_not_looked_for_twice(monkeypatch: pytest.MonkeyPatch) -> N
 
     def counted(problem: StrategyProblem, used: BoolArray, *rest: Any) -> tuple[tuple[int, ...] | None, bool]:
         masters.append(used)
-        return mix_columns(problem, used, *rest)
+        return mix_patterns(problem, used, *rest)
 
-    monkeypatch.setattr(block_columns, "mix_columns", counted)
+    monkeypatch.setattr(block_columns, "mix_patterns", counted)
     for seed in range(20):
         first = len(masters)
         claim = block_columns.solve(
@@ -307,7 +307,7 @@ def test_the_master_finds_the_best_mixture() -> None:
         ]
         nodes = tuple(replace(node, forbidden=~own) for node, own in zip(problem.nodes, used, strict=True))
         optimum = brute_force.solve(replace(problem, nodes=nodes), SolveOptions(), _nothing, _nothing).bound
-        found, is_complete = mix_columns(
+        found, is_complete = mix_patterns(
             problem, used_strategies(problem, columns), None, SolveOptions(), deadline=np.inf
         )
         assert is_complete
