@@ -10,8 +10,8 @@
    the smaller of the core's bound and the incumbent's cost is a bound.
 
 Where strategies are so many that tables are very large (:mod:`formulations.solvers.prices.bounding`), others look for
-assignments and the prices of the first step only bound; a core is looked at once few strategies are left, and hubs are
-branched on once prices hardly narrow the gap any more.
+assignments, and the prices of the first step only bound. A core is looked at as soon as few strategies are left. Hubs
+are branched on once prices hardly narrow the gap any more.
 """
 
 from __future__ import annotations
@@ -162,7 +162,7 @@ class _Core:
         self._report, self._incumbent, self._started = report, incumbent, started
 
     def run(self, options: SolveOptions) -> Claim:
-        """Solve the core and return what that says about the problem."""
+        """Solve the core and return what follows for the problem."""
         assert self.claim.choices is not None
         if not self.core.problem.nodes:
             found = Claim((), 0)

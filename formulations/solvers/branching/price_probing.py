@@ -1,4 +1,4 @@
-r"""Decisions that must be made one way or the other: tried at memory prices before anything is searched.
+r"""Lagrangian probing: strategies forbidden because memory prices prove that they cost too much.
 
 Where one decision weighs much of the memory, as the layout of an embedding does, memory prices prove little: the
 relaxation takes a part of each of its strategies. Tried alone, one of them may fit nowhere, or only in assignments
@@ -57,7 +57,7 @@ def forbid_above(problem: StrategyProblem, objective: int | None, seconds: float
     most += sum(int(factor.cost.max()) for factor in problem.factors)
     leaf = _Probing(flat, most if objective is None else objective, time.monotonic(), seconds).run()
     if leaf is None:
-        return problem  # nothing is left of it: let a solver say so
+        return problem  # nothing is left: a solver proves that it is infeasible
     kept = np.split(leaf.kept(), flat.graph.offset[1:-1])
     nodes = []
     for node, supported, flags in zip(problem.nodes, flat.supported, kept, strict=True):

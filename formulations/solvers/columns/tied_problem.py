@@ -23,7 +23,7 @@ _Scalar = TypeVar("_Scalar", bound=np.generic)
 
 
 class TyingError(ValueError):
-    """Groups that cannot be tied; the message says why."""
+    """Groups that cannot be tied; the message has the reason."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -48,7 +48,7 @@ from formulations.solvers.protocol.solver import ReportIncumbent, ReportProgress
 
 
 def solve(problem: StrategyProblem, options: SolveOptions, report: ReportProgress, incumbent: ReportIncumbent) -> Claim:
-    """Solve by branching on hubs; says so at once where there are none.
+    """Solve by branching on hubs; where there are none, the claim is empty and its message has the reason.
 
     With ``iteration_limit`` the root makes that many price steps, then that many branches are worked on; that is
     deterministic as long as the time limit does not cut it short.

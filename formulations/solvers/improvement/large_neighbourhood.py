@@ -154,7 +154,7 @@ class _Kind:
 
 
 class PartSearch:
-    """The search from an incumbent on; knows nothing of where that came from.
+    """The search from an incumbent on, whatever found it.
 
     Parameters
     ----------
@@ -310,4 +310,4 @@ class PartSearch:
 
 
 def _ignore(_: object) -> None:
-    """Do not listen to the solver of a part: its claim says enough."""
+    """Drop reports of the solver of a part: its claim is enough."""

@@ -103,7 +103,7 @@ def _decide(problem: StrategyProblem, options: SolveOptions, started: float) -> 
 
 
 class _Decided(Exception):
-    """The search knows enough."""
+    """Raised to end the search: the question is decided."""
 
 
 @dataclass(slots=True, eq=False)

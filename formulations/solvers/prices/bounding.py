@@ -1,8 +1,8 @@
 """Memory prices for the bound alone, where tables are so large that every sweep counts.
 
 Where a pair of sweeps over the messages takes a good part of a second, prices need most of a solve to converge, and a
-search for assignments beside them is better made by another process. So this search listens to what others find
-instead, and does nothing but raise the bound (:mod:`formulations.solvers.prices.ascent`).
+search for assignments beside them is better made by another process. This search takes their incumbents
+instead, and only raises the bound (:mod:`formulations.solvers.prices.ascent`).
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ class PriceBounding:
         return self._elapsed() / (WIDE_COOLING_SHARE * self._options.time_limit)
 
     def _prove(self) -> None:
-        """Evaluate the best prices and messages exactly, listen to the others, and report."""
+        """Evaluate the best prices and messages exactly, take incumbents of others, and report."""
         self.search.hear_others()
         self.proven.evaluate()
         self._report(Progress(self._elapsed(), self.search.objective, self.proven.value, "price_bounding"))

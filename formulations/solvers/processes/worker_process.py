@@ -107,7 +107,7 @@ def serve(connection: Connection) -> None:
     connection.send(Ready())
     while (task := tasks.get()) is not None:
         if isinstance(task, Preparation):
-            with contextlib.suppress(Exception):  # it will be met again, and told, when the solver is needed
+            with contextlib.suppress(Exception):  # a failure is reported when the solver is needed
                 prepare(task.spec)
         else:
             connection.send(_run(task, connection))

@@ -1,4 +1,4 @@
-"""Who works when in a portfolio: one lane per worker process, each a sequence of turns.
+"""The lanes of a portfolio: one per worker process, each a sequence of turns of members.
 
 Two exact methods that complement each other come first, so that two workers suffice; a lane that ends early, or
 more workers, give the others their turn. With one worker the turns are limited by iterations and not by the
@@ -88,7 +88,7 @@ def worker_count(options: SolveOptions) -> int:
 def fair_share_of_memory(lanes: int) -> int | None:
     """Return the resident bytes that each of some processes may take at most; None where nothing is known.
 
-    Most of the memory that is free now, in equal parts: a member that eats more is killed before the machine is.
+    Most of the memory that is free now, in equal parts: a member that takes more is killed before memory runs out.
     """
     try:
         text = Path("/proc/meminfo").read_text()

@@ -88,7 +88,7 @@ def _warming(context: CoordinatorContext, solver: str) -> Iterator[None]:
 
 @dataclass(slots=True)
 class _Running:
-    """A lane at work: whose turn it is, who comes after, and when the turn ends (of :func:`time.monotonic`)."""
+    """A lane at work: its member, the turns after it, and when the turn ends (of :func:`time.monotonic`)."""
 
     rest: Lane
     solver: str = ""

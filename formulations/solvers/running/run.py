@@ -70,7 +70,7 @@ def solve(
     pool
         Warm workers to use; without one a process is started and ended for this solve.
     should_stop
-        Asked now and then; where it says yes, the solve ends as by Ctrl-C.
+        Called now and then; where it returns True, the solve ends as by Ctrl-C.
     from_others
         Asked now and then for an assignment that was found elsewhere; it is checked as any other.
 
