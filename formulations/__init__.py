@@ -1,1 +1,8 @@
 """The mathematics of the planner: canonical problems, models, solvers and the exact checker."""
+
+import os
+
+if "MESHWRIGHT_OVERRIDES" in os.environ:
+    from formulations.tuning.overrides import install
+
+    install(os.environ["MESHWRIGHT_OVERRIDES"])
