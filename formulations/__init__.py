@@ -2,6 +2,7 @@
 
 import os
 
+# Other constants for an ablation; without the variable nothing more is imported.
 if "MESHWRIGHT_OVERRIDES" in os.environ:
     from formulations.tuning.overrides import install
 

@@ -16,6 +16,7 @@ from formulations.problem.solution import SolveOptions
 from formulations.problem.strategy_problem import StrategyProblem
 from formulations.solvers.columns.repeated_blocks import find_repeats
 from formulations.solvers.prices.bounding import is_wide
+from formulations.solvers.protocol.registry import SOLVERS
 from formulations.solvers.running.tunables import (
     BLOCKS_UNTIL,
     COLUMNS_HEAD_START_SECONDS,
@@ -43,7 +44,7 @@ MEMBERS = (
     "peak_prices",
     "price_and_branch",
 )
-"""Techniques: the solvers that lanes may have; a turn of any other is left out."""
+"""Techniques: the built-in solvers that lanes may have; turns of other built-in ones are left out."""
 
 SETTLES = frozenset({BRANCH_AND_CUT, CONSTRAINTS})
 """Members that have found all there is to find when they end before their time."""
@@ -107,7 +108,8 @@ def lanes_for(problem: StrategyProblem, options: SolveOptions, *, deep: bool = F
     Where tables are very large, one process does nothing but bound, and another nothing but look for assignments.
     """
     lanes = _lanes_of_all(problem, options, deep=deep)
-    kept = (tuple(turn for turn in lane if turn.solver in MEMBERS) for lane in lanes)
+    left_out = SOLVERS.keys() - set(MEMBERS)
+    kept = (tuple(turn for turn in lane if turn.solver not in left_out) for lane in lanes)
     return tuple(lane for lane in kept if lane)
 
 

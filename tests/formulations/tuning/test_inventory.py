@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from formulations.solvers.running import lanes
 from formulations.tuning.inventory import Constant, Kind, code_digest, inventory
 from formulations.tuning.literals import assignments, evaluate, members
 from formulations.tuning.overrides import replaced
@@ -99,3 +100,8 @@ def test_tunables_are_described_rows_of_tables() -> None:
     misplaced = [c for c in tunables if c.module.endswith(".tunables") == c.is_compiled]
     assert {constant.module for constant in misplaced} <= {"formulations.step.solving.probing"}
     assert [constant.name for constant in tunables if not constant.text] == []
+
+
+def test_every_solver_of_a_lane_is_a_member() -> None:
+    named = (lanes.PRICES, lanes.BRANCH_AND_CUT, lanes.PRICES_AND_BRANCH, lanes.FEASIBILITY, lanes.PARTS)
+    assert {*named, lanes.CONSTRAINTS, lanes.ANNEALING, lanes.BLOCKS} == set(lanes.MEMBERS)
