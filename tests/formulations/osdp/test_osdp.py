@@ -154,7 +154,7 @@ def test_an_impossible_machine_is_refused(changes: dict[str, float], words: str)
     ("changes", "words"),
     [
         ({"slices": ()}, "slices is"),
-        ({"slices": (0, 1)}, "from 1 on"),
+        ({"slices": (0, 1)}, "at least 1"),
         ({"state_multiple": 0}, "state_multiple is 0"),
         ({"gathered_tensors": 0}, "gathered_tensors is 0"),
         ({"replica_tensors": -1}, "replica_tensors is -1"),

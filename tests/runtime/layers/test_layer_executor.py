@@ -207,7 +207,7 @@ def test_layers_that_the_model_does_not_have_are_named():
     assert "the model has no layer transformer.h.7: its layers are embedding, transformer.h.0" in refusal(
         renamed(plan, "transformer.h.1", "transformer.h.7")
     )
-    assert "there are transformer.h.0.(attention|mlp|ln_1|attn|ln_2)" in refusal(
+    assert "choose one of transformer.h.0.(attention|mlp|ln_1|attn|ln_2)" in refusal(
         renamed(parted_plan(), "transformer.h.0.attn", "transformer.h.0.self")
     )
     assert "is inside an attention module" in refusal(
