@@ -119,7 +119,8 @@ def _outcome(run: SuiteRun, pool: SolverPool | None, instance: BenchInstance) ->
     row = run.rows.pop()
     if row.contradiction:
         return Outcome(FAILED, None, None, None, row.seconds, row.contradiction)
-    return Outcome(str(row.status), row.objective, row.bound, row.gap, row.seconds)
+    message = row.message if row.objective is None else ""
+    return Outcome(str(row.status), row.objective, row.bound, row.gap, row.seconds, message)
 
 
 def main() -> None:
