@@ -39,7 +39,7 @@ class Outcome:
     seconds
         Wall time of the solve.
     message
-        Why it failed; else empty.
+        Why it failed, or what the solver reported beside no assignment; else empty.
     """
 
     status: str

@@ -16,12 +16,17 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, cast
 
 from formulations.instances.random_families import SIZES, Size
-from formulations.solvers import DEFAULT_SOLVER, SolverPool
+from formulations.problem.solution import SolveOptions
+from formulations.solvers import DEFAULT_SOLVER, SolverPool, find_solver
+from formulations.solvers.processes.preparation import small_problem
+from formulations.solvers.processes.worker import Listener, Worker
 from planner import papers
 from planner.benchmarks.ablation.results import FAILED, Outcome
 from planner.benchmarks.ablation.variants import AblationError
 from planner.benchmarks.runner import Observer, SuiteRun
 from planner.benchmarks.suites import BenchInstance, Suite, contest_suite, random_suite
+
+FIRST_MEMBERS = ("highs", "lagrangian")
 
 SUITES = ("random", "contest", "kiwi-mlp", "kiwi-transformer")
 
@@ -97,14 +102,35 @@ class Instances:
         raise AblationError(f"--suite: {name!r} is no suite of an ablation; use {', '.join(SUITES)}")
 
 
+class WarmPool(SolverPool):
+    """Workers of which the first two members of a portfolio always find one each.
+
+    The portfolio kills members that are not done when it is. The next solve would start a process again, which takes
+    longer than most small instances.
+    """
+
+    def refill(self) -> None:
+        """Start what was killed, and let each new worker load what its solver needs."""
+        for spec in map(find_solver, FIRST_MEMBERS):
+            with self._lock:
+                is_there = any(worker.alive and worker.library == spec.library for worker in self._idle)
+            if not is_there:
+                worker = Worker()
+                worker.run(spec, small_problem(), SolveOptions(time_limit=10.0, iteration_limit=2), Listener())
+                with self._lock:
+                    self._idle.append(worker)
+
+
 def solves(wanted: Instances) -> Generator[Outcome | list[str], str, None]:
     """Yield the names of the instances; then, for every name that is sent, the outcome of a solve."""
     suites = wanted.made()
     with ExitStack() as stack:
-        places: dict[str, tuple[SuiteRun, SolverPool | None, BenchInstance]] = {}
+        places: dict[str, tuple[SuiteRun, WarmPool | None, BenchInstance]] = {}
         for suite in suites:
             run = SuiteRun(suite, wanted.time_limit, wanted.seed, {}, None, Observer())
-            pool = None if suite.as_one_command else stack.enter_context(SolverPool())
+            pool = None if suite.as_one_command else WarmPool()
+            if pool is not None:
+                stack.callback(pool.close)
             run.rehearse([DEFAULT_SOLVER], pool)
             places |= {instance.name: (run, pool, instance) for instance in suite.instances}
         name = yield list(places)
@@ -112,14 +138,18 @@ def solves(wanted: Instances) -> Generator[Outcome | list[str], str, None]:
             name = yield _outcome(*places[name])
 
 
-def _outcome(run: SuiteRun, pool: SolverPool | None, instance: BenchInstance) -> Outcome:
+def _outcome(run: SuiteRun, pool: WarmPool | None, instance: BenchInstance) -> Outcome:
     """Solve with the default solver, or where the instance is no canonical problem, with its first own one."""
     solver = DEFAULT_SOLVER if instance.load is not None else next(iter(instance.own_solvers))
-    run.add_row(instance, run.load(instance), solver, pool)
+    loaded = run.load(instance)
+    if pool is not None:
+        pool.refill()
+    run.add_row(instance, loaded, solver, pool)
     row = run.rows.pop()
     if row.contradiction:
         return Outcome(FAILED, None, None, None, row.seconds, row.contradiction)
-    return Outcome(str(row.status), row.objective, row.bound, row.gap, row.seconds)
+    message = row.message if row.objective is None else ""
+    return Outcome(str(row.status), row.objective, row.bound, row.gap, row.seconds, message)
 
 
 def main() -> None:
