@@ -84,9 +84,8 @@ def warm_up_contest_file() -> bytes:
     ).encode()
 
 
-def main() -> None:
+def warm_up_engine() -> None:
     """Read a file, reduce problems and solve one with every solver that has compiled loops."""
-    started = time.perf_counter()
     for problem in (parse_contest_problem(warm_up_contest_file()), *map(warm_up_problem, LIMITS_BYTES)):
         presolve(problem)
     for solver in COMPILED_SOLVERS:
@@ -102,6 +101,12 @@ def main() -> None:
             part_solver="brute_force",
             first_columns=PART_COLUMNS,
         )
+
+
+def main() -> None:
+    """Run every compiled loop of the package once."""
+    started = time.perf_counter()
+    warm_up_engine()
     warm_up_capture()
     warm_up_galvatron()
     warm_up_h3t()

@@ -115,7 +115,7 @@ def formulation_problem(
 
 
 def rule_based_reruns(space: StrategySpace) -> list[dict[int, int]]:
-    """Reruns of every policy, as late as they may be."""
+    """Reruns of every policy, each as late as possible."""
     return [latest_moments(space.model, dict.fromkeys(nodes)) for nodes in space.recomputed_by_rule.values()]
 
 

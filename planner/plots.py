@@ -70,7 +70,7 @@ def memory_over_time(plan: Plan) -> Figure:
 
 
 def placements_by_module(plan: Plan, depth: int = 3) -> Figure:
-    """How the results of each module's operators lie on the mesh, first executions only.
+    """Placements of the results of each module's operators, first executions only.
 
     Parameters
     ----------

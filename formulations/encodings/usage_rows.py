@@ -208,7 +208,7 @@ class UsageTable:
 def spread_worst(times: IntArray, severity: NDArray[np.float64], count: int, distance: int = 3) -> list[int]:
     """Pick up to ``count`` of the most severe times that are more than ``distance`` positions apart.
 
-    Neighbouring rows are nearly equal; a spread dozen a round closes a relaxation fastest.
+    Neighbouring rows are nearly equal, so a dozen spread rows per round tighten a relaxation fastest.
     """
     picked: list[int] = []
     for position in np.argsort(-severity, kind="stable"):

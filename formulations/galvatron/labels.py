@@ -148,7 +148,7 @@ def _widening(label_limit: int) -> Iterator[int]:
 
 
 class _Incumbent:
-    """The cheapest feasible plan met so far."""
+    """The cheapest feasible plan found so far."""
 
     def __init__(self, stage: StageProblem, repeated_limit: int | None) -> None:
         self.stage = stage
@@ -425,7 +425,7 @@ def _undominated_in_time(labels: IntArray, layouts: IntArray, count: int) -> Boo
 
 @compiled
 def _unbeaten_by_few(labels: IntArray, layouts: IntArray, count: int) -> BoolArray:
-    """Which labels none of the first few that are undominated beats or equals: often all others are beaten by these."""
+    """Flags of the labels that none of the first few undominated ones dominates; these often dominate all others."""
     kept = np.ones(len(labels), dtype=np.bool_)
     fronts = np.empty((count, _FEW, 3), dtype=np.int64)
     sizes = np.zeros(count, dtype=np.int64)

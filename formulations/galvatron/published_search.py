@@ -74,7 +74,7 @@ class SearchOutcome:
     Parameters
     ----------
     best
-        The best plan that was found, or None; where none is found there may be one.
+        The best plan found, or None, which does not prove that there is none.
     ended
         Whether the search was complete before its time limit.
     """

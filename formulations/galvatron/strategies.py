@@ -47,7 +47,7 @@ class Level:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Which samples of a micro-batch each device of a group has.
+    """Assignment of the samples of a micro-batch to the devices of a group.
 
     Parameters
     ----------
@@ -63,7 +63,7 @@ class Layout:
 
 @dataclass(frozen=True, slots=True)
 class LayerStrategy:
-    """How a group of devices computes one layer.
+    """Strategy by which a group of devices computes one layer.
 
     Parameters
     ----------

@@ -231,7 +231,7 @@ def _collectives(layouts: IntArray, wanted: IntArray, size: float) -> IntArray:
 
 
 def _devices_of(layouts: IntArray) -> IntArray:
-    """Return over how many devices each layout splits a tensor."""
+    """Return the number of devices over which each layout splits a tensor."""
     devices: IntArray = np.where(layouts > 0, np.array(_MESH[: layouts.shape[1]]), 1).prod(axis=1)
     return devices
 

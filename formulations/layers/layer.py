@@ -184,7 +184,7 @@ class LayerProfile:
     def on_one_of(self, degree: int) -> LayerProfile:
         """Profile of the layer on one device of a tensor-parallel group, bytes rounded up.
 
-        Its `split` is :data:`UNDIVIDED` but for `reduced_bytes`, which stay: 0 for a group of one.
+        Its `split` is :data:`UNDIVIDED` with this layer's `reduced_bytes`, or with 0 for a group of one.
 
         Raises
         ------

@@ -23,6 +23,7 @@ from formulations.presolve.reductions import (
 from formulations.presolve.workspace.export import export
 from formulations.presolve.workspace.lift import Lift
 from formulations.presolve.workspace.state import Workspace
+from formulations.presolve.workspace.tunables import DEEP_ENTRIES, DEEP_SHARING, MOST_ROUNDS
 from formulations.problem.strategy_problem import StrategyProblem
 
 Reduction = Callable[[Workspace], bool]
@@ -40,11 +41,10 @@ REDUCTIONS: dict[str, Reduction] = {
     "component_fronts": component_fronts.reduce,
     "isolated_nodes": isolated_nodes.reduce,
 }
-"""All reductions by name, the cheap ones first."""
+"""Techniques: all reductions by name, the cheap ones first."""
 
-_MOST_ROUNDS = 50
-_LARGE = 10_000_000
-_SHARING = 4
+_FIRST_PASS = True
+"""Technique: the cheapest reductions in one compiled pass over the whole problem before all others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,9 +117,11 @@ def presolve(
         Of :func:`time.monotonic`; reductions end soon after it, wherever they are.
     """
     steps: list[str] = []
-    work = _first_pass(problem, steps, deadline) if REPLACES.issubset(reductions) else Workspace(problem)
+    work = (
+        _first_pass(problem, steps, deadline) if _FIRST_PASS and REPLACES.issubset(reductions) else Workspace(problem)
+    )
     work.deadline = deadline
-    for _ in range(_MOST_ROUNDS):
+    for _ in range(MOST_ROUNDS):
         shrunk = False
         for name in reductions:
             if work.contradiction or time.monotonic() > deadline:
@@ -145,7 +147,7 @@ def is_deep(problem: StrategyProblem) -> bool:
     tables = [factor.cost for factor in problem.factors] + [term.amount for _, term in problem.usage_terms()]
     entries = sum(table.size for table in tables)
     distinct = sum(table.size for table in {id(table): table for table in tables}.values())
-    return entries > _LARGE and _SHARING * distinct <= entries
+    return entries > DEEP_ENTRIES and DEEP_SHARING * distinct <= entries
 
 
 def lean_presolve(problem: StrategyProblem, deadline: float = math.inf) -> Presolved:

@@ -14,7 +14,7 @@ from formulations.problem.compiled import compiled
 from formulations.problem.strategy_problem import BoolArray, IntArray
 
 BLOCKED = 1 << 62
-"""Stands in tables for what is forbidden."""
+"""Not tunable: stands in tables for what is forbidden."""
 
 
 class Tables(NamedTuple):

@@ -1,4 +1,4 @@
-"""How exactly a model counts bytes that depend on three decisions."""
+"""Accuracy with which a model counts bytes that depend on three decisions."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from enum import StrEnum
 
 
 class Counting(StrEnum):
-    """How bytes are counted while the last reader of a value brings it to its layout.
+    """Count of bytes while the last reader of a value brings it to its layout.
 
     The value's storage is needed until the reader has computed if it is read directly or held for a later rerun,
     which depends on three decisions.

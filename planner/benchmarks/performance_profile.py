@@ -19,7 +19,7 @@ FloatArray = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """How a solver closes gaps.
+    """Gap of a solver over time, over all instances.
 
     Parameters
     ----------

@@ -101,7 +101,7 @@ def bench(
     """
     solvers = suite.solvers if solvers is None else solvers
     _validate(suite, solvers, suite.time_limit if time_limit is None else time_limit, best_known)
-    run = _Run(suite, time_limit, seed, best_known or {}, json_path, observer or Observer())
+    run = SuiteRun(suite, time_limit, seed, best_known or {}, json_path, observer or Observer())
     interrupted = False
     with ExitStack() as stack:
         noticed = stack.enter_context(_noticing_interrupts())
@@ -137,7 +137,7 @@ def _validate(suite: Suite, solvers: Sequence[str], limit: float, best_known: Ma
         )
 
 
-class _Run:
+class SuiteRun:
     """The rows of one benchmark as they come."""
 
     def __init__(

@@ -61,7 +61,7 @@ class BenchInstance:
 
 @dataclass(frozen=True, slots=True)
 class Suite:
-    """Instances and how they are timed.
+    """Instances of a benchmark, with their solvers and time limits.
 
     Parameters
     ----------
@@ -121,7 +121,7 @@ def contest_suite(paths: Sequence[str | Path]) -> Suite:
     ----------
     paths
         Files, and folders, of which the ``.json`` and ``.json.gz`` files are taken in order of their names.
-        An instance is called as its file is, without these endings; as its path, where two files share a name.
+        The name of an instance is that of its file without these endings, or its path where two files share a name.
 
     Raises
     ------

@@ -11,7 +11,7 @@ from functools import cache
 
 
 class OperatorClass(StrEnum):
-    """What limits an operator."""
+    """Class of operators with one limiting rate: arithmetic or memory."""
 
     MATMUL = "matmul"
     CONVOLUTION = "convolution"

@@ -21,7 +21,7 @@ ITEM_BYTES = {
 
 
 class Phase(StrEnum):
-    """Where in the step an operator runs."""
+    """Phase of the step in which an operator runs."""
 
     FORWARD = "forward"
     BACKWARD = "backward"

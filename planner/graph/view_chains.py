@@ -22,7 +22,7 @@ class ViewStep:
 
 @dataclass(frozen=True, slots=True)
 class ViewChain:
-    """How ``value`` is seen: the value ``base`` that owns its storage, and the views from it, in order."""
+    """The chain of views of ``value``: the value ``base`` that owns its storage, and the views from it, in order."""
 
     base: int
     steps: tuple[ViewStep, ...]

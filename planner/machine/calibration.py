@@ -70,7 +70,7 @@ _Timed = TypeVar("_Timed", KernelSample, CollectiveSample)
 
 
 class RankReport(_Sample):
-    """What one rank measured; all ranks measure the same things in the same order.
+    """Measurements of one rank; all ranks measure the same kernels and collectives in the same order.
 
     ``fresh_seconds_per_byte`` is the cost of a new large buffer beyond writing to it.
     """

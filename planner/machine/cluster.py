@@ -1,4 +1,4 @@
-"""The machines a plan is made for: devices, links and where their figures come from.
+"""Clusters: devices, links, and the sources of their figures.
 
 A :class:`ClusterSpec` is a versioned JSON file. Presets live in ``presets/`` beside this file; ``local-cpu`` is this
 machine as ``meshwright calibrate`` measured it, one process per device.
@@ -43,7 +43,7 @@ class Collective(StrEnum):
 
 
 class HostCopies(StrEnum):
-    """How copies between a device and its host's memory run: :mod:`planner.schedule.instructions` gives their order.
+    """Concurrency of copies between a device and its host; their order is in :mod:`planner.schedule.instructions`.
 
     BOTH_WAYS: outward and inward at once, each at the link's speed, beside the computation (PCIe is full duplex).
     TAKE_TURNS: beside the computation, one copy at a time in whichever direction.
@@ -237,7 +237,7 @@ class ClusterSpec(_Spec):
 
     @property
     def host_copies(self) -> HostCopies:
-        """How copies to and from the host run; a measured machine's devices are processes that copy themselves."""
+        """Concurrency of copies to and from the host; on a measured machine they are blocking."""
         if self.measured is not None:
             return HostCopies.BLOCKING
         return HostCopies.TAKE_TURNS if self.host_link_shared else HostCopies.BOTH_WAYS

@@ -108,7 +108,7 @@ def hugging_face_step(
         module.train()
         if loss_chunks > 1:
             if task != "causal":
-                raise ModelError(f"model hf:{name}: only the loss of a causal language model is computed in chunks")
+                raise ModelError(f"model hf:{name}: only causal language models take --loss-chunks; leave it out")
             chunk_loss(module, name, loss_chunks)
         examples = (
             _images(config, batch, dtype, seed)

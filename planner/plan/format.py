@@ -119,7 +119,7 @@ class OutputValue(_Part):
 
 
 class ComputeStep(_Part):
-    """One execution of an operator; ``recompute`` is a further one."""
+    """One execution of an operator; ``op`` is ``recompute`` for all but the first one."""
 
     op: Literal["compute", "recompute"]
     operator: NonNegativeInt
@@ -188,7 +188,7 @@ class PredictedHost(_Part):
     peak_bytes
         Largest number of bytes in pinned host memory for one device.
     offloaded_bytes, prefetched_bytes, hidden_bytes
-        Bytes copied to the host and back, and those of both that the computation does not wait for.
+        Bytes copied to the host and back, and the bytes of both without a stall.
     stall_ns
         Time for which the computation stalls on copies; the objective contains it.
     """
@@ -263,7 +263,7 @@ class Certificate(_Part):
 
 
 class Record(_Part):
-    """How the plan was found; differs from run to run.
+    """Record of how the plan was found; it differs from run to run.
 
     ``times`` is seconds per stage, ``hardware`` the machine of the planner, ``notes`` the omissions of the planner:
     operators without a rule, dimensions that an axis does not divide, and the time that these may cost.

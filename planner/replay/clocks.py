@@ -40,7 +40,7 @@ class StepCosts(Protocol):
 
     @property
     def host_copies(self) -> HostCopies:
-        """How copies between device and host run."""
+        """Concurrency of copies between device and host."""
 
     def compute_quanta(
         self, operator: int, outputs: tuple[Placement | None, ...], inputs: tuple[Placement, ...]

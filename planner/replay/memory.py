@@ -46,7 +46,7 @@ class OptimizerMemory:
 
 @dataclass(frozen=True, slots=True)
 class Lifetimes:
-    """Per buffer: the buffer that owns its storage (-1: never created), and when it exists.
+    """Lifetime of every buffer, and the buffer that owns its storage (-1: never created).
 
     ``created`` is the index of the creating instruction, -1 for inputs. ``freed`` is that of the freeing
     instruction, the number of instructions where it never is. ``on_host`` marks buffers in host memory.

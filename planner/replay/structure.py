@@ -189,7 +189,7 @@ def _matches(strategy: Strategy, known: Strategy) -> bool:
 
 
 def unlawful(shape: Sequence[int], placement: Placement, mesh: Sequence[int]) -> str:
-    """Why a tensor of ``shape`` cannot lie like this, or an empty string."""
+    """Reason why a tensor of ``shape`` cannot have this placement, or an empty string."""
     problem = _malformed(placement, mesh)
     if problem or divides(shape, placement, mesh):
         return problem
@@ -210,7 +210,7 @@ def communicating_steps(path: Sequence[Placement]) -> int:
 def path_problem(
     shape: Sequence[int], ends: tuple[Placement, Placement], path: tuple[Placement, ...], mesh: Sequence[int]
 ) -> str:
-    """Why a path is no legal sequence of collectives between two placements, or an empty string."""
+    """Reason why a path is no legal sequence of collectives between two placements, or an empty string."""
     if len(path) < 2 or ends[0] == ends[1]:
         return "it goes nowhere"
     if (path[0], path[-1]) != ends:

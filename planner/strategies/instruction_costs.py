@@ -92,13 +92,13 @@ class InstructionCosts:
 
     @property
     def host_copies(self) -> HostCopies:
-        """How copies between device and host run on this cluster."""
+        """Concurrency of copies between device and host on this cluster."""
         return self._costs.host_copies
 
     def transfer_quanta(self, value: int, placement: Placement, outward: bool) -> int:
         """Cost of one copy between device and host; both directions of a link have the same speed.
 
-        Where the device has a cost of new memory, the pages of the copy are included.
+        On devices with a cost of new memory it includes the pages of the copy.
         """
         del outward
         spec = self._graph.values[value].spec

@@ -165,7 +165,7 @@ class _SpaceBuilder:
         return found, report
 
     def _composed(self, op: Operator, rules: Sequence[Sequence[AxisRule]]) -> tuple[Strategy, ...]:
-        """Compose once per distinct (rules, shapes), so that equal operators share one tuple."""
+        """Strategies of an operator, composed once per distinct (rules, shapes), so that equal operators share them."""
         values = self.graph.values
         key = (
             tuple(tuple(axis) for axis in rules),

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
-from runtime.commands.values import OptionError, readable_file, writable_file
+from runtime.commands.values import OptionError, listed, readable_file, writable_file
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -81,7 +81,7 @@ def bench(
     """Run solvers side by side: on generated problems, contest files, or the problems of the papers.
 
     Every result is checked. Small generated problems are enumerated beside. The exit code is 1 where solvers
-    contradict the checks.
+    contradict the checks. `meshwright bench ablate` leaves out techniques of the engine, one at a time.
     """
     if suite not in SUITES:
         raise OptionError(f"SUITE: {suite!r} is no suite; use {' or '.join(SUITES)}")
@@ -93,9 +93,9 @@ def bench(
         raise OptionError(f"--part: {part!r} belongs to the suites {' and '.join(WITH_PARTS)}; leave it out")
     if plans is not None and "figure-7-local" not in (part or ""):
         raise OptionError(f"--plans: {plans} belongs to the part figure-7-local of capture; leave it out")
-    names = None if solvers is None else _listed(solvers, "--solvers")
-    sizes = None if size is None else _listed(size, "--size")
-    parts = None if part is None else _listed(part, "--part")
+    names = None if solvers is None else listed(solvers, "--solvers")
+    sizes = None if size is None else listed(size, "--size")
+    parts = None if part is None else listed(part, "--part")
     if json_file is not None:
         writable_file(json_file, "--json")
     if best is not None:
@@ -143,15 +143,6 @@ def bench(
     for contradiction in contradictions:
         typer.echo(f"meshwright: contradiction: {contradiction}", err=True)
     return CHECK_FAILED if contradictions else 0
-
-
-def _listed(text: str, option: str) -> list[str]:
-    names = [name.strip() for name in text.split(",")]
-    if not all(names):
-        raise OptionError(f"{option}: {text!r} is no list; write names with a comma between them")
-    if len(set(names)) < len(names):
-        raise OptionError(f"{option}: {text!r} names something twice; name each once")
-    return names
 
 
 def _suite(name: str, paths: Sequence[Path], sizes: Sequence[str] | None, seed: int) -> Suite:

@@ -10,10 +10,12 @@ import os
 import sys
 from collections.abc import Sequence
 from importlib.metadata import version
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
+from runtime.commands.ablate import ablate
 from runtime.commands.bench import bench
 from runtime.commands.plan import explain, fits, plan
 from runtime.commands.run import calibrate, run
@@ -23,7 +25,18 @@ BAD_INPUT = 2
 INTERRUPTED = 130
 OUR_PACKAGES = ("formulations", "planner", "runtime")
 
+
+class TwoWords(TyperGroup):
+    """A group whose commands may have names of two words; the second one is else an argument of the first."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Return the command of the first two words where there is one, else that of the first."""
+        both = " ".join(args[:2])
+        return super().resolve_command(ctx, [both, *args[2:]] if both in self.commands else args)
+
+
 app = typer.Typer(
+    cls=TwoWords,
     name="meshwright",
     help="Plan the training step of a PyTorch model under a memory limit, with a proven bound, and run the plan.",
     add_completion=False,
@@ -32,6 +45,7 @@ app = typer.Typer(
 )
 for command in (plan, run, explain, fits, solve, bench, calibrate):
     app.command()(command)
+app.command("bench ablate")(ablate)
 
 
 def print_version(wanted: bool) -> None:

@@ -84,3 +84,19 @@ def readable_file(path: Path, option: str) -> Path:
     if not path.is_file():
         raise OptionError(f"{option}: there is no file {str(path)!r}")
     return path
+
+
+def listed(text: str, option: str) -> list[str]:
+    """Return the names in a list with commas.
+
+    Raises
+    ------
+    OptionError
+        A name is empty, or there twice.
+    """
+    names = [name.strip() for name in text.split(",")]
+    if not all(names):
+        raise OptionError(f"{option}: {text!r} is no list; write names with a comma between them")
+    if len(set(names)) < len(names):
+        raise OptionError(f"{option}: {text!r} names something twice; name each once")
+    return names

@@ -78,14 +78,14 @@ def scratch_folder(options: RunOptions) -> Iterator[RunOptions]:
 
 
 def make_initial_state(module: str, plan: Path, options: RunOptions) -> None:
-    """Have one process per machine make the initial state and, for a check, train for comparison.
+    """Start one process per machine that makes the initial state and, for a check, trains for comparison.
 
     A collective of all ranks.
 
     Parameters
     ----------
     module
-        What that process runs: :mod:`runtime.measure.reference` or :mod:`runtime.layers.reference`.
+        Module of that process: :mod:`runtime.measure.reference` or :mod:`runtime.layers.reference`.
     plan
         Copy of the plan on this machine.
     options

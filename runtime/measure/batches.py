@@ -22,7 +22,7 @@ class DataError(ValueError):
 
 @dataclass(frozen=True, eq=False)
 class TextTokens:
-    """Bytes of a text as token ids, and where in the example tensors they go.
+    """Bytes of a text as token ids, and their positions among the example tensors.
 
     Parameters
     ----------

@@ -25,7 +25,7 @@ def rank_measurements(measured: Measurement, gradients: WorstError) -> dict[str,
 
 
 def merged_measurements(ranks: Sequence[MeasuredRank], reference: ReferenceRun | None) -> dict[str, Any]:
-    """Fields of a :class:`~runtime.measure.run_report.TrainingReport` but ``device`` and ``dtype``.
+    """All fields of a :class:`~runtime.measure.run_report.TrainingReport` except ``device`` and ``dtype``.
 
     Parameters
     ----------

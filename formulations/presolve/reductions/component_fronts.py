@@ -17,10 +17,7 @@ from formulations.presolve.workspace.component_parts import (
     usage_entries,
 )
 from formulations.presolve.workspace.state import Workspace
-
-_MOST_NODES = 32
-_MOST_INTERVALS = 64
-_MOST_STRATEGIES = 128
+from formulations.presolve.workspace.tunables import COMPONENT_INTERVALS, COMPONENT_NODES, COMPONENT_STRATEGIES
 
 
 def reduce(work: Workspace) -> bool:
@@ -29,7 +26,7 @@ def reduce(work: Workspace) -> bool:
     found = [
         component
         for component in parts
-        if 2 <= len(component) <= _MOST_NODES and 1 <= interval_count(work, component) <= _MOST_INTERVALS
+        if 2 <= len(component) <= COMPONENT_NODES and 1 <= interval_count(work, component) <= COMPONENT_INTERVALS
     ]
     if not is_worth_a_round(sum(map(len, found)), sum(map(len, parts))):
         return False
@@ -43,7 +40,7 @@ def reduce(work: Workspace) -> bool:
 
 def _replace(work: Workspace, component: list[int]) -> bool:
     part = Part.of(work, component)
-    front = front_of(work, part, min(_MOST_STRATEGIES, part.cost_entries))
+    front = front_of(work, part, min(COMPONENT_STRATEGIES, part.cost_entries))
     if front is None or front.amounts.size > usage_entries(work, component):
         return False
     if not len(front.cost):

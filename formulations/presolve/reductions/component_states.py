@@ -15,10 +15,8 @@ import numpy as np
 
 from formulations.presolve.workspace.component_parts import Coupling, Front, Part
 from formulations.presolve.workspace.state import Integers, Workspace
+from formulations.presolve.workspace.tunables import FRONT_COMPARISONS, FRONT_STATES
 from formulations.problem.strategy_problem import BoolArray, IntArray
-
-_MOST_COMBINATIONS = 1 << 15
-_MOST_COMPARISONS = 1 << 26
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -126,7 +124,7 @@ def _completed(couplings: Sequence[Coupling], decided: tuple[int, ...]) -> list[
 
 def _most_states(segments: int) -> int:
     """Return how many states are compared at once; usage at several times is compared pair by pair."""
-    return _MOST_COMBINATIONS if segments <= 1 else math.isqrt(_MOST_COMPARISONS // segments)
+    return FRONT_STATES if segments <= 1 else math.isqrt(FRONT_COMPARISONS // segments)
 
 
 def _beaten_by(apart: IntArray, cost: Integers, levels: Integers) -> IntArray:

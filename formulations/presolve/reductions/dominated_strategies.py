@@ -17,11 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from formulations.presolve.workspace.state import Integers, Table, Usage, Workspace
+from formulations.presolve.workspace.tunables import DOMINANCE_OF_A_NODE, DOMINANCE_OF_A_ROUND
 from formulations.problem.compiled import compiled
 from formulations.problem.strategy_problem import BoolArray
-
-_MOST_COMPARISONS = 1 << 21
-_ALL_COMPARISONS = 1 << 31
 
 
 def reduce(work: Workspace) -> bool:
@@ -30,13 +28,13 @@ def reduce(work: Workspace) -> bool:
     work.touched.clear()
     queued = set(waiting)
     changed = False
-    remaining = _ALL_COMPARISONS
+    remaining = DOMINANCE_OF_A_ROUND
     while waiting and remaining > 0 and not work.out_of_time():
         node = waiting.popleft()
         queued.discard(node)
         size = len(work.strategies[node])
         effort = size * (size + sum(work.tables[scope].cost.size for scope in work.incident[node]))
-        if size < 2 or effort > _MOST_COMPARISONS:
+        if size < 2 or effort > DOMINANCE_OF_A_NODE:
             continue
         remaining -= effort
         work.touched.discard(node)

@@ -6,9 +6,7 @@ import numpy as np
 
 from formulations.presolve.workspace.component_parts import components
 from formulations.presolve.workspace.state import Workspace
-
-_MOST_ENTRIES = 1 << 26
-"""Entries of all tables of an elimination, to keep presolve within seconds."""
+from formulations.presolve.workspace.tunables import FREE_ENTRIES
 
 
 def reduce(work: Workspace) -> bool:
@@ -33,7 +31,7 @@ def _solve(work: Workspace, component: list[int]) -> bool:
     scopes = list(dict.fromkeys(scope for i in component for scope in work.incident[i]))
     local = [tuple(place[i] for i in scope) for scope in scopes]
     try:
-        if elimination_order(sizes, local)[2] > _MOST_ENTRIES:
+        if elimination_order(sizes, local)[2] > FREE_ENTRIES:
             return False
     except TooWideError:
         return False

@@ -13,10 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from formulations.presolve.workspace.state import Scope, Table, Workspace
+from formulations.presolve.workspace.tunables import FREE_COMBINATIONS, FREE_NEIGHBOURS
 from formulations.problem.strategy_problem import BoolArray, IntArray
-
-_MOST_NEIGHBOURS = 2
-_MOST_COMBINATIONS = 1 << 22
 
 
 def reduce(work: Workspace) -> bool:
@@ -41,15 +39,15 @@ def reduce(work: Workspace) -> bool:
 
 def _neighbours(work: Workspace, node: int) -> Scope | None:
     """Return the neighbours of a node that may be eliminated, else None."""
-    if not work.alive[node] or len(work.incident[node]) > _MOST_NEIGHBOURS + 1 or work.uses_memory(node):
+    if not work.alive[node] or len(work.incident[node]) > FREE_NEIGHBOURS + 1 or work.uses_memory(node):
         return None
     others = tuple(sorted({i for scope in work.incident[node] for i in scope} - {node}))
-    if len(others) > _MOST_NEIGHBOURS:
+    if len(others) > FREE_NEIGHBOURS:
         return None
-    if len(others) == _MOST_NEIGHBOURS:
+    if len(others) == FREE_NEIGHBOURS:
         combinations = int(np.prod([len(work.strategies[i]) for i in others]))
         present = sum(work.tables[scope].cost.size for scope in work.incident[node])
-        if combinations * len(work.strategies[node]) > _MOST_COMBINATIONS:
+        if combinations * len(work.strategies[node]) > FREE_COMBINATIONS:
             return None
         if combinations > present and others not in work.tables:
             return None

@@ -10,9 +10,7 @@ from __future__ import annotations
 from formulations.presolve.reductions.component_states import front_of
 from formulations.presolve.workspace.component_parts import Part, is_worth_a_round, merge
 from formulations.presolve.workspace.state import Interval, Workspace
-
-_MOST_INTERVALS = 64
-_MOST_STRATEGIES = 128
+from formulations.presolve.workspace.tunables import ISOLATED_INTERVALS, ISOLATED_STRATEGIES
 
 
 def reduce(work: Workspace) -> bool:
@@ -21,7 +19,7 @@ def reduce(work: Workspace) -> bool:
     living = 0
     for node in work.living():
         living += 1
-        if not work.incident[node] and 1 <= len(work.usage[node]) <= _MOST_INTERVALS:
+        if not work.incident[node] and 1 <= len(work.usage[node]) <= ISOLATED_INTERVALS:
             groups.setdefault(frozenset(work.usage[node]), []).append(node)
     shared = [nodes for nodes in groups.values() if len(nodes) > 1]
     if not is_worth_a_round(sum(map(len, shared)), living):
@@ -40,7 +38,7 @@ def _merge_all(work: Workspace, nodes: list[int]) -> bool:
         if work.out_of_time():
             break
         part = Part.of(work, (bearer, node))
-        front = front_of(work, part, min(_MOST_STRATEGIES, part.cost_entries - 1))
+        front = front_of(work, part, min(ISOLATED_STRATEGIES, part.cost_entries - 1))
         if front is None:
             bearer = node
         else:

@@ -19,9 +19,8 @@ import numpy as np
 from formulations.presolve.workspace.canonical_order import View, canonical_order
 from formulations.presolve.workspace.lift import Merged
 from formulations.presolve.workspace.state import Integers, Interval, Scope, Table, Usage, Workspace
+from formulations.presolve.workspace.tunables import WORTHWHILE_SHARE
 from formulations.problem.strategy_problem import BoolArray, IntArray
-
-_LEAST_SHARE = 0.02
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -156,7 +155,7 @@ def components(work: Workspace) -> list[list[int]]:
 
 def is_worth_a_round(candidates: int, living: int) -> bool:
     """Return whether so many nodes may be worth it: after a success all reductions look at all nodes once more."""
-    return candidates > _LEAST_SHARE * living
+    return candidates > WORTHWHILE_SHARE * living
 
 
 def interval_count(work: Workspace, nodes: Sequence[int]) -> int:

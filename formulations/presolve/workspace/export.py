@@ -12,6 +12,7 @@ from formulations.presolve.workspace.state import Integers, Table, Usage, Worksp
 from formulations.problem.strategy_problem import Factor, IntArray, Node, Resource, StrategyProblem, UsageTerm
 
 _LARGEST = 2**63 - 1
+"""Not tunable: the largest int64."""
 
 
 def export(work: Workspace, original: StrategyProblem) -> tuple[StrategyProblem, Lift, int]:

@@ -32,7 +32,7 @@ Usage = dict[Interval, Integers]
 Scope = tuple[int, ...]
 
 SAFE_TOTAL = 2**60
-"""Below this no sum of totals leaves int64."""
+"""Not tunable: below this no sum of totals leaves int64."""
 
 _NOTHING: IntArray = np.zeros(0, dtype=np.int64)
 

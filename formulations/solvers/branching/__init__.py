@@ -1,1 +1,1 @@
-"""Branch and bound on memory prices."""
+"""Price and branch, and Lagrangian probing."""

@@ -3,17 +3,15 @@
 1. :mod:`formulations.solvers.prices.lagrangian` for part of the time: a bound, prices and an incumbent.
 2. Whatever cannot be part of a better assignment is forbidden (:mod:`formulations.solvers.prices.fixing`) and
    presolve runs again on the rest, the *core*.
-3. Where the core is too large: branching on hubs (:mod:`formulations.solvers.branching.hub_branching`), at once if they
-are
-   few, else after another look at the core; without hubs the first step goes on.
+3. Where the core is too large: branching on hubs (:mod:`formulations.solvers.huge_tables.hub_branching`), at once if
+   they are few, else after another look at the core; without hubs the first step goes on.
 4. :mod:`formulations.solvers.exact.highs` on the core, where that is small enough (on the problem itself where the
-first
-   step found no assignment). An assignment is either in the core or costs at least as much as the incumbent, so the
-   smaller of the core's bound and the incumbent's cost is a bound.
+   first step found no assignment). An assignment is either in the core or costs at least as much as the incumbent. So
+   the smaller of the core's bound and the incumbent's cost is a bound.
 
 Where strategies are so many that tables are very large (:mod:`formulations.solvers.prices.bounding`), others look for
-assignments and the prices of the first step only bound; a core is looked at once few strategies are left, and hubs are
-branched on once prices hardly narrow the gap any more.
+assignments, and the prices of the first step only bound. A core is looked at as soon as few strategies are left. Hubs
+are branched on once prices hardly narrow the gap any more.
 """
 
 from __future__ import annotations
@@ -27,8 +25,18 @@ from formulations.presolve import Lift, Presolved, presolve
 from formulations.presolve.workspace.allowed_strategies import cut_forbidden_strategies
 from formulations.problem.solution import Claim, Progress, SolveOptions
 from formulations.problem.strategy_problem import StrategyProblem
-from formulations.solvers.branching.hub_branching import branch, hubs
+from formulations.solvers.branching.tunables import (
+    BRANCHED_ENTRIES,
+    CORE_ENTRIES,
+    CORE_FIRST_SHARE,
+    CORE_SECOND_SHARE,
+    CORE_WIDE_SHARES,
+    FEW_HUBS,
+    MOST_CORE_COLUMNS,
+    NARROWED,
+)
 from formulations.solvers.exact import highs
+from formulations.solvers.huge_tables.hub_branching import branch, hubs
 from formulations.solvers.local_search.incumbent_search import exact_objective
 from formulations.solvers.prices.ascent import PriceAscent
 from formulations.solvers.prices.bounding import PriceBounding, is_wide
@@ -39,26 +47,11 @@ from formulations.solvers.prices.lagrangian import PriceSearch
 from formulations.solvers.protocol.exchange import EXCHANGE
 from formulations.solvers.protocol.solver import ReportIncumbent, ReportProgress
 
-MOST_CORE_COLUMNS = 400_000
-"""Columns of the core's linear model up to which branch and cut is tried."""
+_FIXING = True
+"""Technique: fixing by reduced cost before presolve makes the core."""
 
-FEW_HUBS = 40
-"""Hubs up to which deciding them soon leaves little of the gap that they cause."""
-
-_FIRST_SHARE, _SECOND_SHARE = 0.3, 0.6
-"""Parts of the time after which the core is looked at; a better incumbent in between makes it smaller."""
-
-_WIDE_SHARES = (0.45, 0.6, 1.0)
-"""The same for later looks where tables are very large."""
-
-_NARROWED = 0.1
-"""Part of the gap that prices must have narrowed it by since the last look, or hubs are branched on."""
-
-_MOST_BRANCHED_ENTRIES = 30_000_000
-"""Entries of tables up to which that is done: three branches at a time hold them up to twice each, 1.5 GB in all."""
-
-_MOST_ENTRIES_LEFT = 20 * MOST_CORE_COLUMNS
-"""Entries of tables, after fixing, up to which presolve may make a core of the size above of them."""
+_HUBS = True
+"""Technique: branching on hubs where the core is too large."""
 
 
 def solve(problem: StrategyProblem, options: SolveOptions, report: ReportProgress, incumbent: ReportIncumbent) -> Claim:
@@ -71,14 +64,14 @@ def solve(problem: StrategyProblem, options: SolveOptions, report: ReportProgres
     flat = flatten_or_finish(problem, incumbent)
     if isinstance(flat, Claim):
         return flat
-    first = replace(options, time_limit=_FIRST_SHARE * options.time_limit)
+    first = replace(options, time_limit=CORE_FIRST_SHARE * options.time_limit)
     if is_wide(_entries(flat), len(flat.graph.arity)):
         bounding = PriceBounding(problem, flat, first, report, incumbent, started)
         return _solve_wide(problem, flat, bounding, options, report, incumbent, started)
     prices = PriceSearch(problem, flat, first, report, incumbent, started)
     claim = prices.run()
-    hub_count = len(hubs(flat))
-    for share, most_hubs in ((_SECOND_SHARE, FEW_HUBS), (1.0, hub_count)):
+    hub_count = len(hubs(flat)) if _HUBS else 0
+    for share, most_hubs in ((CORE_SECOND_SHARE, FEW_HUBS), (1.0, hub_count)):
         remaining = replace(options, time_limit=max(0.0, started + options.time_limit - time.monotonic()))
         if claim.proved_infeasible or claim.bound is None or not remaining.time_limit:
             return claim
@@ -109,15 +102,15 @@ def _solve_wide(
 ) -> Claim:
     """Solve a problem of very large tables: raise the bound, and look at the core now and then."""
     claim = bounding.run()
-    branches = _entries(flat) <= _MOST_BRANCHED_ENTRIES and len(hubs(flat)) > 0 and holds_exact_costs(flat)
+    branches = _HUBS and _entries(flat) <= BRANCHED_ENTRIES and len(hubs(flat)) > 0 and holds_exact_costs(flat)
     bound_before = None
-    for share in _WIDE_SHARES:
+    for share in CORE_WIDE_SHARES:
         if claim.choices is not None:
             objective = exact_objective(problem, claim.choices)
             if claim.bound is not None and options.accepts(objective, claim.bound):
                 return claim
             ascent = bounding.ascent
-            if entries_left(flat, ascent.best_prices, ascent.best_messages, objective) <= _MOST_ENTRIES_LEFT:
+            if entries_left(flat, ascent.best_prices, ascent.best_messages, objective) <= CORE_ENTRIES:
                 core, lift = _core(problem, flat, ascent, objective, started + options.time_limit)
                 if linear_columns(core.problem) <= MOST_CORE_COLUMNS:
                     remaining = replace(options, time_limit=max(0.0, started + options.time_limit - time.monotonic()))
@@ -131,7 +124,7 @@ def _solve_wide(
 
 def _stalls(before: int | None, bound: int | None, objective: int) -> bool:
     """Return whether the rise of a bound hardly narrowed the gap to ``objective``."""
-    return before is not None and bound is not None and bound - before < _NARROWED * (objective - before)
+    return before is not None and bound is not None and bound - before < NARROWED * (objective - before)
 
 
 def _entries(flat: FlatProblem) -> int:
@@ -143,7 +136,9 @@ def _core(
     problem: StrategyProblem, flat: FlatProblem, ascent: PriceAscent, objective: int, deadline: float
 ) -> tuple[Presolved, Lift]:
     """Return what the best prices leave open, reduced, and the lift from its strategies to those of the problem."""
-    hopeful = fix_by_reduced_cost(problem, flat, ascent.best_prices, ascent.best_messages, objective)
+    hopeful = problem
+    if _FIXING:
+        hopeful = fix_by_reduced_cost(problem, flat, ascent.best_prices, ascent.best_messages, objective)
     cut, lift = cut_forbidden_strategies(hopeful)
     return presolve(cut, deadline=deadline), lift
 
@@ -167,7 +162,7 @@ class _Core:
         self._report, self._incumbent, self._started = report, incumbent, started
 
     def run(self, options: SolveOptions) -> Claim:
-        """Solve the core and return what that says about the problem."""
+        """Solve the core and return what follows for the problem."""
         assert self.claim.choices is not None
         if not self.core.problem.nodes:
             found = Claim((), 0)

@@ -1,4 +1,4 @@
-r"""Decisions that must be made one way or the other: tried at memory prices before anything is searched.
+r"""Lagrangian probing: strategies forbidden because memory prices prove that they cost too much.
 
 Where one decision weighs much of the memory, as the layout of an embedding does, memory prices prove little: the
 relaxation takes a part of each of its strategies. Tried alone, one of them may fit nowhere, or only in assignments
@@ -19,15 +19,17 @@ import numpy as np
 from formulations.encodings.flat import FlatProblem, flatten
 from formulations.encodings.flat_restriction import restrict
 from formulations.problem.strategy_problem import BoolArray, IntArray, StrategyProblem
-from formulations.solvers.branching.hub_leaf import OpenLeaf
+from formulations.solvers.branching.tunables import (
+    PROBED_NODES,
+    PROBING_FIRST_PAIRS,
+    PROBING_FIRST_SHARE,
+    PROBING_FIRST_STEPS,
+    PROBING_STEPS,
+)
+from formulations.solvers.huge_tables.hub_leaf import OpenLeaf
 from formulations.solvers.local_search.moves import add_prices
 from formulations.solvers.prices.ascent import PriceAscent
 from formulations.solvers.prices.integer_bound import holds_exact_costs
-
-_FIRST_PAIRS, _FIRST_STEPS = 5, 40
-_FIRST_SHARE = 0.5
-_TRIED_NODES = 8
-_TRIAL_STEPS = 10
 
 
 def forbid_above(problem: StrategyProblem, objective: int | None, seconds: float) -> StrategyProblem:
@@ -55,7 +57,7 @@ def forbid_above(problem: StrategyProblem, objective: int | None, seconds: float
     most += sum(int(factor.cost.max()) for factor in problem.factors)
     leaf = _Probing(flat, most if objective is None else objective, time.monotonic(), seconds).run()
     if leaf is None:
-        return problem  # nothing is left of it: let a solver say so
+        return problem  # nothing is left: a solver proves that it is infeasible
     kept = np.split(leaf.kept(), flat.graph.offset[1:-1])
     nodes = []
     for node, supported, flags in zip(problem.nodes, flat.supported, kept, strict=True):
@@ -89,11 +91,11 @@ class _Probing:
     def _root(self) -> OpenLeaf | None:
         """Climb to good prices of the whole problem."""
         ascent = PriceAscent(self.flat)
-        ascent.sweeps(_FIRST_PAIRS)
-        for done in range(_FIRST_STEPS):
-            if self._over(_FIRST_SHARE):
+        ascent.sweeps(PROBING_FIRST_PAIRS)
+        for done in range(PROBING_FIRST_STEPS):
+            if self._over(PROBING_FIRST_SHARE):
                 break
-            ascent.step(done / _FIRST_STEPS)
+            ascent.step(done / PROBING_FIRST_STEPS)
         whole = restrict(self.flat, np.ones(len(self.flat.unary), dtype=np.bool_))
         if whole is None:
             return None
@@ -110,7 +112,7 @@ class _Probing:
         add_prices(graph, leaf.flat.usage, leaf.ascent.best_prices, leaf.flat.unary, leaf.flat.tables, priced, tables)
         weight = priced - leaf.flat.unary
         spread = np.maximum.reduceat(weight, offset[:-1]) - np.minimum.reduceat(weight, offset[:-1])
-        for node in np.argsort(-spread, kind="stable")[:_TRIED_NODES].tolist():
+        for node in np.argsort(-spread, kind="stable")[:PROBED_NODES].tolist():
             if spread[node] <= 0:
                 return
             entries = np.arange(offset[node], offset[node + 1])
@@ -129,7 +131,7 @@ class _Probing:
         if tried is None:
             return True
         tried.ascent.sweeps(1)
-        for _ in range(_TRIAL_STEPS):
+        for _ in range(PROBING_STEPS):
             if tried.ascent.best_bound > self.objective or self._over():
                 break
             tried.ascent.step(1.0)
@@ -141,7 +143,7 @@ class _Probing:
         rest = leaf.narrowed(leaf.kept() & ~part)
         if rest is None:
             return None
-        rest.climb(_TRIAL_STEPS, self.started + self.seconds)
+        rest.climb(PROBING_STEPS, self.started + self.seconds)
         return None if rest.closed else rest
 
     def _over(self, share: float = 1.0) -> bool:

@@ -30,25 +30,26 @@ from formulations.solvers.columns.repeated_blocks import find_repeats
 from formulations.solvers.columns.restricted_master import mix_patterns, used_strategies
 from formulations.solvers.columns.tied_prices import FewRowsAscent, carry_over, inner_groups
 from formulations.solvers.columns.tied_problem import TyingError, tie_nodes
+from formulations.solvers.columns.tunables import (
+    BOUND_SHARE,
+    DEARER,
+    DECODING_PAIRS,
+    FACTOR_NOISE,
+    FIRST_FACTORS,
+    IDLE_ROUNDS,
+    LAST_SHARE,
+    MASTER_SECONDS,
+    MIXED_PATTERNS,
+    PATTERNS_A_ROUND,
+    TIED_SHARE,
+)
 from formulations.solvers.local_search.incumbent_search import IncumbentSearch
 from formulations.solvers.prices.flatten_or_finish import flatten_or_finish
 from formulations.solvers.prices.proven_bound import ProvenBound
 from formulations.solvers.protocol.solver import ReportIncumbent, ReportProgress
 
-_TIED_SHARE, _BOUND_SHARE, _LAST_SHARE = 0.35, 0.6, 0.95
-_FACTORS = ((1.0, 1.3, 0.8), (1.1, 0.9), (0.97, 1.03))
-"""Prices of the first rounds of patterns, relative to the best; far ones first: what one saves, another may spend."""
-
-_NOISE, _COLUMNS_A_ROUND = 0.15, 3
-_MOST_COLUMNS = 24
-_PATIENCE = 3.0
-"""Rounds without anything better; one whose patterns are nothing new counts half."""
-
-_DEARER = 1.3
-"""Prices rise by this factor from round to round while nothing fits."""
-
-_MASTER_SECONDS = 10.0
-_DECODING_PAIRS = 2
+_MIXING = True
+"""Technique: the restricted master, which mixes patterns and the incumbent."""
 
 
 def solve(problem: StrategyProblem, options: SolveOptions, report: ReportProgress, incumbent: ReportIncumbent) -> Claim:
@@ -91,7 +92,7 @@ class _Columns:
         seed_compiled(options.seed)
         self._ascent = FewRowsAscent(flat)
         self._proven = ProvenBound(problem, self._ascent)
-        self._search = IncumbentSearch(problem, flat, self._found, self._deadline(_LAST_SHARE))
+        self._search = IncumbentSearch(problem, flat, self._found, self._deadline(LAST_SHARE))
         self._patterns: dict[tuple[int, ...], None] = {}
         self._mixed: BoolArray | None = None
         """Strategies whose mixtures are known: those of the last master that was solved to the end."""
@@ -103,19 +104,19 @@ class _Columns:
         self._start_prices(tied)
         idle, base = 0.0, 1.0
         most_rounds = self.options.iteration_limit
-        for factors in chain(_FACTORS, repeat(None)):
-            if self._done() or idle >= _PATIENCE or (most_rounds is not None and self.rounds >= most_rounds):
+        for factors in chain(FIRST_FACTORS, repeat(None)):
+            if self._done() or idle >= IDLE_ROUNDS or (most_rounds is not None and self.rounds >= most_rounds):
                 break
             self.rounds += 1
             before = self._search.objective
             self._search.hear_others()
-            if self.rounds > len(_FACTORS):
+            if self.rounds > len(FIRST_FACTORS):
                 self._ascent.step(1.0)
             self._decode(base * self._factors_of(factors, idle))
             self._prove()
             waited = 1.0 if self._mix() else 0.5
             idle = idle + waited if self._search.objective == before else 0.0
-            base = base * _DEARER if self._search.best is None else 1.0
+            base = base * DEARER if self._search.best is None else 1.0
         self._prove()
         best = self._search.best
         choices = None if best is None else self.flat.original_choices(best)
@@ -127,15 +128,15 @@ class _Columns:
         if not tied.contradiction:
             ascent = FewRowsAscent(tied)
             limit = self.options.iteration_limit
-            ascent.climb(self._deadline(_TIED_SHARE), *(() if limit is None else (limit,)))
+            ascent.climb(self._deadline(TIED_SHARE), *(() if limit is None else (limit,)))
             prices = carry_over(tied, ascent.best_prices, self.flat)
             self._ascent.start_from(prices, np.zeros_like(self._ascent.messages))
-        self._ascent.settle(self._deadline(_BOUND_SHARE))
+        self._ascent.settle(self._deadline(BOUND_SHARE))
 
     def _factors_of(self, factors: tuple[float, ...] | None, idle: float) -> FloatArray:
         if factors is not None:
             return np.array(factors)
-        return np.exp(_NOISE * (1 + idle) * self._random.standard_normal(_COLUMNS_A_ROUND))
+        return np.exp(FACTOR_NOISE * (1 + idle) * self._random.standard_normal(PATTERNS_A_ROUND))
 
     def _decode(self, factors: FloatArray) -> None:
         """Decode a pattern at every factor of the best prices, and make it fit."""
@@ -143,23 +144,23 @@ class _Columns:
             if self._remaining() <= 0:
                 return
             prices = self._ascent.best_prices * factor
-            choices = self._ascent.decode(prices, _DECODING_PAIRS)
+            choices = self._ascent.decode(prices, DECODING_PAIRS)
             self._patterns[self.flat.original_choices(choices)] = None
             self._search.finish(choices, prices)
 
     def _mix(self) -> bool:
         """Let the master mix the newest patterns and the incumbent; False where it has done so already."""
-        if self._done():
+        if self._done() or not _MIXING:
             return True
         start = None if self._search.best is None else self.flat.original_choices(self._search.best)
-        patterns = list(self._patterns)[-_MOST_COLUMNS:]
+        patterns = list(self._patterns)[-MIXED_PATTERNS:]
         if start is not None:
             patterns.append(start)
             self._patterns[start] = None
         used = used_strategies(self.problem, patterns)
         if self._mixed is not None and not (used & ~self._mixed).any():
             return False
-        deadline = min(self._deadline(_LAST_SHARE), time.monotonic() + _MASTER_SECONDS)
+        deadline = min(self._deadline(LAST_SHARE), time.monotonic() + MASTER_SECONDS)
         found, is_complete = mix_patterns(self.problem, used, start, self.options, deadline)
         if is_complete:
             self._mixed = used
@@ -185,7 +186,7 @@ class _Columns:
         return time.monotonic() - self.started
 
     def _remaining(self) -> float:
-        return self._deadline(_LAST_SHARE) - time.monotonic()
+        return self._deadline(LAST_SHARE) - time.monotonic()
 
     def _deadline(self, share: float) -> float:
         """End of a part of the time that laying the problem out has left."""

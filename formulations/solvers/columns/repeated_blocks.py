@@ -23,15 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from formulations.problem.strategy_problem import BoolArray, IntArray, StrategyProblem
-
-_WINDOW = 4
-"""Equal nodes in a row by which a repetition is noticed."""
-
-_LEAST_REPETITIONS = 2
-"""Below that nothing repeats."""
-
-_MOST_PERIODS = 32
-"""Distances that are tried."""
+from formulations.solvers.columns.tunables import LEAST_REPETITIONS, REPEATED_WINDOW, TRIED_PERIODS
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -115,7 +107,7 @@ def _periodic_stretches(names: Sequence[int]) -> list[tuple[int, int, int]]:
 
     def look(period: int, first: int, end: int) -> None:
         for start, stop in _stretches(sequence[first:end], period, free[first:end]):
-            if stop - start >= _LEAST_REPETITIONS * period:
+            if stop - start >= LEAST_REPETITIONS * period:
                 heapq.heappush(waiting, (start - stop, period, first + start, first + stop))
 
     for period in _likely_periods(names):
@@ -146,12 +138,12 @@ def _likely_periods(names: Sequence[int]) -> list[int]:
     """Distances from windows to the last equal ones, the most frequent first."""
     last: dict[tuple[int, ...], int] = {}
     distances: Counter[int] = Counter()
-    for i in range(len(names) - _WINDOW + 1):
-        window = tuple(names[i : i + _WINDOW])
+    for i in range(len(names) - REPEATED_WINDOW + 1):
+        window = tuple(names[i : i + REPEATED_WINDOW])
         if window in last:
             distances[i - last[window]] += 1
         last[window] = i
-    return [distance for distance, _ in distances.most_common(_MOST_PERIODS)]
+    return [distance for distance, _ in distances.most_common(TRIED_PERIODS)]
 
 
 class _Alignment:

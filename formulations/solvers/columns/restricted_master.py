@@ -19,10 +19,8 @@ from formulations.presolve import presolve
 from formulations.presolve.workspace.allowed_strategies import cut_forbidden_strategies
 from formulations.problem.solution import SolveOptions
 from formulations.problem.strategy_problem import BoolArray, StrategyProblem
+from formulations.solvers.columns.tunables import MOST_COLUMNS
 from formulations.solvers.exact import highs
-
-MOST_COLUMNS = 60_000
-"""Columns of the linear model up to which the master is solved."""
 
 
 def used_strategies(problem: StrategyProblem, patterns: Sequence[tuple[int, ...]]) -> BoolArray:

@@ -14,32 +14,34 @@ import numpy as np
 from formulations.encodings.flat import FlatProblem, FloatArray
 from formulations.problem.strategy_problem import IntArray
 from formulations.solvers.columns.repeated_blocks import Repeats
+from formulations.solvers.columns.tunables import (
+    FRESH_ROWS,
+    TIED_FIRST_PAIRS,
+    TIED_LEAST_STEPS,
+    TIED_PAIRS,
+    TIED_STALLED_GAIN,
+    TIED_STALLED_STEPS,
+    TIED_STEPS,
+)
 from formulations.solvers.local_search.moves import usage_of
 from formulations.solvers.prices.ascent import PriceAscent
 from formulations.solvers.prices.steering import block_peaks
-
-_FRESH_ROWS = 4
-"""Rows that get a price in one step: the others mostly follow."""
-
-_FIRST_PAIRS, _PAIRS = 5, 3
-_STEPS = 40
-_STALLED_STEPS, _STALLED_GAIN = 4, 1e-6
-_LEAST_STEPS = 12
 
 
 class FewRowsAscent(PriceAscent):
     """Price steps on the rows that have a price and the few that the decoded assignment violates most."""
 
-    def climb(self, deadline: float, most_steps: int = _STEPS) -> None:
+    def climb(self, deadline: float, most_steps: int = TIED_STEPS) -> None:
         """Raise the bound from the present prices until it stalls, or to ``deadline`` (of :func:`time.monotonic`)."""
-        self.sweeps(_FIRST_PAIRS)
+        self.sweeps(TIED_FIRST_PAIRS)
         bounds: list[float] = []
         for done in range(most_steps):
             if time.monotonic() > deadline:
                 return
-            self.step(done / most_steps, _PAIRS)
+            self.step(done / most_steps, TIED_PAIRS)
             bounds.append(self.best_bound)
-            if done >= _LEAST_STEPS and bounds[-1] - bounds[-_STALLED_STEPS] <= _STALLED_GAIN * abs(bounds[-1]):
+            least_gain = TIED_STALLED_GAIN * abs(bounds[-1])
+            if done >= TIED_LEAST_STEPS and bounds[-1] - bounds[-TIED_STALLED_STEPS] <= least_gain:
                 return
 
     def settle(self, deadline: float, most_pairs: int = 60) -> None:
@@ -47,7 +49,7 @@ class FewRowsAscent(PriceAscent):
         before = -np.inf
         for _ in range(0, most_pairs, 2):
             bound = self.sweeps(2)
-            if bound - before <= _STALLED_GAIN * abs(bound) or time.monotonic() > deadline:
+            if bound - before <= TIED_STALLED_GAIN * abs(bound) or time.monotonic() > deadline:
                 return
             before = bound
 
@@ -56,7 +58,7 @@ class FewRowsAscent(PriceAscent):
         load = usage_of(self.flat.graph, usage, self.choices) / np.maximum(usage.limit, 1.0)
         peaks = block_peaks(load)
         fresh = peaks[(load[peaks] > 1.0) & (self.prices[peaks] == 0.0)]
-        fresh = fresh[np.argsort(-load[fresh])[:_FRESH_ROWS]]
+        fresh = fresh[np.argsort(-load[fresh])[:FRESH_ROWS]]
         return np.union1d(np.flatnonzero(self.prices > 0), fresh).astype(np.int64)
 
 

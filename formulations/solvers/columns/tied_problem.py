@@ -17,11 +17,13 @@ from numpy.typing import NDArray
 from formulations.problem.strategy_problem import BoolArray, Factor, IntArray, Node, StrategyProblem, UsageTerm
 
 _SAFE_TOTAL = 2**62
+"""Not tunable: sums below it fit int64."""
+
 _Scalar = TypeVar("_Scalar", bound=np.generic)
 
 
 class TyingError(ValueError):
-    """Groups that cannot be tied; the message says why."""
+    """Groups that cannot be tied; the message has the reason."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

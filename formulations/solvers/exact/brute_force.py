@@ -11,11 +11,14 @@ from numpy.typing import NDArray
 
 from formulations.problem.solution import Claim, Progress, SolveOptions
 from formulations.problem.strategy_problem import IntArray, ProblemError, StrategyProblem
+from formulations.solvers.exact.tunables import CHUNK
 from formulations.solvers.protocol.solver import ReportIncumbent, ReportProgress
 
 MAX_ASSIGNMENTS = 2_000_000
-_CHUNK = 1 << 14
+"""Not tunable: what the solver accepts."""
+
 _INT64_SAFE_TOTAL = 2**62
+"""Not tunable: sums below it fit int64."""
 
 
 class TooManyAssignmentsError(ProblemError):
@@ -38,11 +41,11 @@ def solve(problem: StrategyProblem, options: SolveOptions, report: ReportProgres
             "use another solver"
         )
     best: tuple[int, tuple[int, ...]] | None = None
-    for first in range(0, count, _CHUNK):
+    for first in range(0, count, CHUNK):
         if time.monotonic() - started > options.time_limit:
             choices = best[1] if best else None
             return Claim(choices, None, message=f"time limit after {first} of {count} assignments", iterations=first)
-        found = _best_in_chunk(problem, np.arange(first, min(first + _CHUNK, count)))
+        found = _best_in_chunk(problem, np.arange(first, min(first + CHUNK, count)))
         if found is not None and (best is None or found[0] < best[0]):
             best = found
             incumbent(best[1])

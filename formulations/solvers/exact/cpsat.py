@@ -27,14 +27,15 @@ import numpy as np
 
 from formulations.problem.solution import Claim, Progress, SolveOptions
 from formulations.problem.strategy_problem import BoolArray, IntArray, StrategyProblem, UsageTerm
+from formulations.solvers.exact.tunables import EAGER_TERMS
 from formulations.solvers.protocol.exchange import EXCHANGE
 from formulations.solvers.protocol.solver import ReportIncumbent, ReportProgress
 
 _LARGEST_SUM = 1 << 60
-"""CP-SAT refuses constraints whose coefficients could sum to more than an int64, one-hot or not."""
-_EAGER_TERMS = 2_000_000
+"""Not tunable: CP-SAT refuses constraints whose coefficients could sum to more."""
+
 _BOUND_PRECISION = 2.0**-46
-"""CP-SAT hands its bound out as a double after adding and removing offsets as large as all costs together."""
+"""Not tunable: CP-SAT adds and removes offsets in doubles."""
 
 
 def solve(problem: StrategyProblem, options: SolveOptions, report: ReportProgress, incumbent: ReportIncumbent) -> Claim:
@@ -185,7 +186,7 @@ class _Search:
         self.tell()
         for resource in range(len(self.problem.resources)):
             times = encoding.times(resource)
-            if len(times) * len(encoding.uses[resource]) <= _EAGER_TERMS:
+            if len(times) * len(encoding.uses[resource]) <= EAGER_TERMS:
                 self.limit(resource, times)
         start = self.options.initial_choices
         if start is not None:

@@ -26,6 +26,9 @@ from formulations.solvers.exact.lazy_rows import LazyRows
 from formulations.solvers.protocol.exchange import EXCHANGE
 from formulations.solvers.protocol.solver import ReportIncumbent, ReportProgress
 
+_COST_FIXING = True
+"""Technique: columns fixed by reduced cost at the end of the relaxation."""
+
 
 def solve(problem: StrategyProblem, options: SolveOptions, report: ReportProgress, incumbent: ReportIncumbent) -> Claim:
     """Solve exactly, or to ``options.relative_gap`` where that is positive.
@@ -116,7 +119,8 @@ class _Search:
             if outcome.values is None or not outcome.finished or time.monotonic() > self.deadline:
                 break
             if not rows.add_violated(outcome.values, limits):
-                self.fix_by_reduced_cost(outcome.values, outcome.reduced_cost, outcome.bound)
+                if _COST_FIXING:
+                    self.fix_by_reduced_cost(outcome.values, outcome.reduced_cost, outcome.bound)
                 break
             outcome = self.session.run(self.deadline)
         return False

@@ -20,14 +20,19 @@ from numpy.typing import NDArray
 from formulations.encodings.linear_model import LinearModel
 from formulations.encodings.usage_rows import UsageRow
 from formulations.problem.strategy_problem import IntArray
+from formulations.solvers.exact.tunables import LARGEST_SCALED_COST
 
 USUAL_TOLERANCE = 1e-6
+"""Not tunable: HiGHS's own tolerance."""
+
 TIGHT_TOLERANCE = 1e-9
+"""Not tunable: the smallest tolerance that HiGHS takes, near enough."""
+
 WRONG_PRESOLVE_RULE = 1 << 12
-"""The aggregator, as a bit in HiGHS's own numbering of its presolve rules (test_where_presolve_went_wrong)."""
+"""Not tunable: the aggregator, as a bit in HiGHS's numbering of its presolve rules."""
+
 _DUAL_SHARE = 0.1
-"""HiGHS's branch and cut asks its LPs for a tenth of its own tolerance on reduced costs."""
-_LARGEST_SCALED_COST = 1 << 20
+"""Not tunable: HiGHS asks its LPs for a tenth of its tolerance on reduced costs."""
 
 Values = NDArray[np.float64]
 
@@ -47,7 +52,7 @@ class CostScale:
         """Choose a scale that brings the largest cost to at most about a million."""
         divisor = max(1, int(np.gcd.reduce(cost))) if cost.size else 1
         largest = int(cost.max(initial=0)) // divisor
-        return cls(divisor, max(0, largest.bit_length() - _LARGEST_SCALED_COST.bit_length() + 1))
+        return cls(divisor, max(0, largest.bit_length() - LARGEST_SCALED_COST.bit_length() + 1))
 
     def apply(self, cost: IntArray) -> Values:
         """Scale costs; exact, because only a power of two is divided away."""

@@ -7,10 +7,7 @@ import numpy as np
 from formulations.encodings.usage_rows import UsageTable, spread_worst
 from formulations.problem.strategy_problem import IntArray
 from formulations.solvers.exact.highs_session import HighsSession, Values
-
-ROWS_PER_ROUND = 12
-_EAGER_ENTRIES = 20_000
-_RELATIVE_EXCESS = 1e-7
+from formulations.solvers.exact.tunables import EAGER_ENTRIES, RELATIVE_EXCESS, ROWS_PER_ROUND
 
 
 class LazyRows:
@@ -24,7 +21,7 @@ class LazyRows:
 
     def add_all_if_few(self) -> None:
         """Add every row of a small model at once: rounds would cost more than rows."""
-        if sum(len(times) for times in self._maximal) * self.model.columns <= _EAGER_ENTRIES:
+        if sum(len(times) for times in self._maximal) * self.model.columns <= EAGER_ENTRIES:
             for table, times in zip(self.model.usage, self._maximal, strict=True):
                 self._add(table, times.tolist())
 
@@ -36,7 +33,7 @@ class LazyRows:
                 continue
             usage = table.expected_profile(values)[times]
             size = max(limit, 1.0)
-            bad = (usage - limit) / size > _RELATIVE_EXCESS
+            bad = (usage - limit) / size > RELATIVE_EXCESS
             bad &= np.array([(table.resource, int(t)) not in self._added for t in times], dtype=np.bool_)
             worst = spread_worst(times[bad], (usage[bad] - limit) / size, ROWS_PER_ROUND)
             self._add(table, worst)

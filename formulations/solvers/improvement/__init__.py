@@ -1,1 +1,1 @@
-"""Better assignments from a feasible one."""
+"""Large neighbourhood search from a feasible assignment."""

@@ -21,7 +21,7 @@ import numpy as np
 
 from formulations.encodings.elimination import TooWideError, elimination_order
 from formulations.encodings.flat import FlatProblem, FloatArray
-from formulations.presolve import presolve
+from formulations.presolve import REDUCTIONS, presolve
 from formulations.problem.compiled import seed_compiled
 from formulations.problem.solution import Claim, Progress, SolveOptions
 from formulations.problem.strategy_problem import IntArray, StrategyProblem
@@ -29,6 +29,26 @@ from formulations.solvers.exact import tree_dp
 from formulations.solvers.improvement.neighbourhoods import Neighbourhoods, strategy_slacks
 from formulations.solvers.improvement.plateau_moves import wander
 from formulations.solvers.improvement.subproblem import cut_out
+from formulations.solvers.improvement.tunables import (
+    COARSEST_GAP,
+    CURIOSITY,
+    ELIMINATED_ENTRIES,
+    FIRST_COLUMNS,
+    GROWTH,
+    LEAST_COLUMNS,
+    LEAST_PART_SECONDS,
+    MEMORY_OF_GAINS,
+    MOST_COLUMNS,
+    MOST_PART_SECONDS,
+    NEGLIGIBLE_GAP,
+    PART_SHARE,
+    QUICK_SHARE,
+    SHRINKAGE,
+    START_SHARE,
+    TRIVIAL_GROWTH,
+    TRIVIAL_SHARE,
+    WANDERERS,
+)
 from formulations.solvers.local_search.incumbent_search import IncumbentSearch, exact_objective
 from formulations.solvers.local_search.moves import add_prices
 from formulations.solvers.prices.flatten_or_finish import flatten_or_finish
@@ -39,32 +59,13 @@ from formulations.solvers.protocol.solver import ReportIncumbent, ReportProgress
 
 SOURCE = "large_neighbourhood"
 
-FIRST_COLUMNS = 15_000
-"""Columns of the linear models of the first parts: a few nodes with many strategies, or hundreds with few."""
+_ELIMINATION = True
+"""Technique: dynamic programming for parts without limits on narrow graphs."""
 
-_START_SHARE = 0.2
-_LEAST_COLUMNS, _MOST_COLUMNS = 2_000, 1_000_000
-_PART_SHARE, _LEAST_PART_SECONDS, _MOST_PART_SECONDS = 0.05, 1.0, 5.0
-_QUICK_SHARE, _GROWTH = 0.3, 1.5
-_TRIVIAL_SHARE, _TRIVIAL_GROWTH = 0.05, 4.0
-_SHRINKAGE = 0.6
-_MEMORY_OF_GAINS = 0.7
-_CURIOSITY = 0.15
-_NEGLIGIBLE = 1e-4
-"""Part of the gap of the whole problem; a part need not be solved closer than that."""
-_COARSEST_GAP = 1e-3
-_MOST_ELIMINATED_ENTRIES = 1 << 22
-_MOST_WANDERERS = 2_000
-_PART_REDUCTIONS = (
-    "arc_consistency",
-    "tied_nodes",
-    "fixed_nodes",
-    "separable_tables",
-    "maximal_times",
-    "free_nodes",
-    "free_components",
-    "dominated_strategies",
-)
+_WANDERING = True
+"""Technique: a walk among assignments of equal cost before every part."""
+
+_PART_REDUCTIONS = tuple(name for name in REDUCTIONS if name not in {"component_fronts", "isolated_nodes"})
 """Those that save more time than they take on a few hundred nodes."""
 
 
@@ -96,7 +97,7 @@ def solve(
     def tell(progress: Progress) -> None:
         report(replace(progress, source=SOURCE))
 
-    start = replace(options, time_limit=_START_SHARE * options.time_limit)
+    start = replace(options, time_limit=START_SHARE * options.time_limit)
     prices = PriceSearch(problem, flat, start, tell, incumbent, started)
     claim = prices.run()
     if claim.proved_infeasible or _is_settled(problem, claim, options):
@@ -123,13 +124,13 @@ def _is_settled(problem: StrategyProblem, claim: Claim, options: SolveOptions) -
 
 def _by_elimination(problem: StrategyProblem, options: SolveOptions) -> Claim | None:
     """Solve a part by dynamic programming if no limit is left in it and its graph is narrow, else return None."""
-    if any(True for _ in problem.usage_terms()):
+    if not _ELIMINATION or any(True for _ in problem.usage_terms()):
         return None
     try:
         entries = elimination_order([node.size for node in problem.nodes], [f.scope for f in problem.factors])[2]
     except TooWideError:
         return None
-    return tree_dp.solve(problem, options, _ignore, _ignore) if entries <= _MOST_ELIMINATED_ENTRIES else None
+    return tree_dp.solve(problem, options, _ignore, _ignore) if entries <= ELIMINATED_ENTRIES else None
 
 
 @dataclass(slots=True)
@@ -144,16 +145,16 @@ class _Kind:
         """Take account of one part: what it gained in ``seconds`` of at most ``limit``, and whether it was solved."""
         rate = gain / max(seconds, 1e-3)
         known = rate if self.gain_per_second is None else self.gain_per_second
-        self.gain_per_second = _MEMORY_OF_GAINS * known + (1 - _MEMORY_OF_GAINS) * rate
+        self.gain_per_second = MEMORY_OF_GAINS * known + (1 - MEMORY_OF_GAINS) * rate
         if not finished:
-            self.columns = max(_LEAST_COLUMNS, int(_SHRINKAGE * self.columns))
-        elif seconds < _QUICK_SHARE * limit:
-            growth = _TRIVIAL_GROWTH if seconds < _TRIVIAL_SHARE * limit else _GROWTH
-            self.columns = min(_MOST_COLUMNS, int(growth * self.columns))
+            self.columns = max(LEAST_COLUMNS, int(SHRINKAGE * self.columns))
+        elif seconds < QUICK_SHARE * limit:
+            growth = TRIVIAL_GROWTH if seconds < TRIVIAL_SHARE * limit else GROWTH
+            self.columns = min(MOST_COLUMNS, int(growth * self.columns))
 
 
 class PartSearch:
-    """The search from an incumbent on; knows nothing of where that came from.
+    """The search from an incumbent on, whatever found it.
 
     Parameters
     ----------
@@ -200,8 +201,8 @@ class PartSearch:
         slack = strategy_slacks(flat.graph, unary, tables, messages)
         self.neighbourhoods = Neighbourhoods(flat, slack, self._random)
         self.kinds = [_Kind(name, first_columns) for name in self.neighbourhoods.kinds]
-        part_seconds = _PART_SHARE * options.time_limit
-        self._part_seconds = min(_MOST_PART_SECONDS, max(_LEAST_PART_SECONDS, part_seconds))
+        part_seconds = PART_SHARE * options.time_limit
+        self._part_seconds = min(MOST_PART_SECONDS, max(LEAST_PART_SECONDS, part_seconds))
 
     def run(self, deadline: float) -> str:
         """Solve parts until the deadline (of :func:`time.monotonic`) and return why the search ended."""
@@ -227,7 +228,7 @@ class PartSearch:
         gains = np.array(rates, dtype=np.float64)
         even = np.full(len(gains), 1.0 / len(gains))
         shares = gains / gains.sum() if gains.sum() > 0 else even
-        return self.kinds[int(self._random.choice(len(gains), p=(1 - _CURIOSITY) * shares + _CURIOSITY * even))]
+        return self.kinds[int(self._random.choice(len(gains), p=(1 - CURIOSITY) * shares + CURIOSITY * even))]
 
     def _step(self, kind: _Kind, seconds: float) -> bool:
         """Solve one part; return whether it was solved to the end."""
@@ -260,7 +261,9 @@ class PartSearch:
         flat = self.flat
         choices = self._present.copy()
         usage_now = self.search.usage(choices)
-        order = self._random.permutation(len(choices))[:_MOST_WANDERERS].astype(np.int64)
+        if not _WANDERING:
+            return choices, usage_now
+        order = self._random.permutation(len(choices))[:WANDERERS].astype(np.int64)
         wander(flat.graph, flat.usage, flat.unary, flat.tables, choices, usage_now, order)
         self._present = choices.copy()
         return choices, usage_now
@@ -286,8 +289,8 @@ class PartSearch:
         if start is None or bound is None or self.search.objective is None:
             return 0.0
         cost = exact_objective(part, start)
-        negligible = _NEGLIGIBLE * (self.search.objective - bound)
-        return min(_COARSEST_GAP, negligible / cost) if cost > 0 else 0.0
+        negligible = NEGLIGIBLE_GAP * (self.search.objective - bound)
+        return min(COARSEST_GAP, negligible / cost) if cost > 0 else 0.0
 
     def _part_options(self, seconds: float, start: tuple[int, ...] | None, gap: float) -> SolveOptions:
         seed = int(self._random.integers(1 << 31))
@@ -307,4 +310,4 @@ class PartSearch:
 
 
 def _ignore(_: object) -> None:
-    """Do not listen to the solver of a part: its claim says enough."""
+    """Drop reports of the solver of a part: its claim is enough."""

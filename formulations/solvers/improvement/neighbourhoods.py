@@ -15,11 +15,13 @@ import numpy as np
 from formulations.encodings.flat import FlatProblem, FloatArray, Graph
 from formulations.problem.compiled import compiled
 from formulations.problem.strategy_problem import BoolArray, IntArray
+from formulations.solvers.improvement.tunables import HUB_DEGREE, SLACK_NOISE, THRESHOLDS
 
-_HUB_DEGREE = 16
-_THRESHOLDS = 40
-_NOISE = 0.7
+KINDS = ("ball", "regret", "window", "hub", "component", "promising")
+"""Techniques: the kinds of neighbourhood that are drawn where they make sense."""
+
 _NEVER = 1e300
+"""Not tunable: above any cost."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -65,12 +67,12 @@ class Neighbourhoods:
         orders: dict[str, Callable[[IntArray], IntArray]] = {"ball": self._ball, "regret": self._regret}
         if (self._high > self._low).any():
             orders["window"] = self._window
-        if int(self._degree.max(initial=0)) >= _HUB_DEGREE:
+        if int(self._degree.max(initial=0)) >= HUB_DEGREE:
             orders["hub"] = self._hub
         if len(np.unique(self._component[self._free])) > 1:
             orders["component"] = self._components
         self._orders = orders
-        self.kinds: tuple[str, ...] = (*orders, "promising")
+        self.kinds: tuple[str, ...] = tuple(kind for kind in (*orders, "promising") if kind in KINDS)
 
     def draw(self, kind: str, choices: IntArray, budget: int) -> Neighbourhood:
         """Return a neighbourhood of ``choices`` of about ``budget`` columns."""
@@ -108,7 +110,7 @@ class Neighbourhoods:
 
     def _hub(self, choices: IntArray) -> IntArray:
         """A hub and its neighbours, then theirs."""
-        hubs = np.flatnonzero(self._degree >= _HUB_DEGREE)
+        hubs = np.flatnonzero(self._degree >= HUB_DEGREE)
         weight = self._degree[hubs] / self._degree[hubs].sum()
         hub = self._random.choice(hubs, 1, p=weight).astype(np.int64)
         return breadth_first(self.flat.graph, hub, self._priority(), len(self._degree))
@@ -120,7 +122,7 @@ class Neighbourhoods:
 
     def _around(self, seeds: IntArray) -> IntArray:
         """Breadth first from seeds; hubs are passed through at random, for all is near to all through them."""
-        through = max(_HUB_DEGREE, int(np.exp(self._random.uniform(1.0, np.log(3 + self._degree.max())))))
+        through = max(HUB_DEGREE, int(np.exp(self._random.uniform(1.0, np.log(3 + self._degree.max())))))
         return breadth_first(self.flat.graph, seeds, self._priority(), through)
 
     def _priority(self) -> IntArray:
@@ -131,11 +133,11 @@ class Neighbourhoods:
         if budget >= self.columns:
             return Neighbourhood(self._free, None, whole=True)
         graph = self.flat.graph
-        blurred = self.slack * np.exp(_NOISE * self._random.standard_normal(len(self.slack)))
+        blurred = self.slack * np.exp(SLACK_NOISE * self._random.standard_normal(len(self.slack)))
         blurred[graph.offset[:-1] + choices] = -1.0
         ordered = np.sort(blurred)
         low, high = 0, len(ordered)
-        while high - low > len(ordered) // _THRESHOLDS + 1:
+        while high - low > len(ordered) // THRESHOLDS + 1:
             middle = (low + high) // 2
             fits = self._columns_of(blurred <= ordered[middle]) <= budget
             low, high = (middle, high) if fits else (low, middle)

@@ -29,7 +29,7 @@ from formulations.problem.strategy_problem import (
 from formulations.solvers.local_search.moves import entry_without
 
 _LARGEST_COST = 2.0**58
-"""Costs of a part are divided by a power of two until each is smaller than this: heuristics may round."""
+"""Not tunable: costs of a part are divided by a power of two until they are below it."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

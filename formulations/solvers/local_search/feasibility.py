@@ -17,10 +17,17 @@ from formulations.problem.compiled import compiled
 from formulations.problem.strategy_problem import IntArray
 from formulations.solvers.local_search.moves import change_rows, conditional_costs, entry_without, usage_of
 
+SAMPLED_NODES = 24
+"""Nodes of a violated row that one move chooses from."""
+
+DRAWS_PER_NODE = 4
+"""Draws for each of them."""
+
+INDEXED_BLOCKS = 64
+"""Blocks of rows, each with a list of the nodes that may use it."""
+
 _NEVER = 1e300
-_SAMPLED_NODES = 24
-_DRAWS_PER_NODE = 4
-_BLOCKS_OF_ROWS = 64
+"""Not tunable: above any cost."""
 
 
 class _RowIndex(NamedTuple):
@@ -85,7 +92,7 @@ def _conflict_weight(
 def _index_rows(graph: Graph, usage: Usage) -> _RowIndex:
     """Say which nodes may change each block of rows."""
     rows = len(usage.limit)
-    length = max(1, -(-rows // _BLOCKS_OF_ROWS))
+    length = max(1, -(-rows // INDEXED_BLOCKS))
     start = np.zeros(-(-rows // length) + 2, np.int64)
     node = np.empty(0, np.int64)
     nodes = len(graph.sizes)
@@ -119,12 +126,12 @@ def _draw_nodes(
     block = row // index.rows_per_block
     first, end = index.start[block], index.start[block + 1]
     found = 0
-    for _ in range(min(end - first, _SAMPLED_NODES) * _DRAWS_PER_NODE):
+    for _ in range(min(end - first, SAMPLED_NODES) * DRAWS_PER_NODE):
         i = index.node[np.random.randint(first, end)]  # noqa: NPY002
         if stamps[i] != stamp and graph.sizes[i] > 1 and _touches(graph, usage, i, row):
             nodes[found] = i
             found += 1
-            if found == _SAMPLED_NODES:
+            if found == SAMPLED_NODES:
                 break
         stamps[i] = stamp
     return found
@@ -218,7 +225,7 @@ def find_feasible(
     for f in range(factors):
         _update_conflict(graph, tables, penalty, choices, conflicts, f)
     proposal = choices.copy()
-    nodes = np.empty(max(3, _SAMPLED_NODES), np.int64)
+    nodes = np.empty(max(3, SAMPLED_NODES), np.int64)
     stamps = np.full(count, -1, np.int64)
     forbidden_until = np.zeros(graph.offset[count], np.int64)
     for step in range(steps):

@@ -15,11 +15,20 @@ from formulations.solvers.local_search.isolated_moves import IsolatedMoves
 from formulations.solvers.local_search.moves import add_prices, conflicts, improve_nodes, settle, total_cost, usage_of
 from formulations.solvers.local_search.repair import repair
 from formulations.solvers.local_search.tree_moves import tree_search
+from formulations.solvers.local_search.tunables import FILL_FACTORS, FORCED_CHUNK, REPAIRED_ROWS
 from formulations.solvers.protocol.exchange import EXCHANGE
 
-_FILL_FACTORS = (1.0, 0.7, 0.4, 0.0)
-_MOST_REPAIRED_ROWS = 400
-_FORCED_CHUNK = 50
+_TREES = True
+"""Technique: moves of random trees within the limits while memory is filled."""
+
+_EXCHANGES = True
+"""Technique: moves of isolated nodes together, at the end of filling."""
+
+_REPAIR = True
+"""Technique: greedy repair of assignments that exceed a limit."""
+
+_FORCING = True
+"""Technique: a search that puts violations before cost, where nothing feasible is known."""
 
 
 class IncumbentSearch:
@@ -116,12 +125,14 @@ class IncumbentSearch:
 
     def repair(self, choices: IntArray, usage_now: FloatArray, prices: FloatArray) -> bool:
         """Bring ``choices`` under the limits; return whether that worked."""
+        if not _REPAIR:
+            return False
         self.set_prices(prices)
         flat = self.flat
-        return repair(flat.graph, self._rows, self._unary, self._tables, choices, usage_now, _MOST_REPAIRED_ROWS)
+        return repair(flat.graph, self._rows, self._unary, self._tables, choices, usage_now, REPAIRED_ROWS)
 
     def fill(
-        self, choices: IntArray, usage_now: FloatArray, prices: FloatArray, factors: tuple[float, ...] = _FILL_FACTORS
+        self, choices: IntArray, usage_now: FloatArray, prices: FloatArray, factors: tuple[float, ...] = FILL_FACTORS
     ) -> None:
         """Spend what memory is left: feasible moves while the prices fall to zero; then offer the result."""
         flat = self.flat
@@ -131,12 +142,13 @@ class IncumbentSearch:
             self.improve(choices, usage_now, 2)
             if time.monotonic() > self._deadline:
                 break
-            self.grow_feasible_trees(choices, usage_now, work, 30)
+            if _TREES:
+                self.grow_feasible_trees(choices, usage_now, work, 30)
             if time.monotonic() > self._deadline:
                 break
             self.improve(choices, usage_now, 2 if factor else 10)
         cost = total_cost(flat.graph, flat.unary, flat.tables, choices)
-        if len(self._isolated) and cost - self._isolated.hoped_gain < self._best_cost:
+        if _EXCHANGES and len(self._isolated) and cost - self._isolated.hoped_gain < self._best_cost:
             self.set_prices(prices)
             self._isolated.improve(self._rows, self._unary, prices, choices, usage_now, self._tolerance)
         self.offer(choices)
@@ -160,14 +172,16 @@ class IncumbentSearch:
 
         Gives up after ``steps`` moves, or at ``deadline`` (of :func:`time.monotonic`).
         """
+        if not _FORCING:
+            return False
         flat = self.flat
         candidate = choices.copy()
         no_prices = np.zeros(len(self._rows.limit))
         self.set_prices(no_prices)
         weights = np.ones(len(self._rows.limit)), np.ones(len(flat.graph.arity))
         costs = self._unary, self._tables, flat.penalty
-        for _ in range(0, steps, _FORCED_CHUNK):
-            if find_feasible(flat.graph, self._rows, *costs, candidate, *weights, _FORCED_CHUNK):
+        for _ in range(0, steps, FORCED_CHUNK):
+            if find_feasible(flat.graph, self._rows, *costs, candidate, *weights, FORCED_CHUNK):
                 self.fill(candidate, self.usage(candidate), no_prices)
                 return True
             if time.monotonic() > deadline:

@@ -8,14 +8,16 @@ from formulations.encodings.flat import FlatProblem, FloatArray, Usage
 from formulations.problem.strategy_problem import IntArray
 from formulations.solvers.local_search.knapsack_rows import fill_rows
 from formulations.solvers.local_search.multiple_choice_knapsack import exchange, index_rows, isolated_nodes
+from formulations.solvers.local_search.tunables import (
+    EXCHANGE_WORK,
+    FULL_FROM,
+    HOPED_GAIN,
+    KNAPSACKS_AT_ONCE,
+    LONGEST_PAUSE,
+)
 
-_WORK = 1 << 18
-"""Takers times nodes that they look at, for the exchanges of one call: a fraction of a second."""
-
-_ROWS_AT_ONCE = 8
-_FULL_FROM = 0.95
-_LONGEST_PAUSE = 64
-_HOPED = 1.5
+_KNAPSACKS = True
+"""Technique: knapsacks of the isolated nodes that compete for a full row."""
 
 
 class IsolatedMoves:
@@ -33,7 +35,7 @@ class IsolatedMoves:
         self._nodes = isolated_nodes(flat.graph, flat.usage)
         self._index = index_rows(flat.usage, self._nodes)
         users = max(1.0, len(self._index.node) / (len(self._index.start) - 1))
-        self._takers_at_once = max(1, int(_WORK / users))
+        self._takers_at_once = max(1, int(EXCHANGE_WORK / users))
         self._next_taker = self._next_row = 0
         self._pause = self._waited = 0
 
@@ -68,12 +70,12 @@ class IsolatedMoves:
         """
         gain = self._exchange(rows, choices, usage_now, tolerance)
         self._waited += 1
-        if self._waited > self._pause:
+        if _KNAPSACKS and self._waited > self._pause:
             found = self._fill_rows(rows, priced, prices, choices, usage_now, tolerance)
-            self._pause = 0 if found else min(_LONGEST_PAUSE, 2 * self._pause + 1)
+            self._pause = 0 if found else min(LONGEST_PAUSE, 2 * self._pause + 1)
             self._waited = 0
             gain += found
-        self.hoped_gain = _HOPED * gain
+        self.hoped_gain = HOPED_GAIN * gain
 
     def _exchange(self, rows: Usage, choices: IntArray, usage_now: FloatArray, tolerance: float) -> float:
         count = min(len(self._nodes), self._takers_at_once)
@@ -91,9 +93,9 @@ class IsolatedMoves:
         usage_now: FloatArray,
         tolerance: float,
     ) -> float:
-        full = np.flatnonzero((prices > 0) & (usage_now > _FULL_FROM * rows.limit))
+        full = np.flatnonzero((prices > 0) & (usage_now > FULL_FROM * rows.limit))
         gain = 0.0
-        for row in full[(self._next_row + np.arange(min(_ROWS_AT_ONCE, len(full)))) % max(1, len(full))]:
+        for row in full[(self._next_row + np.arange(min(KNAPSACKS_AT_ONCE, len(full)))) % max(1, len(full))]:
             gain += fill_rows(
                 self._flat.graph,
                 rows,
@@ -105,5 +107,5 @@ class IsolatedMoves:
                 usage_now,
                 tolerance,
             )
-        self._next_row += _ROWS_AT_ONCE
+        self._next_row += KNAPSACKS_AT_ONCE
         return gain

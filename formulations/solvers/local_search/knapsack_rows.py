@@ -18,10 +18,17 @@ from formulations.problem.compiled import compiled
 from formulations.problem.strategy_problem import IntArray
 from formulations.solvers.local_search.multiple_choice_knapsack import RowIndex, move_alone, users_of
 
+KNAPSACK_NODES = 48
+"""Nodes of a knapsack."""
+
+KNAPSACK_STATES = 1 << 16
+"""Steps into which the room of one row is divided."""
+
+KNAPSACK_STATES_A_SIDE = 1 << 8
+"""The same for each of two rows."""
+
 _NEVER = 1e300
-_MOST_NODES = 48
-_MOST_STATES = 1 << 16
-_MOST_STATES_A_SIDE = 1 << 8
+"""Not tunable: above any cost."""
 
 
 @compiled
@@ -56,7 +63,7 @@ def _core(graph: Graph, usage: Usage, priced: FloatArray, choices: IntArray, ind
                 least = min(least, priced[costs + s] - priced[costs + present])
         # Noise, so that not always the same nodes are chosen.
         distance[k] = least * (0.5 + np.random.random()) if least > 0.0 else least  # noqa: NPY002
-    return users[np.argsort(distance)[:_MOST_NODES]]
+    return users[np.argsort(distance)[:KNAPSACK_NODES]]
 
 
 @compiled
@@ -230,7 +237,7 @@ def fill_rows(
         widest = max(widest, graph.sizes[i])
     admitted = np.zeros((len(nodes), widest), np.int64)
     _admit(graph, usage, choices, nodes, row, other, usage_now, admitted)
-    side = _MOST_STATES if other < 0 else _MOST_STATES_A_SIDE
+    side = KNAPSACK_STATES if other < 0 else KNAPSACK_STATES_A_SIDE
     steps, other_steps = np.zeros((2, len(nodes), widest), np.int64)
     units = _count_steps(graph, usage, choices, nodes, row, room, admitted, side, steps)
     other_units = _count_steps(graph, usage, choices, nodes, other, other_room, admitted, side, other_steps)

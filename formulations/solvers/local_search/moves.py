@@ -13,6 +13,7 @@ from formulations.problem.compiled import compiled
 from formulations.problem.strategy_problem import BoolArray, IntArray
 
 _NEVER = 1e300
+"""Not tunable: above any cost."""
 
 
 @compiled

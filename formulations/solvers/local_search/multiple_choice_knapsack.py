@@ -14,10 +14,13 @@ import numpy as np
 from formulations.encodings.flat import FloatArray, Graph, Usage
 from formulations.problem.compiled import compiled
 from formulations.problem.strategy_problem import IntArray
+from formulations.solvers.local_search.tunables import EXCHANGE_LISTS
+
+EXCHANGE_RELIEFS = 16
+"""Nodes that make room for one that takes it."""
 
 _NEVER = 1e300
-_MOST_RELIEFS = 16
-_MOST_LISTS = 256
+"""Not tunable: above any cost."""
 
 
 class RowIndex(NamedTuple):
@@ -40,7 +43,7 @@ def isolated_nodes(graph: Graph, usage: Usage) -> IntArray:
 
 def index_rows(usage: Usage, isolated: IntArray) -> RowIndex:
     """Return which of some nodes may use which row, in at most a few hundred lists."""
-    length = -(-max(1, len(usage.limit)) // _MOST_LISTS)
+    length = -(-max(1, len(usage.limit)) // EXCHANGE_LISTS)
     lists: list[set[int]] = [set() for _ in range(0, max(1, len(usage.limit)), length)]
     for i in isolated.tolist():
         for q in range(int(usage.node_start[i]), int(usage.node_start[i + 1])):
@@ -156,8 +159,8 @@ def exchange(
     tolerance
         Least gain of an exchange, in cost.
     """
-    moved = np.empty(_MOST_RELIEFS + 1, np.int64)
-    before = np.empty(_MOST_RELIEFS + 1, np.int64)
+    moved = np.empty(EXCHANGE_RELIEFS + 1, np.int64)
+    before = np.empty(EXCHANGE_RELIEFS + 1, np.int64)
     total = 0.0
     for i in takers:
         for s in range(graph.sizes[i]):
@@ -167,7 +170,7 @@ def exchange(
             moved[0], before[0], count = i, choices[i], 1
             move_alone(usage, choices, i, s, usage_now)
             row = _fullest_row(usage, i, usage_now)
-            while row >= 0 and count <= _MOST_RELIEFS:
+            while row >= 0 and count <= EXCHANGE_RELIEFS:
                 need = usage_now[row] - usage.limit[row]
                 # This may be a part of the taker's own way back.
                 other, to = _cheapest_relief(graph, usage, unary, choices, index, row, need, left - tolerance)

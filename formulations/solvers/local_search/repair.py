@@ -10,6 +10,7 @@ from formulations.problem.strategy_problem import IntArray
 from formulations.solvers.local_search.moves import conditional_costs, entry_without, try_move
 
 _NEVER = 1e300
+"""Not tunable: above any cost."""
 
 
 @compiled

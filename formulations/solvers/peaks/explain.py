@@ -15,6 +15,7 @@ from formulations.solvers.protocol.registry import DEFAULT_SOLVER
 from formulations.solvers.running.run import solve
 
 _NAMED = 3
+"""Not tunable: tensors that a message names."""
 
 
 def explain_infeasible(

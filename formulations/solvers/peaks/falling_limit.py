@@ -18,13 +18,14 @@ from formulations.problem.compiled import seed_compiled
 from formulations.problem.solution import Claim, SolveOptions
 from formulations.problem.strategy_problem import IntArray, StrategyProblem
 from formulations.solvers.local_search.feasibility import find_feasible
+from formulations.solvers.peaks.tunables import (
+    FALLING_FIRST_SHARE,
+    FALLING_LARGEST_SHARE,
+    FALLING_STEPS_AT_ONCE,
+    FIRST_PATIENCE,
+    MORE_PATIENCE,
+)
 from formulations.solvers.protocol.solver import ReportIncumbent, ReportProgress
-
-_FIRST_SHARE, _LARGEST_SHARE = 0.5, 0.8
-_STEPS_AT_ONCE = 200
-_FIRST_PATIENCE = 0.25
-"""Steps per node after which the search gives up on a limit; more with every failure."""
-_MORE_PATIENCE = 1.4
 
 
 def solve(
@@ -47,16 +48,16 @@ def solve(
     # Rows may well contradict the lowest limit, which the search only comes down to.
     start = None if options.initial_choices is None else search.flat.flat_choices(options.initial_choices)
     choices = np.zeros(len(problem.nodes), dtype=np.int64) if start is None else start
-    tried, share, patience = 0, _FIRST_SHARE, _FIRST_PATIENCE
+    tried, share, patience = 0, FALLING_FIRST_SHARE, FIRST_PATIENCE
     search.offer(choices)
     while time.monotonic() < deadline and (options.iteration_limit is None or tried < options.iteration_limit):
         tried += 1
         if search.peak is not None and search.peak <= search.lowest:
             break
         if search.descend(share, patience, deadline):
-            share = min(_LARGEST_SHARE, 1.5 * share)
+            share = min(FALLING_LARGEST_SHARE, 1.5 * share)
         else:
-            share, patience = 0.5 * share, _MORE_PATIENCE * patience
+            share, patience = 0.5 * share, MORE_PATIENCE * patience
     return Claim(search.best, None, iterations=tried)
 
 
@@ -96,8 +97,8 @@ class _FallingLimit:
         choices = self._choices.copy()
         weights = np.ones(len(usage.limit)), np.ones(len(self.flat.graph.arity))
         costs = self.flat.unary, self.flat.tables, self.flat.penalty
-        for _ in range(0, int(patience * len(choices)) + _STEPS_AT_ONCE, _STEPS_AT_ONCE):
-            if find_feasible(self.flat.graph, usage, *costs, choices, *weights, _STEPS_AT_ONCE):
+        for _ in range(0, int(patience * len(choices)) + FALLING_STEPS_AT_ONCE, FALLING_STEPS_AT_ONCE):
+            if find_feasible(self.flat.graph, usage, *costs, choices, *weights, FALLING_STEPS_AT_ONCE):
                 return self.offer(choices)
             if time.monotonic() > deadline:
                 break

@@ -23,6 +23,7 @@ import numpy as np
 from formulations.problem.strategy_problem import Factor, IntArray, Node, StrategyProblem, UsageTerm
 
 _LARGEST_PART = 1 << 62
+"""Not tunable: sums below it fit int64."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -20,16 +20,17 @@ from formulations.problem.solution import SolveOptions, Status
 from formulations.problem.strategy_problem import ProblemError, StrategyProblem
 from formulations.solvers.peaks.limit_problem import peak_problem, peak_range
 from formulations.solvers.peaks.moments import busiest_moments, moment_problem
+from formulations.solvers.peaks.tunables import (
+    MOST_COLUMNS,
+    PEAK_FIRST_SHARE,
+    PEAK_LEAST_SECONDS,
+    PEAK_MOMENTS_SHARE,
+    PEAK_PRESOLVE_SHARE,
+    PEAK_SEARCH_SHARE,
+)
 from formulations.solvers.processes.worker import Listener, SolverPool
 from formulations.solvers.protocol.registry import SolverSpec
 from formulations.solvers.running.run import solve
-
-MOST_COLUMNS = 5000
-"""Columns of the linear model of what presolve leaves, up to which CP-SAT solves it."""
-
-_FIRST_SHARE, _SEARCH_SHARE, _MOMENTS_SHARE = 0.15, 0.35, 0.55
-_PRESOLVE_SHARE = 0.5
-_LEAST_SECONDS = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,9 +137,9 @@ class _PeakSearch:
         if self.options.initial_choices is not None:
             self._take(self.options.initial_choices)
         parts = (
-            (_FIRST_SHARE, self._look),
-            (_SEARCH_SHARE, self._search),
-            (_MOMENTS_SHARE, self._raise_by_moments),
+            (PEAK_FIRST_SHARE, self._look),
+            (PEAK_SEARCH_SHARE, self._search),
+            (PEAK_MOMENTS_SHARE, self._raise_by_moments),
             (1.0, self._look),
         )
         for share, work in parts:
@@ -151,13 +152,13 @@ class _PeakSearch:
         """Solve for the limit, from the bound upwards."""
         begin = time.monotonic()
         limit = peak_problem(self.problem, {self.resource: (self.bound, self.high)})
-        reduced = lean_presolve(limit.problem, time.monotonic() + _PRESOLVE_SHARE * seconds)
+        reduced = lean_presolve(limit.problem, time.monotonic() + PEAK_PRESOLVE_SHARE * seconds)
         if reduced.contradiction:
             self.infeasible, self.message = self.peak is None, reduced.contradiction
             return
         self.solver = "cpsat" if linear_columns(reduced.problem) <= MOST_COLUMNS else "lagrangian"
         remaining = seconds - (time.monotonic() - begin)
-        options = replace(self.options, time_limit=max(_LEAST_SECONDS, remaining), relative_gap=0.0)
+        options = replace(self.options, time_limit=max(PEAK_LEAST_SECONDS, remaining), relative_gap=0.0)
         start = None
         if self.choices is not None and self.peak is not None:
             start = reduced.lift.project(limit.with_limits(self.choices, {self.resource: self.peak}))
@@ -187,7 +188,7 @@ class _PeakSearch:
         deadline, best = time.monotonic() + seconds, self.choices
         for usage, moment in busiest_moments(self.problem, self.resource, best):
             remaining = deadline - time.monotonic()
-            if remaining < _LEAST_SECONDS or (best is not None and usage <= self.bound):
+            if remaining < PEAK_LEAST_SECONDS or (best is not None and usage <= self.bound):
                 return
             alone = lean_presolve(moment_problem(self.problem, self.resource, moment), time.monotonic() + remaining / 2)
             if alone.contradiction:

@@ -25,25 +25,26 @@ from formulations.problem.strategy_problem import IntArray, StrategyProblem
 from formulations.solvers.local_search.feasibility import find_feasible
 from formulations.solvers.local_search.incumbent_search import exact_objective
 from formulations.solvers.peaks.limit_problem import peak_problem, peak_range
+from formulations.solvers.peaks.tunables import (
+    FEASIBILITY_LOCAL_SHARE,
+    FEASIBILITY_PRESOLVE_SHARE,
+    FEASIBILITY_PRICE_STEPS,
+    FEASIBILITY_STEPS_AT_ONCE,
+    FEASIBILITY_STEPS_PER_NODE,
+)
 from formulations.solvers.prices import lagrangian
 from formulations.solvers.prices.flatten_or_finish import flatten_or_finish
 from formulations.solvers.protocol.solver import ReportIncumbent, ReportProgress
-
-_PRESOLVE_SHARE, _LOCAL_SHARE = 0.4, 0.5
-_STEPS_AT_ONCE = 200
-_STEPS_PER_NODE = 2
-_PRICE_STEPS = 200
-"""After so many there is a gap that prices do not close."""
 
 
 def solve(problem: StrategyProblem, options: SolveOptions, report: ReportProgress, incumbent: ReportIncumbent) -> Claim:
     """Find any feasible assignment, or prove that there is none; costs play no part and no bound is claimed."""
     started = time.monotonic()
-    free = lean_presolve(peak_problem(problem, {}).problem, started + _PRESOLVE_SHARE * options.time_limit)
+    free = lean_presolve(peak_problem(problem, {}).problem, started + FEASIBILITY_PRESOLVE_SHARE * options.time_limit)
     if free.contradiction:
         return Claim(None, None, proved_infeasible=True, message=free.contradiction, certified=True)
     seed_compiled(options.seed)
-    claim = _search(free.problem, started + _LOCAL_SHARE * options.time_limit)
+    claim = _search(free.problem, started + FEASIBILITY_LOCAL_SHARE * options.time_limit)
     if claim.choices is None and not claim.proved_infeasible:
         claim = _decide(free.problem, replace(options, initial_choices=None), started)
     if claim.choices is None:
@@ -62,8 +63,10 @@ def _search(problem: StrategyProblem, deadline: float) -> Claim:
     choices: IntArray = np.zeros(len(problem.nodes), dtype=np.int64)
     weights = np.ones(len(flat.usage.limit)), np.ones(len(flat.graph.arity))
     costs = flat.unary, flat.tables, flat.penalty
-    for done in range(0, _STEPS_PER_NODE * len(choices) + _STEPS_AT_ONCE, _STEPS_AT_ONCE):
-        if find_feasible(flat.graph, flat.usage, *costs, choices, *weights, _STEPS_AT_ONCE):
+    for done in range(
+        0, FEASIBILITY_STEPS_PER_NODE * len(choices) + FEASIBILITY_STEPS_AT_ONCE, FEASIBILITY_STEPS_AT_ONCE
+    ):
+        if find_feasible(flat.graph, flat.usage, *costs, choices, *weights, FEASIBILITY_STEPS_AT_ONCE):
             original = flat.original_choices(choices)
             return Claim(original if check(problem, original).ok else None, None, iterations=done)
         if time.monotonic() > deadline:
@@ -75,13 +78,13 @@ def _decide(problem: StrategyProblem, options: SolveOptions, started: float) -> 
     """Search for the smallest lack, from both sides, until it is known to be zero or not to be."""
     limits = {r: resource.limit for r, resource in enumerate(problem.resources) if resource.limit is not None}
     lacking = peak_problem(problem, {r: (limit, peak_range(problem, r)[1]) for r, limit in limits.items()})
-    reduced = lean_presolve(lacking.problem, started + _LOCAL_SHARE * options.time_limit)
+    reduced = lean_presolve(lacking.problem, started + FEASIBILITY_LOCAL_SHARE * options.time_limit)
     if reduced.contradiction:
         return Claim(None, None, proved_infeasible=True, message=reduced.contradiction, certified=True)
     remaining = max(0.0, started + options.time_limit - time.monotonic())
     verdict = _Verdict(reduced.problem, reduced.offset)
     try:
-        steps = _PRICE_STEPS if options.iteration_limit is None else options.iteration_limit
+        steps = FEASIBILITY_PRICE_STEPS if options.iteration_limit is None else options.iteration_limit
         options = replace(options, time_limit=remaining, iteration_limit=steps)
         claim = lagrangian.solve(reduced.problem, options, verdict.hear, verdict.take)
     except _Decided:
@@ -100,7 +103,7 @@ def _decide(problem: StrategyProblem, options: SolveOptions, started: float) -> 
 
 
 class _Decided(Exception):
-    """The search knows enough."""
+    """Raised to end the search: the question is decided."""
 
 
 @dataclass(slots=True, eq=False)

@@ -15,11 +15,13 @@ from formulations.solvers.local_search.moves import add_prices
 from formulations.solvers.prices.dual_model import gather_blocks, newton_step, soft_usage
 from formulations.solvers.prices.steering import block_peaks
 from formulations.solvers.prices.trws import sweep
-
-_MOST_ROWS = 200
-_NEAR_LIMIT = 0.97
-_FAR_STEPS = 30
-_WARM_TEMPERATURE, _COLD_TEMPERATURE = 0.5, 0.003
+from formulations.solvers.prices.tunables import (
+    ASCENT_FAR_STEPS,
+    ASCENT_NEAR_LIMIT,
+    ASCENT_ROWS,
+    COLD_TEMPERATURE,
+    WARM_TEMPERATURE,
+)
 
 
 class PriceAscent:
@@ -56,7 +58,7 @@ class PriceAscent:
         """Go on from prices and messages that were found elsewhere; the best bound is forgotten."""
         self.prices, self.messages = prices.copy(), messages.copy()
         # Near the best prices a step needs fewer Newton iterations.
-        self.iterations = max(self.iterations, _FAR_STEPS)
+        self.iterations = max(self.iterations, ASCENT_FAR_STEPS)
         self.best_bound = -np.inf
         self.best_prices, self.best_messages = self.prices.copy(), self.messages.copy()
 
@@ -105,15 +107,15 @@ class PriceAscent:
         flat = self.flat
         self.iterations += 1
         typical = self.temperature_scale()
-        cooling = (_COLD_TEMPERATURE / _WARM_TEMPERATURE) ** min(1.0, max(0.0, progress))
-        temperature = typical * _WARM_TEMPERATURE * cooling
+        cooling = (COLD_TEMPERATURE / WARM_TEMPERATURE) ** min(1.0, max(0.0, progress))
+        temperature = typical * WARM_TEMPERATURE * cooling
         rows = self._candidate_rows(temperature)
         if len(rows):
             decisions = int((flat.graph.sizes > 1).sum()) or 1
             limits = np.maximum(flat.usage.limit[rows], 1.0)
             scaled = self.prices[rows] * limits
             most_change = 0.3 * max(typical * decisions, float(scaled.sum()))
-            count = 5 if self.iterations < _FAR_STEPS else 3
+            count = 5 if self.iterations < ASCENT_FAR_STEPS else 3
             blocks = gather_blocks(*self._view(), rows)
             moved = np.maximum(0.0, scaled + newton_step(blocks, scaled, temperature, count, most_change))
             moved[moved < 1e-7 * moved.max()] = 0.0
@@ -152,11 +154,11 @@ class PriceAscent:
         usage = soft_usage(*self._view(), temperature)
         load = usage / np.maximum(self.flat.usage.limit, 1.0)
         peaks = block_peaks(load)
-        peaks = peaks[load[peaks] > _NEAR_LIMIT]
+        peaks = peaks[load[peaks] > ASCENT_NEAR_LIMIT]
         priced = np.flatnonzero(self.prices > 0)
-        if len(priced) > _MOST_ROWS:
-            priced = priced[np.argsort(-self.prices[priced] * self.flat.usage.limit[priced])[:_MOST_ROWS]]
+        if len(priced) > ASCENT_ROWS:
+            priced = priced[np.argsort(-self.prices[priced] * self.flat.usage.limit[priced])[:ASCENT_ROWS]]
         fresh = np.setdiff1d(peaks, priced)
-        if len(fresh) > _MOST_ROWS:
-            fresh = fresh[np.argsort(-load[fresh])[:_MOST_ROWS]]
+        if len(fresh) > ASCENT_ROWS:
+            fresh = fresh[np.argsort(-load[fresh])[:ASCENT_ROWS]]
         return np.union1d(priced, fresh).astype(np.int64)

@@ -1,8 +1,8 @@
 """Memory prices for the bound alone, where tables are so large that every sweep counts.
 
 Where a pair of sweeps over the messages takes a good part of a second, prices need most of a solve to converge, and a
-search for assignments beside them is better made by another process. So this search listens to what others find
-instead, and does nothing but raise the bound (:mod:`formulations.solvers.prices.ascent`).
+search for assignments beside them is better made by another process. This search takes their incumbents
+instead, and only raises the bound (:mod:`formulations.solvers.prices.ascent`).
 """
 
 from __future__ import annotations
@@ -16,19 +16,18 @@ from formulations.solvers.local_search.incumbent_search import IncumbentSearch
 from formulations.solvers.prices.ascent import PriceAscent
 from formulations.solvers.prices.flatten_or_finish import flatten_or_finish
 from formulations.solvers.prices.proven_bound import ProvenBound
+from formulations.solvers.prices.tunables import (
+    WIDE_COOLING_SHARE,
+    WIDE_ENTRIES,
+    WIDE_FEW_PROOFS,
+    WIDE_FIRST_PROOF,
+    WIDE_FIRST_SWEEPS,
+    WIDE_PAIRS,
+    WIDE_PAIRS_WHEN_COLD,
+    WIDE_PROOF_GROWTH,
+    WIDE_TABLE,
+)
 from formulations.solvers.protocol.solver import ReportIncumbent, ReportProgress
-
-WIDE_ENTRIES = 8_000_000
-WIDE_TABLE = 2_500
-"""Entries of all tables, and of one on average, from which on a problem is wide: sweeps take a tenth of a second."""
-
-_FIRST_SWEEPS = 5
-_COOLING_SHARE = 0.85
-_PAIRS_OF_A_STEP, _PAIRS_WHEN_COLD = 2, 4
-"""Once prices have settled, messages have most to gain."""
-_FIRST_PROOF_STEPS, _PROOF_GROWTH = 4, 1.4
-_FEW_PROOFS = 8, 8.0
-"""Steps before the first proof, and how many times as many come before the next, where nobody waits for bounds."""
 
 
 def is_wide(entries: int, factors: int) -> bool:
@@ -42,7 +41,7 @@ def solve(problem: StrategyProblem, options: SolveOptions, report: ReportProgres
     flat = flatten_or_finish(problem, incumbent)
     if isinstance(flat, Claim):
         return flat
-    return PriceBounding(problem, flat, options, report, incumbent, started, *_FEW_PROOFS).run()
+    return PriceBounding(problem, flat, options, report, incumbent, started, *WIDE_FEW_PROOFS).run()
 
 
 class PriceBounding:
@@ -79,8 +78,8 @@ class PriceBounding:
         report: ReportProgress,
         incumbent: ReportIncumbent,
         started: float,
-        first_proof: int = _FIRST_PROOF_STEPS,
-        proof_growth: float = _PROOF_GROWTH,
+        first_proof: int = WIDE_FIRST_PROOF,
+        proof_growth: float = WIDE_PROOF_GROWTH,
     ) -> None:
         self.ascent = PriceAscent(flat)
         self.proven = ProvenBound(problem, self.ascent)
@@ -93,7 +92,7 @@ class PriceBounding:
 
     def run(self) -> Claim:
         """Begin, and raise the bound for the time that the options allow."""
-        self.ascent.sweeps(_FIRST_SWEEPS)
+        self.ascent.sweeps(WIDE_FIRST_SWEEPS)
         return self.go_on(self._options.time_limit)
 
     def go_on(self, time_limit: float) -> Claim:
@@ -102,7 +101,7 @@ class PriceBounding:
         seconds_of_proof = 0.0
         while self._elapsed() + seconds_of_proof < time_limit and (limit is None or self.ascent.iterations < limit):
             progress = self._progress()
-            self.ascent.step(progress, _PAIRS_OF_A_STEP if progress < 1.0 else _PAIRS_WHEN_COLD)
+            self.ascent.step(progress, WIDE_PAIRS if progress < 1.0 else WIDE_PAIRS_WHEN_COLD)
             if self.ascent.iterations >= self._next_proof:
                 self._next_proof *= self._proof_growth
                 before = time.monotonic()
@@ -120,10 +119,10 @@ class PriceBounding:
         limit = self._options.iteration_limit
         if limit is not None:
             return self.ascent.iterations / limit
-        return self._elapsed() / (_COOLING_SHARE * self._options.time_limit)
+        return self._elapsed() / (WIDE_COOLING_SHARE * self._options.time_limit)
 
     def _prove(self) -> None:
-        """Evaluate the best prices and messages exactly, listen to the others, and report."""
+        """Evaluate the best prices and messages exactly, take incumbents of others, and report."""
         self.search.hear_others()
         self.proven.evaluate()
         self._report(Progress(self._elapsed(), self.search.objective, self.proven.value, "price_bounding"))

@@ -17,11 +17,7 @@ from formulations.encodings.flat import FlatProblem, FloatArray
 from formulations.problem.strategy_problem import IntArray
 from formulations.solvers.local_search.moves import add_prices, usage_of
 from formulations.solvers.prices.steering import block_peaks
-
-_MOST_CUTS = 40
-_SERIOUS_SHARE = 0.1
-_CONVERGED = 1e-6
-_PATIENCE = 4
+from formulations.solvers.prices.tunables import BUNDLE_CONVERGED, BUNDLE_CUTS, BUNDLE_PATIENCE, BUNDLE_SERIOUS_SHARE
 
 
 @dataclass(slots=True, eq=False)
@@ -79,7 +75,7 @@ class PriceBundle:
         self._centre = np.maximum(prices, 0.0) * self._scale
         self.bound, self.choices = self._evaluate(self._centre)
         self._step = most_change / max(float(np.linalg.norm(self._cuts[0].slope[self._active])), 1e-9)
-        self._patience = _PATIENCE
+        self._patience = BUNDLE_PATIENCE
 
     @property
     def prices(self) -> FloatArray:
@@ -92,14 +88,14 @@ class PriceBundle:
             return False
         target, expected = self._model_maximiser()
         gain = expected - self.bound
-        if gain <= _CONVERGED * abs(self.bound):
+        if gain <= BUNDLE_CONVERGED * abs(self.bound):
             # Either the top is near, or steps are too short to tell.
             self._step *= 10.0
             self._patience -= 1
             return self._patience > 0
-        self._patience = _PATIENCE
+        self._patience = BUNDLE_PATIENCE
         value, choices = self._evaluate(target)
-        if value >= self.bound + _SERIOUS_SHARE * gain:
+        if value >= self.bound + BUNDLE_SERIOUS_SHARE * gain:
             self._centre, self.bound, self.choices = target, value, choices
             self._step *= 1.5
         else:
@@ -123,7 +119,7 @@ class PriceBundle:
         self._active[peaks[slope[peaks] > 0]] = True
         self._active |= scaled > 0
         self._cuts.append(_Cut(value - float(slope @ scaled), slope))
-        if len(self._cuts) > _MOST_CUTS:
+        if len(self._cuts) > BUNDLE_CUTS:
             heights = [cut.at_zero + float(cut.slope @ self._centre) for cut in self._cuts[:-1]]
             del self._cuts[int(np.argmax(heights))]
         return value, choices

@@ -8,8 +8,7 @@ from formulations.encodings.flat import FloatArray
 from formulations.problem.strategy_problem import IntArray
 from formulations.solvers.local_search.moves import decode_in_order
 from formulations.solvers.prices.ascent import PriceAscent
-
-_BATCHES = 25
+from formulations.solvers.prices.tunables import DECIMATION_BATCHES
 
 
 def decimate(ascent: PriceAscent, prices: FloatArray, random: np.random.Generator) -> IntArray:
@@ -28,7 +27,7 @@ def decimate(ascent: PriceAscent, prices: FloatArray, random: np.random.Generato
     order = np.argsort(-degree, kind="stable").astype(np.int64)
     choices = ascent.choices.copy()
     decided = np.zeros(nodes, dtype=np.bool_)
-    ends = np.unique(np.round(np.geomspace(min(2, nodes), nodes, _BATCHES)).astype(np.int64))
+    ends = np.unique(np.round(np.geomspace(min(2, nodes), nodes, DECIMATION_BATCHES)).astype(np.int64))
     begin = 0
     for end in ends.tolist():
         ascent.sweep_pair()

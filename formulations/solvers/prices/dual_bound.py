@@ -18,15 +18,16 @@ from formulations.encodings.elimination import CostTable, OutOfTimeError, TooWid
 from formulations.encodings.flat import FlatProblem, FloatArray, message_entries, restricted
 from formulations.problem.strategy_problem import IntArray, StrategyProblem, UsageTerm
 from formulations.solvers.prices.integer_bound import holds_exact_costs, integer_bound
+from formulations.solvers.prices.tunables import LARGE_TABLES, NOTABLE_LOSS, NOTABLE_LOSS_OF_LARGE
 
 _MOST_BITS = 40
+"""Not tunable: bits of the fractions of prices and messages."""
+
 _LEAST_BITS = 12
+"""Not tunable: below that 64 bits are too few."""
+
 _INT64_SAFE = 2.0**60
-_NOTABLE_LOSS = 1e-6
-"""Part of the price of all limits that the rounding of a quick evaluation may take from a bound."""
-_NOTABLE_LOSS_OF_LARGE = 3e-5
-"""The same where the slow evaluation would take many seconds."""
-_LARGE_TABLES = 4_000_000
+"""Not tunable: sums below it fit int64."""
 
 
 def exact_bound(problem: StrategyProblem, flat: FlatProblem, prices: FloatArray, messages: FloatArray) -> int:
@@ -43,7 +44,7 @@ def exact_bound(problem: StrategyProblem, flat: FlatProblem, prices: FloatArray,
     """
     if holds_exact_costs(flat):
         found = integer_bound(flat, prices, messages)
-        share = _NOTABLE_LOSS if len(flat.tables) < _LARGE_TABLES else _NOTABLE_LOSS_OF_LARGE
+        share = NOTABLE_LOSS if len(flat.tables) < LARGE_TABLES else NOTABLE_LOSS_OF_LARGE
         notable = max(share * float(np.maximum(prices, 0.0) @ flat.usage.limit), 1.0)
         if found is not None and not found.contradiction and found.rounding < notable:
             return found.bound

@@ -20,7 +20,10 @@ from formulations.problem.compiled import compiled
 from formulations.problem.strategy_problem import IntArray
 
 _NEVER = 1e300
+"""Not tunable: above any cost."""
+
 _FAR = 40.0
+"""Not tunable: temperatures from which on the exponential is negligible."""
 
 
 class Blocks(NamedTuple):

@@ -21,6 +21,7 @@ from formulations.solvers.prices.dual_bound import Reparametrised, reparametrise
 from formulations.solvers.prices.integer_bound import holds_exact_costs, integer_bound
 
 _PAIR = 2
+"""Not tunable: nodes of a pair."""
 
 
 def fix_by_reduced_cost(

@@ -17,10 +17,8 @@ from formulations.solvers.local_search.incumbent_search import IncumbentSearch
 from formulations.solvers.prices.ascent import PriceAscent
 from formulations.solvers.prices.flatten_or_finish import flatten_or_finish
 from formulations.solvers.prices.steering import raised_prices
+from formulations.solvers.prices.tunables import GREEDY_FORCED_STEPS, GREEDY_ROUNDS
 from formulations.solvers.protocol.solver import ReportIncumbent, ReportProgress
-
-_ROUNDS = 12
-_FORCED_STEPS = 3000
 
 
 def solve(problem: StrategyProblem, options: SolveOptions, report: ReportProgress, incumbent: ReportIncumbent) -> Claim:
@@ -46,7 +44,7 @@ def solve(problem: StrategyProblem, options: SolveOptions, report: ReportProgres
         if start is not None:
             search.finish(start, prices)
     rounds = 0
-    most = _ROUNDS if options.iteration_limit is None else options.iteration_limit
+    most = GREEDY_ROUNDS if options.iteration_limit is None else options.iteration_limit
     while rounds < most and time.monotonic() < deadline:
         rounds += 1
         ascent.prices = prices
@@ -56,7 +54,7 @@ def solve(problem: StrategyProblem, options: SolveOptions, report: ReportProgres
         search.settle(choices)
         search.finish(choices, prices)
         if search.best is None:
-            search.force_feasible(choices, _FORCED_STEPS, deadline)
+            search.force_feasible(choices, GREEDY_FORCED_STEPS, deadline)
         usage = search.usage(choices)
         if not (usage > limit).any():
             break

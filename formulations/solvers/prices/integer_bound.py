@@ -20,9 +20,17 @@ from formulations.problem.compiled import compiled
 from formulations.problem.strategy_problem import IntArray
 
 _MOST_BITS = 40
+"""Not tunable: bits of the fractions of prices and messages."""
+
 _LEAST_BITS = 8
+"""Not tunable: below that 64 bits are too few."""
+
 _INT64_SAFE = 2.0**59
+"""Not tunable: sums below it fit int64."""
+
 _EXACT_IN_FLOAT = 2.0**52
+"""Not tunable: integers below it are exact in doubles."""
+
 _Scalar = TypeVar("_Scalar", bound=np.generic)
 _NEVER = np.iinfo(np.int64).max
 

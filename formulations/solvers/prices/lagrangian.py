@@ -29,18 +29,31 @@ from formulations.solvers.prices.dual_bound import eliminated_bound
 from formulations.solvers.prices.flatten_or_finish import flatten_or_finish
 from formulations.solvers.prices.proven_bound import ProvenBound
 from formulations.solvers.prices.steering import steered_prices
+from formulations.solvers.prices.tunables import (
+    ASCENT_SHARE,
+    BUNDLE_ENTRIES,
+    FIRST_PROOF_SECONDS,
+    FORCED_STEPS,
+    PROOF_SPACING,
+    STALL_WITHOUT_LIMITS,
+    STEER_SHARE,
+    STEERED_MASS,
+    STEPS_BETWEEN_CHECKS,
+    TIGHTEN_SHARE,
+)
 from formulations.solvers.protocol.solver import ReportIncumbent, ReportProgress
 
-_ASCENT_SHARE = 0.45
-_TIGHTEN_SHARE = 0.6
-_STEER_SHARE = 0.75
-_MOST_ENTRIES = 1 << 24
-_STEPS_BETWEEN_CHECKS = 10
-_DEFAULT_STALL = 40
-_FORCED_STEPS = 2000
-_STEERED_MASS = 0.02
-_FIRST_PROOF_SECONDS = 2.0
-_PROOF_SPACING = 1.5
+_BUNDLE = True
+"""Technique: exact minimisation at prices by a bundle method, where the graph is narrow."""
+
+_DECIMATION = True
+"""Technique: a second start of phase 2, decoded by decimation."""
+
+_STEERING = True
+"""Technique: phase 2, which steers usage to the limits by small price changes."""
+
+_INTENSIFYING = True
+"""Technique: phase 3, which rebuilds parts of the incumbent at noisy prices."""
 
 
 def solve(problem: StrategyProblem, options: SolveOptions, report: ReportProgress, incumbent: ReportIncumbent) -> Claim:
@@ -77,7 +90,7 @@ class PriceSearch:
         self._steered = self.prices
         self._report = report
         self._incumbent = incumbent
-        self._next_proof = _FIRST_PROOF_SECONDS
+        self._next_proof = FIRST_PROOF_SECONDS
         self._random = np.random.default_rng(options.seed)
         seed_compiled(options.seed)
         self.ascent = PriceAscent(flat)
@@ -95,9 +108,9 @@ class PriceSearch:
         self._raise_bound()
         self.proven.evaluate()
         self.prices = self.ascent.best_prices
-        if not self._done():
+        if _BUNDLE and not self._done():
             self._tighten()
-        if not self._done():
+        if _STEERING and not self._done():
             self._steer()
         if not self._done():
             self._intensify()
@@ -112,7 +125,7 @@ class PriceSearch:
             self.ascent.sweeps(2)
             while time.monotonic() < midway:
                 self.ascent.step(1.0)
-                if self.ascent.iterations % _STEPS_BETWEEN_CHECKS == 0:
+                if self.ascent.iterations % STEPS_BETWEEN_CHECKS == 0:
                     self._tell()
                     if self._done():
                         break
@@ -133,12 +146,12 @@ class PriceSearch:
     def _raise_bound(self) -> None:
         """Phase 1: price steps, with a quick incumbent whenever their number has doubled."""
         limit = self.options.iteration_limit
-        seconds = _ASCENT_SHARE * self.options.time_limit
+        seconds = ASCENT_SHARE * self.options.time_limit
         self.ascent.sweeps(5)
         next_incumbent, stalled, last = 2, 0, self.ascent.best_bound
-        while not self._out_of_time(_ASCENT_SHARE) and (limit is None or self.ascent.iterations < limit):
+        while not self._out_of_time(ASCENT_SHARE) and (limit is None or self.ascent.iterations < limit):
             done = self.ascent.iterations
-            if not len(self.flat.usage.limit) and stalled > _DEFAULT_STALL:
+            if not len(self.flat.usage.limit) and stalled > STALL_WITHOUT_LIMITS:
                 return
             progress = done / limit if limit is not None else self._elapsed() / (0.85 * seconds)
             self.ascent.step(progress)
@@ -147,7 +160,7 @@ class PriceSearch:
             if self.ascent.iterations >= next_incumbent:
                 next_incumbent *= 2
                 self.search.finish(self.ascent.choices, self.ascent.prices)
-            if self.ascent.iterations % _STEPS_BETWEEN_CHECKS == 0:
+            if self.ascent.iterations % STEPS_BETWEEN_CHECKS == 0:
                 self._tell()
                 if self._done():
                     return
@@ -157,10 +170,10 @@ class PriceSearch:
         prices = self.ascent.best_prices
         mass = float(prices @ self.flat.usage.limit)
         change = 0.01 * max(mass, self.ascent.temperature_scale() * len(self.flat.graph.sizes))
-        deadline = self._deadline(_TIGHTEN_SHARE)
+        deadline = self._deadline(TIGHTEN_SHARE)
         limit = self.options.iteration_limit
         try:
-            bundle = PriceBundle(self.flat, prices, change, _MOST_ENTRIES, deadline)
+            bundle = PriceBundle(self.flat, prices, change, BUNDLE_ENTRIES, deadline)
             self.search.finish(bundle.choices, bundle.prices)
             last, steps = bundle.bound, 0
             while (limit is None or steps < limit) and not self._reached(bundle.bound) and bundle.improve():
@@ -185,7 +198,7 @@ class PriceSearch:
         nodes = len(self.flat.graph.sizes)
         choices = self._best_start(prices)
         self._steered = prices
-        while not self._out_of_time(_STEER_SHARE) and not self._out_of_rounds(0.5):
+        while not self._out_of_time(STEER_SHARE) and not self._out_of_rounds(0.5):
             self.rounds += 1
             self.search.hear_others()
             self.search.set_prices(prices)
@@ -196,7 +209,7 @@ class PriceSearch:
             if (load < 1.02 and self.rounds % 4 == 0) or self.rounds % 25 == 0:
                 self.search.finish(choices, prices)
                 if self.search.best is None:
-                    self.search.force_feasible(choices, _FORCED_STEPS, self._deadline(_STEER_SHARE))
+                    self.search.force_feasible(choices, FORCED_STEPS, self._deadline(STEER_SHARE))
                 if self.search.objective != before:
                     self._steered = prices
                 self._tell()
@@ -204,16 +217,15 @@ class PriceSearch:
                     return
             if len(limit):
                 scale = self.ascent.temperature_scale() * nodes
-                mass = _STEERED_MASS * max(float(prices @ limit), 1e-3 * scale)
+                mass = STEERED_MASS * max(float(prices @ limit), 1e-3 * scale)
                 prices = steered_prices(prices, usage, limit, mass)
 
     def _best_start(self, prices: FloatArray) -> IntArray:
         """The better of two decodings by their cost at the prices, after tree moves; both are finished too."""
         nodes = len(self.flat.graph.sizes)
-        starts = [
-            self.ascent.decode(prices, 2),
-            decimate(self.ascent, prices, self._random),
-        ]
+        starts = [self.ascent.decode(prices, 2)]
+        if _DECIMATION:
+            starts.append(decimate(self.ascent, prices, self._random))
         costs = []
         for choices in starts:
             self.search.set_prices(prices)
@@ -222,11 +234,13 @@ class PriceSearch:
             costs.append(self.search.priced_cost(choices))
             self.search.finish(choices, prices)
             if self.search.best is None:
-                self.search.force_feasible(choices, _FORCED_STEPS, self._deadline(_STEER_SHARE))
+                self.search.force_feasible(choices, FORCED_STEPS, self._deadline(STEER_SHARE))
         return starts[int(np.argmin(costs))]
 
     def _intensify(self) -> None:
         """Phase 3: rebuild parts of the incumbent at noisy prices, always within the limits."""
+        if not _INTENSIFYING:
+            return
         base = self._steered
         nodes = len(self.flat.graph.sizes)
         while self.search.best is not None and not self._out_of_time(0.95) and not self._out_of_rounds(1.0):
@@ -242,7 +256,7 @@ class PriceSearch:
             largest = int(np.exp(self._random.uniform(np.log(5), np.log(300))))
             self.search.grow_feasible_trees(choices, usage, 2 * nodes, largest)
             self.search.fill(choices, usage, prices, (0.6, 0.3, 0.0))
-            if self.rounds % _STEPS_BETWEEN_CHECKS == 0 and self._done():
+            if self.rounds % STEPS_BETWEEN_CHECKS == 0 and self._done():
                 return
 
     def _found(self, choices: tuple[int, ...], objective: int) -> None:
@@ -254,7 +268,7 @@ class PriceSearch:
         # Now and then whatever the gap, so that a run that is cut short leaves a proven bound.
         due = self._elapsed() >= self._next_proof
         if due:
-            self._next_proof = _PROOF_SPACING * self._elapsed()
+            self._next_proof = PROOF_SPACING * self._elapsed()
         if due or floating > self._worst_total or self._reached(floating + 1):
             self.proven.evaluate()
         self._report(Progress(self._elapsed(), objective, self.proven.value, "lagrangian"))

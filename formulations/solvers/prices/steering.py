@@ -6,9 +6,7 @@ import numpy as np
 
 from formulations.encodings.flat import FloatArray
 from formulations.problem.strategy_problem import IntArray
-
-_BLOCKS_OF_TIME = 300
-_EXCESS_OF_FULL_STEP = 0.1
+from formulations.solvers.prices.tunables import BLOCKS_OF_ROWS, FULL_STEP_EXCESS
 
 
 def block_peaks(load: FloatArray) -> IntArray:
@@ -16,7 +14,7 @@ def block_peaks(load: FloatArray) -> IntArray:
     count = len(load)
     if not count:
         return np.zeros(0, dtype=np.int64)
-    length = max(1, count // _BLOCKS_OF_TIME)
+    length = max(1, count // BLOCKS_OF_ROWS)
     padded = np.full(-(-count // length) * length, -np.inf)
     padded[:count] = load
     blocks = padded.reshape(-1, length)
@@ -36,7 +34,7 @@ def raised_prices(prices: FloatArray, usage: FloatArray, limit: FloatArray, mass
     over = peaks[excess[peaks] > 0]
     result = prices.copy()
     if len(over):
-        share = np.minimum(1.0, excess[over] / _EXCESS_OF_FULL_STEP)
+        share = np.minimum(1.0, excess[over] / FULL_STEP_EXCESS)
         result[over] += mass * share / max(5, len(over)) / scale[over]
     return result
 

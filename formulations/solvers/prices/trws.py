@@ -20,6 +20,7 @@ from formulations.problem.strategy_problem import IntArray
 from formulations.solvers.local_search.moves import entry_without
 
 _NEVER = 1e300
+"""Not tunable: above any cost."""
 
 
 @compiled

@@ -14,11 +14,13 @@ COMPILED = frozenset({"annealing", "blocks", "greedy", "lagrangian", "peak_price
 """Solvers whose compiled loops take long to load: only running them does that."""
 
 _LAYERS = 8
+"""Not tunable: size of the problem that loads compiled loops."""
+
 _OPTIONS = SolveOptions(time_limit=2.0, iteration_limit=2)
 
 
 def prepare(spec: SolverSpec) -> None:
-    """Import a solver and its library and, where it has compiled loops, let it solve a small problem."""
+    """Import a solver and its library; where it has compiled loops, solve a small problem with it."""
     function = spec.load()
     if spec.library is not None and spec.needs_own_process:
         importlib.import_module(spec.library)

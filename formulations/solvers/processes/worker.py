@@ -40,13 +40,18 @@ from formulations.solvers.protocol.exchange import Update
 from formulations.solvers.protocol.registry import LIBRARIES, SolverSpec
 
 STARTUP_SECONDS = 120.0
+"""Not tunable: time after which a process that does not answer is given up."""
+
 _COMMAND = "from formulations.solvers.processes.worker_process import main; main()"
 _RETURNS_MEMORY = ("MALLOC_TRIM_THRESHOLD_", str(256 * 1024))
 """For glibc: where it is set, freed arrays go back to the system at once. Else they are kept up to a size that grows to
 64 MiB, and pieces of them with every job (mallopt(3), M_TRIM_THRESHOLD)."""
 
 _POLL_SECONDS = 0.05
+"""Not tunable: how often a job is looked after."""
+
 _OUTPUT_TAIL = 2000
+"""Not tunable: characters of output that a message has."""
 
 
 class WorkerStartError(RuntimeError):
@@ -107,7 +112,7 @@ class Listener:
     on_progress, on_incumbents
         Take what the solver found.
     from_others
-        Returns what other solvers found and was not told yet, or None.
+        Returns what other solvers found since the last call, or None.
     should_stop
         Returns whether the job has become pointless; it is then killed.
     """
@@ -189,13 +194,13 @@ class Worker:
         except (EOFError, ConnectionError):
             return self._kill(Ending.CRASHED, "", listener, used)
         except BaseException:
-            self.close()  # the listener raised; the job still runs and nobody waits for it
+            self.close()  # the listener raised; the job still runs, and its result is not needed
             raise
 
     def prepare(self, spec: SolverSpec) -> None:
         """Let the process load what a solver needs; whatever comes next waits for that."""
         self.library = spec.library or self.library
-        with contextlib.suppress(ConnectionError):  # who runs a job here will notice that the process is gone
+        with contextlib.suppress(ConnectionError):  # the next job fails with a clear message where the process is gone
             self._connection.send(Preparation(spec))
 
     def close(self) -> None:
@@ -337,7 +342,7 @@ class SolverPool:
                 self._starting.append(thread)
 
     def _warm(self, spec: SolverSpec) -> None:
-        """Start a worker; a failure will be met again, and told, when it is needed."""
+        """Start a worker; a failure is raised when the worker is needed."""
         with self._lock:
             if spec.name in self._warmed or any(worker.suits(spec) for worker in self._idle):
                 return
@@ -354,7 +359,7 @@ class SolverPool:
             starting = list(self._starting)
         for thread in starting:
             thread.join()
-        with self._lock:  # only now: who is interrupted above leaves them for close() to wait for
+        with self._lock:  # only now: after an interrupt above, close() still waits for them
             self._starting = [thread for thread in self._starting if thread not in starting]
 
     def _take(self, spec: SolverSpec) -> Worker | None:

@@ -25,9 +25,10 @@ from formulations.solvers.protocol.exchange import EXCHANGE, Update
 from formulations.solvers.protocol.registry import SolverSpec
 
 _PARENT_CHECK_SECONDS = 1.0
+"""Not tunable: how often a process looks for its parent."""
 _LONG_JOB_SECONDS = 1.0
-"""After a job of more processor time than this, cycles are looked for in all that the process has loaded, which takes
-up to 0.1 s; after a shorter one only in what it made, so that a worker is free for the next one at once."""
+"""Not tunable: after a job of more processor time than this, cycles are looked for in all that the process has loaded,
+which takes up to 0.1 s; after a shorter one only in what it made, so that a worker is free for the next one at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +110,7 @@ def serve(connection: Connection) -> None:
     connection.send(Ready())
     while (task := tasks.get()) is not None:
         if isinstance(task, Preparation):
-            with contextlib.suppress(Exception):  # it will be met again, and told, when the solver is needed
+            with contextlib.suppress(Exception):  # a failure is reported when the solver is needed
                 prepare(task.spec)
         else:
             ended = _run(task, connection)

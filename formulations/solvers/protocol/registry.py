@@ -17,13 +17,13 @@ ENTRY_POINT_GROUP = "meshwright.solvers"
 DEFAULT_SOLVER = "portfolio"
 
 SOLVERS: dict[str, str] = {
-    "annealing": "formulations.solvers.improvement.annealing:solve",
+    "annealing": "formulations.solvers.huge_tables.annealing:solve",
     "blocks": "formulations.solvers.columns.generation:solve",
     "brute_force": "formulations.solvers.exact.brute_force:solve",
     "cpsat": "formulations.solvers.exact.cpsat:solve",
     "greedy": "formulations.solvers.prices.greedy:solve",
     "highs": "formulations.solvers.exact.highs:solve",
-    "hub_branching": "formulations.solvers.branching.hub_branching:solve",
+    "hub_branching": "formulations.solvers.huge_tables.hub_branching:solve",
     "lagrangian": "formulations.solvers.prices.lagrangian:solve",
     "large_neighbourhood": "formulations.solvers.improvement.large_neighbourhood:solve",
     "peak_prices": "formulations.solvers.peaks.prices:solve",

@@ -1,4 +1,4 @@
-"""Who works when in a portfolio: one lane per worker process, each a sequence of turns.
+"""The lanes of a portfolio: one per worker process, each a sequence of turns of members.
 
 Two exact methods that complement each other come first, so that two workers suffice; a lane that ends early, or
 more workers, give the others their turn. With one worker the turns are limited by iterations and not by the
@@ -16,39 +16,41 @@ from formulations.problem.solution import SolveOptions
 from formulations.problem.strategy_problem import StrategyProblem
 from formulations.solvers.columns.repeated_blocks import find_repeats
 from formulations.solvers.prices.bounding import is_wide
+from formulations.solvers.protocol.registry import SOLVERS
+from formulations.solvers.running.tunables import (
+    BLOCKS_UNTIL,
+    COLUMNS_HEAD_START_SECONDS,
+    FEASIBILITY_UNTIL,
+    HEAD_START_SECONDS,
+    ITERATIONS_ALONE,
+    LEAST_NODES_OF_COLUMNS,
+    MEMORY_SHARE,
+    MOST_COLUMNS,
+    MOST_NODES_IN_PARTS,
+    PRICES_UNTIL,
+    TINY_COLUMNS,
+)
 
 PRICES, BRANCH_AND_CUT, PRICES_AND_BRANCH = "lagrangian", "highs", "price_and_branch"
 FEASIBILITY, PARTS, CONSTRAINTS = "peak_prices", "large_neighbourhood", "cpsat"
 ANNEALING, BLOCKS = "annealing", "blocks"
+MEMBERS = (
+    "annealing",
+    "blocks",
+    "cpsat",
+    "highs",
+    "lagrangian",
+    "large_neighbourhood",
+    "peak_prices",
+    "price_and_branch",
+)
+"""Techniques: the built-in solvers that lanes may have; turns of other built-in ones are left out."""
+
 SETTLES = frozenset({BRANCH_AND_CUT, CONSTRAINTS})
 """Members that have found all there is to find when they end before their time."""
 
-MOST_COLUMNS = 150_000
-"""Columns of the linear model up to which branch and cut starts at once."""
-
-TINY_COLUMNS = 2_000
-"""Columns up to which branch and cut is mostly done before another process is up."""
-
-HEAD_START_SECONDS = 0.3
-
-MOST_NODES_IN_PARTS = 12_000
-"""Nodes up to which solving parts exactly improves more than further moves at prices (measured on six graphs)."""
-
-LEAST_NODES_OF_COLUMNS = 500
-"""Nodes from which on columns of repeated blocks find more than prices, where most nodes are of such a block."""
-
-COLUMNS_HEAD_START_SECONDS = 1.0
-"""Time that columns of repeated blocks have before the linear model takes a core: their bound is nearly as good."""
-
-_ITERATIONS_ALONE = 200
-"""Of a turn, where one worker does everything."""
-
 _EXACT_AND_PRICES = 2
-"""Lanes that every search has."""
-
-_PRICES_UNTIL, _BLOCKS_UNTIL = 0.6, 0.9
-_FEASIBILITY_UNTIL = 0.7
-_MEMORY_SHARE = 0.8
+"""Not tunable: lanes that every search has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,14 +89,14 @@ def worker_count(options: SolveOptions) -> int:
 def fair_share_of_memory(lanes: int) -> int | None:
     """Return the resident bytes that each of some processes may take at most; None where nothing is known.
 
-    Most of the memory that is free now, in equal parts: a member that eats more is killed before the machine is.
+    Most of the memory that is free now, in equal parts: a member that takes more is killed before memory runs out.
     """
     try:
         text = Path("/proc/meminfo").read_text()
     except OSError:
         return None
     free = next((int(line.split()[1]) for line in text.splitlines() if line.startswith("MemAvailable:")), None)
-    return None if free is None else int(_MEMORY_SHARE * free * 1024 / max(1, lanes))
+    return None if free is None else int(MEMORY_SHARE * free * 1024 / max(1, lanes))
 
 
 def lanes_for(problem: StrategyProblem, options: SolveOptions, *, deep: bool = False) -> tuple[Lane, ...]:
@@ -105,23 +107,31 @@ def lanes_for(problem: StrategyProblem, options: SolveOptions, *, deep: bool = F
     repeats after all.
     Where tables are very large, one process does nothing but bound, and another nothing but look for assignments.
     """
+    lanes = _lanes_of_all(problem, options, deep=deep)
+    left_out = SOLVERS.keys() - set(MEMBERS)
+    kept = (tuple(turn for turn in lane if turn.solver not in left_out) for lane in lanes)
+    return tuple(lane for lane in kept if lane)
+
+
+def _lanes_of_all(problem: StrategyProblem, options: SolveOptions, *, deep: bool) -> tuple[Lane, ...]:
+    """Return the lanes where no member is left out."""
     columns = linear_columns(problem)
     if deep:
-        iterations = _ITERATIONS_ALONE if worker_count(options) == 1 else None
-        columns_first = Turn(BLOCKS, until=_BLOCKS_UNTIL, iterations=iterations)
+        iterations = ITERATIONS_ALONE if worker_count(options) == 1 else None
+        columns_first = Turn(BLOCKS, until=BLOCKS_UNTIL, iterations=iterations)
         return ((columns_first, Turn(PRICES, iterations=iterations), Turn(FEASIBILITY, without_incumbent=True)),)
     small = columns <= MOST_COLUMNS
     exact = BRANCH_AND_CUT if small else PRICES_AND_BRANCH
     workers = worker_count(options)
     alone = workers == 1 or options.iteration_limit is not None
-    iterations = _ITERATIONS_ALONE if alone else None
-    repeating = (Turn(BLOCKS, until=_BLOCKS_UNTIL, iterations=iterations),) * (small and repeats_mostly(problem))
+    iterations = ITERATIONS_ALONE if alone else None
+    repeating = (Turn(BLOCKS, until=BLOCKS_UNTIL, iterations=iterations),) * (small and repeats_mostly(problem))
     if alone:
         prices = Turn(PRICES, iterations=iterations)
         anything = Turn(FEASIBILITY, iterations=iterations, without_incumbent=True)
         return ((*repeating, prices, anything, Turn(exact, iterations=None if small else iterations)),)
     if is_wide(columns, len(problem.factors)):
-        anything = Turn(FEASIBILITY, until=_FEASIBILITY_UNTIL, without_incumbent=True)
+        anything = Turn(FEASIBILITY, until=FEASIBILITY_UNTIL, without_incumbent=True)
         # Annealing goes on to the end unless it finds nothing, or what it finds is close to the bound.
         search = (Turn(ANNEALING), anything, Turn(PARTS))
         return ((Turn(exact),), search, *[(Turn(PRICES),)] * (workers > _EXACT_AND_PRICES))
@@ -130,7 +140,7 @@ def lanes_for(problem: StrategyProblem, options: SolveOptions, *, deep: bool = F
     if workers > _EXACT_AND_PRICES:
         more = [(Turn(other),) for other in others[: workers - _EXACT_AND_PRICES]]
         return (*_beside(exact, (prices, Turn(FEASIBILITY, without_incumbent=True)), repeating), *more)
-    until = _PRICES_UNTIL if others else 1.0
+    until = PRICES_UNTIL if others else 1.0
     after = tuple(Turn(other, until=until + (1.0 - until) * (k + 1) / len(others)) for k, other in enumerate(others))
     anything = Turn(FEASIBILITY, until=(1.0 + until) / 2, without_incumbent=True)
     return _beside(exact, (replace(prices, until=until), anything, *after), repeating)

@@ -18,10 +18,13 @@ from formulations.solvers.protocol.registry import find_solver
 
 Choices = tuple[int, ...]
 
+_EXCHANGE = True
+"""Technique: members that run learn better assignments and bounds of the others."""
+
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Something that a member said; exactly one field beside ``source`` is set.
+    """A message of a member; exactly one field beside ``source`` is set.
 
     ``ended`` is its outcome, or the reason for which it could not even start.
     """
@@ -49,7 +52,7 @@ class Members:
         self._letters: dict[str, queue.SimpleQueue[Update]] = {}
 
     def start(self, solver: str, problem: StrategyProblem, options: SolveOptions, known: Update) -> None:
-        """Let a solver begin, told at once what is ``known``; its name must not be running yet."""
+        """Start a solver from what is ``known``; its name must not be running yet."""
         self._letters[solver] = queue.SimpleQueue()
         self._letters[solver].put(known)
         thread = threading.Thread(target=self._work, args=(solver, problem, options), daemon=True)
@@ -62,9 +65,9 @@ class Members:
         return tuple(self._threads)
 
     def publish(self, news: Update, source: str) -> None:
-        """Pass a better assignment or bound on to everyone but its finder."""
+        """Publish a better assignment or bound to all members but its source."""
         for solver, letters in self._letters.items():
-            if solver != source:
+            if _EXCHANGE and solver != source:
                 letters.put(news)
 
     def events(self, timeout: float) -> Iterator[Event]:

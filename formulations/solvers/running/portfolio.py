@@ -26,16 +26,23 @@ from formulations.solvers.protocol.registry import find_solver
 from formulations.solvers.running.coordination import CoordinatorContext
 from formulations.solvers.running.lanes import BLOCKS, PRICES, SETTLES, Lane, Turn, fair_share_of_memory, lanes_for
 from formulations.solvers.running.members import Choices, Event, Members
+from formulations.solvers.running.tunables import (
+    CHECK_EFFORT,
+    CLEANUP_SHARE,
+    LAST_WORDS_SECONDS,
+    MOST_CLEANUP_SECONDS,
+    PRESOLVE_SHARE,
+    WORTH_WARMING_SECONDS,
+)
 
-_PRESOLVE_SHARE = 0.5
-_CLEANUP_SHARE = 0.02
-_MOST_CLEANUP_SECONDS = 1.0
+_WARMING = True
+"""Technique: the first worker starts while presolve runs."""
+
 _OVERTIME_SECONDS = 0.5
+"""Not tunable: seconds after the limit at which members that do not return are stopped."""
+
 _POLL_SECONDS = 0.1
-_WORTH_WARMING_SECONDS = 0.05
-_LAST_WORDS_SECONDS = 0.02
-_CHECK_EFFORT = 10
-"""Checking incumbents takes at most about one part in this many of the time."""
+"""Not tunable: how often events are waited for, in seconds."""
 
 
 def solve(problem: StrategyProblem, options: SolveOptions, context: CoordinatorContext) -> Claim:
@@ -50,7 +57,7 @@ def solve(problem: StrategyProblem, options: SolveOptions, context: CoordinatorC
     try:
         deep = is_deep(problem)
         with _warming(context, BLOCKS if deep else PRICES):
-            reduced = lean_presolve(problem, started + _PRESOLVE_SHARE * options.time_limit)
+            reduced = lean_presolve(problem, started + PRESOLVE_SHARE * options.time_limit)
     except KeyboardInterrupt:
         return Claim(None, None, message="interrupted")
     context.spend(time.process_time() - before, 0)
@@ -67,7 +74,10 @@ def solve(problem: StrategyProblem, options: SolveOptions, context: CoordinatorC
 @contextlib.contextmanager
 def _warming(context: CoordinatorContext, solver: str) -> Iterator[None]:
     """Start a process for a solver beside what is done meanwhile, if that takes long enough."""
-    timer = threading.Timer(_WORTH_WARMING_SECONDS, context.workers.warm_soon, (find_solver(solver),))
+    if not _WARMING:
+        yield
+        return
+    timer = threading.Timer(WORTH_WARMING_SECONDS, context.workers.warm_soon, (find_solver(solver),))
     timer.start()
     try:
         yield
@@ -78,7 +88,7 @@ def _warming(context: CoordinatorContext, solver: str) -> Iterator[None]:
 
 @dataclass(slots=True)
 class _Running:
-    """A lane at work: whose turn it is, who comes after, and when the turn ends (of :func:`time.monotonic`)."""
+    """A lane at work: its member, the turns after it, and when the turn ends (of :func:`time.monotonic`)."""
 
     rest: Lane
     solver: str = ""
@@ -144,7 +154,7 @@ class _Search:
                     self._begin(team, lane)
             if self._done():
                 # A member that has just proved the optimum returns in a moment; killed, it would have to be replaced.
-                self._read(team, _LAST_WORDS_SECONDS)
+                self._read(team, LAST_WORDS_SECONDS)
             if not team.running or self._done():
                 return
             self._read(team, _POLL_SECONDS)
@@ -153,7 +163,7 @@ class _Search:
 
     def _begin(self, team: Members, lane: _Running) -> None:
         """Let the next member of a lane that has time left begin, from the best so far."""
-        cleanup = min(_MOST_CLEANUP_SECONDS, _CLEANUP_SHARE * self.options.time_limit)
+        cleanup = min(MOST_CLEANUP_SECONDS, CLEANUP_SHARE * self.options.time_limit)
         while lane.rest and not self._done():
             turn, lane.rest = lane.rest[0], lane.rest[1:]
             seconds = self._remaining() - (1.0 - turn.until) * self.options.time_limit - cleanup
@@ -233,7 +243,7 @@ class _Search:
                 self.best = (report.objective, choices)
                 team.publish(Update(choices=choices), source)
                 self.context.incumbent(self.reduced.lift(choices), source)
-        self._next_check = time.monotonic() + _CHECK_EFFORT * (time.monotonic() - begin)
+        self._next_check = time.monotonic() + CHECK_EFFORT * (time.monotonic() - begin)
 
     def _raise_bound(self, team: Members, bound: int | None, source: str) -> None:
         if bound is not None and (self.bound is None or bound > self.bound):

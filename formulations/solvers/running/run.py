@@ -23,8 +23,11 @@ CONFIRMERS = ("peak_prices", "highs", "cpsat")
 """Solvers of different kinds whose word counts, asked in turn whether nothing is feasible; the quickest first."""
 
 _KINDS_THAT_MUST_AGREE = 2
+"""Not tunable: kinds of solver that prove infeasibility together."""
+
 _OVERTIME_SECONDS = 1.0
-"""After the time limit of the whole, a solver that is asked to confirm is stopped."""
+"""Not tunable: time after the limit of the whole at which a confirming solver is stopped."""
+
 _INDEX_DEFECTS = {ViolationKind.WRONG_LENGTH, ViolationKind.CHOICE_NOT_INTEGER, ViolationKind.CHOICE_OUT_OF_RANGE}
 
 
@@ -67,7 +70,7 @@ def solve(
     pool
         Warm workers to use; without one a process is started and ended for this solve.
     should_stop
-        Asked now and then; where it says yes, the solve ends as by Ctrl-C.
+        Called now and then; where it returns True, the solve ends as by Ctrl-C.
     from_others
         Asked now and then for an assignment that was found elsewhere; it is checked as any other.
 

@@ -3,9 +3,9 @@
 Modes of activations
     A mode fixes when the outward copy ends and when the activation is back. An activation may have several offloaded
     outputs, each with a stay of its own; the mode is that of its *main* output, the one whose copies take longest. The
-    others are on the device as long as forward reads them and from their first backward use on, and use no link.
+    others use no link, and are on the device until their last forward use and from their first backward use on.
 
-    - *early*: the copy ends before the boundary. It lies in the outward rows from where the activation is made.
+    - *early*: the copy ends before the boundary. It uses the outward rows from the activation's operator on.
     - *late*: the copy ends behind it, so the activation is on the device at the boundary, and *leaving* then.
     - *brief*: the activation is back before the boundary, or the copy back begins before it.
 
@@ -26,8 +26,7 @@ Leaving activations
 
         bytes of all late activations <= bytes per quantum * (head start + time) + bytes still leaving.
 
-    Bytes per quantum are those of the fastest copy, so copies of small activations, which are slower, count as
-    faster than they are.
+    Bytes per quantum are those of the fastest copy; copies of small activations are slower, which relaxes the row.
 """
 
 from __future__ import annotations
@@ -265,7 +264,7 @@ class OffloadRelaxationBuilder(OffloadProblemBuilder):
                 self.add_life(i, self.timeline.start[first], self.last_life(i, output), amount)
 
     def _arrives(self, i: int, way: OffloadMode) -> int | None:
-        """The event that reads the main output first; the last that may, or None where no rerun may read it sooner."""
+        """The last event that may read the main output first; None where no rerun may read it sooner."""
         last = self.timeline.compute[self._mains[i].reader]
         if not way.soon:
             return last

@@ -19,6 +19,9 @@ from formulations.solvers import DEFAULT_SOLVER, SolverPool, solve
 from formulations.solvers.branching.price_probing import forbid_above
 from formulations.solvers.processes.worker import Ending
 
+_PROBING = True
+"""Technique: rounds of probing before and between solves."""
+
 LEAST_ENTRIES, MOST_ENTRIES = 50_000, 3_000_000
 """Table entries from which on, and up to which, probing pays: small problems are solved in less time, and in large ones
 one price step takes too long. In a deep model columns of its blocks need the time more."""
@@ -27,7 +30,11 @@ LEAST_SECONDS = 0.5
 """Time below which probing fixes nothing."""
 
 _ROUNDS = (0.4, 1.0)
+"""Parts of the time after which rounds end."""
+
 _PROBING_SHARE = 0.25
+"""Part of a round that probing may take."""
+
 _GOES_ON = (Status.FEASIBLE, Status.NO_SOLUTION, Status.BOUND_ONLY)
 
 
@@ -51,7 +58,8 @@ def solve_in_rounds(
     entries = sum(factor.cost.size for factor in problem.factors)
     seconds = _ROUNDS[0] * _PROBING_SHARE * options.time_limit
     if (
-        solver != DEFAULT_SOLVER
+        not _PROBING
+        or solver != DEFAULT_SOLVER
         or options.iteration_limit is not None
         or seconds < LEAST_SECONDS
         or not LEAST_ENTRIES <= entries <= MOST_ENTRIES

@@ -294,7 +294,7 @@ class FormulaDevice:
 
     @property
     def source(self) -> ProfileSource:
-        """Where times come from: a calibrated cluster's rates were fitted to runs."""
+        """Source of the times; those of a calibrated cluster are fitted, since its rates were fitted to runs."""
         return ProfileSource.PRESET if self.cluster.measured is None else ProfileSource.FITTED
 
     def seconds(self, works: Sequence[Work]) -> float:

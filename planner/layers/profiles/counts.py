@@ -119,7 +119,7 @@ def count_layers(graph: OperatorGraph, cluster: ClusterSpec, apart: bool) -> lis
 def _by_layer(
     graph: OperatorGraph, layers: Sequence[int], figures: NDArray[np.int64]
 ) -> list[dict[Phase, NDArray[np.int64]]]:
-    """Figures of the operators of each layer in each phase, views left out; (operators of both,) each."""
+    """Figures of the operators of each layer, by phase, views left out; arrays of shape (operators,)."""
     indices = [{phase: list[int]() for phase in Phase} for _ in range(max(layers) + 1)]
     for operator in graph.operators:
         if not operator.is_view:

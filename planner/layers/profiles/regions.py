@@ -144,7 +144,7 @@ def _placed(
 
 
 class _Blocks:
-    """Which module paths are blocks."""
+    """The module paths that are blocks."""
 
     def __init__(self, graph: OperatorGraph) -> None:
         self._graph = graph

@@ -32,7 +32,7 @@ class RegionBytes:
 
 
 class StorageTimes:
-    """When every storage of a step exists.
+    """Lifetimes of the storages of a step.
 
     Parameters
     ----------
@@ -107,7 +107,7 @@ def region_bytes(times: StorageTimes, count: int, size: Size) -> tuple[RegionByt
     Parameters
     ----------
     times
-        When storages exist.
+        Lifetimes of the storages.
     count
         Number of regions.
     size

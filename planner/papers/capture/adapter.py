@@ -82,7 +82,7 @@ def plan_with_capture(request: LayerRequest, chain: LayerChain) -> LayerPlan:
     PlanError
         The batch is to be decided too.
     InfeasibleError
-        No stages of these layers fill the devices, or none fit; the message names the least that is possible.
+        No stages of these layers fill the devices, or none fit; the message names the least possible memory.
     """
     started = time.perf_counter()
     if request.search_batch:

@@ -168,7 +168,7 @@ def _border(name: str, devices: int) -> LayerSettings:
 
 
 def _not_enforced(sequence: Sequence[int]) -> str:
-    """How many layers have switches that change only timing."""
+    """Number of layers with switches that change timing only."""
     counts = [(switch, sum(bool(switches & switch) for switches in sequence)) for switch in _TIMING_ONLY]
     listed = ", ".join(f"{switch.name.lower().replace('_', ' ')} of {count}" for switch, count in counts if switch.name)
     return f"switches that change only timing are not enforced, by layers that have them on: {listed}"

@@ -158,7 +158,7 @@ def _message(case: OsdpCase, plan: OsdpPlan) -> str:
 
 
 def loss_of(objective: int, case: OsdpCase) -> float:
-    """How much longer a plan takes for a sample than the exact one of its case, as a share of the latter."""
+    """Extra time of a plan per sample over the exact one of its case, as a share of the latter."""
     best = exact_plan(case).objective
     assert best is not None, "a plan has been found, so the exact search finds one"
     return objective / best - 1

@@ -12,7 +12,7 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """Stands for the ``position``-th tensor argument inside a template of arguments."""
+    """Placeholder of the ``position``-th tensor argument in a template of arguments."""
 
     position: int
 

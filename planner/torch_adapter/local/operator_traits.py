@@ -55,10 +55,10 @@ def draws_random_numbers(target: torch._ops.OpOverload, args: tuple[Any, ...], k
 def returned_tensors(
     target: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
 ) -> tuple[Tensor | None, ...]:
-    """Tensors that the call really returns, by position.
+    """Tensors that the kernel returns, by position.
 
-    Fake backward operators return a tensor for some gradients that ``output_mask`` leaves out; the kernels
-    return none there.
+    Fake backward operators return a tensor also for some gradients that ``output_mask`` leaves out, where the kernels
+    return none.
     """
     if isinstance(result, Tensor):
         return (result,)

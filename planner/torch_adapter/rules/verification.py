@@ -139,7 +139,7 @@ def strategy_failure(
     mesh: Sequence[int],
     collectives: bool,
 ) -> Exception | None:
-    """Why local operators under some placements do not reproduce the reference; None if they do.
+    """Reason why local operators under some placements do not reproduce the reference; None if they do.
 
     Local operators may communicate only with ``collectives``; without it a collective is an error.
     """

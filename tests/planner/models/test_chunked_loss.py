@@ -82,7 +82,7 @@ def test_chains_need_the_logits_of_one_chunk_at_a_time(tmp_path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"source": "hf:bert"}, "only the loss of a causal language model"),
+        ({"source": "hf:bert"}, "only causal language models take --loss-chunks"),
         ({"source": "tests.support:model"}, "only models hf:... take them"),
         ({"loss_chunks": 25}, "a sequence of 24 tokens has no more parts"),
         ({"loss_chunks": 0}, "it must be at least 1"),

@@ -34,8 +34,9 @@ from formulations.solvers.columns.tied_prices import inner_groups
 from formulations.solvers.columns.tied_problem import TyingError, tie_nodes
 from formulations.solvers.exact import brute_force
 from formulations.solvers.running import lanes as portfolio_lanes
-from formulations.solvers.running.lanes import BLOCKS, BRANCH_AND_CUT, LEAST_NODES_OF_COLUMNS, PRICES, lanes_for
+from formulations.solvers.running.lanes import BLOCKS, BRANCH_AND_CUT, PRICES, lanes_for
 from formulations.solvers.running.members import Members
+from formulations.solvers.running.tunables import LEAST_NODES_OF_COLUMNS
 
 LAYERS = 5
 SEEDS = 40
@@ -173,8 +174,8 @@ def test_deterministic_whatever_the_process_did_before() -> None:
 
 
 def test_the_portfolio_begins_with_blocks_on_a_deep_problem(pool: SolverPool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sequence, "_LARGE", 0)
-    monkeypatch.setattr(sequence, "_SHARING", 2)
+    monkeypatch.setattr(sequence, "DEEP_ENTRIES", 0)
+    monkeypatch.setattr(sequence, "DEEP_SHARING", 2)
     columns = 0
     for seed in range(12):
         problem, optimum = layered_problem(seed), _optimum(seed)

@@ -152,7 +152,7 @@ def test_the_index_knows_who_uses_a_row() -> None:
 
 def coarse_index(flat: FlatProblem, nodes: np.ndarray, lists: int) -> RowIndex:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("formulations.solvers.local_search.multiple_choice_knapsack._MOST_LISTS", lists)
+        patch.setattr("formulations.solvers.local_search.multiple_choice_knapsack.EXCHANGE_LISTS", lists)
         return index_rows(flat.usage, nodes)
 
 

@@ -13,9 +13,9 @@ from formulations.encodings.flat_restriction import restrict
 from formulations.problem.checker import check
 from formulations.problem.solution import Claim, Progress, SolveOptions
 from formulations.problem.strategy_problem import Factor, IntArray, Node, Resource, StrategyProblem, UsageTerm
-from formulations.solvers.branching import hub_branching
-from formulations.solvers.branching.hub_branching import hubs
 from formulations.solvers.exact import brute_force
+from formulations.solvers.huge_tables import hub_branching
+from formulations.solvers.huge_tables.hub_branching import hubs
 from formulations.solvers.local_search.moves import total_cost, usage_of
 from formulations.solvers.prices.integer_bound import holds_exact_costs, integer_bound
 from formulations.solvers.protocol.exchange import EXCHANGE, Update

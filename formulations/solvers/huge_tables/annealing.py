@@ -3,8 +3,8 @@
 1. From the strategies that hold least, one hot cycle (see 3): a good incumbent within seconds.
 2. :mod:`formulations.solvers.prices.lagrangian` for part of the time: prices, and perhaps a better incumbent.
 3. Unless the bound is close then: cycle after cycle the incumbent is heated and cooled again, by heat-bath draws of
-   single nodes (:mod:`formulations.solvers.improvement.heat_bath`), or by moves of hubs together with their neighbours
-   (:mod:`formulations.solvers.improvement.hub_moves`). While it is hot, memory has its price, or a part of it; at the
+   single nodes (:mod:`formulations.solvers.huge_tables.heat_bath`), or by moves of hubs together with their neighbours
+   (:mod:`formulations.solvers.huge_tables.hub_moves`). While it is hot, memory has its price, or a part of it; at the
    end it has none, and single moves and random trees fill what is left. Some cycles consist of trees at noisy prices
    alone.
 
@@ -24,9 +24,32 @@ from formulations.encodings.flat import FlatProblem, FloatArray
 from formulations.problem.compiled import seed_compiled
 from formulations.problem.solution import Claim, Progress, SolveOptions
 from formulations.problem.strategy_problem import IntArray, StrategyProblem
-from formulations.solvers.branching.hub_branching import hubs
-from formulations.solvers.improvement.heat_bath import fields_of, heat_bath, held_over_time, mirrored
-from formulations.solvers.improvement.hub_moves import move_hubs
+from formulations.solvers.huge_tables.heat_bath import fields_of, heat_bath, held_over_time, mirrored
+from formulations.solvers.huge_tables.hub_branching import hubs
+from formulations.solvers.huge_tables.hub_moves import move_hubs
+from formulations.solvers.huge_tables.tunables import (
+    ANNEALING_FILL_FACTORS,
+    ANNEALING_FIRST_SHARE,
+    ANNEALING_FORCED_STEPS,
+    ANNEALING_LAST_SHARE,
+    ANNEALING_START_SHARE,
+    CLOSE,
+    COLDEST,
+    COOLING_OF_A_LEVEL,
+    DRAWS_OF_A_NODE,
+    HOTTEST,
+    LARGEST_TREE,
+    LENGTHS,
+    LEVEL_CURIOSITY,
+    LEVELS,
+    MOVED_HUBS,
+    MOVES_OF_A_HUB,
+    PRICED_SHARE,
+    PRICED_TEMPERATURES,
+    RESUMING,
+    SMALLEST_TREE,
+    TEMPERATURES,
+)
 from formulations.solvers.local_search.incumbent_search import IncumbentSearch
 from formulations.solvers.local_search.moves import add_prices
 from formulations.solvers.prices.flatten_or_finish import flatten_or_finish
@@ -39,35 +62,8 @@ SOURCE = "annealing"
 NODES, HUBS, TREES = "nodes", "hubs", "trees"
 """What moves in a cycle."""
 
-_SHARES = {NODES: 0.7, HUBS: 0.15, TREES: 0.15}
-"""How many of the cycles are of a kind, where a problem has hubs."""
-
-_FIRST_SHARE, _START_SHARE = 0.1, 0.25
-_FORCED_STEPS = 2000
-_HOTTEST, _LEVELS = 1.0, 12
-_COOLING_OF_A_LEVEL = 0.6
-_COLDEST = 3e-4
-"""Temperatures, in units of a typical distance between the strategies of a node."""
-
-_STEPS = 24
-_PRICED_STEPS = 16
-_ROUNDS = 12
-_MOVES_OF_A_HUB, _MOST_HUBS = 10, 30
-"""A cycle: so many temperatures, the first of them at prices; draws of a node at each, and of a hub in all."""
-
-_LENGTHS = (1, 1, 1, 3)
-"""How many times as many draws a cycle has: the longer, the fewer cycles, and the better their ends."""
-
-_RESUMING = 0.3
-
-_PRICED_SHARE = 0.5
-_SMALLEST_TREE, _LARGEST_TREE = 5, 300
-_CURIOSITY = 0.35
-_FILL_FACTORS = (0.3, 0.0)
-_LAST_SHARE = 0.97
-
-_CLOSE = 5e-3
-"""Relative gap from which on exact parts and prices find more."""
+_SHARES = {"nodes": 0.7, "hubs": 0.15, "trees": 0.15}
+"""Techniques: how many of the cycles are of a kind, where a problem has hubs."""
 
 
 def solve(problem: StrategyProblem, options: SolveOptions, report: ReportProgress, incumbent: ReportIncumbent) -> Claim:
@@ -84,20 +80,20 @@ def solve(problem: StrategyProblem, options: SolveOptions, report: ReportProgres
     def tell(progress: Progress) -> None:
         report(replace(progress, source=SOURCE))
 
-    start = replace(options, time_limit=_START_SHARE * options.time_limit)
+    start = replace(options, time_limit=ANNEALING_START_SHARE * options.time_limit)
     first = PriceSearch(problem, flat, start, tell, incumbent, started)
     annealing = Annealing(flat, first.search, options)
     if options.initial_choices is None:
-        annealing.begin(started + _FIRST_SHARE * options.time_limit)
+        annealing.begin(started + ANNEALING_FIRST_SHARE * options.time_limit)
     claim = first.run()
     objective, bound = first.search.objective, first.proven.known
     if objective is None or bound is None or claim.proved_infeasible:
         return claim
-    if objective - bound <= _CLOSE * abs(objective):
+    if objective - bound <= CLOSE * abs(objective):
         return replace(claim, message="too close to the bound for annealing")
     first.search.extend(started + options.time_limit)
     annealing.prices = first.ascent.best_prices
-    annealing.run(started + _LAST_SHARE * options.time_limit, first.proven)
+    annealing.run(started + ANNEALING_LAST_SHARE * options.time_limit, first.proven)
     assert first.search.best is not None
     message = f"{annealing.cycles} cycles"
     return Claim(flat.original_choices(first.search.best), claim.bound, message=message, iterations=annealing.cycles)
@@ -132,11 +128,12 @@ class Annealing:
         self._mirror = mirrored(flat.graph, flat.tables)
         self._unary, self._tables = flat.unary.copy(), flat.tables_to_price()
         self._hubs = hubs(flat)
-        self._hub_moves = max(1, round(_MOVES_OF_A_HUB * min(len(self._hubs), _MOST_HUBS) / _STEPS))
+        self._hub_moves = max(1, round(MOVES_OF_A_HUB * min(len(self._hubs), MOVED_HUBS) / TEMPERATURES))
         # What neighbours answer adds up like a random walk.
         degree = np.diff(flat.graph.incident_start)[self._hubs]
         self._spread_of_hubs = float(np.sqrt(np.median(degree))) if len(degree) else 1.0
-        self._levels = {NODES: 4, HUBS: 7, TREES: 4} if len(self._hubs) else {NODES: 4, TREES: 4}
+        levels = {NODES: 4, HUBS: 7, TREES: 4} if len(self._hubs) else {NODES: 4, TREES: 4}
+        self._levels = {kind: level for kind, level in levels.items() if kind in _SHARES}
         shares = np.array([_SHARES[kind] for kind in self._levels])
         self._shares = shares / shares.sum()
         self._result: IntArray | None = None
@@ -146,7 +143,10 @@ class Annealing:
         search, graph = self._search, self._flat.graph
         held = held_over_time(graph, self._flat.usage)
         least = [int(np.argmin(held[a:z])) for a, z in pairwise(graph.offset.tolist())]
-        if search.force_feasible(np.array(least, dtype=np.int64), _FORCED_STEPS, deadline) and search.best is not None:
+        if (
+            search.force_feasible(np.array(least, dtype=np.int64), ANNEALING_FORCED_STEPS, deadline)
+            and search.best is not None
+        ):
             self._cycle(NODES, 0, deadline)
 
     def run(self, deadline: float, proven: ProvenBound) -> None:
@@ -169,25 +169,25 @@ class Annealing:
     def _next(self) -> tuple[str, int]:
         """Return what moves in a cycle, and how cold it begins: 0 is the hottest."""
         kind = str(self._random.choice(list(self._levels), p=self._shares))
-        if self._random.random() < _CURIOSITY:
-            return kind, int(self._random.integers(_LEVELS))
-        return kind, int(np.clip(self._levels[kind] + self._random.integers(-1, 2), 0, _LEVELS - 1))
+        if self._random.random() < LEVEL_CURIOSITY:
+            return kind, int(self._random.integers(LEVELS))
+        return kind, int(np.clip(self._levels[kind] + self._random.integers(-1, 2), 0, LEVELS - 1))
 
     def _cycle(self, kind: str, level: int, deadline: float) -> None:
         """Heat the incumbent, cool it, and offer what results."""
         search = self._search
         # Now and then on from where the last cycle ended, or all would end in the same valley.
-        start = search.best if self._result is None or self._random.random() >= _RESUMING else self._result
+        start = search.best if self._result is None or self._random.random() >= RESUMING else self._result
         assert start is not None
         choices = start.copy()
         usage_now = search.usage(choices)
-        share = float(self._random.uniform(0.0, 1.2)) if kind == TREES or self._random.random() < _PRICED_SHARE else 0.0
-        hottest = _HOTTEST * _COOLING_OF_A_LEVEL**level
+        share = float(self._random.uniform(0.0, 1.2)) if kind == TREES or self._random.random() < PRICED_SHARE else 0.0
+        hottest = HOTTEST * COOLING_OF_A_LEVEL**level
         if kind == TREES:
             self._grow_trees(choices, usage_now, share, hottest)
         else:
             self._anneal(kind, choices, usage_now, share, hottest, deadline)
-        search.fill(choices, usage_now, self.prices, _FILL_FACTORS)
+        search.fill(choices, usage_now, self.prices, ANNEALING_FILL_FACTORS)
         self._result = choices
 
     def _grow_trees(self, choices: IntArray, usage_now: FloatArray, share: float, noise: float) -> None:
@@ -195,7 +195,7 @@ class Annealing:
         noisy = share * self.prices * np.exp(noise * self._random.standard_normal(len(self.prices)))
         self._search.set_prices(noisy)
         self._search.improve(choices, usage_now, 1)
-        largest = int(np.exp(self._random.uniform(np.log(_SMALLEST_TREE), np.log(_LARGEST_TREE))))
+        largest = int(np.exp(self._random.uniform(np.log(SMALLEST_TREE), np.log(LARGEST_TREE))))
         self._search.grow_feasible_trees(choices, usage_now, 2 * len(choices), largest)
 
     def _anneal(
@@ -205,18 +205,18 @@ class Annealing:
         flat = self._flat
         fields = self._fields(share, choices)
         unit = self._typical_distance(fields)
-        length = int(self._random.choice(_LENGTHS))
-        for step, temperature in enumerate(np.geomspace(hottest, min(hottest, _COLDEST), _STEPS)):
-            if step == _PRICED_STEPS and share:
+        length = int(self._random.choice(LENGTHS))
+        for step, temperature in enumerate(np.geomspace(hottest, min(hottest, COLDEST), TEMPERATURES)):
+            if step == PRICED_TEMPERATURES and share:
                 fields = self._fields(0.0, choices)
             state = (self._tables, self._mirror, fields, choices, usage_now)
             if kind == HUBS:
                 hot = unit * self._spread_of_hubs * float(temperature)
-                cold = unit * _COLDEST
+                cold = unit * COLDEST
                 move_hubs(flat.graph, flat.usage, self._unary, *state, self._hubs, hot, cold, length * self._hub_moves)
                 heat_bath(flat.graph, flat.usage, *state, cold, 1)
             else:
-                heat_bath(flat.graph, flat.usage, *state, unit * float(temperature), length * _ROUNDS)
+                heat_bath(flat.graph, flat.usage, *state, unit * float(temperature), length * DRAWS_OF_A_NODE)
             if time.monotonic() > deadline:
                 break
 

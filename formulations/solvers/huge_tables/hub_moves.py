@@ -1,6 +1,6 @@
 r"""Moves of a hub together with all its neighbours: what a strategy of the hub costs once its neighbours have answered.
 
-With fields :math:`F` (:mod:`formulations.solvers.improvement.heat_bath`), present strategies :math:`x` and the table
+With fields :math:`F` (:mod:`formulations.solvers.huge_tables.heat_bath`), present strategies :math:`x` and the table
 :math:`\theta_{hl}` between hub ``h`` and neighbour ``l``, strategy ``s`` of the hub is estimated to cost
 
 .. math:: F_h(s) + \sum_l \min_t \big(F_l(t) - \theta_{hl}(x_h, t) + \theta_{hl}(s, t)\big)
@@ -19,12 +19,17 @@ from numpy.typing import NDArray
 from formulations.encodings.flat import FloatArray, Graph, Usage
 from formulations.problem.compiled import compiled
 from formulations.problem.strategy_problem import IntArray
-from formulations.solvers.improvement.heat_bath import draw_nodes, update_fields
+from formulations.solvers.huge_tables.heat_bath import draw_nodes, update_fields
 from formulations.solvers.local_search.moves import total_cost, try_move
 
+HUB_ANSWERS = 3
+"""Rounds in which the neighbours of a moved hub answer."""
+
 _NEVER = 1e300
+"""Not tunable: above any cost."""
+
 _FAR = 30.0
-_ANSWERS = 3
+"""Not tunable: temperatures from which on the exponential is negligible."""
 
 
 @compiled
@@ -129,7 +134,7 @@ def move_hubs(
             continue
         update_fields(graph, tables, mirror, choices, hub, before, fields)
         neighbours = _neighbours(graph, hub)
-        for _ in range(_ANSWERS):
+        for _ in range(HUB_ANSWERS):
             draw_nodes(graph, usage, tables, mirror, fields, choices, usage_now, cold, neighbours)
         after = total_cost(graph, unary, tables, choices)
         if after <= cost - temperature * np.log(1.0 - np.random.random()):  # noqa: NPY002

@@ -25,7 +25,20 @@ from formulations.encodings.flat import FlatProblem
 from formulations.encodings.flat_restriction import restrict
 from formulations.problem.solution import Claim, Progress, SolveOptions
 from formulations.problem.strategy_problem import IntArray, StrategyProblem
-from formulations.solvers.branching.hub_leaf import Leaf, OpenLeaf, reopened
+from formulations.solvers.huge_tables.hub_leaf import Leaf, OpenLeaf, reopened
+from formulations.solvers.huge_tables.tunables import (
+    BRANCH_STEPS,
+    BRANCHES,
+    BRANCHING_LAST_SHARE,
+    DECODING_SHARE,
+    HUB_FACTORS_SHARE,
+    LEAST_HUB_DEGREE,
+    ROOT_SHARE,
+    TRIAL_PAIRS,
+    TRIED_HUBS,
+    WIDE_DECODING_SHARE,
+    WIDE_TRIED_HUBS,
+)
 from formulations.solvers.prices.bounding import PriceBounding
 from formulations.solvers.prices.decimation import decimate
 from formulations.solvers.prices.flatten_or_finish import flatten_or_finish
@@ -33,23 +46,9 @@ from formulations.solvers.prices.integer_bound import holds_exact_costs
 from formulations.solvers.prices.lagrangian import PriceSearch
 from formulations.solvers.protocol.solver import ReportIncumbent, ReportProgress
 
-LEAST_HUB_DEGREE = 16
-"""Degree from which on a node is a hub; in problems of less than 128 nodes an eighth of the nodes."""
-
-_LEAST_SHARE = 0.02
-"""Part of all factors that hubs must touch, or deciding them changes nothing."""
-
-_ROOT_SHARE = 0.4
-_DECODING_SHARE, _WIDE_DECODING_SHARE = 0.4, 0.05
-_LAST_SHARE = 0.96
-_TRIED_HUBS, _WIDE_TRIED_HUBS = 3, 1
-_GROUPS = 4
-_TRIAL_PAIRS = 2
-_STEPS = 4
-
 
 def solve(problem: StrategyProblem, options: SolveOptions, report: ReportProgress, incumbent: ReportIncumbent) -> Claim:
-    """Solve by branching on hubs; says so at once where there are none.
+    """Solve by branching on hubs; where there are none, the claim is empty and its message has the reason.
 
     With ``iteration_limit`` the root makes that many price steps, then that many branches are worked on; that is
     deterministic as long as the time limit does not cut it short.
@@ -60,7 +59,7 @@ def solve(problem: StrategyProblem, options: SolveOptions, report: ReportProgres
         return flat
     if not len(hubs(flat)):
         return Claim(None, None, message=f"no hubs: nodes of degree {LEAST_HUB_DEGREE} touch hardly any factor")
-    first = replace(options, time_limit=_ROOT_SHARE * options.time_limit)
+    first = replace(options, time_limit=ROOT_SHARE * options.time_limit)
     root = PriceSearch(problem, flat, first, report, incumbent, started)
     claim = root.run()
     if claim.proved_infeasible or claim.bound is None:
@@ -91,7 +90,7 @@ def hubs(flat: FlatProblem) -> IntArray:
     degree = np.diff(flat.graph.incident_start)
     least = min(LEAST_HUB_DEGREE, max(2, len(degree) // 8))
     found: IntArray = np.flatnonzero((degree >= least) & (flat.graph.sizes > 1)).astype(np.int64)
-    return found if degree[found].sum() >= _LEAST_SHARE * len(flat.graph.arity) else found[:0]
+    return found if degree[found].sum() >= HUB_FACTORS_SHARE * len(flat.graph.arity) else found[:0]
 
 
 class _HubSearch:
@@ -114,12 +113,12 @@ class _HubSearch:
         self.worked = 0
         self._root = root
         wide = isinstance(root, PriceBounding)
-        self._tried_hubs = _WIDE_TRIED_HUBS if wide else _TRIED_HUBS
-        self._decoding_share = _WIDE_DECODING_SHARE if wide else _DECODING_SHARE
+        self._tried_hubs = WIDE_TRIED_HUBS if wide else TRIED_HUBS
+        self._decoding_share = WIDE_DECODING_SHARE if wide else DECODING_SHARE
         self._options = options
         self._report = report
         self._started = started
-        self._deadline = started + _LAST_SHARE * options.time_limit
+        self._deadline = started + BRANCHING_LAST_SHARE * options.time_limit
         self._decoding_seconds = 0.0
         self._branching_since = time.monotonic()
         self._random = np.random.default_rng(options.seed)
@@ -157,7 +156,7 @@ class _HubSearch:
             for part in self._split(leaf):
                 self._keep(part, raised=False)
             return
-        leaf.climb(_STEPS, self._deadline)
+        leaf.climb(BRANCH_STEPS, self._deadline)
         if leaf.closed or self._beaten(leaf.bound):
             return
         self._decode(leaf)
@@ -216,7 +215,7 @@ class _HubSearch:
         assert leaf.proof is not None
         entries = np.arange(graph.offset[node], graph.offset[node + 1])
         entries = entries[np.argsort(leaf.proof.excess[entries], kind="stable")]
-        groups = [entries[g : g + 1] for g in range(_GROUPS - 1)] + [entries[_GROUPS - 1 :]]
+        groups = [entries[g : g + 1] for g in range(BRANCHES - 1)] + [entries[BRANCHES - 1 :]]
         everything = leaf.kept()
         for group in groups:
             if not len(group):
@@ -228,7 +227,7 @@ class _HubSearch:
             if part is not None:
                 # Without sweeps a part still has its parent's bound.
                 if not self._out_of_time():
-                    part.sweep(_TRIAL_PAIRS)
+                    part.sweep(TRIAL_PAIRS)
                 yield part
 
     def _decode(self, leaf: OpenLeaf) -> None:

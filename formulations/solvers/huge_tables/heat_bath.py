@@ -15,8 +15,11 @@ from formulations.problem.compiled import compiled
 from formulations.problem.strategy_problem import IntArray
 from formulations.solvers.local_search.moves import entry_without, try_move
 
+HEAT_BATH_DRAWS = 3
+"""Draws of a strategy before a node stays where it is."""
+
 _FAR = 30.0
-_DRAWS = 3
+"""Not tunable: temperatures from which on the exponential is negligible."""
 
 
 @compiled
@@ -171,7 +174,7 @@ def draw_nodes(
         total = _boltzmann(fields[graph.offset[i] : graph.offset[i] + size], temperature, weight)
         before = choices[i]
         single[0] = i
-        for _ in range(_DRAWS):
+        for _ in range(HEAT_BATH_DRAWS):
             left = np.random.random() * total  # noqa: NPY002
             drawn = 0
             while drawn < size - 1 and left >= weight[drawn]:

@@ -1,0 +1,34 @@
+"""Tunables of the exact solvers: one table per member."""
+
+from __future__ import annotations
+
+# lazy_rows.py
+
+ROWS_PER_ROUND = 12
+"""Violated rows of a resource that one round adds, at most."""
+
+EAGER_ENTRIES = 20_000
+"""Rows times columns up to which all rows are there from the start."""
+
+RELATIVE_EXCESS = 1e-7
+"""Excess, as a part of the limit, above which a row counts as violated."""
+
+# highs_session.py
+
+LARGEST_SCALED_COST = 1 << 20
+"""Costs are divided by a power of two until the largest is about this."""
+
+# cpsat.py
+
+EAGER_TERMS = 2_000_000
+"""Times times uses of a resource up to which all its constraints are written out."""
+
+# program_cpsat.py
+
+PROGRAM_LEAST_SECONDS = 0.01
+"""Seconds of a solve, at least."""
+
+# brute_force.py
+
+CHUNK = 1 << 14
+"""Assignments that are evaluated at once."""

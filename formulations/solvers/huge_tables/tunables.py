@@ -1,0 +1,103 @@
+"""Tunables of the methods for very large tables: one table per member."""
+
+from __future__ import annotations
+
+# annealing.py
+
+ANNEALING_FIRST_SHARE = 0.1
+"""Part of the time for the first hot cycle."""
+
+ANNEALING_START_SHARE = 0.25
+"""Part of the time for prices."""
+
+ANNEALING_FORCED_STEPS = 2000
+"""Moves of a search for anything feasible."""
+
+HOTTEST = 1.0
+"""Temperature of the hottest level, in units of the typical distance of strategies."""
+
+LEVELS = 12
+"""Levels at which a cycle may begin."""
+
+COOLING_OF_A_LEVEL = 0.6
+"""Temperature of a level over that of the level before."""
+
+COLDEST = 3e-4
+"""Last temperature of a cycle, in the same unit."""
+
+TEMPERATURES = 24
+"""Temperatures of a cycle."""
+
+PRICED_TEMPERATURES = 16
+"""First temperatures, at which memory has its price."""
+
+DRAWS_OF_A_NODE = 12
+"""Draws of each node at a temperature."""
+
+MOVES_OF_A_HUB = 10
+"""Moves of each hub in a cycle."""
+
+MOVED_HUBS = 30
+"""Hubs that count for the number of moves, at most."""
+
+LENGTHS = (1, 1, 1, 3)
+"""Factors of the draws, one of which a cycle takes at random."""
+
+RESUMING = 0.3
+"""Probability that a cycle begins where the last one ended."""
+
+PRICED_SHARE = 0.5
+"""Probability that memory has a price in a cycle."""
+
+SMALLEST_TREE = 5
+"""Nodes of a random tree, at least."""
+
+LARGEST_TREE = 300
+"""Nodes of a random tree, at most."""
+
+LEVEL_CURIOSITY = 0.35
+"""Probability that a level is drawn from all."""
+
+ANNEALING_FILL_FACTORS = (0.3, 0.0)
+"""Factors of the prices while memory is filled at the end of a cycle."""
+
+ANNEALING_LAST_SHARE = 0.97
+"""Part of the time after which cycles end."""
+
+CLOSE = 5e-3
+"""Relative gap from which on exact parts and prices find more."""
+
+# hub_branching.py
+
+LEAST_HUB_DEGREE = 16
+"""Degree from which on a node is a hub; with fewer than 128 nodes an eighth of them."""
+
+HUB_FACTORS_SHARE = 0.02
+"""Part of all factors that hubs must touch, or deciding them changes nothing."""
+
+ROOT_SHARE = 0.4
+"""Part of the time for the root."""
+
+DECODING_SHARE = 0.4
+"""Part of the time for decoding branches, at most."""
+
+WIDE_DECODING_SHARE = 0.05
+"""The same where tables are very large."""
+
+BRANCHING_LAST_SHARE = 0.96
+"""Part of the time after which branching ends."""
+
+TRIED_HUBS = 3
+"""Hubs that are tried before one is branched on."""
+
+WIDE_TRIED_HUBS = 1
+"""The same where tables are very large."""
+
+BRANCHES = 4
+"""Groups into which the strategies of a hub are split."""
+
+TRIAL_PAIRS = 2
+"""Pairs of sweeps of a trial."""
+
+BRANCH_STEPS = 4
+"""Price steps of a branch."""

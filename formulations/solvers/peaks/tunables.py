@@ -1,0 +1,57 @@
+"""Tunables of peaks: one table per member."""
+
+from __future__ import annotations
+
+# minimum_peak.py
+
+MOST_COLUMNS = 5000
+"""Columns of the linear model of what presolve leaves, up to which CP-SAT solves it."""
+
+PEAK_FIRST_SHARE = 0.15
+"""Part of the time for a first assignment."""
+
+PEAK_SEARCH_SHARE = 0.35
+"""Part of the time after which the search from it ends."""
+
+PEAK_MOMENTS_SHARE = 0.55
+"""Part of the time after which bounds at the busiest moments end."""
+
+PEAK_PRESOLVE_SHARE = 0.5
+"""Part of the time that presolve may take."""
+
+PEAK_LEAST_SECONDS = 0.05
+"""Seconds below which a solver is not asked any more."""
+
+# falling_limit.py
+
+FALLING_FIRST_SHARE = 0.5
+"""Part of the way to the lowest limit that the first step takes."""
+
+FALLING_LARGEST_SHARE = 0.8
+"""The same for any step, at most."""
+
+FALLING_STEPS_AT_ONCE = 200
+"""Moves between looks at the clock."""
+
+FIRST_PATIENCE = 0.25
+"""Moves per node after which the search gives up on a limit."""
+
+MORE_PATIENCE = 1.4
+"""Factor of these moves after each failure."""
+
+# prices.py
+
+FEASIBILITY_PRESOLVE_SHARE = 0.4
+"""Part of the time that presolve may take."""
+
+FEASIBILITY_LOCAL_SHARE = 0.5
+"""Part of the time after which the local search and the second presolve end."""
+
+FEASIBILITY_STEPS_AT_ONCE = 200
+"""Moves between looks at the clock."""
+
+FEASIBILITY_STEPS_PER_NODE = 2
+"""Moves of the local search for each node."""
+
+FEASIBILITY_PRICE_STEPS = 200
+"""Price steps after which there is a gap that prices do not close."""
