@@ -65,6 +65,7 @@ def test_limits_are_shares_of_the_free_peak(case: StepCase) -> None:
     assert ready.limit(0, of_dynamic=True) >= 3 * matrices // 2  # with both moments of AdamW, halved at best
 
 
+@pytest.mark.slow
 def test_smallest_peaks_are_ordered_by_what_formulations_may_do(case: StepCase, rows) -> None:
     peaks = {row.formulation: row for name, row in rows.items() if "smallest-peak" in name}
     assert {row.solver for row in peaks.values()} == {SMALLEST_PEAK}
@@ -76,6 +77,7 @@ def test_smallest_peaks_are_ordered_by_what_formulations_may_do(case: StepCase, 
         assert prepared(case).session.execute(known.decision).peak == known.peak == peaks[name].objective
 
 
+@pytest.mark.slow
 def test_rows_below_the_smallest_peak_are_infeasible_and_others_fit(case: StepCase, rows) -> None:
     for share, name in product((90, 5), METHODS):
         row = next(row for key, row in rows.items() if f"-{share}%-" in key and row.formulation == name)
@@ -111,6 +113,7 @@ def test_from_module_to_checked_plan_fits_its_memory(case: StepCase, monkeypatch
     assert found.cpu_seconds > 0
 
 
+@pytest.mark.slow
 def test_an_instance_has_its_own_time_limit_unless_another_is_asked_for(case: StepCase, rows) -> None:
     suite = Suite("one", (within(case, "sharding", 95, seconds=1.0),))
     assert [row.time_limit for row in bench(suite).rows] == [1.0]

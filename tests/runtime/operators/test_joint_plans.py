@@ -32,7 +32,7 @@ HOST_LINKS = {
     (2,): LinkSpec(latency_seconds=1e-6, bandwidth=1e10),
     (2, 2): LinkSpec(latency_seconds=1e-9, bandwidth=1e13),  # a quarter of a step this small hides no slower copies
 }
-SECONDS = {(2,): 4.0, (2, 2): 10.0}
+SECONDS = {(2,): 8.0, (2, 2): 10.0}
 
 RUNS = 10
 LABELS = 4 * 16
