@@ -73,7 +73,7 @@ class LayerLines:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Profile:
-    """What the runs told.
+    """Measurements of the profiling runs.
 
     Parameters
     ----------

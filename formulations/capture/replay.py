@@ -1,7 +1,7 @@
 r"""What a stage of consecutive layers holds and takes: the system that CAPTURE profiles, by replay.
 
 The paper runs its profiling partitionings on the machine. Here the profiled system is a choice: this replay, from
-profiles of single layers, or anything else that tells the peaks of a partitioning (:class:`ProfiledSystem`), such as
+profiles of single layers, or anything else that gives the peaks of a partitioning (:class:`ProfiledSystem`), such as
 local runs. Reports name it.
 
 A stage holds parameters, gradients and optimizer states, and of every micro-batch in flight what forward leaves. While
@@ -38,7 +38,7 @@ __all__ = ["PipelinedChain", "ProfiledSystem", "StageReplay", "StepTimes", "laye
 
 
 class ProfiledSystem(Protocol):
-    """What can run a partitioning and tell the peak of every stage."""
+    """A system that runs a partitioning and measures the peak of every stage."""
 
     @property
     def name(self) -> str:

@@ -101,20 +101,22 @@ def solve_free(
     cutoff = _slowest(step) if best is None else best.outcome.cost - 1
     with ExitStack() as stack:
         workers = pool if pool is not None else stack.enter_context(SolverPool())
-        asked = _ask(workers, _SOLVE, step, cutoff, chosen, deadline)
-        best, bound = fastest_of(step, [*asked.found, *([] if best is None else [best.sequence])]), asked.bound
+        answer = _ask(workers, _SOLVE, step, cutoff, chosen, deadline)
+        best, bound = fastest_of(step, [*answer.found, *([] if best is None else [best.sequence])]), answer.bound
         if best is None and bound is not None and bound > cutoff:
             second = _ask(workers, _CONFIRM, step, cutoff, chosen, deadline)
             if second.found:
                 raise SolverContradiction(f"h3t: HiGHS says that nothing fits, but {second.found[-1]} does")
-            return _nothing_fits(asked, second)
+            return _nothing_fits(answer, second)
     if best is None:
-        return FreeResult(Status.NO_SOLUTION, None, None, bound, asked.cpu_seconds, asked.peak_rss_bytes, asked.message)
+        return FreeResult(
+            Status.NO_SOLUTION, None, None, bound, answer.cpu_seconds, answer.peak_rss_bytes, answer.message
+        )
     if bound is not None and bound > best.outcome.cost:
         raise SolverContradiction(f"h3t: a bound of {bound}, but a plan that fits costs {best.outcome.cost}")
     status = Status.OPTIMAL if bound == best.outcome.cost else Status.FEASIBLE
     return FreeResult(
-        status, best.sequence, best.outcome, bound, asked.cpu_seconds, asked.peak_rss_bytes, asked.message
+        status, best.sequence, best.outcome, bound, answer.cpu_seconds, answer.peak_rss_bytes, answer.message
     )
 
 
@@ -133,8 +135,8 @@ class _Answer:
 def _ask(
     workers: SolverPool, function: str, step: H3tStep, cutoff: int, options: SolveOptions, deadline: float
 ) -> _Answer:
-    told: dict[str, str | int] = {"step": step_as_text(step), "cutoff": cutoff}
-    spec = SolverSpec(f"h3t_free_{function}", f"formulations.h3t.free_worker:{function}", told)
+    keywords: dict[str, str | int] = {"step": step_as_text(step), "cutoff": cutoff}
+    spec = SolverSpec(f"h3t_free_{function}", f"formulations.h3t.free_worker:{function}", keywords)
     limits = replace(options, time_limit=max(_LEAST_SECONDS, deadline - time.monotonic()))
     found: list[tuple[int, ...]] = []
     bounds: list[int] = []
@@ -151,16 +153,16 @@ def _ask(
     return _Answer(found, bound, claim.proved_infeasible, ended.cpu_seconds, ended.peak_rss_bytes, claim.message)
 
 
-def _nothing_fits(asked: _Answer, second: _Answer) -> FreeResult:
+def _nothing_fits(answer: _Answer, second: _Answer) -> FreeResult:
     """HiGHS excludes everything: so it is, where CP-SAT does too."""
     return FreeResult(
         Status.INFEASIBLE if second.infeasible else Status.INFEASIBLE_UNCONFIRMED,
         None,
         None,
         None,
-        asked.cpu_seconds + second.cpu_seconds,
-        max(asked.peak_rss_bytes, second.peak_rss_bytes),
-        f"{asked.message}; {second.message}",
+        answer.cpu_seconds + second.cpu_seconds,
+        max(answer.peak_rss_bytes, second.peak_rss_bytes),
+        f"{answer.message}; {second.message}",
     )
 
 

@@ -1,6 +1,6 @@
 """The worker's side of :mod:`formulations.h3t.free`: HiGHS on the free program until the simulator agrees.
 
-CP-SAT takes its place where it is asked whether anything fits; it needs a process of its own, as it brings a HiGHS.
+CP-SAT takes its place where the question is whether anything fits; it needs a process of its own, as it brings a HiGHS.
 A step arrives as text beside an empty canonical problem; a sequence of switches leaves as the choices of a claim.
 """
 

@@ -135,7 +135,7 @@ class FreeProgram:
         sequence
             Sets of switches.
         compared
-            Switches of each layer; whoever has these as in the sequence is cut off.
+            Switches of each layer; sequences that agree in these are cut off.
         """
         differs = 0
         for i, switches, mask in zip(self._layers, sequence, compared, strict=True):

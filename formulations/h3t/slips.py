@@ -1,7 +1,7 @@
 """Where H3T's algorithms are wrong or silent as printed, each with a name, so that both readings can run.
 
 Every search takes a set of slips: those in it are kept as printed, the others are repaired as :class:`Slip` says. What
-the order of operations leaves open is told in :mod:`formulations.h3t.operations`; how terms are rounded to units
+the order of operations leaves open is described in :mod:`formulations.h3t.operations`; how terms are rounded to units
 is not said at all and is a setting (:class:`Rounding`); the optimizer's place is
 :class:`~formulations.h3t.problem.Optimizer`.
 """

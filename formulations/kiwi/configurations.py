@@ -1,6 +1,6 @@
 """What an operator costs per configuration: its own layout class and those of everything that it reads.
 
-Strategies of an operator that no reader can tell apart (equal bytes, equal resharding to all readers) form
+Strategies of an operator that no reader distinguishes (equal bytes, equal resharding to all readers) form
 one *class*. Given the classes of an operator's producers and its own, the best strategy within its class
 is known, so that one table per operator replaces strategies and resharding tables together: one linear
 column per entry instead of products, and a tighter relaxation.

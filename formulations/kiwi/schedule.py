@@ -109,7 +109,7 @@ def with_recomputed(graph: KiwiGraph, recomputed: Sequence[int]) -> tuple[tuple[
 
 
 def tidy(graph: KiwiGraph, stages: Sequence[Sequence[int]]) -> tuple[tuple[int, ...], ...]:
-    """Leave out computations that nobody reads before the value is computed again."""
+    """Leave out computations that are not read before the value is computed again."""
     kept: list[tuple[int, ...]] = []
     needed = {i for i, operator in enumerate(graph.operators) if operator.stays}
     for t in range(len(stages) - 1, -1, -1):

@@ -136,7 +136,7 @@ def _work(workers: SolverPool, ledger: _KiwiLedger, task: str) -> bool:
         {"graph": ledger.graph.to_json(), "memory_limit": ledger.memory_limit, "formulation": ledger.solver},
     )
     options = replace(ledger.options, time_limit=ledger.remaining_seconds)
-    listener = Listener(ledger.hear, lambda found: _take(ledger, found, spec.name))
+    listener = Listener(ledger.report, lambda found: _take(ledger, found, spec.name))
     outcome = workers.run(spec, ledger.problem, options, listener)
     ledger.spend(outcome.cpu_seconds, outcome.peak_rss_bytes)
     if outcome.ending is Ending.FAILED and outcome.bad_input:

@@ -136,7 +136,7 @@ def _one_each(tables: Tables, alive: BoolArray, e: int, by_first: bool) -> bool:
 
 @compiled
 def find_ties(tables: Tables, alive: BoolArray, pinned: BoolArray) -> tuple[IntArray, IntArray]:
-    """Find who follows whom; a follower has one leader, and nobody follows himself around a circle.
+    """Find the leader of every tied node; chains of leaders have no circle.
 
     Parameters
     ----------
@@ -148,7 +148,7 @@ def find_ties(tables: Tables, alive: BoolArray, pinned: BoolArray) -> tuple[IntA
     Returns
     -------
     tuple
-        Per node its leader, itself where it follows nobody, and the table that ties it, else -1.
+        Per node its leader, itself where it is not tied, and the table that ties it, else -1.
     """
     nodes = len(tables.start) - 1
     leader = np.arange(nodes)

@@ -22,7 +22,7 @@ _Scalar = TypeVar("_Scalar", bound=np.generic)
 def cut_forbidden_strategies(problem: StrategyProblem) -> tuple[StrategyProblem, Lift]:
     """Return the problem over the strategies that are not forbidden, and the way back.
 
-    A node whose strategies are all forbidden keeps them, so that the contradiction can be told.
+    A node whose strategies are all forbidden keeps them, so that the contradiction can be named.
     """
     allowed = equal_as_one(map(_allowed, problem.nodes))
     tables = _Tables()

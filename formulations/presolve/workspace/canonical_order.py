@@ -4,7 +4,7 @@ Colour refinement: nodes of equal content have one colour; colours are split by 
 each node until nothing splits. Where colours are still shared, one node gets a colour of its own and refinement
 goes on (individualisation; McKay and Piperno: Practical graph isomorphism II, 2014). Only one node is tried: where
 the nodes of a colour are not images of each other under a symmetry, equal graphs may get different orders. So
-whoever compares graphs compares all of their content in this order.
+to compare graphs, compare all of their content in this order.
 """
 
 from __future__ import annotations

@@ -183,7 +183,7 @@ class _Search:
 
     def run(self) -> Claim:
         encoding = self.encoding
-        self.tell()
+        self.report_progress()
         for resource in range(len(self.problem.resources)):
             times = encoding.times(resource)
             if len(times) * len(encoding.uses[resource]) <= EAGER_TERMS:
@@ -293,7 +293,7 @@ class _Search:
         if self.best is None or objective < self.best[0]:
             self.best = (objective, choices)
             self.incumbent(choices)
-            self.tell()
+            self.report_progress()
 
     def raise_bound(self, rounded: float) -> None:
         """Keep a bound of the model, lowered where a double may have rounded it up."""
@@ -304,9 +304,9 @@ class _Search:
         bound = self.encoding.constant + steps * self.encoding.quantum
         if bound > self.bound:
             self.bound = bound
-            self.tell()
+            self.report_progress()
 
-    def tell(self) -> None:
+    def report_progress(self) -> None:
         objective = self.best[0] if self.best else None
         self.report(Progress(time.monotonic() - self.started, objective, self.bound, "cpsat"))
 

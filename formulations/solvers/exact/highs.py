@@ -72,7 +72,7 @@ class _Search:
         self.margin = margin(scaled, len(self.model.group_start) - 1, tolerance)
 
     def run(self) -> Claim:
-        self.tell()
+        self.report_progress()
         if self.options.initial_choices is not None:
             self.offer(self.options.initial_choices)
             self.prepare(USUAL_TOLERANCE)
@@ -198,7 +198,7 @@ class _Search:
         if self.best is None or objective < self.best[0]:
             self.best = (objective, choices)
             self.incumbent(choices)
-            self.tell()
+            self.report_progress()
 
     def raise_bound(self, scaled: float) -> None:
         """Turn a bound of HiGHS into one on the integer problem and keep it if it is better."""
@@ -210,9 +210,9 @@ class _Search:
             bound = min(bound, self.excluded_from)
         if bound > self.bound:
             self.bound = bound
-            self.tell()
+            self.report_progress()
 
-    def tell(self) -> None:
+    def report_progress(self) -> None:
         objective = self.best[0] if self.best else None
         self.report(Progress(time.monotonic() - self.started, objective, self.bound, "highs"))
 

@@ -32,7 +32,7 @@ WRONG_PRESOLVE_RULE = 1 << 12
 """Not tunable: the aggregator, as a bit in HiGHS's numbering of its presolve rules."""
 
 _DUAL_SHARE = 0.1
-"""Not tunable: HiGHS asks its LPs for a tenth of its tolerance on reduced costs."""
+"""Not tunable: HiGHS solves its LPs to a tenth of its tolerance on reduced costs."""
 
 Values = NDArray[np.float64]
 

@@ -77,11 +77,11 @@ def solve(problem: StrategyProblem, options: SolveOptions, report: ReportProgres
     if isinstance(flat, Claim):
         return flat
 
-    def tell(progress: Progress) -> None:
+    def forward(progress: Progress) -> None:
         report(replace(progress, source=SOURCE))
 
     start = replace(options, time_limit=ANNEALING_START_SHARE * options.time_limit)
-    first = PriceSearch(problem, flat, start, tell, incumbent, started)
+    first = PriceSearch(problem, flat, start, forward, incumbent, started)
     annealing = Annealing(flat, first.search, options)
     if options.initial_choices is None:
         annealing.begin(started + ANNEALING_FIRST_SHARE * options.time_limit)

@@ -94,11 +94,11 @@ def solve(
     if isinstance(flat, Claim):
         return flat
 
-    def tell(progress: Progress) -> None:
+    def forward(progress: Progress) -> None:
         report(replace(progress, source=SOURCE))
 
     start = replace(options, time_limit=START_SHARE * options.time_limit)
-    prices = PriceSearch(problem, flat, start, tell, incumbent, started)
+    prices = PriceSearch(problem, flat, start, forward, incumbent, started)
     claim = prices.run()
     if claim.proved_infeasible or _is_settled(problem, claim, options):
         return claim

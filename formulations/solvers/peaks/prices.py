@@ -86,7 +86,7 @@ def _decide(problem: StrategyProblem, options: SolveOptions, started: float) -> 
     try:
         steps = FEASIBILITY_PRICE_STEPS if options.iteration_limit is None else options.iteration_limit
         options = replace(options, time_limit=remaining, iteration_limit=steps)
-        claim = lagrangian.solve(reduced.problem, options, verdict.hear, verdict.take)
+        claim = lagrangian.solve(reduced.problem, options, verdict.report, verdict.take)
     except _Decided:
         claim = Claim(verdict.fitting, verdict.lacking)
     if claim.proved_infeasible:
@@ -120,10 +120,10 @@ class _Verdict:
     newest: tuple[int, ...] | None = None
 
     def take(self, choices: tuple[int, ...]) -> None:
-        """Remember the newest assignment, of which :meth:`hear` will tell the cost."""
+        """Remember the newest assignment, whose cost :meth:`report` receives."""
         self.newest = choices
 
-    def hear(self, progress: Progress) -> None:
+    def report(self, progress: Progress) -> None:
         """Judge by the newest incumbent and bound; raise where they decide."""
         lacks_nothing = progress.incumbent is not None and progress.incumbent + self.offset == 0
         self.judge(self.newest if lacks_nothing else None, progress.bound)

@@ -20,7 +20,7 @@ PEAK_PRESOLVE_SHARE = 0.5
 """Part of the time that presolve may take."""
 
 PEAK_LEAST_SECONDS = 0.05
-"""Seconds below which a solver is not asked any more."""
+"""Seconds below which no further solver is run."""
 
 # falling_limit.py
 

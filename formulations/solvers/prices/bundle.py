@@ -89,7 +89,7 @@ class PriceBundle:
         target, expected = self._model_maximiser()
         gain = expected - self.bound
         if gain <= BUNDLE_CONVERGED * abs(self.bound):
-            # Either the top is near, or steps are too short to tell.
+            # Either the top is near, or steps are too short to show it.
             self._step *= 10.0
             self._patience -= 1
             return self._patience > 0

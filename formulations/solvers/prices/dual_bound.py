@@ -136,7 +136,7 @@ class _Evaluation:
         return Reparametrised(self.scale, bound, nodes, tables)
 
     def _reparametrise(self, keep: list[NDArray[Any]] | None) -> tuple[int, list[NDArray[Any]]]:
-        """Move the messages; return the bound and the nodes' slacks, and keep the tables' slacks where asked."""
+        """Move the messages; return the bound and the nodes' slacks, and keep the tables' slacks on request."""
         total = -self.price_of_limits()
         unary = self._priced_nodes()
         for g, group in enumerate(self.flat.groups):

@@ -33,7 +33,7 @@ which takes up to 0.1 s; after a shorter one only in what it made, so that a wor
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What a worker is asked to do, and what others know before it begins; later :class:`Update` follow it."""
+    """A job of a worker, with what other solvers found before it begins; each later :class:`Update` follows it."""
 
     spec: SolverSpec
     problem: PackedProblem
@@ -132,11 +132,11 @@ def _receive(connection: Connection, tasks: queue.SimpleQueue[Task | None]) -> N
 def _sort(message: Task | Update, tasks: queue.SimpleQueue[Task | None]) -> None:
     """Put news into the mailbox, and what there is to do into the queue, a job with a mailbox of its own."""
     if isinstance(message, Update):
-        EXCHANGE.put(message)
+        EXCHANGE.publish(message)
         return
     if isinstance(message, Job):
         EXCHANGE.empty()
-        EXCHANGE.put(message.news)
+        EXCHANGE.publish(message.news)
     tasks.put(message)
 
 

@@ -1,9 +1,9 @@
-"""What other solvers found meanwhile, as the solver of this process sees it: their assignments and their bounds.
+"""Incumbent exchange: the newest assignment and the best bound that other solvers have published.
 
-A worker process has one mailbox. What arrives is the best assignment of someone else, checked by nobody here, and
-the best bound that someone proved: a solver that can use them looks at its convenience, the others never do.
-A solver may let another one work on a different problem in the same process (a core, a part, a relaxation), where
-news of the whole would mean something else. So whoever asks names the problem, and hears only of that one.
+A worker process has one exchange. An assignment in it is unchecked, and a bound in it is proven. A solver that can use
+them reads them when it suits; other solvers ignore them. A solver may run another one on a different problem in the
+same process (a core, a part, a relaxation), where updates on the whole problem have another meaning. So every reader
+names its problem and receives updates on that problem alone.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Translation = Callable[[tuple[int, ...]], tuple[int, ...] | None]
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """A better assignment, a better bound, or both; None where there is no news."""
+    """A better assignment, a better bound, or both; None where nothing is new."""
 
     choices: tuple[int, ...] | None = None
     bound: int | None = None
@@ -32,8 +32,8 @@ class Update:
 
 
 @dataclass(frozen=True, slots=True)
-class _Address:
-    """A problem that news are for, and what they mean there."""
+class _Subscription:
+    """The problem that updates are read for, and their translation to it."""
 
     problem: StrategyProblem
     translate: Translation
@@ -45,48 +45,48 @@ class IncumbentExchange:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._news = Update()
-        self._address: _Address | None = None
+        self._update = Update()
+        self._subscription: _Subscription | None = None
 
-    def put(self, news: Update) -> None:
+    def publish(self, update: Update) -> None:
         """Replace the assignment or the bound that is there, or both."""
         with self._lock:
-            self._news = self._news.updated(news)
+            self._update = self._update.updated(update)
 
     def empty(self) -> None:
         """Forget everything."""
         with self._lock:
-            self._news = Update()
+            self._update = Update()
 
     def take(self, problem: StrategyProblem) -> tuple[int, ...] | None:
         """Return the newest assignment of a problem and forget it, or None."""
-        address = self._address
-        if address is None or address.problem is not problem:
+        subscription = self._subscription
+        if subscription is None or subscription.problem is not problem:
             return None
         with self._lock:
-            newest, self._news = self._news.choices, Update(bound=self._news.bound)
-        return None if newest is None else address.translate(newest)
+            newest, self._update = self._update.choices, Update(bound=self._update.bound)
+        return None if newest is None else subscription.translate(newest)
 
     def bound(self, problem: StrategyProblem, own: int | None = None) -> int | None:
-        """Return the best of what others and who asks (``own``) proved about the cost of a problem, or None."""
-        address = self._address
-        if address is None or address.problem is not problem:
+        """Return the best proven bound on the cost of a problem, of other solvers and the caller's ``own``, or None."""
+        subscription = self._subscription
+        if subscription is None or subscription.problem is not problem:
             return own
         with self._lock:
-            bound = self._news.bound
+            bound = self._update.bound
         if bound is None:
             return own
-        return bound - address.offset if own is None else max(own, bound - address.offset)
+        return bound - subscription.offset if own is None else max(own, bound - subscription.offset)
 
     @contextlib.contextmanager
     def subscribed_to(self, problem: StrategyProblem) -> Iterator[None]:
-        """Let what arrives be about this problem."""
-        with self._addressed(_Address(problem, lambda choices: choices, 0)):
+        """Read updates as those of this problem."""
+        with self._subscribed(_Subscription(problem, lambda choices: choices, 0)):
             yield
 
     @contextlib.contextmanager
     def translated(self, problem: StrategyProblem, translate: Translation, offset: int) -> Iterator[None]:
-        """Hand out what arrives as news of another problem instead.
+        """Read updates as those of another problem instead.
 
         Parameters
         ----------
@@ -95,7 +95,7 @@ class IncumbentExchange:
         translate
             Makes its assignments from those that arrive; None where it cannot.
         """
-        outer = self._address
+        outer = self._subscription
         if outer is None:
             yield
             return
@@ -104,17 +104,17 @@ class IncumbentExchange:
             known = outer.translate(choices)
             return None if known is None else translate(known)
 
-        with self._addressed(_Address(problem, through, outer.offset + offset)):
+        with self._subscribed(_Subscription(problem, through, outer.offset + offset)):
             yield
 
     @contextlib.contextmanager
-    def _addressed(self, address: _Address) -> Iterator[None]:
-        before, self._address = self._address, address
+    def _subscribed(self, subscription: _Subscription) -> Iterator[None]:
+        before, self._subscription = self._subscription, subscription
         try:
             yield
         finally:
-            self._address = before
+            self._subscription = before
 
 
 EXCHANGE = IncumbentExchange()
-"""The mailbox of this process."""
+"""The exchange of this process."""

@@ -15,7 +15,7 @@ ReportIncumbent = Callable[[tuple[int, ...]], None]
 """Called by a solver with every better assignment, so that a killed worker still leaves it."""
 
 AskOthers = Callable[[], tuple[int, ...] | None]
-"""Returns an assignment of the problem that was found elsewhere and that nobody was told of yet, or None."""
+"""Returns an assignment of the problem that was found elsewhere and was not returned before, or None."""
 
 
 class Solver(Protocol):

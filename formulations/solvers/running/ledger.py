@@ -93,7 +93,7 @@ class Ledger:
             self.bound = int(bound)
             self._record(source)
 
-    def hear(self, progress: Progress) -> None:
+    def report(self, progress: Progress) -> None:
         """Take the bound from a solver's progress; its incumbent counts only once checked."""
         self.raise_bound(progress.bound, progress.source)
 

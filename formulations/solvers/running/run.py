@@ -20,7 +20,7 @@ from formulations.solvers.running.coordination import CoordinatorContext
 from formulations.solvers.running.ledger import Ledger, SolverContradiction
 
 CONFIRMERS = ("peak_prices", "highs", "cpsat")
-"""Solvers of different kinds whose word counts, asked in turn whether nothing is feasible; the quickest first."""
+"""Exact solvers of different kinds that confirm infeasibility, in the order in which they run: the quickest first."""
 
 _KINDS_THAT_MUST_AGREE = 2
 """Not tunable: kinds of solver that prove infeasibility together."""
@@ -119,7 +119,7 @@ def solve_in_process(problem: StrategyProblem, solver: str, options: SolveOption
     if not problem.nodes:
         return _without_decisions(ledger)
     started = time.process_time()
-    claim = spec.load()(problem, ledger.options, ledger.hear, lambda choices: _take(ledger, [choices], solver))
+    claim = spec.load()(problem, ledger.options, ledger.report, lambda choices: _take(ledger, [choices], solver))
     ledger.spend(time.process_time() - started, 0)
     return ledger.result(Status.INFEASIBLE_UNCONFIRMED if _enter(ledger, claim, solver) else None)
 
@@ -167,7 +167,7 @@ def _work(
     if spec.is_coordinator:
         context = CoordinatorContext(
             workers,
-            ledger.hear,
+            ledger.report,
             lambda found, source: _take(ledger, [found], source),
             ledger.spend,
             should_stop,
@@ -177,7 +177,7 @@ def _work(
         ledger.note(claim.message)
         return _enter(ledger, claim, spec.name)
     listener = Listener(
-        ledger.hear,
+        ledger.report,
         lambda found: _take(ledger, found, spec.name),
         lambda: None if (found := _ask(ledger, from_others)) is None else Update(choices=found),
         should_stop,

@@ -31,8 +31,8 @@ def _told(bound: int) -> Listener:
 
 def test_an_assignment_is_taken_once_and_a_bound_stays() -> None:
     box, whole = IncumbentExchange(), random_problem(0)
-    box.put(Update(choices=(1, 2)))
-    box.put(Update(bound=7))
+    box.publish(Update(choices=(1, 2)))
+    box.publish(Update(bound=7))
     with box.subscribed_to(whole):
         assert (box.take(whole), box.take(whole)) == ((1, 2), None)
         assert (box.bound(whole), box.bound(whole)) == (7, 7)
@@ -42,7 +42,7 @@ def test_an_assignment_is_taken_once_and_a_bound_stays() -> None:
 
 def test_news_are_for_one_problem() -> None:
     box, whole, core, kernel = IncumbentExchange(), random_problem(0), random_problem(1), random_problem(2)
-    box.put(Update((3, 4, 5), 100))
+    box.publish(Update((3, 4, 5), 100))
     assert (box.take(whole), box.bound(whole)) == (None, None)
     with box.subscribed_to(whole):
         assert (box.take(core), box.bound(core)) == (None, None)
@@ -52,7 +52,7 @@ def test_news_are_for_one_problem() -> None:
         ):
             assert (box.take(whole), box.take(core), box.bound(core)) == (None, None, None)
             assert (box.take(kernel), box.bound(kernel)) == ((5,), 61)
-        box.put(Update(choices=(3, 4, 5)))
+        box.publish(Update(choices=(3, 4, 5)))
         with box.translated(core, lambda choices: None, 0):
             assert (box.take(core), box.bound(core)) == (None, 100)
         assert box.bound(whole) == 100
@@ -101,7 +101,7 @@ def test_prices_stop_at_a_bound_of_others() -> None:
     assert best.objective is not None
     options = SolveOptions(time_limit=120.0, iteration_limit=40, initial_choices=best.choices)
     alone = lagrangian.solve(problem, options, _ignore, _ignore)
-    EXCHANGE.put(Update(bound=best.objective))
+    EXCHANGE.publish(Update(bound=best.objective))
     with EXCHANGE.subscribed_to(problem):
         told = lagrangian.solve(problem, options, _ignore, _ignore)
     EXCHANGE.empty()

@@ -166,5 +166,5 @@ def highs_told(
     from formulations.solvers.exact import highs
     from formulations.solvers.protocol.exchange import EXCHANGE, Update
 
-    EXCHANGE.put(Update(choices=options.initial_choices))
+    EXCHANGE.publish(Update(choices=options.initial_choices))
     return highs.solve(problem, replace(options, initial_choices=None), report, incumbent)

@@ -134,7 +134,7 @@ def test_uses_its_start_and_what_others_found() -> None:
     claim, _ = _solve(problem, 1, start=best)
     assert claim.choices is not None
     assert check(problem, claim.choices).objective == objective
-    EXCHANGE.put(Update(choices=best))
+    EXCHANGE.publish(Update(choices=best))
     with EXCHANGE.subscribed_to(problem):
         claim, _ = _solve(problem, 1)
     EXCHANGE.empty()

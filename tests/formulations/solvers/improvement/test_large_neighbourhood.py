@@ -361,7 +361,7 @@ def test_what_another_solver_found_is_taken_over() -> None:
     known = solve_in_process(problem, "lagrangian", SolveOptions(iteration_limit=200)).choices
     assert known is not None
     objective = check(problem, known).objective
-    EXCHANGE.put(Update(choices=known))
+    EXCHANGE.publish(Update(choices=known))
     with EXCHANGE.subscribed_to(problem):
         claim, _ = _solve(problem, SolveOptions(time_limit=60.0, iteration_limit=1), "lagrangian")
     assert claim.choices is not None
@@ -376,7 +376,7 @@ def test_the_solver_of_a_part_does_not_hear_of_the_whole() -> None:
     asked = []
 
     def told_of_the_whole(part: StrategyProblem, options: SolveOptions, *_: object) -> Claim:
-        EXCHANGE.put(Update(choices=known, bound=0))
+        EXCHANGE.publish(Update(choices=known, bound=0))
         asked.append((EXCHANGE.take(part), EXCHANGE.bound(part)))
         return Claim(None, None)
 
