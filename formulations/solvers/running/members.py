@@ -49,12 +49,12 @@ class Members:
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self._stop = threading.Event()
         self._threads: dict[str, threading.Thread] = {}
-        self._letters: dict[str, queue.SimpleQueue[Update]] = {}
+        self._updates: dict[str, queue.SimpleQueue[Update]] = {}
 
     def start(self, solver: str, problem: StrategyProblem, options: SolveOptions, known: Update) -> None:
         """Start a solver from what is ``known``; its name must not be running yet."""
-        self._letters[solver] = queue.SimpleQueue()
-        self._letters[solver].put(known)
+        self._updates[solver] = queue.SimpleQueue()
+        self._updates[solver].put(known)
         thread = threading.Thread(target=self._work, args=(solver, problem, options), daemon=True)
         self._threads[solver] = thread
         thread.start()
@@ -64,11 +64,11 @@ class Members:
         """Names of the members whose end has not been read from :meth:`events`."""
         return tuple(self._threads)
 
-    def publish(self, news: Update, source: str) -> None:
+    def publish(self, update: Update, source: str) -> None:
         """Publish a better assignment or bound to all members but its source."""
-        for solver, letters in self._letters.items():
+        for solver, updates in self._updates.items():
             if _EXCHANGE and solver != source:
-                letters.put(news)
+                updates.put(update)
 
     def events(self, timeout: float) -> Iterator[Event]:
         """Yield what has arrived; waits up to ``timeout`` seconds for the first event."""
@@ -77,7 +77,7 @@ class Members:
             while True:
                 if event.ended is not None:
                     self._threads.pop(event.source).join()
-                    del self._letters[event.source]
+                    del self._updates[event.source]
                 yield event
                 event = self._events.get_nowait()
         except queue.Empty:
@@ -99,7 +99,7 @@ class Members:
         listener = Listener(
             lambda progress: self._events.put(Event(solver, progress=progress)),
             lambda found: self._events.put(Event(solver, incumbents=tuple(found))),
-            lambda: _newest(self._letters[solver]),
+            lambda: _newest(self._updates[solver]),
             self._stop.is_set,
         )
         try:
@@ -109,11 +109,11 @@ class Members:
         self._events.put(Event(solver, ended=outcome))
 
 
-def _newest(letters: queue.SimpleQueue[Update]) -> Update | None:
+def _newest(updates: queue.SimpleQueue[Update]) -> Update | None:
     newest = None
     try:
         while True:
-            letter = letters.get_nowait()
-            newest = letter if newest is None else newest.updated(letter)
+            update = updates.get_nowait()
+            newest = update if newest is None else newest.updated(update)
     except queue.Empty:
         return newest
