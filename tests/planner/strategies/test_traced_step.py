@@ -153,7 +153,7 @@ def test_operators_know_module_source_and_forward_partner() -> None:
     assert up.identity == "layers.1.mlp.0/forward/aten.addmm.default/0"
     lines, start = inspect.getsourcelines(models.Block.forward)
     called = start + next(position for position, line in enumerate(lines) if "self.mlp(" in line)
-    assert up.source == f"tests/support/steps/models.py:{called}"
+    assert up.source == f"support/steps/models.py:{called}"
     products = [o for o in graph.operators if o.forward == up.index and o.target == "aten.mm.default"]
     assert len(products) == 2
     assert {product.module_path for product in products} == {"layers.1.mlp.0"}

@@ -41,7 +41,7 @@ def test_data_dependent_branch_names_module_line_and_remedy() -> None:
         trace_step(*models.data_dependent_branch())
     line = line_of(models.Branch.forward, "if hidden.sum()")
     assert str(caught.value).startswith(
-        f"module 1 (tests/support/steps/models.py:{line}): control flow depends on the values"
+        f"module 1 (support/steps/models.py:{line}): control flow depends on the values"
     )
     assert "torch.where" in str(caught.value)
 
@@ -50,7 +50,7 @@ def test_dynamic_experts_name_the_operator() -> None:
     with pytest.raises(TraceError) as caught:
         trace_step(*models.dynamic_experts())
     line = line_of(models.DynamicExperts.forward, "torch.where")
-    assert f"(tests/support/steps/models.py:{line})" in str(caught.value)
+    assert f"(support/steps/models.py:{line})" in str(caught.value)
     assert "aten.nonzero" in str(caught.value)
     assert "fixed capacity" in str(caught.value)
 
@@ -59,7 +59,7 @@ def test_custom_autograd_function_is_named() -> None:
     with pytest.raises(TraceError) as caught:
         trace_step(*models.custom_function())
     line = line_of(models.SquareLayer.forward, "Square.apply")
-    assert str(caught.value).startswith(f"module 1 (tests/support/steps/models.py:{line}): custom autograd.Function")
+    assert str(caught.value).startswith(f"module 1 (support/steps/models.py:{line}): custom autograd.Function")
     assert "support.steps.models.Square" in str(caught.value)
 
 
@@ -84,7 +84,7 @@ def test_refusing_custom_functions_ends_with_the_capture() -> None:
 def test_errors_in_forward_name_place_and_reason(function: Callable[[Tensor], Any], words: str) -> None:
     message = refusal(function)
     assert message.startswith("module (root) (")
-    assert "test_capture_errors.py:" in message
+    assert "test_tracing_errors.py:" in message
     assert words in message
 
 
@@ -142,7 +142,7 @@ def test_random_operator_without_a_plan_names_the_place(function: Callable[[Tens
         trace_step(Noisy(), (torch.randn(2, 4),), {}, models.mean_square)
     message = str(caught.value)
     assert message.startswith("module noise (")
-    assert f"test_capture_errors.py:{function.__code__.co_firstlineno}): {operator} draws random numbers" in message
+    assert f"test_tracing_errors.py:{function.__code__.co_firstlineno}): {operator} draws random numbers" in message
     assert "aten.native_dropout.default" in message
 
 
