@@ -100,7 +100,8 @@ def test_where_too_little_time_is_left_it_does_not_begin(options, pool):
 
 
 @pytest.mark.parametrize("asked", [True, False])
-def test_it_lets_others_work_before_unless_it_is_asked_for(asked, pool):
+def test_it_lets_others_work_before_unless_it_is_asked_for(asked, pool, monkeypatch):
+    monkeypatch.setattr(step_bound, "_LEAST_PATIENCE", 60.0)  # a loaded machine takes long to start a worker
     relaxed = Relaxed(family_problem("cliques", "small"))
     with BoundBeside(relaxed, BESIDE, pool, after=0.5 if asked else 0.01) as beside:
         beside.begin(30)
