@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from formulations.problem.solution import Progress, SolveOptions, SolveResult, Status
 from formulations.step.sharding import MEMORY
@@ -97,6 +98,11 @@ class Search:
         self.find, self._on_first, self._announced = find, on_first, False
         self._limit = built.problem.resources[MEMORY].limit
         self._deadline = time.monotonic() + context.options.time_limit
+
+    @cached_property
+    def is_deep(self) -> bool:
+        """Whether the solver begins with patterns of repeated blocks, so that restrictions are solved beside it."""
+        return self.context.solves_by_patterns(self.built.problem)
 
     @property
     def left(self) -> float:

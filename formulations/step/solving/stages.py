@@ -117,24 +117,20 @@ def use_block_columns(built: StepProblem, solver: str) -> bool:
     return find_repeats(built.problem).count > 0
 
 
-def _is_deep(search: Search) -> bool:
-    return search.context.solves_by_patterns(search.built.problem)
-
-
 def _begins_from_base(search: Search) -> bool:
     built = search.built
-    if built.base_problem is None or (built.restrictions and _is_deep(search)):
+    if built.base_problem is None or (built.restrictions and search.is_deep):
         return False
     return not (built.has_one_layout and search.context.solver == BLOCKS)
 
 
 def _begins_without_limit(search: Search) -> bool:
     built = search.built
-    return built.unlimited is not None and (built.base_problem is None or bool(built.restrictions and _is_deep(search)))
+    return built.unlimited is not None and (built.base_problem is None or bool(built.restrictions and search.is_deep))
 
 
 def _begins_from_restrictions(search: Search) -> bool:
-    return bool(search.built.restrictions) and _begins_without_limit(search) and not _is_deep(search)
+    return bool(search.built.restrictions) and _begins_without_limit(search) and not search.is_deep
 
 
 def _rules(search: Search, layouts: tuple[int, ...]) -> None:
@@ -169,7 +165,7 @@ def _without_limit(search: Search) -> Attempts:
     if free.decision is not None:
         search.reference, search.finished = free.decision, search.keep(free.decision)
         return
-    several = search.built.restrictions and not _is_deep(search)
+    several = search.built.restrictions and not search.is_deep
     solved = yield Attempt(search.built.unlimited, _LARGE if several else _WHOLE)
     if solved is None:  # the later attempts need its layouts
         solved = yield Attempt(search.built.unlimited, _WHOLE)
@@ -234,12 +230,12 @@ STAGES = (
     Stage(
         Phase.BEGIN,
         "reruns of the reference",
-        lambda s: s.reference is not None and not _is_deep(s),
+        lambda s: s.reference is not None and not s.is_deep,
         _reruns_of_reference,
     ),
     Stage(Phase.BEGIN, "restrictions", _begins_from_restrictions, _restrictions),
     Stage(Phase.BEGIN, "reruns and layouts", _begins_from_restrictions, _reruns_and_layouts),
-    Stage(Phase.WIDEN, "short reach", lambda s: s.built.short_reach is not None and not _is_deep(s), _short_reach),
+    Stage(Phase.WIDEN, "short reach", lambda s: s.built.short_reach is not None and not s.is_deep, _short_reach),
     Stage(Phase.BESIDE, "restrictions", lambda s: bool(s.built.restrictions), _restrictions_beside),
     Stage(Phase.BESIDE, "base problem", lambda s: s.built.base_problem is not None, _base_problem_beside),
 )

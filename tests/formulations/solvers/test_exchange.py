@@ -25,8 +25,8 @@ def pool() -> Iterator[SolverPool]:
 
 
 def _told(bound: int) -> Listener:
-    letters = [Update(bound=bound)]
-    return Listener(from_others=lambda: letters.pop() if letters else None)
+    updates = [Update(bound=bound)]
+    return Listener(from_others=lambda: updates.pop() if updates else None)
 
 
 def test_an_assignment_is_taken_once_and_a_bound_stays() -> None:

@@ -249,8 +249,8 @@ def test_a_start_that_is_better_is_kept(
 def test_members_hear_of_each_other(pool: SolverPool, step: StrategyProblem) -> None:
     best = solve(step, "highs", SolveOptions(time_limit=30), pool=pool)
     assert best.choices is not None
-    letters = [Update(choices=best.choices)]
-    listener = Listener(from_others=lambda: letters.pop() if letters else None)
+    updates = [Update(choices=best.choices)]
+    listener = Listener(from_others=lambda: updates.pop() if updates else None)
     outcome = pool.run(find_solver(FAKE + "listen"), step, SolveOptions(time_limit=20), listener)
     assert outcome.claim is not None
     assert outcome.claim.choices == best.choices
@@ -285,10 +285,10 @@ def test_what_is_found_elsewhere_is_told_to_solvers(
 ) -> None:
     """The only member ends as soon as it hears something, and not before."""
     best = solve(step, "highs", SolveOptions(time_limit=30), pool=pool)
-    letters = [best.choices]
+    updates = [best.choices]
     only(monkeypatch, "listen")
     options = SolveOptions(time_limit=60)
-    result = solve(step, solver, options, pool=pool, from_others=lambda: letters.pop() if letters else None)
+    result = solve(step, solver, options, pool=pool, from_others=lambda: updates.pop() if updates else None)
     assert result.choices == best.choices
     assert result.seconds < 30
 
@@ -301,10 +301,10 @@ def test_what_is_found_elsewhere_is_checked_and_stays(
     best = solve(step, "highs", SolveOptions(time_limit=30), pool=pool)
     over = tuple(int(node.cost.argmin()) for node in step.nodes)
     assert not check(step, over).ok
-    letters = [best.choices, over]
+    updates = [best.choices, over]
     only(monkeypatch, "hang")
     options = SolveOptions(time_limit=2)
-    result = solve(step, solver, options, pool=pool, from_others=lambda: letters.pop() if letters else None)
+    result = solve(step, solver, options, pool=pool, from_others=lambda: updates.pop() if updates else None)
     assert result.choices == best.choices
     assert "others offered an assignment that does not hold" in result.message
 
