@@ -73,10 +73,6 @@ class Configurations:
             found.append(next(e.strategy for e in table.entries if e.own == chosen[i] and e.others == others))
         return tuple(found)
 
-    def class_of(self, operator: int, strategy: int) -> int:
-        """Return the class that a strategy belongs to."""
-        return next(c for c, members in enumerate(self.classes[operator]) if strategy in members)
-
 
 def configurations(graph: KiwiGraph) -> Configurations:
     """Find classes and tables.

@@ -37,11 +37,6 @@ class StagedDecision:
     strategies: tuple[int, ...]
     stages: tuple[tuple[int, ...], ...]
 
-    @property
-    def recomputations(self) -> int:
-        """Number of computations beyond the first of every operator."""
-        return sum(map(len, self.stages)) - len(self.stages)
-
 
 @dataclass(frozen=True, slots=True)
 class Replay:
