@@ -42,7 +42,6 @@ from formulations.step.training_step import Moments, StepDecision, StepModel
 @gc_paused()
 def build_kiwi_chain(
     model: StepModel,
-    memory_limit: int | None,
     modes: Modes | None = None,
     counting: Counting = Counting.EXACT,
 ) -> StrategyProblem:
@@ -52,8 +51,6 @@ def build_kiwi_chain(
     ----------
     model
         The step's tables.
-    memory_limit
-        Bytes on one device, or None.
     modes
         Modes of running again, from :mod:`formulations.step.modes`; all modes of all moments if None.
     counting
@@ -67,19 +64,17 @@ def build_kiwi_chain(
     """
     if modes is None:
         modes = once_or_twice(model, chain_moments(model))
-    return RecomputeProblemBuilder(model, modes, counting, chains=True).build("kiwi_chain", memory_limit)
+    return RecomputeProblemBuilder(model, modes, counting, chains=True).build("kiwi_chain")
 
 
 @gc_paused()
-def build_recompute_policy(model: StepModel, memory_limit: int | None, reruns: Mapping[int, int]) -> StrategyProblem:
+def build_recompute_policy(model: StepModel, reruns: Mapping[int, int]) -> StrategyProblem:
     """Build the problem of sharding alone with given reruns.
 
     Parameters
     ----------
     model
         The step's tables.
-    memory_limit
-        Bytes on one device, or None.
     reruns
         Operators that run again, with their moments; all others keep their outputs.
     """
@@ -88,7 +83,7 @@ def build_recompute_policy(model: StepModel, memory_limit: int | None, reruns: M
     for i in reruns:
         size = model.nodes[i].size
         builder.forbid(i, np.arange(2 * size) < size)
-    return builder.build("recompute_policy", memory_limit)
+    return builder.build("recompute_policy")
 
 
 def chain_moments(

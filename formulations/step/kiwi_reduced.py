@@ -32,17 +32,13 @@ from formulations.step.training_step import StepModel
 
 
 @gc_paused()
-def build_kiwi_reduced(
-    model: StepModel, memory_limit: int | None, counting: Counting = Counting.OVER
-) -> StrategyProblem:
+def build_kiwi_reduced(model: StepModel, counting: Counting = Counting.OVER) -> StrategyProblem:
     """Build the joint problem of sharding and recomputation.
 
     Parameters
     ----------
     model
         The step's tables.
-    memory_limit
-        Bytes on one device, or None.
     counting
         How bytes are counted where they depend on three decisions. OVER never counts too few and keeps all tables
         pairwise.
@@ -54,7 +50,7 @@ def build_kiwi_reduced(
         recompute (only where the model allows it). Hold nodes follow.
     """
     modes = once(reduced_moments(model))
-    return RecomputeProblemBuilder(model, modes, counting, chains=False).build("kiwi_reduced", memory_limit)
+    return RecomputeProblemBuilder(model, modes, counting, chains=False).build("kiwi_reduced")
 
 
 def reduced_moments(model: StepModel) -> dict[int, tuple[int, ...]]:

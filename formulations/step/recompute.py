@@ -74,10 +74,10 @@ class RecomputeProblemBuilder(StepProblemBuilder):
             if len(times) > 1:
                 self.cost[i] = np.concatenate([count * self.cost[i] for count in times])
 
-    def build(self, name: str, memory_limit: int | None) -> StrategyProblem:
+    def build(self, name: str) -> StrategyProblem:
         """Add the families of sharding and the holds."""
         add_holds(self)
-        return super().build(name, memory_limit)
+        return super().build(name)
 
     # ---------------------------------------------------------------- tables
 

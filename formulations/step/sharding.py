@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -46,6 +46,12 @@ MEMORY = 0
 UNREAD = Lifetime(None, None)
 
 
+def within(problem: StrategyProblem, memory_limit: int | None) -> StrategyProblem:
+    """Return the problem of a step under a memory limit, in bytes of one device; None for no limit."""
+    memory = replace(problem.resources[MEMORY], limit=memory_limit)
+    return replace(problem, resources=(memory, *problem.resources[MEMORY + 1 :]))
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class CopiedByLastReader:
     """From ``start`` to ``end`` the last reader of an output computes, and the pairs of layouts with a copy."""
@@ -57,15 +63,13 @@ class CopiedByLastReader:
 
 
 @gc_paused()
-def build_sharding(model: StepModel, memory_limit: int | None, counting: Counting = Counting.OVER) -> StrategyProblem:
+def build_sharding(model: StepModel, counting: Counting = Counting.OVER) -> StrategyProblem:
     """Build the problem of sharding without recomputation.
 
     Parameters
     ----------
     model
         The step's tables.
-    memory_limit
-        Bytes on one device, or None.
     counting
         How bytes are counted where they depend on three decisions.
 
@@ -74,7 +78,7 @@ def build_sharding(model: StepModel, memory_limit: int | None, counting: Countin
     StrategyProblem
         Node ``i`` is node ``i`` of the model, its strategies the layouts.
     """
-    return StepProblemBuilder(model, build_timeline(model, {}), counting).build("sharding", memory_limit)
+    return StepProblemBuilder(model, build_timeline(model, {}), counting).build("sharding")
 
 
 class StepProblemBuilder:
@@ -112,14 +116,14 @@ class StepProblemBuilder:
         self._factor_forbidden: dict[tuple[int, ...], BoolArray] = {}
         self._factor_usage: dict[tuple[int, ...], list[UsageTerm]] = {}
 
-    def build(self, name: str, memory_limit: int | None) -> StrategyProblem:
-        """Add every family and assemble the problem."""
+    def build(self, name: str) -> StrategyProblem:
+        """Add every family and assemble the problem, which has no memory limit."""
         self.add_resident_nodes()
         self.add_operators()
         self.add_edges()
         self.add_results()
         self.add_gradients()
-        return self._problem(name, memory_limit)
+        return self._problem(name)
 
     # ---------------------------------------------------------------- tables
 
@@ -319,7 +323,7 @@ class StepProblemBuilder:
 
     # --------------------------------------------------------------- problem
 
-    def _problem(self, name: str, memory_limit: int | None) -> StrategyProblem:
+    def _problem(self, name: str) -> StrategyProblem:
         nodes = tuple(
             Node(name, cost, forbidden, tuple(usage))
             for name, cost, forbidden, usage in zip(
@@ -334,15 +338,15 @@ class StepProblemBuilder:
             name=name,
             nodes=nodes,
             factors=factors,
-            resources=self.resources(memory_limit),
+            resources=self.resources(),
             horizon=self.timeline.horizon,
             seconds_per_cost=self.model.seconds_per_cost,
             time_names=self._time_names(),
         )
 
-    def resources(self, memory_limit: int | None) -> tuple[Resource, ...]:
+    def resources(self) -> tuple[Resource, ...]:
         """Device memory, and whatever else a model limits."""
-        return (Resource("device memory (bytes)", memory_limit),)
+        return (Resource("device memory (bytes)", None),)
 
     def _forbidden(self, scope: tuple[int, ...]) -> BoolArray | None:
         flags = self._factor_forbidden.get(scope)

@@ -8,7 +8,7 @@ from functools import cached_property
 
 import numpy as np
 
-from formulations.problem.strategy_problem import BoolArray, IntArray, Resource, StrategyProblem, UsageTerm
+from formulations.problem.strategy_problem import BoolArray, IntArray, Resource, UsageTerm
 from formulations.step.counting import Counting
 from formulations.step.liveness import LastUse
 from formulations.step.modes import Modes
@@ -40,21 +40,15 @@ class OffloadProblemBuilder(RecomputeProblemBuilder):
         self.links = links
         self.offloads = offload_candidates(model)
         self.waiting: dict[int, int] = {}
-        self.memory_limit: int | None = None
         super().__init__(model, modes, counting, chains=True)
-
-    def build(self, name: str, memory_limit: int | None) -> StrategyProblem:
-        """Build the problem under a limit in bytes, or None."""
-        self.memory_limit = memory_limit
-        return super().build(name, memory_limit)
 
     def further_modes(self, node: int) -> int:
         """Number of modes of offload of a node."""
         return len(self.links.modes) if node in self.offloads else 0
 
-    def resources(self, memory_limit: int | None) -> tuple[Resource, ...]:
+    def resources(self) -> tuple[Resource, ...]:
         """Device memory, host memory and the links."""
-        memory = super().resources(memory_limit)
+        memory = super().resources()
         host = Resource("host memory (bytes)", self.links.host_bytes)
         if self.links.blocking:
             return (*memory, host)

@@ -123,7 +123,6 @@ def shortest_wait(problem: StrategyProblem, choices: Sequence[int], node: int, l
 @gc_paused()
 def build_offload(
     model: StepModel,
-    memory_limit: int | None,
     modes: Modes,
     links: Links,
     counting: Counting,
@@ -134,8 +133,6 @@ def build_offload(
     ----------
     model
         The step's tables, with ``transfer_cost``.
-    memory_limit
-        Bytes on one device, or None.
     modes
         Modes of running again.
     links
@@ -145,5 +142,5 @@ def build_offload(
     """
     kind = OffloadRelaxationBuilder if links.relaxed else OffloadProblemBuilder
     builder = kind(model, modes, counting, links)
-    problem = builder.build("kiwi_offload", memory_limit)
+    problem = builder.build("kiwi_offload")
     return OffloadProblem(problem, model, modes, links, builder.waiting)

@@ -29,6 +29,22 @@ class OffloadMode(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class AtMost:
+    """The plans that a relaxation bounds.
+
+    Parameters
+    ----------
+    cost
+        The most that they cost, in quanta: that of the best known plan.
+    device_bytes
+        Their memory limit on one device, or None.
+    """
+
+    cost: int
+    device_bytes: int | None
+
+
+@dataclass(frozen=True, slots=True)
 class Links:
     """Memory and links of the host.
 
@@ -38,19 +54,18 @@ class Links:
         Pinned host memory for one device, or None.
     blocking
         Whether the computation waits for every copy.
-    best_known
-        Cost of a plan, in quanta: builds the relaxation, whose optimum is a bound on all plans of at most this cost;
-        None builds the problem that finds plans.
+    at_most
+        Builds the relaxation, whose optimum is a bound on all of these plans; None builds the problem that finds plans.
     """
 
     host_bytes: int | None = None
     blocking: bool = False
-    best_known: int | None = None
+    at_most: AtMost | None = None
 
     @property
     def relaxed(self) -> bool:
         """Whether the problem is the relaxation."""
-        return self.best_known is not None and not self.blocking
+        return self.at_most is not None and not self.blocking
 
     @property
     def modes(self) -> tuple[OffloadMode, ...]:

@@ -41,7 +41,7 @@ import numpy as np
 from formulations.problem.strategy_problem import IntArray, Resource, UsageTerm
 from formulations.step.offload.builder import OffloadProblemBuilder
 from formulations.step.offload.links import Rows, Span, levels
-from formulations.step.offload.modes import OffloadMode, waiting_outputs
+from formulations.step.offload.modes import AtMost, OffloadMode, waiting_outputs
 from formulations.step.sharding import UNREAD
 from formulations.step.training_step import NodeKind
 
@@ -80,15 +80,19 @@ class _Main:
 class OffloadRelaxationBuilder(OffloadProblemBuilder):
     """Offload in the modes of the relaxation."""
 
-    def resources(self, memory_limit: int | None) -> tuple[Resource, ...]:
+    def resources(self) -> tuple[Resource, ...]:
         """Also the rows of leaving activations."""
-        return *super().resources(memory_limit), Resource(f"leaving ({self._unit} bytes)", self.leaving.limit)
+        return *super().resources(), Resource(f"leaving ({self._unit} bytes)", self.leaving.limit)
+
+    @property
+    def _at_most(self) -> AtMost:
+        assert self.links.at_most is not None, "the relaxation needs the cost of a plan"
+        return self.links.at_most
 
     @property
     def most_excess(self) -> int:
         """Time of the best known plan beyond the least time of all operators."""
-        assert self.links.best_known is not None, "the relaxation needs the cost of a plan"
-        return max(0, self.links.best_known - self.times.step)
+        return max(0, self._at_most.cost - self.times.step)
 
     @cached_property
     def leaving(self) -> Rows:
@@ -122,10 +126,10 @@ class OffloadRelaxationBuilder(OffloadProblemBuilder):
     def _most_leaving(self) -> int:
         """Most bytes that leave behind the boundary, where all of them are on the device."""
         together = sum(int(main.leaving.max()) for main in self._mains.values())
-        if self.memory_limit is None:
+        if self._at_most.device_bytes is None:
             return together
         resident = sum(int(node.resident_bytes.min()) for node in self.model.nodes)
-        return max(0, min(together, self.memory_limit - resident))
+        return max(0, min(together, self._at_most.device_bytes - resident))
 
     @cached_property
     def _unit(self) -> int:

@@ -19,8 +19,8 @@ from formulations.step.kiwi_chain import (
 from formulations.step.kiwi_reduced import build_kiwi_reduced, reduced_moments
 from formulations.step.modes import Modes, once, once_or_twice
 from formulations.step.offload.model import build_offload
-from formulations.step.offload.modes import Links
-from formulations.step.sharding import build_sharding
+from formulations.step.offload.modes import AtMost, Links
+from formulations.step.sharding import build_sharding, within
 from formulations.step.solving.step_problem import Reruns, StepProblem
 from formulations.step.training_step import StepModel
 
@@ -43,13 +43,13 @@ class UnknownFormulationError(ValueError):
 
 def sharding_problem(model: StepModel, memory_limit: int | None) -> StepProblem:
     """Sharding alone."""
-    return _counted(model, {}, lambda counting: build_sharding(model, memory_limit, counting))
+    return _counted(model, {}, memory_limit, partial(build_sharding, model))
 
 
 def kiwi_reduced_problem(model: StepModel, memory_limit: int | None) -> StepProblem:
     """KIWI with reduced complexity."""
     modes = once(reduced_moments(model))
-    return _counted(model, modes, lambda counting: build_kiwi_reduced(model, memory_limit, counting))
+    return _counted(model, modes, memory_limit, partial(build_kiwi_reduced, model))
 
 
 def kiwi_chain_problem(
@@ -69,7 +69,7 @@ def kiwi_chain_problem(
         Moments of an operator at most; None for as many as keep the tables of a size that solves well.
     """
     modes = _modes_in_reach(model, plans, reach)
-    chain = _counted(model, modes, lambda counting: build_kiwi_chain(model, memory_limit, modes, counting))
+    chain = _counted(model, modes, memory_limit, partial(build_kiwi_chain, model, modes))
     chain = _with_smaller(chain, model, memory_limit, modes, plans)
     if chain.restrictions and reach is None and _entries(model, modes) > LARGEST_EXACT:
         return replace(chain, short_reach=partial(kiwi_chain_problem, model, memory_limit, plans, REACHES[-1] - 1))
@@ -99,11 +99,13 @@ def kiwi_offload_problem(
     modes = _modes_in_reach(model, plans, reach)
 
     def build(counting: Counting) -> StepProblem:
-        built = build_offload(model, memory_limit, modes, links, counting)
-        return StepProblem(built.problem, built.decode, built.encode, _layouts(model), complete=built.complete)
+        built = build_offload(model, modes, links, counting)
+        problem = within(built.problem, memory_limit)
+        return StepProblem(problem, built.decode, built.encode, _layouts(model), complete=built.complete)
 
     def relaxed(best: int) -> StrategyProblem:
-        return build_offload(model, memory_limit, modes, replace(links, best_known=best), Counting.UNDER).problem
+        bounded = replace(links, at_most=AtMost(best, memory_limit))
+        return within(build_offload(model, modes, bounded, Counting.UNDER).problem, memory_limit)
 
     offload = replace(
         build(Counting.UNDER),
@@ -118,7 +120,7 @@ def policy_problem(model: StepModel, memory_limit: int | None, recomputed: Itera
     """Sharding with recomputation set by a rule: exactly these nodes run again, as late as they may."""
     reruns = latest_moments(model, dict.fromkeys(recomputed))
     modes = once({i: (moment,) for i, moment in reruns.items()})
-    return _chain_like(model, modes, build_recompute_policy(model, memory_limit, reruns))
+    return _chain_like(model, modes, within(build_recompute_policy(model, reruns), memory_limit))
 
 
 MODELS: dict[str, Callable[[StepModel, int | None], StepProblem]] = {
@@ -146,14 +148,17 @@ def _unlimited_problem(model: StepModel) -> StepProblem:
     return replace(sharding_problem(model, None), overestimate=None)
 
 
-def _counted(model: StepModel, modes: Modes, build: Callable[[Counting], StrategyProblem]) -> StepProblem:
+def _counted(
+    model: StepModel, modes: Modes, memory_limit: int | None, build: Callable[[Counting], StrategyProblem]
+) -> StepProblem:
     """Count to the byte where the tables are small; else too little, with the overestimate at hand."""
+
+    def counted(counting: Counting) -> StepProblem:
+        return _chain_like(model, modes, within(build(counting), memory_limit))
+
     if _entries(model, modes) <= LARGEST_EXACT:
-        return _chain_like(model, modes, build(Counting.EXACT))
-    return replace(
-        _chain_like(model, modes, build(Counting.UNDER)),
-        overestimate=lambda: _chain_like(model, modes, build(Counting.OVER)),
-    )
+        return counted(Counting.EXACT)
+    return replace(counted(Counting.UNDER), overestimate=partial(counted, Counting.OVER))
 
 
 def _chain_like(model: StepModel, modes: Modes, problem: StrategyProblem) -> StepProblem:

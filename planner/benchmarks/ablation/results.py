@@ -99,7 +99,7 @@ class Summary:
     time_median, time_worst
         Ratio of times, of the median and of the worst instance.
     verdict
-        ``loses nothing``, or what it loses and where.
+        ``loses nothing``, or what it loses beyond the noise, and where.
     """
 
     variant: str
@@ -141,7 +141,7 @@ class AblationResult:
         """Return the summary of every variant, in order of their first pairs."""
         current = [pair for pair in self.pairs if pair.code == self.code]
         names = dict.fromkeys(pair.variant for pair in current)
-        return [summarize(name, [pair for pair in current if pair.variant == name]) for name in names]
+        return [summarize(name, [pair for pair in current if pair.variant == name], current) for name in names]
 
     def save(self, path: str | Path) -> None:
         """Write pairs and summaries as JSON, atomically.
@@ -178,10 +178,22 @@ def load_pairs(path: str | Path) -> tuple[Pair, ...]:
         raise AblationError(f"{path}: holds no ablation, so that it cannot go on from there: {error}") from None
 
 
-def summarize(variant: str, pairs: Sequence[Pair]) -> Summary:
-    """Compare a variant with the baseline; of repeats of an instance, medians count."""
+def summarize(variant: str, pairs: Sequence[Pair], others: Sequence[Pair] = ()) -> Summary:
+    """Compare a variant with the baseline; of repeats of an instance, medians count.
+
+    Parameters
+    ----------
+    variant
+        Its name.
+    pairs
+        Its pairs.
+    others
+        Pairs of other variants. The baseline solved the same instances in them, which shows how much two solves of an
+        instance differ: a loss counts where the variant is worse than the baseline ever was.
+    """
     instances = dict.fromkeys(pair.instance for pair in pairs)
     objective, bound, times = {}, {}, {}
+    beyond = {name: _beyond_noise(name, pairs, others) for name in instances}
     failed = {pair.instance: pair.changed.message for pair in pairs if pair.changed.status == FAILED}
     for name in instances:
         before = [pair.baseline for pair in pairs if pair.instance == name]
@@ -189,10 +201,12 @@ def summarize(variant: str, pairs: Sequence[Pair]) -> Summary:
         objective[name] = _objective_loss(before, after)
         bound[name] = _bound_loss(before, after)
         times[name] = _time_ratio(_median(each.seconds for each in before), _median(each.seconds for each in after))
+    measured = objective, bound, times
     failures = [f"fails on {name}: {message}" for name, message in failed.items()][:1]
-    losses = _worst(objective, NEGLIGIBLE_PERCENT, "{:.3f} % of objective", "the assignment")
-    losses += _worst(bound, NEGLIGIBLE_PERCENT, "{:.3f} % of bound", "the bound or proof")
-    losses += _worst(times, NEGLIGIBLE_SLOWDOWN, "{:.2f} times the time", "")
+    worst = [{name: values[name] for name in instances if beyond[name][k]} for k, values in enumerate(measured)]
+    losses = _worst(worst[0], NEGLIGIBLE_PERCENT, "{:.3f} % of objective", "the assignment")
+    losses += _worst(worst[1], NEGLIGIBLE_PERCENT, "{:.3f} % of bound", "the bound or proof")
+    losses += _worst(worst[2], NEGLIGIBLE_SLOWDOWN, "{:.2f} times the time", "")
     return Summary(
         variant,
         len(instances),
@@ -208,6 +222,8 @@ FAILED = "failed"
 
 
 def _worst(values: dict[str, float], negligible: float, finite: str, infinite: str) -> list[str]:
+    if not values:
+        return []
     name = max(values, key=lambda each: values[each])
     worst = values[name]
     if worst <= negligible:
@@ -215,17 +231,31 @@ def _worst(values: dict[str, float], negligible: float, finite: str, infinite: s
     return [f"{finite.format(worst) if math.isfinite(worst) else infinite} on {name}"]
 
 
+def _beyond_noise(name: str, pairs: Sequence[Pair], others: Sequence[Pair]) -> tuple[bool, bool, bool]:
+    """Whether the variant's objective, bound and time on an instance are worse than any of the baseline's."""
+    after = [pair.changed for pair in pairs if pair.instance == name]
+    before = [pair.baseline for pair in (*pairs, *others) if pair.instance == name]
+    return (
+        _median(map(_cost, after)) > max(map(_cost, before)),
+        _median(map(_proven, after)) < min(map(_proven, before)),
+        _median(each.seconds for each in after) > max(each.seconds for each in before),
+    )
+
+
 def _objective_loss(before: Sequence[Outcome], after: Sequence[Outcome]) -> float:
-    first = _median(math.inf if each.objective is None else each.objective for each in before)
-    second = _median(math.inf if each.objective is None else each.objective for each in after)
+    first, second = (_median(map(_cost, outcomes)) for outcomes in (before, after))
     return _percent(first, second, first)
 
 
 def _bound_loss(before: Sequence[Outcome], after: Sequence[Outcome]) -> float:
     """Loss of bound; a proof of infeasibility is a bound above everything."""
     first, second = (_median(map(_proven, outcomes)) for outcomes in (before, after))
-    cost = _median(math.inf if each.objective is None else each.objective for each in before)
+    cost = _median(map(_cost, before))
     return _percent(-first, -second, cost if math.isfinite(cost) else first)
+
+
+def _cost(outcome: Outcome) -> float:
+    return math.inf if outcome.objective is None else outcome.objective
 
 
 def _proven(outcome: Outcome) -> float:

@@ -18,6 +18,7 @@ from formulations.problem.solution import SolveOptions, Status
 from formulations.solvers import solve_in_process
 from formulations.solvers.processes.worker import SolverPool
 from formulations.step.kiwi_reduced import build_kiwi_reduced
+from formulations.step.sharding import within
 
 SHARES = (0.9, 0.75, 0.65, 0.55)
 
@@ -92,7 +93,7 @@ def test_true_liveness_never_costs_more_than_the_paper_counts(seed: int, pool: S
     graph = random_graph(seed)
     for share in SHARES:
         limit = int(greatest_peak(graph) * share)
-        direct = solve_in_process(build_kiwi_reduced(step_model(graph), limit), "brute_force").objective
+        direct = solve_in_process(within(build_kiwi_reduced(step_model(graph)), limit), "brute_force").objective
         assert checked(graph, limit, "kiwi_reduced", pool) == direct
         printed, full = best_reduced_as_printed(graph, limit), best_full(graph, limit)
         assert printed is None or (direct is not None and direct <= printed)

@@ -125,7 +125,7 @@ def test_canonical_problems_have_the_same_costs_and_peaks(seed: int) -> None:
     rng = random.Random(seed)
     graph = random_graph(seed, forward=3)
     model = step_model(graph)
-    sharding, reduced = build_sharding(model, None), build_kiwi_reduced(model, None)
+    sharding, reduced = build_sharding(model), build_kiwi_reduced(model)
     ranked = strategies_by_cost(graph)
     for cost, strategies in rng.sample(ranked, min(6, len(ranked))):
         plain = replay(graph, StagedDecision(strategies, in_order(graph)))

@@ -23,7 +23,7 @@ from formulations.step.kiwi_reduced import build_kiwi_reduced, reduced_moments
 from formulations.step.modes import Modes, once, once_or_twice
 from formulations.step.recompute import RecomputeProblemBuilder
 from formulations.step.replay import BrokenDecisionError, StepReplay, replay_decision
-from formulations.step.sharding import build_sharding
+from formulations.step.sharding import build_sharding, within
 from formulations.step.timeline import EventKind, Timeline, build_timeline
 from formulations.step.training_step import StepDecision, StepModel
 
@@ -103,7 +103,7 @@ def test_every_decision_of_kiwi_reduced_replays(start: int) -> None:
     executable = []
     for seed in range(start, start + 25):
         model = random_step(seed)
-        problem = build_kiwi_reduced(model, None, Counting.EXACT)
+        problem = build_kiwi_reduced(model, Counting.EXACT)
         executable.append(decisions_that_agree(model, problem, once(reduced_moments(model)), keeps_rule_1))
     assert sum(count > 0 for count in executable) > 12
 
@@ -114,7 +114,7 @@ def test_every_decision_of_kiwi_chain_replays(start: int) -> None:
     for seed in range(start, start + 25):
         model = random_step(seed)
         modes = once(chain_moments(model))
-        problem = build_kiwi_chain(model, None, modes)
+        problem = build_kiwi_chain(model, modes)
         executable.append(decisions_that_agree(model, problem, modes, of_modes(modes)))
     assert sum(count > 0 for count in executable) > 12
 
@@ -126,7 +126,7 @@ def test_every_decision_of_reruns_once_or_twice_replays(forward: int, layouts: i
         model = random_step(seed, forward, layouts)
         modes = all_modes(model)
         if any(len(mode) > 1 for of in modes.values() for mode in of):
-            twice += decisions_that_agree(model, build_kiwi_chain(model, None, modes), modes, of_modes(modes)) > 0
+            twice += decisions_that_agree(model, build_kiwi_chain(model, modes), modes, of_modes(modes)) > 0
     assert twice > 15
 
 
@@ -135,8 +135,8 @@ def test_pairwise_counting_is_on_its_side_of_the_truth(seed: int) -> None:
     model = random_step(seed)
     modes = all_modes(model)
     in_space = of_modes(modes)
-    over = RecomputeProblemBuilder(model, modes, Counting.OVER, chains=True).build("over", None)
-    under = RecomputeProblemBuilder(model, modes, Counting.UNDER, chains=True).build("under", None)
+    over = RecomputeProblemBuilder(model, modes, Counting.OVER, chains=True).build("over")
+    under = RecomputeProblemBuilder(model, modes, Counting.UNDER, chains=True).build("under")
     assert max(len(factor.scope) for factor in under.factors) <= 3
     for decision in decisions(model, modes):
         replay = replayed(model, decision) if in_space(model, decision) else None
@@ -189,9 +189,9 @@ def test_optimum_equals_the_best_execution(seed: int, share: float) -> None:
     if not replays:
         pytest.skip("no decision of this step can be executed")
     limit = int(max(r.peak for r in replays) * share)
-    plain = best_of_problem(build_sharding(model, limit))
-    reduced = best_of_problem(build_kiwi_reduced(model, limit, Counting.EXACT))
-    chain = best_of_problem(build_kiwi_chain(model, limit))
+    plain = best_of_problem(within(build_sharding(model), limit))
+    reduced = best_of_problem(within(build_kiwi_reduced(model, Counting.EXACT), limit))
+    chain = best_of_problem(within(build_kiwi_chain(model), limit))
     if shares_no_gradient_storage(model):
         assert (chain and chain[0]) == best_by_replay(model, limit, chains, of_modes(chains))
         assert (reduced and reduced[0]) == best_by_replay(model, limit, single, keeps_rule_1)

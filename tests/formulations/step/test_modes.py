@@ -21,6 +21,7 @@ from formulations.step.kiwi_chain import build_kiwi_chain, chain_moments, decode
 from formulations.step.kiwi_reduced import reduced_moments
 from formulations.step.modes import Modes, needed_reruns, once, once_or_twice
 from formulations.step.replay import replay_decision
+from formulations.step.sharding import within
 from formulations.step.solving.registry import kiwi_chain_problem
 from formulations.step.training_step import Moments, NodeKind, StepDecision, StepModel
 
@@ -125,7 +126,7 @@ def pool() -> Iterator[SolverPool]:
 
 
 def solved(model: StepModel, modes: Modes, limit: int, pool: SolverPool) -> tuple[int, dict[int, Moments]]:
-    result = solve(build_kiwi_chain(model, limit, modes), "highs", pool=pool)
+    result = solve(within(build_kiwi_chain(model, modes), limit), "highs", pool=pool)
     assert result.status is Status.OPTIMAL
     assert result.choices is not None
     decision = decode_kiwi_chain(model, modes, result.choices)
@@ -164,7 +165,7 @@ def test_the_optimum_is_that_of_all_decisions(pool) -> None:
             continue
         found, before = executed(model, modes), executed(model, once(chain_moments(model)))
         for limit in [small_limits(found)[0] - 1, *small_limits(found)[:2]]:
-            result = solve(build_kiwi_chain(model, limit, modes), "highs", pool=pool)
+            result = solve(within(build_kiwi_chain(model, modes), limit), "highs", pool=pool)
             expected = best(found, limit)
             assert result.objective == expected
             cheaper += expected is not None and expected != best(before, limit)

@@ -139,6 +139,16 @@ def test_the_worst_instance_counts_and_medians_of_repeats() -> None:
     assert found.verdict == "loses 3.00 times the time on b"
 
 
+def test_what_the_baseline_loses_against_itself_is_no_loss() -> None:
+    """In the pairs of another variant the baseline itself was dearer, weaker or slower."""
+    alone = pair(solved(), solved(10_100, 8_500, 2.0))
+    noise = pair(solved(10_200, 8_400, 3.0), solved())
+    elsewhere = pair(solved(10_200, 8_400, 3.0), solved(), instance="b")
+    assert summarize("variant", [alone], [noise]).verdict == LOSES_NOTHING
+    assert not summarize("variant", [alone], [elsewhere]).loses_nothing
+    assert summarize("variant", [alone], [noise]).objective_percent == 1.0
+
+
 def test_a_process_that_ends_is_a_loss() -> None:
     found = summary(pair(solved(), Outcome(FAILED, None, None, None, 0.0, "it ended")))
     assert found.verdict == "fails on a: it ended; loses the assignment on a; the bound or proof on a"

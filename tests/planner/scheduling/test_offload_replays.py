@@ -53,7 +53,7 @@ def check_decision(name: str, mesh: tuple[int, ...], seed: int) -> int:
     model = with_transfer_costs(space.model, costs.copy_quanta)
     decision = random_decision(space, seed, recompute_share=rng.choice([0.1, 0.4]))
     modes = {node: (mode,) for node, mode in decision.recomputed.items()}
-    problem = build_offload(model, None, modes, links_of(cost_model, None), Counting.OVER)
+    problem = build_offload(model, modes, links_of(cost_model, None), Counting.OVER)
     decision = with_random_offloads(problem, decision, rng)
     counted = check(problem.problem, problem.complete(problem.problem, problem.encode(decision)))
     assert not counted.violations

@@ -88,7 +88,7 @@ def check_decisions(space, optimizer, decisions):
         assert (executed.cost, executed.peak) == (report.total_quanta, report.peak_bytes)
 
         for counting in Counting:
-            problem = build_kiwi_chain(space.model, None, modes, counting)
+            problem = build_kiwi_chain(space.model, modes, counting)
             problem.validate()
             choices = encode_kiwi_chain(space.model, modes, decision)
             claimed = check(problem, shortest_holds(problem, choices))

@@ -27,7 +27,7 @@ from formulations.step.modes import once_or_twice
 from formulations.step.offload import relaxation as offload_relaxation
 from formulations.step.offload.builder import HOST, INWARD, OUTWARD
 from formulations.step.offload.model import OffloadProblem, build_offload, shortest_wait
-from formulations.step.offload.modes import Links
+from formulations.step.offload.modes import AtMost, Links
 from formulations.step.offload.relaxation import LEAVING
 from formulations.step.replay import BrokenDecisionError, replay_decision
 from formulations.step.sharding import MEMORY
@@ -99,7 +99,7 @@ def optimum(found: Sequence[Assignment], limits: Sequence[int | None]) -> int | 
 
 
 def built(model: StepModel, links: Links, counting: Counting) -> OffloadProblem:
-    return build_offload(model, None, once_or_twice(model, chain_moments(model)), links, counting)
+    return build_offload(model, once_or_twice(model, chain_moments(model)), links, counting)
 
 
 def at_once(model: StepModel, decision: StepDecision) -> Stays:
@@ -165,21 +165,20 @@ class Space:
     def check_bounds(self) -> int:
         """Compare the relaxation with the best plan under many limits; return how many comparisons were made."""
         compared = 0
-        relaxations: dict[tuple[int, int | None], tuple[StrategyProblem, list[Assignment]]] = {}
+        relaxations: dict[Links, tuple[StrategyProblem, list[Assignment]]] = {}
         for memory, host in self.limits():
             best = self.best(memory, host)
             if best is None:
                 continue
             for known in (best, best + 2, best + best // 4 + 3):
-                if (known, host) not in relaxations:
-                    links = Links(host, self.blocking, known)
+                links = Links(host, self.blocking, AtMost(known, memory if known == best else None))
+                if links not in relaxations:
                     offload = built(self.model, links, Counting.UNDER)
-                    relaxations[known, host] = offload.problem, assignments(self.model, offload)
-                problem, found = relaxations[known, host]
+                    relaxations[links] = offload.problem, assignments(self.model, offload)
+                problem, found = relaxations[links]
                 limits = (memory, *(resource.limit for resource in problem.resources[1:]))
                 bound = optimum(found, limits)
                 if bound is None or bound > best:
-                    links = Links(host, self.blocking, known)
                     offload = built(self.model, links, Counting.UNDER)
                     bound = optimum(assignments(self.model, offload, all_waiting), limits)
                 assert bound is not None, (memory, host, best)
@@ -289,7 +288,7 @@ def test_more_of_anything_never_costs_more_and_no_host_is_kiwi_chain(blocking):
     for seed in range(30):
         model = offload_step(seed, 3, 1)
         modes = once_or_twice(model, chain_moments(model))
-        alone = OffloadProblem(build_kiwi_chain(model, None, modes, Counting.OVER), model, modes, links, {})
+        alone = OffloadProblem(build_kiwi_chain(model, modes, Counting.OVER), model, modes, links, {})
         chain = assignments(model, alone)
         offload = assignments(model, built(model, links, Counting.OVER))
         memories = sorted({entry.peaks[MEMORY] for entry in chain + offload})
