@@ -37,6 +37,9 @@ def ablate(
             "with *.",
         ),
     ] = "techniques",
+    at_once: Annotated[
+        bool, typer.Option("--together", help="Halve all tunables of --only at once, then double them.")
+    ] = False,
     suite: Annotated[
         str | None,
         typer.Option(metavar="A,B", help=", ".join(SUITES) + ".", show_default="random, and contest with PATH"),
@@ -78,9 +81,9 @@ def ablate(
     if ("contest" in suites) != bool(paths):
         raise OptionError("PATH: the suite contest needs files, and only it reads them")
 
-    from planner.benchmarks.ablation import AblationRun, Instances, ablate, all_variants, selected
+    from planner.benchmarks.ablation import AblationRun, Instances, ablate, all_variants, selected, together
 
-    variants = selected(all_variants(), listed(only, "--only"))
+    variants = (together if at_once else selected)(all_variants(), listed(only, "--only"))
     wanted = Instances(
         suites=tuple(suites),
         sizes=tuple(listed(size, "--size")),

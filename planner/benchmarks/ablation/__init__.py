@@ -2,7 +2,7 @@
 
 from planner.benchmarks.ablation.results import AblationResult, Summary
 from planner.benchmarks.ablation.run import AblationRun, ablate
-from planner.benchmarks.ablation.variants import AblationError, Variant, all_variants, selected
+from planner.benchmarks.ablation.variants import AblationError, Variant, all_variants, selected, together
 from planner.benchmarks.ablation.worker import Instances
 
 __all__ = [
@@ -15,4 +15,5 @@ __all__ = [
     "ablate",
     "all_variants",
     "selected",
+    "together",
 ]

@@ -1,4 +1,4 @@
-"""Variants of the engine: one technique left out, or one tunable halved or doubled."""
+"""Variants of the engine: one technique left out, one tunable halved or doubled, or many tunables at once."""
 
 from __future__ import annotations
 
@@ -75,6 +75,34 @@ def selected(variants: Sequence[Variant], only: Sequence[str]) -> list[Variant]:
         if not any(_fits(variant, name) for variant in variants):
             raise AblationError(f"--only: {name!r} is no technique or tunable; see --list")
     return [v for v in variants if v == CONTROL or any(_fits(v, name) for name in only)]
+
+
+def together(variants: Sequence[Variant], only: Sequence[str]) -> list[Variant]:
+    """Return the control, and two variants: one with all tunables halved that some names fit, one with all doubled.
+
+    Where such a variant loses nothing, a few solves say so of all its tunables.
+
+    Raises
+    ------
+    AblationError
+        A name fits no variant, or a technique.
+    """
+    found = selected(variants, only)[1:]
+    if other := [v for v in found if v.constant is None or v.constant.kind is not Kind.TUNABLE]:
+        raise AblationError(f"--together: {other[0].name} is a technique; name tunables only")
+    groups = []
+    for factor in (HALF, DOUBLE):
+        members = [v for v in found if v.name.endswith(f"*{factor:g}")]
+        if not members:
+            continue
+        overrides: dict[str, dict[str, Any]] = {}
+        for variant in members:
+            for module, values in variant.overrides.items():
+                overrides.setdefault(module, {}).update(values)
+        compiled = next((v.constant for v in members if v.is_compiled), None)
+        name = f"{','.join(only)} together*{factor:g}"
+        groups.append(Variant(name, compiled or members[0].constant, overrides))
+    return [CONTROL, *groups]
 
 
 def scaled(value: Any, factor: float) -> Any:

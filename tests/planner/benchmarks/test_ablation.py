@@ -20,6 +20,7 @@ from planner.benchmarks.ablation import (
     all_variants,
     run,
     selected,
+    together,
 )
 from planner.benchmarks.ablation.results import FAILED, LOSES_NOTHING, Outcome, Pair, Summary, load_pairs, summarize
 from planner.benchmarks.ablation.variants import CONTROL, scaled
@@ -80,6 +81,21 @@ def test_selection(only: str, count: int) -> None:
     found = selected(VARIANTS, [only])
     assert found[0] == CONTROL
     assert len(found) == 1 + count
+
+
+def test_tunables_are_halved_and_doubled_together() -> None:
+    control, half, double = together(VARIANTS, ["solvers.b:*"])
+    assert (control, half.name) == (CONTROL, "solvers.b:* together*0.5")
+    assert half.overrides == {"formulations.solvers.b": {"_STEPS": 2}}
+    assert double.overrides == {"formulations.solvers.b": {"_STEPS": 10, "ONE": 2}}
+    assert half.is_compiled
+    assert double.is_compiled
+    assert [variant.name for variant in together(VARIANTS, ["ONE"])] == ["control", "ONE together*2"]
+
+
+def test_techniques_are_not_halved() -> None:
+    with pytest.raises(AblationError, match=r"solvers\.a:_FLAG=off is a technique"):
+        together(VARIANTS, ["solvers.b:*", "FLAG"])
 
 
 def test_what_is_no_variant_is_named() -> None:
