@@ -109,6 +109,19 @@ def test_private_torch_is_touched_in_the_adapter_only() -> None:
     assert wrong == []
 
 
+def test_methods_for_huge_tables_are_entered_through_the_registry() -> None:
+    """It names them as text, so that nothing else needs to know the room."""
+    room = "formulations.solvers.huge_tables"
+    wrong = [
+        f"{path.relative_to(ROOT)}:{line} imports {name}"
+        for path in sources(*FLOORS)
+        if path.parent != ROOT / room.replace(".", "/")
+        for line, name in imported_names(path)
+        if is_under(name, room)
+    ]
+    assert wrong == []
+
+
 def test_solver_libraries_are_imported_where_they_are_used() -> None:
     """At the top of a module, highspy or ortools would reach a process that has the other already."""
     wrong = []

@@ -1,1 +1,1 @@
-"""Price and branch, and Lagrangian probing."""
+"""Branches of a search with a bound from prices, and Lagrangian probing."""

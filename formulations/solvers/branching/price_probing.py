@@ -19,6 +19,7 @@ import numpy as np
 from formulations.encodings.flat import FlatProblem, flatten
 from formulations.encodings.flat_restriction import restrict
 from formulations.problem.strategy_problem import BoolArray, IntArray, StrategyProblem
+from formulations.solvers.branching.open_leaf import OpenLeaf
 from formulations.solvers.branching.tunables import (
     PROBED_NODES,
     PROBING_FIRST_PAIRS,
@@ -26,7 +27,6 @@ from formulations.solvers.branching.tunables import (
     PROBING_FIRST_STEPS,
     PROBING_STEPS,
 )
-from formulations.solvers.huge_tables.hub_leaf import OpenLeaf
 from formulations.solvers.local_search.moves import add_prices
 from formulations.solvers.prices.ascent import PriceAscent
 from formulations.solvers.prices.integer_bound import holds_exact_costs

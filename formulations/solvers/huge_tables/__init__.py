@@ -1,5 +1,4 @@
-"""Methods that only pay on very large tables: annealing with hub moves, and branching on hubs.
+"""Methods that only pay where tables are too large for branch and cut: prices with a core, annealing, hubs.
 
-``formulations/solvers/running/lanes.py`` decides by :func:`formulations.solvers.prices.bounding.is_wide` whether a
-problem is that large. Then one lane runs ``annealing``, and the lane of ``price_and_branch`` branches on hubs.
+The registry alone names them; ``formulations/solvers/running/lanes.py`` decides which lanes they get.
 """

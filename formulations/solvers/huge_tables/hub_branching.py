@@ -25,7 +25,7 @@ from formulations.encodings.flat import FlatProblem
 from formulations.encodings.flat_restriction import restrict
 from formulations.problem.solution import Claim, Progress, SolveOptions
 from formulations.problem.strategy_problem import IntArray, StrategyProblem
-from formulations.solvers.huge_tables.hub_leaf import Leaf, OpenLeaf, reopened
+from formulations.solvers.branching.open_leaf import Leaf, OpenLeaf, reopened
 from formulations.solvers.huge_tables.tunables import (
     BRANCH_STEPS,
     BRANCHES,

@@ -28,7 +28,7 @@ SOLVERS: dict[str, str] = {
     "large_neighbourhood": "formulations.solvers.improvement.large_neighbourhood:solve",
     "peak_prices": "formulations.solvers.peaks.prices:solve",
     "portfolio": "formulations.solvers.running.portfolio:solve",
-    "price_and_branch": "formulations.solvers.branching.price_and_branch:solve",
+    "price_and_branch": "formulations.solvers.huge_tables.price_and_branch:solve",
     "pyomo": "formulations.solvers.exact.pyomo_mirror:solve",
     "tree_dp": "formulations.solvers.exact.tree_dp:solve",
 }

@@ -23,7 +23,7 @@ from formulations.solvers import (
     solve,
     solve_in_process,
 )
-from formulations.solvers.branching import price_and_branch
+from formulations.solvers.huge_tables import price_and_branch
 from formulations.solvers.prices.fixing import fix_by_reduced_cost
 from formulations.solvers.processes.worker import Ending, Listener
 from formulations.solvers.protocol.exchange import Update

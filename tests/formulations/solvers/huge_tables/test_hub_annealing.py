@@ -12,9 +12,8 @@ from formulations.encodings.flat import FlatProblem, flatten
 from formulations.problem.checker import check
 from formulations.problem.solution import Claim, Progress, SolveOptions
 from formulations.problem.strategy_problem import Factor, IntArray, Node, Resource, StrategyProblem, UsageTerm
-from formulations.solvers.branching import price_and_branch
 from formulations.solvers.exact import brute_force
-from formulations.solvers.huge_tables import annealing
+from formulations.solvers.huge_tables import annealing, price_and_branch
 from formulations.solvers.huge_tables.heat_bath import draw_nodes, fields_of, heat_bath, mirrored, update_fields
 from formulations.solvers.huge_tables.hub_branching import hubs
 from formulations.solvers.huge_tables.hub_moves import answered_costs, move_hubs

@@ -25,7 +25,9 @@ from formulations.presolve import Lift, Presolved, presolve
 from formulations.presolve.workspace.allowed_strategies import cut_forbidden_strategies
 from formulations.problem.solution import Claim, Progress, SolveOptions
 from formulations.problem.strategy_problem import StrategyProblem
-from formulations.solvers.branching.tunables import (
+from formulations.solvers.exact import highs
+from formulations.solvers.huge_tables.hub_branching import branch, hubs
+from formulations.solvers.huge_tables.tunables import (
     BRANCHED_ENTRIES,
     CORE_ENTRIES,
     CORE_FIRST_SHARE,
@@ -35,8 +37,6 @@ from formulations.solvers.branching.tunables import (
     MOST_CORE_COLUMNS,
     NARROWED,
 )
-from formulations.solvers.exact import highs
-from formulations.solvers.huge_tables.hub_branching import branch, hubs
 from formulations.solvers.local_search.incumbent_search import exact_objective
 from formulations.solvers.prices.ascent import PriceAscent
 from formulations.solvers.prices.bounding import PriceBounding, is_wide

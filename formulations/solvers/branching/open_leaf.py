@@ -1,4 +1,4 @@
-"""One branch of a search over hubs: the strategies that it leaves, and its bound."""
+"""One branch of a search: the strategies that it leaves, and its bound from prices."""
 
 from __future__ import annotations
 
