@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from support.layers.peak_ratios import PROPERTY, PeakRatio, summary
+from support.tiers import mark_slow_cases
 
 LONGEST = (
     "test_notebooks",
@@ -33,7 +34,8 @@ FAST_TESTS = pytest.StashKey[dict[Path, int]]()
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Count the fast tests before any are left out, put the longest files first, leave the order of all others."""
+    """Mark slow cases, count the fast tests before any are left out, and put the longest files first."""
+    mark_slow_cases(items)
     fast: dict[Path, int] = defaultdict(int)
     for item in items:
         fast[item.path] += not any(item.get_closest_marker(mark) for mark in NOT_FAST)

@@ -10,12 +10,9 @@ from dataclasses import dataclass
 from formulations.presolve.first_pass import REPLACES, FirstPass, sums_are_safe
 from formulations.presolve.reductions import (
     arc_consistency,
-    component_fronts,
     dominated_strategies,
     fixed_nodes,
-    free_components,
     free_nodes,
-    isolated_nodes,
     maximal_times,
     separable_tables,
     tied_nodes,
@@ -36,10 +33,7 @@ REDUCTIONS: dict[str, Reduction] = {
     "separable_tables": separable_tables.reduce,
     "maximal_times": maximal_times.reduce,
     "free_nodes": free_nodes.reduce,
-    "free_components": free_components.reduce,
     "dominated_strategies": dominated_strategies.reduce,
-    "component_fronts": component_fronts.reduce,
-    "isolated_nodes": isolated_nodes.reduce,
 }
 """Techniques: all reductions by name, the cheap ones first."""
 

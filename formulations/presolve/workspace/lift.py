@@ -37,10 +37,6 @@ class Follow:
         )
         choices[self.node] = int(self.choice[place])
 
-    def project(self, choices: list[int]) -> bool:
-        """Leave the others as they are."""
-        return True
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Tied:
@@ -94,52 +90,6 @@ class Tied:
         known[self.nodes] = self.choice[self.begin + places]
         choices[:] = known.tolist()
 
-    def project(self, choices: list[int]) -> bool:
-        """Leave the leaders as they are."""
-        return True
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Merged:
-    """Nodes that are one decision: the first bears it, and its strategies count their joint choices.
-
-    Parameters
-    ----------
-    nodes
-        Original indices.
-    strategies
-        Per node the original strategies that it had then, ascending.
-    steps
-        An automaton that reads the places of the nodes' strategies, one step per node: the state before and
-        the place give the state after, which costs and uses no more, or -1 where that is forbidden. It begins in
-        state 0 and ends in the joint choice.
-    choices
-        Original strategies per joint choice, shape ``(joint choices, nodes)``.
-    """
-
-    nodes: tuple[int, ...]
-    strategies: tuple[IntArray, ...]
-    steps: tuple[IntArray, ...]
-    choices: IntArray
-
-    def lift(self, choices: list[int]) -> None:
-        """Write what the nodes choose, from the joint choice of the first."""
-        for node, choice in zip(self.nodes, self.choices[choices[self.nodes[0]]].tolist(), strict=True):
-            choices[node] = choice
-
-    def project(self, choices: list[int]) -> bool:
-        """Write a joint choice that is no worse than the nodes' choices; return whether there is one."""
-        state = 0
-        for node, strategies, step in zip(self.nodes, self.strategies, self.steps, strict=True):
-            place = int(np.searchsorted(strategies, choices[node]))
-            if place == len(strategies) or strategies[place] != choices[node]:
-                return False
-            state = int(step[state, place])
-            if state < 0:
-                return False
-        choices[self.nodes[0]] = state
-        return True
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Lift:
@@ -159,7 +109,7 @@ class Lift:
 
     nodes: tuple[int, ...]
     strategies: tuple[IntArray, ...]
-    follows: tuple[Follow | Tied | Merged, ...]
+    follows: tuple[Follow | Tied, ...]
     original_nodes: int
 
     @classmethod
@@ -180,12 +130,9 @@ class Lift:
 
     def project(self, original: Sequence[int]) -> tuple[int, ...] | None:
         """Return the choices of the nodes that remain, or None where one uses a removed strategy."""
-        known = list(original)
-        if not all(follow.project(known) for follow in self.follows):
-            return None
         choices = []
         for node, strategies in zip(self.nodes, self.strategies, strict=True):
-            wanted = 0 if node < 0 else known[node]
+            wanted = 0 if node < 0 else original[node]
             place = int(np.searchsorted(strategies, wanted))
             if place == len(strategies) or strategies[place] != wanted:
                 return None

@@ -11,16 +11,13 @@ import math
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from formulations.presolve.workspace.lift import Follow, Merged, Tied
+from formulations.presolve.workspace.lift import Follow, Tied
 from formulations.problem.strategy_problem import BoolArray, Factor, IntArray, StrategyProblem, UsageTerm
-
-if TYPE_CHECKING:
-    from formulations.presolve.workspace.component_parts import Front
 
 Integers = NDArray[Any]
 """int64, or Python integers in an object array."""
@@ -105,9 +102,6 @@ class Workspace:
         How removed nodes follow from others, in order of removal.
     touched
         Nodes that changed, or whose tables did, since someone last emptied the set.
-    fronts
-        Of :func:`formulations.presolve.reductions.component_states.front_of`, by content of the part and most joint
-        choices.
     contradiction
         Why nothing is feasible, where a step noticed that; else empty.
     deadline
@@ -142,9 +136,8 @@ class Workspace:
         self.horizons = [problem.horizon] * len(problem.resources)
         self.constant_usage: list[Integers] = [np.zeros(problem.horizon, dtype=amount_type) for _ in problem.resources]
         self.offset = 0
-        self.follows: list[Follow | Tied | Merged] = []
+        self.follows: list[Follow | Tied] = []
         self.touched: set[int] = set()
-        self.fronts: dict[tuple[bytes, int], Front | None] = {}
         self.contradiction = ""
         self.deadline = math.inf
         self.names = [node.name for node in problem.nodes]

@@ -26,6 +26,7 @@ from formulations.encodings.flat_restriction import restrict
 from formulations.problem.solution import Claim, Progress, SolveOptions
 from formulations.problem.strategy_problem import IntArray, StrategyProblem
 from formulations.solvers.branching.open_leaf import Leaf, OpenLeaf, reopened
+from formulations.solvers.huge_tables.decimation import decimate
 from formulations.solvers.huge_tables.tunables import (
     BRANCH_STEPS,
     BRANCHES,
@@ -40,7 +41,6 @@ from formulations.solvers.huge_tables.tunables import (
     WIDE_TRIED_HUBS,
 )
 from formulations.solvers.prices.bounding import PriceBounding
-from formulations.solvers.prices.decimation import decimate
 from formulations.solvers.prices.flatten_or_finish import flatten_or_finish
 from formulations.solvers.prices.integer_bound import holds_exact_costs
 from formulations.solvers.prices.lagrangian import PriceSearch

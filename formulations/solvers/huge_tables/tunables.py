@@ -127,3 +127,8 @@ BRANCHED_ENTRIES = 30_000_000
 
 CORE_ENTRIES = 20 * MOST_CORE_COLUMNS
 """Table entries after fixing up to which presolve may make a core of them."""
+
+# decimation.py
+
+DECIMATION_BATCHES = 25
+"""Batches of nodes, each decided after a pair of sweeps."""

@@ -21,13 +21,12 @@ import numpy as np
 
 from formulations.encodings.elimination import TooWideError, elimination_order
 from formulations.encodings.flat import FlatProblem, FloatArray
-from formulations.presolve import REDUCTIONS, presolve
+from formulations.presolve import presolve
 from formulations.problem.compiled import seed_compiled
 from formulations.problem.solution import Claim, Progress, SolveOptions
 from formulations.problem.strategy_problem import IntArray, StrategyProblem
 from formulations.solvers.exact import tree_dp
 from formulations.solvers.improvement.neighbourhoods import Neighbourhoods, strategy_slacks
-from formulations.solvers.improvement.plateau_moves import wander
 from formulations.solvers.improvement.subproblem import cut_out
 from formulations.solvers.improvement.tunables import (
     COARSEST_GAP,
@@ -47,7 +46,6 @@ from formulations.solvers.improvement.tunables import (
     START_SHARE,
     TRIVIAL_GROWTH,
     TRIVIAL_SHARE,
-    WANDERERS,
 )
 from formulations.solvers.local_search.incumbent_search import IncumbentSearch, exact_objective
 from formulations.solvers.local_search.moves import add_prices
@@ -61,12 +59,6 @@ SOURCE = "large_neighbourhood"
 
 _ELIMINATION = True
 """Technique: dynamic programming for parts without limits on narrow graphs."""
-
-_WANDERING = True
-"""Technique: a walk among assignments of equal cost before every part."""
-
-_PART_REDUCTIONS = tuple(name for name in REDUCTIONS if name not in {"component_fronts", "isolated_nodes"})
-"""Those that save more time than they take on a few hundred nodes."""
 
 
 def solve(
@@ -192,8 +184,6 @@ class PartSearch:
         self.bound: int | None = None
         self.rounds = 0
         self._solver: Solver = find_solver(part_solver).load()
-        self._objective: int | None = None
-        self._present: IntArray = np.zeros(len(flat.graph.sizes), dtype=np.int64)
         self._random = np.random.default_rng(options.seed)
         seed_compiled(options.seed)
         unary, tables = flat.unary.copy(), flat.tables_to_price()
@@ -233,14 +223,16 @@ class PartSearch:
     def _step(self, kind: _Kind, seconds: float) -> bool:
         """Solve one part; return whether it was solved to the end."""
         deadline = time.monotonic() + seconds
-        choices, usage_now = self._equally_good()
+        assert self.search.best is not None
+        choices = self.search.best.copy()
+        usage_now = self.search.usage(choices)
         neighbourhood = self.neighbourhoods.draw(kind.name, choices, kind.columns)
         if neighbourhood.whole:
             return self._solve_whole(choices, seconds)
         if not len(neighbourhood.nodes):
             return True
         part = cut_out(self.flat, choices, usage_now, neighbourhood.nodes, neighbourhood.allowed)
-        reduced = presolve(part.problem, _PART_REDUCTIONS, deadline)
+        reduced = presolve(part.problem, deadline=deadline)
         start = reduced.lift.project(part.start)
         options = self._part_options(deadline - time.monotonic(), start, self._part_gap(reduced.problem, start))
         claim = _by_elimination(reduced.problem, options) or self._solver(reduced.problem, options, _ignore, _ignore)
@@ -251,22 +243,6 @@ class PartSearch:
         if (choices[part.nodes] != before).any():
             self.search.offer(choices)
         return _is_settled(reduced.problem, claim, options)
-
-    def _equally_good(self) -> tuple[IntArray, FloatArray]:
-        """Return an assignment that costs as much as the incumbent, and its usage."""
-        best = self.search.best
-        assert best is not None
-        if self._objective != self.search.objective:
-            self._objective, self._present = self.search.objective, best
-        flat = self.flat
-        choices = self._present.copy()
-        usage_now = self.search.usage(choices)
-        if not _WANDERING:
-            return choices, usage_now
-        order = self._random.permutation(len(choices))[:WANDERERS].astype(np.int64)
-        wander(flat.graph, flat.usage, flat.unary, flat.tables, choices, usage_now, order)
-        self._present = choices.copy()
-        return choices, usage_now
 
     def _solve_whole(self, choices: IntArray, seconds: float) -> bool:
         """Give the problem itself to the other solver; its bound holds."""

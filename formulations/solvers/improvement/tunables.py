@@ -55,9 +55,6 @@ COARSEST_GAP = 1e-3
 ELIMINATED_ENTRIES = 1 << 22
 """Table entries up to which a part is solved by elimination."""
 
-WANDERERS = 2_000
-"""Nodes that may move at equal cost before a part."""
-
 # neighbourhoods.py
 
 HUB_DEGREE = 16

@@ -1,4 +1,4 @@
-"""Search for cheap feasible assignments at memory prices: settle, repair, fill, and tree moves."""
+"""Search for cheap feasible assignments at memory prices: settle, repair and fill."""
 
 from __future__ import annotations
 
@@ -11,18 +11,11 @@ import numpy as np
 from formulations.encodings.flat import FlatProblem, FloatArray
 from formulations.problem.strategy_problem import IntArray, StrategyProblem
 from formulations.solvers.local_search.feasibility import find_feasible
-from formulations.solvers.local_search.isolated_moves import IsolatedMoves
 from formulations.solvers.local_search.moves import add_prices, conflicts, improve_nodes, settle, total_cost, usage_of
 from formulations.solvers.local_search.repair import repair
 from formulations.solvers.local_search.tree_moves import tree_search
 from formulations.solvers.local_search.tunables import FILL_FACTORS, FORCED_CHUNK, REPAIRED_ROWS
 from formulations.solvers.protocol.exchange import EXCHANGE
-
-_TREES = True
-"""Technique: moves of random trees within the limits while memory is filled."""
-
-_EXCHANGES = True
-"""Technique: moves of isolated nodes together, at the end of filling."""
 
 _REPAIR = True
 """Technique: greedy repair of assignments that exceed a limit."""
@@ -68,7 +61,6 @@ class IncumbentSearch:
         self._tables = flat.tables_to_price()
         # Costs are integers: half of one is an improvement, unless float sums are coarser than that.
         self._tolerance = max(0.25, 1e-19 * flat.penalty)
-        self._isolated = IsolatedMoves(flat)
         self._order: IntArray = np.arange(len(flat.graph.sizes), dtype=np.int64)
 
     def extend(self, deadline: float) -> None:
@@ -90,10 +82,6 @@ class IncumbentSearch:
         if not len(limit):
             return 0.0
         return float(((self.usage(choices) + 1.0) / (limit + 1.0)).max())
-
-    def priced_cost(self, choices: IntArray) -> float:
-        """Return the cost of an assignment at the prices set."""
-        return total_cost(self.flat.graph, self._unary, self._tables, choices)
 
     def settle(self, choices: IntArray, rounds: int = 5) -> None:
         """Improve single nodes at the prices set, limits ignored."""
@@ -135,22 +123,11 @@ class IncumbentSearch:
         self, choices: IntArray, usage_now: FloatArray, prices: FloatArray, factors: tuple[float, ...] = FILL_FACTORS
     ) -> None:
         """Spend what memory is left: feasible moves while the prices fall to zero; then offer the result."""
-        flat = self.flat
-        work = 2 * len(self._order)
         for factor in factors:
             self.set_prices(prices * factor)
-            self.improve(choices, usage_now, 2)
+            self.improve(choices, usage_now, 4 if factor else 12)
             if time.monotonic() > self._deadline:
                 break
-            if _TREES:
-                self.grow_feasible_trees(choices, usage_now, work, 30)
-            if time.monotonic() > self._deadline:
-                break
-            self.improve(choices, usage_now, 2 if factor else 10)
-        cost = total_cost(flat.graph, flat.unary, flat.tables, choices)
-        if _EXCHANGES and len(self._isolated) and cost - self._isolated.hoped_gain < self._best_cost:
-            self.set_prices(prices)
-            self._isolated.improve(self._rows, self._unary, prices, choices, usage_now, self._tolerance)
         self.offer(choices)
 
     def _leave_room_for_rounding(self) -> None:

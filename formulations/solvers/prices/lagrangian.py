@@ -24,7 +24,6 @@ from formulations.problem.strategy_problem import IntArray, StrategyProblem
 from formulations.solvers.local_search.incumbent_search import IncumbentSearch
 from formulations.solvers.prices.ascent import PriceAscent
 from formulations.solvers.prices.bundle import PriceBundle
-from formulations.solvers.prices.decimation import decimate
 from formulations.solvers.prices.dual_bound import eliminated_bound
 from formulations.solvers.prices.flatten_or_finish import flatten_or_finish
 from formulations.solvers.prices.proven_bound import ProvenBound
@@ -45,9 +44,6 @@ from formulations.solvers.protocol.solver import ReportIncumbent, ReportProgress
 
 _BUNDLE = True
 """Technique: exact minimisation at prices by a bundle method, where the graph is narrow."""
-
-_DECIMATION = True
-"""Technique: a second start of phase 2, decoded by decimation."""
 
 _STEERING = True
 """Technique: phase 2, which steers usage to the limits by small price changes."""
@@ -196,7 +192,7 @@ class PriceSearch:
         prices = self.prices
         limit = self.flat.usage.limit
         nodes = len(self.flat.graph.sizes)
-        choices = self._best_start(prices)
+        choices = self._start(prices)
         self._steered = prices
         while not self._out_of_time(STEER_SHARE) and not self._out_of_rounds(0.5):
             self.rounds += 1
@@ -220,22 +216,16 @@ class PriceSearch:
                 mass = STEERED_MASS * max(float(prices @ limit), 1e-3 * scale)
                 prices = steered_prices(prices, usage, limit, mass)
 
-    def _best_start(self, prices: FloatArray) -> IntArray:
-        """The better of two decodings by their cost at the prices, after tree moves; both are finished too."""
-        nodes = len(self.flat.graph.sizes)
-        starts = [self.ascent.decode(prices, 2)]
-        if _DECIMATION:
-            starts.append(decimate(self.ascent, prices, self._random))
-        costs = []
-        for choices in starts:
-            self.search.set_prices(prices)
-            self.search.settle(choices)
-            self.search.grow_trees(choices, 10 * nodes, 4000)
-            costs.append(self.search.priced_cost(choices))
-            self.search.finish(choices, prices)
-            if self.search.best is None:
-                self.search.force_feasible(choices, FORCED_STEPS, self._deadline(STEER_SHARE))
-        return starts[int(np.argmin(costs))]
+    def _start(self, prices: FloatArray) -> IntArray:
+        """Decode at the prices, improve by tree moves, and finish a copy."""
+        choices = self.ascent.decode(prices, 2)
+        self.search.set_prices(prices)
+        self.search.settle(choices)
+        self.search.grow_trees(choices, 10 * len(self.flat.graph.sizes), 4000)
+        self.search.finish(choices, prices)
+        if self.search.best is None:
+            self.search.force_feasible(choices, FORCED_STEPS, self._deadline(STEER_SHARE))
+        return choices
 
     def _intensify(self) -> None:
         """Phase 3: rebuild parts of the incumbent at noisy prices, always within the limits."""

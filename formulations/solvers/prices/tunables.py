@@ -105,11 +105,6 @@ NOTABLE_LOSS_OF_LARGE = 3e-5
 LARGE_TABLES = 4_000_000
 """Table entries from which on it would."""
 
-# decimation.py
-
-DECIMATION_BATCHES = 25
-"""Batches of nodes, each decided after a pair of sweeps."""
-
 # greedy.py
 
 GREEDY_ROUNDS = 12

@@ -69,6 +69,7 @@ def test_no_sequence_of_more_layers_is_below_the_bound(layers):
     assert optimal >= 2
 
 
+@pytest.mark.slow
 def test_below_the_least_memory_two_solvers_agree_that_nothing_fits():
     """Between the floor and the least that any sequence needs HiGHS and CP-SAT have to exclude all of them."""
     searched = 0

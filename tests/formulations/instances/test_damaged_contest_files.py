@@ -76,6 +76,7 @@ def compare(kind: str, seeds: range) -> None:
     assert LEAST_ACCEPTED * len(seeds) < accepted < (1 - LEAST_ACCEPTED) * len(seeds)
 
 
+@pytest.mark.slow_cases("tree")
 @pytest.mark.parametrize("kind", DAMAGE)
 def test_damaged_texts_are_read_as_the_reference_reads_them(kind: str) -> None:
     compare(kind, range(SAMPLE))

@@ -73,6 +73,7 @@ def test_meshes_have_the_costs_of_collectives() -> None:
         assert (factor.cost.max(axis=1) <= replicated).all()
 
 
+@pytest.mark.slow
 def test_the_large_sparse_one_stays_large() -> None:
     problem = family_problem("sparse", "large")
     assert len(problem.nodes) >= 20_000

@@ -59,6 +59,7 @@ def compare(seed: int, forward: int, share: float, pool: SolverPool) -> tuple[in
     return full, reduced
 
 
+@pytest.mark.fast_cases("0.75")
 @pytest.mark.parametrize("share", SHARES)
 def test_all_forms_find_the_optimum(share: float, pool: SolverPool) -> None:
     found = [compare(seed, 3, share, pool) for seed in range(25)]

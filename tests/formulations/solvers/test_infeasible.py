@@ -222,6 +222,7 @@ def test_memory_prices_confirm(pool: SolverPool, monkeypatch: pytest.MonkeyPatch
         assert solve(tight(10), name, OPTIONS, pool=pool).status is Status.INFEASIBLE
 
 
+@pytest.mark.slow
 def test_smallest_limits_of_random_problems(pool: SolverPool) -> None:
     feasible = proved = 0
     for seed in range(200):
@@ -250,6 +251,7 @@ def test_smallest_limits_of_random_problems(pool: SolverPool) -> None:
     assert proved > 0.7 * feasible
 
 
+@pytest.mark.slow
 def test_what_is_not_proved_is_called_so(pool: SolverPool) -> None:
     problem = training_step_problem(3, operators=400, strategies=8, memory=0.0)
     found = minimum_peak(problem, 0, SolveOptions(time_limit=1.5), pool)

@@ -155,6 +155,7 @@ def test_what_a_chain_has_read_makes_room_and_runs_again(amounts, limit, expecte
     assert best(executed(model, once(moments)), limit) is None
 
 
+@pytest.mark.slow
 def test_the_optimum_is_that_of_all_decisions(pool) -> None:
     """On steps with operators that may run again twice."""
     tested = cheaper = 0

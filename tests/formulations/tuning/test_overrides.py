@@ -99,14 +99,13 @@ except SolverInputError as error:
 def test_techniques_are_left_out_of_presolve_and_lanes() -> None:
     code = """
 from formulations.instances.random_families import family_problem
-from formulations.presolve import presolve
+from formulations.presolve import REDUCTIONS
 from formulations.problem.solution import SolveOptions
-from formulations.solvers.improvement.large_neighbourhood import _PART_REDUCTIONS
 from formulations.solvers.running.lanes import lanes_for
 problem = family_problem("trees", "small")
 lanes = lanes_for(problem, SolveOptions(workers=2))
 print({turn.solver for lane in lanes for turn in lane} & {"highs", "lagrangian"})
-print({"free_nodes"} & {*presolve(problem).steps, *_PART_REDUCTIONS})
+print({"free_nodes"} & {*REDUCTIONS})
 """
     left_out = {
         "formulations.solvers.running.lanes": {"MEMBERS": {"without": "highs"}},

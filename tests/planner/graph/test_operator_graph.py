@@ -28,6 +28,7 @@ def sums(exported: nx.MultiDiGraph) -> dict[str, int]:
     return {name: sum(dict(exported.nodes(name)).values()) for name in ("operators", "flops", "bytes")}
 
 
+@pytest.mark.slow_cases("t5")
 @pytest.mark.parametrize("name", ALL_STEPS)
 def test_nodes_are_operators_and_edges_are_values(name):
     graph = traced_step(name).graph

@@ -93,6 +93,7 @@ EXPECTED = {
 }
 
 
+@pytest.mark.slow_cases("t5", "bert")
 @pytest.mark.parametrize("name", only(EXPECTED.keys() - {"swin"}, EXPECTED))
 def test_blocks_are_layers_and_so_is_what_lies_around_them(name):
     assert [layer.name for layer in folded(name).layers] == EXPECTED[name]

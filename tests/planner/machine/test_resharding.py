@@ -265,6 +265,7 @@ def block_of(array, placement, mesh, coordinate):
     return array[tuple(slice(start, start + size) for start, size in zip(starts, sizes, strict=True))]
 
 
+@pytest.mark.slow_cases("mesh5-shape5-partial5")
 @pytest.mark.parametrize(
     ("mesh", "shape", "partial"),
     [

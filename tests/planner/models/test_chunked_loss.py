@@ -39,6 +39,7 @@ def whole_step():
     return loss_and_gradients(GPT2, LABELS)
 
 
+@pytest.mark.slow_cases("2")
 @pytest.mark.parametrize("chunks", [2, 5, slow(24)])
 def test_a_chunked_step_is_the_same_step(chunks, whole_step):
     whole, expected = whole_step

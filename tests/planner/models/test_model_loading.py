@@ -109,6 +109,7 @@ def test_loading_leaves_the_random_state_alone(tmp_path: Path) -> None:
     assert torch.equal(torch.get_rng_state(), before)
 
 
+@pytest.mark.slow_cases("t5")
 @pytest.mark.parametrize("kind", list(models.SMALL_CONFIGURATIONS))
 def test_layers_and_dropout_can_be_set(kind: str, tmp_path: Path) -> None:
     reference = ModelReference(models.write_configuration(tmp_path, kind), 2, 16, "float32", 0, layers=1, dropout=0.25)

@@ -14,6 +14,7 @@ from planner.session import PlanningSession, PlanRequest
 CLUSTER = "a100-8-nvlink"
 
 
+@pytest.mark.fast_cases("lora_gpt", "gpt2")
 @pytest.mark.parametrize("name", ["gpt2", "llama", "vit", "lora_gpt"])
 def test_tables_and_replay_leave_out_the_same(name):
     here = UncountedGradients(step_reference(name), CLUSTER, (1,))

@@ -48,6 +48,7 @@ def test_a_plan_keeps_its_promises(as_published):
         assert layer.offload_optimizer != layer.offload_parameters
 
 
+@pytest.mark.slow
 def test_less_memory_costs_time_and_turns_switches_on():
     roomy, tight = (plan_with_h3t(request(limit, batch=128), CHAIN) for limit in (40 * 10**9, 4 * 10**9))
     assert tight.record.objective_seconds > roomy.record.objective_seconds

@@ -65,6 +65,7 @@ def test_sizes_are_the_papers(name):
     assert scores, "attention is written out"
 
 
+@pytest.mark.slow_cases("encoder_of_primitives-257-141", "encoder-157-57")
 @pytest.mark.parametrize(
     ("name", "per_layer", "computing_per_layer"),
     [("encoder", 157, 57), ("decoder", 161, 61), ("encoder_of_primitives", 257, 141)],

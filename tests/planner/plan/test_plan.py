@@ -155,6 +155,7 @@ def test_every_edit_of_the_decision_is_refused(tmp_path):
             load_plan(written(tmp_path / "plan.json", edited(content, path, other_value(value))))
 
 
+@pytest.mark.slow
 def test_edits_that_are_sealed_again_fail_the_replay(tmp_path):
     content = document()
     slipped = set()

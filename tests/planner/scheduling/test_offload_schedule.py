@@ -63,6 +63,7 @@ def bytes_by_work(graph, schedule, report):
     }
 
 
+@pytest.mark.slow
 @given(data=st.data(), way=st.sampled_from(list(HostCopies)))
 @settings(max_examples=200, deadline=None)
 def test_a_limit_is_kept_wherever_the_activations_make_room(data, way):

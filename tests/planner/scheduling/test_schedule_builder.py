@@ -26,6 +26,7 @@ from planner.strategies.traced_step import trace_step
 NAMES = ["gpt2", "llama", "vit", "conv_net", "lora_gpt", "tied_gpt", "res_net", "mixture_of_experts"]
 
 
+@pytest.mark.slow_cases("llama-mesh2-adamw", "mixture_of_experts-mesh2-adamw", "lora_gpt-mesh0-adamw")
 @pytest.mark.parametrize("optimizer", ["adamw", slow("sgd")])
 @pytest.mark.parametrize("mesh", [(2,), slow((4,)), (2, 2)])
 @pytest.mark.parametrize("name", NAMES)

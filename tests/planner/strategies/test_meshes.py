@@ -91,6 +91,7 @@ def total_of_tables(model, layouts) -> int:
     return total + sum(int(result.cost[layouts[result.producer]]) for result in model.results)
 
 
+@pytest.mark.slow_cases("conv_net-mesh12")
 @pytest.mark.parametrize(
     ("name", "mesh"),
     [

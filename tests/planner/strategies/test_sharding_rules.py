@@ -104,6 +104,7 @@ def rules_of(step: TracedStep, axis_size: int, target: str) -> list[tuple[AxisRu
     return found
 
 
+@pytest.mark.slow_cases("2")
 @pytest.mark.parametrize("axis_size", [2, 4])
 def test_every_target_of_every_model_has_rules(axis_size):
     best: dict[str, int] = defaultdict(int)

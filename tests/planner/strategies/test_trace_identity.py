@@ -52,6 +52,7 @@ def test_fingerprint_does_not_depend_on_values() -> None:
     assert trace_step(*models.gpt()).fingerprint == first
 
 
+@pytest.mark.fast_cases("<lambda>1", "<lambda>4")
 @pytest.mark.parametrize(
     "other",
     [
@@ -125,6 +126,7 @@ def test_causal_models_of_transformers_run_the_causal_kernel_without_a_mask(kind
     assert all(len(kernel.inputs) == 3 for kernel in kernels)
 
 
+@pytest.mark.slow
 def test_packed_sequences_keep_their_mask(tmp_path: Path) -> None:
     step = load_step(ModelReference(models.write_configuration(tmp_path, "llama"), 2, 16, "float32", 0), "cpu")
     positions = torch.cat([torch.arange(6), torch.arange(10)]).repeat(2, 1)

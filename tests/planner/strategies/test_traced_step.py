@@ -86,12 +86,14 @@ def assert_equals_eager(step: models.Step, traced: TracedStep | None = None) -> 
     return traced
 
 
+@pytest.mark.slow_cases("t5-dropout", "t5-plain", "bert-plain", "bert-dropout", "llama-dropout")
 @pytest.mark.parametrize("case", CASES)
 def test_loss_gradients_and_buffers_equal_eager_bit_by_bit(case: str, tmp_path: Path) -> None:
     traced = assert_equals_eager(build(case, tmp_path))
     assert any(operator.is_random for operator in traced.graph.operators) == ("dropout" in case)
 
 
+@pytest.mark.slow_cases("t5-plain")
 @pytest.mark.parametrize("case", ["gpt", "lora_gpt", "conv_net", "res_net", "mixture_of_experts", "t5-plain"])
 def test_views_shapes_strides_and_dtypes_are_those_of_the_real_run(case: str, tmp_path: Path) -> None:
     step = build(case, tmp_path)
@@ -119,6 +121,7 @@ def test_views_shapes_strides_and_dtypes_are_those_of_the_real_run(case: str, tm
     assert views > 5
 
 
+@pytest.mark.slow_cases("llama-plain")
 @pytest.mark.parametrize("case", ["gpt", "res_net", "mixture_of_experts", "gpt2-plain", "llama-plain"])
 def test_graph_is_in_order_alive_and_named_uniquely(case: str, tmp_path: Path) -> None:
     graph = trace_step(*build(case, tmp_path)).graph

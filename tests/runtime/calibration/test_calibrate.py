@@ -26,6 +26,7 @@ def measured(tmp_path_factory):
         yield cluster
 
 
+@pytest.mark.slow
 def test_figures_are_those_of_a_computer(measured):
     device = measured.device
     assert 1e8 < device.flops["float32"] < 1e14
@@ -81,6 +82,7 @@ def test_one_rank_cannot_measure_collectives():
         calibrate(ranks=1)
 
 
+@pytest.mark.slow
 def test_a_rank_that_fails_is_told_and_nothing_is_written(tmp_path):
     with pytest.raises(CalibrationError, match=r"^a rank failed while measuring: .*float"):
         calibrate(path=tmp_path / "local.json", seconds_per_kernel="long")

@@ -78,6 +78,7 @@ def test_without_a_command_the_help_is_printed_and_the_code_says_so(meshwright) 
     assert outcome.err == ""
 
 
+@pytest.mark.slow_cases("arguments11-words11")
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -163,6 +164,7 @@ def test_an_interrupt_leaves_with_130(meshwright, monkeypatch: pytest.MonkeyPatc
     assert (outcome.code, outcome.err) == (130, "meshwright: interrupted\n")
 
 
+@pytest.mark.slow
 def test_a_limit_that_no_plan_meets_names_one_that_is_met(meshwright, tmp_path: Path) -> None:
     outcome = meshwright("plan", *TINY, "--mesh", "2", "--memory", "2.2GiB", "--out", tmp_path / "p.json")
     refused(outcome, "memory")
@@ -187,6 +189,7 @@ def test_plan_and_explain(meshwright, plan_file: Path) -> None:
         assert heading in outcome.out
 
 
+@pytest.mark.slow
 def test_run_compares_with_one_process(meshwright, plan_file: Path, tmp_path: Path) -> None:
     report = tmp_path / "report.json"
     outcome = meshwright("run", plan_file, "--steps", "2", "--check", "--report", report)

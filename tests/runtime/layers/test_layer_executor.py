@@ -44,6 +44,7 @@ def peak(outcomes: list[LayerOutcome]) -> int:
     return max(outcome.peak_bytes for outcome in outcomes)
 
 
+@pytest.mark.slow_cases("gpt2", "t5", "llama")
 @pytest.mark.parametrize("name", ["gpt2", "llama", "bert", "t5", "vit"])
 def test_parameters_are_sharded_by_data_and_tensor_parallelism(name, two_ranks):
     whole = whole_bytes(name)
@@ -92,6 +93,7 @@ def test_hybrid_sharding_shares_a_copy_among_some(four_ranks):
     assert sum(outcome.parameter_bytes for outcome in outcomes) == 2 * whole_bytes("gpt2")
 
 
+@pytest.mark.slow
 def test_unlike_neighbours_reshard_hidden_states(four_ranks):
     first = {"data_parallel": 4, "sharding": "zero3"}
     second = {"data_parallel": 2, "tensor_parallel": 2, "sharding": "zero2", "sequence_parallel": True}
@@ -109,6 +111,7 @@ def test_a_position_bias_is_learned_once_where_devices_compute_the_same(first_is
     check_layer_run(two_ranks, staged_plan("t5", [divided, *pair, divided, *pair, divided], devices=2))
 
 
+@pytest.mark.slow_cases("gpipe")
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
 def test_stages_of_unlike_layers(schedule, four_ranks):
     outer, inner = {"data_parallel": 2, "sharding": "zero3"}, {"tensor_parallel": 2, "sequence_parallel": True}
@@ -116,6 +119,7 @@ def test_stages_of_unlike_layers(schedule, four_ranks):
     check_layer_run(four_ranks, plan)
 
 
+@pytest.mark.slow
 def test_each_setting_saves_the_memory_that_it_promises(two_ranks):
     """Blocks only: the ends of the model are alike in all runs."""
     ends = {"data_parallel": 2, "sharding": "zero3"}
@@ -282,6 +286,7 @@ def test_steps_that_the_units_do_not_understand_are_refused():
         model_family(replace(gpt2, loss_fn=lambda output: output.loss))
 
 
+@pytest.mark.slow
 def test_a_plan_is_run_by_processes_of_its_own():
     plan = staged_plan("gpt2", [{}] * 2, [{}] * 2, devices=2, micro_batches=2)
     report = run_layer_plan(plan, steps=3, check=True)

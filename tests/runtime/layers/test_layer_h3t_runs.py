@@ -40,6 +40,7 @@ def planned(name, devices, share=None, *, as_published=False):
     return free if share is None else plan(memory=int(max(free.record.stage_peak_bytes) * share))
 
 
+@pytest.mark.slow_cases("bert-0.9")
 @pytest.mark.parametrize(("name", "share"), [("gpt2", None), ("bert", 0.9)])
 def test_what_h3t_plans_runs_on_two_ranks(name, share, two_ranks):
     check_layer_run(two_ranks, planned(name, 2, share))
@@ -68,6 +69,7 @@ def test_any_switches_run_on_two_ranks(seeds, two_ranks):
     check_random_switches(seeds, planned("gpt2", 2), two_ranks)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seeds", SAMPLE_AND_FUZZ, ids=["sample", "more"])
 def test_any_switches_run_on_four_ranks(seeds, four_ranks):
     check_random_switches(seeds, planned("gpt2", 4), four_ranks)

@@ -30,6 +30,7 @@ def planned(name: str, formulation: str, devices: int, share: float | None, **mo
     return plan_layers(layer_reference(name), memory=memory, **request)
 
 
+@pytest.mark.slow_cases("vit-0.5", "bert-0.6")
 @pytest.mark.parametrize(("name", "share"), [("gpt2", 0.95), ("vit", 0.5), slow("t5", 0.4), ("bert", 0.6)])
 def test_what_osdp_plans_runs(name, share, two_ranks):
     plan = planned(name, "osdp", 2, share)

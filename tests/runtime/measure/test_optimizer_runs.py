@@ -94,6 +94,7 @@ def test_one_rank_trains_as_one_process_does(optimizer, dtype, tmp_path):
     assert rounded
 
 
+@pytest.mark.slow_cases("adamw-bfloat16", "adamw_mixed-bfloat16")
 @pytest.mark.parametrize(("optimizer", "dtype"), CASES)
 def test_two_ranks_train_as_one_process_does(optimizer, dtype, two_ranks, tmp_path):
     prepare(reference_in(dtype), optimizer, STEPS, None, tmp_path)

@@ -121,6 +121,7 @@ def dropout_run(plain, offloaded):
     return same, compare_with_reference(offloaded, traced, groups, full, seed=5)
 
 
+@pytest.mark.slow
 def test_dropout_masks_come_back_from_the_host_bit_for_bit(two_ranks):
     space = strategy_space("dropout_gpt", (2,))
     plain = build_schedule(space, random_decision(space, 1))

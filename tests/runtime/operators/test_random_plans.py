@@ -60,12 +60,14 @@ def check_plan(pool, name, mesh, seed, ignored_rows=0, twice=False):
         assert resharding or measured == predicted.peak_bytes, where
 
 
+@pytest.mark.slow_cases("gpt2-0", "vit-0")
 @pytest.mark.parametrize("seed", first(2, range(5)))
 @pytest.mark.parametrize("name", FAMILIES)
 def test_random_plans_on_two_ranks(name, seed, two_ranks):
     check_plan(two_ranks, name, (2,), seed)
 
 
+@pytest.mark.slow_cases("gpt2-0")
 @pytest.mark.parametrize("seed", first(1, range(3)))
 @pytest.mark.parametrize("name", only(("gpt2", "conv_net"), FAMILIES))
 def test_random_plans_on_two_by_two_ranks(name, seed, four_ranks):
@@ -80,12 +82,14 @@ def test_operators_that_run_again_twice(name, seed, two_ranks):
     check_plan(two_ranks, name, (2,), seed, twice=True)
 
 
+@pytest.mark.slow_cases("tied_gpt")
 @pytest.mark.parametrize("name", [slow("lora_gpt"), "tied_gpt", "res_net", slow("mixture_of_experts")])
 def test_frozen_tied_and_normalised_parameters(name, two_ranks, four_ranks):
     check_plan(two_ranks, name, (2,), 0)
     check_plan(four_ranks, name, (2, 2), 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["gpt", slow("gpt2")])
 def test_labels_that_are_ignored_on_one_rank_only(name, two_ranks, four_ranks):
     for seed in range(2):
@@ -123,6 +127,7 @@ def dropout_run(kept: Schedule, recomputed: Schedule):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", first(1, range(3)))
 def test_dropout_is_bit_equal_when_recomputed_and_the_same_as_in_one_process(seed, two_ranks):
     space = strategy_space("dropout_gpt", (2,))

@@ -240,6 +240,7 @@ def test_wide_problems_bound_optimum_incumbent(monkeypatch: pytest.MonkeyPatch, 
     assert tight >= (0.9 if start else 0.4) * feasible
 
 
+@pytest.mark.slow
 def test_wide_problems_branch_on_hubs_where_a_gap_remains(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(price_bounding, "WIDE_ENTRIES", 0)
     monkeypatch.setattr(price_bounding, "WIDE_TABLE", 0)

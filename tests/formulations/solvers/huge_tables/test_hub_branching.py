@@ -95,6 +95,7 @@ def _starred(seed: int, limit_share: float, length: int = 12) -> StrategyProblem
     return StrategyProblem(f"star-{seed}", tuple(nodes), tuple(factors), (Resource("memory", limit),), length)
 
 
+@pytest.mark.slow_cases("0.25-12")
 @pytest.mark.parametrize("length", [12, pytest.param(7, marks=pytest.mark.fuzz)])
 @pytest.mark.parametrize("limit_share", [0.25, 0.5, 1.0])
 def test_hubs_are_solved_to_the_end(limit_share: float, length: int) -> None:

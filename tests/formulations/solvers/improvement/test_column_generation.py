@@ -105,6 +105,7 @@ def _solved(seed: int, pool: SolverPool, progress: list[Progress] | None = None)
     return solve(layered_problem(seed), "blocks", options, None if progress is None else progress.append, pool)
 
 
+@pytest.mark.slow
 def test_bound_optimum_incumbent(pool: SolverPool) -> None:
     found, best, tight, feasible = 0, 0, 0, 0
     for seed in range(SEEDS):
@@ -164,6 +165,7 @@ def test_a_mixture_is_not_looked_for_twice(monkeypatch: pytest.MonkeyPatch) -> N
     assert 5 < len(masters) < rounds
 
 
+@pytest.mark.slow
 def test_deterministic_whatever_the_process_did_before() -> None:
     options = SolveOptions(time_limit=60.0, iteration_limit=8)
     for seed in range(2):

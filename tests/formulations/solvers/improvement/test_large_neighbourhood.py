@@ -24,7 +24,6 @@ from formulations.solvers.improvement.neighbourhoods import (
     prefix_within,
     strategy_slacks,
 )
-from formulations.solvers.improvement.plateau_moves import wander
 from formulations.solvers.improvement.subproblem import Part, cut_out
 from formulations.solvers.local_search.incumbent_search import IncumbentSearch
 from formulations.solvers.local_search.moves import usage_of
@@ -65,6 +64,7 @@ def _part_assignments(part: Part, free: int) -> Iterator[tuple[int, ...]]:
         yield (*own, *ballast)
 
 
+@pytest.mark.slow
 def test_a_part_is_the_problem_with_the_others_fixed() -> None:
     compared, refused = 0, 0
     for seed in range(400):
@@ -242,24 +242,6 @@ def test_slacks_are_lower_bounds_on_what_a_strategy_costs() -> None:
             assert bound + highest <= cost + 1e-6 * max(1.0, abs(cost)), seed
             compared += 1
     assert compared > 1000
-
-
-def test_wandering_changes_neither_cost_nor_feasibility() -> None:
-    moved = 0
-    for seed in range(300):
-        known = _feasible(seed)
-        if known is None:
-            continue
-        problem, flat, choices = known
-        before = check(problem, flat.original_choices(choices)).objective
-        usage_now = usage_of(flat.graph, flat.usage, choices)
-        order = np.random.default_rng(seed).permutation(len(choices)).astype(np.int64)
-        moved += wander(flat.graph, flat.usage, flat.unary, flat.tables, choices, usage_now, order)
-        after = check(problem, flat.original_choices(choices))
-        assert after.ok, seed
-        assert after.objective == before, seed
-        assert (usage_now == usage_of(flat.graph, flat.usage, choices)).all(), seed
-    assert moved > 100
 
 
 def _solve(

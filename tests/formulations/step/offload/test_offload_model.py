@@ -195,6 +195,7 @@ def check_random_bounds(seeds: range, size: tuple[int, int], host: tuple[bool, b
     assert sum(Space.of(offload_step(seed, *size), *host).check_bounds() for seed in seeds) > len(seeds)
 
 
+@pytest.mark.slow_cases("size1-host1", "size1-host0")
 @pytest.mark.parametrize("host", HOSTS)
 @pytest.mark.parametrize("size", SIZES)
 def test_the_bound_is_below_every_plan(size, host):

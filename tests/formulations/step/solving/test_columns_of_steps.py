@@ -51,6 +51,7 @@ def llama(mesh: tuple[int, ...], layers: int = 4) -> PlanningSession:
     return session_of_case(reference(case), case.cluster, case.mesh)
 
 
+@pytest.mark.slow
 def test_they_solve_offload_where_blocks_repeat_and_operators_have_one_layout() -> None:
     one = llama((1,))
     offload = one.problem(PlanRequest(formulation="kiwi_offload"))
@@ -61,6 +62,7 @@ def test_they_solve_offload_where_blocks_repeat_and_operators_have_one_layout() 
     assert not use_block_columns(llama((1,), layers=1).problem(PlanRequest(formulation="kiwi_offload")), DEFAULT_SOLVER)
 
 
+@pytest.mark.slow
 def test_what_they_find_with_offload_is_no_dearer_than_without(pool: SolverPool) -> None:
     session = llama((1,))
     free = session.solve(PlanRequest(time_limit=10.0), pool=pool)

@@ -111,6 +111,7 @@ def leave_out(decision: StepDecision) -> tuple[int, ...]:
     raise ValueError(f"{decision} is not in this problem")
 
 
+@pytest.mark.fast_cases("0-options1", "1-options2")
 @pytest.mark.parametrize("options", [BESIDE, BEFORE, replace(BESIDE, iteration_limit=1)])
 @pytest.mark.parametrize("seed", some_of(40))
 def test_no_dearer_than_any_smaller_problem_and_no_cheaper_than_the_optimum(seed, options, pool):
@@ -216,6 +217,7 @@ def test_it_ends_with_the_larger_problem(pool):
         assert begun.wait(60.0)
 
 
+@pytest.mark.slow
 def test_a_smaller_problem_that_cannot_be_cheaper_is_left(pool):
     """Any bound is above what is known here; with an hour for each they would outlast this test's own limit."""
     model, built = case(2, 0.0, pool)

@@ -52,6 +52,7 @@ def wait_until_known(beside: BoundBeside, monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(step_bound, "wait", wait)
 
 
+@pytest.mark.slow_cases("options0")
 @pytest.mark.parametrize("options", [replace(BESIDE, time_limit=60.0), replace(AFTER, time_limit=60.0)])
 def test_it_is_at_most_the_optimum_and_at_most_the_cost(options, pool, monkeypatch):
     problem = family_problem("cliques", "small")

@@ -252,6 +252,7 @@ def test_what_extends_a_problem_begins_from_its_optimum(seed, pool):
         assert (None if start is None else start.executed.cost) == least(space, limit)
 
 
+@pytest.mark.slow
 def test_a_solve_keeps_what_it_began_from_where_the_solver_finds_less(pool):
     """Greedy alone finds dearer decisions for some of these steps, or none."""
     for seed in range(12):

@@ -6,9 +6,9 @@ import numpy as np
 
 from formulations.encodings.flat import FloatArray
 from formulations.problem.strategy_problem import IntArray
+from formulations.solvers.huge_tables.tunables import DECIMATION_BATCHES
 from formulations.solvers.local_search.moves import decode_in_order
 from formulations.solvers.prices.ascent import PriceAscent
-from formulations.solvers.prices.tunables import DECIMATION_BATCHES
 
 
 def decimate(ascent: PriceAscent, prices: FloatArray, random: np.random.Generator) -> IntArray:
