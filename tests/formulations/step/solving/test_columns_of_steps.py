@@ -51,7 +51,6 @@ def llama(mesh: tuple[int, ...], layers: int = 4) -> PlanningSession:
     return session_of_case(reference(case), case.cluster, case.mesh)
 
 
-@pytest.mark.slow
 def test_they_solve_offload_where_blocks_repeat_and_operators_have_one_layout() -> None:
     one = llama((1,))
     offload = one.problem(PlanRequest(formulation="kiwi_offload"))
