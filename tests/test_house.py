@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import networkx as nx
@@ -37,8 +38,13 @@ def sources(*folders: str) -> list[Path]:
     return sorted(path for folder in folders for path in (ROOT / folder).rglob("*.py"))
 
 
+@cache
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
 def imported_names(path: Path) -> Iterator[tuple[int, str]]:
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in ast.walk(tree_of(path)):
         if isinstance(node, ast.Import):
             for alias in node.names:
                 yield node.lineno, alias.name
@@ -49,7 +55,7 @@ def imported_names(path: Path) -> Iterator[tuple[int, str]]:
 
 def attribute_names(path: Path) -> Iterator[tuple[int, str]]:
     """Dotted names in the code, with what the file calls a module by put back to the module's own name."""
-    tree = ast.parse(path.read_text(encoding="utf-8"))
+    tree = tree_of(path)
     aliases = {a.asname: a.name for n in ast.walk(tree) if isinstance(n, ast.Import) for a in n.names if a.asname} | {
         a.asname or a.name: f"{n.module}.{a.name}"
         for n in ast.walk(tree)
@@ -126,7 +132,7 @@ def test_solver_libraries_are_imported_where_they_are_used() -> None:
     """At the top of a module, highspy or ortools would reach a process that has the other already."""
     wrong = []
     for path in sources(*FLOORS):
-        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+        for node in tree_of(path).body:
             if isinstance(node, ast.Import | ast.ImportFrom):
                 names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else [node.module or ""]
                 wrong += [f"{path.relative_to(ROOT)}: {n}" for n in names if is_under(n, "highspy", "ortools", "pyomo")]

@@ -100,6 +100,7 @@ def test_a_memory_that_the_reserve_uses_up_is_refused():
         here.plan(PlanRequest(memory=here.costs.device.reserve_bytes))
 
 
+@pytest.mark.slow
 def test_equal_requests_give_equal_decisions():
     request = PlanRequest(time_limit=20)
     first = PlanningSession(step_reference("conv_net"), CLUSTER, (2,)).plan(request)

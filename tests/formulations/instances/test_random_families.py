@@ -4,6 +4,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
+from support.tiers import slow
 
 from formulations.instances.random_families import FAMILIES, FamilyError, Size, family_problem
 from formulations.instances.random_problems import with_limits
@@ -43,7 +44,7 @@ def test_a_seed_means_one_problem(family: str) -> None:
     assert not all(np.array_equal(a, b) for a, b in zip(tables(first), tables(other), strict=False))
 
 
-@pytest.mark.parametrize("size", ["small", "middle", "large"])
+@pytest.mark.parametrize("size", ["small", "middle", slow("large")])
 def test_what_is_planted_is_feasible(size: Size) -> None:
     for family in sorted(FAMILIES.keys() - {"chains", "infeasible", "sparse"}):
         problem = family_problem(family, size)

@@ -99,6 +99,7 @@ def test_blocks_are_layers_and_so_is_what_lies_around_them(name):
     assert [layer.name for layer in folded(name).layers] == EXPECTED[name]
 
 
+@pytest.mark.slow
 def test_attention_and_feed_forward_modules_apart():
     names = [layer.name for layer in folded("t5", apart=True).layers]
     assert names[4:9] == [

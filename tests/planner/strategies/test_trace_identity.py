@@ -31,6 +31,7 @@ def run_python(code: str) -> dict[str, object]:
     return found
 
 
+@pytest.mark.slow
 def test_fingerprint_is_the_same_in_another_process() -> None:
     code = """
 import json, sys

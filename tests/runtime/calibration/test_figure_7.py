@@ -68,6 +68,7 @@ def random_plan(seed: int, devices: int) -> LayerPlan:
     return runs.plan([b - a for a, b in pairwise(cuts)], chosen, degree * rng.choice([1, 2]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seeds", SAMPLE_AND_FUZZ, ids=["sample", "more"])
 def test_random_plans_train_as_one_process_does_on_two_ranks(seeds: range, two_ranks: rank_pool.RankPool) -> None:
     for seed in seeds:
