@@ -5,8 +5,7 @@
 3. Unless the bound is close then: cycle after cycle the incumbent is heated and cooled again, by heat-bath draws of
    single nodes (:mod:`formulations.solvers.huge_tables.heat_bath`), or by moves of hubs together with their neighbours
    (:mod:`formulations.solvers.huge_tables.hub_moves`). While it is hot, memory has its price, or a part of it; at the
-   end it has none, and single moves and random trees fill what is left. Some cycles consist of trees at noisy prices
-   alone.
+   end it has none, and single moves fill what is left. Some cycles consist of random trees at noisy prices alone.
 
 How hot a cycle begins is drawn at random, or near where the last better assignment was found. Where nodes have over a
 hundred strategies and hubs hundreds of neighbours, this finds in seconds what trees and exact parts miss.
