@@ -20,7 +20,7 @@ from formulations.presolve.reductions import (
 from formulations.presolve.workspace.export import export
 from formulations.presolve.workspace.lift import Lift
 from formulations.presolve.workspace.state import Workspace
-from formulations.presolve.workspace.tunables import DEEP_ENTRIES, DEEP_SHARING, MOST_ROUNDS
+from formulations.presolve.workspace.tunables import DEEP_ENTRIES, DEEP_SHARING
 from formulations.problem.strategy_problem import StrategyProblem
 
 Reduction = Callable[[Workspace], bool]
@@ -115,7 +115,8 @@ def presolve(
         _first_pass(problem, steps, deadline) if _FIRST_PASS and REPLACES.issubset(reductions) else Workspace(problem)
     )
     work.deadline = deadline
-    for _ in range(MOST_ROUNDS):
+    shrunk = True
+    while shrunk and not work.contradiction and time.monotonic() <= deadline:
         shrunk = False
         for name in reductions:
             if work.contradiction or time.monotonic() > deadline:
@@ -123,8 +124,6 @@ def presolve(
             if REDUCTIONS[name](work):
                 steps.append(name)
                 shrunk = True
-        if not shrunk or work.contradiction or time.monotonic() > deadline:
-            break
     before = Size.of(problem)
     if work.contradiction or work.check_constant_usage():
         return Presolved(problem, Lift.identity(problem), 0, before, before, tuple(steps), work.contradiction)

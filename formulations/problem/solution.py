@@ -83,7 +83,8 @@ class Claim:
     the problem's integer quantum (rounded up is allowed: costs are integers) or None;
     ``proved_infeasible`` claims that no assignment exists. ``certified`` adds that this follows in exact integers, by
     presolve or by a dual bound, as every claimed bound does: it does not depend on a solver's tolerance, and a second
-    solver need not confirm it.
+    solver need not confirm it. ``complete`` says that the search ended because nothing is left to search, and
+    not at a limit: what remains of the gap is the solver's tolerance.
     """
 
     choices: tuple[int, ...] | None
@@ -92,6 +93,7 @@ class Claim:
     message: str = ""
     iterations: int = 0
     certified: bool = False
+    complete: bool = False
 
 
 @dataclass(frozen=True, slots=True)

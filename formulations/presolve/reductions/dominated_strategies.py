@@ -17,26 +17,24 @@ import numpy as np
 from numpy.typing import NDArray
 
 from formulations.presolve.workspace.state import Integers, Table, Usage, Workspace
-from formulations.presolve.workspace.tunables import DOMINANCE_OF_A_NODE, DOMINANCE_OF_A_ROUND
+from formulations.presolve.workspace.tunables import DOMINANCE_OF_A_NODE
 from formulations.problem.compiled import compiled
 from formulations.problem.strategy_problem import BoolArray
 
 
 def reduce(work: Workspace) -> bool:
-    """Drop dominated strategies until none is left, or the work runs out; return whether there were any."""
+    """Drop dominated strategies until none is left, or the time is over; return whether there were any."""
     waiting = deque(i for i in sorted(work.touched) if work.alive[i])
     work.touched.clear()
     queued = set(waiting)
     changed = False
-    remaining = DOMINANCE_OF_A_ROUND
-    while waiting and remaining > 0 and not work.out_of_time():
+    while waiting and not work.out_of_time():
         node = waiting.popleft()
         queued.discard(node)
         size = len(work.strategies[node])
         effort = size * (size + sum(work.tables[scope].cost.size for scope in work.incident[node]))
         if size < 2 or effort > DOMINANCE_OF_A_NODE:
             continue
-        remaining -= effort
         work.touched.discard(node)
         keep = _undominated(work, node)
         if not keep.all():

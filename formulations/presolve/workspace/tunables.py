@@ -4,8 +4,8 @@ from __future__ import annotations
 
 # sequence.py
 
-MOST_ROUNDS = 50
-"""Rounds of all reductions."""
+PRESOLVE_SHARE = 0.5
+"""Part of the time that presolve may take before a solve."""
 
 DEEP_ENTRIES = 10_000_000
 """Entries of all tables from which on a problem may be deep."""
@@ -18,13 +18,10 @@ DEEP_SHARING = 4
 DOMINANCE_OF_A_NODE = 1 << 21
 """Comparisons of table entries for one node, at most."""
 
-DOMINANCE_OF_A_ROUND = 1 << 31
-"""Comparisons of table entries in one round, at most."""
-
 # free_nodes.py
 
 FREE_NEIGHBOURS = 2
-"""Neighbours of a node that is eliminated, at most."""
+"""Not tunable: neighbours of a node that is eliminated, since tables of three are hardly ever smaller."""
 
 FREE_COMBINATIONS = 1 << 22
 """Entries of the table that an elimination looks at, at most."""

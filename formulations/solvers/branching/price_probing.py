@@ -20,16 +20,11 @@ from formulations.encodings.flat import FlatProblem, flatten
 from formulations.encodings.flat_restriction import restrict
 from formulations.problem.strategy_problem import BoolArray, IntArray, StrategyProblem
 from formulations.solvers.branching.open_leaf import OpenLeaf
-from formulations.solvers.branching.tunables import (
-    PROBED_NODES,
-    PROBING_FIRST_PAIRS,
-    PROBING_FIRST_SHARE,
-    PROBING_FIRST_STEPS,
-    PROBING_STEPS,
-)
+from formulations.solvers.branching.tunables import PROBED_NODES, PROBING_FIRST_SHARE, PROBING_STEPS
 from formulations.solvers.local_search.moves import add_prices
 from formulations.solvers.prices.ascent import PriceAscent
 from formulations.solvers.prices.integer_bound import holds_exact_costs
+from formulations.solvers.prices.tunables import FIRST_PAIRS, SHORT_ASCENT
 
 
 def forbid_above(problem: StrategyProblem, objective: int | None, seconds: float) -> StrategyProblem:
@@ -91,11 +86,11 @@ class _Probing:
     def _root(self) -> OpenLeaf | None:
         """Climb to good prices of the whole problem."""
         ascent = PriceAscent(self.flat)
-        ascent.sweeps(PROBING_FIRST_PAIRS)
-        for done in range(PROBING_FIRST_STEPS):
+        ascent.sweeps(FIRST_PAIRS)
+        for done in range(SHORT_ASCENT):
             if self._over(PROBING_FIRST_SHARE):
                 break
-            ascent.step(done / PROBING_FIRST_STEPS)
+            ascent.step(done / SHORT_ASCENT)
         whole = restrict(self.flat, np.ones(len(self.flat.unary), dtype=np.bool_))
         if whole is None:
             return None

@@ -4,12 +4,6 @@ from __future__ import annotations
 
 # price_probing.py
 
-PROBING_FIRST_PAIRS = 5
-"""Pairs of sweeps before the first price step."""
-
-PROBING_FIRST_STEPS = 40
-"""Price steps on the whole problem, at most."""
-
 PROBING_FIRST_SHARE = 0.5
 """Part of the time for these steps, at most."""
 

@@ -33,11 +33,8 @@ from formulations.solvers.columns.tied_problem import TyingError, tie_nodes
 from formulations.solvers.columns.tunables import (
     BOUND_SHARE,
     DEARER,
-    DECODING_PAIRS,
     FACTOR_NOISE,
     FIRST_FACTORS,
-    IDLE_ROUNDS,
-    LAST_SHARE,
     MASTER_SECONDS,
     MIXED_PATTERNS,
     PATTERNS_A_ROUND,
@@ -46,6 +43,7 @@ from formulations.solvers.columns.tunables import (
 from formulations.solvers.local_search.incumbent_search import IncumbentSearch
 from formulations.solvers.prices.flatten_or_finish import flatten_or_finish
 from formulations.solvers.prices.proven_bound import ProvenBound
+from formulations.solvers.prices.tunables import LAST_SHARE, PAIRS, PATIENCE
 from formulations.solvers.protocol.solver import ReportIncumbent, ReportProgress
 
 _MIXING = True
@@ -105,7 +103,7 @@ class _Columns:
         idle, base = 0.0, 1.0
         most_rounds = self.options.iteration_limit
         for factors in chain(FIRST_FACTORS, repeat(None)):
-            if self._done() or idle >= IDLE_ROUNDS or (most_rounds is not None and self.rounds >= most_rounds):
+            if self._done() or idle >= PATIENCE or (most_rounds is not None and self.rounds >= most_rounds):
                 break
             self.rounds += 1
             before = self._search.objective
@@ -144,7 +142,7 @@ class _Columns:
             if self._remaining() <= 0:
                 return
             prices = self._ascent.best_prices * factor
-            choices = self._ascent.decode(prices, DECODING_PAIRS)
+            choices = self._ascent.decode(prices, PAIRS)
             self._patterns[self.flat.original_choices(choices)] = None
             self._search.finish(choices, prices)
 

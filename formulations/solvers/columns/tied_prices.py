@@ -14,42 +14,34 @@ import numpy as np
 from formulations.encodings.flat import FlatProblem, FloatArray
 from formulations.problem.strategy_problem import IntArray
 from formulations.solvers.columns.repeated_blocks import Repeats
-from formulations.solvers.columns.tunables import (
-    FRESH_ROWS,
-    TIED_FIRST_PAIRS,
-    TIED_LEAST_STEPS,
-    TIED_PAIRS,
-    TIED_STALLED_GAIN,
-    TIED_STALLED_STEPS,
-    TIED_STEPS,
-)
+from formulations.solvers.columns.tunables import FRESH_ROWS
 from formulations.solvers.local_search.moves import usage_of
 from formulations.solvers.prices.ascent import PriceAscent
 from formulations.solvers.prices.steering import block_peaks
+from formulations.solvers.prices.tunables import FIRST_PAIRS, NEGLIGIBLE, PAIRS, PATIENCE, SHORT_ASCENT
 
 
 class FewRowsAscent(PriceAscent):
     """Price steps on the rows that have a price and the few that the decoded assignment violates most."""
 
-    def climb(self, deadline: float, most_steps: int = TIED_STEPS) -> None:
+    def climb(self, deadline: float, most_steps: int = SHORT_ASCENT) -> None:
         """Raise the bound from the present prices until it stalls, or to ``deadline`` (of :func:`time.monotonic`)."""
-        self.sweeps(TIED_FIRST_PAIRS)
+        self.sweeps(FIRST_PAIRS)
         bounds: list[float] = []
         for done in range(most_steps):
             if time.monotonic() > deadline:
                 return
-            self.step(done / most_steps, TIED_PAIRS)
+            self.step(done / most_steps)
             bounds.append(self.best_bound)
-            least_gain = TIED_STALLED_GAIN * abs(bounds[-1])
-            if done >= TIED_LEAST_STEPS and bounds[-1] - bounds[-TIED_STALLED_STEPS] <= least_gain:
+            if done > PATIENCE and bounds[-1] - bounds[-PATIENCE] <= NEGLIGIBLE * abs(bounds[-1]):
                 return
 
     def settle(self, deadline: float, most_pairs: int = 60) -> None:
         """Sweep at the present prices until the bound stands still, or to ``deadline``."""
         before = -np.inf
-        for _ in range(0, most_pairs, 2):
-            bound = self.sweeps(2)
-            if bound - before <= TIED_STALLED_GAIN * abs(bound) or time.monotonic() > deadline:
+        for _ in range(0, most_pairs, PAIRS):
+            bound = self.sweeps(PAIRS)
+            if bound - before <= NEGLIGIBLE * abs(bound) or time.monotonic() > deadline:
                 return
             before = bound
 

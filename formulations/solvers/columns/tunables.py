@@ -10,9 +10,6 @@ TIED_SHARE = 0.35
 BOUND_SHARE = 0.6
 """Part of the time after which the sweeps of the whole problem end."""
 
-LAST_SHARE = 0.95
-"""Part of the time after which rounds end."""
-
 FIRST_FACTORS = ((1.0, 1.3, 0.8), (1.1, 0.9), (0.97, 1.03))
 """Factors of the best prices in the first rounds, far ones first."""
 
@@ -25,17 +22,11 @@ PATTERNS_A_ROUND = 3
 MIXED_PATTERNS = 24
 """Newest patterns that the master mixes."""
 
-IDLE_ROUNDS = 3.0
-"""Rounds without a gain; one whose patterns are nothing new counts half."""
-
 DEARER = 1.3
 """Factor by which prices rise from round to round while nothing fits."""
 
 MASTER_SECONDS = 10.0
 """Seconds of one master, at most."""
-
-DECODING_PAIRS = 2
-"""Pairs of sweeps before a pattern is decoded."""
 
 # repeated_blocks.py
 
@@ -43,7 +34,7 @@ REPEATED_WINDOW = 4
 """Equal nodes in a row by which a repetition is noticed."""
 
 LEAST_REPETITIONS = 2
-"""Repetitions below which nothing repeats."""
+"""Not tunable: what is there once repeats nothing."""
 
 TRIED_PERIODS = 32
 """Distances between repetitions that are tried."""
@@ -57,21 +48,3 @@ MOST_COLUMNS = 60_000
 
 FRESH_ROWS = 4
 """Rows that get a price in one step: the others mostly follow."""
-
-TIED_FIRST_PAIRS = 5
-"""Pairs of sweeps before the first step."""
-
-TIED_PAIRS = 3
-"""Pairs of sweeps of a step."""
-
-TIED_STEPS = 40
-"""Price steps on the tied problem, at most."""
-
-TIED_STALLED_STEPS = 4
-"""Last steps whose gain is looked at."""
-
-TIED_STALLED_GAIN = 1e-6
-"""Gain of these, as a part of the bound, at which the ascent ends."""
-
-TIED_LEAST_STEPS = 12
-"""Price steps on the tied problem, at least."""

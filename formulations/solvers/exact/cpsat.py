@@ -209,7 +209,7 @@ class _Search:
                 raise ValueError(f"CP-SAT rejects problem {self.problem.name}: {encoding.model.validate()}")
             overloads = self.overloads(choices) if choices is not None else []
             if choices is None or not overloads:
-                return self.claim(message=str(status).rpartition(".")[2])
+                return self.claim(message=str(status).rpartition(".")[2], complete=status == library.OPTIMAL)
             fresh = [(r, t) for r, t in overloads if (r, t) not in self.limited]
             for resource, time_ in fresh:
                 self.limit(resource, [time_])
@@ -310,10 +310,10 @@ class _Search:
         objective = self.best[0] if self.best else None
         self.report(Progress(time.monotonic() - self.started, objective, self.bound, "cpsat"))
 
-    def claim(self, message: str, proved_infeasible: bool = False) -> Claim:
+    def claim(self, message: str, *, proved_infeasible: bool = False, complete: bool = False) -> Claim:
         choices = self.best[1] if self.best else None
         bound = None if proved_infeasible else self.bound
-        return Claim(choices, bound, proved_infeasible, message, self.rounds)
+        return Claim(choices, bound, proved_infeasible, message, self.rounds, complete=complete)
 
 
 def _tables(problem: StrategyProblem) -> list[tuple[tuple[int, ...], IntArray, BoolArray | None]]:

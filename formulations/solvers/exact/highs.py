@@ -165,7 +165,7 @@ class _Search:
             self.offer(choices)
             if local is None or not rows.add_for_choice(local):
                 self.finished = outcome.finished
-                return self.claim(outcome.message)
+                return self.claim(outcome.message, complete=outcome.finished)
         return self.claim("time limit")
 
     def hear_others(self) -> None:
@@ -222,8 +222,8 @@ class _Search:
             choices = self.best[1] if self.best else None
             return Claim(choices, None, proved_infeasible=True, message=message, iterations=self.rounds)
         self.bound = self.excluded_from
-        return self.claim(message)
+        return self.claim(message, complete=True)
 
-    def claim(self, message: str) -> Claim:
+    def claim(self, message: str, *, complete: bool = False) -> Claim:
         choices = self.best[1] if self.best else None
-        return Claim(choices, self.bound, message=message, iterations=self.rounds)
+        return Claim(choices, self.bound, message=message, iterations=self.rounds, complete=complete)

@@ -11,12 +11,12 @@ EAGER_ENTRIES = 20_000
 """Rows times columns up to which all rows are there from the start."""
 
 RELATIVE_EXCESS = 1e-7
-"""Excess, as a part of the limit, above which a row counts as violated."""
+"""Not tunable: excess, as a part of the limit, above which a row counts as violated in doubles."""
 
 # highs_session.py
 
 LARGEST_SCALED_COST = 1 << 20
-"""Costs are divided by a power of two until the largest is about this."""
+"""Not tunable: costs are divided by a power of two until the largest is about this, for HiGHS's tolerances."""
 
 # cpsat.py
 
@@ -26,9 +26,9 @@ EAGER_TERMS = 2_000_000
 # program_cpsat.py
 
 PROGRAM_LEAST_SECONDS = 0.01
-"""Seconds of a solve, at least."""
+"""Not tunable: a solve that gets less has no time to begin."""
 
 # brute_force.py
 
 CHUNK = 1 << 14
-"""Assignments that are evaluated at once."""
+"""Not tunable: assignments that are evaluated at once; they take a few megabytes."""

@@ -27,10 +27,7 @@ from formulations.solvers.huge_tables.heat_bath import fields_of, heat_bath, hel
 from formulations.solvers.huge_tables.hub_branching import hubs
 from formulations.solvers.huge_tables.hub_moves import move_hubs
 from formulations.solvers.huge_tables.tunables import (
-    ANNEALING_FILL_FACTORS,
     ANNEALING_FIRST_SHARE,
-    ANNEALING_FORCED_STEPS,
-    ANNEALING_LAST_SHARE,
     ANNEALING_START_SHARE,
     CLOSE,
     COLDEST,
@@ -51,9 +48,11 @@ from formulations.solvers.huge_tables.tunables import (
 )
 from formulations.solvers.local_search.incumbent_search import IncumbentSearch
 from formulations.solvers.local_search.moves import add_prices
+from formulations.solvers.local_search.tunables import FILL_FACTORS, FORCED_STEPS
 from formulations.solvers.prices.flatten_or_finish import flatten_or_finish
 from formulations.solvers.prices.lagrangian import PriceSearch
 from formulations.solvers.prices.proven_bound import ProvenBound
+from formulations.solvers.prices.tunables import LAST_SHARE
 from formulations.solvers.protocol.solver import ReportIncumbent, ReportProgress
 
 SOURCE = "annealing"
@@ -92,7 +91,7 @@ def solve(problem: StrategyProblem, options: SolveOptions, report: ReportProgres
         return replace(claim, message="too close to the bound for annealing")
     first.search.extend(started + options.time_limit)
     annealing.prices = first.ascent.best_prices
-    annealing.run(started + ANNEALING_LAST_SHARE * options.time_limit, first.proven)
+    annealing.run(started + LAST_SHARE * options.time_limit, first.proven)
     assert first.search.best is not None
     message = f"{annealing.cycles} cycles"
     return Claim(flat.original_choices(first.search.best), claim.bound, message=message, iterations=annealing.cycles)
@@ -142,10 +141,7 @@ class Annealing:
         search, graph = self._search, self._flat.graph
         held = held_over_time(graph, self._flat.usage)
         least = [int(np.argmin(held[a:z])) for a, z in pairwise(graph.offset.tolist())]
-        if (
-            search.force_feasible(np.array(least, dtype=np.int64), ANNEALING_FORCED_STEPS, deadline)
-            and search.best is not None
-        ):
+        if search.force_feasible(np.array(least, dtype=np.int64), FORCED_STEPS, deadline) and search.best is not None:
             self._cycle(NODES, 0, deadline)
 
     def run(self, deadline: float, proven: ProvenBound) -> None:
@@ -186,7 +182,7 @@ class Annealing:
             self._grow_trees(choices, usage_now, share, hottest)
         else:
             self._anneal(kind, choices, usage_now, share, hottest, deadline)
-        search.fill(choices, usage_now, self.prices, ANNEALING_FILL_FACTORS)
+        search.fill(choices, usage_now, self.prices, FILL_FACTORS[2:])
         self._result = choices
 
     def _grow_trees(self, choices: IntArray, usage_now: FloatArray, share: float, noise: float) -> None:

@@ -30,20 +30,19 @@ from formulations.solvers.huge_tables.decimation import decimate
 from formulations.solvers.huge_tables.tunables import (
     BRANCH_STEPS,
     BRANCHES,
-    BRANCHING_LAST_SHARE,
     DECODING_SHARE,
     HUB_FACTORS_SHARE,
-    LEAST_HUB_DEGREE,
     ROOT_SHARE,
-    TRIAL_PAIRS,
     TRIED_HUBS,
     WIDE_DECODING_SHARE,
     WIDE_TRIED_HUBS,
 )
+from formulations.solvers.local_search.tree_moves import HUB_DEGREE
 from formulations.solvers.prices.bounding import PriceBounding
 from formulations.solvers.prices.flatten_or_finish import flatten_or_finish
 from formulations.solvers.prices.integer_bound import holds_exact_costs
 from formulations.solvers.prices.lagrangian import PriceSearch
+from formulations.solvers.prices.tunables import LAST_SHARE, PAIRS
 from formulations.solvers.protocol.solver import ReportIncumbent, ReportProgress
 
 
@@ -58,7 +57,7 @@ def solve(problem: StrategyProblem, options: SolveOptions, report: ReportProgres
     if isinstance(flat, Claim):
         return flat
     if not len(hubs(flat)):
-        return Claim(None, None, message=f"no hubs: nodes of degree {LEAST_HUB_DEGREE} touch hardly any factor")
+        return Claim(None, None, message=f"no hubs: nodes of degree {HUB_DEGREE} touch hardly any factor")
     first = replace(options, time_limit=ROOT_SHARE * options.time_limit)
     root = PriceSearch(problem, flat, first, report, incumbent, started)
     claim = root.run()
@@ -88,7 +87,7 @@ def branch(
 def hubs(flat: FlatProblem) -> IntArray:
     """Return the nodes of high degree that have a choice; none where all of them together touch hardly any factor."""
     degree = np.diff(flat.graph.incident_start)
-    least = min(LEAST_HUB_DEGREE, max(2, len(degree) // 8))
+    least = min(HUB_DEGREE, max(2, len(degree) // 8))
     found: IntArray = np.flatnonzero((degree >= least) & (flat.graph.sizes > 1)).astype(np.int64)
     return found if degree[found].sum() >= HUB_FACTORS_SHARE * len(flat.graph.arity) else found[:0]
 
@@ -118,7 +117,7 @@ class _HubSearch:
         self._options = options
         self._report = report
         self._started = started
-        self._deadline = started + BRANCHING_LAST_SHARE * options.time_limit
+        self._deadline = started + LAST_SHARE * options.time_limit
         self._decoding_seconds = 0.0
         self._branching_since = time.monotonic()
         self._random = np.random.default_rng(options.seed)
@@ -227,7 +226,7 @@ class _HubSearch:
             if part is not None:
                 # Without sweeps a part still has its parent's bound.
                 if not self._out_of_time():
-                    part.sweep(TRIAL_PAIRS)
+                    part.sweep(PAIRS)
                 yield part
 
     def _decode(self, leaf: OpenLeaf) -> None:

@@ -10,9 +10,6 @@ ANNEALING_FIRST_SHARE = 0.1
 ANNEALING_START_SHARE = 0.25
 """Part of the time for prices."""
 
-ANNEALING_FORCED_STEPS = 2000
-"""Moves of a search for anything feasible."""
-
 HOTTEST = 1.0
 """Temperature of the hottest level, in units of the typical distance of strategies."""
 
@@ -58,19 +55,10 @@ LARGEST_TREE = 300
 LEVEL_CURIOSITY = 0.35
 """Probability that a level is drawn from all."""
 
-ANNEALING_FILL_FACTORS = (0.3, 0.0)
-"""Factors of the prices while memory is filled at the end of a cycle."""
-
-ANNEALING_LAST_SHARE = 0.97
-"""Part of the time after which cycles end."""
-
 CLOSE = 5e-3
 """Relative gap from which on exact parts and prices find more."""
 
 # hub_branching.py
-
-LEAST_HUB_DEGREE = 16
-"""Degree from which on a node is a hub; with fewer than 128 nodes an eighth of them."""
 
 HUB_FACTORS_SHARE = 0.02
 """Part of all factors that hubs must touch, or deciding them changes nothing."""
@@ -84,9 +72,6 @@ DECODING_SHARE = 0.4
 WIDE_DECODING_SHARE = 0.05
 """The same where tables are very large."""
 
-BRANCHING_LAST_SHARE = 0.96
-"""Part of the time after which branching ends."""
-
 TRIED_HUBS = 3
 """Hubs that are tried before one is branched on."""
 
@@ -95,9 +80,6 @@ WIDE_TRIED_HUBS = 1
 
 BRANCHES = 4
 """Groups into which the strategies of a hub are split."""
-
-TRIAL_PAIRS = 2
-"""Pairs of sweeps of a trial."""
 
 BRANCH_STEPS = 4
 """Price steps of a branch."""

@@ -22,6 +22,7 @@ import numpy as np
 from formulations.encodings.elimination import TooWideError, elimination_order
 from formulations.encodings.flat import FlatProblem, FloatArray
 from formulations.presolve import presolve
+from formulations.presolve.workspace.tunables import FREE_COMBINATIONS
 from formulations.problem.compiled import seed_compiled
 from formulations.problem.solution import Claim, Progress, SolveOptions
 from formulations.problem.strategy_problem import IntArray, StrategyProblem
@@ -31,21 +32,15 @@ from formulations.solvers.improvement.subproblem import cut_out
 from formulations.solvers.improvement.tunables import (
     COARSEST_GAP,
     CURIOSITY,
-    ELIMINATED_ENTRIES,
     FIRST_COLUMNS,
     GROWTH,
     LEAST_COLUMNS,
-    LEAST_PART_SECONDS,
     MEMORY_OF_GAINS,
-    MOST_COLUMNS,
     MOST_PART_SECONDS,
     NEGLIGIBLE_GAP,
     PART_SHARE,
     QUICK_SHARE,
-    SHRINKAGE,
     START_SHARE,
-    TRIVIAL_GROWTH,
-    TRIVIAL_SHARE,
 )
 from formulations.solvers.local_search.incumbent_search import IncumbentSearch, exact_objective
 from formulations.solvers.local_search.moves import add_prices
@@ -122,7 +117,7 @@ def _by_elimination(problem: StrategyProblem, options: SolveOptions) -> Claim | 
         entries = elimination_order([node.size for node in problem.nodes], [f.scope for f in problem.factors])[2]
     except TooWideError:
         return None
-    return tree_dp.solve(problem, options, _ignore, _ignore) if entries <= ELIMINATED_ENTRIES else None
+    return tree_dp.solve(problem, options, _ignore, _ignore) if entries <= FREE_COMBINATIONS else None
 
 
 @dataclass(slots=True)
@@ -139,10 +134,9 @@ class _Kind:
         known = rate if self.gain_per_second is None else self.gain_per_second
         self.gain_per_second = MEMORY_OF_GAINS * known + (1 - MEMORY_OF_GAINS) * rate
         if not finished:
-            self.columns = max(LEAST_COLUMNS, int(SHRINKAGE * self.columns))
+            self.columns = max(LEAST_COLUMNS, int(self.columns / GROWTH))
         elif seconds < QUICK_SHARE * limit:
-            growth = TRIVIAL_GROWTH if seconds < TRIVIAL_SHARE * limit else GROWTH
-            self.columns = min(MOST_COLUMNS, int(growth * self.columns))
+            self.columns = int(GROWTH * self.columns)
 
 
 class PartSearch:
@@ -192,7 +186,7 @@ class PartSearch:
         self.neighbourhoods = Neighbourhoods(flat, slack, self._random)
         self.kinds = [_Kind(name, first_columns) for name in self.neighbourhoods.kinds]
         part_seconds = PART_SHARE * options.time_limit
-        self._part_seconds = min(MOST_PART_SECONDS, max(LEAST_PART_SECONDS, part_seconds))
+        self._part_seconds = min(MOST_PART_SECONDS, max(1.0, part_seconds))
 
     def run(self, deadline: float) -> str:
         """Solve parts until the deadline (of :func:`time.monotonic`) and return why the search ended."""

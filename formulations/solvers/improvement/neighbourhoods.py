@@ -15,7 +15,8 @@ import numpy as np
 from formulations.encodings.flat import FlatProblem, FloatArray, Graph
 from formulations.problem.compiled import compiled
 from formulations.problem.strategy_problem import BoolArray, IntArray
-from formulations.solvers.improvement.tunables import HUB_DEGREE, SLACK_NOISE, THRESHOLDS
+from formulations.solvers.improvement.tunables import SLACK_NOISE, THRESHOLDS
+from formulations.solvers.local_search.tree_moves import HUB_DEGREE
 
 KINDS = ("ball", "regret", "window", "hub", "component", "promising")
 """Techniques: the kinds of neighbourhood that are drawn where they make sense."""

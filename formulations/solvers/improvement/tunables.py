@@ -13,14 +13,8 @@ START_SHARE = 0.2
 LEAST_COLUMNS = 2_000
 """Columns of a part, at least."""
 
-MOST_COLUMNS = 1_000_000
-"""Columns of a part, at most."""
-
 PART_SHARE = 0.05
-"""Part of the time limit that one part may take."""
-
-LEAST_PART_SECONDS = 1.0
-"""Seconds of a part, at least."""
+"""Part of the time limit that one part may take, though a second at least."""
 
 MOST_PART_SECONDS = 5.0
 """Seconds of a part, at most."""
@@ -29,16 +23,7 @@ QUICK_SHARE = 0.3
 """Part of its seconds below which a part was quick, so that the next may grow."""
 
 GROWTH = 1.5
-"""Factor of the columns after a quick part."""
-
-TRIVIAL_SHARE = 0.05
-"""Part of its seconds below which a part was trivial."""
-
-TRIVIAL_GROWTH = 4.0
-"""Factor of the columns after a trivial part."""
-
-SHRINKAGE = 0.6
-"""Factor of the columns after a part that was not solved in time."""
+"""Factor of the columns after a quick part; they are divided by it after one that was not solved in time."""
 
 MEMORY_OF_GAINS = 0.7
 """Weight of earlier gains per second beside that of the last part."""
@@ -52,16 +37,10 @@ NEGLIGIBLE_GAP = 1e-4
 COARSEST_GAP = 1e-3
 """Relative gap of a part, at most."""
 
-ELIMINATED_ENTRIES = 1 << 22
-"""Table entries up to which a part is solved by elimination."""
-
 # neighbourhoods.py
 
-HUB_DEGREE = 16
-"""Degree from which on a node is a hub."""
-
 THRESHOLDS = 40
-"""Levels of slack that the search for a threshold tells apart."""
+"""Not tunable: levels of slack that the search for a threshold tells apart, a few per cent each."""
 
 SLACK_NOISE = 0.7
 """Standard deviation of the logarithm by which slacks are blurred."""

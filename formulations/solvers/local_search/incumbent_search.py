@@ -14,7 +14,7 @@ from formulations.solvers.local_search.feasibility import find_feasible
 from formulations.solvers.local_search.moves import add_prices, conflicts, improve_nodes, settle, total_cost, usage_of
 from formulations.solvers.local_search.repair import repair
 from formulations.solvers.local_search.tree_moves import tree_search
-from formulations.solvers.local_search.tunables import FILL_FACTORS, FORCED_CHUNK, REPAIRED_ROWS
+from formulations.solvers.local_search.tunables import FILL_FACTORS, MOVES_AT_ONCE, REPAIRED_ROWS
 from formulations.solvers.protocol.exchange import EXCHANGE
 
 _REPAIR = True
@@ -157,8 +157,8 @@ class IncumbentSearch:
         self.set_prices(no_prices)
         weights = np.ones(len(self._rows.limit)), np.ones(len(flat.graph.arity))
         costs = self._unary, self._tables, flat.penalty
-        for _ in range(0, steps, FORCED_CHUNK):
-            if find_feasible(flat.graph, self._rows, *costs, candidate, *weights, FORCED_CHUNK):
+        for _ in range(0, steps, MOVES_AT_ONCE):
+            if find_feasible(flat.graph, self._rows, *costs, candidate, *weights, MOVES_AT_ONCE):
                 self.fill(candidate, self.usage(candidate), no_prices)
                 return True
             if time.monotonic() > deadline:

@@ -14,8 +14,8 @@ from formulations.problem.compiled import compiled
 from formulations.problem.strategy_problem import IntArray
 from formulations.solvers.local_search.moves import entry_without, try_move
 
-FROZEN_HUB_DEGREE = 8
-"""Degree above which a node is left out of random trees at random."""
+HUB_DEGREE = 16
+"""Degree from which on a node is a hub: random trees mostly leave it out, for all is near to all through it."""
 
 _NEVER = 1e300
 """Not tunable: above any cost."""
@@ -168,7 +168,7 @@ def tree_search(
             share = max(0.0, 1.3 * np.random.random() - 0.3)  # noqa: NPY002
             for i in range(count):
                 degree = graph.incident_start[i + 1] - graph.incident_start[i]
-                hub = degree > FROZEN_HUB_DEGREE and np.random.random() < share * min(1.0, degree / 64)  # noqa: NPY002
+                hub = degree >= HUB_DEGREE and np.random.random() < share * min(1.0, degree / 64)  # noqa: NPY002
                 frozen[i] = 1 if hub else 0
         moves += 1
         spread = np.log(largest / smallest)

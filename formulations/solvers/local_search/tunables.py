@@ -1,4 +1,4 @@
-"""Tunables of local search: one table per member."""
+"""Tunables of local search; what compiled loops read stands beside them, since it is compiled in."""
 
 from __future__ import annotations
 
@@ -10,5 +10,8 @@ FILL_FACTORS = (1.0, 0.7, 0.4, 0.0)
 REPAIRED_ROWS = 400
 """Rows over their limit that one repair brings down, at most."""
 
-FORCED_CHUNK = 50
-"""Moves of the search for anything feasible between looks at the clock."""
+FORCED_STEPS = 2000
+"""Moves of a search for anything feasible, where it is one method of several."""
+
+MOVES_AT_ONCE = 200
+"""Not tunable: moves between looks at the clock; they take milliseconds."""

@@ -18,10 +18,10 @@ from formulations.problem.compiled import seed_compiled
 from formulations.problem.solution import Claim, SolveOptions
 from formulations.problem.strategy_problem import IntArray, StrategyProblem
 from formulations.solvers.local_search.feasibility import find_feasible
+from formulations.solvers.local_search.tunables import MOVES_AT_ONCE
 from formulations.solvers.peaks.tunables import (
     FALLING_FIRST_SHARE,
     FALLING_LARGEST_SHARE,
-    FALLING_STEPS_AT_ONCE,
     FIRST_PATIENCE,
     MORE_PATIENCE,
 )
@@ -97,8 +97,8 @@ class _FallingLimit:
         choices = self._choices.copy()
         weights = np.ones(len(usage.limit)), np.ones(len(self.flat.graph.arity))
         costs = self.flat.unary, self.flat.tables, self.flat.penalty
-        for _ in range(0, int(patience * len(choices)) + FALLING_STEPS_AT_ONCE, FALLING_STEPS_AT_ONCE):
-            if find_feasible(self.flat.graph, usage, *costs, choices, *weights, FALLING_STEPS_AT_ONCE):
+        for _ in range(0, int(patience * len(choices)) + MOVES_AT_ONCE, MOVES_AT_ONCE):
+            if find_feasible(self.flat.graph, usage, *costs, choices, *weights, MOVES_AT_ONCE):
                 return self.offer(choices)
             if time.monotonic() > deadline:
                 break

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 
 from formulations.encodings.linear_model import linear_columns
 from formulations.presolve import lean_presolve
+from formulations.presolve.workspace.tunables import PRESOLVE_SHARE
 from formulations.problem.checker import check, tensors_alive
 from formulations.problem.solution import SolveOptions, Status
 from formulations.problem.strategy_problem import ProblemError, StrategyProblem
@@ -25,7 +26,6 @@ from formulations.solvers.peaks.tunables import (
     PEAK_FIRST_SHARE,
     PEAK_LEAST_SECONDS,
     PEAK_MOMENTS_SHARE,
-    PEAK_PRESOLVE_SHARE,
     PEAK_SEARCH_SHARE,
 )
 from formulations.solvers.processes.worker import Listener, SolverPool
@@ -152,7 +152,7 @@ class _PeakSearch:
         """Solve for the limit, from the bound upwards."""
         begin = time.monotonic()
         limit = peak_problem(self.problem, {self.resource: (self.bound, self.high)})
-        reduced = lean_presolve(limit.problem, time.monotonic() + PEAK_PRESOLVE_SHARE * seconds)
+        reduced = lean_presolve(limit.problem, time.monotonic() + PRESOLVE_SHARE * seconds)
         if reduced.contradiction:
             self.infeasible, self.message = self.peak is None, reduced.contradiction
             return

@@ -18,18 +18,18 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from formulations.presolve import lean_presolve
+from formulations.presolve.workspace.tunables import PRESOLVE_SHARE
 from formulations.problem.checker import check
 from formulations.problem.compiled import seed_compiled
 from formulations.problem.solution import Claim, Progress, SolveOptions
 from formulations.problem.strategy_problem import IntArray, StrategyProblem
 from formulations.solvers.local_search.feasibility import find_feasible
 from formulations.solvers.local_search.incumbent_search import exact_objective
+from formulations.solvers.local_search.tunables import MOVES_AT_ONCE
 from formulations.solvers.peaks.limit_problem import peak_problem, peak_range
 from formulations.solvers.peaks.tunables import (
     FEASIBILITY_LOCAL_SHARE,
-    FEASIBILITY_PRESOLVE_SHARE,
     FEASIBILITY_PRICE_STEPS,
-    FEASIBILITY_STEPS_AT_ONCE,
     FEASIBILITY_STEPS_PER_NODE,
 )
 from formulations.solvers.prices import lagrangian
@@ -40,7 +40,7 @@ from formulations.solvers.protocol.solver import ReportIncumbent, ReportProgress
 def solve(problem: StrategyProblem, options: SolveOptions, report: ReportProgress, incumbent: ReportIncumbent) -> Claim:
     """Find any feasible assignment, or prove that there is none; costs play no part and no bound is claimed."""
     started = time.monotonic()
-    free = lean_presolve(peak_problem(problem, {}).problem, started + FEASIBILITY_PRESOLVE_SHARE * options.time_limit)
+    free = lean_presolve(peak_problem(problem, {}).problem, started + PRESOLVE_SHARE * options.time_limit)
     if free.contradiction:
         return Claim(None, None, proved_infeasible=True, message=free.contradiction, certified=True)
     seed_compiled(options.seed)
@@ -63,10 +63,8 @@ def _search(problem: StrategyProblem, deadline: float) -> Claim:
     choices: IntArray = np.zeros(len(problem.nodes), dtype=np.int64)
     weights = np.ones(len(flat.usage.limit)), np.ones(len(flat.graph.arity))
     costs = flat.unary, flat.tables, flat.penalty
-    for done in range(
-        0, FEASIBILITY_STEPS_PER_NODE * len(choices) + FEASIBILITY_STEPS_AT_ONCE, FEASIBILITY_STEPS_AT_ONCE
-    ):
-        if find_feasible(flat.graph, flat.usage, *costs, choices, *weights, FEASIBILITY_STEPS_AT_ONCE):
+    for done in range(0, FEASIBILITY_STEPS_PER_NODE * len(choices) + MOVES_AT_ONCE, MOVES_AT_ONCE):
+        if find_feasible(flat.graph, flat.usage, *costs, choices, *weights, MOVES_AT_ONCE):
             original = flat.original_choices(choices)
             return Claim(original if check(problem, original).ok else None, None, iterations=done)
         if time.monotonic() > deadline:

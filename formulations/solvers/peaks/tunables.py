@@ -16,11 +16,8 @@ PEAK_SEARCH_SHARE = 0.35
 PEAK_MOMENTS_SHARE = 0.55
 """Part of the time after which bounds at the busiest moments end."""
 
-PEAK_PRESOLVE_SHARE = 0.5
-"""Part of the time that presolve may take."""
-
 PEAK_LEAST_SECONDS = 0.05
-"""Seconds below which no further solver is run."""
+"""Not tunable: seconds below which no further solver has the time to begin."""
 
 # falling_limit.py
 
@@ -30,9 +27,6 @@ FALLING_FIRST_SHARE = 0.5
 FALLING_LARGEST_SHARE = 0.8
 """The same for any step, at most."""
 
-FALLING_STEPS_AT_ONCE = 200
-"""Moves between looks at the clock."""
-
 FIRST_PATIENCE = 0.25
 """Moves per node after which the search gives up on a limit."""
 
@@ -41,14 +35,8 @@ MORE_PATIENCE = 1.4
 
 # prices.py
 
-FEASIBILITY_PRESOLVE_SHARE = 0.4
-"""Part of the time that presolve may take."""
-
 FEASIBILITY_LOCAL_SHARE = 0.5
 """Part of the time after which the local search and the second presolve end."""
-
-FEASIBILITY_STEPS_AT_ONCE = 200
-"""Moves between looks at the clock."""
 
 FEASIBILITY_STEPS_PER_NODE = 2
 """Moves of the local search for each node."""

@@ -16,12 +16,15 @@ from formulations.solvers.prices.dual_model import gather_blocks, newton_step, s
 from formulations.solvers.prices.steering import block_peaks
 from formulations.solvers.prices.trws import sweep
 from formulations.solvers.prices.tunables import (
-    ASCENT_FAR_STEPS,
     ASCENT_NEAR_LIMIT,
-    ASCENT_ROWS,
     COLD_TEMPERATURE,
+    PAIRS,
+    ROWS,
     WARM_TEMPERATURE,
 )
+
+_NEWTON_ITERATIONS = 4
+"""Not tunable: of a smooth function within a bounded step; after four it hardly moves."""
 
 
 class PriceAscent:
@@ -57,8 +60,6 @@ class PriceAscent:
     def start_from(self, prices: FloatArray, messages: FloatArray) -> None:
         """Go on from prices and messages that were found elsewhere; the best bound is forgotten."""
         self.prices, self.messages = prices.copy(), messages.copy()
-        # Near the best prices a step needs fewer Newton iterations.
-        self.iterations = max(self.iterations, ASCENT_FAR_STEPS)
         self.best_bound = -np.inf
         self.best_prices, self.best_messages = self.prices.copy(), self.messages.copy()
 
@@ -99,7 +100,7 @@ class PriceAscent:
         typical = beliefs[(beliefs > 0) & (beliefs < 0.1 * self.flat.penalty)]
         return float(np.median(typical)) if len(typical) else 1.0
 
-    def step(self, progress: float, pairs: int = 2) -> float:
+    def step(self, progress: float, pairs: int = PAIRS) -> float:
         """Move the prices once and sweep ``pairs`` times; return the new bound.
 
         ``progress`` from 0 to 1 cools the response.
@@ -115,9 +116,8 @@ class PriceAscent:
             limits = np.maximum(flat.usage.limit[rows], 1.0)
             scaled = self.prices[rows] * limits
             most_change = 0.3 * max(typical * decisions, float(scaled.sum()))
-            count = 5 if self.iterations < ASCENT_FAR_STEPS else 3
             blocks = gather_blocks(*self._view(), rows)
-            moved = np.maximum(0.0, scaled + newton_step(blocks, scaled, temperature, count, most_change))
+            moved = np.maximum(0.0, scaled + newton_step(blocks, scaled, temperature, _NEWTON_ITERATIONS, most_change))
             moved[moved < 1e-7 * moved.max()] = 0.0
             others = np.ones(len(self.prices), dtype=np.bool_)
             others[rows] = False
@@ -156,9 +156,9 @@ class PriceAscent:
         peaks = block_peaks(load)
         peaks = peaks[load[peaks] > ASCENT_NEAR_LIMIT]
         priced = np.flatnonzero(self.prices > 0)
-        if len(priced) > ASCENT_ROWS:
-            priced = priced[np.argsort(-self.prices[priced] * self.flat.usage.limit[priced])[:ASCENT_ROWS]]
+        if len(priced) > ROWS:
+            priced = priced[np.argsort(-self.prices[priced] * self.flat.usage.limit[priced])[:ROWS]]
         fresh = np.setdiff1d(peaks, priced)
-        if len(fresh) > ASCENT_ROWS:
-            fresh = fresh[np.argsort(-load[fresh])[:ASCENT_ROWS]]
+        if len(fresh) > ROWS:
+            fresh = fresh[np.argsort(-load[fresh])[:ROWS]]
         return np.union1d(priced, fresh).astype(np.int64)

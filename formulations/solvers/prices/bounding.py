@@ -17,14 +17,11 @@ from formulations.solvers.prices.ascent import PriceAscent
 from formulations.solvers.prices.flatten_or_finish import flatten_or_finish
 from formulations.solvers.prices.proven_bound import ProvenBound
 from formulations.solvers.prices.tunables import (
-    WIDE_COOLING_SHARE,
-    WIDE_ENTRIES,
-    WIDE_FEW_PROOFS,
-    WIDE_FIRST_PROOF,
-    WIDE_FIRST_SWEEPS,
-    WIDE_PAIRS,
-    WIDE_PAIRS_WHEN_COLD,
-    WIDE_PROOF_GROWTH,
+    BOUND_SPACING_ALONE,
+    COOLING_SHARE,
+    FIRST_PAIRS,
+    LARGE_ENTRIES,
+    PROOF_SPACING,
     WIDE_TABLE,
 )
 from formulations.solvers.protocol.solver import ReportIncumbent, ReportProgress
@@ -32,7 +29,7 @@ from formulations.solvers.protocol.solver import ReportIncumbent, ReportProgress
 
 def is_wide(entries: int, factors: int) -> bool:
     """Return whether :class:`PriceBounding` suits a problem whose factors have so many entries in all."""
-    return entries >= WIDE_ENTRIES and entries >= WIDE_TABLE * factors
+    return entries >= LARGE_ENTRIES and entries >= WIDE_TABLE * factors
 
 
 def solve(problem: StrategyProblem, options: SolveOptions, report: ReportProgress, incumbent: ReportIncumbent) -> Claim:
@@ -41,7 +38,7 @@ def solve(problem: StrategyProblem, options: SolveOptions, report: ReportProgres
     flat = flatten_or_finish(problem, incumbent)
     if isinstance(flat, Claim):
         return flat
-    return PriceBounding(problem, flat, options, report, incumbent, started, *WIDE_FEW_PROOFS).run()
+    return PriceBounding(problem, flat, options, report, incumbent, started, BOUND_SPACING_ALONE).run()
 
 
 class PriceBounding:
@@ -57,7 +54,7 @@ class PriceBounding:
         As for every solver.
     started
         When the clock of the time limit began to run, of :func:`time.monotonic`.
-    first_proof, proof_growth
+    spacing
         After how many steps a bound is proven first, and how many times as many come before the next.
 
     Attributes
@@ -78,21 +75,20 @@ class PriceBounding:
         report: ReportProgress,
         incumbent: ReportIncumbent,
         started: float,
-        first_proof: int = WIDE_FIRST_PROOF,
-        proof_growth: float = WIDE_PROOF_GROWTH,
+        spacing: float = PROOF_SPACING,
     ) -> None:
         self.ascent = PriceAscent(flat)
         self.proven = ProvenBound(problem, self.ascent)
         self._flat, self._options, self._report = flat, options, report
         self._started = started
         self.search = IncumbentSearch(problem, flat, lambda choices, _: incumbent(choices))
-        self._next_proof, self._proof_growth = float(first_proof), proof_growth
+        self._next_proof = self._spacing = spacing
         if options.initial_choices is not None:
             self.search.offer_original(options.initial_choices)
 
     def run(self) -> Claim:
         """Begin, and raise the bound for the time that the options allow."""
-        self.ascent.sweeps(WIDE_FIRST_SWEEPS)
+        self.ascent.sweeps(FIRST_PAIRS)
         return self.go_on(self._options.time_limit)
 
     def go_on(self, time_limit: float) -> Claim:
@@ -101,9 +97,9 @@ class PriceBounding:
         seconds_of_proof = 0.0
         while self._elapsed() + seconds_of_proof < time_limit and (limit is None or self.ascent.iterations < limit):
             progress = self._progress()
-            self.ascent.step(progress, WIDE_PAIRS if progress < 1.0 else WIDE_PAIRS_WHEN_COLD)
+            self.ascent.step(progress)
             if self.ascent.iterations >= self._next_proof:
-                self._next_proof *= self._proof_growth
+                self._next_proof *= self._spacing
                 before = time.monotonic()
                 self._prove()
                 seconds_of_proof = time.monotonic() - before
@@ -119,7 +115,7 @@ class PriceBounding:
         limit = self._options.iteration_limit
         if limit is not None:
             return self.ascent.iterations / limit
-        return self._elapsed() / (WIDE_COOLING_SHARE * self._options.time_limit)
+        return self._elapsed() / (COOLING_SHARE * self._options.time_limit)
 
     def _prove(self) -> None:
         """Evaluate the best prices and messages exactly, take incumbents of others, and report."""

@@ -17,7 +17,7 @@ from formulations.encodings.flat import FlatProblem, FloatArray
 from formulations.problem.strategy_problem import IntArray
 from formulations.solvers.local_search.moves import add_prices, usage_of
 from formulations.solvers.prices.steering import block_peaks
-from formulations.solvers.prices.tunables import BUNDLE_CONVERGED, BUNDLE_CUTS, BUNDLE_PATIENCE, BUNDLE_SERIOUS_SHARE
+from formulations.solvers.prices.tunables import BUNDLE_CUTS, BUNDLE_SERIOUS_SHARE, NEGLIGIBLE, PATIENCE
 
 
 @dataclass(slots=True, eq=False)
@@ -75,7 +75,7 @@ class PriceBundle:
         self._centre = np.maximum(prices, 0.0) * self._scale
         self.bound, self.choices = self._evaluate(self._centre)
         self._step = most_change / max(float(np.linalg.norm(self._cuts[0].slope[self._active])), 1e-9)
-        self._patience = BUNDLE_PATIENCE
+        self._patience = PATIENCE
 
     @property
     def prices(self) -> FloatArray:
@@ -88,12 +88,12 @@ class PriceBundle:
             return False
         target, expected = self._model_maximiser()
         gain = expected - self.bound
-        if gain <= BUNDLE_CONVERGED * abs(self.bound):
+        if gain <= NEGLIGIBLE * abs(self.bound):
             # Either the top is near, or steps are too short to show it.
             self._step *= 10.0
             self._patience -= 1
             return self._patience > 0
-        self._patience = BUNDLE_PATIENCE
+        self._patience = PATIENCE
         value, choices = self._evaluate(target)
         if value >= self.bound + BUNDLE_SERIOUS_SHARE * gain:
             self._centre, self.bound, self.choices = target, value, choices

@@ -18,7 +18,7 @@ from formulations.encodings.elimination import CostTable, OutOfTimeError, TooWid
 from formulations.encodings.flat import FlatProblem, FloatArray, message_entries, restricted
 from formulations.problem.strategy_problem import IntArray, StrategyProblem, UsageTerm
 from formulations.solvers.prices.integer_bound import holds_exact_costs, integer_bound
-from formulations.solvers.prices.tunables import LARGE_TABLES, NOTABLE_LOSS, NOTABLE_LOSS_OF_LARGE
+from formulations.solvers.prices.tunables import LARGE_ENTRIES, NEGLIGIBLE, NEGLIGIBLE_OF_LARGE
 
 _MOST_BITS = 40
 """Not tunable: bits of the fractions of prices and messages."""
@@ -44,7 +44,7 @@ def exact_bound(problem: StrategyProblem, flat: FlatProblem, prices: FloatArray,
     """
     if holds_exact_costs(flat):
         found = integer_bound(flat, prices, messages)
-        share = NOTABLE_LOSS if len(flat.tables) < LARGE_TABLES else NOTABLE_LOSS_OF_LARGE
+        share = NEGLIGIBLE if len(flat.tables) < LARGE_ENTRIES else NEGLIGIBLE_OF_LARGE
         notable = max(share * float(np.maximum(prices, 0.0) @ flat.usage.limit), 1.0)
         if found is not None and not found.contradiction and found.rounding < notable:
             return found.bound

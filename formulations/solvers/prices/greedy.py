@@ -14,10 +14,11 @@ from formulations.problem.compiled import seed_compiled
 from formulations.problem.solution import Claim, Progress, SolveOptions
 from formulations.problem.strategy_problem import StrategyProblem
 from formulations.solvers.local_search.incumbent_search import IncumbentSearch
+from formulations.solvers.local_search.tunables import FORCED_STEPS
 from formulations.solvers.prices.ascent import PriceAscent
 from formulations.solvers.prices.flatten_or_finish import flatten_or_finish
 from formulations.solvers.prices.steering import raised_prices
-from formulations.solvers.prices.tunables import GREEDY_FORCED_STEPS, GREEDY_ROUNDS
+from formulations.solvers.prices.tunables import GREEDY_ROUNDS, PAIRS, STEERED_MASS
 from formulations.solvers.protocol.solver import ReportIncumbent, ReportProgress
 
 
@@ -48,17 +49,17 @@ def solve(problem: StrategyProblem, options: SolveOptions, report: ReportProgres
     while rounds < most and time.monotonic() < deadline:
         rounds += 1
         ascent.prices = prices
-        ascent.sweeps(2)
+        ascent.sweeps(PAIRS)
         choices = ascent.choices.copy()
         search.set_prices(prices)
         search.settle(choices)
         search.finish(choices, prices)
         if search.best is None:
-            search.force_feasible(choices, GREEDY_FORCED_STEPS, deadline)
+            search.force_feasible(choices, FORCED_STEPS, deadline)
         usage = search.usage(choices)
         if not (usage > limit).any():
             break
-        prices = raised_prices(prices, usage, limit, ascent.temperature_scale() * nodes * 0.02)
+        prices = raised_prices(prices, usage, limit, ascent.temperature_scale() * nodes * STEERED_MASS)
     if search.best is None:
         return Claim(None, None, message=f"no feasible assignment in {rounds} rounds", iterations=rounds)
     return Claim(flat.original_choices(search.best), None, iterations=rounds)

@@ -22,6 +22,7 @@ from formulations.problem.compiled import seed_compiled
 from formulations.problem.solution import Claim, Progress, SolveOptions
 from formulations.problem.strategy_problem import IntArray, StrategyProblem
 from formulations.solvers.local_search.incumbent_search import IncumbentSearch
+from formulations.solvers.local_search.tunables import FILL_FACTORS, FORCED_STEPS
 from formulations.solvers.prices.ascent import PriceAscent
 from formulations.solvers.prices.bundle import PriceBundle
 from formulations.solvers.prices.dual_bound import eliminated_bound
@@ -31,10 +32,12 @@ from formulations.solvers.prices.steering import steered_prices
 from formulations.solvers.prices.tunables import (
     ASCENT_SHARE,
     BUNDLE_ENTRIES,
-    FIRST_PROOF_SECONDS,
-    FORCED_STEPS,
+    COOLING_SHARE,
+    FIRST_PAIRS,
+    LAST_SHARE,
+    PAIRS,
     PROOF_SPACING,
-    STALL_WITHOUT_LIMITS,
+    SHORT_ASCENT,
     STEER_SHARE,
     STEERED_MASS,
     STEPS_BETWEEN_CHECKS,
@@ -86,7 +89,7 @@ class PriceSearch:
         self._steered = self.prices
         self._report = report
         self._incumbent = incumbent
-        self._next_proof = FIRST_PROOF_SECONDS
+        self._next_proof = PROOF_SPACING
         self._random = np.random.default_rng(options.seed)
         seed_compiled(options.seed)
         self.ascent = PriceAscent(flat)
@@ -118,7 +121,7 @@ class PriceSearch:
         self.search.extend(self._deadline(1.0))
         midway = (time.monotonic() + self._deadline(1.0)) / 2
         if self.options.iteration_limit is None and not self._done():
-            self.ascent.sweeps(2)
+            self.ascent.sweeps(PAIRS)
             while time.monotonic() < midway:
                 self.ascent.step(1.0)
                 if self.ascent.iterations % STEPS_BETWEEN_CHECKS == 0:
@@ -143,13 +146,13 @@ class PriceSearch:
         """Phase 1: price steps, with a quick incumbent whenever their number has doubled."""
         limit = self.options.iteration_limit
         seconds = ASCENT_SHARE * self.options.time_limit
-        self.ascent.sweeps(5)
+        self.ascent.sweeps(FIRST_PAIRS)
         next_incumbent, stalled, last = 2, 0, self.ascent.best_bound
         while not self._out_of_time(ASCENT_SHARE) and (limit is None or self.ascent.iterations < limit):
             done = self.ascent.iterations
-            if not len(self.flat.usage.limit) and stalled > STALL_WITHOUT_LIMITS:
+            if not len(self.flat.usage.limit) and stalled > SHORT_ASCENT:
                 return
-            progress = done / limit if limit is not None else self._elapsed() / (0.85 * seconds)
+            progress = done / limit if limit is not None else self._elapsed() / (COOLING_SHARE * seconds)
             self.ascent.step(progress)
             stalled = stalled + 1 if self.ascent.best_bound <= last + 1e-9 * abs(last) else 0
             last = max(last, self.ascent.best_bound)
@@ -218,7 +221,7 @@ class PriceSearch:
 
     def _start(self, prices: FloatArray) -> IntArray:
         """Decode at the prices, improve by tree moves, and finish a copy."""
-        choices = self.ascent.decode(prices, 2)
+        choices = self.ascent.decode(prices, PAIRS)
         self.search.set_prices(prices)
         self.search.settle(choices)
         self.search.grow_trees(choices, 10 * len(self.flat.graph.sizes), 4000)
@@ -233,7 +236,7 @@ class PriceSearch:
             return
         base = self._steered
         nodes = len(self.flat.graph.sizes)
-        while self.search.best is not None and not self._out_of_time(0.95) and not self._out_of_rounds(1.0):
+        while self.search.best is not None and not self._out_of_time(LAST_SHARE) and not self._out_of_rounds(1.0):
             self.rounds += 1
             self.search.hear_others()
             factor = float(self._random.uniform(0.4, 1.5))
@@ -245,7 +248,7 @@ class PriceSearch:
             self.search.improve(choices, usage, 1)
             largest = int(np.exp(self._random.uniform(np.log(5), np.log(300))))
             self.search.grow_feasible_trees(choices, usage, 2 * nodes, largest)
-            self.search.fill(choices, usage, prices, (0.6, 0.3, 0.0))
+            self.search.fill(choices, usage, prices, FILL_FACTORS[1:])
             if self.rounds % STEPS_BETWEEN_CHECKS == 0 and self._done():
                 return
 

@@ -6,7 +6,7 @@ import numpy as np
 
 from formulations.encodings.flat import FloatArray
 from formulations.problem.strategy_problem import IntArray
-from formulations.solvers.prices.tunables import BLOCKS_OF_ROWS, FULL_STEP_EXCESS
+from formulations.solvers.prices.tunables import ROWS
 
 
 def block_peaks(load: FloatArray) -> IntArray:
@@ -14,7 +14,7 @@ def block_peaks(load: FloatArray) -> IntArray:
     count = len(load)
     if not count:
         return np.zeros(0, dtype=np.int64)
-    length = max(1, count // BLOCKS_OF_ROWS)
+    length = max(1, count // ROWS)
     padded = np.full(-(-count // length) * length, -np.inf)
     padded[:count] = load
     blocks = padded.reshape(-1, length)
@@ -25,8 +25,7 @@ def block_peaks(load: FloatArray) -> IntArray:
 def raised_prices(prices: FloatArray, usage: FloatArray, limit: FloatArray, mass: float) -> FloatArray:
     """Raise prices at the fullest row of every block over its limit.
 
-    ``mass`` is the sum of price times limit to add in all; a row gets its full share from 10 % over its
-    limit on.
+    ``mass`` is the sum of price times limit to add in all, in equal parts.
     """
     scale = np.maximum(limit, 1.0)
     excess = (usage - limit) / scale
@@ -34,8 +33,7 @@ def raised_prices(prices: FloatArray, usage: FloatArray, limit: FloatArray, mass
     over = peaks[excess[peaks] > 0]
     result = prices.copy()
     if len(over):
-        share = np.minimum(1.0, excess[over] / FULL_STEP_EXCESS)
-        result[over] += mass * share / max(5, len(over)) / scale[over]
+        result[over] += mass / max(5, len(over)) / scale[over]
     return result
 
 

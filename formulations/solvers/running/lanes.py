@@ -19,8 +19,6 @@ from formulations.solvers.prices.bounding import is_wide
 from formulations.solvers.protocol.registry import SOLVERS
 from formulations.solvers.running.tunables import (
     BLOCKS_UNTIL,
-    COLUMNS_HEAD_START_SECONDS,
-    FEASIBILITY_UNTIL,
     HEAD_START_SECONDS,
     ITERATIONS_ALONE,
     LEAST_NODES_OF_COLUMNS,
@@ -45,9 +43,6 @@ MEMBERS = (
     "price_and_branch",
 )
 """Techniques: the built-in solvers that lanes may have; turns of other built-in ones are left out."""
-
-SETTLES = frozenset({BRANCH_AND_CUT, CONSTRAINTS})
-"""Members that have found all there is to find when they end before their time."""
 
 _EXACT_AND_PRICES = 2
 """Not tunable: lanes that every search has."""
@@ -131,7 +126,7 @@ def _lanes_of_all(problem: StrategyProblem, options: SolveOptions, *, deep: bool
         anything = Turn(FEASIBILITY, iterations=iterations, without_incumbent=True)
         return ((*repeating, prices, anything, Turn(exact, iterations=None if small else iterations)),)
     if is_wide(columns, len(problem.factors)):
-        anything = Turn(FEASIBILITY, until=FEASIBILITY_UNTIL, without_incumbent=True)
+        anything = Turn(FEASIBILITY, until=PRICES_UNTIL, without_incumbent=True)
         # Annealing goes on to the end unless it finds nothing, or what it finds is close to the bound.
         search = (Turn(ANNEALING), anything, Turn(PARTS))
         return ((Turn(exact),), search, *[(Turn(PRICES),)] * (workers > _EXACT_AND_PRICES))
@@ -150,7 +145,7 @@ def _beside(exact: str, search: Lane, columns_first: Lane) -> tuple[Lane, ...]:
     """The lanes of an exact member and of a search; columns begin before both where there are any."""
     if not columns_first:
         return ((Turn(exact),), search)
-    return ((*columns_first, *search), (Turn(exact, head_start=COLUMNS_HEAD_START_SECONDS),))
+    return ((*columns_first, *search), (Turn(exact, head_start=HEAD_START_SECONDS),))
 
 
 def repeats_mostly(problem: StrategyProblem) -> bool:

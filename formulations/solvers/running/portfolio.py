@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from formulations.presolve import Presolved, is_deep, lean_presolve
+from formulations.presolve.workspace.tunables import PRESOLVE_SHARE
 from formulations.problem.checker import check
 from formulations.problem.solution import Claim, Progress, SolveOptions
 from formulations.problem.strategy_problem import StrategyProblem
@@ -24,14 +25,13 @@ from formulations.solvers.processes.worker import Ending, WorkerOutcome
 from formulations.solvers.protocol.exchange import Update
 from formulations.solvers.protocol.registry import find_solver
 from formulations.solvers.running.coordination import CoordinatorContext
-from formulations.solvers.running.lanes import BLOCKS, PRICES, SETTLES, Lane, Turn, fair_share_of_memory, lanes_for
+from formulations.solvers.running.lanes import BLOCKS, PRICES, Lane, Turn, fair_share_of_memory, lanes_for
 from formulations.solvers.running.members import Choices, Event, Members
 from formulations.solvers.running.tunables import (
     CHECK_EFFORT,
     CLEANUP_SHARE,
     LAST_WORDS_SECONDS,
     MOST_CLEANUP_SECONDS,
-    PRESOLVE_SHARE,
     WORTH_WARMING_SECONDS,
 )
 
@@ -88,11 +88,10 @@ def _warming(context: CoordinatorContext, solver: str) -> Iterator[None]:
 
 @dataclass(slots=True)
 class _Running:
-    """A lane at work: its member, the turns after it, and when the turn ends (of :func:`time.monotonic`)."""
+    """A lane at work: its member, and the turns after it."""
 
     rest: Lane
     solver: str = ""
-    ends: float = -math.inf
     peak_rss_bytes: int = 0
 
 
@@ -115,7 +114,7 @@ class _Search:
         """Cost and choices in the reduced problem, checked there."""
         self.bound: int | None = None
         self.settled = False
-        """Whether an exact member ended by itself: no other will find more."""
+        """Whether an exact member has searched everything: no other will find more."""
         self.infeasible = self.certified = False
         self.iterations = 0
         self.notes = [shape]
@@ -169,7 +168,7 @@ class _Search:
             seconds = self._remaining() - (1.0 - turn.until) * self.options.time_limit - cleanup
             if seconds > 0 and not (turn.without_incumbent and self.best is not None):
                 self._check(team, at_once=True)
-                lane.solver, lane.ends = turn.solver, time.monotonic() + seconds
+                lane.solver = turn.solver
                 options = self._options_of(turn, seconds)
                 team.start(turn.solver, self.reduced.problem, options, Update(bound=self.bound))
                 return
@@ -226,8 +225,7 @@ class _Search:
         if claim.message:
             self.notes.append(f"{event.source}: {claim.message}")
         self._raise_bound(team, claim.bound, event.source)
-        in_time = time.monotonic() < lane.ends
-        self.settled |= event.source in SETTLES and claim.choices is not None and in_time
+        self.settled |= claim.complete and claim.choices is not None
 
     def _check(self, team: Members, at_once: bool = False) -> None:
         """Check what members have found, pass the best on and report it; not more often than that pays."""

@@ -10,8 +10,8 @@ MOST_COLUMNS = 150_000
 TINY_COLUMNS = 2_000
 """Columns up to which branch and cut is mostly done before another process is up."""
 
-HEAD_START_SECONDS = 0.3
-"""Seconds that branch and cut then has before prices begin."""
+HEAD_START_SECONDS = 0.5
+"""Seconds that branch and cut then has before prices begin, and patterns before branch and cut."""
 
 MOST_NODES_IN_PARTS = 12_000
 """Nodes up to which exact parts improve more than further moves at prices."""
@@ -19,40 +19,31 @@ MOST_NODES_IN_PARTS = 12_000
 LEAST_NODES_OF_COLUMNS = 500
 """Nodes from which on patterns find more than prices, where most nodes repeat."""
 
-COLUMNS_HEAD_START_SECONDS = 1.0
-"""Seconds that patterns have before the linear model takes a core."""
-
 ITERATIONS_ALONE = 200
 """Iterations of a turn where one worker does everything."""
 
 PRICES_UNTIL = 0.6
-"""Part of the time after which prices leave their lane to others."""
+"""Part of the time after which prices leave their lane to others, and so does a search for anything feasible."""
 
 BLOCKS_UNTIL = 0.9
 """Part of the time after which patterns do."""
 
-FEASIBILITY_UNTIL = 0.7
-"""Part of the time after which the search for anything feasible does."""
-
 MEMORY_SHARE = 0.8
-"""Part of the free memory that all members may take together."""
+"""Not tunable: part of the free memory that all members may take together; the rest is for what else runs."""
 
 # portfolio.py
-
-PRESOLVE_SHARE = 0.5
-"""Part of the time that presolve may take."""
 
 CLEANUP_SHARE = 0.02
 """Part of the time that is left for the last claims."""
 
 MOST_CLEANUP_SECONDS = 1.0
-"""The same in seconds, at most."""
+"""Not tunable: the same in seconds, at most; more no claim takes."""
 
 WORTH_WARMING_SECONDS = 0.05
-"""Seconds of presolve after which a worker is started beside it."""
+"""Not tunable: seconds of presolve after which a worker is started beside it; in less nothing starts."""
 
 LAST_WORDS_SECONDS = 0.02
-"""Seconds in which a member that has just closed the gap may return."""
+"""Not tunable: seconds in which a member that has just closed the gap may return."""
 
 CHECK_EFFORT = 10
 """Checking incumbents takes at most about one part in this many of the time."""

@@ -218,6 +218,33 @@ def test_an_optimum_stops_a_member_that_hangs(
     assert result.seconds < 50
 
 
+@pytest.mark.parametrize(("member", "ends_all"), [("gives_up", False), ("complete", True)])
+def test_only_a_complete_search_ends_the_others(
+    member: str, ends_all: bool, monkeypatch: pytest.MonkeyPatch, pool: SolverPool
+) -> None:
+    lanes = (Turn(FAKE + member),), (Turn(FAKE + "slow_bound"),)
+    monkeypatch.setattr(portfolio, "lanes_for", lambda problem, options, deep: lanes)
+    monkeypatch.setattr(portfolio, "lean_presolve", lambda problem, deadline: presolve(problem, ()))
+    free = with_limits(training_step_problem(2, operators=40), [10**13])
+    result = solve(free, "portfolio", SolveOptions(time_limit=20), pool=pool)
+    assert result.choices is not None
+    assert (result.bound is None) == ends_all
+
+
+def test_a_complete_search_has_found_the_optimum(pool: SolverPool) -> None:
+    complete = 0
+    for seed in range(24_000, 24_000 + PROBLEMS):
+        problem = random_problem(seed)
+        optimum = solve_in_process(problem, "brute_force").objective
+        for name in ("cpsat", "highs"):
+            claim = pool.run(find_solver(name), problem, SolveOptions(time_limit=20), Listener()).claim
+            assert claim is not None
+            if claim.complete and claim.choices is not None:
+                complete += 1
+                assert check(problem, claim.choices).objective == optimum, (seed, name)
+    assert complete > PROBLEMS
+
+
 def test_lies_are_told(monkeypatch: pytest.MonkeyPatch, pool: SolverPool) -> None:
     beside(monkeypatch, "wrong_bound")
     large = training_step_problem(1, operators=300)  # a small one HiGHS may prove before the other has spoken

@@ -46,7 +46,7 @@ def forbidden(problem: StrategyProblem, i: int) -> list[bool]:
 
 @pytest.mark.parametrize("batch", [0, *(pytest.param(k, marks=pytest.mark.fuzz) for k in range(1, BATCHES))])
 def test_nothing_at_most_as_dear_as_the_objective_is_lost(batch, monkeypatch):
-    monkeypatch.setattr(price_probing, "PROBING_FIRST_STEPS", 10)
+    monkeypatch.setattr(price_probing, "SHORT_ASCENT", 10)
     cut = 0
     for seed in range(batch, SEEDS, BATCHES):
         problem = tight_problem(seed) if seed % 3 else random_problem(seed)

@@ -168,3 +168,25 @@ def highs_told(
 
     EXCHANGE.publish(Update(choices=options.initial_choices))
     return highs.solve(problem, replace(options, initial_choices=None), report, incumbent)
+
+
+def gives_up(
+    problem: StrategyProblem, options: SolveOptions, report: ReportProgress, incumbent: ReportIncumbent
+) -> Claim:
+    """Return what is cheapest long before the time limit, with more to search."""
+    return Claim(_cheapest(problem), None)
+
+
+def complete(
+    problem: StrategyProblem, options: SolveOptions, report: ReportProgress, incumbent: ReportIncumbent
+) -> Claim:
+    """Return what is cheapest and say that nothing is left to search."""
+    return Claim(_cheapest(problem), None, complete=True)
+
+
+def slow_bound(
+    problem: StrategyProblem, options: SolveOptions, report: ReportProgress, incumbent: ReportIncumbent
+) -> Claim:
+    """Prove a bound, not at once."""
+    time.sleep(3)
+    return Claim(None, 0)

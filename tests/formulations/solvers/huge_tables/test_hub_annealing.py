@@ -217,7 +217,7 @@ def _with(flat: FlatProblem, choices: IntArray, node: int, strategy: int) -> flo
 
 @pytest.mark.parametrize("start", [False, True])
 def test_wide_problems_bound_optimum_incumbent(monkeypatch: pytest.MonkeyPatch, *, start: bool) -> None:
-    monkeypatch.setattr(price_bounding, "WIDE_ENTRIES", 0)
+    monkeypatch.setattr(price_bounding, "LARGE_ENTRIES", 0)
     monkeypatch.setattr(price_bounding, "WIDE_TABLE", 0)
     cores = tight = feasible = 0
     for seed in range(31_000, 31_000 + PROBLEMS):
@@ -242,7 +242,7 @@ def test_wide_problems_bound_optimum_incumbent(monkeypatch: pytest.MonkeyPatch, 
 
 @pytest.mark.slow
 def test_wide_problems_branch_on_hubs_where_a_gap_remains(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(price_bounding, "WIDE_ENTRIES", 0)
+    monkeypatch.setattr(price_bounding, "LARGE_ENTRIES", 0)
     monkeypatch.setattr(price_bounding, "WIDE_TABLE", 0)
     monkeypatch.setattr(price_and_branch, "MOST_CORE_COLUMNS", -1)
     rng = np.random.default_rng(7)
@@ -291,7 +291,7 @@ def test_wide_problems_have_a_lane_that_anneals(monkeypatch: pytest.MonkeyPatch)
     two = SolveOptions(workers=2)
     assert all(turn.solver != "annealing" for lane in lanes_for(problem, two) for turn in lane)
     monkeypatch.setattr(portfolio_lanes, "MOST_COLUMNS", 0)
-    monkeypatch.setattr(price_bounding, "WIDE_ENTRIES", 0)
+    monkeypatch.setattr(price_bounding, "LARGE_ENTRIES", 0)
     monkeypatch.setattr(price_bounding, "WIDE_TABLE", 20)
     assert all(turn.solver != "annealing" for lane in lanes_for(problem, two) for turn in lane)
     monkeypatch.setattr(price_bounding, "WIDE_TABLE", 10)
@@ -307,7 +307,7 @@ def test_shared_tables_count_for_every_factor_in_lanes_and_solver_alike(monkeypa
     problem = StrategyProblem("chain", nodes, tuple(Factor((i, i + 1), shared) for i in range(11)), (), 1)
     assert len(flatten(problem).tables) == shared.size
     monkeypatch.setattr(portfolio_lanes, "MOST_COLUMNS", 0)
-    monkeypatch.setattr(price_bounding, "WIDE_ENTRIES", 5 * shared.size)
+    monkeypatch.setattr(price_bounding, "LARGE_ENTRIES", 5 * shared.size)
     monkeypatch.setattr(price_bounding, "WIDE_TABLE", shared.size // 2)
     lanes = lanes_for(problem, SolveOptions(workers=2))
     assert "annealing" in {turn.solver for lane in lanes for turn in lane}

@@ -36,7 +36,7 @@ from formulations.solvers.exact import brute_force
 from formulations.solvers.running import lanes as portfolio_lanes
 from formulations.solvers.running.lanes import BLOCKS, BRANCH_AND_CUT, PRICES, lanes_for
 from formulations.solvers.running.members import Members
-from formulations.solvers.running.tunables import LEAST_NODES_OF_COLUMNS
+from formulations.solvers.running.tunables import HEAD_START_SECONDS, LEAST_NODES_OF_COLUMNS
 
 LAYERS = 5
 SEEDS = 40
@@ -200,7 +200,7 @@ def test_columns_come_before_prices_where_most_nodes_repeat(workers: int) -> Non
     search = [turn.solver for turn in lanes[0]]
     assert search.index(BLOCKS) < search.index(PRICES)
     exact = next(turn for lane in lanes for turn in lane if turn.solver == BRANCH_AND_CUT)
-    assert exact.head_start == (portfolio_lanes.COLUMNS_HEAD_START_SECONDS if workers > 1 else 0.0)
+    assert exact.head_start == (HEAD_START_SECONDS if workers > 1 else 0.0)
 
 
 @pytest.mark.parametrize("problem", [layered_problem(0, LEAST_NODES_OF_COLUMNS // 4), random_problem(5)])
