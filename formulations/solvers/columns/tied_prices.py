@@ -31,7 +31,7 @@ class FewRowsAscent(PriceAscent):
         for done in range(most_steps):
             if time.monotonic() > deadline:
                 return
-            self.step(done / most_steps)
+            self.step(done / most_steps, 2 * PAIRS)  # the tied problem is small: more sweeps are cheap here
             bounds.append(self.best_bound)
             if done > PATIENCE and bounds[-1] - bounds[-PATIENCE] <= NEGLIGIBLE * abs(bounds[-1]):
                 return
