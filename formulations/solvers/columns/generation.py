@@ -158,7 +158,9 @@ class _Columns:
         used = used_strategies(self.problem, patterns)
         if self._mixed is not None and not (used & ~self._mixed).any():
             return False
-        deadline = min(self._deadline(LAST_SHARE), time.monotonic() + MASTER_SECONDS)
+        deadline = self._deadline(LAST_SHARE)
+        if self.options.iteration_limit is None:  # with one, what is found must not depend on the machine's speed
+            deadline = min(deadline, time.monotonic() + MASTER_SECONDS)
         found, is_complete = mix_patterns(self.problem, used, start, self.options, deadline)
         if is_complete:
             self._mixed = used

@@ -26,7 +26,7 @@ DEARER = 1.3
 """Factor by which prices rise from round to round while nothing fits."""
 
 MASTER_SECONDS = 10.0
-"""Seconds of one master, at most."""
+"""Seconds of one master, at most, where no iteration limit asks for the same result on every machine."""
 
 # repeated_blocks.py
 
