@@ -52,7 +52,7 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """One solve of an instance by the engine as it is and one by a variant, right after each other.
+    """One solve of an instance by the engine as it is and one by a variant, shortly after each other.
 
     Parameters
     ----------

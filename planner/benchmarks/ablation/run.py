@@ -26,6 +26,9 @@ STARTUP_SECONDS = 1200.0
 SOLVE_SECONDS = 3600.0
 """Time after which a process that does not answer is killed, whatever limit its suite has."""
 
+VARIANTS_A_BASELINE = 4
+"""Variants that solve an instance beside one solve of the engine as it is. More would save little and take memory."""
+
 _WORKER = "planner.benchmarks.ablation.worker"
 _TAIL = 400
 
@@ -59,13 +62,13 @@ class AblationRun:
 def ablate(variants: Sequence[Variant], run: AblationRun) -> AblationResult:
     """Compare variants with the engine as it is.
 
-    The engine as it is solves every instance again beside every variant, before it or after it in turn. So whatever
-    slows the machine down for a while meets both.
+    The engine as it is solves every instance again beside every few variants, before them or after them in turn. So
+    whatever slows the machine down for a while meets all.
 
     Parameters
     ----------
     variants
-        Each runs in a process of its own, one after another.
+        Each runs in a process of its own; no two solve at the same time.
     run
         What is solved.
 
@@ -87,13 +90,13 @@ def ablate(variants: Sequence[Variant], run: AblationRun) -> AblationResult:
     try:
         with ExitStack() as stack:
             baseline: _Engine | None = None
-            for variant in variants:
-                names = None if baseline is None else baseline.names
-                if names is not None and not _missing(pairs, code, variant, names, run):
+            for first in range(0, len(variants), VARIANTS_A_BASELINE):
+                batch = variants[first : first + VARIANTS_A_BASELINE]
+                if baseline is not None and not any(_missing(pairs, code, each, baseline.names, run) for each in batch):
                     continue
                 if baseline is None:
                     baseline = stack.enter_context(_Engine(BASELINE, run.instances))
-                for pair in _pairs(code, variant, baseline, run, pairs):
+                for variant, pair in _pairs(code, batch, baseline, run, pairs):
                     pairs[pair.key] = pair
                     if run.path is not None:
                         AblationResult(tuple(pairs.values()), code).save(run.path)
@@ -113,23 +116,28 @@ def _missing(
 
 
 def _pairs(
-    code: str, variant: Variant, baseline: _Engine, run: AblationRun, known: Mapping[Any, Pair]
-) -> Iterator[Pair]:
-    missing = _missing(known, code, variant, baseline.names, run)
-    if not missing:
-        return
+    code: str, batch: Sequence[Variant], baseline: _Engine, run: AblationRun, known: Mapping[Any, Pair]
+) -> Iterator[tuple[Variant, Pair]]:
+    missing = {variant.name: _missing(known, code, variant, baseline.names, run) for variant in batch}
     limit, seed = run.instances.time_limit, run.instances.seed
-    with _numba_cache(variant) as environment:
-        engine = _Changed(variant, run.instances, environment)
-        try:
-            for number, (name, repeat) in enumerate(missing):
-                if number % 2:
-                    after, before = engine.solve(name), baseline.solve(name)
-                else:
-                    before, after = baseline.solve(name), engine.solve(name)
-                yield Pair(code, variant.name, name, repeat, limit, seed, before, after)
-        finally:
-            engine.close()
+    with ExitStack() as stack:
+        engines = {
+            variant.name: stack.enter_context(
+                _Changed(variant, run.instances, stack.enter_context(_numba_cache(variant)))
+            )
+            for variant in batch
+            if missing[variant.name]
+        }
+        wanted = [(name, repeat) for repeat in range(run.repeats) for name in baseline.names]
+        for number, (name, repeat) in enumerate(wanted):
+            lacking = [variant for variant in batch if (name, repeat) in missing[variant.name]]
+            if not lacking:
+                continue
+            before = None if number % 2 else baseline.solve(name)
+            after = [engines[variant.name].solve(name) for variant in lacking]
+            before = before or baseline.solve(name)
+            for variant, outcome in zip(lacking, after, strict=True):
+                yield variant, Pair(code, variant.name, name, repeat, limit, seed, before, outcome)
 
 
 @contextmanager
@@ -260,6 +268,12 @@ class _Changed:
         except EngineError as error:
             self.close()
             return _failed(str(error))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def close(self) -> None:
         if self._engine is not None:

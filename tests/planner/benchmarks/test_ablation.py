@@ -220,19 +220,38 @@ def test_baseline_and_variant_take_turns(engine: type[FakeEngine]) -> None:
     ]
 
 
+def test_a_few_variants_share_a_solve_of_the_baseline(
+    engine: type[FakeEngine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run, "VARIANTS_A_BASELINE", 2)
+    first, second, third, *_ = (variant.name for variant in VARIANTS)
+    assert len(ablate(VARIANTS[:3], AblationRun()).pairs) == 6
+    assert engine.solves == [
+        ("baseline", "a"),
+        (first, "a"),
+        (second, "a"),
+        (first, "b"),
+        (second, "b"),
+        ("baseline", "b"),
+        ("baseline", "a"),
+        ("baseline", "b"),
+    ]
+    assert third.endswith("-one"), "its process does not start"
+
+
 def test_a_run_goes_on_where_it_was_interrupted(
     engine: type[FakeEngine], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wanted = AblationRun(path=tmp_path / "rows.json")
-    monkeypatch.setattr(engine, "interrupts_after", 7)
+    monkeypatch.setattr(engine, "interrupts_after", 5)
     first = ablate(VARIANTS[:2], wanted)
-    assert (first.interrupted, len(first.pairs)) == (True, 3)
+    assert (first.interrupted, len(first.pairs)) == (True, 2)
     assert load_pairs(tmp_path / "rows.json") == first.pairs
     monkeypatch.setattr(engine, "interrupts_after", 10**6)
     second = ablate(VARIANTS[:2], wanted)
-    assert (second.interrupted, len(second.pairs), len(engine.solves)) == (False, 4, 9)
+    assert (second.interrupted, len(second.pairs), len(engine.solves)) == (False, 4, 8)
     assert len(ablate(VARIANTS[:2], wanted).pairs) == 4
-    assert len(engine.solves) == 9
+    assert len(engine.solves) == 8
 
 
 def test_another_version_of_the_code_is_solved_again(
