@@ -19,14 +19,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from formulations.encodings.elimination import TooWideError, elimination_order
 from formulations.encodings.flat import FlatProblem, FloatArray
 from formulations.presolve import presolve
-from formulations.presolve.workspace.tunables import FREE_COMBINATIONS
 from formulations.problem.compiled import seed_compiled
 from formulations.problem.solution import Claim, Progress, SolveOptions
 from formulations.problem.strategy_problem import IntArray, StrategyProblem
-from formulations.solvers.exact import tree_dp
 from formulations.solvers.improvement.neighbourhoods import Neighbourhoods, strategy_slacks
 from formulations.solvers.improvement.subproblem import cut_out
 from formulations.solvers.improvement.tunables import (
@@ -51,9 +48,6 @@ from formulations.solvers.protocol.registry import find_solver
 from formulations.solvers.protocol.solver import ReportIncumbent, ReportProgress, Solver
 
 SOURCE = "large_neighbourhood"
-
-_ELIMINATION = True
-"""Technique: dynamic programming for parts without limits on narrow graphs."""
 
 
 def solve(
@@ -109,17 +103,6 @@ def _is_settled(problem: StrategyProblem, claim: Claim, options: SolveOptions) -
     return options.accepts(exact_objective(problem, claim.choices), claim.bound)
 
 
-def _by_elimination(problem: StrategyProblem, options: SolveOptions) -> Claim | None:
-    """Solve a part by dynamic programming if no limit is left in it and its graph is narrow, else return None."""
-    if not _ELIMINATION or any(True for _ in problem.usage_terms()):
-        return None
-    try:
-        entries = elimination_order([node.size for node in problem.nodes], [f.scope for f in problem.factors])[2]
-    except TooWideError:
-        return None
-    return tree_dp.solve(problem, options, _ignore, _ignore) if entries <= FREE_COMBINATIONS else None
-
-
 @dataclass(slots=True)
 class _Kind:
     """What is known of a kind of neighbourhood: its size in columns, and its gain per second of late."""
@@ -149,7 +132,7 @@ class PartSearch:
     search
         Holds the incumbent, checks what is offered and reports it.
     prices, messages
-        Of rows and factors, at which a bound was found; they tell promising strategies from others.
+        Of rows and factors, at which a bound was found; they tell which strategies cost more than the bound needs.
     part_solver, first_columns
         As for :func:`solve`.
     options
@@ -220,16 +203,14 @@ class PartSearch:
         assert self.search.best is not None
         choices = self.search.best.copy()
         usage_now = self.search.usage(choices)
-        neighbourhood = self.neighbourhoods.draw(kind.name, choices, kind.columns)
-        if neighbourhood.whole:
+        nodes = self.neighbourhoods.draw(kind.name, choices, kind.columns)
+        if len(nodes) == len(self.neighbourhoods.free):
             return self._solve_whole(choices, seconds)
-        if not len(neighbourhood.nodes):
-            return True
-        part = cut_out(self.flat, choices, usage_now, neighbourhood.nodes, neighbourhood.allowed)
+        part = cut_out(self.flat, choices, usage_now, nodes)
         reduced = presolve(part.problem, deadline=deadline)
         start = reduced.lift.project(part.start)
         options = self._part_options(deadline - time.monotonic(), start, self._part_gap(reduced.problem, start))
-        claim = _by_elimination(reduced.problem, options) or self._solver(reduced.problem, options, _ignore, _ignore)
+        claim = self._solver(reduced.problem, options, _ignore, _ignore)
         if claim.choices is None:
             return False
         before = choices[part.nodes].copy()

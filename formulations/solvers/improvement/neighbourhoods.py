@@ -1,38 +1,25 @@
-"""Neighbourhoods of an assignment: which nodes, or which of their strategies, may change at once.
+"""Neighbourhoods of an assignment: which nodes may change at once.
 
 Each kind puts nodes in an order of importance, and as many of them are free as a budget of columns of the linear
-model allows. The kind ``promising`` instead frees all nodes and allows only the strategies that prices and messages
-show to be close to the bound.
+model allows.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 
 from formulations.encodings.flat import FlatProblem, FloatArray, Graph
 from formulations.problem.compiled import compiled
-from formulations.problem.strategy_problem import BoolArray, IntArray
-from formulations.solvers.improvement.tunables import SLACK_NOISE, THRESHOLDS
+from formulations.problem.strategy_problem import IntArray
 from formulations.solvers.local_search.tree_moves import HUB_DEGREE
 
-KINDS = ("ball", "regret", "window", "hub", "component", "promising")
+KINDS = ("ball", "regret", "window", "hub")
 """Techniques: the kinds of neighbourhood that are drawn where they make sense."""
 
 _NEVER = 1e300
 """Not tunable: above any cost."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Neighbourhood:
-    """Free nodes, and the strategies they may take (None: all), laid out as ``flat.unary``."""
-
-    nodes: IntArray
-    allowed: BoolArray | None
-    whole: bool
-    """Whether nothing is fixed or left out."""
 
 
 class Neighbourhoods:
@@ -51,8 +38,8 @@ class Neighbourhoods:
     ----------
     kinds
         Names of the kinds that make sense for this problem, in a fixed order.
-    columns
-        Columns of the linear model of the whole problem.
+    free
+        The nodes of several strategies.
     """
 
     def __init__(self, flat: FlatProblem, slack: FloatArray, random: np.random.Generator) -> None:
@@ -62,45 +49,39 @@ class Neighbourhoods:
         graph = flat.graph
         self._degree = np.diff(graph.incident_start)
         self._low, self._high = _extents(flat)
-        self._free = np.flatnonzero(graph.sizes > 1).astype(np.int64)
+        self.free = np.flatnonzero(graph.sizes > 1).astype(np.int64)
         self._component = components(graph)
-        self.columns = int(graph.sizes.sum() + graph.table_size.sum())
         orders: dict[str, Callable[[IntArray], IntArray]] = {"ball": self._ball, "regret": self._regret}
         if (self._high > self._low).any():
             orders["window"] = self._window
         if int(self._degree.max(initial=0)) >= HUB_DEGREE:
             orders["hub"] = self._hub
-        if len(np.unique(self._component[self._free])) > 1:
-            orders["component"] = self._components
         self._orders = orders
-        self.kinds: tuple[str, ...] = tuple(kind for kind in (*orders, "promising") if kind in KINDS)
+        self.kinds: tuple[str, ...] = tuple(kind for kind in orders if kind in KINDS)
 
-    def draw(self, kind: str, choices: IntArray, budget: int) -> Neighbourhood:
-        """Return a neighbourhood of ``choices`` of about ``budget`` columns."""
-        if not len(self._free):
-            return Neighbourhood(self._free, None, whole=True)
-        if kind == "promising":
-            return self._promising(choices, budget)
+    def draw(self, kind: str, choices: IntArray, budget: int) -> IntArray:
+        """Return the nodes of a neighbourhood of ``choices`` of about ``budget`` columns, the most important first."""
+        if not len(self.free):
+            return self.free
         order = self._orders[kind](choices)
         # What a search from the seeds does not reach comes last, component by component.
         seen = np.zeros(len(choices), dtype=np.bool_)
         seen[order] = True
-        others = self._components(choices)
+        others = self._components()
         order = np.concatenate([order[self.flat.graph.sizes[order] > 1], others[~seen[others]]])
-        nodes = order[: prefix_within(self.flat.graph, order, budget)]
-        return Neighbourhood(nodes, None, whole=len(nodes) == len(self._free))
+        return order[: prefix_within(self.flat.graph, order, budget)]
 
     def _ball(self, choices: IntArray) -> IntArray:
-        return self._around(self._random.choice(self._free, 1))
+        return self._around(self._random.choice(self.free, 1))
 
     def _regret(self, choices: IntArray) -> IntArray:
         """Balls around nodes whose present strategies are far above the bound."""
         graph = self.flat.graph
-        regret = np.minimum(self.slack[graph.offset[:-1] + choices], self.flat.penalty)[self._free]
+        regret = np.minimum(self.slack[graph.offset[:-1] + choices], self.flat.penalty)[self.free]
         # Exponential races: the order of draws without replacement in proportion to the regret.
-        race = self._random.exponential(size=len(self._free)) / (regret + 1e-9 * regret.max() + 1e-300)
-        seeds = max(1, int(np.exp(self._random.uniform(0, np.log(1 + len(self._free) / 50)))))
-        return self._around(self._free[np.argsort(race, kind="stable")[:seeds]])
+        race = self._random.exponential(size=len(self.free)) / (regret + 1e-9 * regret.max() + 1e-300)
+        seeds = max(1, int(np.exp(self._random.uniform(0, np.log(1 + len(self.free) / 50)))))
+        return self._around(self.free[np.argsort(race, kind="stable")[:seeds]])
 
     def _window(self, choices: IntArray) -> IntArray:
         """Nodes around a row; those that are used only near it first."""
@@ -116,10 +97,10 @@ class Neighbourhoods:
         hub = self._random.choice(hubs, 1, p=weight).astype(np.int64)
         return breadth_first(self.flat.graph, hub, self._priority(), len(self._degree))
 
-    def _components(self, choices: IntArray) -> IntArray:
+    def _components(self) -> IntArray:
         """Connected components in random order, as wholes."""
         rank = self._random.random(int(self._component.max()) + 1)
-        return self._free[np.argsort(rank[self._component[self._free]], kind="stable")]
+        return self.free[np.argsort(rank[self._component[self.free]], kind="stable")]
 
     def _around(self, seeds: IntArray) -> IntArray:
         """Breadth first from seeds; hubs are passed through at random, for all is near to all through them."""
@@ -128,31 +109,6 @@ class Neighbourhoods:
 
     def _priority(self) -> IntArray:
         return self._random.permutation(len(self._degree)).astype(np.int64)
-
-    def _promising(self, choices: IntArray, budget: int) -> Neighbourhood:
-        """Beside their present strategies, those of least slack, blurred by noise, that the budget allows all nodes."""
-        if budget >= self.columns:
-            return Neighbourhood(self._free, None, whole=True)
-        graph = self.flat.graph
-        blurred = self.slack * np.exp(SLACK_NOISE * self._random.standard_normal(len(self.slack)))
-        blurred[graph.offset[:-1] + choices] = -1.0
-        ordered = np.sort(blurred)
-        low, high = 0, len(ordered)
-        while high - low > len(ordered) // THRESHOLDS + 1:
-            middle = (low + high) // 2
-            fits = self._columns_of(blurred <= ordered[middle]) <= budget
-            low, high = (middle, high) if fits else (low, middle)
-        allowed = blurred <= ordered[low]
-        several = np.add.reduceat(allowed.astype(np.int64), graph.offset[:-1]) > 1
-        return Neighbourhood(np.flatnonzero(several).astype(np.int64), allowed, whole=False)
-
-    def _columns_of(self, allowed: BoolArray) -> int:
-        """Return the columns of nodes that have a choice, and of the factors between them."""
-        graph = self.flat.graph
-        count = np.add.reduceat(allowed.astype(np.int64), graph.offset[:-1])
-        entries = np.where(graph.scope >= 0, count[graph.scope], 1)
-        joint = (entries > 1).sum(axis=1) > 1
-        return int(count[count > 1].sum() + entries[joint].prod(axis=1).sum())
 
 
 def _extents(flat: FlatProblem) -> tuple[IntArray, IntArray]:

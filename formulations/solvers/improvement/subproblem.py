@@ -68,13 +68,7 @@ class _Table:
     usage: list[tuple[int, int, FloatArray]]
 
 
-def cut_out(
-    flat: FlatProblem,
-    choices: IntArray,
-    usage_now: FloatArray,
-    nodes: IntArray,
-    allowed: BoolArray | None = None,
-) -> Part:
+def cut_out(flat: FlatProblem, choices: IntArray, usage_now: FloatArray, nodes: IntArray) -> Part:
     """Cut the problem of some nodes out, all others fixed at their choices.
 
     Parameters
@@ -83,13 +77,11 @@ def cut_out(
         An assignment within the limits and its usage, shape ``(rows,)``.
     nodes
         Distinct nodes. They keep the strategies that no fixed neighbour forbids.
-    allowed
-        Flag per strategy of all nodes, laid out as ``flat.unary``: the nodes keep only these and their present ones.
     """
     tables = _free_tables(flat, choices, nodes)
+    # Costs may be negative, but all together they are far from the penalty.
     strategies = tuple(
-        _kept(flat, table.cost, i, int(choices[i]), allowed)
-        for table, i in zip(tables[: len(nodes)], nodes.tolist(), strict=True)
+        np.flatnonzero(table.cost < 0.5 * flat.penalty).astype(np.int64) for table in tables[: len(nodes)]
     )
     for table in tables:
         kept = [strategies[z] for z in table.scope]
@@ -98,17 +90,6 @@ def cut_out(
     start = tuple(int(np.searchsorted(kept, choices[i])) for kept, i in zip(strategies, nodes, strict=True))
     times, room = _times(flat, tables, start, usage_now)
     return Part(_problem(flat, tables, times, room), nodes, strategies, start if not len(room) else (*start, 0))
-
-
-def _kept(flat: FlatProblem, cost: FloatArray, node: int, present: int, allowed: BoolArray | None) -> IntArray:
-    """Return the strategies that a free node keeps, ascending."""
-    # Costs may be negative, but all together they are far from the penalty.
-    possible = cost < 0.5 * flat.penalty
-    if allowed is not None:
-        first = flat.graph.offset[node]
-        possible &= allowed[first : first + len(cost)]
-        possible[present] = True
-    return np.flatnonzero(possible).astype(np.int64)
 
 
 def _free_tables(flat: FlatProblem, choices: IntArray, nodes: IntArray) -> list[_Table]:

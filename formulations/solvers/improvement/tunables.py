@@ -36,11 +36,3 @@ NEGLIGIBLE_GAP = 1e-4
 
 COARSEST_GAP = 1e-3
 """Relative gap of a part, at most."""
-
-# neighbourhoods.py
-
-THRESHOLDS = 40
-"""Not tunable: levels of slack that the search for a threshold tells apart, a few per cent each."""
-
-SLACK_NOISE = 0.7
-"""Standard deviation of the logarithm by which slacks are blurred."""

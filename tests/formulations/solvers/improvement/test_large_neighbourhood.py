@@ -100,19 +100,6 @@ def test_a_part_is_the_problem_with_the_others_fixed() -> None:
     assert refused > 1000
 
 
-def test_a_part_may_leave_strategies_out_but_never_the_present_one() -> None:
-    for seed in range(100):
-        known = _feasible(seed)
-        if known is None:
-            continue
-        _, flat, choices = known
-        nodes = np.arange(len(choices), dtype=np.int64)
-        usage = usage_of(flat.graph, flat.usage, choices)
-        part = cut_out(flat, choices, usage, nodes, np.zeros(len(flat.unary), dtype=np.bool_))
-        assert [kept.tolist() for kept in part.strategies] == [[choice] for choice in choices.tolist()]
-        assert check(part.problem, part.start).ok
-
-
 def _two_paths() -> FlatProblem:
     """Nodes 0-1-2 and 3-4; node 5 has one strategy and neighbours in both."""
     two, one = np.arange(2, dtype=np.int64), np.zeros(1, dtype=np.int64)
@@ -143,17 +130,17 @@ def test_neighbourhoods_keep_to_their_budget() -> None:
     choices = np.zeros(len(problem.nodes), dtype=np.int64)
     slack = np.random.default_rng(0).random(len(flat.unary))
     drawn = Neighbourhoods(flat, slack, np.random.default_rng(1))
-    assert {"ball", "regret", "window", "promising"} <= set(drawn.kinds)
+    assert {"ball", "regret", "window"} <= set(drawn.kinds)
     for kind in drawn.kinds:
-        small = drawn.draw(kind, choices, 400)
-        assert not small.whole
-        assert len(set(small.nodes.tolist())) == len(small.nodes) > 0
-        usage = np.zeros(len(flat.usage.limit))
-        part = cut_out(flat, choices, usage, small.nodes, small.allowed)
+        nodes = drawn.draw(kind, choices, 400)
+        assert 0 < len(nodes) < len(drawn.free)
+        assert len(set(nodes.tolist())) == len(nodes)
+        part = cut_out(flat, choices, np.zeros(len(flat.usage.limit)), nodes)
         columns = sum(node.size for node in part.problem.nodes) + sum(f.cost.size for f in part.problem.factors)
         assert columns <= 400
         assert columns > 40
-    assert drawn.draw("promising", choices, drawn.columns).whole
+        whole = int(flat.graph.sizes.sum() + flat.graph.table_size.sum())
+        assert sorted(drawn.draw(kind, choices, whole).tolist()) == drawn.free.tolist()
 
 
 def _stars(count: int, leaves: int) -> FlatProblem:
@@ -167,7 +154,7 @@ def _stars(count: int, leaves: int) -> FlatProblem:
     return flatten(StrategyProblem("stars", nodes, factors, (Resource("memory", 3),), count))
 
 
-@pytest.mark.parametrize("kind", ["hub", "component", "window"])
+@pytest.mark.parametrize("kind", ["hub", "window"])
 def test_kinds_take_what_belongs_together(kind: str) -> None:
     count, leaves = 5, 20
     flat = _stars(count, leaves)
@@ -176,12 +163,12 @@ def test_kinds_take_what_belongs_together(kind: str) -> None:
     choices = np.zeros(count * (leaves + 1), dtype=np.int64)
     seen = set()
     for _ in range(30):
-        nodes = drawn.draw(kind, choices, columns_of_a_star).nodes
+        nodes = drawn.draw(kind, choices, columns_of_a_star)
         stars = set((nodes // (leaves + 1)).tolist())
         assert len(nodes) == leaves + 1
         assert len(stars) == 1
         seen |= stars
-        assert drawn.draw(kind, choices, count * columns_of_a_star).whole
+        assert len(drawn.draw(kind, choices, count * columns_of_a_star)) == len(drawn.free)
     assert len(seen) == count
 
 
@@ -191,19 +178,7 @@ def test_regret_goes_where_the_present_strategies_are_poor() -> None:
     slack[2 * 63] = 5.0
     drawn = Neighbourhoods(flat, slack, np.random.default_rng(0))
     choices = np.zeros(6 * 21, dtype=np.int64)
-    assert all(63 in drawn.draw("regret", choices, 30).nodes for _ in range(20))
-
-
-def test_promising_strategies_come_before_others() -> None:
-    flat = _stars(2, 20)
-    slack = np.full(len(flat.unary), 1e6)
-    near = np.zeros(len(slack), dtype=np.bool_)
-    near[[3, 5, 7]] = True
-    slack[near] = 1.0
-    drawn = Neighbourhoods(flat, slack, np.random.default_rng(0)).draw("promising", np.zeros(42, dtype=np.int64), 40)
-    assert drawn.allowed is not None
-    assert drawn.allowed[near].all()
-    assert drawn.allowed[::2].all()
+    assert all(63 in drawn.draw("regret", choices, 30) for _ in range(20))
 
 
 def test_slacks_are_lower_bounds_on_what_a_strategy_costs() -> None:
@@ -313,22 +288,6 @@ def test_parts_of_a_few_nodes_come_close_to_the_optimum_and_prove_nothing() -> N
         assert bound is not None
         assert bound <= found[-1] <= 1.05 * bound
         assert found[0] > 1.05 * bound
-
-
-def test_parts_without_limits_are_solved_by_elimination() -> None:
-    """Enumeration would refuse parts of this size."""
-    problem = training_step_problem(7, operators=60, strategies=3, memory=50.0)
-    flat = flatten(problem)
-    found: list[int] = []
-    search = IncumbentSearch(problem, flat, lambda _, objective: found.append(objective))
-    assert search.offer(np.zeros(len(problem.nodes), dtype=np.int64))
-    none = np.zeros(len(flat.usage.limit)), np.zeros(message_entries(flat.graph))
-    options = SolveOptions(time_limit=60.0, iteration_limit=40)
-    parts = module.PartSearch(problem, flat, search, *none, "brute_force", options, first_columns=400)
-    parts.run(time.monotonic() + options.time_limit)
-    optimum = solve_in_process(problem, "tree_dp").objective
-    assert optimum is not None
-    assert optimum <= found[-1] <= 1.01 * optimum < found[0]
 
 
 def test_deterministic() -> None:
