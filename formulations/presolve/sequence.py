@@ -14,6 +14,7 @@ from formulations.presolve.reductions import (
     fixed_nodes,
     free_nodes,
     maximal_times,
+    oversized_strategies,
     separable_tables,
     tied_nodes,
 )
@@ -32,6 +33,7 @@ REDUCTIONS: dict[str, Reduction] = {
     "fixed_nodes": fixed_nodes.reduce,
     "separable_tables": separable_tables.reduce,
     "maximal_times": maximal_times.reduce,
+    "oversized_strategies": oversized_strategies.reduce,
     "free_nodes": free_nodes.reduce,
     "dominated_strategies": dominated_strategies.reduce,
 }
