@@ -6,6 +6,7 @@ time it uses more beyond its own node's least than the slack. Combinations of ta
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 
 import numpy as np
@@ -63,7 +64,7 @@ def _oversized(terms: list[Term], slack: Integers, least_slack: int) -> BoolArra
         return None
     over = np.zeros(excess[0][2].shape, dtype=np.bool_)
     points = sorted({time for start, end, _ in excess for time in (start, end)})
-    for begin, past in zip(points, points[1:], strict=False):
+    for begin, past in itertools.pairwise(points):
         level = sum(amount for start, end, amount in excess if start <= begin and past <= end)
         over |= np.asarray(level > slack[begin:past].min(), dtype=np.bool_)
     return over if over.any() else None
