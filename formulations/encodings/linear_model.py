@@ -134,6 +134,18 @@ class LinearModel:
         """Number of columns that belong to nodes; they come first and are the integer ones."""
         return int(self.group_start[len(self.problem.nodes)])
 
+    def marginal_rows(self) -> dict[tuple[int, ...], tuple[int, ...]]:
+        """First structural row of each axis of each factor, by scope; its rows are one per strategy of the node."""
+        sizes = np.diff(self.group_start)
+        row, found = len(self.problem.nodes), {}
+        for factor in self.factors:
+            starts = []
+            for i in factor.scope:
+                starts.append(row)
+                row += int(sizes[i])
+            found[factor.scope] = tuple(starts)
+        return found
+
     def choices(self, values: NDArray[np.float64]) -> tuple[int, ...]:
         """Strategy with the largest value at every node."""
         start = self.group_start[: len(self.problem.nodes) + 1]

@@ -62,21 +62,26 @@ class UsageRow:
         out, which relaxes the row; solutions must therefore be replayed.
         """
         if self.slack < 0:
-            return ScaledRow(self.columns[:0], np.zeros(0), -1.0, self.columns[:0])
+            return ScaledRow(self.columns[:0], np.zeros(0), -1.0, self.columns[:0], 1.0)
         fits = self.values <= self.slack
         unit = max(self.slack / LARGEST_COEFFICIENT, 1.0)
         counts = fits & (self.values >= unit * LEAST_COEFFICIENT)
-        return ScaledRow(self.columns[counts], self.values[counts] / unit, self.slack / unit, self.columns[~fits])
+        kept, amounts = self.columns[counts], self.values[counts] / unit
+        return ScaledRow(kept, amounts, self.slack / unit, self.columns[~fits], unit)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ScaledRow:
-    """``sum(coefficients * z[columns]) <= upper``, coefficients from LEAST to LARGEST; ``impossible`` ones are zero."""
+    """``sum(coefficients * z[columns]) <= upper``, coefficients from LEAST to LARGEST; ``impossible`` ones are zero.
+
+    All of it is in units of ``unit`` of the unscaled row.
+    """
 
     columns: IntArray
     coefficients: NDArray[np.float64]
     upper: float
     impossible: IntArray
+    unit: float
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -11,11 +11,14 @@ from formulations.kiwi.schedule import StagedDecision
 from formulations.kiwi.schedule import replay as replay_decision
 from formulations.kiwi.worker import MODELS, decode
 from formulations.problem.checker import CheckReport, Peak
-from formulations.problem.solution import Progress, SolveOptions, SolveResult, Status
+from formulations.problem.solution import Progress, Proof, SolveOptions, SolveResult, Status
 from formulations.problem.strategy_problem import StrategyProblem
 from formulations.solvers.processes.worker import Ending, Listener, SolverPool
 from formulations.solvers.protocol.registry import SolverSpec
-from formulations.solvers.running.ledger import Ledger, SolverContradiction
+from formulations.solvers.running.ledger import Ledger
+
+_KINDS = {"solve": "branch and cut", "confirm": "constraint programming"}
+"""Kind of solver behind each task."""
 
 
 class KiwiOptionsError(ValueError):
@@ -49,8 +52,8 @@ def solve_kiwi(
 ) -> KiwiSolution:
     """Solve a problem of :data:`formulations.kiwi.worker.MODELS`; report only what has been replayed.
 
-    ``optimal`` means that a replayed decision costs as much as a proven bound; ``infeasible`` that HiGHS and
-    CP-SAT both say so.
+    ``optimal`` means that HiGHS claims that a replayed decision is optimal and CP-SAT that none is cheaper;
+    ``infeasible`` that both say so. What HiGHS alone claims stands beside a decision that is ``feasible``.
 
     Parameters
     ----------
@@ -67,8 +70,6 @@ def solve_kiwi(
     ------
     KiwiOptionsError
         If there is no such formulation, a limit makes no sense, or an operator has too many configurations.
-    SolverContradiction
-        If a bound exceeds a replayed objective, or one solver finds what another one calls infeasible.
     WorkerStartError
         If no process can be started.
     """
@@ -79,6 +80,8 @@ def solve_kiwi(
     workers = pool if pool is not None else SolverPool()
     try:
         verdict = _confirm(workers, ledger) if _work(workers, ledger, "solve") else None
+        if ledger.proof is Proof.CLAIMED and ledger.remaining_seconds > 0 and not ledger.interrupted:
+            _agree(workers, ledger)
     finally:
         if pool is None:
             workers.close()
@@ -123,22 +126,30 @@ class _KiwiLedger(Ledger):
                 peak = Peak(0, replayed.peak, replayed.memory.index(replayed.peak))
                 self.choices, self.objective = choices, replayed.cost
                 self._report = CheckReport(replayed.cost, (peak,), ())
+                self._refute()
                 self._record(source)
             return True
         return False
 
 
-def _work(workers: SolverPool, ledger: _KiwiLedger, task: str) -> bool:
+def _work(workers: SolverPool, ledger: _KiwiLedger, task: str, most_cost: int | None = None) -> bool:
     """Let a worker run a task of :mod:`kiwi_worker`; True if it claims that nothing is feasible."""
-    spec = SolverSpec(
-        f"{ledger.solver} ({task})",
-        f"formulations.kiwi.worker:{task}",
-        {"graph": ledger.graph.to_json(), "memory_limit": ledger.memory_limit, "formulation": ledger.solver},
-    )
+    keywords: dict[str, str | int] = {
+        "graph": ledger.graph.to_json(),
+        "memory_limit": ledger.memory_limit,
+        "formulation": ledger.solver,
+    }
+    if most_cost is not None:
+        keywords["most_cost"] = most_cost
+    spec = SolverSpec(f"{ledger.solver} ({task})", f"formulations.kiwi.worker:{task}", keywords)
     options = replace(ledger.options, time_limit=ledger.remaining_seconds)
-    listener = Listener(ledger.report, lambda found: _take(ledger, found, spec.name))
+    listener = Listener(
+        lambda progress: ledger.claim(progress.claimed, _KINDS[task], spec.name),
+        lambda found: _take(ledger, found, spec.name),
+    )
     outcome = workers.run(spec, ledger.problem, options, listener)
     ledger.spend(outcome.cpu_seconds, outcome.peak_rss_bytes)
+    ledger.interrupted |= outcome.ending is Ending.INTERRUPTED
     if outcome.ending is Ending.FAILED and outcome.bad_input:
         raise KiwiOptionsError(outcome.message)
     if outcome.claim is None:
@@ -147,8 +158,7 @@ def _work(workers: SolverPool, ledger: _KiwiLedger, task: str) -> bool:
     ledger.note(outcome.claim.message)
     if outcome.claim.choices is not None:
         ledger.offer([outcome.claim.choices], spec.name)
-    if not outcome.claim.proved_infeasible:
-        ledger.raise_bound(outcome.claim.bound, spec.name)
+    ledger.claim(outcome.claim.claimed, _KINDS[task], spec.name)
     return outcome.claim.proved_infeasible
 
 
@@ -156,13 +166,19 @@ def _take(ledger: _KiwiLedger, found: list[tuple[int, ...]], source: str) -> Non
     ledger.offer(found, source)
 
 
-def _confirm(workers: SolverPool, ledger: _KiwiLedger) -> Status:
-    """Ask CP-SAT, which works in exact integers, whether nothing is feasible."""
-    if ledger.remaining_seconds > 0 and _work(workers, ledger, "confirm"):
+def _confirm(workers: SolverPool, ledger: _KiwiLedger) -> Status | None:
+    """Ask CP-SAT, another kind of solver, whether nothing is feasible."""
+    if ledger.choices is None and ledger.remaining_seconds > 0 and _work(workers, ledger, "confirm"):
         return Status.INFEASIBLE
     if ledger.choices is not None:
-        raise SolverContradiction(
-            f"problem {ledger.problem.name}: HiGHS reports that nothing is feasible, but a decision that replays "
-            f"within the limit costs {ledger.objective}"
-        )
+        ledger.note("HiGHS claims that nothing is feasible, but a decision replays within the limit")
+        return None
     return Status.INFEASIBLE_UNCONFIRMED
+
+
+def _agree(workers: SolverPool, ledger: _KiwiLedger) -> None:
+    """Ask CP-SAT whether nothing is cheaper; what it finds refutes the claim."""
+    assert ledger.objective is not None, "only an assignment's cost is claimed to be optimal"
+    objective = ledger.objective
+    if _work(workers, ledger, "confirm", objective - 1):
+        ledger.claim(objective, _KINDS["confirm"], "cpsat")

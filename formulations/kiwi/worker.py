@@ -70,13 +70,17 @@ def confirm(
     graph: str,
     memory_limit: int,
     formulation: str,
+    most_cost: int | None = None,
 ) -> Claim:
-    """Find any decision that fits with CP-SAT, or prove that there is none; arguments as of :func:`solve`."""
+    """Find a decision that fits and costs at most ``most_cost`` with CP-SAT, or claim that there is none.
+
+    Other arguments as of :func:`solve`.
+    """
     instance = KiwiGraph.from_json(graph)
     model = MODELS[formulation](instance, memory_limit)
     deadline = time.monotonic() + options.time_limit
     while True:
-        found = find_solution(model.program(), deadline - time.monotonic(), options.seed)
+        found = find_solution(model.program(), deadline - time.monotonic(), options.seed, most_cost)
         if found.values is None:
             return Claim(None, None, proved_infeasible=found.infeasible, message=found.message)
         decision = model.decision(found.values)
@@ -122,7 +126,8 @@ class _Search:
             if self._is_done(outcome):
                 choices = None if self.best is None else encode(self.best[1])
                 message = f"{outcome.message} in round {self.rounds}"
-                return Claim(choices, self.bound, message=message, iterations=self.rounds)
+                claimed = self.best[0] if self.best is not None and outcome.finished else self.bound
+                return Claim(choices, None, message=message, iterations=self.rounds, claimed=claimed)
 
     def _is_done(self, outcome: ProgramOutcome) -> bool:
         """Whether another round would find nothing; if not, the model is refined for it."""
@@ -150,4 +155,4 @@ class _Search:
 
     def _tell(self) -> None:
         cost = self.best[0] if self.best else None
-        self.report(Progress(time.monotonic() - self.started, cost, self.bound, "highs"))
+        self.report(Progress(time.monotonic() - self.started, cost, None, "highs", claimed=self.bound))

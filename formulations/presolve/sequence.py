@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from formulations.presolve.first_pass import REPLACES, FirstPass, sums_are_safe
 from formulations.presolve.reductions import (
     arc_consistency,
+    coefficient_tightening,
     dominated_strategies,
     fixed_nodes,
     free_nodes,
@@ -34,6 +35,7 @@ REDUCTIONS: dict[str, Reduction] = {
     "separable_tables": separable_tables.reduce,
     "maximal_times": maximal_times.reduce,
     "oversized_strategies": oversized_strategies.reduce,
+    "coefficient_tightening": coefficient_tightening.reduce,
     "free_nodes": free_nodes.reduce,
     "dominated_strategies": dominated_strategies.reduce,
 }

@@ -17,11 +17,26 @@ class Status(StrEnum):
     NO_SOLUTION = "no_solution"
 
 
+class Proof(StrEnum):
+    """How a bound, or infeasibility, is known.
+
+    ``exact``: evaluated in integers (prices, messages, duals of linear programs, dynamic programming, a tree whose
+    every bound is such an evaluation). ``agreed``: two solvers of different kinds, on different statements of the
+    problem, both claim it. ``claimed``: one solver in floating point, one external library or a user's solver claims
+    it.
+    """
+
+    EXACT = "exact"
+    AGREED = "agreed"
+    CLAIMED = "claimed"
+
+
 @dataclass(frozen=True, slots=True)
 class Progress:
     """One line of progress: seconds since the start, best incumbent, best bound, solver.
 
-    ``choices`` are a new incumbent's, checked, where :func:`formulations.solvers.solve` reports one.
+    ``bound`` follows in exact integers, ``claimed`` is what the source claims beyond it. ``choices`` are a new
+    incumbent's, checked, where :func:`formulations.solvers.solve` reports one.
     """
 
     seconds: float
@@ -29,6 +44,7 @@ class Progress:
     bound: int | None
     source: str
     choices: tuple[int, ...] | None = field(default=None, repr=False, compare=False)
+    claimed: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,11 +96,12 @@ class Claim:
     """Claim of a solver, before any check.
 
     ``choices`` is one strategy index per node or None; ``bound`` is a lower bound on the optimum in
-    the problem's integer quantum (rounded up is allowed: costs are integers) or None;
-    ``proved_infeasible`` claims that no assignment exists. ``certified`` adds that this follows in exact integers, by
-    presolve or by a dual bound, as every claimed bound does: it does not depend on a solver's tolerance, and a second
-    solver need not confirm it. ``complete`` says that the search ended because nothing is left to search, and
-    not at a limit: what remains of the gap is the solver's tolerance.
+    the problem's integer quantum (rounded up is allowed: costs are integers) or None, and follows in exact integers.
+    ``claimed`` is a lower bound that depends on floating point or on an external library. ``complete`` says that the
+    search ended because nothing is left to search, and not at a limit: it claims that its assignment is optimal, as
+    far as its tolerances and roundings can tell. ``proved_infeasible`` claims that no assignment exists;
+    ``certified`` adds that this follows in exact integers, so that no second solver need confirm it.
+    What a solver that is not built in returns as exact counts as claimed.
     """
 
     choices: tuple[int, ...] | None
@@ -93,6 +110,7 @@ class Claim:
     message: str = ""
     iterations: int = 0
     certified: bool = False
+    claimed: int | None = None
     complete: bool = False
 
 
@@ -100,7 +118,9 @@ class Claim:
 class SolveResult:
     """A claim after the check: objective recomputed in exact integers, status verified.
 
-    ``gap`` is ``(objective - bound) / objective`` (0 when both are equal, None where one is
+    ``proof`` is how ``bound`` is known (of an infeasible problem: how that is known), ``exact`` or ``agreed``; None
+    where there is no bound. ``claimed`` is the best bound that one solver of the kind ``claimed_by`` claims beyond it,
+    or None. ``gap`` is ``(objective - bound) / objective`` (0 when both are equal, None where one is
     missing). ``peak_usage`` is the largest usage over time per resource of the incumbent.
     """
 
@@ -116,6 +136,9 @@ class SolveResult:
     peak_usage: tuple[int, ...]
     history: tuple[Progress, ...] = ()
     message: str = ""
+    proof: Proof | None = None
+    claimed: int | None = None
+    claimed_by: str = ""
 
 
 def relative_gap(objective: int | None, bound: int | None) -> float | None:

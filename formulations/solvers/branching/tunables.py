@@ -1,6 +1,11 @@
-"""Tunables of Lagrangian probing."""
+"""Tunables of branching and of Lagrangian probing."""
 
 from __future__ import annotations
+
+# branch_and_bound.py
+
+WORTH_PRESOLVING = 0.9
+"""Share of the columns of a root up to which what fixing and presolve leave is searched instead."""
 
 # price_probing.py
 

@@ -11,7 +11,8 @@ reformulation: where they agree that nothing fits, two independent encodings agr
   a solution was found to exceed a limit.
 
 Coefficients are exact int64. Where sums do not fit, costs and usages are divided by a quantum and rounded
-**down**: a relaxation, whose bound and infeasibility stay valid, and whose solutions are replayed.
+**down**: a relaxation, whose bound and infeasibility stay valid, and whose solutions are replayed. CP-SAT works in
+integers but is no proof that anybody else can check: its bounds are claimed.
 """
 
 from __future__ import annotations
@@ -308,12 +309,16 @@ class _Search:
 
     def report_progress(self) -> None:
         objective = self.best[0] if self.best else None
-        self.report(Progress(time.monotonic() - self.started, objective, self.bound, "cpsat"))
+        self.report(Progress(time.monotonic() - self.started, objective, None, "cpsat", claimed=self.bound))
 
     def claim(self, message: str, *, proved_infeasible: bool = False, complete: bool = False) -> Claim:
-        choices = self.best[1] if self.best else None
-        bound = None if proved_infeasible else self.bound
-        return Claim(choices, bound, proved_infeasible, message, self.rounds, complete=complete)
+        """Return what was found; a search that is complete claims that the best assignment is optimal."""
+        objective, choices = self.best if self.best else (None, None)
+        exact_costs = self.encoding.quantum == 1 and self.options.relative_gap == 0.0
+        claimed = objective if complete and exact_costs else self.bound
+        if proved_infeasible:
+            claimed = None
+        return Claim(choices, None, proved_infeasible, message, self.rounds, claimed=claimed, complete=complete)
 
 
 def _tables(problem: StrategyProblem) -> list[tuple[tuple[int, ...], IntArray, BoolArray | None]]:

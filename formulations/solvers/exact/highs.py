@@ -1,8 +1,9 @@
 """HiGHS on the linear model: LP with lazily added usage rows, then branch and cut until the replay is clean.
 
 Only the rows that a replay finds violated are added, a spread dozen a round: of thousands of times a
-few dozen ever matter. Every relaxation along the way gives a valid bound. An integer solution that
-violates a row already present (HiGHS works to a tolerance) is cut off by a cover cut, which is exact.
+few dozen ever matter. An integer solution that violates a row already present (HiGHS works to a tolerance) is cut off
+by a cover cut, which is exact. What HiGHS reports as a bound is claimed; the exact bound is that of the duals of its
+relaxation, evaluated in integers.
 """
 
 from __future__ import annotations
@@ -11,18 +12,20 @@ import time
 
 import numpy as np
 
+from formulations.encodings.flat import flatten
 from formulations.encodings.linear_model import LinearModel, build_linear_model
 from formulations.problem.solution import Claim, Progress, SolveOptions
 from formulations.problem.strategy_problem import StrategyProblem
+from formulations.solvers.exact.dual_evaluation import DualEvaluation
 from formulations.solvers.exact.highs_session import (
-    TIGHT_TOLERANCE,
-    USUAL_TOLERANCE,
     CostScale,
     HighsSession,
+    Outcome,
     Values,
     margin,
 )
 from formulations.solvers.exact.lazy_rows import LazyRows
+from formulations.solvers.prices.dual_bound import exact_bound
 from formulations.solvers.protocol.exchange import EXCHANGE
 from formulations.solvers.protocol.solver import ReportIncumbent, ReportProgress
 
@@ -52,13 +55,15 @@ class _Search:
         self.model: LinearModel = build_linear_model(problem)
         self.best: tuple[int, tuple[int, ...]] | None = None
         self.bound = self.model.constant << self.model.cost_shift
+        """The largest bound that HiGHS claims."""
+        self.exact: int | None = None
+        """The bound of the relaxation's duals in exact integers."""
         self.excluded_from: int | None = None
         """Assignments that cost at least this much may have been excluded by fixed columns."""
         self.rounds = 0
-        self.finished = False
-        self.prepare(USUAL_TOLERANCE)
+        self.prepare()
 
-    def prepare(self, tolerance: float) -> None:
+    def prepare(self) -> None:
         """Make a session without the columns that alone cost more than the incumbent."""
         hopeless = np.zeros(self.model.columns, dtype=np.bool_)
         if self.best is not None:
@@ -67,33 +72,15 @@ class _Search:
         cost = np.where(hopeless, 0, self.model.cost)
         self.scale = CostScale.of(cost)
         scaled = self.scale.apply(cost)
-        self.session = HighsSession(self.model, scaled, self.options.seed, tolerance=tolerance)
+        self.session = HighsSession(self.model, scaled, self.options.seed)
         self.session.fix_to_zero(np.flatnonzero(hopeless))
-        self.margin = margin(scaled, len(self.model.group_start) - 1, tolerance)
+        self.margin = margin(scaled, len(self.model.group_start) - 1)
 
     def run(self) -> Claim:
         self.report_progress()
         if self.options.initial_choices is not None:
             self.offer(self.options.initial_choices)
-            self.prepare(USUAL_TOLERANCE)
-        claim = self.attempt()
-        if self.may_be_proved_by_tightening():
-            self.prepare(TIGHT_TOLERANCE)
-            claim = self.attempt()
-        return claim
-
-    def may_be_proved_by_tightening(self) -> bool:
-        """Whether HiGHS was done, and only tolerances keep its bound below the incumbent."""
-        if self.best is None or not self.finished or self.best[0] == self.bound:
-            return False
-        return (
-            not self.options.accepts(self.best[0], self.bound)
-            and self.model.cost_shift == 0
-            and time.monotonic() < self.deadline
-        )
-
-    def attempt(self) -> Claim:
-        """Relax, then branch and cut."""
+            self.prepare()
         rows = LazyRows(self.session)
         rows.add_all_if_few()
         if self.relax(rows):
@@ -119,11 +106,24 @@ class _Search:
             if outcome.values is None or not outcome.finished or time.monotonic() > self.deadline:
                 break
             if not rows.add_violated(outcome.values, limits):
+                self.evaluate_duals(outcome)
                 if _COST_FIXING:
                     self.fix_by_reduced_cost(outcome.values, outcome.reduced_cost, outcome.bound)
                 break
             outcome = self.session.run(self.deadline)
         return False
+
+    def evaluate_duals(self, outcome: Outcome) -> None:
+        """Raise the exact bound by the duals of the last relaxation."""
+        flat = flatten(self.problem)
+        if flat.contradiction or outcome.row_dual is None:
+            return
+        duals = DualEvaluation(self.model, flat)
+        found = duals.prices_and_messages(outcome.row_dual, self.session.added_rows, self.scale)
+        bound = exact_bound(self.problem, flat, *found)
+        if self.exact is None or bound > self.exact:
+            self.exact = bound
+            self.report_progress()
 
     def fix_by_reduced_cost(self, values: Values, reduced_cost: Values | None, bound: float) -> None:
         """Fix columns that would cost at least as much as the incumbent (they stay possible in it)."""
@@ -147,8 +147,8 @@ class _Search:
         self.session.ask_for_solutions(self.column_values_of_others)
         while time.monotonic() < self.deadline:
             self.hear_others()
-            if self.meets_bound_of_others():
-                return self.claim("the incumbent meets another solver's bound")
+            if self.meets_exact_bound():
+                return self.claim("the incumbent meets an exact bound")
             if self.best is not None:
                 start = self.model.column_values(self.best[1])
                 if start is not None:
@@ -164,7 +164,6 @@ class _Search:
             local = self.model.local_choice(choices)
             self.offer(choices)
             if local is None or not rows.add_for_choice(local):
-                self.finished = outcome.finished
                 return self.claim(outcome.message, complete=outcome.finished)
         return self.claim("time limit")
 
@@ -174,9 +173,9 @@ class _Search:
         if choices is not None:
             self.offer(choices)
 
-    def meets_bound_of_others(self) -> bool:
-        """Whether another solver proved that the incumbent is good enough."""
-        bound = EXCHANGE.bound(self.problem)
+    def meets_exact_bound(self) -> bool:
+        """Whether it is proved, here or by another solver, that the incumbent is good enough."""
+        bound = EXCHANGE.bound(self.problem, self.exact)
         return self.best is not None and bound is not None and self.options.accepts(self.best[0], bound)
 
     def column_values_of_others(self) -> Values | None:
@@ -214,7 +213,8 @@ class _Search:
 
     def report_progress(self) -> None:
         objective = self.best[0] if self.best else None
-        self.report(Progress(time.monotonic() - self.started, objective, self.bound, "highs"))
+        seconds = time.monotonic() - self.started
+        self.report(Progress(seconds, objective, self.exact, "highs", claimed=self.bound))
 
     def exhausted(self, message: str) -> Claim:
         """Nothing is left: no assignment at all, or none better than what fixed columns excluded."""
@@ -225,5 +225,9 @@ class _Search:
         return self.claim(message, complete=True)
 
     def claim(self, message: str, *, complete: bool = False) -> Claim:
+        """Return what was found; a search that is complete claims that the best assignment is optimal."""
         choices = self.best[1] if self.best else None
-        return Claim(choices, self.bound, message=message, iterations=self.rounds, complete=complete)
+        claimed = self.bound
+        if complete and self.best is not None and self.options.relative_gap == 0.0 and self.model.cost_shift == 0:
+            claimed = self.best[0]
+        return Claim(choices, self.exact, message=message, iterations=self.rounds, claimed=claimed, complete=complete)

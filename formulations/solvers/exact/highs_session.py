@@ -1,8 +1,8 @@
 """One HiGHS instance holding a linear model whose usage rows are added as they turn out to matter.
 
-Costs are scaled so that HiGHS's absolute tolerances mean less than one unit of cost wherever doubles
-allow that, and every bound that leaves this file has been reduced by what tolerances and rounding can
-have added to it (:func:`margin`), so it is valid for the integer problem.
+Costs are scaled so that HiGHS's absolute tolerances mean less than one unit of cost wherever doubles allow that. What
+HiGHS calls a bound is a claim, also after it has been reduced by what tolerances and rounding can have added to it
+(:func:`margin`); proofs come from its duals (:mod:`formulations.solvers.exact.dual_evaluation`).
 """
 
 from __future__ import annotations
@@ -24,9 +24,6 @@ from formulations.solvers.exact.tunables import LARGEST_SCALED_COST
 
 USUAL_TOLERANCE = 1e-6
 """Not tunable: HiGHS's own tolerance."""
-
-TIGHT_TOLERANCE = 1e-9
-"""Not tunable: the smallest tolerance that HiGHS takes, near enough."""
 
 WRONG_PRESOLVE_RULE = 1 << 12
 """Not tunable: the aggregator, as a bit in HiGHS's numbering of its presolve rules."""
@@ -63,23 +60,37 @@ class CostScale:
         return math.ceil(Fraction(scaled_bound) * (1 << self.exponent)) * self.divisor
 
 
-def margin(scaled_cost: Values, groups: int, tolerance: float = USUAL_TOLERANCE) -> float:
-    """How far a bound of HiGHS may exceed the true one.
+def margin(scaled_cost: Values, groups: int) -> float:
+    """How far tolerances and rounding let a bound of HiGHS exceed the true one: an estimate, no proof.
 
     A reduced cost may be negative by the dual tolerance in every group (exactly one column of each
     is chosen), a node is pruned within the feasibility tolerance of the incumbent, and a sum of
     ``groups`` doubles is off by ``groups`` roundings of its size.
     """
     size = groups * float(scaled_cost.max(initial=0.0))
-    return tolerance * (1 + _DUAL_SHARE * groups) + float(np.finfo(np.float64).eps) * groups * size
+    return USUAL_TOLERANCE * (1 + _DUAL_SHARE * groups) + float(np.finfo(np.float64).eps) * groups * size
+
+
+@dataclass(frozen=True, slots=True)
+class AddedRow:
+    """A usage row of a session: its resource and time, and the usage that one unit of it stands for."""
+
+    resource: int
+    time: int
+    unit: float
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What one run of HiGHS ended with, in scaled units; ``values`` is None where it has none."""
+    """What one run of HiGHS ended with, in scaled units; ``values`` is None where it has none.
+
+    ``row_dual`` has the duals of an optimal linear program, or the dual ray of an infeasible one, where there are any:
+    structural rows first, then those added, in their order.
+    """
 
     values: Values | None
     reduced_cost: Values | None
+    row_dual: Values | None
     bound: float
     infeasible: bool
     finished: bool
@@ -97,20 +108,14 @@ class HighsSession:
         Objective per column.
     seed
         Seed of HiGHS.
-    tolerance
-        Feasibility tolerance; the tighter one costs time and buys bounds closer to the truth.
     """
 
-    def __init__(
-        self,
-        model: LinearModel,
-        scaled_cost: Values,
-        seed: int,
-        tolerance: float = USUAL_TOLERANCE,
-    ) -> None:
+    def __init__(self, model: LinearModel, scaled_cost: Values, seed: int) -> None:
         import highspy
 
         self.model = model
+        self.added_rows: list[AddedRow | None] = []
+        """Usage rows after the structural ones; None for a cut that is none."""
         self._integer = False
         self._library = highspy
         self._highs = highspy.Highs()
@@ -118,9 +123,9 @@ class HighsSession:
             "output_flag": False,
             "threads": 1,
             "random_seed": seed % (1 << 31),
-            "mip_feasibility_tolerance": tolerance,
-            "primal_feasibility_tolerance": tolerance,
-            "dual_feasibility_tolerance": tolerance * _DUAL_SHARE,
+            "mip_feasibility_tolerance": USUAL_TOLERANCE,
+            "primal_feasibility_tolerance": USUAL_TOLERANCE,
+            "dual_feasibility_tolerance": USUAL_TOLERANCE * _DUAL_SHARE,
             "mip_rel_gap": 0.0,
             # Restarts of HiGHS 1.15.1 cut off optima (test_small_amounts_that_matter), and so does a rule of its
             # presolve.
@@ -153,10 +158,12 @@ class HighsSession:
         """Add a usage row, scaled."""
         scaled = row.scaled()
         self.fix_to_zero(scaled.impossible)
+        self.added_rows.append(AddedRow(row.resource, row.time, scaled.unit * 2.0**row.shift))
         self._add_row(scaled.columns, scaled.coefficients, scaled.upper)
 
     def forbid_together(self, columns: IntArray) -> None:
         """Add the cover cut ``sum(z[columns]) <= len(columns) - 1``: exact whatever the amounts are."""
+        self.added_rows.append(None)
         self._add_row(columns, np.ones(len(columns)), float(len(columns) - 1))
 
     def _add_row(self, columns: IntArray, values: Values, upper: float) -> None:
@@ -167,6 +174,12 @@ class HighsSession:
         if len(columns):
             zeros = np.zeros(len(columns))
             self._highs.changeColsBounds(len(columns), columns.astype(np.int32), zeros, zeros)
+
+    def allow_only(self, columns: NDArray[np.bool_]) -> None:
+        """Allow the flagged one-hot columns and fix all others of them to zero."""
+        count = len(columns)
+        upper = columns.astype(np.float64)
+        self._highs.changeColsBounds(count, np.arange(count, dtype=np.int32), np.zeros(count), upper)
 
     def make_integer(self, absolute_gap: float) -> None:
         """Demand binary one-hot columns from now on, and stop at ``absolute_gap`` (scaled)."""
@@ -224,8 +237,17 @@ class HighsSession:
         return Outcome(
             values=np.array(solution.col_value) if found else None,
             reduced_cost=np.array(solution.col_dual) if optimal and not is_mip else None,
+            row_dual=None if is_mip else self._row_dual(optimal, status == kinds.kInfeasible, solution),
             bound=bound if is_mip or optimal else -math.inf,
             infeasible=status == kinds.kInfeasible,
             finished=optimal or status == kinds.kInfeasible,
             message=self._highs.modelStatusToString(status),
         )
+
+    def _row_dual(self, optimal: bool, infeasible: bool, solution: Any) -> Values | None:
+        if optimal:
+            return np.array(solution.row_dual)
+        if not infeasible:
+            return None
+        _, exists, ray = self._highs.getDualRay()
+        return np.array(ray) if exists else None

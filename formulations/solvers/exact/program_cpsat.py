@@ -27,8 +27,8 @@ class Existence:
     message: str
 
 
-def find_solution(program: IntegerProgram, seconds: float, seed: int) -> Existence:
-    """Look for any solution; costs do not matter.
+def find_solution(program: IntegerProgram, seconds: float, seed: int, most_cost: int | None = None) -> Existence:
+    """Look for any solution, of a cost of at most ``most_cost`` where that is given.
 
     Parameters
     ----------
@@ -53,6 +53,10 @@ def find_solution(program: IntegerProgram, seconds: float, seed: int) -> Existen
             cp_model.LinearExpr.weighted_sum([columns[c] for c in members.tolist()], coefficients.tolist()),
             -_BEYOND_ANY_ROW if low is None else low,
             _BEYOND_ANY_ROW if high is None else high,
+        )
+    if most_cost is not None:
+        model.add_linear_constraint(
+            cp_model.LinearExpr.weighted_sum(columns, program.cost.tolist()), -_BEYOND_ANY_ROW, most_cost
         )
     solver = cp_model.CpSolver()
     solver.parameters.num_workers = 1

@@ -33,6 +33,10 @@ class PyomoSolverError(ValueError):
     """A solver that Pyomo does not know or that is not installed."""
 
 
+_COMPLETE = ("convergenceCriteriaSatisfied", "optimal")
+"""Not tunable: how Pyomo's two generations of solvers say that a search ended with an optimum."""
+
+
 def solve(
     problem: StrategyProblem,
     options: SolveOptions,
@@ -72,8 +76,9 @@ def solve(
         if choices is not None:
             incumbent(choices)
         objective = linear.objective(choices) if choices is not None else None
-        report(Progress(time.monotonic() - started, objective, claimed, "pyomo"))
-        return Claim(choices, claimed, message=message, iterations=rounds)
+        report(Progress(time.monotonic() - started, objective, None, "pyomo", claimed=claimed))
+        complete = choices is not None and message in _COMPLETE
+        return Claim(choices, None, message=message, iterations=rounds, claimed=claimed, complete=complete)
     return Claim(None, None, message="time limit", iterations=rounds)
 
 

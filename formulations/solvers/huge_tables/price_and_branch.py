@@ -7,7 +7,8 @@
    they are few, else after another look at the core; without hubs the first step goes on.
 4. :mod:`formulations.solvers.exact.highs` on the core, where that is small enough (on the problem itself where the
    first step found no assignment). An assignment is either in the core or costs at least as much as the incumbent. So
-   the smaller of the core's bound and the incumbent's cost is a bound.
+   the smaller of the core's bound and the incumbent's cost is a bound, exact or claimed as the core's is. What branch
+   and cut claims :mod:`formulations.solvers.branching.branch_and_bound` then proves on the same core.
 
 Where strategies are so many that tables are very large (:mod:`formulations.solvers.prices.bounding`), others look for
 assignments, and the prices of the first step only bound. A core is looked at as soon as few strategies are left. Hubs
@@ -25,6 +26,7 @@ from formulations.presolve import Lift, Presolved, presolve
 from formulations.presolve.workspace.allowed_strategies import cut_forbidden_strategies
 from formulations.problem.solution import Claim, Progress, SolveOptions
 from formulations.problem.strategy_problem import StrategyProblem
+from formulations.solvers.branching import branch_and_bound
 from formulations.solvers.exact import highs
 from formulations.solvers.huge_tables.hub_branching import branch, hubs
 from formulations.solvers.huge_tables.tunables import (
@@ -159,26 +161,41 @@ class _Core:
         self.core, self.cut, self.claim, self.objective = core, cut, claim, objective
         self.best = objective
         self.bound = claim.bound
+        self.claimed: int | None = None
         self._report, self._incumbent, self._started = report, incumbent, started
+        self._ends = started
 
     def run(self, options: SolveOptions) -> Claim:
         """Solve the core and return what follows for the problem."""
         assert self.claim.choices is not None
+        self._ends = time.monotonic() + options.time_limit
         if not self.core.problem.nodes:
             found = Claim((), 0)
+            self._hear_bounds(0, None)
         else:
             start = self._project(self.claim.choices)
             options = replace(options, relative_gap=0.0, initial_choices=start)
             with EXCHANGE.translated(self.core.problem, self._project, self.core.offset):
                 found = highs.solve(self.core.problem, options, self._hear, self._take)
-        self._raise(found.bound)
+                self._hear_bounds(found.bound, found.claimed)
+                if found.choices is not None and self._is_only_claimed(options):
+                    seconds = max(0.0, self._ends - time.monotonic())
+                    rest = replace(options, time_limit=seconds, iteration_limit=None, initial_choices=found.choices)
+                    proved = branch_and_bound.solve(self.core.problem, rest, self._hear, self._take)
+                    found = proved if proved.choices is not None else replace(found, bound=proved.bound)
+        self._hear_bounds(found.bound, found.claimed)
         choices = self.claim.choices
         if found.choices is not None:
             cost = exact_objective(self.core.problem, found.choices) + self.core.offset
             if cost < self.objective:
                 choices = self._lift(found.choices)
         message = f"core of {self.core.after.nodes} nodes: {found.message}"
-        return Claim(choices, self.bound, message=message, iterations=self.claim.iterations + found.iterations)
+        iterations = self.claim.iterations + found.iterations
+        return Claim(choices, self.bound, message=message, iterations=iterations, claimed=self.claimed)
+
+    def _is_only_claimed(self, options: SolveOptions) -> bool:
+        claimed = self.claimed is not None and options.accepts(self.best, self.claimed)
+        return claimed and not (self.bound is not None and options.accepts(self.best, self.bound))
 
     def _lift(self, choices: tuple[int, ...]) -> tuple[int, ...]:
         """Choices of the problem, from those of the core."""
@@ -189,18 +206,25 @@ class _Core:
         kept = self.cut.project(choices)
         return None if kept is None else self.core.lift.project(kept)
 
-    def _raise(self, bound: int | None) -> None:
-        """Take a bound of the core; what lies outside costs at least as much as the first incumbent."""
-        if bound is not None:
-            valid = min(bound + self.core.offset, self.objective)
-            self.bound = valid if self.bound is None else max(self.bound, valid)
+    def _hear_bounds(self, bound: int | None, claimed: int | None) -> None:
+        """Take bounds of the core; what lies outside costs at least as much as the first incumbent."""
+        self.bound = _higher(self.bound, self._of_problem(bound))
+        self.claimed = _higher(self.claimed, self._of_problem(claimed))
+
+    def _of_problem(self, bound: int | None) -> int | None:
+        return None if bound is None else min(bound + self.core.offset, self.objective)
 
     def _hear(self, progress: Progress) -> None:
-        self._raise(progress.bound)
-        self._report(Progress(time.monotonic() - self._started, self.best, self.bound, "price_and_branch"))
+        self._hear_bounds(progress.bound, progress.claimed)
+        seconds = time.monotonic() - self._started
+        self._report(Progress(seconds, self.best, self.bound, "price_and_branch", claimed=self.claimed))
 
     def _take(self, choices: tuple[int, ...]) -> None:
         cost = exact_objective(self.core.problem, choices) + self.core.offset
         if cost < self.best:
             self.best = cost
             self._incumbent(self._lift(choices))
+
+
+def _higher(first: int | None, second: int | None) -> int | None:
+    return max((bound for bound in (first, second) if bound is not None), default=None)

@@ -93,14 +93,20 @@ def solve(
     search.bound = claim.bound
     message = search.run(started + options.time_limit)
     assert prices.search.best is not None
-    return Claim(flat.original_choices(prices.search.best), search.bound, message=message, iterations=search.rounds)
+    choices = flat.original_choices(prices.search.best)
+    return Claim(choices, search.bound, message=message, iterations=search.rounds, claimed=search.claimed)
 
 
 def _is_settled(problem: StrategyProblem, claim: Claim, options: SolveOptions) -> bool:
-    """Whether a claim is as close to its bound as the options ask for."""
-    if claim.choices is None or claim.bound is None:
+    """Whether a claim is as close to a bound, be it only claimed, as the options ask for."""
+    bound = _higher(claim.bound, claim.claimed)
+    if claim.choices is None or bound is None:
         return False
-    return options.accepts(exact_objective(problem, claim.choices), claim.bound)
+    return options.accepts(exact_objective(problem, claim.choices), bound)
+
+
+def _higher(first: int | None, second: int | None) -> int | None:
+    return max((bound for bound in (first, second) if bound is not None), default=None)
 
 
 @dataclass(slots=True)
@@ -142,6 +148,8 @@ class PartSearch:
     ----------
     bound
         The best bound proved here, or None.
+    claimed
+        The best bound that the other solver claims for the whole problem, or None.
     rounds
         Parts solved so far.
     """
@@ -159,8 +167,11 @@ class PartSearch:
     ) -> None:
         self.problem, self.flat, self.search, self.options = problem, flat, search, options
         self.bound: int | None = None
+        self.claimed: int | None = None
         self.rounds = 0
-        self._solver: Solver = find_solver(part_solver).load()
+        spec = find_solver(part_solver)
+        self._solver: Solver = spec.load()
+        self._is_built_in = spec.is_built_in
         self._random = np.random.default_rng(options.seed)
         seed_compiled(options.seed)
         unary, tables = flat.unary.copy(), flat.tables_to_price()
@@ -220,7 +231,7 @@ class PartSearch:
         return _is_settled(reduced.problem, claim, options)
 
     def _solve_whole(self, choices: IntArray, seconds: float) -> bool:
-        """Give the problem itself to the other solver; its bound holds."""
+        """Give the problem itself to the other solver; its exact bound holds."""
         start = self.flat.original_choices(choices)
         claim = self._solver(
             self.problem,
@@ -230,8 +241,9 @@ class PartSearch:
         )
         if claim.choices is not None:
             self.search.offer_original(claim.choices)
-        if claim.bound is not None and not claim.proved_infeasible:
-            self.bound = claim.bound if self.bound is None else max(self.bound, claim.bound)
+        if not claim.proved_infeasible:
+            self.bound = _higher(self.bound, claim.bound if self._is_built_in else None)
+            self.claimed = _higher(self.claimed, _higher(claim.bound, claim.claimed))
         return self._closed()
 
     def _part_gap(self, part: StrategyProblem, start: tuple[int, ...] | None) -> float:
@@ -256,7 +268,7 @@ class PartSearch:
 
     def _closed(self) -> bool:
         objective = self.search.objective
-        bound = EXCHANGE.bound(self.problem, self.bound)
+        bound = EXCHANGE.bound(self.problem, _higher(self.bound, self.claimed))
         return objective is not None and bound is not None and self.options.accepts(objective, bound)
 
 

@@ -13,6 +13,8 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from formulations.encodings.linear_model import linear_columns
 from formulations.presolve import lean_presolve
 from formulations.presolve.workspace.tunables import PRESOLVE_SHARE
@@ -118,6 +120,12 @@ def without_limit(problem: StrategyProblem, resource: int) -> StrategyProblem:
     return replace(problem, resources=tuple(resources))
 
 
+def _without_costs(problem: StrategyProblem) -> StrategyProblem:
+    nodes = tuple(replace(node, cost=np.zeros_like(node.cost)) for node in problem.nodes)
+    factors = tuple(replace(factor, cost=np.zeros_like(factor.cost)) for factor in problem.factors)
+    return replace(problem, nodes=nodes, factors=factors)
+
+
 class _PeakSearch:
     """The best assignment and bound so far."""
 
@@ -169,6 +177,23 @@ class _PeakSearch:
             self._take(limit.original_choices(reduced.lift(result.choices)))
         if result.bound is not None:
             self.bound += max(0, result.bound + reduced.offset)
+        if result.claimed is not None and self.peak is not None and self.bound < self.peak:
+            self._refute(seconds - (time.monotonic() - begin))
+
+    def _refute(self, seconds: float) -> None:
+        """Prove that nothing fits into less than the best peak, or find what does; a claim of CP-SAT is no proof."""
+        assert self.peak is not None
+        if seconds < PEAK_LEAST_SECONDS:
+            return
+        resources = list(self.problem.resources)
+        resources[self.resource] = replace(resources[self.resource], limit=self.peak - 1)
+        options = replace(self.options, time_limit=seconds, relative_gap=0.0, initial_choices=None)
+        tighter = _without_costs(replace(self.problem, resources=tuple(resources)))
+        result = solve(tighter, "branch_and_bound", options, pool=self.workers)
+        if result.status is Status.INFEASIBLE:
+            self.bound = self.peak
+        if result.choices is not None:
+            self._take(result.choices)
 
     def _search(self, seconds: float) -> None:
         """Lower the peak by local search from the best assignment."""

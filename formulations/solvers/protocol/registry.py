@@ -19,6 +19,7 @@ DEFAULT_SOLVER = "portfolio"
 SOLVERS: dict[str, str] = {
     "annealing": "formulations.solvers.huge_tables.annealing:solve",
     "blocks": "formulations.solvers.columns.generation:solve",
+    "branch_and_bound": "formulations.solvers.branching.branch_and_bound:solve",
     "brute_force": "formulations.solvers.exact.brute_force:solve",
     "cpsat": "formulations.solvers.exact.cpsat:solve",
     "greedy": "formulations.solvers.prices.greedy:solve",
@@ -29,6 +30,7 @@ SOLVERS: dict[str, str] = {
     "peak_prices": "formulations.solvers.peaks.prices:solve",
     "portfolio": "formulations.solvers.running.portfolio:solve",
     "price_and_branch": "formulations.solvers.huge_tables.price_and_branch:solve",
+    "price_bounding": "formulations.solvers.prices.bounding:solve",
     "pyomo": "formulations.solvers.exact.pyomo_mirror:solve",
     "tree_dp": "formulations.solvers.exact.tree_dp:solve",
 }
@@ -46,11 +48,19 @@ EXACT_KINDS: Mapping[str, str] = MappingProxyType(
 )
 """Solvers whose word counts when nothing seems feasible, by the kind of their method."""
 
+_BRANCH_AND_CUT = "branch and cut"
+
+_CLAIMANTS: Mapping[str, str] = MappingProxyType(
+    {"blocks": _BRANCH_AND_CUT, "large_neighbourhood": _BRANCH_AND_CUT, "price_and_branch": _BRANCH_AND_CUT}
+)
+"""Kind of solver behind what other built-in solvers claim without proof."""
+
 _SOLVER_ARGUMENTS = ("problem", "options", "report", "incumbent")
 
 LIBRARIES: Mapping[str, str] = MappingProxyType(
     {
         "blocks": "highspy",
+        "branch_and_bound": "highspy",
         "cpsat": "ortools",
         "highs": "highspy",
         "price_and_branch": "highspy",
@@ -84,6 +94,23 @@ class SolverSpec:
         return EXACT_KINDS.get(self.name.partition(":")[0])
 
     @property
+    def is_built_in(self) -> bool:
+        """Whether it is a solver of this package, whose exact bounds are exact; others only claim."""
+        return self.target in SOLVERS.values()
+
+    @property
+    def claimant(self) -> str:
+        """Kind of solver behind its claims; what is not built in is a kind of its own."""
+        head, _, tail = self.name.partition(":")
+        if not self.is_built_in:
+            return self.target
+        if head == "large_neighbourhood" and tail:
+            return find_solver(tail).claimant
+        if head == "pyomo" and tail and "highs" not in tail:
+            return self.name
+        return self.kind or _CLAIMANTS.get(head, head)
+
+    @property
     def library(self) -> str | None:
         """Library that must not be loaded beside others (HiGHS and CP-SAT exclude each other), or None.
 
@@ -92,7 +119,7 @@ class SolverSpec:
         if self.target == SOLVERS["large_neighbourhood"]:
             return find_solver(str(self.keywords.get("part_solver", "highs"))).library
         head = self.name.partition(":")[0]
-        return LIBRARIES.get(head) if self.target in SOLVERS.values() else self.target
+        return LIBRARIES.get(head) if self.is_built_in else self.target
 
     @property
     def needs_own_process(self) -> bool:

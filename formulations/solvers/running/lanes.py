@@ -30,11 +30,13 @@ from formulations.solvers.running.tunables import (
 )
 
 PRICES, BRANCH_AND_CUT, PRICES_AND_BRANCH = "lagrangian", "highs", "price_and_branch"
+PROOF = "branch_and_bound"
 FEASIBILITY, PARTS, CONSTRAINTS = "peak_prices", "large_neighbourhood", "cpsat"
 ANNEALING, BLOCKS = "annealing", "blocks"
 MEMBERS = (
     "annealing",
     "blocks",
+    "branch_and_bound",
     "cpsat",
     "highs",
     "lagrangian",
@@ -43,6 +45,9 @@ MEMBERS = (
     "price_and_branch",
 )
 """Techniques: the built-in solvers that lanes may have; turns of other built-in ones are left out."""
+
+PROVING = (BRANCH_AND_CUT, PROOF, PRICES_AND_BRANCH, CONSTRAINTS)
+"""Members that prove or claim an optimum; the others only search once it is claimed."""
 
 _EXACT_AND_PRICES = 2
 """Not tunable: lanes that every search has."""
@@ -116,36 +121,38 @@ def _lanes_of_all(problem: StrategyProblem, options: SolveOptions, *, deep: bool
         columns_first = Turn(BLOCKS, until=BLOCKS_UNTIL, iterations=iterations)
         return ((columns_first, Turn(PRICES, iterations=iterations), Turn(FEASIBILITY, without_incumbent=True)),)
     small = columns <= MOST_COLUMNS
-    exact = BRANCH_AND_CUT if small else PRICES_AND_BRANCH
     workers = worker_count(options)
     alone = workers == 1 or options.iteration_limit is not None
     iterations = ITERATIONS_ALONE if alone else None
+    # Branch and cut is quickest; branch and bound proves what it claims, or constraint programming agrees.
+    proof = (Turn(BRANCH_AND_CUT), Turn(PROOF))
+    exact = proof if small else (Turn(PRICES_AND_BRANCH, iterations=iterations),)
+    confirmed = (*exact, *(Turn(CONSTRAINTS),) * small)
     repeating = (Turn(BLOCKS, until=BLOCKS_UNTIL, iterations=iterations),) * (small and repeats_mostly(problem))
     if alone:
         prices = Turn(PRICES, iterations=iterations)
         anything = Turn(FEASIBILITY, iterations=iterations, without_incumbent=True)
-        return ((*repeating, prices, anything, Turn(exact, iterations=None if small else iterations)),)
+        return ((*repeating, prices, anything, *confirmed),)
     if is_wide(columns, len(problem.factors)):
         anything = Turn(FEASIBILITY, until=PRICES_UNTIL, without_incumbent=True)
         # Annealing goes on to the end unless it finds nothing, or what it finds is close to the bound.
         search = (Turn(ANNEALING), anything, Turn(PARTS))
-        return ((Turn(exact),), search, *[(Turn(PRICES),)] * (workers > _EXACT_AND_PRICES))
-    others = [CONSTRAINTS] * small + [PARTS] * (len(problem.nodes) <= MOST_NODES_IN_PARTS)
+        return (exact, search, *[(Turn(PRICES),)] * (workers > _EXACT_AND_PRICES))
+    parts = [PARTS] * (len(problem.nodes) <= MOST_NODES_IN_PARTS)
     prices = Turn(PRICES, head_start=HEAD_START_SECONDS if columns <= TINY_COLUMNS else 0.0)
     if workers > _EXACT_AND_PRICES:
-        more = [(Turn(other),) for other in others[: workers - _EXACT_AND_PRICES]]
+        more = [(Turn(other),) for other in ([CONSTRAINTS] * small + parts)[: workers - _EXACT_AND_PRICES]]
         return (*_beside(exact, (prices, Turn(FEASIBILITY, without_incumbent=True)), repeating), *more)
-    until = PRICES_UNTIL if others else 1.0
-    after = tuple(Turn(other, until=until + (1.0 - until) * (k + 1) / len(others)) for k, other in enumerate(others))
+    until = PRICES_UNTIL if parts else 1.0
     anything = Turn(FEASIBILITY, until=(1.0 + until) / 2, without_incumbent=True)
-    return _beside(exact, (replace(prices, until=until), anything, *after), repeating)
+    return _beside(confirmed, (replace(prices, until=until), anything, *map(Turn, parts)), repeating)
 
 
-def _beside(exact: str, search: Lane, columns_first: Lane) -> tuple[Lane, ...]:
-    """The lanes of an exact member and of a search; columns begin before both where there are any."""
+def _beside(exact: Lane, search: Lane, columns_first: Lane) -> tuple[Lane, ...]:
+    """The lanes of exact members and of a search; columns begin before both where there are any."""
     if not columns_first:
-        return ((Turn(exact),), search)
-    return ((*columns_first, *search), (Turn(exact, head_start=HEAD_START_SECONDS),))
+        return (exact, search)
+    return ((*columns_first, *search), (replace(exact[0], head_start=HEAD_START_SECONDS), *exact[1:]))
 
 
 def repeats_mostly(problem: StrategyProblem) -> bool:

@@ -7,16 +7,17 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from formulations.problem.checker import CheckReport, check
-from formulations.problem.solution import Progress, SolveOptions, SolveResult, Status, relative_gap
+from formulations.problem.solution import Progress, Proof, SolveOptions, SolveResult, Status, relative_gap
 from formulations.problem.strategy_problem import StrategyProblem
+from formulations.solvers.running.bounds import Bounds
 
 
 class SolverContradiction(RuntimeError):
-    """Two statements that cannot both be true: a bound above a feasible objective, or infeasible beside feasible."""
+    """Two proofs that cannot both be true: an exact bound above a feasible objective, or infeasible beside feasible."""
 
 
 class Ledger:
-    """Checked incumbent, best bound and history of one solve.
+    """Checked incumbent, bounds and history of one solve.
 
     Parameters
     ----------
@@ -36,9 +37,13 @@ class Ledger:
         self.problem, self.solver, self.options = problem, solver, options
         self.choices: tuple[int, ...] | None = None
         self.objective: int | None = None
-        self.bound: int | None = None
+        self.bounds = Bounds()
         self.certified = False
         """Whether a bound in exact integers shows that nothing is feasible."""
+        self.complete = False
+        """Whether a solver's search ended because nothing was left to search."""
+        self.interrupted = False
+        """Whether Ctrl-C ended a worker."""
         self.cpu_seconds = 0.0
         self.peak_rss_bytes = 0
         self._progress = progress
@@ -83,27 +88,50 @@ class Ledger:
             assert report.objective is not None
             if self.objective is None or report.objective < self.objective:
                 self.choices, self.objective, self._report = tuple(choices), report.objective, report
+                self._refute()
                 self._record(source, self.choices)
             return True
         return False
 
     def raise_bound(self, bound: int | None, source: str) -> None:
-        """Keep a lower bound if it is better."""
-        if bound is not None and (self.bound is None or bound > self.bound):
-            self.bound = int(bound)
+        """Keep an exact lower bound if it is better.
+
+        Raises
+        ------
+        SolverContradiction
+            If it exceeds the checked objective.
+        """
+        if self.bounds.raise_exact(bound):
             self._record(source)
 
-    def report(self, progress: Progress) -> None:
-        """Take the bound from a solver's progress; its incumbent counts only once checked."""
-        self.raise_bound(progress.bound, progress.source)
+    def claim(self, bound: int | None, kind: str, source: str) -> None:
+        """Keep what a kind of solver claims as a lower bound, unless the checked objective refutes it."""
+        if self.bounds.claim(bound, kind):
+            self._refute()
+            self._record(source)
+
+    @property
+    def proof(self) -> Proof | None:
+        """How it is known that the incumbent is optimal, or within the gap that was asked for; None where it is not."""
+        return self.bounds.proof(self.objective, self.options.accepts)
+
+    def _refute(self) -> None:
+        if self.objective is None:
+            return
+        for kind, bound in self.bounds.refute(self.objective):
+            self.note(
+                f"{kind} claimed a bound of {bound}, but an assignment that passes the checker costs {self.objective}: "
+                "its claims do not count"
+            )
 
     def _record(self, source: str, choices: tuple[int, ...] | None = None) -> None:
-        if self.objective is not None and self.bound is not None and self.bound > self.objective:
+        bound, claimed = self.bounds.exact, self.bounds.claimed
+        if self.objective is not None and bound is not None and bound > self.objective:
             raise SolverContradiction(
-                f"problem {self.problem.name}: {source} reports a lower bound of {self.bound}, but an assignment "
+                f"problem {self.problem.name}: {source} reports a lower bound of {bound}, but an assignment "
                 f"that passes the checker costs {self.objective}"
             )
-        entry = Progress(self.seconds, self.objective, self.bound, source)
+        entry = Progress(self.seconds, self.objective, bound, source, claimed=None if claimed is None else claimed[1])
         self._history.append(entry)
         if self._progress is not None:
             self._progress(replace(entry, choices=choices))
@@ -121,12 +149,18 @@ class Ledger:
                 f"problem {self.problem.name}: {self.solver} reports that nothing is feasible, but an assignment "
                 f"that passes the checker costs {self.objective}"
             )
+        known, proof = self.bounds.exact, self.proof
+        claim = None if proof in (Proof.EXACT, Proof.AGREED) else self.bounds.claimed
+        if proof is Proof.AGREED:
+            known = self.bounds.agreed
+        if infeasible is not None:
+            known = None
         return SolveResult(
-            status=infeasible or self._status(),
+            status=infeasible or self._status(proof),
             choices=self.choices,
             objective=self.objective,
-            bound=None if infeasible is not None else self.bound,
-            gap=None if infeasible is not None else relative_gap(self.objective, self.bound),
+            bound=known,
+            gap=relative_gap(self.objective, known),
             solver=self.solver,
             seconds=self.seconds,
             cpu_seconds=self.cpu_seconds,
@@ -134,10 +168,21 @@ class Ledger:
             peak_usage=tuple(peak.usage for peak in self._report.peaks) if self._report else (),
             history=tuple(self._history),
             message="; ".join(dict.fromkeys(self._notes)),
+            proof=self._kind_of_proof(infeasible, known, proof),
+            claimed=None if claim is None else claim[1],
+            claimed_by="" if claim is None else claim[0],
         )
 
-    def _status(self) -> Status:
+    def _kind_of_proof(self, infeasible: Status | None, bound: int | None, proof: Proof | None) -> Proof | None:
+        if infeasible is Status.INFEASIBLE_UNCONFIRMED:
+            return Proof.CLAIMED
+        if infeasible is Status.INFEASIBLE:
+            return Proof.EXACT if self.certified else Proof.AGREED
+        if bound is None:
+            return None
+        return Proof.AGREED if proof is Proof.AGREED else Proof.EXACT
+
+    def _status(self, proof: Proof | None) -> Status:
         if self.objective is None:
-            return Status.NO_SOLUTION if self.bound is None else Status.BOUND_ONLY
-        closed = self.bound is not None and self.options.accepts(self.objective, self.bound)
-        return Status.OPTIMAL if closed else Status.FEASIBLE
+            return Status.NO_SOLUTION if self.bounds.exact is None else Status.BOUND_ONLY
+        return Status.OPTIMAL if proof in (Proof.EXACT, Proof.AGREED) else Status.FEASIBLE

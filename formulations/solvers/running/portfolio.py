@@ -3,8 +3,9 @@
 A small core goes to HiGHS (LP with lazily added usage rows, reduced costs, branch and cut) and to memory prices at
 once; they exchange incumbents and bounds. On a large one, where even the LP takes too long, memory
 prices go on looking for assignments, and branch and cut starts where prices of its own have left little open. Where
-blocks repeat, as in a deep model, their columns come before prices. Every member is a worker process: whatever becomes
-of it, what it had found stays.
+blocks repeat, as in a deep model, their columns come before prices. Where branch and cut claims to be done, branch and
+bound with exact bounds proves or refutes the claim. Every member is a worker process: whatever becomes of it, what it
+had found stays.
 """
 
 from __future__ import annotations
@@ -19,13 +20,14 @@ from dataclasses import dataclass, replace
 from formulations.presolve import Presolved, is_deep, lean_presolve
 from formulations.presolve.workspace.tunables import PRESOLVE_SHARE
 from formulations.problem.checker import check
-from formulations.problem.solution import Claim, Progress, SolveOptions
+from formulations.problem.solution import Claim, Progress, Proof, SolveOptions
 from formulations.problem.strategy_problem import StrategyProblem
 from formulations.solvers.processes.worker import Ending, WorkerOutcome
 from formulations.solvers.protocol.exchange import Update
 from formulations.solvers.protocol.registry import find_solver
+from formulations.solvers.running.bounds import Bounds
 from formulations.solvers.running.coordination import CoordinatorContext
-from formulations.solvers.running.lanes import BLOCKS, PRICES, Lane, Turn, fair_share_of_memory, lanes_for
+from formulations.solvers.running.lanes import BLOCKS, PRICES, PROVING, Lane, Turn, fair_share_of_memory, lanes_for
 from formulations.solvers.running.members import Choices, Event, Members
 from formulations.solvers.running.tunables import (
     CHECK_EFFORT,
@@ -94,6 +96,11 @@ class _Running:
     solver: str = ""
     peak_rss_bytes: int = 0
 
+    @property
+    def proves(self) -> bool:
+        """Whether a member that proves optima is at work in it, or will be."""
+        return self.solver in PROVING or any(turn.solver in PROVING for turn in self.rest)
+
 
 class _Search:
     """The members' work on a reduced problem; only the calling thread touches it."""
@@ -112,9 +119,8 @@ class _Search:
         self.reduced, self.options, self.context, self.started = reduced, options, context, started
         self.best: tuple[int, Choices] | None = None
         """Cost and choices in the reduced problem, checked there."""
-        self.bound: int | None = None
-        self.settled = False
-        """Whether an exact member has searched everything: no other will find more."""
+        self.bounds = Bounds()
+        """Bounds on the cost in the reduced problem."""
         self.infeasible = self.certified = False
         self.iterations = 0
         self.notes = [shape]
@@ -170,7 +176,7 @@ class _Search:
                 self._check(team, at_once=True)
                 lane.solver = turn.solver
                 options = self._options_of(turn, seconds)
-                team.start(turn.solver, self.reduced.problem, options, Update(bound=self.bound))
+                team.start(turn.solver, self.reduced.problem, options, Update(bound=self.bounds.exact))
                 return
 
     def _options_of(self, turn: Turn, seconds: float) -> SolveOptions:
@@ -191,11 +197,12 @@ class _Search:
     def _read(self, team: Members, timeout: float) -> None:
         for event in team.events(timeout):
             if event.progress is not None:
-                self._raise_bound(team, event.progress.bound, event.source)
+                self._raise_bounds(team, event.progress.bound, event.progress.claimed, event.source)
             if event.incumbents:
                 self._pending[event.source] = event.incumbents[-1]
             if isinstance(event.ended, str):
                 self.notes.append(f"{event.source}: {event.ended}")
+                self._lane_of(event).solver = ""
             elif event.ended is not None:
                 self._end(team, event, event.ended)
 
@@ -207,7 +214,8 @@ class _Search:
 
     def _end(self, team: Members, event: Event, outcome: WorkerOutcome) -> None:
         self.context.spend(outcome.cpu_seconds, 0)
-        lane = next(lane for lane in self._lanes if lane.solver == event.source)
+        lane = self._lane_of(event)
+        lane.solver = ""
         lane.peak_rss_bytes = max(lane.peak_rss_bytes, outcome.peak_rss_bytes)
         claim = outcome.claim
         if claim is None:
@@ -218,14 +226,18 @@ class _Search:
         if claim.choices is not None:
             self._pending[event.source] = claim.choices
         if claim.proved_infeasible:
-            self.infeasible = True
-            self.certified |= claim.certified
             self.notes.append(f"{event.source}: {outcome.message}")
+            certified = claim.certified and find_solver(event.source).is_built_in
+            if self.best is None or certified:  # what is found already refutes what is only claimed
+                self.infeasible = True
+                self.certified |= certified
             return
         if claim.message:
             self.notes.append(f"{event.source}: {claim.message}")
-        self._raise_bound(team, claim.bound, event.source)
-        self.settled |= claim.complete and claim.choices is not None
+        self._raise_bounds(team, claim.bound, claim.claimed, event.source)
+
+    def _lane_of(self, event: Event) -> _Running:
+        return next(lane for lane in self._lanes if lane.solver == event.source)
 
     def _check(self, team: Members, at_once: bool = False) -> None:
         """Check what members have found, pass the best on and report it; not more often than that pays."""
@@ -239,29 +251,45 @@ class _Search:
                 self.notes.append(f"{source} offered an assignment that does not hold: {report.violations[0].message}")
             elif report.objective is not None and (self.best is None or report.objective < self.best[0]):
                 self.best = (report.objective, choices)
+                self.bounds.refute(report.objective)
                 team.publish(Update(choices=choices), source)
                 self.context.incumbent(self.reduced.lift(choices), source)
         self._next_check = time.monotonic() + CHECK_EFFORT * (time.monotonic() - begin)
 
-    def _raise_bound(self, team: Members, bound: int | None, source: str) -> None:
-        if bound is not None and (self.bound is None or bound > self.bound):
-            self.bound = bound
-            team.publish(Update(bound=bound), source)
-            seconds = time.monotonic() - self.started
-            self.context.report(Progress(seconds, None, bound + self.reduced.offset, source))
+    def _raise_bounds(self, team: Members, exact: int | None, claimed: int | None, source: str) -> None:
+        """Keep and report bounds; members only learn exact ones, so that their claims stay independent."""
+        spec = find_solver(source)
+        if not spec.is_built_in:
+            exact, claimed = None, exact if claimed is None else claimed
+        is_raised = self.bounds.raise_exact(exact)
+        if is_raised:
+            team.publish(Update(bound=exact), source)
+        if self.bounds.claim(claimed, spec.claimant) or is_raised:
+            if self.best is not None:
+                self.bounds.refute(self.best[0])
+            seconds, offset = time.monotonic() - self.started, self.reduced.offset
+            known, claim = (None if bound is None else bound + offset for bound in (exact, claimed))
+            self.context.report(Progress(seconds, None, known, source, claimed=claim))
 
     def _done(self) -> bool:
-        if self.settled or self.infeasible or self.context.should_stop():
+        if self.infeasible or self.context.should_stop():
             return True
-        if self.best is None or self.bound is None:
-            return False
         offset = self.reduced.offset
-        return self.options.accepts(self.best[0] + offset, self.bound + offset)
+
+        def accepts(objective: int, bound: int) -> bool:
+            return self.options.accepts(objective + offset, bound + offset)
+
+        objective = None if self.best is None else self.best[0]
+        proof = self.bounds.proof(objective, accepts)
+        if proof is Proof.CLAIMED:  # nothing better is to be found; without a member that proves it, that is all
+            return bool(self._lanes) and not any(lane.proves for lane in self._lanes)
+        return proof is not None
 
     def _claim(self) -> Claim:
         message = "; ".join(self.notes)
         if self.infeasible:
             return Claim(None, None, True, message, self.iterations, certified=self.certified)
         choices = None if self.best is None else self.reduced.lift(self.best[1])
-        bound = None if self.bound is None else self.bound + self.reduced.offset
+        exact = self.bounds.exact
+        bound = None if exact is None else exact + self.reduced.offset
         return Claim(choices, bound, message=message, iterations=self.iterations)

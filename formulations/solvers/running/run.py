@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import partial
 
 from formulations.problem.checker import ViolationKind, check
-from formulations.problem.solution import Claim, Progress, SolveOptions, SolveResult, Status
+from formulations.problem.solution import Claim, Progress, Proof, SolveOptions, SolveResult, Status
 from formulations.problem.strategy_problem import StrategyProblem
 from formulations.solvers.processes.worker import Ending, Listener, SolverPool
 from formulations.solvers.protocol.exchange import Update
@@ -21,6 +21,9 @@ from formulations.solvers.running.ledger import Ledger, SolverContradiction
 
 CONFIRMERS = ("peak_prices", "highs", "cpsat")
 """Exact solvers of different kinds that confirm infeasibility, in the order in which they run: the quickest first."""
+
+PROVERS = ("branch_and_bound", "highs", "cpsat")
+"""Solvers that turn a claimed optimum into a proof, or find the counterexample, in the order in which they run."""
 
 _KINDS_THAT_MUST_AGREE = 2
 """Not tunable: kinds of solver that prove infeasibility together."""
@@ -51,9 +54,11 @@ def solve(
     """Solve a problem in a worker process and report only what has been checked.
 
     Every incumbent is replayed by :func:`formulations.problem.checker.check` and its objective recomputed in
-    exact integers. ``optimal`` means that it equals a valid bound (or is within
-    ``options.relative_gap`` of it); ``infeasible`` means that two exact solvers of different kinds say
-    so, or that it follows in exact integers (``certified``, see :class:`formulations.problem.solution.Claim`).
+    exact integers. ``optimal`` means that it equals a bound (or is within ``options.relative_gap`` of it) that follows
+    in exact integers or that two kinds of solvers agree on (:class:`formulations.problem.solution.Proof`);
+    ``infeasible`` means that two exact solvers of different kinds say so, or that it follows in exact integers. Where
+    the solver only claims either, others use what is left of the time to prove or refute it. A claim that an assignment
+    refutes is noted in ``message`` and does not count.
     A worker that is killed, hangs or crashes leaves its best incumbent and bound, and Ctrl-C
     returns the best so far; ``message`` then says what happened.
 
@@ -81,7 +86,7 @@ def solve(
     SolveOptionsError, UnknownSolverError, SolverInputError
         If an option, the solver's name or the problem's size does not fit.
     SolverContradiction
-        If a bound exceeds a checked objective, or solvers disagree about feasibility.
+        If an exact bound exceeds a checked objective, or an assignment is found where none exists in exact integers.
     WorkerStartError
         If no process can be started.
     """
@@ -93,6 +98,8 @@ def solve(
     try:
         claims_infeasible = _work(workers, spec, ledger, ledger.options, should_stop, from_others)
         verdict = _confirm_infeasible(workers, spec, ledger, should_stop) if claims_infeasible else None
+        if verdict is None:
+            _prove_optimal(workers, spec, ledger, should_stop)
     finally:
         if pool is None:
             workers.close()
@@ -119,9 +126,10 @@ def solve_in_process(problem: StrategyProblem, solver: str, options: SolveOption
     if not problem.nodes:
         return _without_decisions(ledger)
     started = time.process_time()
-    claim = spec.load()(problem, ledger.options, ledger.report, lambda choices: _take(ledger, [choices], solver))
+    report = partial(_report, ledger, spec)
+    claim = spec.load()(problem, ledger.options, report, lambda choices: _take(ledger, [choices], solver))
     ledger.spend(time.process_time() - started, 0)
-    return ledger.result(Status.INFEASIBLE_UNCONFIRMED if _enter(ledger, claim, solver) else None)
+    return ledger.result(Status.INFEASIBLE_UNCONFIRMED if _enter(ledger, claim, spec) else None)
 
 
 def _open(
@@ -167,7 +175,7 @@ def _work(
     if spec.is_coordinator:
         context = CoordinatorContext(
             workers,
-            ledger.report,
+            lambda progress: _report(ledger, find_solver(progress.source), progress),
             lambda found, source: _take(ledger, [found], source),
             ledger.spend,
             should_stop,
@@ -175,19 +183,20 @@ def _work(
         )
         claim = portfolio.solve(ledger.problem, options, context)
         ledger.note(claim.message)
-        return _enter(ledger, claim, spec.name)
+        return _enter(ledger, claim, spec)
     listener = Listener(
-        ledger.report,
+        partial(_report, ledger, spec),
         lambda found: _take(ledger, found, spec.name),
         lambda: None if (found := _ask(ledger, from_others)) is None else Update(choices=found),
         should_stop,
     )
     outcome = workers.run(spec, ledger.problem, options, listener)
     ledger.spend(outcome.cpu_seconds, outcome.peak_rss_bytes)
+    ledger.interrupted |= outcome.ending is Ending.INTERRUPTED
     if outcome.ending is Ending.FAILED and outcome.bad_input:
         raise SolverInputError(f"{spec.name}: {outcome.message}")
     ledger.note(outcome.message if outcome.claim is not None else f"{spec.name} {outcome.ending}: {outcome.message}")
-    return outcome.claim is not None and _enter(ledger, outcome.claim, spec.name)
+    return outcome.claim is not None and _enter(ledger, outcome.claim, spec)
 
 
 def _take(ledger: Ledger, found: list[tuple[int, ...]], source: str) -> None:
@@ -200,24 +209,59 @@ def _ask(ledger: Ledger, from_others: AskOthers) -> tuple[int, ...] | None:
     return found if found is not None and ledger.offer([found], "others") else None
 
 
-def _enter(ledger: Ledger, claim: Claim, source: str) -> bool:
+def _report(ledger: Ledger, spec: SolverSpec, progress: Progress) -> None:
+    """Enter the bounds of a line of progress; its incumbent counts only once checked."""
+    _enter_bounds(ledger, spec, progress.bound, progress.claimed, progress.source)
+
+
+def _enter_bounds(ledger: Ledger, spec: SolverSpec, exact: int | None, claimed: int | None, source: str) -> None:
+    if spec.is_built_in:
+        ledger.raise_bound(exact, source)
+    else:
+        ledger.claim(exact, spec.claimant, source)
+    ledger.claim(claimed, spec.claimant, source)
+
+
+def _enter(ledger: Ledger, claim: Claim, spec: SolverSpec) -> bool:
+    """Enter a claim; True if it says that nothing is feasible and nothing feasible is known."""
     if claim.choices is not None:
-        ledger.offer([claim.choices], source)
-    if claim.proved_infeasible:
-        ledger.certified |= claim.certified
+        ledger.offer([claim.choices], spec.name)
+    if not claim.proved_infeasible:
+        _enter_bounds(ledger, spec, claim.bound, claim.claimed, spec.name)
+        ledger.complete |= claim.complete
+        return False
+    certified = claim.certified and spec.is_built_in
+    if ledger.choices is None:
+        ledger.certified |= certified
         return True
-    ledger.raise_bound(claim.bound, source)
+    refuted = f"{spec.name} claims that nothing is feasible, but an assignment that passes the checker exists"
+    if certified:
+        raise SolverContradiction(f"problem {ledger.problem.name}: {refuted} and costs {ledger.objective}")
+    ledger.note(refuted)
     return False
+
+
+def _prove_optimal(workers: SolverPool, spec: SolverSpec, ledger: Ledger, should_stop: Callable[[], bool]) -> None:
+    """Where the optimum is only claimed, let solvers of other kinds prove or refute it in the time that is left."""
+    if spec.is_coordinator:
+        return  # its own members have had their turns
+    waiting = [prover for prover in map(find_solver, PROVERS) if prover.claimant != spec.claimant]
+    for k, prover in enumerate(waiting):
+        seconds = ledger.remaining_seconds / (len(waiting) - k)
+        is_claimed = ledger.proof is Proof.CLAIMED or (ledger.proof is None and ledger.complete)
+        if not is_claimed or ledger.choices is None or ledger.interrupted or seconds <= 0 or should_stop():
+            return
+        _work(workers, prover, ledger, replace(ledger.options, time_limit=seconds, initial_choices=ledger.choices))
 
 
 def _confirm_infeasible(
     workers: SolverPool, spec: SolverSpec, ledger: Ledger, should_stop: Callable[[], bool]
-) -> Status:
+) -> Status | None:
     """Ask exact solvers of other kinds one after another; each may take its part of the time that is left.
 
     Floats and tolerances are why one word is not enough. A proof in exact integers (presolve, a bound on what the
     limits lack, or one above the cost of any assignment) has none of them: it counts as any bound does, and nobody
-    else is asked.
+    else is asked. An assignment that is found refutes the claim: None.
     """
 
     def is_over() -> bool:
@@ -233,10 +277,11 @@ def _confirm_infeasible(
         if _work(workers, confirmer, ledger, options, is_over):
             agreed.add(confirmer.kind)
         elif ledger.choices is not None:
-            raise SolverContradiction(
-                f"problem {ledger.problem.name}: {spec.name} reports that nothing is feasible, but {confirmer.name} "
-                f"found an assignment that passes the checker and costs {ledger.objective}"
+            ledger.note(
+                f"{spec.name} claims that nothing is feasible, but {confirmer.name} found an assignment that passes "
+                f"the checker and costs {ledger.objective}"
             )
+            return None
     if ledger.certified or len(agreed) >= _KINDS_THAT_MUST_AGREE:
         return Status.INFEASIBLE
     ledger.note("no second exact solver confirmed it in time")

@@ -14,12 +14,12 @@ from concurrent.futures import Future, wait
 from dataclasses import replace
 from functools import partial
 
-from formulations.problem.solution import Progress, SolveOptions, SolveResult, Status
+from formulations.problem.solution import Progress, Proof, SolveOptions, SolveResult, Status
 from formulations.problem.strategy_problem import StrategyProblem
 from formulations.solvers import SolverPool, solve
 from formulations.step.solving.background import Background
 
-BOUNDING = "formulations.solvers.prices.bounding:solve"
+BOUNDING = "price_bounding"
 """Solver of the relaxation; it searches no assignments, which would be none of the original problem."""
 
 ALONE_SHARE = 0.4
@@ -84,8 +84,8 @@ class BoundBeside(Background):
         if self._options.workers != 1:
             self._begin(cost)
 
-    def bound(self, cost: int, patient: bool = True) -> int | None:
-        """A bound on all plans, at most the cost of the best one.
+    def bound(self, cost: int, patient: bool = True) -> tuple[int, Proof] | None:
+        """A bound on all plans, at most the cost of the best one, and how it is known.
 
         Parameters
         ----------
@@ -97,7 +97,7 @@ class BoundBeside(Background):
 
         Returns
         -------
-        int or None
+        tuple or None
             None where nothing was proved.
         """
         if patient:
@@ -107,11 +107,11 @@ class BoundBeside(Background):
                 self._wait(cost)
         self.end()
         result = None if self._found is None else self._found.result()
-        if result is None:
+        if result is None or result.proof is None:
             return None
         if result.status is Status.INFEASIBLE:
-            return min(self._above, cost)
-        return None if result.bound is None else min(result.bound, self._above, cost)
+            return min(self._above, cost), result.proof
+        return None if result.bound is None else (min(result.bound, self._above, cost), result.proof)
 
     def _wait(self, cost: int) -> None:
         """Wait for the end, while a better bound is possible."""

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from formulations.presolve import is_deep
-from formulations.problem.solution import Progress, SolveOptions
+from formulations.problem.solution import Progress, Proof, SolveOptions
 from formulations.problem.strategy_problem import StrategyProblem
 from formulations.solvers import DEFAULT_SOLVER, SolverPool, find_solver
 from formulations.solvers.running.lanes import BLOCKS, PRICES
@@ -39,10 +39,13 @@ class FreeDecision:
         The decision.
     cost
         Its cost (quanta), a lower bound for every formulation.
+    proof
+        How it is known.
     """
 
     decision: StepDecision | None = None
     cost: int | None = None
+    proof: Proof | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from formulations.problem.checker import check
-from formulations.problem.solution import Progress, SolveOptions, SolveResult, Status, relative_gap
+from formulations.problem.solution import Progress, Proof, SolveOptions, SolveResult, Status, relative_gap
 from formulations.problem.strategy_problem import StrategyProblem
 from formulations.solvers import SolverContradiction
 from formulations.solvers.peaks.minimum_peak import MinimumPeak, minimum_peak
@@ -219,11 +219,16 @@ class _StepSolve:
 
     def _proven(self, found: SolveResult, chosen: Candidate) -> SolvedStep:
         """The chosen decision with the best bound that is known."""
-        bound, cost, free = found.bound, chosen.executed.cost, self.context.free.cost
+        cost, free = chosen.executed.cost, self.context.free
+        bounds = [] if found.bound is None or found.proof is None else [(found.bound, found.proof)]
         if self.built.relaxation is not None:
-            bound = self.bound.bound(cost, patient=Ending.INTERRUPTED not in found.message and cost != free)
-        bounds = [each for each in (bound, free) if each is not None]
-        return SolvedStep(chosen.decision, _certified(found, max(bounds, default=None), cost), self.built.problem)
+            beside = self.bound.bound(cost, patient=Ending.INTERRUPTED not in found.message and cost != free.cost)
+            bounds = [] if beside is None else [beside]
+            found = replace(found, claimed=None, claimed_by="")  # it is claimed of a problem that leaves plans out
+        if free.cost is not None and free.proof is not None:
+            bounds.append((free.cost, free.proof))
+        best = max(bounds, key=lambda bound: bound[0], default=None)
+        return SolvedStep(chosen.decision, _certified(found, best, cost), self.built.problem)
 
     def _report_choices(self, line: Progress) -> None:
         self.incumbents.report(line)
@@ -253,7 +258,7 @@ def solve_or_smallest_peak(
     if result.choices is None and start is not None:
         choices = built.encoded(start.decision)
         if result.status is Status.INFEASIBLE and check(problem, choices).ok:
-            raise SolverContradiction(f"{result.solver} claims that nothing fits, but a decision does")
+            raise SolverContradiction(f"{result.solver} finds that nothing fits, but a decision does")
         result = replace(result, choices=choices)
     if result.choices is not None:
         return result, start
@@ -271,15 +276,26 @@ def _smallest_peak(problem: StrategyProblem, context: SolveContext) -> MinimumPe
     return minimum_peak(problem, MEMORY, replace(context.options, time_limit=seconds), context.pool)
 
 
-def _certified(result: SolveResult, bound: int | None, cost: int) -> SolveResult:
-    """A result with the cost of its executed decision and a bound for it.
+def _certified(result: SolveResult, proven: tuple[int, Proof] | None, cost: int) -> SolveResult:
+    """A result with the cost of its executed decision and a bound for it with its proof.
 
     Raises
     ------
     SolverContradiction
         If the bound is above the cost.
     """
+    bound, proof = (None, None) if proven is None else proven
     if bound is not None and bound > cost:
-        raise SolverContradiction(f"{result.solver} claims a bound of {bound}, but a decision costs {cost}")
+        raise SolverContradiction(f"{result.solver} proves a bound of {bound}, but a decision costs {cost}")
     status = Status.OPTIMAL if bound == cost else Status.FEASIBLE
-    return replace(result, objective=cost, bound=bound, gap=relative_gap(cost, bound), status=status)
+    is_beyond = result.claimed is not None and status is Status.FEASIBLE and result.claimed <= cost
+    return replace(
+        result,
+        objective=cost,
+        bound=bound,
+        gap=relative_gap(cost, bound),
+        status=status,
+        proof=proof,
+        claimed=result.claimed if is_beyond else None,
+        claimed_by=result.claimed_by if is_beyond else "",
+    )

@@ -111,10 +111,12 @@ def _joined(first: SolveResult | None, second: SolveResult, before: float) -> So
     """Joint result of two rounds, with the time of both; the second began so many seconds after the first."""
     bound = _higher(first, second.bound)
     closed = second.choices is not None and bound == second.objective
+    by_first = first is not None and bound is not None and bound != second.bound
     return replace(
         second,
         status=Status.OPTIMAL if closed else second.status,
         bound=bound,
+        proof=first.proof if first is not None and by_first else second.proof,
         gap=relative_gap(second.objective, bound),
         seconds=before + second.seconds,
         cpu_seconds=second.cpu_seconds + (0.0 if first is None else first.cpu_seconds),

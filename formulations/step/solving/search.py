@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from formulations.problem.solution import Progress, SolveOptions, SolveResult, Status
+from formulations.problem.solution import Progress, Proof, SolveOptions, SolveResult, Status
 from formulations.step.sharding import MEMORY
 from formulations.step.solving.context import Candidate, SolveContext
 from formulations.step.solving.step_problem import StepProblem
@@ -45,11 +45,16 @@ class Attempt:
 
 @dataclass(frozen=True, slots=True)
 class Solved:
-    """A smaller problem's decision, whether it fits when it is executed, and whether it is optimal there."""
+    """A smaller problem's decision, whether it fits when it is executed, and how it is known to be optimal there."""
 
     decision: StepDecision
     fits: bool
-    optimal: bool
+    proof: Proof | None
+
+    @property
+    def optimal(self) -> bool:
+        """Whether it is known to be optimal in the smaller problem."""
+        return self.proof is not None
 
 
 Find = Callable[[StepProblem, Candidate | None, SolveOptions, bool], tuple[SolveResult, Candidate | None]]
@@ -137,7 +142,8 @@ class Search:
         fits = self.keep(decision)
         if not fits and smaller.overestimate is not None:
             self.solve(replace(attempt, build=smaller.overestimate))
-        return Solved(decision, fits, found.status is Status.OPTIMAL and found.bound == found.objective)
+        optimal = found.status is Status.OPTIMAL and found.bound == found.objective
+        return Solved(decision, fits, found.proof if optimal else None)
 
     def keep(self, decision: StepDecision) -> bool:
         """Execute a decision, keep it where it is the cheapest within the limit so far, and say whether it fits."""

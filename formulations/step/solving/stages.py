@@ -172,7 +172,8 @@ def _without_limit(search: Search) -> Attempts:
     if solved is None:
         return
     if solved.optimal:
-        free.decision, free.cost = solved.decision, search.context.execute(solved.decision).cost
+        free.decision, free.proof = solved.decision, solved.proof
+        free.cost = search.context.execute(solved.decision).cost
     search.reference, search.finished = solved.decision, solved.optimal and solved.fits
 
 

@@ -12,9 +12,8 @@ from formulations.kiwi.graph import GraphError, KiwiEdge, KiwiGraph, KiwiOperato
 from formulations.kiwi.schedule import StagedDecision, in_order, replay
 from formulations.kiwi.solve import solve_kiwi
 from formulations.kiwi.worker import MODELS, decode, encode
-from formulations.problem.solution import Claim, Status
+from formulations.problem.solution import Claim, Proof, Status
 from formulations.solvers.processes.worker import Ending, SolverPool, WorkerOutcome
-from formulations.solvers.running.ledger import SolverContradiction
 from formulations.step.training_step import NodeKind
 
 GRAPH = random_graph(4)
@@ -39,29 +38,35 @@ def test_a_decision_survives_transport() -> None:
     assert decode(GRAPH, encode(PLAIN)) == PLAIN
 
 
-def test_a_true_claim_is_optimal() -> None:
-    pool = SayingPool(solve=Claim(encode(PLAIN), PLAIN_REPLAY.cost))
+INFEASIBLE = Claim(None, None, proved_infeasible=True)
+
+
+@pytest.mark.parametrize(
+    ("confirm", "status", "proof"),
+    [(INFEASIBLE, Status.OPTIMAL, Proof.AGREED), (Claim(None, None), Status.FEASIBLE, None)],
+)
+def test_an_optimum_needs_two(confirm: Claim, status: Status, proof: Proof | None) -> None:
+    pool = SayingPool(solve=Claim(encode(PLAIN), None, claimed=PLAIN_REPLAY.cost), confirm=confirm)
     solution = solve_kiwi(GRAPH, PLAIN_REPLAY.peak, pool=pool)
     assert solution.decision == PLAIN
-    assert solution.result.status is Status.OPTIMAL
+    assert (solution.result.status, solution.result.proof) == (status, proof)
+    assert solution.result.claimed == (None if proof else PLAIN_REPLAY.cost)
     assert solution.result.peak_usage == (PLAIN_REPLAY.peak,)
 
 
 def test_a_decision_over_the_limit_does_not_count() -> None:
-    pool = SayingPool(solve=Claim(encode(PLAIN), 1))
+    pool = SayingPool(solve=Claim(encode(PLAIN), None, claimed=1))
     solution = solve_kiwi(GRAPH, PLAIN_REPLAY.peak - 1, pool=pool)
     assert solution.decision is None
-    assert solution.result.status is Status.BOUND_ONLY
+    assert (solution.result.status, solution.result.claimed) == (Status.NO_SOLUTION, 1)
     assert str(PLAIN_REPLAY.peak) in solution.result.message
 
 
-def test_a_bound_above_a_replayed_cost_is_a_contradiction() -> None:
-    pool = SayingPool(solve=Claim(encode(PLAIN), PLAIN_REPLAY.cost + 1))
-    with pytest.raises(SolverContradiction, match="lower bound"):
-        solve_kiwi(GRAPH, None, pool=pool)
-
-
-INFEASIBLE = Claim(None, None, proved_infeasible=True)
+def test_a_claim_above_a_replayed_cost_does_not_count() -> None:
+    pool = SayingPool(solve=Claim(encode(PLAIN), None, claimed=PLAIN_REPLAY.cost + 1))
+    result = solve_kiwi(GRAPH, None, pool=pool).result
+    assert (result.status, result.claimed) == (Status.FEASIBLE, None)
+    assert "its claims do not count" in result.message
 
 
 @pytest.mark.parametrize(
@@ -79,8 +84,9 @@ def test_infeasible_needs_two(confirm: Claim | None, status: Status) -> None:
 
 
 def test_what_fits_is_not_infeasible() -> None:
-    with pytest.raises(SolverContradiction, match="nothing is feasible"):
-        solve_kiwi(GRAPH, None, pool=SayingPool(solve=INFEASIBLE, confirm=Claim(encode(PLAIN), None)))
+    result = solve_kiwi(GRAPH, None, pool=SayingPool(solve=INFEASIBLE, confirm=Claim(encode(PLAIN), None))).result
+    assert result.status is Status.FEASIBLE
+    assert "nothing is feasible" in result.message
 
 
 def test_a_crash_is_told() -> None:

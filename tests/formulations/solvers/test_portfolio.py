@@ -16,6 +16,7 @@ from formulations.problem.checker import check, check_result
 from formulations.problem.solution import Progress, SolveOptions, SolveResult, Status
 from formulations.problem.strategy_problem import StrategyProblem
 from formulations.solvers import (
+    SOLVERS,
     SolveOptionsError,
     SolverContradiction,
     SolverPool,
@@ -29,7 +30,7 @@ from formulations.solvers.processes.worker import Ending, Listener
 from formulations.solvers.protocol.exchange import Update
 from formulations.solvers.running import lanes as portfolio_lanes
 from formulations.solvers.running import portfolio
-from formulations.solvers.running.lanes import BRANCH_AND_CUT, Turn, lanes_for
+from formulations.solvers.running.lanes import PROVING, Turn, lanes_for
 
 FAKE = "support.problems.fake_solvers:"
 PROBLEMS = 100
@@ -129,8 +130,8 @@ def test_reports_progress_of_its_members(pool: SolverPool, step: StrategyProblem
     assert result.status is Status.OPTIMAL
     assert result.solver == "portfolio"
     assert tuple(seen) == result.history
-    assert {entry.source for entry in seen} <= {"lagrangian", "highs", "portfolio"}
-    assert {entry.source for entry in seen} & {"lagrangian", "highs"}
+    assert {entry.source for entry in seen} <= {"lagrangian", "highs", "branch_and_bound", "portfolio"}
+    assert {entry.source for entry in seen} & {"lagrangian", "highs", "branch_and_bound"}
     assert result.peak_rss_bytes > 10_000_000
     assert result.cpu_seconds > 0
     assert "presolve: 80 nodes" in result.message
@@ -168,10 +169,10 @@ def test_more_workers_have_more_lanes_and_every_lane_ends_with_the_time(step: St
             always = [turn.until for turn in lane if not turn.without_incumbent]
             assert always == sorted(always)
             assert always[-1] == 1.0
-            # Branch and cut ends by itself; it knows no iterations.
-            counted = [turn.iterations is not None for turn in lane if turn.solver != BRANCH_AND_CUT]
+            # Exact members end by themselves.
+            counted = [turn.iterations is not None for turn in lane if turn.solver not in PROVING]
             assert counted == [workers == 1] * len(counted)
-            assert all(turn.iterations is None for turn in lane if turn.solver == BRANCH_AND_CUT)
+            assert all(turn.iterations is None for turn in lane if turn.solver in PROVING)
 
 
 def test_workers_are_counted(step: StrategyProblem) -> None:
@@ -206,7 +207,8 @@ def test_a_member_that_hangs_is_killed(monkeypatch: pytest.MonkeyPatch, step: St
     begin = time.monotonic()
     result = solve(step, "portfolio", SolveOptions(time_limit=2))
     assert time.monotonic() - begin < 2 + 2
-    assert result.status in (Status.BOUND_ONLY, Status.FEASIBLE)
+    assert result.status in (Status.NO_SOLUTION, Status.FEASIBLE)
+    assert result.claimed is not None
 
 
 def test_an_optimum_stops_a_member_that_hangs(
@@ -218,8 +220,8 @@ def test_an_optimum_stops_a_member_that_hangs(
     assert result.seconds < 50
 
 
-@pytest.mark.parametrize(("member", "ends_all"), [("gives_up", False), ("complete", True)])
-def test_only_a_complete_search_ends_the_others(
+@pytest.mark.parametrize(("member", "ends_all"), [("gives_up", False), ("claim_optimal", True)])
+def test_only_a_claimed_optimum_ends_those_that_prove_nothing(
     member: str, ends_all: bool, monkeypatch: pytest.MonkeyPatch, pool: SolverPool
 ) -> None:
     lanes = (Turn(FAKE + member),), (Turn(FAKE + "slow_bound"),)
@@ -227,8 +229,9 @@ def test_only_a_complete_search_ends_the_others(
     monkeypatch.setattr(portfolio, "lean_presolve", lambda problem, deadline: presolve(problem, ()))
     free = with_limits(training_step_problem(2, operators=40), [10**13])
     result = solve(free, "portfolio", SolveOptions(time_limit=20), pool=pool)
-    assert result.choices is not None
-    assert (result.bound is None) == ends_all
+    assert result.status is Status.FEASIBLE
+    assert (FAKE + "slow_bound" not in {entry.source for entry in result.history}) == ends_all
+    assert result.bound is None
 
 
 def test_a_complete_search_has_found_the_optimum(pool: SolverPool) -> None:
@@ -245,14 +248,25 @@ def test_a_complete_search_has_found_the_optimum(pool: SolverPool) -> None:
     assert complete > PROBLEMS
 
 
-def test_lies_are_told(monkeypatch: pytest.MonkeyPatch, pool: SolverPool) -> None:
+def test_a_wrong_claim_does_not_count(monkeypatch: pytest.MonkeyPatch, pool: SolverPool) -> None:
     beside(monkeypatch, "wrong_bound")
-    large = training_step_problem(1, operators=300)  # a small one HiGHS may prove before the other has spoken
-    with pytest.raises(SolverContradiction, match="lower bound"):
-        solve(large, "portfolio", SolveOptions(time_limit=30), pool=pool)
+    large = training_step_problem(1, operators=300)  # a small one may be proved before the other has reported
+    result = solve(large, "portfolio", SolveOptions(time_limit=5), pool=pool)
+    assert "its claims do not count" in result.message
+    assert result.claimed is None or result.claimed <= (result.objective or 0)
     only(monkeypatch, "wrong_infeasible")
-    with pytest.raises(SolverContradiction, match="nothing is feasible"):
-        solve(random_problem(3, "tiny"), "portfolio", SolveOptions(time_limit=30), pool=pool)
+    tiny = random_problem(3, "tiny")
+    result = solve(tiny, "portfolio", SolveOptions(time_limit=30), pool=pool)
+    assert result.status is Status.FEASIBLE
+    assert "claims that nothing is feasible, but" in result.message
+
+
+def test_a_wrong_proof_is_a_contradiction(monkeypatch: pytest.MonkeyPatch, pool: SolverPool) -> None:
+    only(monkeypatch, "wrong_bound")
+    monkeypatch.setitem(SOLVERS, FAKE + "wrong_bound", FAKE + "wrong_bound")  # a solver of our own, of exact bounds
+    free = with_limits(training_step_problem(2, operators=40), [10**13])
+    with pytest.raises(SolverContradiction, match="lower bound"):
+        solve(free, "portfolio", SolveOptions(time_limit=30), pool=pool)
 
 
 def test_interrupted_it_returns_the_best_so_far(monkeypatch: pytest.MonkeyPatch) -> None:

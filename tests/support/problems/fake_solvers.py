@@ -7,6 +7,7 @@ import sys
 import time
 from dataclasses import replace
 
+from formulations.problem.checker import check
 from formulations.problem.solution import Claim, Progress, SolveOptions
 from formulations.problem.strategy_problem import StrategyProblem
 from formulations.solvers.protocol.solver import ReportIncumbent, ReportProgress
@@ -123,7 +124,7 @@ def highs_lazily(
     """HiGHS as on a large problem: usage rows only where a solution exceeds a limit."""
     from formulations.solvers.exact import highs, lazy_rows
 
-    lazy_rows._EAGER_ENTRIES = -1
+    lazy_rows.EAGER_ENTRIES = -1
     return highs.solve(problem, options, report, incumbent)
 
 
@@ -133,7 +134,7 @@ def cpsat_lazily(
     """CP-SAT as on a large problem: limits only where a solution exceeds them."""
     from formulations.solvers.exact import cpsat
 
-    cpsat._EAGER_TERMS = -1
+    cpsat.EAGER_TERMS = -1
     return cpsat.solve(problem, options, report, incumbent)
 
 
@@ -177,16 +178,26 @@ def gives_up(
     return Claim(_cheapest(problem), None)
 
 
-def complete(
+def claim_optimal(
     problem: StrategyProblem, options: SolveOptions, report: ReportProgress, incumbent: ReportIncumbent
 ) -> Claim:
-    """Return what is cheapest and say that nothing is left to search."""
-    return Claim(_cheapest(problem), None, complete=True)
+    """Return what is cheapest by itself and claim that it is optimal."""
+    choices = _cheapest(problem)
+    return Claim(choices, None, claimed=check(problem, choices).objective, complete=True)
+
+
+def tree_without_enumeration(
+    problem: StrategyProblem, options: SolveOptions, report: ReportProgress, incumbent: ReportIncumbent
+) -> Claim:
+    """Branch and bound down to single assignments, so that its bounds decide small problems too."""
+    from formulations.solvers.branching import branch_and_bound
+
+    return branch_and_bound.solve(problem, options, report, incumbent, most_enumerated=1)
 
 
 def slow_bound(
     problem: StrategyProblem, options: SolveOptions, report: ReportProgress, incumbent: ReportIncumbent
 ) -> Claim:
-    """Prove a bound, not at once."""
+    """Claim a bound, not at once."""
     time.sleep(3)
     return Claim(None, 0)

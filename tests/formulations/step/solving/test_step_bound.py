@@ -11,7 +11,7 @@ from dataclasses import replace
 import pytest
 
 from formulations.instances.random_families import family_problem
-from formulations.problem.solution import SolveOptions, Status
+from formulations.problem.solution import Proof, SolveOptions, Status
 from formulations.problem.strategy_problem import StrategyProblem
 from formulations.solvers import SolverPool, solve, solve_in_process
 from formulations.step.solving import bound as step_bound
@@ -63,8 +63,10 @@ def test_it_is_at_most_the_optimum_and_at_most_the_cost(options, pool, monkeypat
         with BoundBeside(relaxed, options, pool) as beside:
             wait_until_known(beside, monkeypatch)
             beside.begin(FAR_ABOVE)
-            bound = beside.bound(cost)
-        assert bound is not None
+            found = beside.bound(cost)
+        assert found is not None
+        bound, proof = found
+        assert proof is Proof.EXACT
         assert 0 < bound <= min(optimum, cost)
         assert len(relaxed.costs) == 1
 
@@ -127,11 +129,11 @@ def test_it_need_not_begin_at_all(pool):
 def test_it_says_nothing_about_plans_that_the_relaxation_leaves_out(status, proved, cost, bound, monkeypatch):
     """It was made for plans of at most 30, where there turned out to be none: others may cost 31."""
     problem = family_problem("cliques", "small")
-    result = replace(solve_in_process(problem, "greedy"), status=status, bound=proved)
+    result = replace(solve_in_process(problem, "greedy"), status=status, bound=proved, proof=Proof.EXACT)
     monkeypatch.setattr(step_bound, "solve", lambda *_: result)
     with BoundBeside(Relaxed(problem), BESIDE, None) as beside:
         beside.begin(30)
-        assert beside.bound(cost) == bound
+        assert beside.bound(cost) == (bound, Proof.EXACT)
 
 
 def test_without_a_relaxation_there_is_no_bound():

@@ -10,7 +10,7 @@ import pytest
 from support.steps.random_steps import random_step
 
 from formulations.problem.checker import check
-from formulations.problem.solution import Progress, SolveOptions, SolveResult, Status
+from formulations.problem.solution import Progress, Proof, SolveOptions, SolveResult, Status
 from formulations.solvers import SolverPool, solve
 from formulations.step.solving import driver
 from formulations.step.solving.context import Candidate, Executed, SolveContext
@@ -124,7 +124,9 @@ def test_what_is_dear_when_executed_gives_way_to_the_one_before(dearer, monkeypa
         assert context.progress is not None
         for choices in (other, best):
             context.progress(Progress(0.0, costs[choices], None, "greedy", choices))
-        return SolveResult(Status.FEASIBLE, best, costs[best], costs[best], 0.0, "greedy", 0.0, 0.0, 0, (0,)), known
+        cost = costs[best]
+        found = SolveResult(Status.FEASIBLE, best, cost, cost, 0.0, "greedy", 0.0, 0.0, 0, (0,), proof=Proof.EXACT)
+        return found, known
 
     def execute(decision: StepDecision) -> Executed:
         is_best = decision == built.decode(best)

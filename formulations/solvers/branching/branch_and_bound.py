@@ -1,0 +1,316 @@
+"""Branch and bound whose every bound is an evaluation in exact integers.
+
+A best-first tree over the strategies of nodes. The bound of a branch is that of its relaxation's duals, evaluated in
+integers (:mod:`formulations.solvers.branching.relaxation`); strategies that cannot be part of a better assignment are
+dropped by it (fixing by reduced cost), so that children are smaller than halves. Where that drops many at the root,
+what is left is presolved, and the tree begins again on this core. A branch of few assignments is enumerated. So nothing
+that HiGHS says decides a proof: it only suggests duals, assignments and where to branch. The tree ends with the
+optimum, or with the proof that nothing is feasible.
+
+A node's strategies are split where half of the relaxation's weight is on either side, the heavier strategies first.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+
+from formulations.encodings.flat import FlatProblem, FloatArray, flatten
+from formulations.encodings.linear_model import linear_columns
+from formulations.presolve import Presolved, lean_presolve, presolve
+from formulations.presolve.workspace.allowed_strategies import cut_forbidden_strategies
+from formulations.problem.checker import check
+from formulations.problem.solution import Claim, Progress, SolveOptions
+from formulations.problem.strategy_problem import BoolArray, IntArray, StrategyProblem
+from formulations.solvers.branching.relaxation import Relaxation, Relaxed
+from formulations.solvers.branching.tunables import WORTH_PRESOLVING
+from formulations.solvers.exact import brute_force
+from formulations.solvers.exact.tunables import CHUNK
+from formulations.solvers.prices.fixing import fix_by_reduced_cost
+from formulations.solvers.prices.integer_bound import holds_exact_costs
+from formulations.solvers.protocol.exchange import EXCHANGE
+from formulations.solvers.protocol.solver import ReportIncumbent, ReportProgress
+
+_DECIDED = 1e-4
+"""Not tunable: a relaxation this close to a decision is one."""
+
+Choices = tuple[int, ...]
+
+
+def solve(
+    problem: StrategyProblem,
+    options: SolveOptions,
+    report: ReportProgress,
+    incumbent: ReportIncumbent,
+    most_enumerated: int = CHUNK,
+) -> Claim:
+    """Solve exactly, or to ``options.relative_gap`` where that is positive.
+
+    Parameters
+    ----------
+    problem, options, report, incumbent
+        As every solver takes them; ``options.initial_choices`` is the first incumbent, and ``iteration_limit`` counts
+        branches.
+    most_enumerated
+        Assignments of a branch up to which it is enumerated.
+
+    Returns
+    -------
+    Claim
+        Without a bound where sums of costs or usages leave the range of doubles and there is too much to enumerate; its
+        message says so then.
+    """
+    return _Search(problem, options, report, incumbent, most_enumerated).run()
+
+
+@dataclass(frozen=True, slots=True)
+class _Space:
+    """How a smaller problem lies in the problem: its assignments, lifted, cost ``offset`` more."""
+
+    lift: Callable[[Choices], Choices]
+    offset: int
+
+    def within(self, reduced: Presolved, cut: Callable[[Choices], Choices] = lambda choices: choices) -> _Space:
+        """The space of a problem that was reduced, after strategies were cut out."""
+        return _Space(lambda choices: self.lift(cut(reduced.lift(choices))), self.offset + reduced.offset)
+
+
+class _Search:
+    """The incumbent and the bound of the problem, and the clock."""
+
+    def __init__(
+        self,
+        problem: StrategyProblem,
+        options: SolveOptions,
+        report: ReportProgress,
+        incumbent: ReportIncumbent,
+        most_enumerated: int,
+    ) -> None:
+        self.problem, self.options, self.most_enumerated = problem, options, most_enumerated
+        self.started = time.monotonic()
+        self.deadline = self.started + options.time_limit
+        self.best: tuple[int, Choices] | None = None
+        self.bound: int | None = None
+        self.worked = 0
+        self.message = ""
+        self._report, self._incumbent = report, incumbent
+
+    def run(self) -> Claim:
+        """Reduce the problem and search it."""
+        if self.options.initial_choices is not None:
+            self.offer(self.options.initial_choices)
+        whole = _Space(lambda choices: choices, 0)
+        reduced = lean_presolve(self.problem, self.deadline)
+        if not reduced.contradiction:
+            with EXCHANGE.translated(reduced.problem, reduced.lift.project, reduced.offset):
+                is_complete = _Tree(reduced.problem, whole.within(reduced), self).run()
+        if reduced.contradiction or (is_complete and self.best is None):
+            message = reduced.contradiction or self.message
+            return Claim(None, None, True, message, self.worked, certified=True)
+        if is_complete and self.best is not None:
+            self.raise_bound(self.best[0])
+        choices = None if self.best is None else self.best[1]
+        return Claim(choices, self.bound, message=self.message, iterations=self.worked)
+
+    def offer(self, choices: Choices) -> None:
+        """Keep an assignment of the problem if it is feasible, in exact integers, and better."""
+        report = check(self.problem, choices)
+        if report.ok and report.objective is not None and (self.best is None or report.objective < self.best[0]):
+            self.best = report.objective, choices
+            self._incumbent(choices)
+
+    def raise_bound(self, bound: int) -> None:
+        """Keep and report a bound on the cost of the problem if it is better; the incumbent's cost is the largest."""
+        valid = bound if self.best is None else min(bound, self.best[0])
+        if self.bound is None or valid > self.bound:
+            self.bound = valid
+            objective = None if self.best is None else self.best[0]
+            self._report(Progress(time.monotonic() - self.started, objective, valid, "branch_and_bound"))
+
+    def ends(self, problem: StrategyProblem, space: _Space) -> bool:
+        """Whether time or branches are over, or the incumbent is good enough, also by what others have proved."""
+        limit = self.options.iteration_limit
+        if time.monotonic() > self.deadline or (limit is not None and self.worked >= limit):
+            return True
+        own = None if self.bound is None else self.bound - space.offset
+        known = EXCHANGE.bound(problem, own)
+        return self.best is not None and known is not None and self.options.accepts(self.best[0], known + space.offset)
+
+
+class _Tree:
+    """The open branches of a reduced problem."""
+
+    def __init__(self, problem: StrategyProblem, space: _Space, search: _Search, contradiction: str = "") -> None:
+        self.problem, self.space, self.search, self.contradiction = problem, space, search, contradiction
+        self.flat: FlatProblem = flatten(problem)
+        self._open: list[tuple[int, int, BoolArray]] = []
+        self._pushed = 0
+
+    def run(self) -> bool:
+        """Work on the branch of the smallest bound; return whether nothing is left that may be better."""
+        if self.contradiction or self.flat.contradiction:
+            return True
+        if not self.problem.nodes:
+            self._offer(())
+            return True
+        everything = np.ones(len(self.flat.unary), dtype=np.bool_)
+        if not holds_exact_costs(self.flat) and not self._enumerate(everything):
+            self.search.message = "too large for exact branch and bound: sums leave the range of doubles"
+            return False
+        root = -int(self.flat.penalty)
+        self._push(root, everything)
+        while self._open and not self.search.ends(self.problem, self.space):
+            self._hear_others()
+            bound, _, allowed = heapq.heappop(self._open)
+            if self._is_beaten(bound):
+                self._open.clear()  # it was the smallest
+                break
+            core = self._work(bound, allowed, is_root=bound == root)
+            if core is not None:
+                return core.run()
+            if self._open and self._open[0][0] != root:
+                self.search.raise_bound(self._open[0][0] + self.space.offset)
+        self.search.message = f"{self.search.worked} branches, {len(self._open)} open"
+        return not self._open
+
+    def _work(self, bound: int, allowed: BoolArray, *, is_root: bool) -> _Tree | None:
+        """Bound a branch and split what is left of it; return the tree of the core where that is much smaller."""
+        self.search.worked += 1
+        if self._enumerate(allowed):
+            return None
+        relaxed = self.relaxation.solve(allowed, self.search.deadline)
+        if relaxed.closed:
+            return None
+        if relaxed.values is not None:
+            self._offer(self.flat.original_choices(_rounded(self.flat, relaxed.allowed, relaxed.values)))
+        if relaxed.proof is not None:
+            bound = max(bound, relaxed.proof.bound)
+        if self._is_beaten(bound):
+            return None
+        if is_root:
+            self.search.raise_bound(bound + self.space.offset)
+        left = self._without_hopeless(relaxed)
+        sizes = np.add.reduceat(left, self.flat.graph.offset[:-1], dtype=np.int64)
+        if not sizes.all() or self._enumerate(left):
+            return None
+        core = self._core(relaxed) if is_root else None
+        if core is not None:
+            return core
+        for part in _split(self.flat, left, sizes, relaxed.values):
+            self._push(bound, part)
+        return None
+
+    @cached_property
+    def relaxation(self) -> Relaxation:
+        """The relaxation, built where enumeration does not suffice."""
+        return Relaxation(self.problem, self.flat, self.search.options.seed)
+
+    def _without_hopeless(self, relaxed: Relaxed) -> BoolArray:
+        """What may be part of a better assignment than the incumbent."""
+        cutoff = self._cutoff
+        if cutoff is None or relaxed.proof is None:
+            return relaxed.allowed
+        left = relaxed.allowed.copy()
+        left[np.flatnonzero(left)[relaxed.proof.excess >= relaxed.proof.hopeless_from(cutoff)]] = False
+        return left
+
+    def _reduced(self, allowed: BoolArray) -> tuple[Presolved, Callable[[Choices], Choices]]:
+        """What some strategies leave of the problem, presolved, and the way back to its strategies."""
+        kept = np.split(allowed, self.flat.graph.offset[1:-1])
+        nodes = []
+        for node, supported, flags in zip(self.problem.nodes, self.flat.supported, kept, strict=True):
+            forbidden = np.ones(node.size, dtype=np.bool_)
+            forbidden[supported[flags]] = False
+            nodes.append(replace(node, forbidden=forbidden))
+        cut, lift = cut_forbidden_strategies(replace(self.problem, nodes=tuple(nodes)))
+        return presolve(cut, deadline=self.search.deadline), lift
+
+    def _core(self, relaxed: Relaxed) -> _Tree | None:
+        """The tree of what may be better than the incumbent, combinations included; None where that is most of it."""
+        cutoff = self._cutoff
+        if cutoff is None or relaxed.duals is None:
+            return None
+        hopeful = fix_by_reduced_cost(self.problem, self.flat, *relaxed.duals, cutoff - 1)
+        cut, lift = cut_forbidden_strategies(hopeful)
+        reduced = presolve(cut, deadline=self.search.deadline)
+        if not reduced.contradiction and linear_columns(reduced.problem) > WORTH_PRESOLVING * linear_columns(
+            self.problem
+        ):
+            return None
+        return _Tree(reduced.problem, self.space.within(reduced, lift), self.search, reduced.contradiction)
+
+    def _enumerate(self, allowed: BoolArray) -> bool:
+        """Look at all assignments of a branch if they are few; return whether they are."""
+        sizes = np.add.reduceat(allowed, self.flat.graph.offset[:-1], dtype=np.int64)
+        if math.prod(sizes.tolist()) > self.search.most_enumerated:
+            return False
+        reduced, lift = self._reduced(allowed)
+        if reduced.contradiction:
+            return True
+        choices: Choices | None = ()
+        if reduced.problem.nodes:
+            choices = brute_force.solve(reduced.problem, SolveOptions(), lambda _: None, lambda _: None).choices
+        if choices is not None:
+            self._offer(lift(reduced.lift(choices)))
+        return True
+
+    @property
+    def _cutoff(self) -> int | None:
+        """Cost of the incumbent in terms of this problem."""
+        return None if self.search.best is None else self.search.best[0] - self.space.offset
+
+    def _push(self, bound: int, allowed: BoolArray) -> None:
+        self._pushed += 1
+        heapq.heappush(self._open, (bound, self._pushed, allowed))
+
+    def _is_beaten(self, bound: int) -> bool:
+        cutoff = self._cutoff
+        return cutoff is not None and bound >= cutoff
+
+    def _offer(self, choices: Choices) -> None:
+        self.search.offer(self.space.lift(choices))
+
+    def _hear_others(self) -> None:
+        choices = EXCHANGE.take(self.problem)
+        if choices is not None:
+            self._offer(choices)
+
+
+def _rounded(flat: FlatProblem, allowed: BoolArray, values: FloatArray) -> IntArray:
+    """The strategy of the largest value at every node, among those that are allowed."""
+    weight = np.where(allowed, values, -1.0)
+    offset = flat.graph.offset
+    largest = np.repeat(np.maximum.reduceat(weight, offset[:-1]), flat.graph.sizes)
+    places = np.flatnonzero(weight == largest)
+    first = places[np.searchsorted(places, offset[:-1])]
+    return np.asarray(first - offset[:-1], dtype=np.int64)
+
+
+def _split(flat: FlatProblem, allowed: BoolArray, sizes: IntArray, values: FloatArray | None) -> Iterator[BoolArray]:
+    """Two branches: half of the weight of the node whose relaxation is farthest from a decision on either side.
+
+    Without a relaxation, or where it has decided everything, the node with most strategies is cut in half.
+    """
+    offset = flat.graph.offset
+    weight = np.zeros(len(allowed)) if values is None else np.where(allowed, values, 0.0)
+    undecided = np.where(sizes > 1, 1.0 - np.maximum.reduceat(weight, offset[:-1]), 0.0)
+    fractional = values is not None and undecided.max() > _DECIDED
+    node = int(np.argmax(undecided)) if fractional else int(np.argmax(sizes))
+    own = offset[node] + np.flatnonzero(allowed[offset[node] : offset[node + 1]])
+    order = own[np.argsort(-weight[own], kind="stable")]
+    if fractional:
+        count = 1 + int(np.searchsorted(np.cumsum(weight[order]), 0.5 * weight[order].sum()))
+    else:
+        count = len(order) // 2
+    count = min(max(count, 1), len(order) - 1)
+    for part in (order[:count], order[count:]):
+        branch = allowed.copy()
+        branch[own] = False
+        branch[part] = True
+        yield branch
