@@ -392,7 +392,13 @@ class PlanningSession:
             bound_ns=None if result.bound is None else max(0, result.bound),
             record=Record(
                 certificate=Certificate(
-                    solver=result.solver, status=result.status, seconds=result.seconds, cross_checks=checks
+                    solver=result.solver,
+                    status=result.status,
+                    seconds=result.seconds,
+                    proof=result.proof,
+                    claimed_ns=None if result.claimed is None else max(0, result.claimed),
+                    claimed_by=result.claimed_by,
+                    cross_checks=checks,
                 ),
                 notes=planning_notes(self.graph, schedule, self.space.report, self.instruction_costs),
                 times=times,

@@ -162,6 +162,8 @@ def write_solution(path: str | Path, result: SolveResult) -> None:
         "objective": result.objective,
         "bound": result.bound,
         "gap": result.gap,
+        "proof": None if result.proof is None else str(result.proof),
+        "claimed": result.claimed,
         "seconds": result.seconds,
         "solver": result.solver,
         "peak_usage": result.peak_usage[0] if result.peak_usage else None,

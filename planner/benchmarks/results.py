@@ -182,6 +182,11 @@ def _integer(value: int | None) -> str:
     return _DASH if value is None else f"{value:,}"
 
 
+def _proof(row: BenchRow) -> str:
+    known = _DASH if row.proof is None else str(row.proof)
+    return known if row.claimed is None else f"{known}; {_integer(row.claimed)} claimed"
+
+
 def _times(ratio: float | None, digits: int) -> str:
     return _DASH if ratio is None else f"{ratio:.{digits}f}"
 
@@ -193,6 +198,7 @@ COLUMNS = (
     Column("objective", True, lambda row, _: _integer(row.objective)),
     Column("bound", True, lambda row, _: _integer(row.bound)),
     Column("gap", True, lambda row, _: format_gap(row.gap)),
+    Column("proof", False, lambda row, _: _proof(row)),
     Column("seconds", True, lambda row, _: f"{row.seconds:.3f}"),
     Column("CPU seconds", True, lambda row, _: f"{row.cpu_seconds:.3f}"),
     Column("peak RSS", True, lambda row, _: format_bytes(row.peak_rss_bytes)),

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, fields
+from dataclasses import MISSING, asdict, dataclass, fields
 from typing import Any, NamedTuple
 
-from formulations.problem.solution import Status
+from formulations.problem.solution import Proof, Status
 
 
 class RowError(ValueError):
@@ -57,6 +57,9 @@ class BenchRow:
         Message of the solver.
     contradiction
         A claim of the solver that the checks refute; empty for a sound row.
+    proof, claimed
+        How the bound (or infeasibility) is known, and a bound beyond it that one kind of solver claims, as in
+        :class:`formulations.problem.solution.SolveResult`; None where there is none.
     history
         Improvements in order; their seconds count from the same moment as ``seconds``.
     """
@@ -79,10 +82,14 @@ class BenchRow:
     message: str
     contradiction: str
     history: tuple[Moment, ...]
+    proof: Proof | None = None
+    claimed: int | None = None
 
     def as_document(self) -> dict[str, Any]:
         """Return the row as JSON holds it; keys in the order of the fields, moments as lists."""
-        return asdict(self) | {"status": str(self.status), "history": [list(moment) for moment in self.history]}
+        proof = None if self.proof is None else str(self.proof)
+        history = [list(moment) for moment in self.history]
+        return asdict(self) | {"status": str(self.status), "history": history, "proof": proof}
 
 
 def row_from_document(document: Any) -> BenchRow:
@@ -96,11 +103,13 @@ def row_from_document(document: Any) -> BenchRow:
     if not isinstance(document, dict):
         raise RowError(f"a row must be an object, got {document!r:.60}")
     names = {field.name for field in fields(BenchRow)}
-    wrong = sorted(names ^ document.keys())
+    optional = {field.name for field in fields(BenchRow) if field.default is not MISSING}
+    wrong = sorted((names - optional - document.keys()) | (document.keys() - names))
     if wrong:
         raise RowError(f"a row must have exactly the keys of BenchRow; missing or unknown: {', '.join(wrong)}")
     try:
         history = tuple(Moment(*moment) for moment in document["history"])
-        return BenchRow(**document | {"status": Status(document["status"]), "history": history})
+        proof = None if document.get("proof") is None else Proof(document["proof"])
+        return BenchRow(**document | {"status": Status(document["status"]), "history": history, "proof": proof})
     except (TypeError, ValueError) as error:
         raise RowError(f"a row of {document['instance']} by {document['solver']} is malformed: {error}") from None

@@ -212,6 +212,8 @@ class SuiteRun:
                 Moment(loaded.seconds + entry.seconds, entry.incumbent, entry.bound, entry.source)
                 for entry in result.history
             ),
+            proof=result.proof,
+            claimed=result.claimed,
         )
         self.rows.append(row)
         if self.json_path is not None:

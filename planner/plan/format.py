@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, NonNegativeInt, PositiveInt, model_validator
 
-from formulations.problem.solution import Status, relative_gap
+from formulations.problem.solution import Proof, Status, relative_gap
 from planner.common.units import format_bytes, format_gap, format_seconds
 from planner.graph.operator_graph import ValueRole
 from planner.graph.optimizers import OptimizerName
@@ -254,11 +254,18 @@ class CrossCheck(_Part):
 
 
 class Certificate(_Part):
-    """The solvers that found the plan and proved its bound."""
+    """The solvers that found the plan and proved its bound.
+
+    ``proof`` is how the bound is known; None in plans without a bound, and in those written before proofs had names.
+    ``claimed_ns`` is a bound beyond it that one kind of solver, ``claimed_by``, claims.
+    """
 
     solver: str
     status: Status
     seconds: NonNegativeFloat
+    proof: Proof | None = None
+    claimed_ns: NonNegativeInt | None = None
+    claimed_by: str = ""
     cross_checks: tuple[CrossCheck, ...] = ()
 
 
@@ -321,7 +328,8 @@ class Plan(_Part):
             ("formulation", f"{options.formulation}, {options.optimizer}"),
             ("status", str(certificate.status)),
             ("objective", f"{format_seconds(self.objective_seconds)} per step"),
-            ("bound", "-" if bound is None else format_seconds(bound)),
+            ("bound", "-" if bound is None else f"{format_seconds(bound)}{_known(certificate.proof)}"),
+            *_claim_row(certificate),
             ("gap", format_gap(self.gap)),
             ("solver", f"{certificate.solver}, {format_seconds(certificate.seconds)}"),
             ("cross-checks", ", ".join(checks) or "-"),
@@ -389,3 +397,14 @@ def plan_schema() -> dict[str, Any]:
     """JSON schema of a plan file."""
     schema = Plan.model_json_schema()
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema, "title": "Meshwright plan"}
+
+
+def _known(proof: Proof | None) -> str:
+    return "" if proof is None else f", {proof}"
+
+
+def _claim_row(certificate: Certificate) -> list[tuple[str, str]]:
+    if certificate.claimed_ns is None:
+        return []
+    claimed = format_seconds(certificate.claimed_ns / NANOSECONDS)
+    return [("claimed bound", f"{claimed} by {certificate.claimed_by}, not proven")]

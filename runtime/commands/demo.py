@@ -84,6 +84,7 @@ def demo_report(plan: Plan, checker: str, report: RunReport) -> dict[str, Any]:
         "objective_s": plan.objective_seconds,
         "bound_s": plan.bound_seconds,
         "gap": plan.gap,
+        "proof": None if plan.record.certificate.proof is None else str(plan.record.certificate.proof),
         "checker": checker,
         **report.model_dump(
             include={

@@ -28,7 +28,9 @@ def run_table(plan: Plan, report: RunReport) -> Table:
         table.add_column(heading, justify="left" if not heading else "right")
     bound = "-" if plan.bound_seconds is None else format_seconds(plan.bound_seconds)
     table.add_row("status", str(plan.record.certificate.status), "", "")
-    table.add_row("bound, gap", f"{bound}, {format_gap(plan.gap)}", "", "")
+    proof = plan.record.certificate.proof
+    known = "" if proof is None else f" ({proof})"
+    table.add_row("bound, gap", f"{bound}{known}, {format_gap(plan.gap)}", "", "")
     if report.memory_limit_bytes is not None:
         verdict = f"exceeded by {format_bytes(report.excess_bytes)}" if report.excess_bytes else "kept"
         table.add_row("memory limit", format_bytes(report.memory_limit_bytes), verdict, "")

@@ -29,7 +29,7 @@ def solve(
     seed: Annotated[int, typer.Option(help="Seed of everything random.")] = 0,
     workers: Workers = None,
 ) -> None:
-    """Solve a problem file and write status, objective, bound, gap and choices.
+    """Solve a problem file and write status, objective, bound with its proof, gap and choices.
 
     Where nothing fits, a second line names a limit that would be enough, a lower bound on all limits, and the
     tensors alive at the peak.
@@ -56,8 +56,11 @@ def solve(
             seconds = min(MOST_EXPLAINING_SECONDS, time_limit)
             why = explain_infeasible(loaded, SolveOptions(time_limit=seconds, seed=seed))
     write_solution(out, result)
+    proof = "" if result.proof is None or result.bound is None else f" ({result.proof})"
+    claimed = "" if result.claimed is None else f"{result.claimed} claimed by {result.claimed_by}, "
     typer.echo(
-        f"{result.status}: objective {result.objective}, bound {result.bound}, gap {format_gap(result.gap)}, "
+        f"{result.status}: objective {result.objective}, bound {result.bound}{proof}, gap {format_gap(result.gap)}, "
+        f"{claimed}"
         f"{result.seconds:.1f} s by {result.solver}; wrote {out}"
     )
     if why:
