@@ -38,9 +38,9 @@ class ProgramPlan:
     plan
         The plan of least peak that was found, or None.
     peak, bound
-        Bytes of its fullest GPU, and what no plan falls below; None where nothing is known.
+        Bytes of its fullest GPU, and what the solver claims that no plan falls below; None where nothing is known.
     status
-        Optimal where both are equal; infeasible by the solver's word alone is unconfirmed.
+        Feasible where there is a plan, since one solver proves nothing; infeasible is unconfirmed.
     message
         The solver's word.
     """
@@ -103,7 +103,7 @@ def solve_as_program(
         return ProgramPlan(None, None, None, status, outcome.message)
     peak = problem.peak(plan)
     bound = None if claim is None or claim.bound is None else _bytes_of_rank(problem, claim.bound, peak)
-    return ProgramPlan(plan, peak, bound, Status.OPTIMAL if bound == peak else Status.FEASIBLE, outcome.message)
+    return ProgramPlan(plan, peak, bound, Status.FEASIBLE, outcome.message)
 
 
 def _plan(problem: PartitionProblem, stages: tuple[int, ...], solver: ProgramSolver) -> CapturePlan:

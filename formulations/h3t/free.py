@@ -1,9 +1,9 @@
 """H3T with synchronization as a free switch: plans by descent, bounds by HiGHS on a relaxation, the simulator judges.
 
 The descent begins with the best plan that is known and changes the switches of one layer at a time. HiGHS then looks
-for anything cheaper (:mod:`formulations.h3t.program`); what the simulator finds too large is forbidden. Bounds
-are HiGHS's word. That nothing fits at all is proven where the limit is below what is certainly there, in integers, or
-where CP-SAT finds no solution of the program either.
+for anything cheaper (:mod:`formulations.h3t.program`); what the simulator finds too large is forbidden. Bounds are
+claims of HiGHS; a plan is optimal where CP-SAT finds no cheaper solution of the program either. That nothing fits at
+all is proven where the limit is below what is certainly there, in integers, or where CP-SAT finds no solution either.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ class FreeResult:
     Parameters
     ----------
     status
-        Optimal where bound and cost agree; infeasible where that is proven in one of two ways, unconfirmed where HiGHS
-        alone says so.
+        Optimal where HiGHS and CP-SAT agree; infeasible where that is proven in one of two ways, unconfirmed where
+        HiGHS alone claims it.
     sequence, outcome
         Sets of switches with their simulated cost and peak, or None where nothing was found.
     bound
-        No sequence within the limit costs less, by HiGHS; None where nothing is known or nothing fits.
+        HiGHS claims that no sequence within the limit costs less; None where nothing is known or nothing fits.
     cpu_seconds, peak_rss_bytes
         Of the worker.
     message
@@ -114,10 +114,19 @@ def solve_free(
         )
     if bound is not None and bound > best.outcome.cost:
         raise SolverContradiction(f"h3t: a bound of {bound}, but a plan that fits costs {best.outcome.cost}")
-    status = Status.OPTIMAL if bound == best.outcome.cost else Status.FEASIBLE
+    status = Status.FEASIBLE
+    if bound == best.outcome.cost and _is_agreed(step, best, chosen, deadline, pool):
+        status = Status.OPTIMAL
     return FreeResult(
         status, best.sequence, best.outcome, bound, answer.cpu_seconds, answer.peak_rss_bytes, answer.message
     )
+
+
+def _is_agreed(step: H3tStep, best: H3tFound, options: SolveOptions, deadline: float, pool: SolverPool | None) -> bool:
+    """Whether CP-SAT, too, finds nothing cheaper."""
+    with ExitStack() as stack:
+        workers = pool if pool is not None else stack.enter_context(SolverPool())
+        return _ask(workers, _CONFIRM, step, best.outcome.cost - 1, options, deadline, costs_at_most=True).infeasible
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,9 +142,18 @@ class _Answer:
 
 
 def _ask(
-    workers: SolverPool, function: str, step: H3tStep, cutoff: int, options: SolveOptions, deadline: float
+    workers: SolverPool,
+    function: str,
+    step: H3tStep,
+    cutoff: int,
+    options: SolveOptions,
+    deadline: float,
+    *,
+    costs_at_most: bool = False,
 ) -> _Answer:
     keywords: dict[str, str | int] = {"step": step_as_text(step), "cutoff": cutoff}
+    if costs_at_most:
+        keywords["costs_at_most"] = True
     spec = SolverSpec(f"h3t_free_{function}", f"formulations.h3t.free_worker:{function}", keywords)
     limits = replace(options, time_limit=max(_LEAST_SECONDS, deadline - time.monotonic()))
     found: list[tuple[int, ...]] = []

@@ -67,9 +67,13 @@ def confirm(
     *,
     step: str,
     cutoff: int,
+    costs_at_most: bool = False,
 ) -> Claim:
-    """Look for any sequence that fits, by CP-SAT; ``cutoff`` is what none takes longer than, ``problem`` is empty."""
-    return _Search(step_of_text(step), cutoff, options, report, incumbent).run_existence()
+    """Look for any sequence that fits, by CP-SAT; ``problem`` is empty.
+
+    ``cutoff`` is what none takes longer than, or with ``costs_at_most`` what it may cost at most.
+    """
+    return _Search(step_of_text(step), cutoff, options, report, incumbent).run_existence(costs_at_most)
 
 
 class _Search:
@@ -108,10 +112,11 @@ class _Search:
             if proven or not outcome.finished or outcome.values is None:
                 return Claim(self._choices, self.bound, message=self._words(outcome.message), iterations=rounds)
 
-    def run_existence(self) -> Claim:
+    def run_existence(self, costs_at_most: bool) -> Claim:
         deadline = self.started + self.options.time_limit
+        most = self.cutoff - self.program.constant if costs_at_most else None
         while True:
-            found = find_solution(self.program.program(), deadline - time.monotonic(), self.options.seed)
+            found = find_solution(self.program.program(), deadline - time.monotonic(), self.options.seed, most)
             if found.values is not None:
                 self._look_at(found.values)
             if found.values is None or self.best is not None:

@@ -37,7 +37,7 @@ AT_ONCE = 3
 """Batches in `make test`."""
 OTHERS_STEP = 4
 FAST = ("highs", "cpsat")
-ALL_LENGTH = 10_000
+ALL_LENGTH = 20_000
 """Problems of `make fuzz`, each for every solver but Pyomo's mirror of HiGHS, which takes a second for some."""
 LONG_BATCHES = 20
 AT_LENGTH = tuple(name for name in (*EXACT, *HEURISTICS) if name != "pyomo")

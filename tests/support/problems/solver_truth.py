@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from support.problems.delicate_problems import delicate_problem
 from support.problems.problem_files import write_problem
 from support.problems.random_problems import random_problem
 from support.problems.shrinking import shrunk
@@ -42,7 +43,9 @@ _ENDED_BADLY = re.compile(rf"\b({'|'.join(_BROKEN)}): |does not hold")
 
 
 def fuzz_problem(seed: int) -> StrategyProblem:
-    """A problem of every kind: two in three resist presolve, the others have all that the format allows."""
+    """A problem of every kind: with all that the format allows, tight in memory, or delicate in its numbers."""
+    if seed % 6 == 1:
+        return delicate_problem(seed)
     return tight_problem(seed) if seed % 3 else random_problem(seed)
 
 
@@ -97,9 +100,13 @@ class Truth:
 
     def judge(self, result: SolveResult) -> None:
         """Whatever a solver says must be true: bound <= optimum <= cost, and infeasible only where it is."""
+        assert not _ENDED_BADLY.search(result.message), self._where(result)
+        self.judge_truth(result)
+
+    def judge_truth(self, result: SolveResult) -> None:
+        """As :meth:`judge`, whatever became of the solver on the way."""
         where = self._where(result)
         assert check_result(self.problem, result).ok, where
-        assert not _ENDED_BADLY.search(result.message), where
         if self.optimum is None:
             assert result.choices is None, where
             return
