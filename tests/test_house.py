@@ -26,7 +26,7 @@ MOST_FILES = 18
 NEEDS_A_GUIDE = 5
 """Files of a room up to which its names alone are guide enough."""
 MOST_README_BYTES = 8_192
-MOST_GUIDE_LINES = {"formulations/solvers/README.md": 120}
+MOST_GUIDE_LINES = {"formulations/solvers/README.md": 125}
 MOST_LINES_OF_A_GUIDE = 60
 WHOLLY_SLOW = {
     "test_planning.py": "timings of planning, for `make bench` alone",

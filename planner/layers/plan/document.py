@@ -163,8 +163,9 @@ class LayerRecord(_Part):
     formulation, as_published, solver
         Formulation and solver; the paper's own search or an exact one.
     status, objective_seconds, bound_seconds, gap
-        Predicted seconds of a step in the formulation's own estimate, a lower bound of it for all plans of the
-        formulation (None without a proof), and the distance between the two relative to the first.
+        Predicted seconds of a step in the formulation's own estimate, an exact lower bound of it for all plans of the
+        formulation (from a search in integers or fractions; None without one), and the distance between the two
+        relative to the first.
     seconds
         Of the search.
     stage_peak_bytes

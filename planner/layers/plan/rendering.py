@@ -16,7 +16,8 @@ def layer_plan_text(plan: LayerPlan) -> str:
     lines = []
     record = plan.record
     if record is not None:
-        bound = "no bound" if record.bound_seconds is None else f"bound {format_seconds(record.bound_seconds)}"
+        known = record.bound_seconds
+        bound = "no bound" if known is None else f"bound {format_seconds(known)} (exact)"
         kind = "as published" if record.as_published else "exact"
         lines += [
             f"{record.formulation} ({kind}, {record.solver}): {record.status}, "

@@ -28,7 +28,7 @@ from formulations.capture.program_search import ProgramSolver, solve_as_program
 from formulations.capture.sampling import PredictionErrors, prediction_errors, random_plans
 from formulations.capture.slips import AS_PUBLISHED, REPAIRED
 from formulations.layers.pipeline_schedule import Schedule
-from formulations.problem.solution import Progress, SolveOptions, SolveResult, Status, relative_gap
+from formulations.problem.solution import Progress, Proof, SolveOptions, SolveResult, Status, relative_gap
 from formulations.solvers import SolverPool
 from formulations.solvers.processes.worker_process import read_status_bytes
 from planner.benchmarks.metering import Meter
@@ -66,11 +66,12 @@ NOTES = (
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """Result of a solver on a case: a plan or none, a bound if it proves one, and a message."""
+    """Result of a solver on a case: a plan or none, a bound if it proves or claims one, and a message."""
 
     plan: CapturePlan | None
     bound: int | None = None
     message: str = ""
+    claimed: int | None = None
 
 
 Find = Callable[[CaptureCase, SolveOptions, Meter], _Found]
@@ -146,8 +147,11 @@ class CaptureCell:
             cpu_seconds,
             max(meter.peak_rss_bytes, read_status_bytes("self", "VmHWM")),
             () if peak is None else (peak,),
-            () if peak is None else (Progress(seconds, peak, made.bound, solver),),
+            () if peak is None else (Progress(seconds, peak, made.bound, solver, claimed=made.claimed),),
             message,
+            proof=None if made.bound is None else Proof.EXACT,
+            claimed=made.claimed,
+            claimed_by="" if made.claimed is None else solver,
         )
 
 
@@ -195,7 +199,7 @@ def _exact(case: CaptureCase, options: SolveOptions, meter: Meter) -> _Found:
 
 def _program(solver: ProgramSolver, case: CaptureCase, options: SolveOptions, meter: Meter) -> _Found:
     made = solve_as_program(case.problem, solver, options, meter)
-    return _Found(made.plan, made.bound, made.message)
+    return _Found(made.plan, None, made.message, claimed=made.bound)
 
 
 SOLVERS: Mapping[str, Find] = {

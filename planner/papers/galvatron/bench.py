@@ -30,7 +30,7 @@ from formulations.galvatron.joint import solve_joint
 from formulations.galvatron.pipeline import MicroBatchRule, PipelinePlan, PipelineProblem, PlanCost, renumbered
 from formulations.galvatron.published_search import Balance
 from formulations.galvatron.slips import AS_PUBLISHED, REPAIRED, RUNNABLE, Slip
-from formulations.problem.solution import Progress, SolveOptions, SolveResult, Status, relative_gap
+from formulations.problem.solution import Progress, Proof, SolveOptions, SolveResult, Status, relative_gap
 from formulations.solvers import DEFAULT_SOLVER, SolverPool
 from formulations.solvers.running.ledger import SolverContradiction
 from planner.benchmarks.metering import Meter
@@ -196,6 +196,7 @@ def _result(
         (),
         (Progress(meter.seconds, objective, lower, solver),) if objective is not None else (),
         message,
+        proof=None if lower is None else Proof.EXACT,
     )
 
 

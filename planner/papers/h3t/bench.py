@@ -38,7 +38,7 @@ from formulations.h3t.operations import ALL_ON, Switch
 from formulations.h3t.problem import Optimizer, Outcome, simulate
 from formulations.h3t.sampling import H3tFound, search_greedy, search_random, search_uniform
 from formulations.h3t.slips import AS_PUBLISHED, REPAIRED, Rounding, Slip
-from formulations.problem.solution import Progress, SolveOptions, SolveResult, Status, relative_gap
+from formulations.problem.solution import Progress, Proof, SolveOptions, SolveResult, Status, relative_gap
 from formulations.problem.strategy_problem import StrategyProblem
 from formulations.solvers import SolverPool
 from formulations.solvers.processes.worker_process import read_status_bytes
@@ -246,9 +246,14 @@ def _solve_free(
         found = solve_free(step, starts, left, meter)
         taken = _Taken.by(meter)
     if found.sequence is None or found.outcome is None:
-        return _result("free", taken, found.status, None, found.bound, f"{found.message}; {printed}")
+        without = _result("free", taken, found.status, None, None, f"{found.message}; {printed}")
+        return replace(without, claimed=found.bound, claimed_by="highs")
     text = f"{described(found.sequence, found.outcome)}{_loss(case, 'free', found.outcome)}; {found.message}"
-    return _result("free", taken, found.status, (found.sequence, found.outcome), found.bound, text)
+    best = found.sequence, found.outcome
+    if found.status is Status.OPTIMAL:
+        return _result("free", taken, found.status, best, found.bound, text, Proof.AGREED)
+    claimed = replace(_result("free", taken, found.status, best, None, text), claimed=found.bound)
+    return replace(claimed, claimed_by="highs")
 
 
 def described(sequence: Sequence[int], outcome: Outcome) -> str:
@@ -298,7 +303,15 @@ class _Taken:
         return cls(meter.seconds, meter.cpu_seconds, peak_rss_bytes)
 
 
-def _result(solver: str, taken: _Taken, status: Status, found: Found, bound: int | None, message: str) -> SolveResult:
+def _result(
+    solver: str,
+    taken: _Taken,
+    status: Status,
+    found: Found,
+    bound: int | None,
+    message: str,
+    proof: Proof = Proof.EXACT,
+) -> SolveResult:
     sequence, outcome = (None, None) if found is None else found
     objective = None if outcome is None else outcome.cost
     return SolveResult(
@@ -314,6 +327,7 @@ def _result(solver: str, taken: _Taken, status: Status, found: Found, bound: int
         () if outcome is None else (outcome.peak,),
         (Progress(taken.seconds, objective, bound, solver),) if objective is not None else (),
         message,
+        proof=None if bound is None else proof,
     )
 
 

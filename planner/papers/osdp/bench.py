@@ -12,7 +12,7 @@ from functools import lru_cache, partial
 
 from formulations.osdp.problem import DP, build_osdp
 from formulations.osdp.scheduler import Method, OsdpPlan, plan_osdp
-from formulations.problem.solution import Progress, SolveOptions, SolveResult
+from formulations.problem.solution import Progress, Proof, SolveOptions, SolveResult
 from formulations.problem.strategy_problem import StrategyProblem
 from formulations.solvers.processes.worker import SolverPool
 from formulations.solvers.processes.worker_process import read_status_bytes
@@ -142,6 +142,7 @@ def _result(
         peak_usage=(plan.memory_bytes,) if plan.modes else (),
         history=(Progress(plan.seconds, objective, bound, plan.solver),) if plan.modes else (),
         message=message,
+        proof=None if bound is None else Proof.EXACT,
     )
 
 

@@ -131,8 +131,8 @@ def test_problems_that_once_failed(name: str, path: Path, pool: SolverPool) -> N
 
 def test_bounds_of_branch_and_bound_decide(pool: SolverPool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where nothing is enumerated, integers from duals alone prove each optimum, and that nothing is feasible."""
-    name = "support.problems.fake_solvers:tree_without_enumeration"
-    monkeypatch.setitem(SOLVERS, name, name)  # a solver of our own, whose bounds are exact
+    name = "branch_and_bound"
+    monkeypatch.setitem(SOLVERS, name, "support.problems.fake_solvers:tree_without_enumeration")
     monkeypatch.setattr(run, "PROVERS", ())
     monkeypatch.setattr(run, "CONFIRMERS", ())
     branched = 0
