@@ -38,7 +38,7 @@ def bench(
         typer.Option(
             metavar="A,B",
             help="Built-in names, module:function, or entry points of the group meshwright.solvers.",
-            show_default="portfolio,lagrangian,highs; highs for kiwi-mlp and osdp; else portfolio",
+            show_default="portfolio,lagrangian,highs; branch_and_bound for kiwi-mlp; highs for osdp; else portfolio",
         ),
     ] = None,
     time_limit: Annotated[

@@ -33,7 +33,7 @@ CANONICAL_FORMULATIONS = ("kiwi_chain", "kiwi_reduced", "sharding")
 """Formulations that are canonical problems of the step; named as in :mod:`formulations.step.solving.registry`."""
 
 STAGED = "staged"
-_SOLVER = "highs"
+_SOLVER = "branch_and_bound"
 
 
 @dataclass(frozen=True, slots=True)
