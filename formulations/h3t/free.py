@@ -24,7 +24,6 @@ from formulations.problem.solution import SolveOptions, Status
 from formulations.problem.strategy_problem import StrategyProblem
 from formulations.solvers.processes.worker import Listener, SolverPool
 from formulations.solvers.protocol.registry import SolverSpec
-from formulations.solvers.running.ledger import SolverContradiction
 
 __all__ = ["FreeResult", "descend", "solve_free"]
 
@@ -47,7 +46,8 @@ class FreeResult:
     sequence, outcome
         Sets of switches with their simulated cost and peak, or None where nothing was found.
     bound
-        HiGHS claims that no sequence within the limit costs less; None where nothing is known or nothing fits.
+        HiGHS claims that no sequence within the limit costs less; None where nothing is known, nothing fits, or a
+        sequence that was found costs less.
     cpu_seconds, peak_rss_bytes
         Of the worker.
     message
@@ -86,8 +86,6 @@ def solve_free(
     ------
     H3tError
         If a start has not one set of switches per layer.
-    SolverContradiction
-        If a bound exceeds the cost of a simulated plan, or a plan fits where there was said to be none.
     """
     chosen = options or SolveOptions()
     deadline = time.monotonic() + chosen.time_limit
@@ -99,34 +97,33 @@ def solve_free(
     if best is not None:
         best = descend(step, best, time.monotonic() + _DESCENT_SHARE * chosen.time_limit)
     cutoff = _slowest(step) if best is None else best.outcome.cost - 1
+    status = Status.FEASIBLE
     with ExitStack() as stack:
         workers = pool if pool is not None else stack.enter_context(SolverPool())
         answer = _ask(workers, _SOLVE, step, cutoff, chosen, deadline)
-        best, bound = fastest_of(step, [*answer.found, *([] if best is None else [best.sequence])]), answer.bound
+        best, bound = _fastest(step, answer.found, best), answer.bound
         if best is None and bound is not None and bound > cutoff:
             second = _ask(workers, _CONFIRM, step, cutoff, chosen, deadline)
-            if second.found:
-                raise SolverContradiction(f"h3t: HiGHS says that nothing fits, but {second.found[-1]} does")
-            return _nothing_fits(answer, second)
+            if not second.found:
+                return _nothing_fits(answer, second)
+            best = _fastest(step, second.found, None)
+        elif best is not None and bound == best.outcome.cost:
+            second = _ask(workers, _CONFIRM, step, best.outcome.cost - 1, chosen, deadline, costs_at_most=True)
+            status = Status.OPTIMAL if second.infeasible else status
+            best = _fastest(step, second.found, best)
     if best is None:
         return FreeResult(
             Status.NO_SOLUTION, None, None, bound, answer.cpu_seconds, answer.peak_rss_bytes, answer.message
         )
     if bound is not None and bound > best.outcome.cost:
-        raise SolverContradiction(f"h3t: a bound of {bound}, but a plan that fits costs {best.outcome.cost}")
-    status = Status.FEASIBLE
-    if bound == best.outcome.cost and _is_agreed(step, best, chosen, deadline, pool):
-        status = Status.OPTIMAL
+        bound = None  # a plan that the simulator accepts refutes what HiGHS claimed
     return FreeResult(
         status, best.sequence, best.outcome, bound, answer.cpu_seconds, answer.peak_rss_bytes, answer.message
     )
 
 
-def _is_agreed(step: H3tStep, best: H3tFound, options: SolveOptions, deadline: float, pool: SolverPool | None) -> bool:
-    """Whether CP-SAT, too, finds nothing cheaper."""
-    with ExitStack() as stack:
-        workers = pool if pool is not None else stack.enter_context(SolverPool())
-        return _ask(workers, _CONFIRM, step, best.outcome.cost - 1, options, deadline, costs_at_most=True).infeasible
+def _fastest(step: H3tStep, found: list[tuple[int, ...]], known: H3tFound | None) -> H3tFound | None:
+    return fastest_of(step, [*found, *([] if known is None else [known.sequence])])
 
 
 @dataclass(frozen=True, slots=True)

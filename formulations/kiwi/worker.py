@@ -126,8 +126,7 @@ class _Search:
             if self._is_done(outcome):
                 choices = None if self.best is None else encode(self.best[1])
                 message = f"{outcome.message} in round {self.rounds}"
-                claimed = self.best[0] if self.best is not None and outcome.finished else self.bound
-                return Claim(choices, None, message=message, iterations=self.rounds, claimed=claimed)
+                return Claim(choices, None, message=message, iterations=self.rounds, claimed=self.bound)
 
     def _is_done(self, outcome: ProgramOutcome) -> bool:
         """Whether another round would find nothing; if not, the model is refined for it."""

@@ -141,6 +141,11 @@ class SolveResult:
     claimed_by: str = ""
 
 
+def higher_bound(first: int | None, second: int | None) -> int | None:
+    """Return the higher of two lower bounds, where None is no bound."""
+    return max((bound for bound in (first, second) if bound is not None), default=None)
+
+
 def relative_gap(objective: int | None, bound: int | None) -> float | None:
     """Gap of the contract, ``(objective - bound) / objective``; None where it has no meaning."""
     if objective is None or bound is None:

@@ -13,17 +13,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from formulations.presolve.workspace.levels import Levels, levels_of
+from formulations.presolve.workspace.levels import Levels, levels_of, reduce_each
 from formulations.presolve.workspace.state import Integers, Scope, Usage, Workspace, add_usage
 
 
 def reduce(work: Workspace) -> bool:
     """Raise usage where that changes nothing; return whether there was any."""
-    changed = False
-    for resource, limit in enumerate(work.limits):
-        if limit is not None and not work.contradiction and not work.out_of_time():
-            changed |= _reduce(work, resource, limit)
-    return changed
+    return reduce_each(work, _reduce)
 
 
 def _reduce(work: Workspace, resource: int, limit: int) -> bool:

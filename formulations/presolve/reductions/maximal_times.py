@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from formulations.presolve.workspace.levels import reduce_each
 from formulations.presolve.workspace.state import Integers, Usage, Workspace
 from formulations.problem.strategy_problem import BoolArray, IntArray
 
@@ -72,11 +73,7 @@ class _Terms:
 
 def reduce(work: Workspace) -> bool:
     """Renumber times and take out constant usage; return whether anything became smaller."""
-    changed = False
-    for resource, limit in enumerate(work.limits):
-        if limit is not None and not work.contradiction:
-            changed |= _renumber(work, resource, limit)
-    return changed
+    return reduce_each(work, _renumber)
 
 
 def _renumber(work: Workspace, resource: int, limit: int) -> bool:

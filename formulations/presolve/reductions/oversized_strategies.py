@@ -10,18 +10,14 @@ from dataclasses import replace
 
 import numpy as np
 
-from formulations.presolve.workspace.levels import levels_of
+from formulations.presolve.workspace.levels import levels_of, reduce_each
 from formulations.presolve.workspace.state import Table, Workspace
 from formulations.problem.strategy_problem import BoolArray
 
 
 def reduce(work: Workspace) -> bool:
     """Drop what fits nowhere; return whether there was any."""
-    changed = False
-    for resource, limit in enumerate(work.limits):
-        if limit is not None and not work.contradiction and not work.out_of_time():
-            changed |= _reduce(work, resource, limit)
-    return changed
+    return reduce_each(work, _reduce)
 
 
 def _reduce(work: Workspace, resource: int, limit: int) -> bool:

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 
 from formulations.presolve.workspace.state import Integers, Scope, Usage, Workspace
 from formulations.problem.strategy_problem import BoolArray, IntArray
+
+
+def reduce_each(work: Workspace, reduce_one: Callable[[Workspace, int, int], bool]) -> bool:
+    """Reduce each resource that has a limit, given with the limit, until a contradiction is found or time is over."""
+    changed = False
+    for resource, limit in enumerate(work.limits):
+        if limit is not None and not work.contradiction and not work.out_of_time():
+            changed |= reduce_one(work, resource, limit)
+    return changed
 
 
 def levels_of(work: Workspace, resource: int) -> dict[Scope, Levels]:

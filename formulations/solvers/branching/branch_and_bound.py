@@ -108,8 +108,7 @@ class _Search:
         whole = _Space(lambda choices: choices, 0)
         reduced = lean_presolve(self.problem, self.deadline)
         if not reduced.contradiction:
-            with EXCHANGE.translated(reduced.problem, reduced.lift.project, reduced.offset):
-                is_complete = _Tree(reduced.problem, whole.within(reduced), self).run()
+            is_complete = _Tree(reduced.problem, whole.within(reduced), self).run()
         if reduced.contradiction or (is_complete and self.best is None):
             message = reduced.contradiction or self.message
             return Claim(None, None, True, message, self.worked, certified=True)
@@ -133,14 +132,19 @@ class _Search:
             objective = None if self.best is None else self.best[0]
             self._report(Progress(time.monotonic() - self.started, objective, valid, "branch_and_bound"))
 
-    def ends(self, problem: StrategyProblem, space: _Space) -> bool:
+    def hear_others(self) -> None:
+        """Take over what another solver found meanwhile, if it is better."""
+        choices = EXCHANGE.take(self.problem)
+        if choices is not None:
+            self.offer(choices)
+
+    def ends(self) -> bool:
         """Whether time or branches are over, or the incumbent is good enough, also by what others have proved."""
         limit = self.options.iteration_limit
         if time.monotonic() > self.deadline or (limit is not None and self.worked >= limit):
             return True
-        own = None if self.bound is None else self.bound - space.offset
-        known = EXCHANGE.bound(problem, own)
-        return self.best is not None and known is not None and self.options.accepts(self.best[0], known + space.offset)
+        known = EXCHANGE.bound(self.problem, self.bound)
+        return self.best is not None and known is not None and self.options.accepts(self.best[0], known)
 
 
 class _Tree:
@@ -163,18 +167,20 @@ class _Tree:
         if not holds_exact_costs(self.flat) and not self._enumerate(everything):
             self.search.message = "too large for exact branch and bound: sums leave the range of doubles"
             return False
-        root = -int(self.flat.penalty)
-        self._push(root, everything)
-        while self._open and not self.search.ends(self.problem, self.space):
-            self._hear_others()
+        below_any_cost = -int(self.flat.penalty)
+        self._push(below_any_cost, everything)
+        is_root = True
+        while self._open and not self.search.ends():
+            self.search.hear_others()
             bound, _, allowed = heapq.heappop(self._open)
             if self._is_beaten(bound):
                 self._open.clear()  # it was the smallest
                 break
-            core = self._work(bound, allowed, is_root=bound == root)
+            core = self._work(bound, allowed, is_root=is_root)
+            is_root = False
             if core is not None:
                 return core.run()
-            if self._open and self._open[0][0] != root:
+            if self._open and self._open[0][0] > below_any_cost:
                 self.search.raise_bound(self._open[0][0] + self.space.offset)
         self.search.message = f"{self.search.worked} branches, {len(self._open)} open"
         return not self._open
@@ -275,11 +281,6 @@ class _Tree:
 
     def _offer(self, choices: Choices) -> None:
         self.search.offer(self.space.lift(choices))
-
-    def _hear_others(self) -> None:
-        choices = EXCHANGE.take(self.problem)
-        if choices is not None:
-            self._offer(choices)
 
 
 def _rounded(flat: FlatProblem, allowed: BoolArray, values: FloatArray) -> IntArray:

@@ -24,7 +24,7 @@ from formulations.encodings.flat import FlatProblem
 from formulations.encodings.linear_model import linear_columns
 from formulations.presolve import Lift, Presolved, presolve
 from formulations.presolve.workspace.allowed_strategies import cut_forbidden_strategies
-from formulations.problem.solution import Claim, Progress, SolveOptions
+from formulations.problem.solution import Claim, Progress, SolveOptions, higher_bound
 from formulations.problem.strategy_problem import StrategyProblem
 from formulations.solvers.branching import branch_and_bound
 from formulations.solvers.exact import highs
@@ -208,8 +208,8 @@ class _Core:
 
     def _hear_bounds(self, bound: int | None, claimed: int | None) -> None:
         """Take bounds of the core; what lies outside costs at least as much as the first incumbent."""
-        self.bound = _higher(self.bound, self._of_problem(bound))
-        self.claimed = _higher(self.claimed, self._of_problem(claimed))
+        self.bound = higher_bound(self.bound, self._of_problem(bound))
+        self.claimed = higher_bound(self.claimed, self._of_problem(claimed))
 
     def _of_problem(self, bound: int | None) -> int | None:
         return None if bound is None else min(bound + self.core.offset, self.objective)
@@ -224,7 +224,3 @@ class _Core:
         if cost < self.best:
             self.best = cost
             self._incumbent(self._lift(choices))
-
-
-def _higher(first: int | None, second: int | None) -> int | None:
-    return max((bound for bound in (first, second) if bound is not None), default=None)

@@ -22,7 +22,7 @@ import numpy as np
 from formulations.encodings.flat import FlatProblem, FloatArray
 from formulations.presolve import presolve
 from formulations.problem.compiled import seed_compiled
-from formulations.problem.solution import Claim, Progress, SolveOptions
+from formulations.problem.solution import Claim, Progress, SolveOptions, higher_bound
 from formulations.problem.strategy_problem import IntArray, StrategyProblem
 from formulations.solvers.improvement.neighbourhoods import Neighbourhoods, strategy_slacks
 from formulations.solvers.improvement.subproblem import cut_out
@@ -99,14 +99,10 @@ def solve(
 
 def _is_settled(problem: StrategyProblem, claim: Claim, options: SolveOptions) -> bool:
     """Whether a claim is as close to a bound, be it only claimed, as the options ask for."""
-    bound = _higher(claim.bound, claim.claimed)
+    bound = higher_bound(claim.bound, claim.claimed)
     if claim.choices is None or bound is None:
         return False
     return options.accepts(exact_objective(problem, claim.choices), bound)
-
-
-def _higher(first: int | None, second: int | None) -> int | None:
-    return max((bound for bound in (first, second) if bound is not None), default=None)
 
 
 @dataclass(slots=True)
@@ -242,8 +238,8 @@ class PartSearch:
         if claim.choices is not None:
             self.search.offer_original(claim.choices)
         if not claim.proved_infeasible:
-            self.bound = _higher(self.bound, claim.bound if self._is_built_in else None)
-            self.claimed = _higher(self.claimed, _higher(claim.bound, claim.claimed))
+            self.bound = higher_bound(self.bound, claim.bound if self._is_built_in else None)
+            self.claimed = higher_bound(self.claimed, higher_bound(claim.bound, claim.claimed))
         return self._closed()
 
     def _part_gap(self, part: StrategyProblem, start: tuple[int, ...] | None) -> float:
@@ -268,7 +264,7 @@ class PartSearch:
 
     def _closed(self) -> bool:
         objective = self.search.objective
-        bound = EXCHANGE.bound(self.problem, _higher(self.bound, self.claimed))
+        bound = EXCHANGE.bound(self.problem, higher_bound(self.bound, self.claimed))
         return objective is not None and bound is not None and self.options.accepts(objective, bound)
 
 

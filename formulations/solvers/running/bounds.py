@@ -1,14 +1,20 @@
 """What is known of the optimum from below, and how: the exact bound, and what each kind of solver claims.
 
-A claim counts only where a second kind of solver supports it: the *agreed* bound is the second largest claim. Any
-solver that would have to be wrong for it to be wrong would have to be wrong together with another one of another kind.
+A claim counts only where a second kind of solver supports it: the *agreed* bound is the second largest claim. It is
+wrong only where two solvers of different kinds are.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from formulations.problem.solution import Proof
+from formulations.problem.solution import Proof, higher_bound
+from formulations.solvers.protocol.registry import SolverSpec
+
+
+def by_trust(spec: SolverSpec, exact: int | None, claimed: int | None) -> tuple[int | None, int | None]:
+    """Return the exact and the claimed bound of a solver; what is not built in proves nothing."""
+    return (exact, claimed) if spec.is_built_in else (None, higher_bound(exact, claimed))
 
 
 class Bounds:

@@ -25,7 +25,7 @@ from formulations.problem.strategy_problem import StrategyProblem
 from formulations.solvers.processes.worker import Ending, WorkerOutcome
 from formulations.solvers.protocol.exchange import Update
 from formulations.solvers.protocol.registry import find_solver
-from formulations.solvers.running.bounds import Bounds
+from formulations.solvers.running.bounds import Bounds, by_trust
 from formulations.solvers.running.coordination import CoordinatorContext
 from formulations.solvers.running.lanes import BLOCKS, PRICES, PROVING, Lane, Turn, fair_share_of_memory, lanes_for
 from formulations.solvers.running.members import Choices, Event, Members
@@ -259,8 +259,7 @@ class _Search:
     def _raise_bounds(self, team: Members, exact: int | None, claimed: int | None, source: str) -> None:
         """Keep and report bounds; members only learn exact ones, so that their claims stay independent."""
         spec = find_solver(source)
-        if not spec.is_built_in:
-            exact, claimed = None, exact if claimed is None else claimed
+        exact, claimed = by_trust(spec, exact, claimed)
         is_raised = self.bounds.raise_exact(exact)
         if is_raised:
             team.publish(Update(bound=exact), source)

@@ -16,6 +16,7 @@ from formulations.solvers.protocol.exchange import Update
 from formulations.solvers.protocol.registry import DEFAULT_SOLVER, SolverSpec, find_solver
 from formulations.solvers.protocol.solver import AskOthers
 from formulations.solvers.running import portfolio
+from formulations.solvers.running.bounds import by_trust
 from formulations.solvers.running.coordination import CoordinatorContext
 from formulations.solvers.running.ledger import Ledger, SolverContradiction
 
@@ -215,10 +216,8 @@ def _report(ledger: Ledger, spec: SolverSpec, progress: Progress) -> None:
 
 
 def _enter_bounds(ledger: Ledger, spec: SolverSpec, exact: int | None, claimed: int | None, source: str) -> None:
-    if spec.is_built_in:
-        ledger.raise_bound(exact, source)
-    else:
-        ledger.claim(exact, spec.claimant, source)
+    exact, claimed = by_trust(spec, exact, claimed)
+    ledger.raise_bound(exact, source)
     ledger.claim(claimed, spec.claimant, source)
 
 

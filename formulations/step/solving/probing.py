@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from formulations.presolve import is_deep
 from formulations.problem.checker import check
-from formulations.problem.solution import Progress, SolveOptions, SolveResult, Status, relative_gap
+from formulations.problem.solution import Progress, SolveOptions, SolveResult, Status, higher_bound, relative_gap
 from formulations.problem.strategy_problem import StrategyProblem
 from formulations.solvers import DEFAULT_SOLVER, SolverPool, solve
 from formulations.solvers.branching.price_probing import forbid_above
@@ -97,19 +97,16 @@ def _later(
     """Report progress of a round that begins so many seconds after the first, with the first one's bound if better."""
     if progress is None:
         return None
-    report = progress
-    return lambda line: report(replace(line, seconds=line.seconds + seconds, bound=_higher(first, line.bound)))
-
-
-def _higher(first: SolveResult | None, bound: int | None) -> int | None:
-    """The higher of two bounds; a round only leaves out plans that cost more than the known one, so both are valid."""
-    known = [each for each in (None if first is None else first.bound, bound) if each is not None]
-    return max(known, default=None)
+    report, known = progress, None if first is None else first.bound
+    return lambda line: report(replace(line, seconds=line.seconds + seconds, bound=higher_bound(known, line.bound)))
 
 
 def _joined(first: SolveResult | None, second: SolveResult, before: float) -> SolveResult:
-    """Joint result of two rounds, with the time of both; the second began so many seconds after the first."""
-    bound = _higher(first, second.bound)
+    """Joint result of two rounds, with the time of both; the second began so many seconds after the first.
+
+    A round only leaves out plans that cost more than the known one, so that both bounds are valid.
+    """
+    bound = higher_bound(None if first is None else first.bound, second.bound)
     closed = second.choices is not None and bound == second.objective
     by_first = first is not None and bound is not None and bound != second.bound
     return replace(

@@ -129,10 +129,11 @@ def test_problems_that_once_failed(name: str, path: Path, pool: SolverPool) -> N
     Truth.of(read_problem(path)).judge_solver(name, 0, pool)
 
 
-def test_bounds_of_branch_and_bound_decide(pool: SolverPool, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("tree", ["tree_without_enumeration", "tree_whose_root_fails"])
+def test_bounds_of_branch_and_bound_decide(tree: str, pool: SolverPool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where nothing is enumerated, integers from duals alone prove each optimum, and that nothing is feasible."""
     name = "branch_and_bound"
-    monkeypatch.setitem(SOLVERS, name, "support.problems.fake_solvers:tree_without_enumeration")
+    monkeypatch.setitem(SOLVERS, name, f"support.problems.fake_solvers:{tree}")
     monkeypatch.setattr(run, "PROVERS", ())
     monkeypatch.setattr(run, "CONFIRMERS", ())
     branched = 0

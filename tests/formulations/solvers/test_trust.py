@@ -1,4 +1,4 @@
-"""Nothing is called optimal or infeasible on the word of a library: each of them lies, and no result is wrong."""
+"""With a library that returns wrong results in place of each, no result is called optimal or infeasible wrongly."""
 
 from __future__ import annotations
 

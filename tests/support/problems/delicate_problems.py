@@ -1,4 +1,4 @@
-"""Small problems on which tolerances and rounding decide: whoever trusts a double is wrong about some of them.
+"""Small problems on which tolerances and rounding decide: results in double precision are wrong for some of them.
 
 Costs over nine orders of magnitude in one problem, as those of large collectives beside small ones; limits that one
 byte in 1e12 misses or meets; sums of costs that differ by one; tables with the same rows in another order; usages

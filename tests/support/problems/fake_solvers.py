@@ -118,6 +118,27 @@ def interrupt_parent(
         time.sleep(60)
 
 
+def tree_whose_root_fails(
+    problem: StrategyProblem, options: SolveOptions, report: ReportProgress, incumbent: ReportIncumbent
+) -> Claim:
+    """Branch and bound to single assignments, where HiGHS gives no duals for the first relaxation of a tree."""
+    from formulations.solvers.branching import branch_and_bound
+
+    class Failing(branch_and_bound.Relaxation):
+        failed = False
+
+        def solve(self, allowed, deadline):
+            relaxed = super().solve(allowed, deadline)
+            first, self.failed = not self.failed, True
+            return replace(relaxed, proof=None, duals=None, closed=False) if first else relaxed
+
+    original, branch_and_bound.Relaxation = branch_and_bound.Relaxation, Failing
+    try:
+        return branch_and_bound.solve(problem, options, report, incumbent, most_enumerated=1)
+    finally:
+        branch_and_bound.Relaxation = original
+
+
 def highs_lazily(
     problem: StrategyProblem, options: SolveOptions, report: ReportProgress, incumbent: ReportIncumbent
 ) -> Claim:

@@ -1,7 +1,8 @@
-"""Built-in solvers whose library says what is not true: ``support.problems.lying_solvers:SOLVER_LIE``.
+"""Built-in solvers whose library returns wrong results: ``support.problems.lying_solvers:SOLVER_LIE``.
 
-The library is changed in the worker's process before the solver begins. Each lie is one that a defect of the library
-could tell: a bound that is too high, an optimum that is cut off, that nothing is feasible, an assignment over a limit.
+The library is changed in the worker's process before the solver begins. Each lie is a result that a defect of the
+library could cause: a bound that is too high, an optimum that is cut off, false infeasibility, too much
+memory.
 """
 
 from __future__ import annotations
