@@ -122,7 +122,7 @@ def plan(
     Returns
     -------
     Plan or LayerPlan
-        A plan of operators is checked by replay and cross-checked by solvers of another kind.
+        A plan of operators is checked by replay, and its cost is bounded by two methods.
 
     Raises
     ------

@@ -19,9 +19,11 @@ from formulations.problem.solution import Progress, SolveOptions, SolveResult, S
 from formulations.problem.strategy_problem import StrategyProblem
 from formulations.solvers import DEFAULT_SOLVER, SolverPool, solve
 from formulations.solvers.peaks.minimum_peak import MinimumPeak
+from formulations.solvers.protocol.registry import method_of
 from formulations.step.replay import replay_decision
 from formulations.step.solving.context import Executed, FreeDecision, SolveContext
 from formulations.step.solving.driver import SolvedStep, solve_step
+from formulations.step.solving.second_bound import SecondBound, ranked
 from formulations.step.solving.step_problem import StepProblem
 from formulations.step.training_step import StepDecision
 from planner.common.infeasibility import refusal
@@ -53,14 +55,8 @@ from planner.strategies.instruction_costs import InstructionCosts
 from planner.strategies.space import StrategySpace, build_strategy_space
 from planner.strategies.traced_step import TracedStep, trace_step
 
-CROSS_CHECK_SECONDS = 15.0
-"""Longest time of one cross-checking solver."""
-
 _FIRST_LAYOUTS_SECONDS = 60.0
 """Longest time for layouts that a second problem needs before it can be stated at all."""
-
-CROSS_CHECKERS = {"tree_dp": ("lagrangian", "greedy"), "greedy": ("lagrangian", "tree_dp")}
-"""Solvers of another kind that are set beside one; all others are checked by a DP bound and a greedy plan."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,7 +253,7 @@ class PlanningSession:
         return Executed(report.total_quanta, report.peak_bytes)
 
     def plan(self, request: PlanRequest, progress: Callable[[Progress], None] | None = None) -> Plan:
-        """Solve, cross-check, write the schedule, replay it, and make the plan.
+        """Solve, write the schedule and replay it, bound the cost by a second method, and make the plan.
 
         Parameters
         ----------
@@ -269,7 +265,7 @@ class PlanningSession:
         Returns
         -------
         Plan
-            Replayed cleanly; the cross-checks agree with it.
+            Replayed cleanly; no bound contradicts it.
 
         Raises
         ------
@@ -283,21 +279,21 @@ class PlanningSession:
         with SolverPool() as pool:
             started = time.perf_counter()
             solved = self._solve(request, budget, progress, pool, ())
-            result = solved.result
             times["solve"] = time.perf_counter() - started
-            started = time.perf_counter()
-            checks = self._cross_checks(solved.problem, request, pool)
-            times["cross_checks"] = time.perf_counter() - started
-        started = time.perf_counter()
-        schedule = self.schedule(solved.decision, budget.tensor_bytes)
-        report = self.replay(schedule, budget.tensor_bytes, request.host_memory)
-        times["replay"] = time.perf_counter() - started
+            with SecondBound(solved, request.time_limit, request.seed, pool) as second:
+                started = time.perf_counter()
+                schedule = self.schedule(solved.decision, budget.tensor_bytes)
+                report = self.replay(schedule, budget.tensor_bytes, request.host_memory)
+                times["replay"] = time.perf_counter() - started
+                started = time.perf_counter()
+                result, other = ranked(solved.result, second.result())
+                times["cross_check"] = time.perf_counter() - started
         if not report.violations and report.total_quanta != result.objective:
             raise PlanError(
                 f"the model predicts a step of {result.objective} ns, the replay of its schedule gives "
                 f"{report.total_quanta} ns: this is a defect of the planner, please report it"
             )
-        return self._make_plan(request, budget, result, checks, schedule, report, {**self.times, **times})
+        return self._make_plan(request, budget, result, other, schedule, report, {**self.times, **times})
 
     def solve(
         self,
@@ -346,29 +342,12 @@ class PlanningSession:
             raise refusal(found, budget.tensor_bytes, budget.reserve_bytes)
         return found
 
-    def _cross_checks(self, problem: StrategyProblem, request: PlanRequest, pool: SolverPool) -> tuple[CrossCheck, ...]:
-        """Results of solvers of other kinds on the same problem."""
-        found = []
-        options = SolveOptions(time_limit=min(CROSS_CHECK_SECONDS, request.time_limit), seed=request.seed)
-        for name in CROSS_CHECKERS.get(request.solver, ("tree_dp", "greedy")):
-            result = solve(problem, name, options, None, pool)
-            found.append(
-                CrossCheck(
-                    solver=name,
-                    status=result.status,
-                    objective_ns=result.objective,
-                    bound_ns=None if result.bound is None else max(0, result.bound),
-                    seconds=result.seconds,
-                )
-            )
-        return tuple(found)
-
     def _make_plan(
         self,
         request: PlanRequest,
         budget: MemoryBudget,
         result: SolveResult,
-        checks: tuple[CrossCheck, ...],
+        other: SolveResult,
         schedule: Schedule,
         report: ReplayReport,
         times: dict[str, float],
@@ -398,13 +377,20 @@ class PlanningSession:
                     proof=result.proof,
                     claimed_ns=None if result.claimed is None else max(0, result.claimed),
                     claimed_by=result.claimed_by,
-                    cross_checks=checks,
+                    method=method_of(result.proved_by),
+                    cross_checks=(_cross_check(other),),
                 ),
                 notes=planning_notes(self.graph, schedule, self.space.report, self.instruction_costs),
                 times=times,
                 hardware={"machine": platform.machine(), "python": platform.python_version()},
             ),
         )
+
+
+def _cross_check(other: SolveResult) -> CrossCheck:
+    bound = None if other.bound is None else max(0, other.bound)
+    status = Status.NO_SOLUTION if bound is None else Status.BOUND_ONLY
+    return CrossCheck(solver=other.solver, status=status, bound_ns=bound, seconds=other.seconds)
 
 
 def _first_layouts(

@@ -20,7 +20,7 @@ from formulations.problem.strategy_problem import BoolArray
 
 MAX_TABLE_ENTRIES = 1 << 24
 MAX_TOTAL_ENTRIES = 1 << 31
-_INT64_SAFE_MAGNITUDE = 2**59
+INT64_SAFE_MAGNITUDE = 2**59
 _VECTOR_LENGTH = 64
 
 
@@ -32,7 +32,7 @@ class OutOfTimeError(Exception):
     """The deadline passed during elimination."""
 
 
-_Piece = tuple[tuple[int, ...], NDArray[Any]]
+Piece = tuple[tuple[int, ...], NDArray[Any]]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -68,7 +68,7 @@ def elimination_order(sizes: Sequence[int], scopes: Sequence[tuple[int, ...]]) -
     """
     neighbours: list[set[int]] = [set() for _ in sizes]
     for scope in scopes:
-        open_nodes = _open_axes(sizes, scope)
+        open_nodes = open_axes(sizes, scope)
         for i in open_nodes:
             neighbours[i].update(open_nodes)
     for i, near in enumerate(neighbours):
@@ -129,10 +129,10 @@ def minimise(
     order = elimination_order(sizes, [table.scope for table in tables])[0]
     magnitude = sum(max(int(table.cost.max()), -int(table.cost.min())) for table in tables)
     # A sum with a forbidden entry stays above all sums without one: costs lower it by `magnitude` at most.
-    narrow = magnitude < _INT64_SAFE_MAGNITUDE
+    narrow = magnitude < INT64_SAFE_MAGNITUDE
     dtype: type[Any] = np.int64 if narrow else np.object_
-    forbidden_cost = 2 * _INT64_SAFE_MAGNITUDE if narrow else 4 * magnitude
-    prepared: list[_Piece] = []
+    forbidden_cost = 2 * INT64_SAFE_MAGNITUDE if narrow else 4 * magnitude
+    prepared: list[Piece] = []
     for table in tables:
         values: NDArray[Any] = table.cost.astype(dtype)
         if table.forbidden is not None:
@@ -158,16 +158,16 @@ def minimise_floats(
 def _eliminate(
     sizes: Sequence[int],
     order: Sequence[int],
-    tables: Sequence[_Piece],
+    tables: Sequence[Piece],
     dtype: type[Any],
     forbidden_cost: float,
     deadline: float,
 ) -> tuple[list[Any], tuple[int, ...]]:
     """Eliminate all nodes; return the minimum of every component of the graph, and the choices."""
     place = {node: rank for rank, node in enumerate(order)}
-    buckets: list[list[_Piece]] = [[] for _ in sizes]
+    buckets: list[list[Piece]] = [[] for _ in sizes]
     for scope, values in tables:
-        kept = _open_axes(sizes, scope)
+        kept = open_axes(sizes, scope)
         lean = values.reshape([sizes[i] for i in kept])
         buckets[min(kept, key=place.__getitem__)].append((kept, lean))
     eliminated: list[_Eliminated] = []
@@ -176,9 +176,9 @@ def _eliminate(
         if time.monotonic() > deadline:
             raise OutOfTimeError(f"{len(eliminated)} of {len(sizes)} nodes eliminated")
         near = tuple(sorted({i for scope, _ in buckets[node] for i in scope if i != node}))
-        joint = _joined(node, near, sizes, buckets[node], dtype, forbidden_cost)
+        joint = joined(node, near, sizes, buckets[node], dtype, forbidden_cost)
         buckets[node] = []
-        least, best = _minimum_over_first(joint)
+        least, best = minimum_over_first(joint)
         eliminated.append(_Eliminated(node, near, best))
         if near:
             buckets[min(near, key=place.__getitem__)].append((near, least))
@@ -190,16 +190,16 @@ def _eliminate(
     return minima, tuple(choices)
 
 
-def _open_axes(sizes: Sequence[int], scope: tuple[int, ...]) -> tuple[int, ...]:
+def open_axes(sizes: Sequence[int], scope: tuple[int, ...]) -> tuple[int, ...]:
     """Nodes of a table that have a choice, at least one node: an array has few axes, and those without cost nothing."""
     return tuple(i for i in scope if sizes[i] > 1) or scope[:1]
 
 
-def _joined(
+def joined(
     node: int,
     near: tuple[int, ...],
     sizes: Sequence[int],
-    bucket: list[_Piece],
+    bucket: list[Piece],
     dtype: type[Any],
     forbidden_cost: float,
 ) -> NDArray[Any]:
@@ -215,7 +215,7 @@ def _joined(
     return joint
 
 
-def _minimum_over_first(joint: NDArray[Any]) -> tuple[NDArray[Any], NDArray[np.int32]]:
+def minimum_over_first(joint: NDArray[Any]) -> tuple[NDArray[Any], NDArray[np.int32]]:
     """Minimum over the first axis and the first strategy that attains it."""
     rest = joint.size // joint.shape[0]
     if rest < _VECTOR_LENGTH:

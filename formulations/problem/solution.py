@@ -115,13 +115,23 @@ class Claim:
 
 
 @dataclass(frozen=True, slots=True)
+class KnownBound:
+    """A lower bound, how it is known, and the solver whose exact bound it is (empty where several agree)."""
+
+    value: int
+    proof: Proof
+    by: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class SolveResult:
     """A claim after the check: objective recomputed in exact integers, status verified.
 
     ``proof`` is how ``bound`` is known (of an infeasible problem: how that is known), ``exact`` or ``agreed``; None
-    where there is no bound. ``claimed`` is the best bound that one solver of the kind ``claimed_by`` claims beyond it,
-    or None. ``gap`` is ``(objective - bound) / objective`` (0 when both are equal, None where one is
-    missing). ``peak_usage`` is the largest usage over time per resource of the incumbent.
+    where there is no bound. ``proved_by`` is the solver that an exact bound is of. ``claimed`` is the best bound that
+    one solver of the kind ``claimed_by`` claims beyond it, or None. ``gap`` is ``(objective - bound) / objective`` (0
+    when both are equal, None where one is missing). ``peak_usage`` is the largest usage over time per resource of the
+    incumbent.
     """
 
     status: Status
@@ -139,6 +149,12 @@ class SolveResult:
     proof: Proof | None = None
     claimed: int | None = None
     claimed_by: str = ""
+    proved_by: str = ""
+
+    @property
+    def known_bound(self) -> KnownBound | None:
+        """The bound with how it is known; None where there is none."""
+        return None if self.bound is None or self.proof is None else KnownBound(self.bound, self.proof, self.proved_by)
 
 
 def higher_bound(first: int | None, second: int | None) -> int | None:

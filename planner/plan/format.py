@@ -244,7 +244,7 @@ class Decision(_Part):
 
 
 class CrossCheck(_Part):
-    """Result of another solver on the same problem."""
+    """Bound, or in older plans the result, of another method on the same problem."""
 
     solver: str
     status: Status
@@ -257,6 +257,7 @@ class Certificate(_Part):
     """The solvers that found the plan and proved its bound.
 
     ``proof`` is how the bound is known; None in plans without a bound, and in those written before proofs had names.
+    ``method`` is what an exact bound is an evaluation of, empty where that is not known.
     ``claimed_ns`` is a bound beyond it that one kind of solver, ``claimed_by``, claims.
     """
 
@@ -264,6 +265,7 @@ class Certificate(_Part):
     status: Status
     seconds: NonNegativeFloat
     proof: Proof | None = None
+    method: str = ""
     claimed_ns: NonNegativeInt | None = None
     claimed_by: str = ""
     cross_checks: tuple[CrossCheck, ...] = ()
@@ -321,18 +323,17 @@ class Plan(_Part):
         model, certificate = self.decision.model, self.record.certificate
         counts = Counter(instruction.op for instruction in self.decision.schedule.instructions)
         bound, limit = self.bound_seconds, options.limit_bytes
-        checks = [f"{check.solver}: {check.status}" for check in certificate.cross_checks]
         return [
             ("model", f"{model.source}, batch {model.batch}, sequence {model.sequence}, {model.dtype}"),
             ("mesh", f"{'x'.join(map(str, options.mesh))} on {options.cluster}"),
             ("formulation", f"{options.formulation}, {options.optimizer}"),
             ("status", str(certificate.status)),
             ("objective", f"{format_seconds(self.objective_seconds)} per step"),
-            ("bound", "-" if bound is None else f"{format_seconds(bound)}{_known(certificate.proof)}"),
+            ("bound", "-" if bound is None else f"{format_seconds(bound)}{_known(certificate)}"),
             *_claim_row(certificate),
             ("gap", format_gap(self.gap)),
             ("solver", f"{certificate.solver}, {format_seconds(certificate.seconds)}"),
-            ("cross-checks", ", ".join(checks) or "-"),
+            ("second bound", _second_bound(certificate, predicted.objective_ns)),
             ("peak memory", format_bytes(predicted.peak_bytes)),
             ("memory limit", "-" if limit is None else format_bytes(limit)),
             *self._host_rows(),
@@ -399,8 +400,19 @@ def plan_schema() -> dict[str, Any]:
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema, "title": "Meshwright plan"}
 
 
-def _known(proof: Proof | None) -> str:
-    return "" if proof is None else f", {proof}"
+def _known(certificate: Certificate) -> str:
+    method = f" by {certificate.method}" if certificate.method else ""
+    return "" if certificate.proof is None else f", {certificate.proof}{method}"
+
+
+def _second_bound(certificate: Certificate, objective_ns: int) -> str:
+    words = [
+        f"{format_seconds(check.bound_ns / NANOSECONDS)} by {check.solver}, "
+        f"gap {format_gap(relative_gap(objective_ns, check.bound_ns))}"
+        for check in certificate.cross_checks
+        if check.bound_ns is not None
+    ]
+    return ", ".join(words) or "none: the bound is from one method"
 
 
 def _claim_row(certificate: Certificate) -> list[tuple[str, str]]:

@@ -10,8 +10,10 @@ import pytest
 from support.steps.planned_steps import step_reference
 from support.tiers import only, slow
 
-from formulations.problem.solution import SolveOptions, Status
+from formulations.problem.solution import SolveOptions, SolveResult, Status
 from formulations.solvers import solve
+from formulations.solvers.protocol.registry import method_of
+from formulations.step.solving.second_bound import SecondBound
 from formulations.step.training_step import StepDecision
 from planner import api
 from planner.common.infeasibility import InfeasibleError
@@ -45,7 +47,10 @@ def test_a_plan_is_certified_and_holds(name, mesh):
     certificate = plan.record.certificate
     assert certificate.status in (Status.OPTIMAL, Status.FEASIBLE)
     assert plan.bound_seconds <= plan.objective_seconds
-    assert {check.solver for check in certificate.cross_checks} == {"tree_dp", "greedy"}
+    (second,) = certificate.cross_checks
+    assert second.bound_ns is not None
+    assert second.bound_ns <= plan.decision.predicted.bound_ns
+    assert method_of(second.solver) != certificate.method
     again = session_of(plan)
     report = verify_plan(
         plan,
@@ -221,3 +226,21 @@ def test_fits_counts_the_updates():
     report = fits_report(here.traced.graph, 2, here.optimizer)
     whole = StepDecision((0,) * len(here.space.nodes), {})
     assert report.rows[0].peak_bytes == here.replay(here.schedule(whole)).peak_bytes
+
+
+def test_a_second_bound_above_the_cost_refuses_the_plan(monkeypatch):
+    def too_high(self: SecondBound) -> SolveResult:
+        found = true_result(self)
+        return replace(found, bound=10**18)
+
+    true_result = SecondBound.result
+    monkeypatch.setattr(SecondBound, "result", too_high)
+    with pytest.raises(PlanError, match="below the bound of"):
+        session("conv_net", (2, 2)).plan(PlanRequest(time_limit=5))
+
+
+def test_where_the_second_method_has_no_bound_the_plan_says_so(monkeypatch):
+    true_result = SecondBound.result
+    monkeypatch.setattr(SecondBound, "result", lambda self: replace(true_result(self), bound=None))
+    plan = session("conv_net", (2, 2)).plan(PlanRequest(time_limit=5))
+    assert dict(plan.rows())["second bound"] == "none: the bound is from one method"

@@ -93,12 +93,15 @@ class Reparametrised:
         Per node what each supported strategy costs beyond the cheapest.
     tables
         Per factor group the same for each combination; meaningless where forbidden.
+    allowed
+        Per factor group which combinations are not forbidden; None where none is.
     """
 
     scale: int
     bound: int
     nodes: list[NDArray[Any]]
     tables: list[NDArray[Any]]
+    allowed: list[NDArray[np.bool_] | None]
 
 
 class _Evaluation:
@@ -131,11 +134,13 @@ class _Evaluation:
 
     def reparametrised(self) -> Reparametrised:
         """Return all tables with the messages moved, and ``scale`` times the bound that they give."""
-        tables: list[NDArray[Any]] = []
-        bound, nodes = self._reparametrise(tables)
-        return Reparametrised(self.scale, bound, nodes, tables)
+        kept: list[tuple[NDArray[Any], NDArray[np.bool_] | None]] = []
+        bound, nodes = self._reparametrise(kept)
+        return Reparametrised(self.scale, bound, nodes, [slack for slack, _ in kept], [flags for _, flags in kept])
 
-    def _reparametrise(self, keep: list[NDArray[Any]] | None) -> tuple[int, list[NDArray[Any]]]:
+    def _reparametrise(
+        self, keep: list[tuple[NDArray[Any], NDArray[np.bool_] | None]] | None
+    ) -> tuple[int, list[NDArray[Any]]]:
         """Move the messages; return the bound and the nodes' slacks, and keep the tables' slacks on request."""
         total = -self.price_of_limits()
         unary = self._priced_nodes()
@@ -150,7 +155,7 @@ class _Evaluation:
             total += least
             if keep is not None:
                 slack = values - least
-                keep.append(slack if allowed is None else np.where(allowed, slack, np.maximum(slack, 0)))
+                keep.append((slack if allowed is None else np.where(allowed, slack, np.maximum(slack, 0)), allowed))
         lows = [int(values.min()) for values in unary]
         return total + sum(lows), [values - low for values, low in zip(unary, lows, strict=True)]
 

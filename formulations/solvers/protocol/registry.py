@@ -21,6 +21,7 @@ SOLVERS: dict[str, str] = {
     "blocks": "formulations.solvers.columns.generation:solve",
     "branch_and_bound": "formulations.solvers.branching.branch_and_bound:solve",
     "brute_force": "formulations.solvers.exact.brute_force:solve",
+    "bucket_bound": "formulations.solvers.prices.bucket_bound:solve",
     "cpsat": "formulations.solvers.exact.cpsat:solve",
     "greedy": "formulations.solvers.prices.greedy:solve",
     "highs": "formulations.solvers.exact.highs:solve",
@@ -54,6 +55,23 @@ _CLAIMANTS: Mapping[str, str] = MappingProxyType(
     {"blocks": _BRANCH_AND_CUT, "large_neighbourhood": _BRANCH_AND_CUT, "price_and_branch": _BRANCH_AND_CUT}
 )
 """Kind of solver behind what other built-in solvers claim without proof."""
+
+_METHODS: Mapping[str, str] = MappingProxyType(
+    {
+        "blocks": "prices",
+        "branch_and_bound": "linear program",
+        "brute_force": "enumeration",
+        "bucket_bound": "dynamic programming",
+        "cpsat": "constraint programming",
+        "highs": "linear program",
+        "hub_branching": "prices",
+        "lagrangian": "prices",
+        "price_and_branch": "prices",
+        "price_bounding": "prices",
+        "tree_dp": "dynamic programming",
+    }
+)
+"""What the exact bounds of built-in solvers are evaluations of."""
 
 _SOLVER_ARGUMENTS = ("problem", "options", "report", "incumbent")
 
@@ -149,6 +167,11 @@ class SolverSpec:
                 f"{', '.join(_SOLVER_ARGUMENTS)} ({error})"
             ) from error
         return cast(Solver, partial(found, **self.keywords) if self.keywords else found)
+
+
+def method_of(solver: str) -> str:
+    """Return what the exact bounds of a solver are evaluations of; its own name where that is not known."""
+    return _METHODS.get(solver, solver)
 
 
 def find_solver(name: str) -> SolverSpec:

@@ -24,20 +24,23 @@ class Bounds:
     ----------
     exact
         The best bound that follows in exact integers, or None.
+    exact_by
+        The solver that it is of.
     claims
         Per kind of solver the best bound that it claims; refuted ones are gone.
     """
 
     def __init__(self) -> None:
         self.exact: int | None = None
+        self.exact_by = ""
         self.claims: dict[str, int] = {}
         self._refuted: set[str] = set()
 
-    def raise_exact(self, bound: int | None) -> bool:
-        """Keep an exact bound if it is better; return whether it is."""
+    def raise_exact(self, bound: int | None, by: str) -> bool:
+        """Keep an exact bound of a solver if it is better; return whether it is."""
         if bound is None or (self.exact is not None and bound <= self.exact):
             return False
-        self.exact = int(bound)
+        self.exact, self.exact_by = int(bound), by
         return True
 
     def claim(self, bound: int | None, kind: str) -> bool:

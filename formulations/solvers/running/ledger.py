@@ -101,7 +101,7 @@ class Ledger:
         SolverContradiction
             If it exceeds the checked objective.
         """
-        if self.bounds.raise_exact(bound):
+        if self.bounds.raise_exact(bound, source):
             self._record(source)
 
     def claim(self, bound: int | None, kind: str, source: str) -> None:
@@ -171,6 +171,7 @@ class Ledger:
             proof=self._kind_of_proof(infeasible, known, proof),
             claimed=None if claim is None else claim[1],
             claimed_by="" if claim is None else claim[0],
+            proved_by="" if known is None or proof is Proof.AGREED else self.bounds.exact_by,
         )
 
     def _kind_of_proof(self, infeasible: Status | None, bound: int | None, proof: Proof | None) -> Proof | None:

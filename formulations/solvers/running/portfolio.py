@@ -260,7 +260,7 @@ class _Search:
         """Keep and report bounds; members only learn exact ones, so that their claims stay independent."""
         spec = find_solver(source)
         exact, claimed = by_trust(spec, exact, claimed)
-        is_raised = self.bounds.raise_exact(exact)
+        is_raised = self.bounds.raise_exact(exact, source)
         if is_raised:
             team.publish(Update(bound=exact), source)
         if self.bounds.claim(claimed, spec.claimant) or is_raised:

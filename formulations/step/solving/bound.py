@@ -14,7 +14,7 @@ from concurrent.futures import Future, wait
 from dataclasses import replace
 from functools import partial
 
-from formulations.problem.solution import Progress, Proof, SolveOptions, SolveResult, Status
+from formulations.problem.solution import KnownBound, Progress, SolveOptions, SolveResult, Status
 from formulations.problem.strategy_problem import StrategyProblem
 from formulations.solvers import SolverPool, solve
 from formulations.step.solving.background import Background
@@ -84,7 +84,7 @@ class BoundBeside(Background):
         if self._options.workers != 1:
             self._begin(cost)
 
-    def bound(self, cost: int, patient: bool = True) -> tuple[int, Proof] | None:
+    def bound(self, cost: int, patient: bool = True) -> KnownBound | None:
         """A bound on all plans, at most the cost of the best one, and how it is known.
 
         Parameters
@@ -97,7 +97,7 @@ class BoundBeside(Background):
 
         Returns
         -------
-        tuple or None
+        KnownBound or None
             None where nothing was proved.
         """
         if patient:
@@ -110,8 +110,9 @@ class BoundBeside(Background):
         if result is None or result.proof is None:
             return None
         if result.status is Status.INFEASIBLE:
-            return min(self._above, cost), result.proof
-        return None if result.bound is None else (min(result.bound, self._above, cost), result.proof)
+            return KnownBound(min(self._above, cost), result.proof, result.proved_by or result.solver)
+        known = result.known_bound
+        return None if known is None else replace(known, value=min(known.value, self._above, cost))
 
     def _wait(self, cost: int) -> None:
         """Wait for the end, while a better bound is possible."""

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from formulations.presolve import is_deep
-from formulations.problem.solution import Progress, Proof, SolveOptions
+from formulations.problem.solution import KnownBound, Progress, SolveOptions
 from formulations.problem.strategy_problem import StrategyProblem
 from formulations.solvers import DEFAULT_SOLVER, SolverPool, find_solver
 from formulations.solvers.running.lanes import BLOCKS, PRICES
@@ -37,15 +37,17 @@ class FreeDecision:
     ----------
     decision
         The decision.
-    cost
-        Its cost (quanta), a lower bound for every formulation.
-    proof
-        How it is known.
+    bound
+        Its cost (quanta), a lower bound for every formulation, and how that is known.
     """
 
     decision: StepDecision | None = None
-    cost: int | None = None
-    proof: Proof | None = None
+    bound: KnownBound | None = None
+
+    @property
+    def cost(self) -> int | None:
+        """Its cost (quanta), or None where none is known."""
+        return None if self.bound is None else self.bound.value
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,9 +15,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
 from formulations.problem.checker import check
-from formulations.problem.solution import Progress, Proof, SolveOptions, SolveResult, Status, relative_gap
+from formulations.problem.solution import KnownBound, Progress, SolveOptions, SolveResult, Status, relative_gap
 from formulations.problem.strategy_problem import StrategyProblem
 from formulations.solvers import SolverContradiction
 from formulations.solvers.peaks.minimum_peak import MinimumPeak, minimum_peak
@@ -58,13 +59,13 @@ class SolvedStep:
         The decision.
     result
         The solver's checked result; objective, bound and gap are those of the executed decision.
-    problem
-        The solved problem, under the requested limit.
+    bounding_problem
+        Builds the problem whose lower bounds hold for every plan of the formulation that costs at most as much.
     """
 
     decision: StepDecision
     result: SolveResult
-    problem: StrategyProblem
+    bounding_problem: Callable[[], StrategyProblem]
 
 
 def solve_step(built: StepProblem, context: SolveContext) -> SolvedStep | MinimumPeak:
@@ -220,15 +221,13 @@ class _StepSolve:
     def _proven(self, found: SolveResult, chosen: Candidate) -> SolvedStep:
         """The chosen decision with the best bound that is known."""
         cost, free = chosen.executed.cost, self.context.free
-        bounds = [] if found.bound is None or found.proof is None else [(found.bound, found.proof)]
+        bounds = [found.known_bound]
         if self.built.relaxation is not None:
-            beside = self.bound.bound(cost, patient=Ending.INTERRUPTED not in found.message and cost != free.cost)
-            bounds = [] if beside is None else [beside]
+            bounds = [self.bound.bound(cost, patient=Ending.INTERRUPTED not in found.message and cost != free.cost)]
             found = replace(found, claimed=None, claimed_by="")  # it is claimed of a problem that leaves plans out
-        if free.cost is not None and free.proof is not None:
-            bounds.append((free.cost, free.proof))
-        best = max(bounds, key=lambda bound: bound[0], default=None)
-        return SolvedStep(chosen.decision, _certified(found, best, cost), self.built.problem)
+        bounds.append(free.bound)
+        best = max((bound for bound in bounds if bound is not None), key=lambda bound: bound.value, default=None)
+        return SolvedStep(chosen.decision, _certified(found, best, cost), partial(_bounding_problem, self.built, cost))
 
     def _report_choices(self, line: Progress) -> None:
         self.incumbents.report(line)
@@ -276,7 +275,11 @@ def _smallest_peak(problem: StrategyProblem, context: SolveContext) -> MinimumPe
     return minimum_peak(problem, MEMORY, replace(context.options, time_limit=seconds), context.pool)
 
 
-def _certified(result: SolveResult, proven: tuple[int, Proof] | None, cost: int) -> SolveResult:
+def _bounding_problem(built: StepProblem, cost: int) -> StrategyProblem:
+    return built.problem if built.relaxation is None else built.relaxation(cost)
+
+
+def _certified(result: SolveResult, known: KnownBound | None, cost: int) -> SolveResult:
     """A result with the cost of its executed decision and a bound for it with its proof.
 
     Raises
@@ -284,7 +287,7 @@ def _certified(result: SolveResult, proven: tuple[int, Proof] | None, cost: int)
     SolverContradiction
         If the bound is above the cost.
     """
-    bound, proof = (None, None) if proven is None else proven
+    bound = None if known is None else known.value
     if bound is not None and bound > cost:
         raise SolverContradiction(f"{result.solver} proves a bound of {bound}, but a decision costs {cost}")
     status = Status.OPTIMAL if bound == cost else Status.FEASIBLE
@@ -295,7 +298,8 @@ def _certified(result: SolveResult, proven: tuple[int, Proof] | None, cost: int)
         bound=bound,
         gap=relative_gap(cost, bound),
         status=status,
-        proof=proof,
+        proof=None if known is None else known.proof,
+        proved_by="" if known is None else known.by,
         claimed=result.claimed if is_beyond else None,
         claimed_by=result.claimed_by if is_beyond else "",
     )

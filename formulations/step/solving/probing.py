@@ -108,12 +108,13 @@ def _joined(first: SolveResult | None, second: SolveResult, before: float) -> So
     """
     bound = higher_bound(None if first is None else first.bound, second.bound)
     closed = second.choices is not None and bound == second.objective
-    by_first = first is not None and bound is not None and bound != second.bound
+    prover = first if first is not None and bound is not None and bound != second.bound else second
     return replace(
         second,
         status=Status.OPTIMAL if closed else second.status,
         bound=bound,
-        proof=first.proof if first is not None and by_first else second.proof,
+        proof=prover.proof,
+        proved_by=prover.proved_by,
         gap=relative_gap(second.objective, bound),
         seconds=before + second.seconds,
         cpu_seconds=second.cpu_seconds + (0.0 if first is None else first.cpu_seconds),

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from formulations.problem.solution import Progress, Proof, SolveOptions, SolveResult, Status
+from formulations.problem.solution import KnownBound, Progress, SolveOptions, SolveResult, Status
 from formulations.step.sharding import MEMORY
 from formulations.step.solving.context import Candidate, SolveContext
 from formulations.step.solving.step_problem import StepProblem
@@ -49,12 +49,12 @@ class Solved:
 
     decision: StepDecision
     fits: bool
-    proof: Proof | None
+    bound: KnownBound | None
 
     @property
     def optimal(self) -> bool:
         """Whether it is known to be optimal in the smaller problem."""
-        return self.proof is not None
+        return self.bound is not None
 
 
 Find = Callable[[StepProblem, Candidate | None, SolveOptions, bool], tuple[SolveResult, Candidate | None]]
@@ -143,7 +143,7 @@ class Search:
         if not fits and smaller.overestimate is not None:
             self.solve(replace(attempt, build=smaller.overestimate))
         optimal = found.status is Status.OPTIMAL and found.bound == found.objective
-        return Solved(decision, fits, found.proof if optimal else None)
+        return Solved(decision, fits, found.known_bound if optimal else None)
 
     def keep(self, decision: StepDecision) -> bool:
         """Execute a decision, keep it where it is the cheapest within the limit so far, and say whether it fits."""

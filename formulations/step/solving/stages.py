@@ -12,7 +12,7 @@ repeated blocks find good decisions without a start: restrictions are solved in 
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from functools import partial
 
@@ -171,9 +171,9 @@ def _without_limit(search: Search) -> Attempts:
         solved = yield Attempt(search.built.unlimited, _WHOLE)
     if solved is None:
         return
-    if solved.optimal:
-        free.decision, free.proof = solved.decision, solved.proof
-        free.cost = search.context.execute(solved.decision).cost
+    if solved.bound is not None:
+        free.decision = solved.decision
+        free.bound = replace(solved.bound, value=search.context.execute(solved.decision).cost)
     search.reference, search.finished = solved.decision, solved.optimal and solved.fits
 
 

@@ -141,6 +141,6 @@ def prepared(case: StepCase) -> PreparedCase:
     with SolverPool() as pool:
         solved = session.solve(PlanRequest(formulation="sharding", time_limit=FREE_SECONDS), pool=pool)
     if solved.result.status is Status.OPTIMAL:  # no device is full, so it is the best without a limit as well
-        session.free = FreeDecision(solved.decision, solved.result.objective, solved.result.proof)
+        session.free = FreeDecision(solved.decision, solved.result.known_bound)
     profile = session.replay(session.schedule(solved.decision)).profile
     return PreparedCase(session, session.execute(solved.decision), sum(profile.at_start.values()))

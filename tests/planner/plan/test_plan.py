@@ -201,7 +201,8 @@ def test_summary_says_what_the_certificate_says():
     assert rows["recomputed operators"] == "1"
     assert rows["collectives"] == "4"
     assert rows["solver"] == "highs, 250 ms"
-    assert rows["cross-checks"] == "greedy: feasible"
+    assert rows["bound"] == "12.17 µs, exact by linear program"
+    assert rows["second bound"] == "12 µs by bucket_bound, gap 1.38 %"
     assert all(name in text and value in text for name, value in rows.items())
     unlimited = made(bound_ns=None, options=OPTIONS.model_copy(update={"memory_bytes": None}))
     rows = dict(unlimited.rows())

@@ -6,7 +6,7 @@ import json
 
 from support.steps.replay_case import GRAPH, RULES, SCHEDULE, Prices, check
 
-from formulations.problem.solution import Status
+from formulations.problem.solution import Proof, Status
 from planner.plan.document import (
     Certificate,
     CrossCheck,
@@ -28,7 +28,9 @@ CERTIFICATE = Certificate(
     solver="highs",
     status=Status.OPTIMAL,
     seconds=0.25,
-    cross_checks=(CrossCheck(solver="greedy", status=Status.FEASIBLE, objective_ns=20_000, seconds=0.01),),
+    proof=Proof.EXACT,
+    method="linear program",
+    cross_checks=(CrossCheck(solver="bucket_bound", status=Status.BOUND_ONLY, bound_ns=12_000, seconds=0.01),),
 )
 RECORD = Record(certificate=CERTIFICATE, times={"trace": 0.5}, hardware={"processor": "a"})
 

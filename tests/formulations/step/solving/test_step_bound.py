@@ -11,9 +11,10 @@ from dataclasses import replace
 import pytest
 
 from formulations.instances.random_families import family_problem
-from formulations.problem.solution import Proof, SolveOptions, Status
+from formulations.problem.solution import KnownBound, Proof, SolveOptions, Status
 from formulations.problem.strategy_problem import StrategyProblem
 from formulations.solvers import SolverPool, solve, solve_in_process
+from formulations.solvers.protocol.registry import method_of
 from formulations.step.solving import bound as step_bound
 from formulations.step.solving.bound import ALONE_SHARE, BoundBeside
 
@@ -65,9 +66,9 @@ def test_it_is_at_most_the_optimum_and_at_most_the_cost(options, pool, monkeypat
             beside.begin(FAR_ABOVE)
             found = beside.bound(cost)
         assert found is not None
-        bound, proof = found
-        assert proof is Proof.EXACT
-        assert 0 < bound <= min(optimum, cost)
+        assert found.proof is Proof.EXACT
+        assert method_of(found.by) == "prices"
+        assert 0 < found.value <= min(optimum, cost)
         assert len(relaxed.costs) == 1
 
 
@@ -129,11 +130,13 @@ def test_it_need_not_begin_at_all(pool):
 def test_it_says_nothing_about_plans_that_the_relaxation_leaves_out(status, proved, cost, bound, monkeypatch):
     """It was made for plans of at most 30, where there turned out to be none: others may cost 31."""
     problem = family_problem("cliques", "small")
-    result = replace(solve_in_process(problem, "greedy"), status=status, bound=proved, proof=Proof.EXACT)
+    result = replace(
+        solve_in_process(problem, "greedy"), status=status, bound=proved, proof=Proof.EXACT, proved_by="greedy"
+    )
     monkeypatch.setattr(step_bound, "solve", lambda *_: result)
     with BoundBeside(Relaxed(problem), BESIDE, None) as beside:
         beside.begin(30)
-        assert beside.bound(cost) == (bound, Proof.EXACT)
+        assert beside.bound(cost) == KnownBound(bound, Proof.EXACT, "greedy")
 
 
 def test_without_a_relaxation_there_is_no_bound():
@@ -162,7 +165,7 @@ def test_it_ends_when_nobody_waits_for_it(asked, pool):
         assert relaxed.made.wait(60.0)
         if asked:
             bound = beside.bound(FAR_ABOVE, patient=False)
-            assert bound is None or bound <= FAR_ABOVE
+            assert bound is None or bound.value <= FAR_ABOVE
 
 
 def test_ctrl_c_ends_the_waiting_and_keeps_what_is_known(pool, monkeypatch):
@@ -173,5 +176,5 @@ def test_ctrl_c_ends_the_waiting_and_keeps_what_is_known(pool, monkeypatch):
     relaxed = Relaxed(family_problem("cliques", "large"))
     with BoundBeside(relaxed, replace(BESIDE, time_limit=3600.0), pool) as beside:
         bound = beside.bound(FAR_ABOVE)
-    assert bound is None or bound <= FAR_ABOVE
+    assert bound is None or bound.value <= FAR_ABOVE
     assert relaxed.costs == [FAR_ABOVE]
