@@ -215,7 +215,21 @@ class _Alignment:
                 self._place(orbit, votes.pop(orbit).most_common(1)[0][0], direction[run], families)
                 self._vote(orbit, direction, votes)
             families += 1
+        self._place_unlinked(direction)
         return Repeats(self.family, self.orbit, self.position)
+
+    def _place_unlinked(self, direction: dict[int, int]) -> None:
+        """Place orbits that no factor links to a placed one beside the others of their run."""
+        for orbit, run in enumerate(self.run_of):
+            if self.family[self.members[orbit][0]] < 0:
+                beside = next(
+                    nodes[0]
+                    for nodes, r in zip(self.members, self.run_of, strict=True)
+                    if r == run and self.family[nodes[0]] >= 0
+                )
+                sign = direction[run]
+                offset = int(self.position[beside] - sign * self.repetition[beside])
+                self._place(orbit, offset, sign, int(self.family[beside]))
 
     def _place(self, orbit: int, offset: int, sign: int, family: int) -> None:
         nodes = list(self.members[orbit])

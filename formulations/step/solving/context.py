@@ -6,11 +6,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from formulations.presolve import is_deep
-from formulations.problem.solution import KnownBound, Progress, SolveOptions
+from formulations.problem.solution import KnownBound, Progress, SolveOptions, relative_gap
 from formulations.problem.strategy_problem import StrategyProblem
 from formulations.solvers import DEFAULT_SOLVER, SolverPool, find_solver
 from formulations.solvers.running.lanes import BLOCKS, PRICES
 from formulations.step.training_step import StepDecision
+
+NEAR_OPTIMAL = 1e-4
+"""Gap to the best plan without a limit at which a search ends: costs are known less well than that."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,14 +34,14 @@ class Candidate:
 
 @dataclass(slots=True)
 class FreeDecision:
-    """The proven best decision without a limit, which is the same for all limits.
+    """What is known of plans without a limit, which is the same for all limits.
 
     Parameters
     ----------
     decision
-        The decision.
+        The best one, once that is proven.
     bound
-        Its cost (quanta), a lower bound for every formulation, and how that is known.
+        Below what none of them costs (quanta), a lower bound for every formulation: the cost of ``decision`` if any.
     """
 
     decision: StepDecision | None = None
@@ -46,8 +49,13 @@ class FreeDecision:
 
     @property
     def cost(self) -> int | None:
-        """Its cost (quanta), or None where none is known."""
-        return None if self.bound is None else self.bound.value
+        """Cost of the decision (quanta), or None where none is known."""
+        return None if self.decision is None or self.bound is None else self.bound.value
+
+    def is_near(self, cost: int) -> bool:
+        """Whether a plan of this cost is optimal, or within :data:`NEAR_OPTIMAL` of it."""
+        gap = None if self.bound is None else relative_gap(cost, self.bound.value)
+        return gap is not None and gap <= NEAR_OPTIMAL
 
 
 @dataclass(frozen=True, slots=True)

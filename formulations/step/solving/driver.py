@@ -30,7 +30,15 @@ from formulations.step.solving.bound import BoundBeside
 from formulations.step.solving.context import Candidate, SolveContext
 from formulations.step.solving.probing import solve_in_rounds
 from formulations.step.solving.search import Incumbents, Search, cheaper
-from formulations.step.solving.stages import SHORT_REACH_SHARE, Phase, begin_share, run_stages, use_block_columns
+from formulations.step.solving.stages import (
+    SHORT_REACH_SHARE,
+    SLACK_SHARE,
+    Phase,
+    begin_share,
+    is_slack,
+    run_stages,
+    use_block_columns,
+)
 from formulations.step.solving.step_problem import StepProblem
 from formulations.step.training_step import StepDecision
 
@@ -88,7 +96,7 @@ def solve_step(built: StepProblem, context: SolveContext) -> SolvedStep | Minimu
     SolverContradiction
         If a bound is above the cost of a decision.
     """
-    crowded = bool(built.restrictions) and context.solves_by_patterns(built.problem)
+    crowded = built.relaxation is not None and bool(built.restrictions) and context.solves_by_patterns(built.problem)
     after, least = (CROWDED_SHARE, CROWDED_SECONDS) if crowded else (0.0, 0.0)
     with BoundBeside(built.relaxation, context.options, context.pool, after, least) as bound:
         return _StepSolve(built, context, bound).run()
@@ -141,7 +149,8 @@ class _StepSolve:
     def __init__(self, built: StepProblem, context: SolveContext, bound: BoundBeside) -> None:
         self.built, self.bound, self.progress = built, bound, context.progress
         seconds = bound.search_seconds
-        self.ends = time.monotonic() + seconds
+        self.begun = time.monotonic()
+        self.ends = self.begun + seconds
         if built.base_problem is not None:
             seconds -= min(EXECUTED_SECONDS, EXECUTED_SHARE * seconds)
         solver = BLOCKS if use_block_columns(built, context.solver) else context.solver
@@ -152,6 +161,8 @@ class _StepSolve:
     def run(self) -> SolvedStep | MinimumPeak:
         """Find a start, solve, execute the decision, and bound its cost."""
         self.kept.best, left = self._begun()
+        if self.kept.best is not None and self.context.free.is_near(self.kept.best.executed.cost):
+            return self._free(self.kept.best)
         main = replace(left, progress=self._report_choices)
         found, self.kept.best = solve_or_smallest_peak(self.built, self.kept.best, main)
         if isinstance(found, MinimumPeak) and self._may_fit(found):
@@ -173,6 +184,18 @@ class _StepSolve:
         assert chosen is not None
         return self._proven(found, chosen)
 
+    def _free(self, chosen: Candidate) -> SolvedStep:
+        """A decision within the limit that is as good as the best without one."""
+        known = self.context.free.bound
+        assert known is not None, "the decision is near it"
+        cost = chosen.executed.cost
+        seconds = time.monotonic() - self.begun
+        found = SolveResult(
+            Status.OPTIMAL, None, cost, cost, 0.0, self.context.solver, seconds, 0.0, 0, (chosen.executed.peak,)
+        )
+        bounding = self.built.unlimited or (lambda: self.built)
+        return SolvedStep(chosen.decision, _certified(found, known, cost), lambda: bounding().problem)
+
     def _begun(self) -> tuple[Candidate | None, SolveContext]:
         """A decision to begin from where one is known or problems are smaller, and the context of the time left."""
         built, context = self.built, self.context
@@ -181,6 +204,8 @@ class _StepSolve:
         seconds = context.options.time_limit
         least = min(LEAST_BEGIN_SECONDS, seconds / 2)
         longest = min(max(begin_share(built, context) * seconds, least), MOST_BEGIN_SECONDS)
+        if is_slack(built):
+            longest = SLACK_SHARE * seconds
         begun = time.monotonic()
         start = begin(built, context.within(longest), self.bound.begin)
         seconds -= min(time.monotonic() - begun, longest)
@@ -195,7 +220,7 @@ class _StepSolve:
 
     def _may_fit(self, smallest: MinimumPeak) -> bool:
         """Whether a decision may fit although none was found, and there are smaller problems to begin from."""
-        limit = self.built.problem.resources[MEMORY].limit
+        limit = self.built.memory_limit
         return self.built.has_smaller and limit is not None and smallest.bound <= limit
 
     def _executed(self, decision: StepDecision) -> Candidate | None:
@@ -262,7 +287,7 @@ def solve_or_smallest_peak(
     if result.choices is not None:
         return result, start
     smallest = _smallest_peak(problem, context)
-    limit = problem.resources[MEMORY].limit
+    limit = built.memory_limit
     assert limit is not None, "without a limit every layout fits"
     if smallest.peak is None or smallest.peak > limit:
         return smallest, None

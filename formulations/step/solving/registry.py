@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 
 from formulations.problem.strategy_problem import StrategyProblem
 from formulations.step.counting import Counting
@@ -100,8 +100,8 @@ def kiwi_offload_problem(
 
     def build(counting: Counting) -> StepProblem:
         built = build_offload(model, modes, links, counting)
-        problem = within(built.problem, memory_limit)
-        return StepProblem(problem, built.decode, built.encode, _layouts(model), complete=built.complete)
+        problem = cache(lambda: within(built.problem, memory_limit))
+        return StepProblem(problem, memory_limit, built.decode, built.encode, _layouts(model), complete=built.complete)
 
     def relaxed(best: int) -> StrategyProblem:
         bounded = replace(links, at_most=AtMost(best, memory_limit))
@@ -120,7 +120,7 @@ def policy_problem(model: StepModel, memory_limit: int | None, recomputed: Itera
     """Sharding with recomputation set by a rule: exactly these nodes run again, as late as they may."""
     reruns = latest_moments(model, dict.fromkeys(recomputed))
     modes = once({i: (moment,) for i, moment in reruns.items()})
-    return _chain_like(model, modes, within(build_recompute_policy(model, reruns), memory_limit))
+    return _chain_like(model, modes, memory_limit, lambda: build_recompute_policy(model, reruns))
 
 
 MODELS: dict[str, Callable[[StepModel, int | None], StepProblem]] = {
@@ -154,16 +154,18 @@ def _counted(
     """Count to the byte where the tables are small; else too little, with the overestimate at hand."""
 
     def counted(counting: Counting) -> StepProblem:
-        return _chain_like(model, modes, within(build(counting), memory_limit))
+        return _chain_like(model, modes, memory_limit, partial(build, counting))
 
     if _entries(model, modes) <= LARGEST_EXACT:
         return counted(Counting.EXACT)
     return replace(counted(Counting.UNDER), overestimate=partial(counted, Counting.OVER))
 
 
-def _chain_like(model: StepModel, modes: Modes, problem: StrategyProblem) -> StepProblem:
+def _chain_like(
+    model: StepModel, modes: Modes, memory_limit: int | None, build: Callable[[], StrategyProblem]
+) -> StepProblem:
     decode, encode = partial(decode_kiwi_chain, model, modes), partial(encode_kiwi_chain, model, modes)
-    return StepProblem(problem, decode, encode, _layouts(model))
+    return StepProblem(cache(lambda: within(build(), memory_limit)), memory_limit, decode, encode, _layouts(model))
 
 
 def _with_smaller(
@@ -173,7 +175,7 @@ def _with_smaller(
     built = replace(built, rules=tuple(plans))
     if max(built.layouts) == 1:  # the reduced problem would be as large, and a rule leaves nothing to decide
         return built
-    built = replace(built, unlimited=partial(_unlimited_problem, model))
+    built = replace(built, unlimited=cache(partial(_unlimited_problem, model)))
     if _entries(model, modes) > LARGEST_REACHED:
         return built  # further problems would be large themselves
     by_rule = [partial(policy_problem, model, memory_limit, tuple(plan)) for plan in plans if plan]

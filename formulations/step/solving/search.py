@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from formulations.problem.solution import KnownBound, Progress, SolveOptions, SolveResult, Status
-from formulations.step.sharding import MEMORY
 from formulations.step.solving.context import Candidate, SolveContext
 from formulations.step.solving.step_problem import StepProblem
 from formulations.step.training_step import StepDecision
@@ -35,26 +34,25 @@ class Attempt:
         Whether only its own beginning is solved.
     patient
         Whether to go on however long the incumbent does not improve.
+    gap
+        Gap at which it is solved well enough.
     """
 
     build: Callable[[], StepProblem]
     share: float
     only_begin: bool = False
     patient: bool = True
+    gap: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Solved:
-    """A smaller problem's decision, whether it fits when it is executed, and how it is known to be optimal there."""
+    """A smaller problem's decision, whether it fits when it is executed, and what is proven in the smaller problem."""
 
     decision: StepDecision
     fits: bool
     bound: KnownBound | None
-
-    @property
-    def optimal(self) -> bool:
-        """Whether it is known to be optimal in the smaller problem."""
-        return self.bound is not None
+    optimal: bool
 
 
 Find = Callable[[StepProblem, Candidate | None, SolveOptions, bool], tuple[SolveResult, Candidate | None]]
@@ -101,7 +99,7 @@ class Search:
         self.reference: StepDecision | None = None
         self.finished = False
         self.find, self._on_first, self._announced = find, on_first, False
-        self._limit = built.problem.resources[MEMORY].limit
+        self._limit = built.memory_limit
         self._deadline = time.monotonic() + context.options.time_limit
 
     @cached_property
@@ -130,7 +128,7 @@ class Search:
         if self.left < LEAST_SECONDS:
             return None
         smaller = attempt.build()
-        options = replace(self.context.options, time_limit=attempt.share * self.left)
+        options = replace(self.context.options, time_limit=attempt.share * self.left, relative_gap=attempt.gap)
         if options.time_limit < LEAST_SECONDS:
             return None
         found, beside = self.find(smaller, self._best_in(smaller), options, attempt.patient)
@@ -143,7 +141,7 @@ class Search:
         if not fits and smaller.overestimate is not None:
             self.solve(replace(attempt, build=smaller.overestimate))
         optimal = found.status is Status.OPTIMAL and found.bound == found.objective
-        return Solved(decision, fits, found.known_bound if optimal else None)
+        return Solved(decision, fits, found.known_bound, optimal)
 
     def keep(self, decision: StepDecision) -> bool:
         """Execute a decision, keep it where it is the cheapest within the limit so far, and say whether it fits."""

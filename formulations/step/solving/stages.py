@@ -12,14 +12,18 @@ repeated blocks find good decisions without a start: restrictions are solved in 
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import Enum
 from functools import partial
 
+import numpy as np
+
+from formulations.problem.strategy_problem import StrategyProblem
 from formulations.solvers.columns.repeated_blocks import find_repeats
 from formulations.solvers.protocol.registry import DEFAULT_SOLVER
 from formulations.solvers.running.lanes import BLOCKS
-from formulations.step.solving.context import SolveContext
+from formulations.step.sharding import MEMORY
+from formulations.step.solving.context import NEAR_OPTIMAL, SolveContext
 from formulations.step.solving.search import Attempt, Search, Solved
 from formulations.step.solving.step_problem import StepProblem
 from formulations.step.training_step import StepDecision
@@ -27,6 +31,12 @@ from formulations.step.training_step import StepDecision
 BEGIN_SHARE, BASE_SHARE, ALIKE_SHARE = 0.2, 0.5, 0.8
 """Parts of the time limit for the beginning: of a problem, of one with a base problem, and of one that differs little
 from its base problem since operators have one layout."""
+
+SLACK_SHARE = 0.6
+"""Part of the time limit for the problem without a limit where the limit cannot bind: there is little else to do."""
+
+QUICK_ENTRIES = 2_000_000
+"""Table entries up to which the problem without a limit is solved in a few seconds."""
 
 SHORT_REACH_SHARE = 0.5
 """Part of the time left after the beginning for the problem of the shortest reach."""
@@ -107,6 +117,21 @@ def begin_share(built: StepProblem, context: SolveContext) -> float:
     return ALIKE_SHARE if built.has_one_layout else BASE_SHARE
 
 
+def is_slack(built: StepProblem) -> bool:
+    """Whether the memory limit cannot bind: at no time, if every node and factor held its most."""
+    if built.base_problem is not None or built.unlimited is None:
+        return False
+    if built.memory_limit is None:
+        return True
+    problem = built.unlimited().problem
+    change = np.zeros(problem.horizon + 1, dtype=np.int64)
+    for _, term in problem.usage_terms():
+        if term.resource == MEMORY:
+            change[term.start] += term.amount.max()
+            change[term.end] -= term.amount.max()
+    return int(np.cumsum(change).max()) <= built.memory_limit
+
+
 def use_block_columns(built: StepProblem, solver: str) -> bool:
     """Whether patterns of repeated blocks solve a problem better than the portfolio does.
 
@@ -165,16 +190,24 @@ def _without_limit(search: Search) -> Attempts:
     if free.decision is not None:
         search.reference, search.finished = free.decision, search.keep(free.decision)
         return
-    several = search.built.restrictions and not search.is_deep
-    solved = yield Attempt(search.built.unlimited, _LARGE if several else _WHOLE)
+    share = _LARGE if search.built.restrictions and _leaves_time(search, search.built.unlimited().problem) else _WHOLE
+    solved = yield Attempt(search.built.unlimited, share, gap=NEAR_OPTIMAL)
     if solved is None:  # the later attempts need its layouts
-        solved = yield Attempt(search.built.unlimited, _WHOLE)
+        solved = yield Attempt(search.built.unlimited, _WHOLE, gap=NEAR_OPTIMAL)
     if solved is None:
         return
-    if solved.bound is not None:
-        free.decision = solved.decision
-        free.bound = replace(solved.bound, value=search.context.execute(solved.decision).cost)
-    search.reference, search.finished = solved.decision, solved.optimal and solved.fits
+    if solved.bound is not None and (free.bound is None or solved.bound.value >= free.bound.value):
+        free.bound = solved.bound
+        free.decision = solved.decision if solved.optimal else None
+    search.reference = solved.decision
+    search.finished = solved.fits and free.is_near(search.context.execute(solved.decision).cost)
+
+
+def _leaves_time(search: Search, unlimited: StrategyProblem) -> bool:
+    """Whether restrictions come after the problem without a limit; a deep problem is not built to find that out."""
+    if sum(factor.cost.size for factor in unlimited.factors) < QUICK_ENTRIES:
+        return True
+    return not (search.context.solves_by_patterns(unlimited) or search.is_deep)
 
 
 def _rules_of_reference(search: Search) -> Attempts:

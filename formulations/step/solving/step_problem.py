@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import cache
 
 import numpy as np
 
@@ -22,8 +23,10 @@ class StepProblem:
 
     Parameters
     ----------
-    problem
-        Its first nodes are the model's nodes.
+    build
+        Builds the problem, whose first nodes are the model's nodes; called where it is first needed, and cached.
+    memory_limit
+        Bytes on one device, or None.
     decode
         From choices to the decision.
     encode
@@ -52,7 +55,8 @@ class StepProblem:
         From choices of the model's nodes to choices of the whole problem, or of the same with fewer strategies allowed.
     """
 
-    problem: StrategyProblem
+    build: Callable[[], StrategyProblem]
+    memory_limit: int | None
     decode: Callable[[Choices], StepDecision]
     encode: Callable[[StepDecision], Choices]
     layouts: tuple[int, ...]
@@ -64,6 +68,11 @@ class StepProblem:
     base_problem: Callable[[], StepProblem] | None = None
     short_reach: Callable[[], StepProblem] | None = None
     complete: Callable[[StrategyProblem, Choices], Choices] = shortest_holds
+
+    @property
+    def problem(self) -> StrategyProblem:
+        """The canonical problem under the limit."""
+        return self.build()
 
     @property
     def has_one_layout(self) -> bool:
@@ -87,14 +96,10 @@ class StepProblem:
 
     def only(self, allowed: Mapping[int, BoolArray]) -> StepProblem:
         """The same problem with only some layouts of some nodes, flags of shape ``(S,)``."""
-        nodes = list(self.problem.nodes)
-        for i, flags in allowed.items():
-            others = ~_repeated(flags, nodes[i].size)
-            known = nodes[i].forbidden
-            nodes[i] = replace(nodes[i], forbidden=others if known is None else known | others)
         overestimate = self.overestimate
         return StepProblem(
-            replace(self.problem, nodes=tuple(nodes)),
+            cache(lambda: _with_only(self.problem, allowed)),
+            self.memory_limit,
             self.decode,
             self.encode,
             self.layouts,
@@ -113,6 +118,15 @@ class StepProblem:
             size = self.layouts[i]
             allowed[i] = np.arange(self.problem.nodes[i].size) // size == choice // size
         return self.only(allowed)
+
+
+def _with_only(problem: StrategyProblem, allowed: Mapping[int, BoolArray]) -> StrategyProblem:
+    nodes = list(problem.nodes)
+    for i, flags in allowed.items():
+        others = ~_repeated(flags, nodes[i].size)
+        known = nodes[i].forbidden
+        nodes[i] = replace(nodes[i], forbidden=others if known is None else known | others)
+    return replace(problem, nodes=tuple(nodes))
 
 
 def _repeated(flags: BoolArray, size: int) -> BoolArray:
