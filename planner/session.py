@@ -153,7 +153,8 @@ class PlanningSession:
     def space(self) -> StrategySpace:
         """Strategies and tables; built when first needed."""
         started = time.perf_counter()
-        space = build_strategy_space(self.traced, self.costs, self.mesh, self.optimizer)
+        with gc_paused():
+            space = build_strategy_space(self.traced, self.costs, self.mesh, self.optimizer)
         self.times["strategies"] = time.perf_counter() - started
         return space
 

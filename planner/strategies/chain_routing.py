@@ -180,6 +180,8 @@ class ChainRouter:
         reached, leading = line.reached(source), line.leading(target)
         if target in reached[-1]:
             return Route(reached[-1][target].way, (target,), (), 0, 0, 0)
+        if not line.views:
+            return self._direct(line, reached[0][source], leading[0][target])
         best: tuple[int, int] | None = None
         chosen: tuple[int, _Stand, ReshardPath, _Stand] | None = None
         for position, (shape, item_bytes) in enumerate(line.lying):
@@ -195,10 +197,14 @@ class ChainRouter:
         if best is None or chosen is None:
             return None
         position, start, path, end = chosen
-        moved = path.placements
-        if not line.plain[position]:
-            moved = tuple(restored(placement, line.orders[position]) for placement in moved)
-        return Route(start.way, moved, end.way, *best, path.peak_bytes)
+        return Route(start.way, line.placements(position, path), end.way, *best, path.peak_bytes)
+
+    def _direct(self, line: _Line, start: _Stand, end: _Stand) -> Route | None:
+        """The route where there are no views, which is most of them."""
+        path = self._planner.paths(*line.lying[0], start.lying).get(end.lying)
+        if path is None:
+            return None
+        return Route(start.way, line.placements(0, path), (), self._cost(path.seconds), end.nbytes, path.peak_bytes)
 
     def _cost(self, seconds: float) -> int:
         if seconds not in self._quanta:
@@ -223,7 +229,7 @@ class _Line:
     """A chain of views without its names: tensors, placements that views allow, and cached results."""
 
     def __init__(self, specs: Sequence[TensorSpec], views: tuple[ViewMap, ...], mesh: tuple[int, ...]) -> None:
-        self._views = views
+        self.views = views
         self._mesh = mesh
         self._specs = tuple(specs)
         self.orders = tuple(spec.memory_order for spec in specs)
@@ -236,11 +242,17 @@ class _Line:
         self._reached: dict[Placement, tuple[dict[Placement, _Stand], ...]] = {}
         self._leading: dict[Placement, tuple[dict[Placement, _Stand], ...]] = {}
 
+    def placements(self, position: int, path: ReshardPath) -> tuple[Placement, ...]:
+        """Placements of a path in the order of memory as those of the tensor at a position."""
+        if self.plain[position]:
+            return path.placements
+        return tuple(restored(placement, self.orders[position]) for placement in path.placements)
+
     def reached(self, source: Placement) -> tuple[dict[Placement, _Stand], ...]:
         """Per position, where views alone bring a base at ``source``."""
         if source not in self._reached:
             found = [{source: self._stand(0, source, (source,))}]
-            for position, view in enumerate(self._views, start=1):
+            for position, view in enumerate(self.views, start=1):
                 found.append(
                     {
                         out: self._stand(position, out, (*stand.way, out))
@@ -254,11 +266,11 @@ class _Line:
     def leading(self, target: Placement) -> tuple[dict[Placement, _Stand], ...]:
         """Per position, from where views alone lead to an argument at ``target``."""
         if target not in self._leading:
-            found = [{target: self._stand(len(self._views), target, ())}]
-            for position in reversed(range(len(self._views))):
+            found = [{target: self._stand(len(self.views), target, ())}]
+            for position in reversed(range(len(self.views))):
                 following = found[-1]
                 here: dict[Placement, _Stand] = {}
-                for at, outs in self._views[position].items():
+                for at, outs in self.views[position].items():
                     way = next(((out, *following[out].way) for out in outs if out in following), None)
                     if way is not None:
                         here[at] = self._stand(position, at, way)

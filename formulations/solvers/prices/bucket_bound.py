@@ -24,7 +24,7 @@ _FIRST_ENTRIES, _MOST_ENTRIES, _GROWTH = 1 << 12, 1 << 20, 4
 """Not tunable: table entries of the first elimination and of the last, and their ratio where prices change nothing."""
 
 _FIRST_STEPS, _MOST_STEPS = 10, 160
-"""Not tunable: price steps before the second elimination, and before the last; their number doubles between."""
+"""Not tunable: price steps before the first elimination, and before the last; their number doubles between."""
 
 
 def solve(problem: StrategyProblem, options: SolveOptions, report: ReportProgress, incumbent: ReportIncumbent) -> Claim:
@@ -42,13 +42,11 @@ def solve(problem: StrategyProblem, options: SolveOptions, report: ReportProgres
     bound: int | None = None
     steps, entries = _FIRST_STEPS, _FIRST_ENTRIES
     try:
-        while True:
-            bound = higher_bound(bound, _eliminated(problem, ascent, entries, deadline))
-            report(Progress(time.monotonic() - started, None, bound, "bucket_bound"))
-            if ascent.iterations >= _MOST_STEPS or entries >= _MOST_ENTRIES:
-                break
+        while ascent.iterations < _MOST_STEPS and entries <= _MOST_ENTRIES:
             while ascent.iterations < steps and time.monotonic() < deadline:
                 ascent.step(ascent.iterations / _MOST_STEPS)
+            bound = higher_bound(bound, _eliminated(problem, ascent, entries, deadline))
+            report(Progress(time.monotonic() - started, None, bound, "bucket_bound"))
             if not ascent.best_prices.any():
                 entries *= _GROWTH
             steps *= 2
