@@ -12,6 +12,7 @@ S(0) -> R      all-gather              after                                    
 S(d) -> R      all-gather along        2 after (gathered along 0, then concatenated       after
                0, then cat along d     along d)
 Psum -> R      all-reduce              after (a clone, reduced in place)                  after
+               behind another step     none (reduced in place)                            none
 Psum -> S(0)   reduce-scatter          after                                              none
 Psum -> S(d)   chunk along d, cat      before + after (the copy is the input)             before
                along 0, reduce-scatter
@@ -129,8 +130,10 @@ def step_between(source: Placement, target: Placement) -> Step | None:
     return Step(axis, None if old_dim is None else Collective.ALL_TO_ALL, source_dim=old_dim, target_dim=new_dim)
 
 
-def step_peak_bytes(step: Step, before: int, after: int) -> int:
-    """Most bytes alive during a step beyond its input (table of the module)."""
+def step_peak_bytes(step: Step, before: int, after: int, *, owned: bool = False) -> int:
+    """Most bytes alive during a step beyond its input (table of the module), which is the path's own if ``owned``."""
+    if step.collective is Collective.ALL_REDUCE and owned:
+        return 0
     if step.collective is Collective.ALL_GATHER:
         return after if step.source_dim == 0 else 2 * after
     if step.collective is Collective.REDUCE_SCATTER:
@@ -138,9 +141,11 @@ def step_peak_bytes(step: Step, before: int, after: int) -> int:
     return 2 * after if step.collective is Collective.ALL_TO_ALL else after
 
 
-def step_copies(step: Step, before: int, after: int) -> list[int]:
-    """Bytes of each local copy of a step (table of the module)."""
+def step_copies(step: Step, before: int, after: int, *, owned: bool = False) -> list[int]:
+    """Bytes of each local copy of a step (table of the module), whose input is the path's own if ``owned``."""
     match step.collective:
+        case Collective.ALL_REDUCE if owned:
+            return []
         case Collective.ALL_GATHER:
             return [after] if step.source_dim else []
         case Collective.REDUCE_SCATTER:
@@ -192,7 +197,7 @@ class ReshardPlanner:
         self.launch_seconds = launch_seconds
         self.fresh_memory = fresh_memory
         self._trees: dict[tuple[tuple[int, ...], int, Placement], dict[Placement, ReshardPath]] = {}
-        self._moves: dict[tuple[tuple[int, ...], int, Placement], tuple[_Move, ...]] = {}
+        self._moves: dict[tuple[tuple[int, ...], int, Placement, bool], tuple[_Move, ...]] = {}
         self._tables: dict[object, tuple[NDArray[np.float64], NDArray[np.int64], NDArray[np.int64]]] = {}
 
     def path(
@@ -254,8 +259,10 @@ class ReshardPlanner:
             self._tables[key] = self._build_tables(*key)
         return self._tables[key]
 
-    def step_seconds(self, shape: Sequence[int], item_bytes: int, source: Placement, target: Placement) -> float:
-        """Seconds of the single step from ``source`` to ``target``.
+    def step_seconds(
+        self, shape: Sequence[int], item_bytes: int, source: Placement, target: Placement, *, owned: bool = False
+    ) -> float:
+        """Seconds of the single step from ``source`` to ``target``; ``owned`` if it is not the first of a path.
 
         Raises
         ------
@@ -267,7 +274,7 @@ class ReshardPlanner:
             raise ValueError(f"{source} -> {target} is not one collective")
         before = local_numel(shape, source, self.mesh) * item_bytes
         after = local_numel(shape, target, self.mesh) * item_bytes
-        copies = step_copies(step, before, after)
+        copies = step_copies(step, before, after, owned=owned)
         seconds = sum(2 * copied / self.memory_bandwidth + self.launch_seconds for copied in copies)
         if self.fresh_memory is not None:
             # An all-reduce works inside its copy; every other collective has a buffer of its own besides.
@@ -317,23 +324,25 @@ class ReshardPlanner:
             if current in done:
                 continue
             done[current] = ReshardPath(path, ticks / _TICKS_PER_SECOND, peak)
-            alive = local_numel(shape, current, self.mesh) * item_bytes if len(path) > 1 else 0
-            for move in self._moves_from(shape, item_bytes, current):
+            owned = len(path) > 1
+            alive = local_numel(shape, current, self.mesh) * item_bytes if owned else 0
+            for move in self._moves_from(shape, item_bytes, current, owned):
                 if move.target not in done:
                     here = max(peak, alive + move.peak_bytes)
                     heappush(heap, (ticks + move.ticks, here, (*path, move.target)))
         return done
 
-    def _moves_from(self, shape: tuple[int, ...], item_bytes: int, source: Placement) -> tuple[_Move, ...]:
+    def _moves_from(self, shape: tuple[int, ...], item_bytes: int, source: Placement, owned: bool) -> tuple[_Move, ...]:
         """Steps that leave a placement, priced once for the paths of all sources."""
-        key = (shape, item_bytes, source)
+        key = (shape, item_bytes, source, owned)
         if key not in self._moves:
             before = local_numel(shape, source, self.mesh) * item_bytes
             moves = []
             for target, step in self._steps_from(shape, source):
                 after = local_numel(shape, target, self.mesh) * item_bytes
-                ticks = round(self.step_seconds(shape, item_bytes, source, target) * _TICKS_PER_SECOND)
-                moves.append(_Move(target, ticks, step_peak_bytes(step, before, after)))
+                seconds = self.step_seconds(shape, item_bytes, source, target, owned=owned)
+                peak_bytes = step_peak_bytes(step, before, after, owned=owned)
+                moves.append(_Move(target, round(seconds * _TICKS_PER_SECOND), peak_bytes))
             self._moves[key] = tuple(moves)
         return self._moves[key]
 

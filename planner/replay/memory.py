@@ -88,9 +88,11 @@ def path_peak(path: tuple[Placement, ...], sizes: tuple[int, ...]) -> int:
     of it. The output of a step stays until the next one is done.
     """
     peak = held = 0
-    for (old, new), (before, after) in zip(pairwise(path), pairwise(sizes), strict=True):
+    for at, ((old, new), (before, after)) in enumerate(zip(pairwise(path), pairwise(sizes), strict=True)):
         was, becomes = next(((a, b) for a, b in zip(old, new, strict=True) if a != b), ("R", "R"))
         extra = 0
+        if at and was[0] == "P" and becomes == "R":
+            continue  # reduced in place
         if was[0] == "S" and (becomes[0] == "S" or was != "S0"):
             extra = after
         elif was[0] == "P" and becomes[0] == "S" and becomes != "S0":

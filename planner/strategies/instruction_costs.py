@@ -75,10 +75,11 @@ class InstructionCosts:
         order = spec.memory_order
         shape = tuple(spec.shape[dim] for dim in order)
         lying = [reordered(placement, order) for placement in path]
+        resharding = self._costs.resharding
         try:
             ticks = sum(
-                round(self._costs.resharding.step_seconds(shape, spec.item_bytes, before, after) * PICOSECONDS)
-                for before, after in pairwise(lying)
+                round(resharding.step_seconds(shape, spec.item_bytes, before, after, owned=at > 0) * PICOSECONDS)
+                for at, (before, after) in enumerate(pairwise(lying))
             )
         except ValueError as error:
             raise KeyError(path) from error

@@ -212,11 +212,11 @@ class _Lowering:
 
     def _reshard(self, instruction: Reshard) -> None:
         node = self._read(instruction.source)
-        for before, after in pairwise(instruction.path):
-            key = (before, after)
+        for at, (before, after) in enumerate(pairwise(instruction.path)):
+            key = (before, after, at > 0)
             if key not in self._shared:
-                name = "_".join(("reshard", *before, "to", *after))
-                self._shared[key] = _named(reshard_step(before, after, self._groups), name)
+                name = "_".join(("reshard", *before, "to", *after, *["in_place"] * (at > 0)))
+                self._shared[key] = _named(reshard_step(before, after, self._groups, owned=at > 0), name)
             node = self._graph.call_function(self._shared[key], (node,))
         self._nodes[instruction.target] = node
 

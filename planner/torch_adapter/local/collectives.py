@@ -1,8 +1,8 @@
 """The collectives that bring a local tensor from one placement to another, one mesh axis at a time.
 
 Each step of a path of :mod:`planner.machine.resharding` is built here with the collective, the copies and the
-lifetimes of that module's table. Torch's functional collectives are used (out of place, traceable) and waited for
-at once.
+lifetimes of that module's table. Torch's functional collectives are used (traceable; out of place, but for an
+all-reduce of what an earlier step of the path made) and waited for at once.
 
 A tensor whose dimensions lie in another order in memory (a transposed view) is handled in that order, so
 its dimension 0 of the table is the outermost one in memory, and its result lies in the same order: a view
@@ -66,10 +66,11 @@ class MeshGroups:
         names = tuple(str(mesh.get_group(axis).group_name) for axis in range(mesh.ndim))
         return cls(tuple(mesh.shape), tuple(coordinate), names)
 
-    def all_reduce(self, tensor: Tensor, op: str, axis: int) -> Tensor:
-        """Reduction (``"sum"``, ``"avg"``, ``"max"``, ``"min"``) over mesh axis ``axis``; a new tensor."""
+    def all_reduce(self, tensor: Tensor, op: str, axis: int, *, in_place: bool = False) -> Tensor:
+        """Reduction (``"sum"``, ``"avg"``, ``"max"``, ``"min"``) over mesh axis ``axis``; a new tensor or the same."""
         functional = torch.ops._c10d_functional
-        reduced: Tensor = functional.all_reduce(tensor, op, self.names[axis])
+        reduce = functional.all_reduce_ if in_place else functional.all_reduce
+        reduced: Tensor = reduce(tensor, op, self.names[axis])
         waited: Tensor = functional.wait_tensor(reduced)
         return waited
 
@@ -140,7 +141,7 @@ def _split_dim(tensor: Tensor, dim: int, count: int) -> Tensor:
     return tensor.view(*shape[:dim], count, shape[dim] // count, *shape[dim + 1 :])
 
 
-def reshard_step(before: Placement, after: Placement, groups: MeshGroups) -> LocalFunction:
+def reshard_step(before: Placement, after: Placement, groups: MeshGroups, *, owned: bool = False) -> LocalFunction:
     """Build the function of a local tensor that takes it from ``before`` to ``after``.
 
     Parameters
@@ -149,12 +150,14 @@ def reshard_step(before: Placement, after: Placement, groups: MeshGroups) -> Loc
         Placements that differ on exactly one axis.
     groups
         Process groups of the mesh.
+    owned
+        Whether the tensor is the path's own, made by a step before this one, and may be changed.
 
     Returns
     -------
     Callable
-        From the local tensor under ``before`` to a new local tensor under ``after``. A collective: every
-        rank of the mesh must call it.
+        From the local tensor under ``before`` to one under ``after``, a new one unless the tensor is owned. A
+        collective: every rank of the mesh must call it.
 
     Raises
     ------
@@ -170,7 +173,7 @@ def reshard_step(before: Placement, after: Placement, groups: MeshGroups) -> Loc
     if is_shard(old) and new == REPLICATE:
         return _in_memory_order(_all_gather, groups, axis, dims)
     if is_partial(old) and new == REPLICATE:
-        return _in_memory_order(partial(_all_reduce, old[1:]), groups, axis, dims)
+        return _in_memory_order(partial(_all_reduce, old[1:], owned), groups, axis, dims)
     if is_partial(old) and is_shard(new):
         return _in_memory_order(partial(_reduce_scatter, old[1:]), groups, axis, dims)
     if is_shard(old) and is_shard(new):
@@ -206,8 +209,8 @@ def _all_gather(groups: MeshGroups, axis: int, tensor: Tensor, dim: int, _: int)
     return _join_from_front(gathered, dim, groups.shape[axis], shape)
 
 
-def _all_reduce(reduction: str, groups: MeshGroups, axis: int, tensor: Tensor, *_: int) -> Tensor:
-    return groups.all_reduce(tensor, reduction, axis)
+def _all_reduce(reduction: str, owned: bool, groups: MeshGroups, axis: int, tensor: Tensor, *_: int) -> Tensor:
+    return groups.all_reduce(tensor, reduction, axis, in_place=owned)
 
 
 def _reduce_scatter(reduction: str, groups: MeshGroups, axis: int, tensor: Tensor, _: int, dim: int) -> Tensor:

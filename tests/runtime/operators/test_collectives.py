@@ -57,6 +57,8 @@ def check_single_steps(mesh):
         source = local_tensor(full, before, mesh, groups.coordinate)
         kept = source.clone()
         result = reshard_step(before, after, groups)(source)
+        again = reshard_step(before, after, groups, owned=True)(source.clone())
+        torch.testing.assert_close(again, result, rtol=1e-5, atol=1e-5, msg=f"{before} -> {after} in place")
         if any(is_partial(word) for word in after):
             result, expected = gather_full(result, after, groups), full
         else:
@@ -72,14 +74,15 @@ def check_memory_of_steps(mesh):
     """Bytes alive at the worst moment of each step, against what planner.machine.resharding charges."""
     groups = groups_of(mesh)
     full = torch.randn(SHAPE, generator=torch.Generator().manual_seed(3))
-    for before, after in single_steps(mesh):
+    for (before, after), owned in itertools.product(single_steps(mesh), (False, True)):
         source = local_tensor(full, before, mesh, groups.coordinate)
-        step = reshard_step(before, after, groups)
+        step = reshard_step(before, after, groups, owned=owned)
         with StorageMeter() as meter:
             meter.track(source)
             result = step(source)
-        charged = step_peak_bytes(step_between(before, after), source.nbytes, result.nbytes)
-        assert meter.peak_bytes == source.nbytes + charged, (before, after, meter.peak_bytes - source.nbytes, charged)
+        charged = step_peak_bytes(step_between(before, after), source.nbytes, result.nbytes, owned=owned)
+        where = before, after, owned, meter.peak_bytes - source.nbytes, charged
+        assert meter.peak_bytes == source.nbytes + charged, where
 
 
 def check_gather_full(mesh):
