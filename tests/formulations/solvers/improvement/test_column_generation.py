@@ -331,3 +331,24 @@ def test_the_master_finds_the_best_mixture() -> None:
             assert check(problem, found).objective == optimum, seed
             solved += 1
     assert solved >= 7
+
+
+def test_an_orbit_that_no_factor_links_lies_beside_its_run():
+    """Pairs of nodes repeat; only the first of each is linked to the heaviest run, which is placed first."""
+    blocks = 8
+    heavy = [Node(f"heavy {k}", np.arange(9)) for k in range(blocks)]
+    pairs = [Node(f"{k} {size}", np.arange(size)) for k in range(blocks) for size in (3, 2)]
+    links = [Factor((k, blocks + 2 * k), np.ones((9, 3), dtype=np.int64)) for k in range(blocks)]
+    repeats = find_repeats(StrategyProblem("pairs", (*heavy, *pairs), tuple(links), (), 1))
+    assert repeats.count == 3 * blocks
+    assert set(repeats.family.tolist()) == {0}
+    assert repeats.position[blocks::2].tolist() == repeats.position[blocks + 1 :: 2].tolist()
+    assert len(set(inner_groups(repeats).tolist())) == 3 * 3
+
+
+def test_a_deep_problem_without_limits_begins_with_messages():
+    limited = layered_problem(0)
+    free = replace(limited, resources=tuple(replace(resource, limit=None) for resource in limited.resources))
+    for problem, first in ((free, PRICES), (limited, BLOCKS)):
+        (lane,) = lanes_for(problem, SolveOptions(), deep=True)
+        assert lane[0].solver == first

@@ -12,7 +12,8 @@ from support.steps.random_steps import decisions, random_step
 from support.tiers import first
 
 from formulations.problem.checker import check
-from formulations.problem.solution import SolveOptions, Status
+from formulations.problem.solution import KnownBound, Proof, SolveOptions, Status
+from formulations.problem.strategy_problem import StrategyProblem
 from formulations.solvers import SolverPool, solve
 from formulations.solvers.peaks.minimum_peak import MinimumPeak, without_limit
 from formulations.step.holds import shortest_holds
@@ -21,7 +22,7 @@ from formulations.step.modes import once_or_twice
 from formulations.step.offload.model import Links
 from formulations.step.replay import replay_decision
 from formulations.step.sharding import MEMORY
-from formulations.step.solving import driver, registry
+from formulations.step.solving import driver, registry, stages
 from formulations.step.solving.context import Candidate, Executed, FreeDecision, SolveContext
 from formulations.step.solving.driver import SolvedStep, begin, solve_step
 from formulations.step.solving.registry import (
@@ -305,3 +306,37 @@ def test_smaller_problems_are_tried_again_where_nothing_is_found(pool, monkeypat
     assert tried[1] == AMPLE.time_limit > tried[0]
     assert isinstance(found, SolvedStep)
     assert execution(model)(found.decision).peak <= limit
+
+
+def never_built() -> StrategyProblem:
+    raise AssertionError("the limit cannot bind, so the problem without one is enough")
+
+
+@pytest.mark.parametrize("limit", [None, 10**12])
+@pytest.mark.parametrize("seed", range(4))
+def test_a_limit_that_cannot_bind_is_planned_without_it(seed, limit, pool):
+    model, space = step_with_decisions(seed)
+    built = replace(kiwi_chain_problem(model, limit), build=never_built)
+    assert stages.is_slack(built)
+    found = solve_step(built, SolveContext(execution(model), EXACT, AMPLE, pool))
+    assert isinstance(found, SolvedStep)
+    assert found.result.status is Status.OPTIMAL
+    assert found.result.objective == found.result.bound == min(executed.cost for _, executed in space)
+    assert found.result.objective == execution(model)(found.decision).cost
+    assert found.bounding_problem().resources[MEMORY].limit is None
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_limit_that_cannot_bind_is_above_every_peak(seed):
+    model, space = step_with_decisions(seed)
+    largest = max(executed.peak for decision, executed in space if not decision.recomputed)
+    built = kiwi_chain_problem(model, largest - 1)
+    assert not stages.is_slack(built)
+
+
+def test_a_plan_within_the_gap_of_the_best_without_a_limit_ends_the_search():
+    free = FreeDecision(bound=KnownBound(1_000_000, Proof.EXACT, "lagrangian"))
+    assert free.is_near(1_000_000)
+    assert free.is_near(1_000_100)
+    assert not free.is_near(1_000_101)
+    assert not FreeDecision().is_near(1)
