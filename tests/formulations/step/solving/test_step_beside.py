@@ -100,7 +100,7 @@ def endless(built: StepProblem) -> StepProblem:
     decision = StepDecision((0,) * len(built.layouts), {})
     return replace(
         built,
-        problem=family_problem("cliques", "large"),
+        build=lambda: family_problem("cliques", "large"),
         decode=lambda choices: decision,
         encode=leave_out,
         overestimate=None,
@@ -259,7 +259,8 @@ def test_a_start_that_a_problem_does_not_allow_is_no_contradiction(counts_too_mu
     context = SolveContext(execution(model), DEFAULT_SOLVER, BEFORE, pool)
     if counts_too_much:
         resources = (replace(built.problem.resources[MEMORY], limit=-1), *built.problem.resources[MEMORY + 1 :])
-        built = replace(built, problem=replace(built.problem, resources=resources))
+        limited = replace(built.problem, resources=resources)
+        built = replace(built, build=lambda: limited)
         found, start = solve_or_smallest_peak(built, best, context)
         assert isinstance(found, SolveResult)
         assert found.choices is not None
