@@ -57,6 +57,7 @@ class _PlanOptions(TypedDict, total=False):
     time_limit: float
     seed: int
     workers: int | None
+    gap: float
     as_published: bool
     search_batch: bool
     progress: Callable[[Progress], None] | None
@@ -81,6 +82,7 @@ def plan(
     time_limit: float = 30.0,
     seed: int = 0,
     workers: int | None = None,
+    gap: float = 0.0,
     as_published: bool = False,
     search_batch: bool = False,
     progress: Callable[[Progress], None] | None = None,
@@ -112,6 +114,8 @@ def plan(
         Seed of the solver.
     workers
         Processes at work at once; with 1 a solve that ends before its limit is deterministic. One per core if None.
+    gap
+        Gap, as a share of the cost, at which the search for a plan of operators may end; 0 asks for a proof.
     as_published
         Whether a paper's own search plans the layers, in place of the exact one.
     search_batch
@@ -147,7 +151,8 @@ def plan(
         option = "as_published" if as_published else "search_batch"
         raise PlanError(f"{option}: {formulation} plans operators; it is for {', '.join(LAYER_FORMULATIONS)}")
     session = PlanningSession(_reference(reference), cluster, mesh, optimizer)
-    return session.plan(PlanRequest(memory, formulation, solver, time_limit, seed, workers, host_memory), progress)
+    request = PlanRequest(memory, formulation, solver, time_limit, seed, workers, host_memory, gap)
+    return session.plan(request, progress)
 
 
 def save(made: AnyPlan, path: Path) -> None:

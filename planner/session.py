@@ -77,11 +77,13 @@ class PlanRequest:
         Processes at work at once; with 1 a solve that ends before its limit is deterministic. One per core if None.
     host_memory
         Bytes of pinned host memory for one device, for formulations that offload; no limit if None.
+    gap
+        Gap, as a share of the cost, at which the search may end before the time limit; 0 asks for a proof.
 
     Raises
     ------
     PlanError
-        The host memory is negative.
+        The host memory is negative, or the gap is not from 0 to below 1.
     """
 
     memory: int | None = None
@@ -91,8 +93,11 @@ class PlanRequest:
     seed: int = 0
     workers: int | None = None
     host_memory: int | None = None
+    gap: float = 0.0
 
     def __post_init__(self) -> None:
+        if not 0.0 <= self.gap < 1.0:
+            raise PlanError(f"gap {self.gap}: give a share of the cost from 0 (a proof) to below 1, as 0.001")
         if self.host_memory is not None and self.host_memory < 0:
             raise PlanError(f"host memory {self.host_memory} bytes: give 0 or more, or None for no limit")
 
@@ -334,7 +339,7 @@ class PlanningSession:
         pool: SolverPool | None,
         known: Sequence[StepDecision],
     ) -> SolvedStep:
-        options = SolveOptions(time_limit=request.time_limit, seed=request.seed, workers=request.workers)
+        options = SolveOptions(request.time_limit, request.seed, request.gap, workers=request.workers)
         execute = partial(self.execute, limit=budget.tensor_bytes)
         context = SolveContext(execute, request.solver, options, pool, progress, known, self.free)
         context.warm_up()

@@ -61,6 +61,10 @@ def plan(
     solver: Solver = DEFAULT_SOLVER,
     workers: Workers = None,
     time_limit: Annotated[float, typer.Option(min=0.1, help="Seconds for the solver.")] = 30.0,
+    gap: Annotated[
+        float,
+        typer.Option(min=0.0, max=0.99, help="End at this share of the cost above the bound; 0 asks for a proof."),
+    ] = 0.0,
     as_published: AsPublished = False,
     search_batch: SearchBatch = False,
 ) -> None:
@@ -94,6 +98,7 @@ def plan(
             time_limit=time_limit,
             seed=seed,
             workers=workers,
+            gap=gap,
             as_published=as_published,
             search_batch=search_batch,
             progress=report,

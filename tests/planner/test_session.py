@@ -244,3 +244,18 @@ def test_where_the_second_method_has_no_bound_the_plan_says_so(monkeypatch):
     monkeypatch.setattr(SecondBound, "result", lambda self: replace(true_result(self), bound=None))
     plan = session("conv_net", (2, 2)).plan(PlanRequest(time_limit=5))
     assert dict(plan.rows())["second bound"] == "none: the bound is from one method"
+
+
+def test_a_search_ends_at_the_gap_that_was_asked_for():
+    """With an hour for a proof it would outlast this test's own limit."""
+    here = session("gpt2", (2, 2))
+    free = here.plan(PlanRequest(time_limit=5))
+    tight = usable(here, int(0.7 * free.peak_bytes))
+    plan = here.plan(PlanRequest(tight, time_limit=3600.0, gap=0.9))
+    assert plan.gap <= 0.9
+
+
+@pytest.mark.parametrize("gap", [-0.1, 1.0, float("nan")])
+def test_a_gap_is_a_share_of_the_cost(gap):
+    with pytest.raises(PlanError, match=f"gap {gap}: give a share"):
+        PlanRequest(gap=gap)
