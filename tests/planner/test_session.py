@@ -246,6 +246,7 @@ def test_where_the_second_method_has_no_bound_the_plan_says_so(monkeypatch):
     assert dict(plan.rows())["second bound"] == "none: the bound is from one method"
 
 
+@pytest.mark.slow
 def test_a_search_ends_at_the_gap_that_was_asked_for():
     """With an hour for a proof it would outlast this test's own limit."""
     here = session("gpt2", (2, 2))
