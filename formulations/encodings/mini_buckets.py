@@ -27,11 +27,20 @@ from formulations.encodings.elimination import (
     open_axes,
 )
 
+_SAFE_SUM = 2.0**60
+"""Sums of this size and twice it fit 64 bits."""
+
+
+class _OutOfRangeError(Exception):
+    """Sums may leave 64 bits."""
+
 
 def least_sum_bound(
     sizes: Sequence[int], tables: Sequence[CostTable], most_entries: int, deadline: float = math.inf
 ) -> int | None:
-    """Return a lower bound on the least sum of all tables, or None where it shows that all are forbidden.
+    """Return a lower bound on the least sum of all tables, or None.
+
+    None shows that every choice is forbidden, or that sums may leave 64 bits.
 
     Parameters
     ----------
@@ -58,7 +67,10 @@ def least_sum_bound(
             values[table.forbidden] = buckets.forbidden
         kept = open_axes(sizes, table.scope)
         buckets.add(kept, values.reshape([sizes[i] for i in kept]))
-    return buckets.eliminate(deadline)
+    try:
+        return buckets.eliminate(deadline)
+    except _OutOfRangeError:
+        return None
 
 
 class _Buckets:
@@ -110,7 +122,11 @@ class _Buckets:
 
     def _eliminate_node(self, node: int) -> set[int]:
         """Replace a node's tables by their minima, and return the nodes of those."""
-        groups = self._mini_buckets([self._take(piece) for piece in sorted(self._of_node[node])])
+        pieces = [self._take(piece) for piece in sorted(self._of_node[node])]
+        # Sums of tables are capped from above, and must not fall out of the range either.
+        if self.dtype is np.int64 and sum(min(0.0, float(values.min())) for _, values in pieces) <= -_SAFE_SUM:
+            raise _OutOfRangeError
+        groups = self._mini_buckets(pieces)
         scopes = [tuple(sorted({i for scope, _ in group for i in scope if i != node})) for group in groups]
         joints = [
             joined(node, near, self.sizes, group, self.dtype, self.forbidden)
@@ -144,15 +160,17 @@ class _Buckets:
     def _level(self, joints: list[NDArray[Any]]) -> None:
         """Move costs between joint tables so that each has the same minimum for a strategy of the node.
 
-        What is moved sums to zero for every strategy. One that is forbidden in any table becomes so in all.
+        What is moved sums to zero for every strategy. Nothing is moved for one that may be forbidden, nor where sums
+        could leave the range of the type: any moves, none included, leave the bound valid.
         """
         least = [joint.reshape(joint.shape[0], -1).min(axis=1) for joint in joints]
+        may_move = np.all([low <= self.magnitude for low in least], axis=0)
+        extent = sum(np.abs(np.where(may_move, low, 0).astype(np.float64)) for low in least)
+        if self.dtype is np.int64 and float(np.max(extent)) >= _SAFE_SUM:
+            return
         total = sum(least[1:], start=least[0])
-        hopeless = np.any([low > self.magnitude for low in least], axis=0)
         share = total // len(joints)
         targets = [total - (len(joints) - 1) * share, *[share] * (len(joints) - 1)]
         for joint, low, target in zip(joints, least, targets, strict=True):
-            moved = np.where(hopeless, 0, target - low)
-            joint += moved.reshape(-1, *[1] * (joint.ndim - 1))
-            joint[hopeless] = self.forbidden
+            joint += np.where(may_move, target - low, 0).reshape(-1, *[1] * (joint.ndim - 1))
             np.minimum(joint, self.forbidden, out=joint)

@@ -56,7 +56,7 @@ def solve(problem: StrategyProblem, options: SolveOptions, report: ReportProgres
 
 
 def _eliminated(problem: StrategyProblem, ascent: PriceAscent, entries: int, deadline: float) -> int | None:
-    """The bound of the best prices and messages by mini-buckets; None where combinations rule everything out."""
+    """The bound of the best prices and messages by mini-buckets; None where they give none."""
     flat = ascent.flat
     moved = reparametrise(problem, flat, ascent.best_prices, ascent.best_messages)
     tables = [CostTable((i,), slack) for i, slack in enumerate(moved.nodes)]
