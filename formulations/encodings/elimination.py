@@ -20,7 +20,7 @@ from formulations.problem.strategy_problem import BoolArray
 
 MAX_TABLE_ENTRIES = 1 << 24
 MAX_TOTAL_ENTRIES = 1 << 31
-INT64_SAFE_MAGNITUDE = 2**59
+_INT64_SAFE_MAGNITUDE = 2**59
 _VECTOR_LENGTH = 64
 
 
@@ -42,6 +42,40 @@ class CostTable:
     scope: tuple[int, ...]
     cost: NDArray[Any]
     forbidden: BoolArray | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Sums:
+    """Type in which tables are added up, and the cost that stands for a forbidden entry.
+
+    Parameters
+    ----------
+    magnitude
+        No sum of entries is larger, in either direction.
+    dtype
+        64-bit integers, or Python's where sums could leave them.
+    forbidden
+        A sum with it stays above all sums without: costs lower it by ``magnitude`` at most.
+    """
+
+    magnitude: int
+    dtype: type[Any]
+    forbidden: int
+
+    @classmethod
+    def of(cls, tables: Sequence[CostTable]) -> Sums:
+        """Those of some tables."""
+        magnitude = sum(max(int(table.cost.max()), -int(table.cost.min())) for table in tables)
+        if magnitude < _INT64_SAFE_MAGNITUDE:
+            return cls(magnitude, np.int64, 2 * _INT64_SAFE_MAGNITUDE)
+        return cls(magnitude, np.object_, 4 * magnitude)
+
+    def values(self, table: CostTable) -> NDArray[Any]:
+        """Entries of a table in this type, forbidden ones included."""
+        values: NDArray[Any] = table.cost.astype(self.dtype)
+        if table.forbidden is not None:
+            values[table.forbidden] = self.forbidden
+        return values
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -127,19 +161,10 @@ def minimise(
     TooWideError, OutOfTimeError
     """
     order = elimination_order(sizes, [table.scope for table in tables])[0]
-    magnitude = sum(max(int(table.cost.max()), -int(table.cost.min())) for table in tables)
-    # A sum with a forbidden entry stays above all sums without one: costs lower it by `magnitude` at most.
-    narrow = magnitude < INT64_SAFE_MAGNITUDE
-    dtype: type[Any] = np.int64 if narrow else np.object_
-    forbidden_cost = 2 * INT64_SAFE_MAGNITUDE if narrow else 4 * magnitude
-    prepared: list[Piece] = []
-    for table in tables:
-        values: NDArray[Any] = table.cost.astype(dtype)
-        if table.forbidden is not None:
-            values[table.forbidden] = forbidden_cost
-        prepared.append((table.scope, values))
-    minima, choices = _eliminate(sizes, order, prepared, dtype, forbidden_cost, deadline)
-    if any(int(value) > magnitude for value in minima):
+    sums = Sums.of(tables)
+    pieces = [(table.scope, sums.values(table)) for table in tables]
+    minima, choices = _eliminate(sizes, order, pieces, sums.dtype, sums.forbidden, deadline)
+    if any(int(value) > sums.magnitude for value in minima):
         return None
     return sum(int(value) for value in minima), choices
 

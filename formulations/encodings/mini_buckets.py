@@ -18,10 +18,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from formulations.encodings.elimination import (
-    INT64_SAFE_MAGNITUDE,
     CostTable,
     OutOfTimeError,
     Piece,
+    Sums,
     joined,
     minimum_over_first,
     open_axes,
@@ -58,15 +58,11 @@ def least_sum_bound(
     OutOfTimeError
         At the deadline.
     """
-    magnitude = sum(max(int(table.cost.max()), -int(table.cost.min())) for table in tables)
-    narrow = magnitude < INT64_SAFE_MAGNITUDE
-    buckets = _Buckets(sizes, most_entries, np.int64 if narrow else np.object_, magnitude)
+    sums = Sums.of(tables)
+    buckets = _Buckets(sizes, most_entries, sums)
     for table in tables:
-        values: NDArray[Any] = table.cost.astype(buckets.dtype)
-        if table.forbidden is not None:
-            values[table.forbidden] = buckets.forbidden
         kept = open_axes(sizes, table.scope)
-        buckets.add(kept, values.reshape([sizes[i] for i in kept]))
+        buckets.add(kept, sums.values(table).reshape([sizes[i] for i in kept]))
     try:
         return buckets.eliminate(deadline)
     except _OutOfRangeError:
@@ -76,10 +72,9 @@ def least_sum_bound(
 class _Buckets:
     """Tables by the nodes in their scopes; those without a node left are sums of the bound."""
 
-    def __init__(self, sizes: Sequence[int], most_entries: int, dtype: type[Any], magnitude: int) -> None:
-        self.sizes, self.most_entries, self.dtype, self.magnitude = sizes, most_entries, dtype, magnitude
-        # A sum with a forbidden entry stays above all sums without one: costs lower it by `magnitude` at most.
-        self.forbidden = 2 * INT64_SAFE_MAGNITUDE if dtype is np.int64 else 4 * magnitude
+    def __init__(self, sizes: Sequence[int], most_entries: int, sums: Sums) -> None:
+        self.sizes, self.most_entries = sizes, most_entries
+        self.dtype, self.magnitude, self.forbidden = sums.dtype, sums.magnitude, sums.forbidden
         self.minima: list[int] = []
         self._pieces: dict[int, Piece] = {}
         self._of_node: list[set[int]] = [set() for _ in sizes]

@@ -297,7 +297,8 @@ def solve_or_smallest_peak(
 
 def _smallest_peak(problem: StrategyProblem, context: SolveContext) -> MinimumPeak:
     seconds = min(PEAK_SECONDS, 3 * context.options.time_limit)
-    return minimum_peak(problem, MEMORY, replace(context.options, time_limit=seconds), context.pool)
+    options = replace(context.options, time_limit=seconds, relative_gap=0.0)  # the gap asked for is one of cost
+    return minimum_peak(problem, MEMORY, options, context.pool)
 
 
 def _bounding_problem(built: StepProblem, cost: int) -> StrategyProblem:

@@ -340,3 +340,20 @@ def test_a_plan_within_the_gap_of_the_best_without_a_limit_ends_the_search():
     assert free.is_near(1_000_100)
     assert not free.is_near(1_000_101)
     assert not FreeDecision().is_near(1)
+
+
+def test_the_gap_that_is_asked_for_is_one_of_cost_and_not_of_the_smallest_peak(pool, monkeypatch):
+    """Else a search for the smallest peak might end above a limit that something fits into."""
+    model, space = executed_decisions(3)
+    asked = []
+
+    def unknown(problem, resource, options, pool):
+        asked.append(options.relative_gap)
+        return MinimumPeak("memory", None, 0, False, False, None, None, "", (), 0.0, "none", "")
+
+    monkeypatch.setattr(driver, "minimum_peak", unknown)
+    monkeypatch.setattr(driver, "begin", lambda *_: None)
+    context = SolveContext(execution(model), "tree_dp", replace(AMPLE, relative_gap=0.5), pool)
+    assert isinstance(solve_step(kiwi_chain_problem(model, limits_of(space)[1]), context), MinimumPeak)
+    assert asked
+    assert set(asked) == {0.0}
