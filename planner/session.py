@@ -22,8 +22,9 @@ from formulations.solvers.peaks.minimum_peak import MinimumPeak
 from formulations.solvers.protocol.registry import method_of
 from formulations.step.replay import replay_decision
 from formulations.step.solving.context import Executed, FreeDecision, SolveContext
-from formulations.step.solving.driver import SolvedStep, solve_step
+from formulations.step.solving.driver import solve_step
 from formulations.step.solving.second_bound import SecondBound, ranked
+from formulations.step.solving.solved import SolvedStep
 from formulations.step.solving.step_problem import StepProblem
 from formulations.step.training_step import StepDecision
 from planner.common.infeasibility import refusal

@@ -2,13 +2,13 @@
 
 A deep model repeats one block dozens of times, so that a search on the whole problem does the same work over and over.
 
-1. Find the blocks (:mod:`formulations.solvers.columns.repeated_blocks`) and tie all inner ones of a family: a problem
-of a few
-   blocks that uses memory as the whole one does. Its prices cost little
-   (:mod:`formulations.solvers.columns.tied_prices`).
-2. At those prices, messages on the whole, untied problem give its bound, evaluated in exact integers.
-3. Decode patterns at prices around them, each made to fit. Tied layers would all do the same, which can cost several
-   times as much as the best plan; patterns are decoded from the whole problem.
+1. Find the blocks (:mod:`formulations.solvers.columns.repeated_blocks`) and tie every second inner one of a family: a
+   problem of a few blocks that uses memory as the whole one does. Its prices cost little
+   (:mod:`formulations.solvers.columns.tied_prices`), and its best assignment is the first pattern.
+2. From those prices and messages on, messages on the whole, untied problem give its bound, evaluated in exact integers.
+3. Decode patterns at prices around them, each made to fit. Where memory binds, tied layers can cost several times as
+   much as the best plan; so these patterns are decoded from the whole problem. Where nothing is limited, layers mostly
+   do best what all others do, and sweeps go on instead.
 4. The restricted master (:mod:`formulations.solvers.columns.restricted_master`) mixes the patterns; further prices give
 further ones.
 
@@ -28,15 +28,22 @@ from formulations.problem.solution import Claim, Progress, SolveOptions
 from formulations.problem.strategy_problem import BoolArray, StrategyProblem
 from formulations.solvers.columns.repeated_blocks import find_repeats
 from formulations.solvers.columns.restricted_master import mix_patterns, used_strategies
-from formulations.solvers.columns.tied_prices import FewRowsAscent, carry_over, inner_groups
-from formulations.solvers.columns.tied_problem import TyingError, tie_nodes
+from formulations.solvers.columns.tied_prices import (
+    FewRowsAscent,
+    carry_messages_over,
+    carry_over,
+    inner_groups,
+)
+from formulations.solvers.columns.tied_problem import TiedProblem, TyingError, tie_nodes
 from formulations.solvers.columns.tunables import (
+    BOUND_PAIRS,
     BOUND_SHARE,
     DEARER,
     FACTOR_NOISE,
     FIRST_FACTORS,
     MASTER_SECONDS,
     MIXED_PATTERNS,
+    MOST_PAIRS,
     PATTERNS_A_ROUND,
     TIED_SHARE,
 )
@@ -64,7 +71,7 @@ def solve(problem: StrategyProblem, options: SolveOptions, report: ReportProgres
     if isinstance(flat, Claim):
         return flat
     try:
-        tied = flatten(tie_nodes(problem, inner_groups(repeats)).problem)
+        tied = tie_nodes(problem, inner_groups(repeats))
     except TyingError as error:
         return Claim(None, None, message=str(error))
     return _Columns(problem, flat, options, report, incumbent, started).run(tied)
@@ -95,7 +102,7 @@ class _Columns:
         self._mixed: BoolArray | None = None
         """Strategies whose mixtures are known: those of the last master that was solved to the end."""
 
-    def run(self, tied: FlatProblem) -> Claim:
+    def run(self, tied: TiedProblem) -> Claim:
         """Prices from the tied problem, then rounds of patterns on the whole one."""
         if self.options.initial_choices is not None:
             self._search.offer_original(self.options.initial_choices)
@@ -121,17 +128,38 @@ class _Columns:
         message = f"{len(self._patterns)} patterns, {self.rounds} rounds"
         return Claim(choices, self._proven.value, message=message, iterations=self._ascent.iterations + self.rounds)
 
-    def _start_prices(self, tied: FlatProblem) -> None:
-        """Climb on the tied problem and settle on the whole one at what that found."""
-        if not tied.contradiction:
-            ascent = FewRowsAscent(tied)
+    def _start_prices(self, tied: TiedProblem) -> None:
+        """Climb on the tied problem, and settle on the whole one at what that found."""
+        flat = flatten(tied.problem)
+        if not flat.contradiction:
+            ascent = FewRowsAscent(flat)
             limit = self.options.iteration_limit
             ascent.climb(self._deadline(TIED_SHARE), *(() if limit is None else (limit,)))
-            prices = carry_over(tied, ascent.best_prices, self.flat)
-            self._ascent.start_from(prices, np.zeros_like(self._ascent.messages))
-        self._ascent.settle(self._deadline(BOUND_SHARE))
+            self._offer_tied(tied, ascent)
+            prices = carry_over(flat, ascent.best_prices, self.flat)
+            messages = carry_messages_over(flat, ascent.best_messages, self.flat, tied.group)
+            self._ascent.start_from(prices, messages)
+        is_limited = len(self.flat.usage.limit) > 0
+        share, pairs = (BOUND_SHARE, BOUND_PAIRS) if is_limited else (LAST_SHARE, MOST_PAIRS)
+        self._ascent.settle(self._deadline(share), self._is_enough, pairs)
+
+    def _offer_tied(self, tied: TiedProblem, ascent: FewRowsAscent) -> None:
+        """Offer the best assignment of the tied problem, decoded at its prices and improved."""
+        search = IncumbentSearch(
+            tied.problem, ascent.flat, lambda choices, _: self._search.offer_original(tied.lift(choices))
+        )
+        choices = ascent.decode(ascent.best_prices, PAIRS)
+        search.set_prices(ascent.best_prices)
+        search.settle(choices)
+        search.grow_trees(choices, 10 * len(choices), 4000)
+        search.finish(choices, ascent.best_prices)
+
+    def _is_enough(self, bound: float) -> bool:
+        return self._search.objective is not None and self.options.accepts(self._search.objective, bound)
 
     def _factors_of(self, factors: tuple[float, ...] | None, idle: float) -> FloatArray:
+        if not self._ascent.best_prices.any():
+            return np.ones(1)
         if factors is not None:
             return np.array(factors)
         return np.exp(FACTOR_NOISE * (1 + idle) * self._random.standard_normal(PATTERNS_A_ROUND))

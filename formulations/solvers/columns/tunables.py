@@ -10,6 +10,12 @@ TIED_SHARE = 0.35
 BOUND_SHARE = 0.6
 """Part of the time after which the sweeps of the whole problem end."""
 
+BOUND_PAIRS = 60
+"""Pairs of sweeps of the whole problem before its patterns, at most."""
+
+MOST_PAIRS = 100_000
+"""Not tunable: where nothing is limited, the time ends the sweeps."""
+
 FIRST_FACTORS = ((1.0, 1.3, 0.8), (1.1, 0.9), (0.97, 1.03))
 """Factors of the best prices in the first rounds, far ones first."""
 

@@ -119,8 +119,6 @@ def _lanes_of_all(problem: StrategyProblem, options: SolveOptions, *, deep: bool
     if deep:
         iterations = ITERATIONS_ALONE if worker_count(options) == 1 else None
         columns_first = Turn(BLOCKS, until=BLOCKS_UNTIL, iterations=iterations)
-        if all(resource.limit is None for resource in problem.resources):  # there is nothing to price: messages suffice
-            return ((Turn(PRICES, until=BLOCKS_UNTIL, iterations=iterations), columns_first),)
         return ((columns_first, Turn(PRICES, iterations=iterations), Turn(FEASIBILITY, without_incumbent=True)),)
     small = columns <= MOST_COLUMNS
     workers = worker_count(options)

@@ -38,24 +38,44 @@ class FreeDecision:
 
     Parameters
     ----------
-    decision
-        The best one, once that is proven.
+    best
+        The cheapest one so far.
     bound
-        Below what none of them costs (quanta), a lower bound for every formulation: the cost of ``decision`` if any.
+        Below what none of them costs (quanta), a lower bound for every formulation.
     """
 
-    decision: StepDecision | None = None
+    best: Candidate | None = None
     bound: KnownBound | None = None
 
     @property
+    def decision(self) -> StepDecision | None:
+        """The cheapest decision, once that is proven."""
+        return None if self.cost is None or self.best is None else self.best.decision
+
+    @property
     def cost(self) -> int | None:
-        """Cost of the decision (quanta), or None where none is known."""
-        return None if self.decision is None or self.bound is None else self.bound.value
+        """Cost of the cheapest decision (quanta), once that is proven."""
+        best, bound = self.best, self.bound
+        return None if best is None or bound is None or bound.value != best.executed.cost else bound.value
+
+    def learn(self, candidate: Candidate, bound: KnownBound | None) -> None:
+        """Keep a decision and a bound where they are better than what is known."""
+        if self.best is None or candidate.executed.cost < self.best.executed.cost:
+            self.best = candidate
+        if bound is not None and (self.bound is None or bound.value > self.bound.value):
+            self.bound = bound
 
     def is_near(self, cost: int) -> bool:
         """Whether a plan of this cost is optimal, or within :data:`NEAR_OPTIMAL` of it."""
         gap = None if self.bound is None else relative_gap(cost, self.bound.value)
         return gap is not None and gap <= NEAR_OPTIMAL
+
+    def is_as_cheap(self, candidate: Candidate | None) -> bool:
+        """Whether a decision within a limit costs no more than the cheapest known one without.
+
+        Reruns and limits only add cost: then nothing is cheaper but a better decision without a limit.
+        """
+        return candidate is not None and self.best is not None and candidate.executed.cost <= self.best.executed.cost
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +95,7 @@ class SolveContext:
     known
         Known decisions: the result is no worse than the best of them within the limit.
     free
-        The decision without a limit; a solve that proves it writes it here.
+        What is known of decisions without a limit; solves write here what they find.
     """
 
     execute: Callable[[StepDecision], Executed]

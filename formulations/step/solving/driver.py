@@ -1,6 +1,7 @@
 """Solving the problem of a step under a memory limit: the one driver of all stages.
 
-1. Stages before the solver find a decision to begin from (:mod:`formulations.step.solving.stages`).
+1. Stages before the solver find a decision to begin from (:mod:`formulations.step.solving.stages`). Where the best one
+   without a limit fits, only that problem is left (:mod:`formulations.step.solving.without_limit`).
 2. The solver begins from it; in deep models restrictions are solved in parallel.
 3. A formulation's problem may count a few bytes less than its decision holds, where that depends on three decisions at
    once and the tables would be too large. So every decision is executed on the step's tables. Where it holds more than
@@ -14,11 +15,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
 from formulations.problem.checker import check
-from formulations.problem.solution import KnownBound, Progress, SolveOptions, SolveResult, Status, relative_gap
+from formulations.problem.solution import Progress, SolveOptions, SolveResult, Status
 from formulations.problem.strategy_problem import StrategyProblem
 from formulations.solvers import SolverContradiction
 from formulations.solvers.peaks.minimum_peak import MinimumPeak, minimum_peak
@@ -29,7 +30,8 @@ from formulations.step.solving.beside import solve_with_restrictions
 from formulations.step.solving.bound import BoundBeside
 from formulations.step.solving.context import Candidate, SolveContext
 from formulations.step.solving.probing import solve_in_rounds
-from formulations.step.solving.search import Incumbents, Search, cheaper
+from formulations.step.solving.search import LEAST_SECONDS, Incumbents, Search, cheaper
+from formulations.step.solving.solved import SolvedStep, certified
 from formulations.step.solving.stages import (
     SHORT_REACH_SHARE,
     SLACK_SHARE,
@@ -40,6 +42,7 @@ from formulations.step.solving.stages import (
     use_block_columns,
 )
 from formulations.step.solving.step_problem import StepProblem
+from formulations.step.solving.without_limit import solve_without_limit
 from formulations.step.training_step import StepDecision
 
 LEAST_BEGIN_SECONDS, MOST_BEGIN_SECONDS = 2.0, 10.0
@@ -55,25 +58,6 @@ seconds that have to be left then. Its first proof takes that long in such probl
 
 PEAK_SECONDS = 30.0
 """Longest search for the smallest peak, where a solver found no plan."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class SolvedStep:
-    """A decision within the limit.
-
-    Parameters
-    ----------
-    decision
-        The decision.
-    result
-        The solver's checked result; objective, bound and gap are those of the executed decision.
-    bounding_problem
-        Builds the problem whose lower bounds hold for every plan of the formulation that costs at most as much.
-    """
-
-    decision: StepDecision
-    result: SolveResult
-    bounding_problem: Callable[[], StrategyProblem]
 
 
 def solve_step(built: StepProblem, context: SolveContext) -> SolvedStep | MinimumPeak:
@@ -161,8 +145,12 @@ class _StepSolve:
     def run(self) -> SolvedStep | MinimumPeak:
         """Find a start, solve, execute the decision, and bound its cost."""
         self.kept.best, left = self._begun()
-        if self.kept.best is not None and self.context.free.is_near(self.kept.best.executed.cost):
-            return self._free(self.kept.best)
+        begun = time.monotonic()
+        without = solve_without_limit(self.kept, left)
+        now = time.monotonic()
+        if without is not None:
+            return replace(without, result=replace(without.result, seconds=now - self.begun))
+        left = left.within(max(LEAST_SECONDS, left.options.time_limit - (now - begun)))
         main = replace(left, progress=self._report_choices)
         found, self.kept.best = solve_or_smallest_peak(self.built, self.kept.best, main)
         if isinstance(found, MinimumPeak) and self._may_fit(found):
@@ -183,18 +171,6 @@ class _StepSolve:
         chosen = cheaper(chosen, self.kept.best)
         assert chosen is not None
         return self._proven(found, chosen)
-
-    def _free(self, chosen: Candidate) -> SolvedStep:
-        """A decision within the limit that is as good as the best without one."""
-        known = self.context.free.bound
-        assert known is not None, "the decision is near it"
-        cost = chosen.executed.cost
-        seconds = time.monotonic() - self.begun
-        found = SolveResult(
-            Status.OPTIMAL, None, cost, cost, 0.0, self.context.solver, seconds, 0.0, 0, (chosen.executed.peak,)
-        )
-        bounding = self.built.unlimited or (lambda: self.built)
-        return SolvedStep(chosen.decision, _certified(found, known, cost), lambda: bounding().problem)
 
     def _begun(self) -> tuple[Candidate | None, SolveContext]:
         """A decision to begin from where one is known or problems are smaller, and the context of the time left."""
@@ -252,7 +228,7 @@ class _StepSolve:
             found = replace(found, claimed=None, claimed_by="")  # it is claimed of a problem that leaves plans out
         bounds.append(free.bound)
         best = max((bound for bound in bounds if bound is not None), key=lambda bound: bound.value, default=None)
-        return SolvedStep(chosen.decision, _certified(found, best, cost), partial(_bounding_problem, self.built, cost))
+        return SolvedStep(chosen.decision, certified(found, best, cost), partial(_bounding_problem, self.built, cost))
 
     def _report_choices(self, line: Progress) -> None:
         self.incumbents.report(line)
@@ -303,29 +279,3 @@ def _smallest_peak(problem: StrategyProblem, context: SolveContext) -> MinimumPe
 
 def _bounding_problem(built: StepProblem, cost: int) -> StrategyProblem:
     return built.problem if built.relaxation is None else built.relaxation(cost)
-
-
-def _certified(result: SolveResult, known: KnownBound | None, cost: int) -> SolveResult:
-    """A result with the cost of its executed decision and a bound for it with its proof.
-
-    Raises
-    ------
-    SolverContradiction
-        If the bound is above the cost.
-    """
-    bound = None if known is None else known.value
-    if bound is not None and bound > cost:
-        raise SolverContradiction(f"{result.solver} proves a bound of {bound}, but a decision costs {cost}")
-    status = Status.OPTIMAL if bound == cost else Status.FEASIBLE
-    is_beyond = result.claimed is not None and status is Status.FEASIBLE and result.claimed <= cost
-    return replace(
-        result,
-        objective=cost,
-        bound=bound,
-        gap=relative_gap(cost, bound),
-        status=status,
-        proof=None if known is None else known.proof,
-        proved_by="" if known is None else known.by,
-        claimed=result.claimed if is_beyond else None,
-        claimed_by=result.claimed_by if is_beyond else "",
-    )

@@ -83,7 +83,7 @@ class Search:
     reference
         The decision without a limit where one is known: its layouts are tried with reruns.
     finished
-        Whether the best decision is known to be optimal.
+        Whether the best decision is known to be optimal, or only the problem without a limit may have a better one.
     """
 
     def __init__(

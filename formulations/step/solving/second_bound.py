@@ -15,7 +15,7 @@ from formulations.problem.solution import Progress, SolveOptions, SolveResult, S
 from formulations.solvers import SolverPool, solve
 from formulations.solvers.protocol.registry import method_of
 from formulations.step.solving.background import Background
-from formulations.step.solving.driver import SolvedStep
+from formulations.step.solving.solved import SolvedStep
 
 DYNAMIC_PROGRAM, PRICES = "bucket_bound", "price_bounding"
 """Solvers that only bound."""

@@ -3,7 +3,7 @@
 All decisions found are decisions of the problem itself, so a solve that begins from them is no worse than any of them,
 however little time it has. A stage solves restrictions of the problem and passes its results on in the
 :class:`~formulations.step.solving.search.Search`: the best decision within the limit (``best``), the decision without a
-limit (``reference``), and whether the best decision is known to be optimal (``finished``).
+limit (``reference``), and whether nothing is left to find in restrictions (``finished``).
 
 Where an operator has one layout, or tables are very large, few stages apply. In a deep model the solver's patterns of
 repeated blocks find good decisions without a start: restrictions are solved in parallel to it then, not before it.
@@ -23,7 +23,7 @@ from formulations.solvers.columns.repeated_blocks import find_repeats
 from formulations.solvers.protocol.registry import DEFAULT_SOLVER
 from formulations.solvers.running.lanes import BLOCKS
 from formulations.step.sharding import MEMORY
-from formulations.step.solving.context import NEAR_OPTIMAL, SolveContext
+from formulations.step.solving.context import NEAR_OPTIMAL, Candidate, SolveContext
 from formulations.step.solving.search import Attempt, Search, Solved
 from formulations.step.solving.step_problem import StepProblem
 from formulations.step.training_step import StepDecision
@@ -81,7 +81,7 @@ class Stage:
 
 
 def run_stages(phase: Phase, search: Search) -> None:
-    """Run the stages of a phase one after another, until the best decision is known to be optimal."""
+    """Run the stages of a phase one after another, until nothing is left to find."""
     for stage in STAGES:
         if stage.phase is phase and not search.finished and stage.applies(search):
             _run(stage.attempts(search), search)
@@ -184,23 +184,23 @@ def _base_problem(search: Search) -> Attempts:
 
 
 def _without_limit(search: Search) -> Attempts:
-    """The problem without a limit; where its optimum fits, it is optimal."""
+    """The problem without a limit; where its best decision fits, all that is left is to improve that."""
     assert search.built.unlimited is not None
     free = search.context.free
-    if free.decision is not None:
-        search.reference, search.finished = free.decision, search.keep(free.decision)
-        return
+    if free.best is not None:
+        search.reference, search.finished = free.best.decision, search.keep(free.best.decision)
+        if search.finished or free.decision is not None:
+            return
     share = _LARGE if search.built.restrictions and _leaves_time(search, search.built.unlimited().problem) else _WHOLE
     solved = yield Attempt(search.built.unlimited, share, gap=NEAR_OPTIMAL)
     if solved is None:  # the later attempts need its layouts
         solved = yield Attempt(search.built.unlimited, _WHOLE, gap=NEAR_OPTIMAL)
     if solved is None:
         return
-    if solved.bound is not None and (free.bound is None or solved.bound.value >= free.bound.value):
-        free.bound = solved.bound
-        free.decision = solved.decision if solved.optimal else None
+    candidate = Candidate(solved.decision, search.context.execute(solved.decision))
+    free.learn(candidate, solved.bound)
     search.reference = solved.decision
-    search.finished = solved.fits and free.is_near(search.context.execute(solved.decision).cost)
+    search.finished = solved.fits and free.is_as_cheap(candidate)
 
 
 def _leaves_time(search: Search, unlimited: StrategyProblem) -> bool:

@@ -11,7 +11,7 @@ from functools import lru_cache
 
 from formulations.problem.solution import SolveOptions, Status
 from formulations.solvers import SolverPool
-from formulations.step.solving.context import Executed, FreeDecision
+from formulations.step.solving.context import Candidate, Executed, FreeDecision
 from formulations.step.training_step import StepDecision
 from planner.machine.cluster import ClusterSpec, load_cluster
 from planner.models.references import ModelReference
@@ -140,7 +140,8 @@ def prepared(case: StepCase) -> PreparedCase:
     session = case.session()
     with SolverPool() as pool:
         solved = session.solve(PlanRequest(formulation="sharding", time_limit=FREE_SECONDS), pool=pool)
+    free = Candidate(solved.decision, session.execute(solved.decision))
     if solved.result.status is Status.OPTIMAL:  # no device is full, so it is the best without a limit as well
-        session.free = FreeDecision(solved.decision, solved.result.known_bound)
+        session.free = FreeDecision(free, solved.result.known_bound)
     profile = session.replay(session.schedule(solved.decision)).profile
-    return PreparedCase(session, session.execute(solved.decision), sum(profile.at_start.values()))
+    return PreparedCase(session, free.executed, sum(profile.at_start.values()))

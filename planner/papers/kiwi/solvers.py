@@ -12,7 +12,8 @@ from formulations.solvers import DEFAULT_SOLVER, SolverPool
 from formulations.solvers.peaks.minimum_peak import MinimumPeak, minimum_peak, without_limit
 from formulations.step.sharding import MEMORY
 from formulations.step.solving.context import Executed, SolveContext
-from formulations.step.solving.driver import SolvedStep, solve_step
+from formulations.step.solving.driver import solve_step
+from formulations.step.solving.solved import SolvedStep
 from formulations.step.solving.step_problem import StepProblem
 from formulations.step.training_step import StepDecision
 from planner.benchmarks.metering import Meter

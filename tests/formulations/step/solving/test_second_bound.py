@@ -16,9 +16,10 @@ from formulations.step.offload.model import Links
 from formulations.step.replay import replay_decision
 from formulations.step.solving import second_bound
 from formulations.step.solving.context import Executed, SolveContext
-from formulations.step.solving.driver import SolvedStep, solve_step
+from formulations.step.solving.driver import solve_step
 from formulations.step.solving.registry import kiwi_chain_problem, kiwi_offload_problem
 from formulations.step.solving.second_bound import SecondBound, ranked
+from formulations.step.solving.solved import SolvedStep
 from formulations.step.solving.step_problem import StepProblem
 from formulations.step.training_step import StepDecision, StepModel
 

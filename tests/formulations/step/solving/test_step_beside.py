@@ -25,8 +25,9 @@ from formulations.step.solving import beside as step_beside
 from formulations.step.solving import driver
 from formulations.step.solving.beside import Patience, RestrictionsBeside, solve_with_restrictions
 from formulations.step.solving.context import Candidate, Executed, SolveContext
-from formulations.step.solving.driver import SolvedStep, solve_or_smallest_peak, solve_step
+from formulations.step.solving.driver import solve_or_smallest_peak, solve_step
 from formulations.step.solving.registry import kiwi_chain_problem, kiwi_offload_problem
+from formulations.step.solving.solved import SolvedStep
 from formulations.step.solving.step_problem import StepProblem
 from formulations.step.training_step import StepDecision, StepModel
 

@@ -14,9 +14,10 @@ from formulations.problem.solution import Progress, Proof, SolveOptions, SolveRe
 from formulations.solvers import SolverPool, solve
 from formulations.step.solving import driver
 from formulations.step.solving.context import Candidate, Executed, SolveContext
-from formulations.step.solving.driver import SolvedStep, solve_step
+from formulations.step.solving.driver import solve_step
 from formulations.step.solving.registry import kiwi_chain_problem
 from formulations.step.solving.search import Incumbents, Search
+from formulations.step.solving.solved import SolvedStep
 from formulations.step.solving.step_problem import StepProblem
 from formulations.step.training_step import StepDecision
 

@@ -24,13 +24,14 @@ from formulations.step.replay import replay_decision
 from formulations.step.sharding import MEMORY
 from formulations.step.solving import driver, registry, stages
 from formulations.step.solving.context import Candidate, Executed, FreeDecision, SolveContext
-from formulations.step.solving.driver import SolvedStep, begin, solve_step
+from formulations.step.solving.driver import begin, solve_step
 from formulations.step.solving.registry import (
     kiwi_chain_problem,
     kiwi_offload_problem,
     kiwi_reduced_problem,
     sharding_problem,
 )
+from formulations.step.solving.solved import SolvedStep
 from formulations.step.solving.step_problem import StepProblem
 from formulations.step.training_step import StepDecision, StepModel
 
@@ -332,6 +333,63 @@ def test_a_limit_that_cannot_bind_is_above_every_peak(seed):
     largest = max(executed.peak for decision, executed in space if not decision.recomputed)
     built = kiwi_chain_problem(model, largest - 1)
     assert not stages.is_slack(built)
+
+
+def without_reruns(space: list[tuple[StepDecision, Executed]]) -> list[Candidate]:
+    """The decisions without reruns, the cheapest first."""
+    return sorted((Candidate(*own) for own in space if not own[0].recomputed), key=lambda own: own.executed.cost)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_where_the_cheapest_known_without_a_limit_fits_only_that_problem_is_solved(seed, pool):
+    """It is not the best one: that fits as well and is found, though the problem under the limit is not built."""
+    model, space = step_with_decisions(seed)
+    candidates = without_reruns(space)
+    limit = max(own.executed.peak for own in candidates)
+    known = candidates[min(3, len(candidates) - 1)]
+    built = replace(kiwi_chain_problem(model, limit), build=never_built)
+    free = FreeDecision(best=known)
+    found = solve_step(built, SolveContext(execution(model), EXACT, AMPLE, pool, free=free))
+    assert isinstance(found, SolvedStep)
+    assert found.result.status is Status.OPTIMAL
+    assert found.result.objective == candidates[0].executed.cost == execution(model)(found.decision).cost
+    assert free.decision is not None
+
+
+def test_a_better_decision_without_a_limit_that_does_not_fit_brings_the_limit_back(pool):
+    tried = 0
+    for seed in range(12):
+        model, space = step_with_decisions(seed)
+        best, *others = without_reruns(space)
+        limit = best.executed.peak - 1
+        fitting = [own for own in others if own.executed.peak <= limit and own.executed.cost > best.executed.cost]
+        if not fitting:
+            continue
+        tried += 1
+        context = SolveContext(execution(model), EXACT, AMPLE, pool, free=FreeDecision(best=fitting[0]))
+        found = solve_step(kiwi_chain_problem(model, limit), context)
+        assert isinstance(found, SolvedStep)
+        assert found.result.objective == least(space, limit), seed
+        assert context.free.cost == min(executed.cost for _, executed in space)
+    assert tried >= 4
+
+
+def test_what_is_known_without_a_limit_only_gets_better():
+    decision = StepDecision((0,), {})
+    free = FreeDecision()
+    assert not free.is_as_cheap(Candidate(decision, Executed(1, 1)))
+    free.learn(Candidate(decision, Executed(10, 5)), KnownBound(7, Proof.EXACT, "blocks"))
+    free.learn(Candidate(decision, Executed(12, 1)), KnownBound(6, Proof.EXACT, "highs"))
+    free.learn(Candidate(decision, Executed(10, 1)), None)
+    assert free.best == Candidate(decision, Executed(10, 5))
+    assert free.bound == KnownBound(7, Proof.EXACT, "blocks")
+    assert free.decision is free.cost is None
+    assert free.is_as_cheap(Candidate(decision, Executed(10, 9)))
+    assert not free.is_as_cheap(Candidate(decision, Executed(11, 9)))
+    assert not free.is_as_cheap(None)
+    free.learn(Candidate(decision, Executed(7, 9)), None)
+    assert free.decision is decision
+    assert free.cost == 7
 
 
 def test_a_plan_within_the_gap_of_the_best_without_a_limit_ends_the_search():
