@@ -1,13 +1,15 @@
 """Branch and bound whose every bound is an evaluation in exact integers.
 
-A best-first tree over the strategies of nodes. The bound of a branch is that of its relaxation's duals, evaluated in
-integers (:mod:`formulations.solvers.branching.relaxation`); strategies that cannot be part of a better assignment are
-dropped by it (fixing by reduced cost), so that children are smaller than halves. Where that drops many at the root,
-what is left is presolved, and the tree begins again on this core. A branch of few assignments is enumerated. So nothing
-that HiGHS says decides a proof: it only suggests duals, assignments and where to branch. The tree ends with the
-optimum, or with the proof that nothing is feasible.
+A tree over the strategies of nodes. The bound of a branch is that of its relaxation's duals, evaluated in integers
+(:mod:`formulations.solvers.branching.relaxation`); strategies that cannot be part of a better assignment are dropped by
+it (fixing by reduced cost), so that children are smaller than halves. Where that drops many at the root, at first or
+for a better incumbent, what is left is presolved, and the tree begins again on this core. A branch of few assignments
+is enumerated. So nothing that HiGHS says decides a proof: it only suggests duals, assignments and where to branch. The
+tree ends with the optimum, or with the proof that nothing is feasible.
 
-A node's strategies are split where half of the relaxation's weight is on either side, the heavier strategies first.
+The branch of the smallest bound comes next, but a child first goes on below its parent while it has lost little: its
+relaxation is solved from a similar one, and assignments are found in the depth. The node whose priced usage is spread
+widest is split, with half of the relaxation's weight on either side, the heavier strategies first.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from __future__ import annotations
 import heapq
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -32,6 +34,7 @@ from formulations.solvers.branching.relaxation import Relaxation, Relaxed
 from formulations.solvers.branching.tunables import WORTH_PRESOLVING
 from formulations.solvers.exact import brute_force
 from formulations.solvers.exact.tunables import CHUNK
+from formulations.solvers.local_search.moves import add_prices
 from formulations.solvers.prices.fixing import fix_by_reduced_cost
 from formulations.solvers.prices.integer_bound import holds_exact_costs
 from formulations.solvers.protocol.exchange import EXCHANGE
@@ -155,6 +158,10 @@ class _Tree:
         self.flat: FlatProblem = flatten(problem)
         self._open: list[tuple[int, int, BoolArray]] = []
         self._pushed = 0
+        self._root: tuple[int, tuple[FloatArray, FloatArray]] | None = None
+        """Bound of the root and the duals behind it."""
+        self._tried: int | None = None
+        """Cost of the incumbent for which a core was tried."""
 
     def run(self) -> bool:
         """Work on the branch of the smallest bound; return whether nothing is left that may be better."""
@@ -163,30 +170,35 @@ class _Tree:
         if not self.problem.nodes:
             self._offer(())
             return True
-        everything = np.ones(len(self.flat.unary), dtype=np.bool_)
-        if not holds_exact_costs(self.flat) and not self._enumerate(everything):
+        if not holds_exact_costs(self.flat) and not self._enumerate(np.ones(len(self.flat.unary), dtype=np.bool_)):
             self.search.message = "too large for exact branch and bound: sums leave the range of doubles"
             return False
         below_any_cost = -int(self.flat.penalty)
-        self._push(below_any_cost, everything)
-        is_root = True
-        while self._open and not self.search.ends():
+        branch: tuple[int, BoolArray] | None = below_any_cost, np.ones(len(self.flat.unary), dtype=np.bool_)
+        while (branch is not None or self._open) and not self.search.ends():
             self.search.hear_others()
-            bound, _, allowed = heapq.heappop(self._open)
-            if self._is_beaten(bound):
-                self._open.clear()  # it was the smallest
-                break
-            core = self._work(bound, allowed, is_root=is_root)
-            is_root = False
+            core = self._core() if self._root is not None else None
             if core is not None:
                 return core.run()
-            if self._open and self._open[0][0] > below_any_cost:
-                self.search.raise_bound(self._open[0][0] + self.space.offset)
+            if branch is None:
+                bound, _, allowed = heapq.heappop(self._open)
+                if self._is_beaten(bound):
+                    self._open.clear()  # it was the smallest
+                    break
+                branch = bound, allowed
+            branch = self._work(*branch)
+            least = min(
+                [own[0] for own in (branch, self._open[0] if self._open else None) if own is not None], default=None
+            )
+            if least is not None:
+                self.search.raise_bound(least + self.space.offset)
+        if branch is not None:
+            self._push(*branch)
         self.search.message = f"{self.search.worked} branches, {len(self._open)} open"
         return not self._open
 
-    def _work(self, bound: int, allowed: BoolArray, *, is_root: bool) -> _Tree | None:
-        """Bound a branch and split what is left of it; return the tree of the core where that is much smaller."""
+    def _work(self, bound: int, allowed: BoolArray) -> tuple[int, BoolArray] | None:
+        """Bound a branch, split what is left of it, and return the part to go on with, if any; the other one waits."""
         self.search.worked += 1
         if self._enumerate(allowed):
             return None
@@ -197,20 +209,31 @@ class _Tree:
             self._offer(self.flat.original_choices(_rounded(self.flat, relaxed.allowed, relaxed.values)))
         if relaxed.proof is not None:
             bound = max(bound, relaxed.proof.bound)
+        if self._pushed == 0 and relaxed.duals is not None:
+            self._root = bound, relaxed.duals
         if self._is_beaten(bound):
             return None
-        if is_root:
-            self.search.raise_bound(bound + self.space.offset)
         left = self._without_hopeless(relaxed)
         sizes = np.add.reduceat(left, self.flat.graph.offset[:-1], dtype=np.int64)
         if not sizes.all() or self._enumerate(left):
             return None
-        core = self._core(relaxed) if is_root else None
-        if core is not None:
-            return core
-        for part in _split(self.flat, left, sizes, relaxed.values):
-            self._push(bound, part)
+        first, second = _split(self.flat, left, sizes, relaxed)
+        self._push(bound, second)
+        if self._is_promising(bound):
+            return bound, first
+        self._push(bound, first)
         return None
+
+    def _is_promising(self, bound: int) -> bool:
+        """Whether to go on below a branch, before any other: it has lost less than it has left.
+
+        Relaxations are solved soonest from similar ones.
+        """
+        cutoff = self._cutoff
+        if cutoff is None:
+            return True
+        least = min(bound, self._open[0][0])
+        return bound - least <= cutoff - bound
 
     @cached_property
     def relaxation(self) -> Relaxation:
@@ -237,12 +260,18 @@ class _Tree:
         cut, lift = cut_forbidden_strategies(replace(self.problem, nodes=tuple(nodes)))
         return presolve(cut, deadline=self.search.deadline), lift
 
-    def _core(self, relaxed: Relaxed) -> _Tree | None:
-        """The tree of what may be better than the incumbent, combinations included; None where that is most of it."""
+    def _core(self) -> _Tree | None:
+        """The tree of what may be better than the incumbent, combinations included; None where that is most of it.
+
+        Tried at the root, and again where the incumbent is much better than it was then.
+        """
         cutoff = self._cutoff
-        if cutoff is None or relaxed.duals is None:
+        assert self._root is not None
+        bound, duals = self._root
+        if cutoff is None or (self._tried is not None and cutoff - bound > WORTH_PRESOLVING * (self._tried - bound)):
             return None
-        hopeful = fix_by_reduced_cost(self.problem, self.flat, *relaxed.duals, cutoff - 1)
+        self._tried = cutoff
+        hopeful = fix_by_reduced_cost(self.problem, self.flat, *duals, cutoff - 1)
         cut, lift = cut_forbidden_strategies(hopeful)
         reduced = presolve(cut, deadline=self.search.deadline)
         if not reduced.contradiction and linear_columns(reduced.problem) > WORTH_PRESOLVING * linear_columns(
@@ -293,25 +322,40 @@ def _rounded(flat: FlatProblem, allowed: BoolArray, values: FloatArray) -> IntAr
     return np.asarray(first - offset[:-1], dtype=np.int64)
 
 
-def _split(flat: FlatProblem, allowed: BoolArray, sizes: IntArray, values: FloatArray | None) -> Iterator[BoolArray]:
-    """Two branches: half of the weight of the node whose relaxation is farthest from a decision on either side.
+def _split(flat: FlatProblem, allowed: BoolArray, sizes: IntArray, relaxed: Relaxed) -> tuple[BoolArray, BoolArray]:
+    """Two branches: half of the weight of a node in the relaxation on either side, the heavier strategies first.
 
-    Without a relaxation, or where it has decided everything, the node with most strategies is cut in half.
+    Where the relaxation does not tell, a node's strategies are cut in half.
     """
-    offset = flat.graph.offset
-    weight = np.zeros(len(allowed)) if values is None else np.where(allowed, values, 0.0)
-    undecided = np.where(sizes > 1, 1.0 - np.maximum.reduceat(weight, offset[:-1]), 0.0)
-    fractional = values is not None and undecided.max() > _DECIDED
-    node = int(np.argmax(undecided)) if fractional else int(np.argmax(sizes))
-    own = offset[node] + np.flatnonzero(allowed[offset[node] : offset[node + 1]])
+    weight = np.zeros(len(allowed)) if relaxed.values is None else np.where(allowed, relaxed.values, 0.0)
+    undecided = (sizes > 1) & (np.maximum.reduceat(weight, flat.graph.offset[:-1]) < 1.0 - _DECIDED)
+    is_told = relaxed.values is not None and bool(undecided.any())
+    spread = _spread_of_usage(flat, weight, relaxed) if is_told else sizes
+    node = int(np.argmax(np.where(undecided, spread, -1.0))) if is_told else int(np.argmax(sizes))
+    first, end = flat.graph.offset[node : node + 2]
+    own = first + np.flatnonzero(allowed[first:end])
     order = own[np.argsort(-weight[own], kind="stable")]
-    if fractional:
-        count = 1 + int(np.searchsorted(np.cumsum(weight[order]), 0.5 * weight[order].sum()))
-    else:
-        count = len(order) // 2
+    count = (
+        1 + int(np.searchsorted(np.cumsum(weight[order]), 0.5 * weight[order].sum())) if is_told else len(order) // 2
+    )
     count = min(max(count, 1), len(order) - 1)
-    for part in (order[:count], order[count:]):
-        branch = allowed.copy()
-        branch[own] = False
-        branch[part] = True
-        yield branch
+    heavier, lighter = allowed.copy(), allowed.copy()
+    heavier[own] = lighter[own] = False
+    heavier[order[:count]] = lighter[order[count:]] = True
+    return heavier, lighter
+
+
+def _spread_of_usage(flat: FlatProblem, weight: FloatArray, relaxed: Relaxed) -> FloatArray:
+    """Standard deviation of every node's usage, at the relaxation's prices, where its weights are probabilities.
+
+    Memory is what keeps relaxations from being decisions: they mix strategies that use much and little to meet a limit
+    exactly, and the node with the widest mixture bends the bound most when it has to decide.
+    """
+    prices = np.zeros(len(flat.usage.limit)) if relaxed.duals is None else relaxed.duals[0]
+    unary, tables = np.empty_like(flat.unary), flat.tables_to_price()
+    add_prices(flat.graph, flat.usage, prices, flat.unary, flat.tables, unary, tables)
+    priced, offset = unary - flat.unary, flat.graph.offset[:-1]
+    total = np.maximum(np.add.reduceat(weight, offset), _DECIDED)
+    mean = np.add.reduceat(weight * priced, offset) / total
+    square = np.add.reduceat(weight * priced**2, offset) / total
+    return np.sqrt(np.maximum(square - mean**2, 0.0))

@@ -36,7 +36,6 @@ from formulations.solvers.columns.tied_prices import (
 )
 from formulations.solvers.columns.tied_problem import TiedProblem, TyingError, tie_nodes
 from formulations.solvers.columns.tunables import (
-    BOUND_PAIRS,
     BOUND_SHARE,
     DEARER,
     FACTOR_NOISE,
@@ -50,7 +49,7 @@ from formulations.solvers.columns.tunables import (
 from formulations.solvers.local_search.incumbent_search import IncumbentSearch
 from formulations.solvers.prices.flatten_or_finish import flatten_or_finish
 from formulations.solvers.prices.proven_bound import ProvenBound
-from formulations.solvers.prices.tunables import LAST_SHARE, PAIRS, PATIENCE
+from formulations.solvers.prices.tunables import LAST_SHARE, PAIRS, PATIENCE, SHORT_ASCENT
 from formulations.solvers.protocol.solver import ReportIncumbent, ReportProgress
 
 _MIXING = True
@@ -140,7 +139,7 @@ class _Columns:
             messages = carry_messages_over(flat, ascent.best_messages, self.flat, tied.group)
             self._ascent.start_from(prices, messages)
         is_limited = len(self.flat.usage.limit) > 0
-        share, pairs = (BOUND_SHARE, BOUND_PAIRS) if is_limited else (LAST_SHARE, MOST_PAIRS)
+        share, pairs = (BOUND_SHARE, PAIRS * SHORT_ASCENT) if is_limited else (LAST_SHARE, MOST_PAIRS)
         self._ascent.settle(self._deadline(share), self._is_enough, pairs)
 
     def _offer_tied(self, tied: TiedProblem, ascent: FewRowsAscent) -> None:

@@ -10,9 +10,6 @@ TIED_SHARE = 0.35
 BOUND_SHARE = 0.6
 """Part of the time after which the sweeps of the whole problem end."""
 
-BOUND_PAIRS = 60
-"""Pairs of sweeps of the whole problem before its patterns, at most."""
-
 MOST_PAIRS = 100_000
 """Not tunable: where nothing is limited, the time ends the sweeps."""
 

@@ -1,14 +1,13 @@
-"""Memory prices first; then branch and cut on what the prices leave open.
+"""Memory prices first; then branch and bound on what the prices leave open.
 
 1. :mod:`formulations.solvers.prices.lagrangian` for part of the time: a bound, prices and an incumbent.
 2. Whatever cannot be part of a better assignment is forbidden (:mod:`formulations.solvers.prices.fixing`) and
    presolve runs again on the rest, the *core*.
 3. Where the core is too large: branching on hubs (:mod:`formulations.solvers.huge_tables.hub_branching`), at once if
    they are few, else after another look at the core; without hubs the first step goes on.
-4. :mod:`formulations.solvers.exact.highs` on the core, where that is small enough (on the problem itself where the
-   first step found no assignment). An assignment is either in the core or costs at least as much as the incumbent. So
-   the smaller of the core's bound and the incumbent's cost is a bound, exact or claimed as the core's is. What branch
-   and cut claims :mod:`formulations.solvers.branching.branch_and_bound` then proves on the same core.
+4. :mod:`formulations.solvers.branching.branch_and_bound` on the core, where that is small enough (on the problem
+   itself where the first step found no assignment). An assignment is either in the core or costs at least as much as
+   the incumbent. So the smaller of the core's bound and the incumbent's cost is a bound.
 
 Where strategies are so many that tables are very large (:mod:`formulations.solvers.prices.bounding`), others look for
 assignments, and the prices of the first step only bound. A core is looked at as soon as few strategies are left. Hubs
@@ -27,7 +26,6 @@ from formulations.presolve.workspace.allowed_strategies import cut_forbidden_str
 from formulations.problem.solution import Claim, Progress, SolveOptions, higher_bound
 from formulations.problem.strategy_problem import StrategyProblem
 from formulations.solvers.branching import branch_and_bound
-from formulations.solvers.exact import highs
 from formulations.solvers.huge_tables.hub_branching import branch, hubs
 from formulations.solvers.huge_tables.tunables import (
     BRANCHED_ENTRIES,
@@ -79,7 +77,7 @@ def solve(problem: StrategyProblem, options: SolveOptions, report: ReportProgres
             return claim
         if claim.choices is None:
             small = linear_columns(problem) <= MOST_CORE_COLUMNS
-            return highs.solve(problem, remaining, report, incumbent) if small else claim
+            return branch_and_bound.solve(problem, remaining, report, incumbent) if small else claim
         objective = exact_objective(problem, claim.choices)
         if options.accepts(objective, claim.bound):
             return claim
@@ -90,7 +88,7 @@ def solve(problem: StrategyProblem, options: SolveOptions, report: ReportProgres
         if 0 < hub_count <= most_hubs:
             return branch(flat, prices, claim, options, report, started)
         claim = prices.go_on(share * options.time_limit)
-    return replace(claim, message=f"the core has {columns} columns, too many for branch and cut")
+    return replace(claim, message=f"the core has {columns} columns, too many for branch and bound")
 
 
 def _solve_wide(
@@ -146,7 +144,7 @@ def _core(
 
 
 class _Core:
-    """Branch and cut on the core, in terms of the problem."""
+    """Branch and bound on the core, in terms of the problem."""
 
     def __init__(
         self,
@@ -161,29 +159,18 @@ class _Core:
         self.core, self.cut, self.claim, self.objective = core, cut, claim, objective
         self.best = objective
         self.bound = claim.bound
-        self.claimed: int | None = None
         self._report, self._incumbent, self._started = report, incumbent, started
-        self._ends = started
 
     def run(self, options: SolveOptions) -> Claim:
         """Solve the core and return what follows for the problem."""
         assert self.claim.choices is not None
-        self._ends = time.monotonic() + options.time_limit
-        if not self.core.problem.nodes:
-            found = Claim((), 0)
-            self._hear_bounds(0, None)
-        else:
+        found = Claim((), 0)
+        if self.core.problem.nodes:
             start = self._project(self.claim.choices)
             options = replace(options, relative_gap=0.0, initial_choices=start)
             with EXCHANGE.translated(self.core.problem, self._project, self.core.offset):
-                found = highs.solve(self.core.problem, options, self._hear, self._take)
-                self._hear_bounds(found.bound, found.claimed)
-                if found.choices is not None and self._is_only_claimed(options):
-                    seconds = max(0.0, self._ends - time.monotonic())
-                    rest = replace(options, time_limit=seconds, iteration_limit=None, initial_choices=found.choices)
-                    proved = branch_and_bound.solve(self.core.problem, rest, self._hear, self._take)
-                    found = proved if proved.choices is not None else replace(found, bound=proved.bound)
-        self._hear_bounds(found.bound, found.claimed)
+                found = branch_and_bound.solve(self.core.problem, options, self._hear, self._take)
+        self._raise_bound(found.bound)
         choices = self.claim.choices
         if found.choices is not None:
             cost = exact_objective(self.core.problem, found.choices) + self.core.offset
@@ -191,11 +178,7 @@ class _Core:
                 choices = self._lift(found.choices)
         message = f"core of {self.core.after.nodes} nodes: {found.message}"
         iterations = self.claim.iterations + found.iterations
-        return Claim(choices, self.bound, message=message, iterations=iterations, claimed=self.claimed)
-
-    def _is_only_claimed(self, options: SolveOptions) -> bool:
-        claimed = self.claimed is not None and options.accepts(self.best, self.claimed)
-        return claimed and not (self.bound is not None and options.accepts(self.best, self.bound))
+        return Claim(choices, self.bound, message=message, iterations=iterations)
 
     def _lift(self, choices: tuple[int, ...]) -> tuple[int, ...]:
         """Choices of the problem, from those of the core."""
@@ -206,18 +189,14 @@ class _Core:
         kept = self.cut.project(choices)
         return None if kept is None else self.core.lift.project(kept)
 
-    def _hear_bounds(self, bound: int | None, claimed: int | None) -> None:
-        """Take bounds of the core; what lies outside costs at least as much as the first incumbent."""
-        self.bound = higher_bound(self.bound, self._of_problem(bound))
-        self.claimed = higher_bound(self.claimed, self._of_problem(claimed))
-
-    def _of_problem(self, bound: int | None) -> int | None:
-        return None if bound is None else min(bound + self.core.offset, self.objective)
+    def _raise_bound(self, bound: int | None) -> None:
+        """Take a bound of the core; what lies outside costs at least as much as the first incumbent."""
+        own = None if bound is None else min(bound + self.core.offset, self.objective)
+        self.bound = higher_bound(self.bound, own)
 
     def _hear(self, progress: Progress) -> None:
-        self._hear_bounds(progress.bound, progress.claimed)
-        seconds = time.monotonic() - self._started
-        self._report(Progress(seconds, self.best, self.bound, "price_and_branch", claimed=self.claimed))
+        self._raise_bound(progress.bound)
+        self._report(Progress(time.monotonic() - self._started, self.best, self.bound, "price_and_branch"))
 
     def _take(self, choices: tuple[int, ...]) -> None:
         cost = exact_objective(self.core.problem, choices) + self.core.offset

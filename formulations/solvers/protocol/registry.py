@@ -51,9 +51,7 @@ EXACT_KINDS: Mapping[str, str] = MappingProxyType(
 
 _BRANCH_AND_CUT = "branch and cut"
 
-_CLAIMANTS: Mapping[str, str] = MappingProxyType(
-    {"blocks": _BRANCH_AND_CUT, "large_neighbourhood": _BRANCH_AND_CUT, "price_and_branch": _BRANCH_AND_CUT}
-)
+_CLAIMANTS: Mapping[str, str] = MappingProxyType({"blocks": _BRANCH_AND_CUT, "large_neighbourhood": _BRANCH_AND_CUT})
 """Kind of solver behind what other built-in solvers claim without proof."""
 
 _METHODS: Mapping[str, str] = MappingProxyType(

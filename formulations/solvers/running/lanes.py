@@ -124,8 +124,8 @@ def _lanes_of_all(problem: StrategyProblem, options: SolveOptions, *, deep: bool
     workers = worker_count(options)
     alone = workers == 1 or options.iteration_limit is not None
     iterations = ITERATIONS_ALONE if alone else None
-    # Branch and cut is quickest; branch and bound proves what it claims, or constraint programming agrees.
-    proof = (Turn(BRANCH_AND_CUT), Turn(PROOF))
+    # Where sums leave the range of doubles, branch and bound declines, and others claim what they can.
+    proof = (Turn(PROOF), Turn(BRANCH_AND_CUT))
     exact = proof if small else (Turn(PRICES_AND_BRANCH, iterations=iterations),)
     confirmed = (*exact, *(Turn(CONSTRAINTS),) * small)
     repeating = (Turn(BLOCKS, until=BLOCKS_UNTIL, iterations=iterations),) * (small and repeats_mostly(problem))

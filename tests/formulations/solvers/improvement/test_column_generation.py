@@ -37,7 +37,7 @@ from formulations.solvers.exact import brute_force, tree_dp
 from formulations.solvers.prices.ascent import PriceAscent
 from formulations.solvers.prices.dual_bound import exact_bound
 from formulations.solvers.running import lanes as portfolio_lanes
-from formulations.solvers.running.lanes import BLOCKS, BRANCH_AND_CUT, PRICES, lanes_for
+from formulations.solvers.running.lanes import BLOCKS, PRICES, PROOF, lanes_for
 from formulations.solvers.running.members import Members
 from formulations.solvers.running.tunables import HEAD_START_SECONDS, LEAST_NODES_OF_COLUMNS
 
@@ -202,7 +202,7 @@ def test_columns_come_before_prices_where_most_nodes_repeat(workers: int) -> Non
     lanes = lanes_for(layered_problem(0, layers), options)
     search = [turn.solver for turn in lanes[0]]
     assert search.index(BLOCKS) < search.index(PRICES)
-    exact = next(turn for lane in lanes for turn in lane if turn.solver == BRANCH_AND_CUT)
+    exact = next(turn for lane in lanes for turn in lane if turn.solver == PROOF)
     assert exact.head_start == (HEAD_START_SECONDS if workers > 1 else 0.0)
 
 
