@@ -30,7 +30,7 @@ from formulations.presolve.workspace.allowed_strategies import cut_forbidden_str
 from formulations.problem.checker import check
 from formulations.problem.solution import Claim, Progress, SolveOptions
 from formulations.problem.strategy_problem import BoolArray, IntArray, StrategyProblem
-from formulations.solvers.branching.relaxation import Relaxation, Relaxed
+from formulations.solvers.branching.relaxation import Relaxation, Relaxed, spread_within
 from formulations.solvers.branching.tunables import WORTH_PRESOLVING
 from formulations.solvers.exact import brute_force
 from formulations.solvers.exact.tunables import CHUNK
@@ -354,8 +354,4 @@ def _spread_of_usage(flat: FlatProblem, weight: FloatArray, relaxed: Relaxed) ->
     prices = np.zeros(len(flat.usage.limit)) if relaxed.duals is None else relaxed.duals[0]
     unary, tables = np.empty_like(flat.unary), flat.tables_to_price()
     add_prices(flat.graph, flat.usage, prices, flat.unary, flat.tables, unary, tables)
-    priced, offset = unary - flat.unary, flat.graph.offset[:-1]
-    total = np.maximum(np.add.reduceat(weight, offset), _DECIDED)
-    mean = np.add.reduceat(weight * priced, offset) / total
-    square = np.add.reduceat(weight * priced**2, offset) / total
-    return np.sqrt(np.maximum(square - mean**2, 0.0))
+    return spread_within(weight, unary - flat.unary, flat.graph.offset[:-1])

@@ -1,10 +1,14 @@
-"""Branch and bound over the strategies of hubs, with memory prices over messages as the bound.
+"""Branch and bound over the strategies of single nodes, with memory prices over messages as the bound.
 
-Where a few nodes touch hundreds of others, message passing proves little: every cycle through a hub is cut. With the
-hub decided these cycles are gone. So the strategies of the hub that promises most are split into groups, every group is
-a branch with a bound of its own, warm started from its parent's prices and messages, and the smallest bound of all open
-branches holds for the problem. Strategies that cannot be part of a better assignment are dropped on the way
-(:mod:`formulations.solvers.prices.integer_bound`). Every branch is decoded by decimation, then repaired and filled.
+Two kinds of nodes keep such a bound low. Memory is one row for all nodes: at its price, strategies that use much and
+little cost nearly the same, and the bound mixes them to meet the limit exactly. So the node whose usage is mixed widest
+is split into strategies that use little and much. And where a few nodes touch hundreds of others, message passing
+proves little, since every cycle through such a hub is cut; where tables are very large, or nothing has a price, the
+strategies of the hub that promises most are split into groups.
+
+Every part is a branch with a bound of its own, warm started from its parent's prices and messages, and the smallest
+bound of all open branches holds for the problem. Strategies that cannot be part of a better assignment are dropped on
+the way (:mod:`formulations.solvers.prices.integer_bound`). Every branch is decoded, then repaired and filled.
 
 The root is :class:`formulations.solvers.prices.lagrangian.PriceSearch`, or where tables are very large
 :class:`formulations.solvers.prices.bounding.PriceBounding`; then every trial costs about a second, so that one hub is
@@ -21,11 +25,12 @@ from dataclasses import replace
 
 import numpy as np
 
-from formulations.encodings.flat import FlatProblem
+from formulations.encodings.flat import FlatProblem, FloatArray
 from formulations.encodings.flat_restriction import restrict
 from formulations.problem.solution import Claim, Progress, SolveOptions
 from formulations.problem.strategy_problem import IntArray, StrategyProblem
 from formulations.solvers.branching.open_leaf import Leaf, OpenLeaf, reopened
+from formulations.solvers.branching.relaxation import spread_within
 from formulations.solvers.huge_tables.decimation import decimate
 from formulations.solvers.huge_tables.tunables import (
     BRANCH_STEPS,
@@ -45,9 +50,15 @@ from formulations.solvers.prices.lagrangian import PriceSearch
 from formulations.solvers.prices.tunables import LAST_SHARE, PAIRS
 from formulations.solvers.protocol.solver import ReportIncumbent, ReportProgress
 
+_COLD = 20.0
+"""Not tunable: a strategy that costs one part in so many of the gap is less likely by e; 5 and 100 do as well."""
+
+_NEVER = 50.0
+"""Not tunable: exponents from which on nothing is likely."""
+
 
 def solve(problem: StrategyProblem, options: SolveOptions, report: ReportProgress, incumbent: ReportIncumbent) -> Claim:
-    """Solve by branching on hubs; where there are none, the claim is empty and its message has the reason.
+    """Solve by branching; where nothing is limited and there are no hubs, the claim is empty and says so.
 
     With ``iteration_limit`` the root makes that many price steps, then that many branches are worked on; that is
     deterministic as long as the time limit does not cut it short.
@@ -56,7 +67,7 @@ def solve(problem: StrategyProblem, options: SolveOptions, report: ReportProgres
     flat = flatten_or_finish(problem, incumbent)
     if isinstance(flat, Claim):
         return flat
-    if not len(hubs(flat)):
+    if not len(hubs(flat)) and not len(flat.usage.limit):
         return Claim(None, None, message=f"no hubs: nodes of degree {HUB_DEGREE} touch hardly any factor")
     first = replace(options, time_limit=ROOT_SHARE * options.time_limit)
     root = PriceSearch(problem, flat, first, report, incumbent, started)
@@ -74,14 +85,13 @@ def branch(
     report: ReportProgress,
     started: float,
 ) -> Claim:
-    """Branch on hubs from where a search at prices ended, until ``options.time_limit`` seconds after ``started``.
+    """Branch from where a search at prices ended, until ``options.time_limit`` seconds after ``started``.
 
     ``claim`` is what that search found: a bound, and perhaps an assignment.
     """
     if not holds_exact_costs(flat):
         return replace(claim, message="too large to branch on: sums of costs or usages leave the range of doubles")
-    root.search.extend(started + options.time_limit)
-    return _HubSearch(flat, root, claim, options, report, started).run()
+    return Branching(flat, root, claim, options, report, started).run()
 
 
 def hubs(flat: FlatProblem) -> IntArray:
@@ -92,8 +102,8 @@ def hubs(flat: FlatProblem) -> IntArray:
     return found if degree[found].sum() >= HUB_FACTORS_SHARE * len(flat.graph.arity) else found[:0]
 
 
-class _HubSearch:
-    """The open branches, the incumbent, and the clock."""
+class Branching:
+    """The open branches, the incumbent, and the clock; arguments as for :func:`branch`."""
 
     def __init__(
         self,
@@ -107,17 +117,19 @@ class _HubSearch:
         assert claim.bound is not None
         self.flat = flat
         self.search = root.search
+        self.search.extend(started + options.time_limit)
         self.bound = claim.bound
         self.root_iterations = claim.iterations
         self.worked = 0
         self._root = root
         wide = isinstance(root, PriceBounding)
+        self._wide = wide
         self._tried_hubs = WIDE_TRIED_HUBS if wide else TRIED_HUBS
         self._decoding_share = WIDE_DECODING_SHARE if wide else DECODING_SHARE
         self._options = options
         self._report = report
         self._started = started
-        self._deadline = started + LAST_SHARE * options.time_limit
+        self._deadline = started
         self._decoding_seconds = 0.0
         self._branching_since = time.monotonic()
         self._random = np.random.default_rng(options.seed)
@@ -125,16 +137,11 @@ class _HubSearch:
         self._pushed = 0
         self._stuck = False
 
-    def run(self) -> Claim:
-        """Work on the branch of the smallest bound until none is open or the time is up."""
-        allowed = np.ones(len(self.flat.unary), dtype=np.bool_)
-        restriction = restrict(self.flat, allowed)
-        if restriction is not None:
-            ascent = self._root.ascent
-            start = ascent.best_prices, ascent.best_messages[restriction.messages]
-            top = OpenLeaf(self.flat, restriction, self.bound, start)
-            top.sweep(1)
-            self._keep(top, raised=True)
+    def run(self, share: float = 1.0) -> Claim:
+        """Work on the branch of the smallest bound, for a part of the time; a later call goes on from there."""
+        self._deadline = self._started + share * LAST_SHARE * self._options.time_limit
+        if self._pushed == 0:
+            self._begin()
         while self._waiting and not self._finished():
             self.search.hear_others()
             leaf = heapq.heappop(self._waiting)[2]
@@ -143,6 +150,16 @@ class _HubSearch:
                 self._work_on(reopened(self.flat, leaf), leaf.raised)
             self._tell()
         return self._claim()
+
+    def _begin(self) -> None:
+        """Make the first branch: the whole problem, as the search at prices left it."""
+        restriction = restrict(self.flat, np.ones(len(self.flat.unary), dtype=np.bool_))
+        if restriction is not None:
+            ascent = self._root.ascent
+            start = ascent.best_prices, ascent.best_messages[restriction.messages]
+            top = OpenLeaf(self.flat, restriction, self.bound, start)
+            top.sweep(1)
+            self._keep(top, raised=True)
 
     def _work_on(self, leaf: OpenLeaf, raised: bool) -> None:
         """Raise the bound of a branch and decode it; or, if that was done before, split it."""
@@ -183,6 +200,9 @@ class _HubSearch:
         """Try the most promising nodes; return the parts of the one whose parts have the highest bounds."""
         best: list[OpenLeaf] = []
         best_score = -np.inf
+        mixed = None if self._wide else self._mixed_widest(leaf)
+        if mixed is not None:
+            return self._halves(leaf, mixed)
         candidates = self._candidates(leaf)
         if len(candidates) == 1:
             return self._parts(leaf, candidates[0])
@@ -208,6 +228,29 @@ class _HubSearch:
         order = np.argsort(-score, kind="stable")[: self._tried_hubs]
         return [int(i) for i in order if score[i] > 0]
 
+    def _mixed_widest(self, leaf: OpenLeaf) -> int | None:
+        """The node whose priced usage spreads widest, None where no node's does."""
+        graph = leaf.flat.graph
+        spread = spread_within(self._likelihood(leaf), leaf.ascent.priced_usage(), graph.offset[:-1])
+        node = int(np.argmax(np.where(graph.sizes > 1, spread, 0.0)))
+        return node if graph.sizes[node] > 1 and spread[node] > 0.0 else None
+
+    def _likelihood(self, leaf: OpenLeaf) -> FloatArray:
+        """How likely each strategy is, by what it costs beyond the bound in terms of the gap."""
+        assert leaf.proof is not None
+        objective = self.search.objective
+        gap = (leaf.bound // 10 if objective is None else objective - leaf.bound) * leaf.proof.scale
+        beyond: FloatArray = np.minimum(leaf.proof.excess * (_COLD / max(gap, 1)), _NEVER)
+        return np.exp(-beyond)
+
+    def _halves(self, leaf: OpenLeaf, node: int) -> Iterator[OpenLeaf]:
+        """Split a node's strategies by their usage: half of the likelihood on either side; drop empty parts."""
+        first, end = leaf.flat.graph.offset[node : node + 2]
+        order = first + np.argsort(leaf.ascent.priced_usage()[first:end], kind="stable")
+        likely = np.cumsum(self._likelihood(leaf)[order])
+        count = min(1 + int(np.searchsorted(likely, 0.5 * likely[-1])), len(order) - 1)
+        return self._branches(leaf, order, (order[:count], order[count:]))
+
     def _parts(self, leaf: OpenLeaf, node: int) -> Iterator[OpenLeaf]:
         """Split a node's strategies: the cheapest few alone, all others together; drop empty parts."""
         graph = leaf.flat.graph
@@ -215,6 +258,10 @@ class _HubSearch:
         entries = np.arange(graph.offset[node], graph.offset[node + 1])
         entries = entries[np.argsort(leaf.proof.excess[entries], kind="stable")]
         groups = [entries[g : g + 1] for g in range(BRANCHES - 1)] + [entries[BRANCHES - 1 :]]
+        return self._branches(leaf, entries, groups)
+
+    def _branches(self, leaf: OpenLeaf, entries: IntArray, groups: Iterable[IntArray]) -> Iterator[OpenLeaf]:
+        """Make a branch of each group of a node's ``entries``; drop empty ones."""
         everything = leaf.kept()
         for group in groups:
             if not len(group):

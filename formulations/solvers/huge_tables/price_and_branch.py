@@ -3,11 +3,12 @@
 1. :mod:`formulations.solvers.prices.lagrangian` for part of the time: a bound, prices and an incumbent.
 2. Whatever cannot be part of a better assignment is forbidden (:mod:`formulations.solvers.prices.fixing`) and
    presolve runs again on the rest, the *core*.
-3. Where the core is too large: branching on hubs (:mod:`formulations.solvers.huge_tables.hub_branching`), at once if
-   they are few, else after another look at the core; without hubs the first step goes on.
+3. Where the core is too large: branching at prices (:mod:`formulations.solvers.huge_tables.hub_branching`), and after a
+   while another look at the core, which a better incumbent makes smaller.
 4. :mod:`formulations.solvers.branching.branch_and_bound` on the core, where that is small enough (on the problem
    itself where the first step found no assignment). An assignment is either in the core or costs at least as much as
-   the incumbent. So the smaller of the core's bound and the incumbent's cost is a bound.
+   the incumbent. So the smaller of the core's bound and the incumbent's cost is a bound. Where the gap is almost
+   closed, the cuts of :mod:`formulations.solvers.exact.highs` find the last better assignments first.
 
 Where strategies are so many that tables are very large (:mod:`formulations.solvers.prices.bounding`), others look for
 assignments, and the prices of the first step only bound. A core is looked at as soon as few strategies are left. Hubs
@@ -26,14 +27,15 @@ from formulations.presolve.workspace.allowed_strategies import cut_forbidden_str
 from formulations.problem.solution import Claim, Progress, SolveOptions, higher_bound
 from formulations.problem.strategy_problem import StrategyProblem
 from formulations.solvers.branching import branch_and_bound
-from formulations.solvers.huge_tables.hub_branching import branch, hubs
+from formulations.solvers.exact import highs
+from formulations.solvers.huge_tables.hub_branching import Branching, branch, hubs
 from formulations.solvers.huge_tables.tunables import (
     BRANCHED_ENTRIES,
+    CLOSED_BY_CUTS,
     CORE_ENTRIES,
     CORE_FIRST_SHARE,
     CORE_SECOND_SHARE,
     CORE_WIDE_SHARES,
-    FEW_HUBS,
     MOST_CORE_COLUMNS,
     NARROWED,
 )
@@ -50,8 +52,8 @@ from formulations.solvers.protocol.solver import ReportIncumbent, ReportProgress
 _FIXING = True
 """Technique: fixing by reduced cost before presolve makes the core."""
 
-_HUBS = True
-"""Technique: branching on hubs where the core is too large."""
+_BRANCHING = True
+"""Technique: branching at prices where the core is too large."""
 
 
 def solve(problem: StrategyProblem, options: SolveOptions, report: ReportProgress, incumbent: ReportIncumbent) -> Claim:
@@ -70,25 +72,28 @@ def solve(problem: StrategyProblem, options: SolveOptions, report: ReportProgres
         return _solve_wide(problem, flat, bounding, options, report, incumbent, started)
     prices = PriceSearch(problem, flat, first, report, incumbent, started)
     claim = prices.run()
-    hub_count = len(hubs(flat)) if _HUBS else 0
-    for share, most_hubs in ((CORE_SECOND_SHARE, FEW_HUBS), (1.0, hub_count)):
+    if claim.proved_infeasible or claim.bound is None:
+        return claim
+    branching: Branching | None = None
+    for share in (CORE_SECOND_SHARE, 1.0):
         remaining = replace(options, time_limit=max(0.0, started + options.time_limit - time.monotonic()))
-        if claim.proved_infeasible or claim.bound is None or not remaining.time_limit:
-            return claim
-        if claim.choices is None:
-            small = linear_columns(problem) <= MOST_CORE_COLUMNS
-            return branch_and_bound.solve(problem, remaining, report, incumbent) if small else claim
-        objective = exact_objective(problem, claim.choices)
-        if options.accepts(objective, claim.bound):
-            return claim
-        core, lift = _core(problem, flat, prices.ascent, objective, started + options.time_limit)
-        columns = linear_columns(core.problem)
-        if columns <= MOST_CORE_COLUMNS:
-            return _Core(core, lift, claim, objective, report, incumbent, started).run(remaining)
-        if 0 < hub_count <= most_hubs:
-            return branch(flat, prices, claim, options, report, started)
-        claim = prices.go_on(share * options.time_limit)
-    return replace(claim, message=f"the core has {columns} columns, too many for branch and bound")
+        if claim.choices is None and linear_columns(problem) <= MOST_CORE_COLUMNS:
+            return branch_and_bound.solve(problem, remaining, report, incumbent)
+        if claim.choices is not None and claim.bound is not None:
+            objective = exact_objective(problem, claim.choices)
+            if options.accepts(objective, claim.bound) or not remaining.time_limit:
+                return claim
+            core, lift = _core(problem, flat, prices.ascent, objective, started + options.time_limit)
+            if linear_columns(core.problem) <= MOST_CORE_COLUMNS:
+                return _Core(core, lift, claim, objective, report, incumbent, started).run(remaining)
+        if not (_BRANCHING and holds_exact_costs(flat)):
+            claim = prices.go_on(share * options.time_limit)
+            continue
+        branching = branching or Branching(flat, prices, claim, options, report, started)
+        claim = branching.run(share)
+        if claim.proved_infeasible:
+            break
+    return claim
 
 
 def _solve_wide(
@@ -102,7 +107,7 @@ def _solve_wide(
 ) -> Claim:
     """Solve a problem of very large tables: raise the bound, and look at the core now and then."""
     claim = bounding.run()
-    branches = _HUBS and _entries(flat) <= BRANCHED_ENTRIES and len(hubs(flat)) > 0 and holds_exact_costs(flat)
+    branches = _BRANCHING and _entries(flat) <= BRANCHED_ENTRIES and len(hubs(flat)) > 0 and holds_exact_costs(flat)
     bound_before = None
     for share in CORE_WIDE_SHARES:
         if claim.choices is not None:
@@ -169,7 +174,7 @@ class _Core:
             start = self._project(self.claim.choices)
             options = replace(options, relative_gap=0.0, initial_choices=start)
             with EXCHANGE.translated(self.core.problem, self._project, self.core.offset):
-                found = branch_and_bound.solve(self.core.problem, options, self._hear, self._take)
+                found = self._searched(options)
         self._raise_bound(found.bound)
         choices = self.claim.choices
         if found.choices is not None:
@@ -179,6 +184,19 @@ class _Core:
         message = f"core of {self.core.after.nodes} nodes: {found.message}"
         iterations = self.claim.iterations + found.iterations
         return Claim(choices, self.bound, message=message, iterations=iterations)
+
+    def _searched(self, options: SolveOptions) -> Claim:
+        """Branch and bound, which begins from what cuts find where the gap is almost closed."""
+        ends = time.monotonic() + options.time_limit
+        known = self.claim.bound
+        if known is not None and self.objective - known <= CLOSED_BY_CUTS * self.objective:
+            first = highs.solve(self.core.problem, options, self._hear, self._take)
+            self._raise_bound(first.bound)
+            seconds = max(0.0, ends - time.monotonic())
+            options = replace(options, time_limit=seconds, iteration_limit=None)
+            if first.choices is not None:
+                options = replace(options, initial_choices=first.choices)
+        return branch_and_bound.solve(self.core.problem, options, self._hear, self._take)
 
     def _lift(self, choices: tuple[int, ...]) -> tuple[int, ...]:
         """Choices of the problem, from those of the core."""

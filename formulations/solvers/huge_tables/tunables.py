@@ -87,13 +87,13 @@ BRANCH_STEPS = 4
 # price_and_branch.py
 
 MOST_CORE_COLUMNS = 400_000
-"""Columns of the linear model of the core up to which branch and cut is tried."""
+"""Columns of the linear model of the core up to which it is searched."""
 
-FEW_HUBS = 40
-"""Hubs up to which deciding them soon leaves little of the gap that they cause."""
+CLOSED_BY_CUTS = 1e-4
+"""Relative gap up to which branch and cut comes before branch and bound on a core."""
 
 CORE_FIRST_SHARE = 0.3
-"""Part of the time after which the core is looked at first."""
+"""Part of the time after which the core is looked at."""
 
 CORE_SECOND_SHARE = 0.6
 """The same for the second look: a better incumbent makes the core smaller."""
