@@ -39,7 +39,6 @@ from formulations.solvers.columns.tunables import (
     BOUND_SHARE,
     DEARER,
     FACTOR_NOISE,
-    FIRST_FACTORS,
     MASTER_SECONDS,
     MIXED_PATTERNS,
     MOST_PAIRS,
@@ -49,7 +48,7 @@ from formulations.solvers.columns.tunables import (
 from formulations.solvers.local_search.incumbent_search import IncumbentSearch
 from formulations.solvers.prices.flatten_or_finish import flatten_or_finish
 from formulations.solvers.prices.proven_bound import ProvenBound
-from formulations.solvers.prices.tunables import LAST_SHARE, PAIRS, PATIENCE, SHORT_ASCENT
+from formulations.solvers.prices.tunables import LAST_SHARE, PAIRS, PATIENCE, SHORT_ASCENT, START_FACTORS
 from formulations.solvers.protocol.solver import ReportIncumbent, ReportProgress
 
 _MIXING = True
@@ -108,13 +107,13 @@ class _Columns:
         self._start_prices(tied)
         idle, base = 0.0, 1.0
         most_rounds = self.options.iteration_limit
-        for factors in chain(FIRST_FACTORS, repeat(None)):
+        for factors in chain((START_FACTORS,), repeat(None)):
             if self._done() or idle >= PATIENCE or (most_rounds is not None and self.rounds >= most_rounds):
                 break
             self.rounds += 1
             before = self._search.objective
             self._search.hear_others()
-            if self.rounds > len(FIRST_FACTORS):
+            if self.rounds > 1:
                 self._ascent.step(1.0)
             self._decode(base * self._factors_of(factors, idle))
             self._prove()
@@ -147,11 +146,7 @@ class _Columns:
         search = IncumbentSearch(
             tied.problem, ascent.flat, lambda choices, _: self._search.offer_original(tied.lift(choices))
         )
-        choices = ascent.decode(ascent.best_prices, PAIRS)
-        search.set_prices(ascent.best_prices)
-        search.settle(choices)
-        search.grow_trees(choices, 10 * len(choices), 4000)
-        search.finish(choices, ascent.best_prices)
+        search.finish_grown(ascent.decode(ascent.best_prices, PAIRS), ascent.best_prices)
 
     def _is_enough(self, bound: float) -> bool:
         return self._search.objective is not None and self.options.accepts(self._search.objective, bound)
@@ -171,7 +166,7 @@ class _Columns:
             prices = self._ascent.best_prices * factor
             choices = self._ascent.decode(prices, PAIRS)
             self._patterns[self.flat.original_choices(choices)] = None
-            self._search.finish(choices, prices)
+            self._search.finish_grown(choices, prices)
 
     def _mix(self) -> bool:
         """Let the master mix the newest patterns and the incumbent; False where it has done so already."""

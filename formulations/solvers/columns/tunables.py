@@ -13,9 +13,6 @@ BOUND_SHARE = 0.6
 MOST_PAIRS = 100_000
 """Not tunable: where nothing is limited, the time ends the sweeps."""
 
-FIRST_FACTORS = ((1.0, 1.3, 0.8), (1.1, 0.9), (0.97, 1.03))
-"""Factors of the best prices in the first rounds, far ones first."""
-
 FACTOR_NOISE = 0.15
 """Standard deviation of the logarithm of later factors; more after idle rounds."""
 

@@ -144,6 +144,13 @@ class IncumbentSearch:
         self.fill(candidate, usage_now, prices)
         return self.is_feasible(candidate)
 
+    def finish_grown(self, choices: IntArray, prices: FloatArray) -> bool:
+        """Improve ``choices`` at prices, single nodes first and random trees after them; then :meth:`finish` a copy."""
+        self.set_prices(prices)
+        self.settle(choices)
+        self.grow_trees(choices, 10 * len(choices), 4000)
+        return self.finish(choices, prices)
+
     def force_feasible(self, choices: IntArray, steps: int, deadline: float) -> bool:
         """Look for any feasible assignment near ``choices`` (violations before cost), then fill and offer it.
 

@@ -38,6 +38,7 @@ from formulations.solvers.prices.tunables import (
     PAIRS,
     PROOF_SPACING,
     SHORT_ASCENT,
+    START_FACTORS,
     STEER_SHARE,
     STEERED_MASS,
     STEPS_BETWEEN_CHECKS,
@@ -220,12 +221,10 @@ class PriceSearch:
                 prices = steered_prices(prices, usage, limit, mass)
 
     def _start(self, prices: FloatArray) -> IntArray:
-        """Decode at the prices, improve by tree moves, and finish a copy."""
-        choices = self.ascent.decode(prices, PAIRS)
-        self.search.set_prices(prices)
-        self.search.settle(choices)
-        self.search.grow_trees(choices, 10 * len(self.flat.graph.sizes), 4000)
-        self.search.finish(choices, prices)
+        """Decode at the prices and at some around them, improve by tree moves, and finish copies."""
+        for factor in START_FACTORS if prices.any() else (1.0,):
+            choices = self.ascent.decode(factor * prices, PAIRS)
+            self.search.finish_grown(choices, factor * prices)
         if self.search.best is None:
             self.search.force_feasible(choices, FORCED_STEPS, self._deadline(STEER_SHARE))
         return choices

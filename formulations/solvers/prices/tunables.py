@@ -53,6 +53,9 @@ TIGHTEN_SHARE = 0.6
 STEER_SHARE = 0.75
 """Part of the time after which phase 2 ends."""
 
+START_FACTORS = (1.6, 0.5, 1.3, 1.0)
+"""Factors of the best prices at which assignments are decoded first; phase 2 of prices goes on from the last one."""
+
 LAST_SHARE = 0.95
 """Part of the time after which a method begins no further round."""
 
@@ -71,7 +74,8 @@ PROOF_SPACING = 1.5
 # bounding.py
 
 LARGE_ENTRIES = 4_000_000
-"""Entries of all tables from which on a pair of sweeps takes 0.1 s, and the slow exact bound many seconds."""
+"""Entries of all tables, or columns of a deep model, from which on a pair of sweeps takes 0.1 s, the slow exact bound
+many seconds, and the memory of two processes is too much."""
 
 WIDE_TABLE = 2_500
 """Entries of a table on average from which on such a problem is wide, and assignments are not looked for."""

@@ -16,6 +16,7 @@ from formulations.problem.solution import SolveOptions
 from formulations.problem.strategy_problem import StrategyProblem
 from formulations.solvers.columns.repeated_blocks import find_repeats
 from formulations.solvers.prices.bounding import is_wide
+from formulations.solvers.prices.tunables import LARGE_ENTRIES
 from formulations.solvers.protocol.registry import SOLVERS
 from formulations.solvers.running.tunables import (
     BLOCKS_UNTIL,
@@ -103,8 +104,8 @@ def lanes_for(problem: StrategyProblem, options: SolveOptions, *, deep: bool = F
     """Return the lanes that suit the size of a reduced problem and the number of workers.
 
     Where most of a small problem is blocks that repeat, their columns come before prices. In a large problem of a deep
-    model (``deep``) they come first of all, since one process has to be enough for memory, and prices where nothing
-    repeats after all.
+    model (``deep``) they come first of all; prices have a process of their own there only where tables are not so large
+    that one process has to be enough for memory.
     Where tables are very large, one process does nothing but bound, and another nothing but look for assignments.
     """
     lanes = _lanes_of_all(problem, options, deep=deep)
@@ -119,7 +120,10 @@ def _lanes_of_all(problem: StrategyProblem, options: SolveOptions, *, deep: bool
     if deep:
         iterations = ITERATIONS_ALONE if worker_count(options) == 1 else None
         columns_first = Turn(BLOCKS, until=BLOCKS_UNTIL, iterations=iterations)
-        return ((columns_first, Turn(PRICES, iterations=iterations), Turn(FEASIBILITY, without_incumbent=True)),)
+        prices, anything = Turn(PRICES, iterations=iterations), Turn(FEASIBILITY, without_incumbent=True)
+        if iterations is not None or columns > LARGE_ENTRIES:
+            return ((columns_first, prices, anything),)
+        return ((columns_first, anything), (prices,))
     small = columns <= MOST_COLUMNS
     workers = worker_count(options)
     alone = workers == 1 or options.iteration_limit is not None

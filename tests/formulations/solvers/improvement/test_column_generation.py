@@ -357,8 +357,17 @@ def free_problem(seed: int, layers: int) -> StrategyProblem:
 @pytest.mark.parametrize("limited", [True, False])
 def test_a_deep_problem_begins_with_columns(limited):
     problem = layered_problem(0) if limited else free_problem(0, LAYERS)
-    (lane,) = lanes_for(problem, SolveOptions(), deep=True)
-    assert lane[0].solver == BLOCKS
+    first, *others = lanes_for(problem, SolveOptions(workers=2), deep=True)
+    assert first[0].solver == BLOCKS
+    assert [turn.solver for lane in others for turn in lane] == [PRICES]
+    (alone,) = lanes_for(problem, SolveOptions(workers=1), deep=True)
+    assert [turn.solver for turn in alone][:2] == [BLOCKS, PRICES]
+
+
+def test_large_tables_of_a_deep_problem_are_held_once(monkeypatch):
+    monkeypatch.setattr(portfolio_lanes, "LARGE_ENTRIES", 10)
+    (lane,) = lanes_for(layered_problem(0), SolveOptions(workers=2), deep=True)
+    assert [turn.solver for turn in lane][:2] == [BLOCKS, PRICES]
 
 
 def test_messages_carried_over_add_up_to_those_of_the_tied_problem():
