@@ -187,11 +187,9 @@ class _Tree:
                     break
                 branch = bound, allowed
             branch = self._work(*branch)
-            least = min(
-                [own[0] for own in (branch, self._open[0] if self._open else None) if own is not None], default=None
-            )
-            if least is not None:
-                self.search.raise_bound(least + self.space.offset)
+            waiting = [own[0] for own in (branch, self._open[0] if self._open else None) if own is not None]
+            if waiting and min(waiting) > below_any_cost:
+                self.search.raise_bound(min(waiting) + self.space.offset)
         if branch is not None:
             self._push(*branch)
         self.search.message = f"{self.search.worked} branches, {len(self._open)} open"

@@ -48,7 +48,8 @@ def solve_without_limit(kept: Search, context: SolveContext) -> SolvedStep | Non
         found = solve_in_rounds(problem.problem, context.solver, options, context.progress, context.pool)
         if found.choices is not None:
             decision = problem.decode(found.choices)
-            best = kept.execute(decision) or best
+            kept.keep(decision)
+            best = kept.best or best
             free.learn(Candidate(decision, context.execute(decision)), found.known_bound)
     cost = best.executed.cost
     if not (free.is_near(cost) or free.is_as_cheap(best)):
