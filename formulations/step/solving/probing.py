@@ -22,9 +22,10 @@ from formulations.solvers.processes.worker import Ending
 _PROBING = True
 """Technique: rounds of probing before and between solves."""
 
-LEAST_ENTRIES, MOST_ENTRIES = 50_000, 3_000_000
-"""Table entries from which on, and up to which, probing pays: small problems are solved in less time, and in large ones
-one price step takes too long. In a deep model columns of its blocks need the time more."""
+LEAST_ENTRIES, MOST_ENTRIES = 250_000, 3_000_000
+"""Table entries from which on, and up to which, probing pays: branch and bound solves small problems in one go, which
+rounds would interrupt, and in large ones one price step takes too long. In a deep model columns of its blocks need the
+time more."""
 
 LEAST_SECONDS = 0.5
 """Time below which probing fixes nothing."""
