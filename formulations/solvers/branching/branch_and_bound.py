@@ -34,7 +34,7 @@ from formulations.solvers.branching.relaxation import Relaxation, Relaxed, sprea
 from formulations.solvers.branching.tunables import WORTH_PRESOLVING
 from formulations.solvers.exact import brute_force
 from formulations.solvers.exact.tunables import CHUNK
-from formulations.solvers.local_search.moves import add_prices
+from formulations.solvers.local_search.moves import priced_usage
 from formulations.solvers.prices.fixing import fix_by_reduced_cost
 from formulations.solvers.prices.integer_bound import holds_exact_costs
 from formulations.solvers.protocol.exchange import EXCHANGE
@@ -177,7 +177,7 @@ class _Tree:
         branch: tuple[int, BoolArray] | None = below_any_cost, np.ones(len(self.flat.unary), dtype=np.bool_)
         while (branch is not None or self._open) and not self.search.ends():
             self.search.hear_others()
-            core = self._core() if self._root is not None else None
+            core = self._core()
             if core is not None:
                 return core.run()
             if branch is None:
@@ -264,9 +264,10 @@ class _Tree:
         Tried at the root, and again where the incumbent is much better than it was then.
         """
         cutoff = self._cutoff
-        assert self._root is not None
+        if cutoff is None or self._root is None:
+            return None
         bound, duals = self._root
-        if cutoff is None or (self._tried is not None and cutoff - bound > WORTH_PRESOLVING * (self._tried - bound)):
+        if self._tried is not None and cutoff - bound > WORTH_PRESOLVING * (self._tried - bound):
             return None
         self._tried = cutoff
         hopeful = fix_by_reduced_cost(self.problem, self.flat, *duals, cutoff - 1)
@@ -323,33 +324,24 @@ def _rounded(flat: FlatProblem, allowed: BoolArray, values: FloatArray) -> IntAr
 def _split(flat: FlatProblem, allowed: BoolArray, sizes: IntArray, relaxed: Relaxed) -> tuple[BoolArray, BoolArray]:
     """Two branches: half of the weight of a node in the relaxation on either side, the heavier strategies first.
 
-    Where the relaxation does not tell, a node's strategies are cut in half.
+    Memory is what keeps relaxations from being decisions: they mix strategies that use much and little to meet a limit
+    exactly. So the node whose usage at the relaxation's prices is mixed widest is split; it raises the bound most when
+    it has to decide. Where the relaxation does not tell, all strategies weigh the same, and the largest node is split.
     """
-    weight = np.zeros(len(allowed)) if relaxed.values is None else np.where(allowed, relaxed.values, 0.0)
-    undecided = (sizes > 1) & (np.maximum.reduceat(weight, flat.graph.offset[:-1]) < 1.0 - _DECIDED)
-    is_told = relaxed.values is not None and bool(undecided.any())
-    spread = _spread_of_usage(flat, weight, relaxed) if is_told else sizes
-    node = int(np.argmax(np.where(undecided, spread, -1.0))) if is_told else int(np.argmax(sizes))
-    first, end = flat.graph.offset[node : node + 2]
-    own = first + np.flatnonzero(allowed[first:end])
+    offset = flat.graph.offset
+    values = np.zeros(len(allowed)) if relaxed.values is None else relaxed.values
+    weight = np.where(allowed, values, 0.0)
+    undecided = (sizes > 1) & (np.maximum.reduceat(weight, offset[:-1]) < 1.0 - _DECIDED)
+    if relaxed.values is not None and relaxed.duals is not None and undecided.any():
+        spread = spread_within(weight, priced_usage(flat, relaxed.duals[0]), offset[:-1])
+        node = int(np.argmax(np.where(undecided, spread, -1.0)))
+    else:
+        weight, node = np.ones(len(allowed)), int(np.argmax(sizes))
+    own = offset[node] + np.flatnonzero(allowed[offset[node] : offset[node + 1]])
     order = own[np.argsort(-weight[own], kind="stable")]
-    count = (
-        1 + int(np.searchsorted(np.cumsum(weight[order]), 0.5 * weight[order].sum())) if is_told else len(order) // 2
-    )
-    count = min(max(count, 1), len(order) - 1)
+    summed = np.cumsum(weight[order])
+    count = min(1 + int(np.searchsorted(summed, 0.5 * summed[-1])), len(order) - 1)
     heavier, lighter = allowed.copy(), allowed.copy()
     heavier[own] = lighter[own] = False
     heavier[order[:count]] = lighter[order[count:]] = True
     return heavier, lighter
-
-
-def _spread_of_usage(flat: FlatProblem, weight: FloatArray, relaxed: Relaxed) -> FloatArray:
-    """Standard deviation of every node's usage, at the relaxation's prices, where its weights are probabilities.
-
-    Memory is what keeps relaxations from being decisions: they mix strategies that use much and little to meet a limit
-    exactly, and the node with the widest mixture bends the bound most when it has to decide.
-    """
-    prices = np.zeros(len(flat.usage.limit)) if relaxed.duals is None else relaxed.duals[0]
-    unary, tables = np.empty_like(flat.unary), flat.tables_to_price()
-    add_prices(flat.graph, flat.usage, prices, flat.unary, flat.tables, unary, tables)
-    return spread_within(weight, unary - flat.unary, flat.graph.offset[:-1])

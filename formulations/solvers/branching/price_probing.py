@@ -21,7 +21,7 @@ from formulations.encodings.flat_restriction import restrict
 from formulations.problem.strategy_problem import BoolArray, IntArray, StrategyProblem
 from formulations.solvers.branching.open_leaf import OpenLeaf
 from formulations.solvers.branching.tunables import PROBED_NODES, PROBING_FIRST_SHARE, PROBING_STEPS
-from formulations.solvers.local_search.moves import add_prices
+from formulations.solvers.local_search.moves import priced_usage
 from formulations.solvers.prices.ascent import PriceAscent
 from formulations.solvers.prices.integer_bound import holds_exact_costs
 from formulations.solvers.prices.tunables import FIRST_PAIRS, SHORT_ASCENT
@@ -101,11 +101,8 @@ class _Probing:
 
     def _parts(self, leaf: OpenLeaf) -> Iterator[BoolArray]:
         """Halves of the nodes whose strategies differ most, as flags laid out as the root's ``unary``."""
-        graph, offset = leaf.flat.graph, leaf.flat.graph.offset
-        priced = np.empty_like(leaf.flat.unary)
-        tables = leaf.flat.tables_to_price()
-        add_prices(graph, leaf.flat.usage, leaf.ascent.best_prices, leaf.flat.unary, leaf.flat.tables, priced, tables)
-        weight = priced - leaf.flat.unary
+        offset = leaf.flat.graph.offset
+        weight = priced_usage(leaf.flat, leaf.ascent.best_prices)
         spread = np.maximum.reduceat(weight, offset[:-1]) - np.minimum.reduceat(weight, offset[:-1])
         for node in np.argsort(-spread, kind="stable")[:PROBED_NODES].tolist():
             if spread[node] <= 0:

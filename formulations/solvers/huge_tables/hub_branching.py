@@ -42,6 +42,7 @@ from formulations.solvers.huge_tables.tunables import (
     WIDE_DECODING_SHARE,
     WIDE_TRIED_HUBS,
 )
+from formulations.solvers.local_search.moves import priced_usage
 from formulations.solvers.local_search.tree_moves import HUB_DEGREE
 from formulations.solvers.prices.bounding import PriceBounding
 from formulations.solvers.prices.flatten_or_finish import flatten_or_finish
@@ -122,10 +123,9 @@ class Branching:
         self.root_iterations = claim.iterations
         self.worked = 0
         self._root = root
-        wide = isinstance(root, PriceBounding)
-        self._wide = wide
-        self._tried_hubs = WIDE_TRIED_HUBS if wide else TRIED_HUBS
-        self._decoding_share = WIDE_DECODING_SHARE if wide else DECODING_SHARE
+        self._wide = isinstance(root, PriceBounding)
+        self._tried_hubs = WIDE_TRIED_HUBS if self._wide else TRIED_HUBS
+        self._decoding_share = WIDE_DECODING_SHARE if self._wide else DECODING_SHARE
         self._options = options
         self._report = report
         self._started = started
@@ -198,14 +198,14 @@ class Branching:
 
     def _split(self, leaf: OpenLeaf) -> Iterable[OpenLeaf]:
         """Try the most promising nodes; return the parts of the one whose parts have the highest bounds."""
-        best: list[OpenLeaf] = []
-        best_score = -np.inf
-        mixed = None if self._wide else self._mixed_widest(leaf)
-        if mixed is not None:
-            return self._halves(leaf, mixed)
+        halves = None if self._wide else self._halves(leaf)
+        if halves is not None:
+            return halves
         candidates = self._candidates(leaf)
         if len(candidates) == 1:
             return self._parts(leaf, candidates[0])
+        best: list[OpenLeaf] = []
+        best_score = -np.inf
         for node in candidates:
             parts = list(self._parts(leaf, node))
             gains = [float(part.bound - leaf.bound) for part in parts if not part.closed]
@@ -228,27 +228,25 @@ class Branching:
         order = np.argsort(-score, kind="stable")[: self._tried_hubs]
         return [int(i) for i in order if score[i] > 0]
 
-    def _mixed_widest(self, leaf: OpenLeaf) -> int | None:
-        """The node whose priced usage spreads widest, None where no node's does."""
-        graph = leaf.flat.graph
-        spread = spread_within(self._likelihood(leaf), leaf.ascent.priced_usage(), graph.offset[:-1])
-        node = int(np.argmax(np.where(graph.sizes > 1, spread, 0.0)))
-        return node if graph.sizes[node] > 1 and spread[node] > 0.0 else None
+    def _halves(self, leaf: OpenLeaf) -> Iterator[OpenLeaf] | None:
+        """Split the node whose priced usage spreads widest into strategies that use little and much.
 
-    def _likelihood(self, leaf: OpenLeaf) -> FloatArray:
-        """How likely each strategy is, by what it costs beyond the bound in terms of the gap."""
+        Half of the likelihood is on either side: a strategy is the less likely, the more of the gap it costs beyond the
+        bound. None where no node's usage spreads.
+        """
         assert leaf.proof is not None
-        objective = self.search.objective
+        graph, objective = leaf.flat.graph, self.search.objective
         gap = (leaf.bound // 10 if objective is None else objective - leaf.bound) * leaf.proof.scale
         beyond: FloatArray = np.minimum(leaf.proof.excess * (_COLD / max(gap, 1)), _NEVER)
-        return np.exp(-beyond)
-
-    def _halves(self, leaf: OpenLeaf, node: int) -> Iterator[OpenLeaf]:
-        """Split a node's strategies by their usage: half of the likelihood on either side; drop empty parts."""
-        first, end = leaf.flat.graph.offset[node : node + 2]
-        order = first + np.argsort(leaf.ascent.priced_usage()[first:end], kind="stable")
-        likely = np.cumsum(self._likelihood(leaf)[order])
-        count = min(1 + int(np.searchsorted(likely, 0.5 * likely[-1])), len(order) - 1)
+        likely, priced = np.exp(-beyond), priced_usage(leaf.flat, leaf.ascent.best_prices)
+        spread = np.where(graph.sizes > 1, spread_within(likely, priced, graph.offset[:-1]), 0.0)
+        node = int(np.argmax(spread))
+        if spread[node] <= 0.0:
+            return None
+        first, end = graph.offset[node : node + 2]
+        order = first + np.argsort(priced[first:end], kind="stable")
+        summed = np.cumsum(likely[order])
+        count = min(1 + int(np.searchsorted(summed, 0.5 * summed[-1])), len(order) - 1)
         return self._branches(leaf, order, (order[:count], order[count:]))
 
     def _parts(self, leaf: OpenLeaf, node: int) -> Iterator[OpenLeaf]:
@@ -287,11 +285,7 @@ class Branching:
             if self._out_of_time():
                 break
             decoded = decimate(leaf.ascent, prices, self._random) if by_decimation else leaf.ascent.choices
-            candidate = leaf.root_choices(decoded)
-            self.search.set_prices(prices)
-            self.search.settle(candidate)
-            self.search.grow_trees(candidate, 2 * len(candidate), 4000)
-            self.search.finish(candidate, prices)
+            self.search.finish_grown(leaf.root_choices(decoded), prices, visits=2)
         self._decoding_seconds += time.monotonic() - begun
 
     def _beaten(self, bound: int) -> bool:

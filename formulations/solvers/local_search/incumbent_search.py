@@ -144,11 +144,14 @@ class IncumbentSearch:
         self.fill(candidate, usage_now, prices)
         return self.is_feasible(candidate)
 
-    def finish_grown(self, choices: IntArray, prices: FloatArray) -> bool:
-        """Improve ``choices`` at prices, single nodes first and random trees after them; then :meth:`finish` a copy."""
+    def finish_grown(self, choices: IntArray, prices: FloatArray, visits: int = 10) -> bool:
+        """Improve ``choices`` at prices, single nodes first and random trees after them; then :meth:`finish` a copy.
+
+        The trees visit every node so many times on average.
+        """
         self.set_prices(prices)
         self.settle(choices)
-        self.grow_trees(choices, 10 * len(choices), 4000)
+        self.grow_trees(choices, visits * len(choices), 4000)
         return self.finish(choices, prices)
 
     def force_feasible(self, choices: IntArray, steps: int, deadline: float) -> bool:

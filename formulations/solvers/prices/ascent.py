@@ -94,11 +94,6 @@ class PriceAscent:
         flat = self.flat
         add_prices(flat.graph, flat.usage, self.prices, flat.unary, flat.tables, self.unary, self.tables)
 
-    def priced_usage(self) -> FloatArray:
-        """Return what the usage of each node's strategies costs at the present prices, laid out as ``unary``."""
-        self.set_costs()
-        return self.unary - self.flat.unary
-
     def temperature_scale(self) -> float:
         """Return a typical distance between a node's best and its other strategies."""
         beliefs = self._beliefs

@@ -1,11 +1,10 @@
 """Presolve, then the solvers that suit the size of what remains, side by side.
 
-A small core goes to HiGHS (LP with lazily added usage rows, reduced costs, branch and cut) and to memory prices at
-once; they exchange incumbents and bounds. On a large one, where even the LP takes too long, memory
-prices go on looking for assignments, and branch and cut starts where prices of its own have left little open. Where
-blocks repeat, as in a deep model, their columns come before prices. Where branch and cut claims to be done, branch and
-bound with exact bounds proves or refutes the claim. Every member is a worker process: whatever becomes of it, what it
-had found stays.
+A small core goes to branch and bound on linear relaxations and to memory prices at once; they exchange incumbents and
+bounds. On a large one, where even one relaxation takes too long, memory prices go on looking for assignments, and
+branching starts where prices of its own have left little open. Where blocks repeat, as in a deep model, their columns
+come before prices. What a solver only claims, a member with exact bounds proves or refutes. Every member is a worker
+process: whatever becomes of it, what it had found stays.
 """
 
 from __future__ import annotations

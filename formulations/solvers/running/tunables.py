@@ -5,13 +5,13 @@ from __future__ import annotations
 # lanes.py
 
 MOST_COLUMNS = 150_000
-"""Columns of the linear model up to which branch and cut starts at once."""
+"""Columns of the linear model up to which branch and bound starts at once."""
 
 TINY_COLUMNS = 2_000
-"""Columns up to which branch and cut is mostly done before another process is up."""
+"""Columns up to which branch and bound is mostly done before another process is up."""
 
 HEAD_START_SECONDS = 0.5
-"""Seconds that branch and cut then has before prices begin, and patterns before branch and cut."""
+"""Seconds that branch and bound then has before prices begin, and patterns before branch and bound."""
 
 MOST_NODES_IN_PARTS = 12_000
 """Nodes up to which exact parts improve more than further moves at prices."""

@@ -63,7 +63,7 @@ def test_without_a_relaxation_the_most_strategies_are_cut_in_half() -> None:
     unknown = Relaxed(np.ones(6, dtype=np.bool_), None, False)
     assert split_node(problem, unknown) == (1, [[0, 1], [2, 3]])
     decided = relaxed_at(problem, 1.0, [[1.0, 0.0], [0.0, 0.0, 1.0, 0.0]])
-    assert split_node(problem, decided) == (1, [[0, 2], [1, 3]])
+    assert split_node(problem, decided) == (1, [[0, 1], [2, 3]])
 
 
 @pytest.mark.parametrize("start", ["none", "dearest", "best"])
