@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from formulations.capture.program import PlacementProgram, RankedPartition
 from formulations.problem.solution import Claim, SolveOptions
 from formulations.problem.strategy_problem import StrategyProblem
-from formulations.solvers.exact.program_cpsat import Existence, find_solution
-from formulations.solvers.exact.program_session import solve_program
+from formulations.solvers.programs.branch_and_cut import solve_program
+from formulations.solvers.programs.existence import Existence, find_solution
 from formulations.solvers.protocol.solver import ReportIncumbent, ReportProgress
 
 

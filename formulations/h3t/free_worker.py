@@ -19,8 +19,8 @@ from formulations.h3t.problem import H3tBorders, H3tLayer, H3tStep, Optimizer, s
 from formulations.h3t.program import FreeProgram
 from formulations.problem.solution import Claim, Progress, SolveOptions
 from formulations.problem.strategy_problem import IntArray, StrategyProblem
-from formulations.solvers.exact.program_cpsat import find_solution
-from formulations.solvers.exact.program_session import solve_program
+from formulations.solvers.programs.branch_and_cut import solve_program
+from formulations.solvers.programs.existence import find_solution
 from formulations.solvers.protocol.solver import ReportIncumbent, ReportProgress
 
 _SIMULATED_LAYERS = 2**15

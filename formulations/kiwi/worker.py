@@ -20,8 +20,8 @@ from formulations.kiwi.reduced_staged import ReducedStagedModel
 from formulations.kiwi.schedule import StagedDecision, replay
 from formulations.problem.solution import Claim, Progress, SolveOptions
 from formulations.problem.strategy_problem import StrategyProblem
-from formulations.solvers.exact.program_cpsat import find_solution
-from formulations.solvers.exact.program_session import ProgramOutcome, solve_program
+from formulations.solvers.programs.branch_and_cut import ProgramOutcome, solve_program
+from formulations.solvers.programs.existence import find_solution
 from formulations.solvers.protocol.solver import ReportIncumbent, ReportProgress
 
 MODELS: Mapping[str, type[KiwiProgram]] = MappingProxyType(

@@ -23,11 +23,6 @@ LARGEST_SCALED_COST = 1 << 20
 EAGER_TERMS = 2_000_000
 """Times times uses of a resource up to which all its constraints are written out."""
 
-# program_cpsat.py
-
-PROGRAM_LEAST_SECONDS = 0.01
-"""Not tunable: a solve that gets less has no time to begin."""
-
 # brute_force.py
 
 CHUNK = 1 << 14

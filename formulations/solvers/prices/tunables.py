@@ -87,8 +87,3 @@ BOUND_SPACING_ALONE = 8.0
 
 NEGLIGIBLE_OF_LARGE = 3e-5
 """Part of the price of all limits that rounding may take from a quick bound of large tables, elsewhere a negligible."""
-
-# greedy.py
-
-GREEDY_ROUNDS = 12
-"""Levels of prices."""

@@ -23,7 +23,7 @@ SOLVERS: dict[str, str] = {
     "brute_force": "formulations.solvers.exact.brute_force:solve",
     "bucket_bound": "formulations.solvers.prices.bucket_bound:solve",
     "cpsat": "formulations.solvers.exact.cpsat:solve",
-    "greedy": "formulations.solvers.prices.greedy:solve",
+    "greedy": "formulations.solvers.reference.greedy:solve",
     "highs": "formulations.solvers.exact.highs:solve",
     "hub_branching": "formulations.solvers.huge_tables.hub_branching:solve",
     "lagrangian": "formulations.solvers.prices.lagrangian:solve",
@@ -32,8 +32,8 @@ SOLVERS: dict[str, str] = {
     "portfolio": "formulations.solvers.running.portfolio:solve",
     "price_and_branch": "formulations.solvers.huge_tables.price_and_branch:solve",
     "price_bounding": "formulations.solvers.prices.bounding:solve",
-    "pyomo": "formulations.solvers.exact.pyomo_mirror:solve",
-    "tree_dp": "formulations.solvers.exact.tree_dp:solve",
+    "pyomo": "formulations.solvers.reference.pyomo_mirror:solve",
+    "tree_dp": "formulations.solvers.reference.tree_dp:solve",
 }
 """Built-in solvers, name -> ``module:function``."""
 

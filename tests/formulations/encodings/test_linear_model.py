@@ -13,7 +13,7 @@ from formulations.encodings.linear_model import LinearModel, build_linear_model
 from formulations.problem.checker import ViolationKind, check, usage_profile
 from formulations.problem.strategy_problem import Factor, Node, ProblemError, Resource, StrategyProblem, UsageTerm
 from formulations.solvers.exact.highs_session import CostScale
-from formulations.solvers.exact.pyomo_mirror import build_pyomo_model, export_model
+from formulations.solvers.reference.pyomo_mirror import build_pyomo_model, export_model
 
 
 def structural_matrix(model: LinearModel) -> np.ndarray:

@@ -15,10 +15,11 @@ from formulations.encodings.flat import flatten, message_entries
 from formulations.problem.checker import check
 from formulations.problem.solution import Claim, Progress, SolveOptions
 from formulations.problem.strategy_problem import Factor, Node, Resource, StrategyProblem, UsageTerm
-from formulations.solvers.exact import brute_force, tree_dp
+from formulations.solvers.exact import brute_force
 from formulations.solvers.exact.brute_force import TooManyAssignmentsError
-from formulations.solvers.prices import greedy, lagrangian
+from formulations.solvers.prices import lagrangian
 from formulations.solvers.prices.dual_bound import exact_bound
+from formulations.solvers.reference import greedy, tree_dp
 
 SEEDS_PER_CASE = 100
 CASES = 22

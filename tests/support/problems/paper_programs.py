@@ -18,7 +18,7 @@ from formulations.capture.program import PlacementProgram, RankedPartition
 from formulations.encodings.pyomo_program import write_program
 from formulations.h3t.program import FreeProgram
 from formulations.kiwi.worker import MODELS
-from formulations.solvers.exact.program_session import solve_program
+from formulations.solvers.programs.branch_and_cut import solve_program
 
 
 def kiwi(formulation: str) -> Callable[[int], Any]:

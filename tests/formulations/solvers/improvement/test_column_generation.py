@@ -33,9 +33,10 @@ from formulations.solvers.columns.repeated_blocks import find_repeats
 from formulations.solvers.columns.restricted_master import mix_patterns, used_strategies
 from formulations.solvers.columns.tied_prices import carry_messages_over, inner_groups
 from formulations.solvers.columns.tied_problem import TyingError, tie_nodes
-from formulations.solvers.exact import brute_force, tree_dp
+from formulations.solvers.exact import brute_force
 from formulations.solvers.prices.ascent import PriceAscent
 from formulations.solvers.prices.dual_bound import exact_bound
+from formulations.solvers.reference import tree_dp
 from formulations.solvers.running import lanes as portfolio_lanes
 from formulations.solvers.running.lanes import BLOCKS, PRICES, PROOF, lanes_for
 from formulations.solvers.running.members import Members

@@ -18,8 +18,11 @@ from formulations.solvers.local_search.tunables import FORCED_STEPS
 from formulations.solvers.prices.ascent import PriceAscent
 from formulations.solvers.prices.flatten_or_finish import flatten_or_finish
 from formulations.solvers.prices.steering import raised_prices
-from formulations.solvers.prices.tunables import GREEDY_ROUNDS, PAIRS, STEERED_MASS
+from formulations.solvers.prices.tunables import PAIRS, STEERED_MASS
 from formulations.solvers.protocol.solver import ReportIncumbent, ReportProgress
+
+GREEDY_ROUNDS = 12
+"""Levels of prices."""
 
 
 def solve(problem: StrategyProblem, options: SolveOptions, report: ReportProgress, incumbent: ReportIncumbent) -> Claim:

@@ -12,10 +12,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from formulations.encodings.integer_program import IntegerProgram
-from formulations.solvers.exact.tunables import PROGRAM_LEAST_SECONDS
 
 _BEYOND_ANY_ROW = 1 << 62
 """Not tunable: above any row."""
+
+_LEAST_SECONDS = 0.01
+"""Not tunable: a solve that gets less has no time to begin."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +63,7 @@ def find_solution(program: IntegerProgram, seconds: float, seed: int, most_cost:
     solver = cp_model.CpSolver()
     solver.parameters.num_workers = 1
     solver.parameters.random_seed = seed % (1 << 31)
-    solver.parameters.max_time_in_seconds = max(PROGRAM_LEAST_SECONDS, seconds)
+    solver.parameters.max_time_in_seconds = max(_LEAST_SECONDS, seconds)
     status = solver.solve(model)
     found = status in (cp_model.OPTIMAL, cp_model.FEASIBLE)
     values = np.array([solver.value(column) for column in columns], dtype=np.float64) if found else None

@@ -1,0 +1,1 @@
+"""Solvers of `IntegerProgram`s, the programs of the papers that are no canonical problem."""
