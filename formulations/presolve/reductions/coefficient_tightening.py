@@ -26,7 +26,7 @@ def _reduce(work: Workspace, resource: int, limit: int) -> bool:
     levels = levels_of(work, resource)
     needed = work.constant_usage[resource] - limit
     for level in levels.values():
-        level.add_to(needed, level.largest())
+        level.add_to(needed, level.least + level.span)
     changed = False
     for scope, level in levels.items():
         more = _increase(level, needed, resource)
@@ -39,12 +39,13 @@ def _reduce(work: Workspace, resource: int, limit: int) -> bool:
 
 def _increase(level: Levels, needed: Integers, resource: int) -> Usage:
     """What is to be added to the usage of a table, per segment; the most that any time of a segment needs counts."""
-    most = np.maximum.reduceat(needed[: level.points[-1]], level.points[:-1])
-    allowed = level.largest() - level.least - np.maximum(most, 0)
-    short = np.maximum(level.spread(allowed) - level.excess, 0)
-    segments = np.flatnonzero(short.reshape(len(short), -1).any(axis=1)).tolist()
+    allowed = level.span - np.maximum(level.highest(needed), 0)
     points = level.points.tolist()
-    return {(resource, points[k], points[k + 1]): short[k] for k in segments}
+    # Every segment has an entry without excess, which falls short of anything that is allowed.
+    return {
+        (resource, points[k], points[k + 1]): np.maximum(allowed[k] - level.excess[k], 0)
+        for k in np.flatnonzero(allowed > 0).tolist()
+    }
 
 
 def _usage_of(work: Workspace, scope: Scope) -> Usage:

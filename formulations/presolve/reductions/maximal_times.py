@@ -6,7 +6,7 @@ remain are renumbered per resource; what a table uses in any case becomes consta
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -17,13 +17,17 @@ from formulations.problem.strategy_problem import BoolArray, IntArray
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Terms:
-    """The terms of one resource: term ``q`` of owner ``owner[q]`` uses ``amounts[bounds[q]:bounds[q + 1]]``."""
+    """The terms of one resource: term ``q`` of owner ``owner[q]`` uses ``amounts[q]``.
+
+    The smallest and the largest entries of these are ``least[q]`` and ``most[q]``.
+    """
 
     owner: IntArray
     starts: IntArray
     ends: IntArray
-    bounds: IntArray
-    amounts: Integers
+    least: Integers
+    most: Integers
+    amounts: list[Integers]
 
     @classmethod
     def of(cls, owners: list[Usage], resource: int, dtype: type) -> _Terms:
@@ -31,44 +35,38 @@ class _Terms:
         found = [entry for entry in found if entry[1][0] == resource]
         owner = np.array([k for k, _, _ in found], dtype=np.int64)
         intervals = np.array([key[1:] for _, key, _ in found], dtype=np.int64).reshape(-1, 2)
-        amounts = np.concatenate([np.zeros(0, dtype=dtype), *(amount.ravel() for _, _, amount in found)])
-        bounds = _bounds(np.array([amount.size for _, _, amount in found], dtype=np.int64))
-        return cls(owner, intervals[:, 0], intervals[:, 1], bounds, amounts)
-
-    def least(self) -> Integers:
-        return np.minimum.reduceat(self.amounts, self.bounds[:-1]) if len(self.owner) else self.amounts
-
-    def most(self) -> Integers:
-        return np.maximum.reduceat(self.amounts, self.bounds[:-1]) if len(self.owner) else self.amounts
+        amounts = [amount for _, _, amount in found]
+        joined = np.concatenate([np.zeros(0, dtype=dtype), *(amount.ravel() for amount in amounts)])
+        begins = np.cumsum([0, *(amount.size for amount in amounts)])[:-1]
+        least, most = (extreme.reduceat(joined, begins) if found else joined for extreme in (np.minimum, np.maximum))
+        return cls(owner, intervals[:, 0], intervals[:, 1], least, most, amounts)
 
     def only(self, kept: BoolArray) -> _Terms:
-        sizes = np.diff(self.bounds)
-        amounts = self.amounts[np.repeat(kept, sizes)]
-        return _Terms(self.owner[kept], self.starts[kept], self.ends[kept], _bounds(sizes[kept]), amounts)
+        owner, starts, ends = (array[kept] for array in (self.owner, self.starts, self.ends))
+        amounts = [self.amounts[q] for q in np.flatnonzero(kept).tolist()]
+        return _Terms(owner, starts, ends, self.least[kept], self.most[kept], amounts)
 
-    def minus(self, least: Integers) -> _Terms:
-        amounts = self.amounts - np.repeat(least, np.diff(self.bounds))
-        return _Terms(self.owner, self.starts, self.ends, self.bounds, amounts)
+    def without_least(self) -> _Terms:
+        amounts = [amount - least if least else amount for amount, least in zip(self.amounts, self.least, strict=True)]
+        return replace(self, least=np.zeros_like(self.least), most=self.most - self.least, amounts=amounts)
 
     def renumbered(self, times: IntArray) -> _Terms:
         """Write intervals in numbers of ``times``; those without a time are dropped, equal ones are added up."""
         starts, ends = np.searchsorted(times, self.starts), np.searchsorted(times, self.ends)
-        moved = _Terms(self.owner, starts, ends, self.bounds, self.amounts).only(starts < ends)
+        moved = replace(self, starts=starts, ends=ends).only(starts < ends)
         order = np.lexsort((moved.ends, moved.starts, moved.owner))
         keys = np.stack([moved.owner[order], moved.starts[order], moved.ends[order]])
         fresh = np.ones(len(order), dtype=np.bool_)
         fresh[1:] = (keys[:, 1:] != keys[:, :-1]).any(axis=0)
-        if fresh.all():
-            return moved
-        group = np.empty(len(order), dtype=np.int64)
-        group[order] = np.cumsum(fresh) - 1
-        first = order[fresh]
-        sizes = np.diff(moved.bounds)
-        bounds = _bounds(sizes[first])
-        amounts = np.zeros(int(bounds[-1]), dtype=moved.amounts.dtype)
-        place = np.arange(len(moved.amounts)) + np.repeat(bounds[:-1][group] - moved.bounds[:-1], sizes)
-        np.add.at(amounts, place, moved.amounts)
-        return _Terms(moved.owner[first], moved.starts[first], moved.ends[first], bounds, amounts)
+        kept = np.zeros(len(order), dtype=np.bool_)
+        kept[order[fresh]] = True
+        amounts, least, most = list(moved.amounts), moved.least.copy(), moved.most.copy()
+        firsts = order[fresh][np.cumsum(fresh) - 1]
+        for q, first in zip(order[~fresh].tolist(), firsts[~fresh].tolist(), strict=True):
+            amounts[first] = amounts[first] + amounts[q]
+        for first in np.unique(firsts[~fresh]).tolist():
+            least[first], most[first] = amounts[first].min(), amounts[first].max()
+        return replace(moved, least=least, most=most, amounts=amounts).only(kept)
 
 
 def reduce(work: Workspace) -> bool:
@@ -77,28 +75,24 @@ def reduce(work: Workspace) -> bool:
 
 
 def _renumber(work: Workspace, resource: int, limit: int) -> bool:
-    tables = [(work.usage[i], work.cost[i].shape) for i in work.living()]
-    tables += [(table.usage, table.cost.shape) for table in work.tables.values() if table.usage]
-    tables = [(usage, shape) for usage, shape in tables if any(key[0] == resource for key in usage)]
-    terms = _Terms.of([usage for usage, _ in tables], resource, work.amount_type)
+    owners = [work.usage[i] for i in work.living()] + [table.usage for table in work.tables.values()]
+    owners = [usage for usage in owners if any(key[0] == resource for key in usage)]
+    terms = _Terms.of(owners, resource, work.amount_type)
     changed = False
     while True:
-        least = terms.least()
-        if least.any():
-            work.constant_usage[resource] = work.constant_usage[resource] + _profile(
-                terms, least, work.horizons[resource]
-            )
-            terms = terms.minus(least)
+        if terms.least.any():
+            least = _profile(terms, terms.least, work.horizons[resource])
+            work.constant_usage[resource] = work.constant_usage[resource] + least
+            terms = terms.without_least()
             changed = True
-        most = terms.most()
-        used = np.asarray(most != 0, dtype=np.bool_)
+        used = np.asarray(terms.most != 0, dtype=np.bool_)
         if not used.all():
-            terms, most = terms.only(used), most[used]
+            terms = terms.only(used)
             changed = True
         if work.check_constant_usage():
             return True
         constant = work.constant_usage[resource]
-        times = _binding_times(terms, most, constant, limit)
+        times = _binding_times(terms, constant, limit)
         if len(times) == work.horizons[resource]:
             break
         terms = terms.renumbered(times)
@@ -106,7 +100,7 @@ def _renumber(work: Workspace, resource: int, limit: int) -> bool:
         work.horizons[resource] = len(times)
         changed = True
     if changed:
-        _write(terms, resource, tables)
+        _write(terms, resource, owners)
     return changed
 
 
@@ -118,22 +112,19 @@ def _profile(terms: _Terms, amount: Integers, horizon: int) -> Integers:
     return np.cumsum(change)[:horizon]
 
 
-def _write(terms: _Terms, resource: int, tables: list[tuple[Usage, tuple[int, ...]]]) -> None:
+def _write(terms: _Terms, resource: int, owners: list[Usage]) -> None:
     """Put the terms of one resource into the place of those that were there."""
-    for usage, _ in tables:
+    for usage in owners:
         for key in [key for key in usage if key[0] == resource]:
             del usage[key]
-    bounds = terms.bounds.tolist()
-    for owner, start, end, begin, past in zip(
-        terms.owner.tolist(), terms.starts.tolist(), terms.ends.tolist(), bounds, bounds[1:], strict=False
-    ):
-        usage, shape = tables[owner]
-        usage[resource, start, end] = terms.amounts[begin:past].reshape(shape)
+    intervals = zip(terms.owner.tolist(), terms.starts.tolist(), terms.ends.tolist(), terms.amounts, strict=True)
+    for owner, start, end, amount in intervals:
+        owners[owner][resource, start, end] = amount
 
 
-def _binding_times(terms: _Terms, most: Integers, constant: Integers, limit: int) -> IntArray:
+def _binding_times(terms: _Terms, constant: Integers, limit: int) -> IntArray:
     starts, ends = terms.starts, terms.ends
-    usage = _profile(terms, most, len(constant)) + constant
+    usage = _profile(terms, terms.most, len(constant)) + constant
     step = np.diff(constant)
     up = np.union1d(starts, np.flatnonzero(step > 0) + 1)
     down = np.union1d(ends, np.flatnonzero(step < 0) + 1)
@@ -144,8 +135,3 @@ def _binding_times(terms: _Terms, most: Integers, constant: Integers, limit: int
     following = events[np.searchsorted(events, up, side="right")]
     candidates = up[np.isin(following, down)]
     return candidates[np.asarray(usage[candidates] > limit, dtype=np.bool_)].astype(np.int64)
-
-
-def _bounds(sizes: IntArray) -> IntArray:
-    """Return where pieces of these sizes begin, and where the last one ends."""
-    return np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(sizes, dtype=np.int64)])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -21,11 +21,13 @@ def reduce_each(work: Workspace, reduce_one: Callable[[Workspace, int, int], boo
 
 
 def levels_of(work: Workspace, resource: int) -> dict[Scope, Levels]:
-    """Return the levels of all nodes and tables that use a resource."""
+    """Return the levels of all nodes and tables that use a resource; those whose amounts are as before are reused."""
     usages: list[tuple[Scope, Usage]] = [((i,), work.usage[i]) for i in work.living()]
     usages += [(scope, table.usage) for scope, table in work.tables.items()]
-    found = ((scope, Levels.of(usage, resource)) for scope, usage in usages)
-    return {scope: levels for scope, levels in found if levels is not None}
+    before = work.levels.get(resource, {})
+    found = ((scope, Levels.of(usage, resource, before.get(scope))) for scope, usage in usages)
+    work.levels[resource] = {scope: levels for scope, levels in found if levels is not None}
+    return work.levels[resource]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -38,47 +40,64 @@ class Levels:
         Times at which something begins or ends, ascending; one more than levels.
     excess
         Usage beyond the least of the table in each segment, shape ``(segments, *table)``.
-    least
-        The least usage in each segment.
+    least, span
+        The least usage in each segment, and the largest excess.
+    terms
+        What was added up: for every amount, the segment in which it begins, and that in which it no longer counts.
     """
 
     points: IntArray
     excess: Integers
     least: Integers
+    span: Integers
+    terms: list[tuple[int, int, Integers]]
 
     @classmethod
-    def of(cls, usage: Usage, resource: int) -> Levels | None:
-        """Return the levels of one resource, or None where the table uses nothing of it."""
-        terms = [(start, end, amount) for (own, start, end), amount in usage.items() if own == resource]
-        if not terms:
+    def of(cls, usage: Usage, resource: int, before: Levels | None = None) -> Levels | None:
+        """Return the levels of one resource, or None where the table uses nothing of it; earlier ones may be reused."""
+        own = [(start, end, amount) for (used, start, end), amount in usage.items() if used == resource]
+        if not own:
             return None
-        points = np.unique(np.array([(start, end) for start, end, _ in terms], dtype=np.int64))
-        begins = np.searchsorted(points, [start for start, _, _ in terms]).tolist()
-        ends = np.searchsorted(points, [end for _, end, _ in terms]).tolist()
-        level = np.zeros((len(points), *terms[0][2].shape), dtype=terms[0][2].dtype)
-        for begin, end, (_, _, amount) in zip(begins, ends, terms, strict=True):
-            level[begin] += amount
-            level[end] -= amount
-        level = np.cumsum(level, axis=0)[:-1]
-        least = level.min(axis=tuple(range(1, level.ndim)))
-        return cls(points, level - least.reshape(-1, *(1,) * (level.ndim - 1)), least)
+        points = np.unique(np.array([(start, end) for start, end, _ in own], dtype=np.int64))
+        begins = np.searchsorted(points, [start for start, _, _ in own]).tolist()
+        ends = np.searchsorted(points, [end for _, end, _ in own]).tolist()
+        terms = [(begin, end, amount) for begin, end, (_, _, amount) in zip(begins, ends, own, strict=True)]
+        if before is not None and before._adds_up(terms):
+            return replace(before, points=points)
+        excess = np.zeros((len(points), *own[0][2].shape), dtype=own[0][2].dtype)
+        for begin, end, amount in terms:
+            excess[begin] += amount
+            excess[end] -= amount
+        excess = np.cumsum(excess, axis=0, out=excess)[:-1]
+        flat = excess.reshape(len(excess), -1)
+        least = flat.min(axis=1)
+        flat -= least[:, None]
+        return cls(points, excess, least, flat.max(axis=1), terms)
+
+    def _adds_up(self, terms: list[tuple[int, int, Integers]]) -> bool:
+        """Whether these are the same terms; where amounts change, their arrays are replaced."""
+        pairs = zip(self.terms, terms, strict=True)
+        return len(self.terms) == len(terms) and all(a[2] is b[2] and a[:2] == b[:2] for a, b in pairs)
 
     def add_to(self, profile: Integers, amounts: Integers) -> None:
         """Add an amount per segment to a profile over time, in place."""
         profile[self.points[0] : self.points[-1]] += np.repeat(amounts, np.diff(self.points))
 
-    def spread(self, amounts: Integers) -> Integers:
-        """Return an amount per segment in the shape of the levels, for arithmetic with them."""
-        return amounts.reshape(-1, *(1,) * (self.excess.ndim - 1))
-
-    def largest(self) -> Integers:
-        """Return the largest usage in each segment."""
-        most: Integers = self.excess.max(axis=tuple(range(1, self.excess.ndim)))
-        return self.least + most
+    def highest(self, profile: Integers) -> Integers:
+        """Return the largest value of a profile over time in each segment."""
+        most: Integers = np.maximum.reduceat(profile[: self.points[-1]], self.points[:-1])
+        return most
 
     def beyond(self, slack: Integers) -> BoolArray | None:
         """Return flags of the entries that use more beyond the least than the slack, or None."""
-        room = np.minimum.reduceat(slack[: self.points[-1]], self.points[:-1])
-        exceeds = np.asarray(self.excess > self.spread(room), dtype=np.bool_)
+        room = -self.highest(-slack)
+        tight = self.span > room
+        if not tight.any():
+            return None
+        exceeds = np.asarray(self.excess[tight] > self.spread(room[tight]), dtype=np.bool_)
         over: BoolArray = np.logical_or.reduce(exceeds, axis=0)
-        return over if over.any() else None
+        return over
+
+    def spread(self, amounts: Integers) -> Integers:
+        """Return an amount per segment in the shape of the levels, for arithmetic with them."""
+        return amounts.reshape(-1, *(1,) * (self.excess.ndim - 1))

@@ -11,13 +11,16 @@ import math
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from formulations.presolve.workspace.lift import Follow, Tied
 from formulations.problem.strategy_problem import BoolArray, Factor, IntArray, StrategyProblem, UsageTerm
+
+if TYPE_CHECKING:
+    from formulations.presolve.workspace.levels import Levels
 
 Integers = NDArray[Any]
 """int64, or Python integers in an object array."""
@@ -102,6 +105,8 @@ class Workspace:
         How removed nodes follow from others, in order of removal.
     touched
         Nodes that changed, or whose tables did, since someone last emptied the set.
+    levels
+        Per resource the usage over time that :mod:`formulations.presolve.workspace.levels` added up last.
     contradiction
         Why nothing is feasible, where a step noticed that; else empty.
     deadline
@@ -138,6 +143,7 @@ class Workspace:
         self.offset = 0
         self.follows: list[Follow | Tied] = []
         self.touched: set[int] = set()
+        self.levels: dict[int, dict[Scope, Levels]] = {}
         self.contradiction = ""
         self.deadline = math.inf
         self.names = [node.name for node in problem.nodes]
