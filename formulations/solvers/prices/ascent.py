@@ -116,7 +116,7 @@ class PriceAscent:
             limits = np.maximum(flat.usage.limit[rows], 1.0)
             scaled = self.prices[rows] * limits
             most_change = 0.3 * max(typical * decisions, float(scaled.sum()))
-            blocks = gather_blocks(*self._view(), rows)
+            blocks = gather_blocks(*self._view(), rows, temperature)
             moved = np.maximum(0.0, scaled + newton_step(blocks, scaled, temperature, _NEWTON_ITERATIONS, most_change))
             moved[moved < 1e-7 * moved.max()] = 0.0
             others = np.ones(len(self.prices), dtype=np.bool_)

@@ -25,6 +25,9 @@ _NEVER = 1e300
 _FAR = 40.0
 """Not tunable: temperatures from which on the exponential is negligible."""
 
+_REACH = 60.0
+"""Not tunable: temperatures above the least energy from which on an entry stays negligible after a step of prices."""
+
 
 class Blocks(NamedTuple):
     """Nodes and factors that use candidate rows: energies, and usage terms over those rows."""
@@ -67,12 +70,62 @@ def factor_energies(
     for k in range(graph.arity[f]):
         node, step = graph.scope[f, k], graph.stride[f, k]
         width = graph.sizes[node]
-        for e in range(size):
-            s = (e // step) % width
-            value = -messages[graph.message_start[f, k] + s]
-            if k == last:
-                value += share[node] * beliefs[graph.offset[node] + s]
-            out[e] += value
+        for begin in range(0, size, step * width):
+            for s in range(width):
+                value = -messages[graph.message_start[f, k] + s]
+                if k == last:
+                    value += share[node] * beliefs[graph.offset[node] + s]
+                for e in range(begin + s * step, begin + (s + 1) * step):
+                    out[e] += value
+
+
+@compiled
+def most_energies(graph: Graph, usage: Usage) -> int:
+    """Return the size of the largest block: of any node, or of a factor with usage."""
+    largest = 1
+    for i in range(len(graph.sizes)):
+        largest = max(largest, graph.sizes[i])
+    for f in range(len(graph.arity)):
+        if usage.factor_start[f] < usage.factor_start[f + 1]:
+            largest = max(largest, graph.table_size[f])
+    return largest
+
+
+@compiled
+def energies_within(
+    graph: Graph,
+    tables: FloatArray,
+    messages: FloatArray,
+    beliefs: FloatArray,
+    share: FloatArray,
+    last: int,
+    b: int,
+    reach: float,
+    energy: FloatArray,
+    kept: IntArray,
+) -> int:
+    """Write energies of node ``b``, or of a factor after all nodes, to the front of ``energy``, and their entries.
+
+    Only those within ``reach`` of the least count; return how many there are.
+    """
+    nodes = len(graph.sizes)
+    if b < nodes:
+        size = graph.sizes[b]
+        for s in range(size):
+            energy[s] = beliefs[graph.offset[b] + s]
+    else:
+        size = graph.table_size[b - nodes]
+        factor_energies(graph, tables, messages, beliefs, share, b - nodes, last, energy)
+    least = energy[0]
+    for s in range(size):
+        least = min(least, energy[s])
+    count = 0
+    for s in range(size):
+        if energy[s] - least < reach:
+            energy[count] = energy[s]
+            kept[count] = s
+            count += 1
+    return count
 
 
 @compiled
@@ -90,39 +143,26 @@ def soft_usage(
     """Return the expected usage of every row when each node and factor picks by its soft minimum."""
     rows = len(usage.limit)
     change = np.zeros(rows + 1)
-    largest = 1
-    for i in range(len(graph.sizes)):
-        largest = max(largest, graph.sizes[i])
-    for f in range(len(graph.arity)):
-        if usage.factor_start[f] < usage.factor_start[f + 1]:
-            largest = max(largest, graph.table_size[f])
-    energy = np.empty(largest)
+    largest = most_energies(graph, usage)
+    energy, kept = np.empty(largest), np.empty(largest, np.int64)
     nodes = len(graph.sizes)
     for b in range(nodes + len(graph.arity)):
-        if b < nodes:
-            first, end, size = usage.node_start[b], usage.node_start[b + 1], graph.sizes[b]
-            if first == end:
-                continue
-            for s in range(size):
-                energy[s] = beliefs[graph.offset[b] + s]
-        else:
-            f = b - nodes
-            first, end, size = usage.factor_start[f], usage.factor_start[f + 1], graph.table_size[f]
-            if first == end:
-                continue
-            factor_energies(graph, tables, messages, beliefs, share, f, last_axis(graph, rank, f, forward), energy)
-        least = energy[0]
-        for s in range(size):
-            least = min(least, energy[s])
+        first = usage.node_start[b] if b < nodes else usage.factor_start[b - nodes]
+        end = usage.node_start[b + 1] if b < nodes else usage.factor_start[b - nodes + 1]
+        if first == end:
+            continue
+        last = 0 if b < nodes else last_axis(graph, rank, b - nodes, forward)
+        reach = _FAR * temperature
+        count = energies_within(graph, tables, messages, beliefs, share, last, b, reach, energy, kept)
+        least = energy[:count].min()
         total = 0.0
-        for s in range(size):
-            distance = (energy[s] - least) / temperature
-            energy[s] = np.exp(-distance) if distance < _FAR else 0.0
-            total += energy[s]
+        for k in range(count):
+            energy[k] = np.exp((least - energy[k]) / temperature)
+            total += energy[k]
         for q in range(first, end):
             mean = 0.0
-            for s in range(size):
-                mean += energy[s] * usage.amount[usage.amount_start[q] + s]
+            for k in range(count):
+                mean += energy[k] * usage.amount[usage.amount_start[q] + kept[k]]
             mean /= total
             change[usage.low[q]] += mean
             change[usage.high[q]] -= mean
@@ -144,8 +184,12 @@ def gather_blocks(
     rank: IntArray,
     forward: bool,
     rows: IntArray,
+    temperature: float,
 ) -> Blocks:
-    """Restrict usage to the candidate ``rows`` (ascending) and scale it by their limits."""
+    """Restrict usage to the candidate ``rows`` (ascending) and scale it by their limits.
+
+    Entries that a price step can hardly make likely at ``temperature`` are left out, which are most of large tables.
+    """
     nodes, factors = len(graph.sizes), len(graph.arity)
     count = len(usage.limit)
     position = np.zeros(count + 1, np.int64)
@@ -172,18 +216,23 @@ def gather_blocks(
             if position[usage.low[q]] < position[usage.high[q]]:
                 entries += graph.sizes[b] if node else graph.table_size[b - nodes]
     amount = np.empty(entries)
+    largest = most_energies(graph, usage)
+    near, kept = np.empty(largest), np.empty(largest, np.int64)
     blocks, used, terms, laid = 0, 0, 0, 0
     for b in range(nodes + factors):
-        if b < nodes:
-            first, end, size = usage.node_start[b], usage.node_start[b + 1], graph.sizes[b]
-        else:
-            first, end = usage.factor_start[b - nodes], usage.factor_start[b - nodes + 1]
-            size = graph.table_size[b - nodes]
-        opened = terms
+        first = usage.node_start[b] if b < nodes else usage.factor_start[b - nodes]
+        end = usage.node_start[b + 1] if b < nodes else usage.factor_start[b - nodes + 1]
+        opened, size = terms, 0
         for q in range(first, end):
             a, z = position[usage.low[q]], position[usage.high[q]]
             if a == z:
                 continue
+            if size == 0:
+                last = 0 if b < nodes else last_axis(graph, rank, b - nodes, forward)
+                reach = _REACH * temperature
+                size = energies_within(graph, tables, messages, beliefs, share, last, b, reach, near, kept)
+                for k in range(size):
+                    energy[used + k] = near[k]
             target = -1
             for p in range(opened, terms):
                 if low[p] == a and high[p] == z:
@@ -191,21 +240,14 @@ def gather_blocks(
             if target < 0:
                 target = terms
                 low[terms], high[terms], amount_start[terms] = a, z, laid
-                for s in range(size):
-                    amount[laid + s] = 0.0
+                for k in range(size):
+                    amount[laid + k] = 0.0
                 laid += size
                 terms += 1
             scale = 1.0 / max(1.0, usage.limit[usage.low[q]])
-            for s in range(size):
-                amount[amount_start[target] + s] += usage.amount[usage.amount_start[q] + s] * scale
+            for k in range(size):
+                amount[amount_start[target] + k] += usage.amount[usage.amount_start[q] + kept[k]] * scale
         if terms > opened:
-            if b < nodes:
-                for s in range(size):
-                    energy[used + s] = beliefs[graph.offset[b] + s]
-            else:
-                f = b - nodes
-                last = last_axis(graph, rank, f, forward)
-                factor_energies(graph, tables, messages, beliefs, share, f, last, energy[used : used + size])
             used += size
             blocks += 1
             energy_start[blocks] = used
