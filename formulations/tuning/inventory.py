@@ -23,7 +23,7 @@ from typing import Any
 
 from formulations.tuning.literals import assignments, description, evaluate, members
 
-ENGINE = ("formulations.presolve", "formulations.solvers", "formulations.step.solving.probing")
+ENGINE = ("formulations.presolve", "formulations.solvers")
 """Packages and modules whose constants steer a solve."""
 
 _FLAG, _MEMBERS, _FACT = "Technique:", "Techniques:", "Not tunable:"

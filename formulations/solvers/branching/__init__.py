@@ -1,1 +1,1 @@
-"""Branches of a search with a bound from prices, and Lagrangian probing."""
+"""Exact branch and bound, and branches of a search with a bound from prices."""

@@ -1,6 +1,7 @@
 """Memory prices first; then branch and bound on what the prices leave open.
 
-1. :mod:`formulations.solvers.prices.lagrangian` for part of the time: a bound, prices and an incumbent.
+1. :mod:`formulations.solvers.prices.lagrangian` for part of the time: a bound, prices, and an incumbent where none is
+   known yet; else only the bound.
 2. Whatever cannot be part of a better assignment is forbidden (:mod:`formulations.solvers.prices.fixing`) and
    presolve runs again on the rest, the *core*.
 3. Where the core is too large: branching at prices (:mod:`formulations.solvers.huge_tables.hub_branching`), and after a
@@ -32,6 +33,7 @@ from formulations.solvers.huge_tables.hub_branching import Branching, branch, hu
 from formulations.solvers.huge_tables.tunables import (
     BRANCHED_ENTRIES,
     CLOSED_BY_CUTS,
+    CORE_COLUMNS_A_SECOND,
     CORE_ENTRIES,
     CORE_FIRST_SHARE,
     CORE_SECOND_SHARE,
@@ -71,20 +73,20 @@ def solve(problem: StrategyProblem, options: SolveOptions, report: ReportProgres
         bounding = PriceBounding(problem, flat, first, report, incumbent, started)
         return _solve_wide(problem, flat, bounding, options, report, incumbent, started)
     prices = PriceSearch(problem, flat, first, report, incumbent, started)
-    claim = prices.run()
+    claim = prices.run(bounding=options.initial_choices is not None)
     if claim.proved_infeasible or claim.bound is None:
         return claim
     branching: Branching | None = None
     for share in (CORE_SECOND_SHARE, 1.0):
         remaining = replace(options, time_limit=max(0.0, started + options.time_limit - time.monotonic()))
-        if claim.choices is None and linear_columns(problem) <= MOST_CORE_COLUMNS:
+        if claim.choices is None and _is_small(problem, remaining):
             return branch_and_bound.solve(problem, remaining, report, incumbent)
         if claim.choices is not None and claim.bound is not None:
             objective = exact_objective(problem, claim.choices)
             if options.accepts(objective, claim.bound) or not remaining.time_limit:
                 return claim
             core, lift = _core(problem, flat, prices.ascent, objective, started + options.time_limit)
-            if linear_columns(core.problem) <= MOST_CORE_COLUMNS:
+            if _is_small(core.problem, remaining):
                 return _Core(core, lift, claim, objective, report, incumbent, started).run(remaining)
         if not (_BRANCHING and holds_exact_costs(flat)):
             claim = prices.go_on(share * options.time_limit)
@@ -117,14 +119,19 @@ def _solve_wide(
             ascent = bounding.ascent
             if entries_left(flat, ascent.best_prices, ascent.best_messages, objective) <= CORE_ENTRIES:
                 core, lift = _core(problem, flat, ascent, objective, started + options.time_limit)
-                if linear_columns(core.problem) <= MOST_CORE_COLUMNS:
-                    remaining = replace(options, time_limit=max(0.0, started + options.time_limit - time.monotonic()))
+                remaining = replace(options, time_limit=max(0.0, started + options.time_limit - time.monotonic()))
+                if _is_small(core.problem, remaining):
                     return _Core(core, lift, claim, objective, report, incumbent, started).run(remaining)
             if branches and _stalls(bound_before, claim.bound, objective):
                 return branch(flat, bounding, claim, options, report, started)
         bound_before = claim.bound
         claim = bounding.go_on(share * options.time_limit)
     return claim
+
+
+def _is_small(problem: StrategyProblem, options: SolveOptions) -> bool:
+    """Return whether branch and bound suits a problem in the time that the options leave."""
+    return linear_columns(problem) <= min(MOST_CORE_COLUMNS, CORE_COLUMNS_A_SECOND * options.time_limit)
 
 
 def _stalls(before: int | None, bound: int | None, objective: int) -> bool:

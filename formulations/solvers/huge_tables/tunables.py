@@ -89,6 +89,9 @@ BRANCH_STEPS = 4
 MOST_CORE_COLUMNS = 400_000
 """Columns of the linear model of the core up to which it is searched."""
 
+CORE_COLUMNS_A_SECOND = 20_000
+"""The same for every second that is left: the relaxation of a larger core takes too much of the time."""
+
 CLOSED_BY_CUTS = 1e-4
 """Relative gap up to which branch and cut comes before branch and bound on a core."""
 

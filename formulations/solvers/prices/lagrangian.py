@@ -99,8 +99,11 @@ class PriceSearch:
         self._worst_total = sum(int(node.cost.max()) for node in problem.nodes)
         self._worst_total += sum(int(factor.cost.max()) for factor in problem.factors)
 
-    def run(self) -> Claim:
-        """Run all phases and return the claim."""
+    def run(self, bounding: bool = False) -> Claim:
+        """Run all phases and return the claim; where ``bounding``, the bound has all of the time."""
+        self._ascent_share, self._tighten_share = ASCENT_SHARE, TIGHTEN_SHARE
+        if bounding:
+            self._ascent_share, self._tighten_share = ASCENT_SHARE / TIGHTEN_SHARE, 1.0
         if self.options.initial_choices is not None:
             start = self.flat.flat_choices(self.options.initial_choices)
             if start is not None:
@@ -110,9 +113,9 @@ class PriceSearch:
         self.prices = self.ascent.best_prices
         if _BUNDLE and not self._done():
             self._tighten()
-        if _STEERING and not self._done():
+        if _STEERING and not (bounding or self._done()):
             self._steer()
-        if not self._done():
+        if not (bounding or self._done()):
             self._intensify()
         return self._claim()
 
@@ -135,6 +138,7 @@ class PriceSearch:
 
     def _claim(self) -> Claim:
         self.proven.evaluate()
+        self._report(Progress(self._elapsed(), self.search.objective, self.proven.value, "lagrangian"))
         if self._infeasible():
             message = f"the bound {self.proven.value} is above the cost {self._worst_total} of any assignment"
             iterations = self.ascent.iterations
@@ -146,10 +150,10 @@ class PriceSearch:
     def _raise_bound(self) -> None:
         """Phase 1: price steps, with a quick incumbent whenever their number has doubled."""
         limit = self.options.iteration_limit
-        seconds = ASCENT_SHARE * self.options.time_limit
+        seconds = self._ascent_share * self.options.time_limit
         self.ascent.sweeps(FIRST_PAIRS)
         next_incumbent, stalled, last = 2, 0, self.ascent.best_bound
-        while not self._out_of_time(ASCENT_SHARE) and (limit is None or self.ascent.iterations < limit):
+        while not self._out_of_time(self._ascent_share) and (limit is None or self.ascent.iterations < limit):
             done = self.ascent.iterations
             if not len(self.flat.usage.limit) and stalled > SHORT_ASCENT:
                 return
@@ -170,7 +174,7 @@ class PriceSearch:
         prices = self.ascent.best_prices
         mass = float(prices @ self.flat.usage.limit)
         change = 0.01 * max(mass, self.ascent.temperature_scale() * len(self.flat.graph.sizes))
-        deadline = self._deadline(TIGHTEN_SHARE)
+        deadline = self._deadline(self._tighten_share)
         limit = self.options.iteration_limit
         try:
             bundle = PriceBundle(self.flat, prices, change, BUNDLE_ENTRIES, deadline)

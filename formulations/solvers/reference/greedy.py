@@ -22,7 +22,7 @@ from formulations.solvers.prices.tunables import PAIRS, STEERED_MASS
 from formulations.solvers.protocol.solver import ReportIncumbent, ReportProgress
 
 GREEDY_ROUNDS = 12
-"""Levels of prices."""
+"""Not tunable: levels of prices of a method that stays plain."""
 
 
 def solve(problem: StrategyProblem, options: SolveOptions, report: ReportProgress, incumbent: ReportIncumbent) -> Claim:

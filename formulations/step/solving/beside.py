@@ -22,7 +22,6 @@ from formulations.solvers.processes.worker import Ending
 from formulations.solvers.running.lanes import fair_share_of_memory, worker_count
 from formulations.step.solving.background import Background
 from formulations.step.solving.context import Candidate, SolveContext
-from formulations.step.solving.probing import solve_in_rounds
 from formulations.step.solving.search import Search, begun_from
 from formulations.step.solving.stages import Phase, run_stages
 from formulations.step.solving.step_problem import StepProblem
@@ -39,7 +38,7 @@ last one."""
 
 
 def solve_with_restrictions(
-    built: StepProblem, start: Candidate | None, context: SolveContext
+    built: StepProblem, start: Candidate | None, context: SolveContext, patient: bool = True
 ) -> tuple[SolveResult, Candidate | None]:
     """Solve a step's problem from a start, with restrictions in parallel where that helps.
 
@@ -51,6 +50,8 @@ def solve_with_restrictions(
         A decision within the limit, if any is known.
     context
         Solver, options and workers.
+    patient
+        Whether to go on however long the incumbent does not improve; with restrictions in parallel it always does.
 
     Returns
     -------
@@ -60,7 +61,11 @@ def solve_with_restrictions(
     options = context.options
     if not built.restrictions or not context.solves_by_patterns(built.problem):
         options = begun_from(built, start, options)
-        return solve_in_rounds(built.problem, context.solver, options, context.progress, context.pool), start
+        if patient:
+            return solve(built.problem, context.solver, options, context.progress, context.pool), start
+        cost = None if start is None else start.executed.cost
+        patience = Patience(lambda: cost, patient, cost)
+        return solve(built.problem, context.solver, options, patience.report, context.pool, patience.is_over), start
     options = replace(options, memory_limit_bytes=options.memory_limit_bytes or fair_share_of_memory(_AT_WORK))
     context = replace(context, options=options)
     with RestrictionsBeside(built, start, context) as beside:

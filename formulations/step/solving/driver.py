@@ -21,7 +21,7 @@ from functools import partial
 from formulations.problem.checker import check
 from formulations.problem.solution import Progress, SolveOptions, SolveResult, Status
 from formulations.problem.strategy_problem import StrategyProblem
-from formulations.solvers import SolverContradiction
+from formulations.solvers import SolverContradiction, solve
 from formulations.solvers.peaks.minimum_peak import MinimumPeak, minimum_peak
 from formulations.solvers.processes.worker import Ending
 from formulations.solvers.running.lanes import BLOCKS
@@ -29,7 +29,6 @@ from formulations.step.sharding import MEMORY
 from formulations.step.solving.beside import solve_with_restrictions
 from formulations.step.solving.bound import BoundBeside
 from formulations.step.solving.context import Candidate, SolveContext
-from formulations.step.solving.probing import solve_in_rounds
 from formulations.step.solving.search import LEAST_SECONDS, Incumbents, Search, cheaper
 from formulations.step.solving.solved import SolvedStep, certified
 from formulations.step.solving.stages import (
@@ -120,9 +119,9 @@ def begin(
 
 def _search(built: StepProblem, context: SolveContext, on_first: Callable[[int], None] = lambda _: None) -> Search:
     def find(
-        smaller: StepProblem, start: Candidate | None, options: SolveOptions, _: bool
+        smaller: StepProblem, start: Candidate | None, options: SolveOptions, patient: bool
     ) -> tuple[SolveResult, Candidate | None]:
-        return solve_with_restrictions(smaller, start, replace(context, options=options, progress=None))
+        return solve_with_restrictions(smaller, start, replace(context, options=options, progress=None), patient)
 
     return Search(built, context, find, on_first)
 
@@ -268,7 +267,7 @@ def solve_or_smallest_peak(
     if smallest.peak is None or smallest.peak > limit:
         return smallest, None
     options = replace(context.options, initial_choices=smallest.choices)
-    return solve_in_rounds(problem, context.solver, options, context.progress, context.pool), None
+    return solve(problem, context.solver, options, context.progress, context.pool), None
 
 
 def _smallest_peak(problem: StrategyProblem, context: SolveContext) -> MinimumPeak:

@@ -241,7 +241,7 @@ def _reruns_and_layouts(search: Search) -> Attempts:
 
 def _short_reach(search: Search) -> Attempts:
     assert search.built.short_reach is not None
-    yield Attempt(search.built.short_reach, _WHOLE)
+    yield Attempt(search.built.short_reach, _WHOLE, patient=False)
 
 
 def _restrictions_beside(search: Search) -> Attempts:

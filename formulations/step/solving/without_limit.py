@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from formulations.problem.solution import SolveResult, Status
+from formulations.solvers import solve
 from formulations.step.solving.context import NEAR_OPTIMAL, Candidate, SolveContext
-from formulations.step.solving.probing import solve_in_rounds
 from formulations.step.solving.search import Search, begun_from
 from formulations.step.solving.solved import SolvedStep, certified
 
@@ -45,7 +45,7 @@ def solve_without_limit(kept: Search, context: SolveContext) -> SolvedStep | Non
         gap = max(NEAR_OPTIMAL, context.options.relative_gap)
         options = replace(context.within(SHARE * context.options.time_limit).options, relative_gap=gap)
         options = begun_from(problem, best, options)
-        found = solve_in_rounds(problem.problem, context.solver, options, context.progress, context.pool)
+        found = solve(problem.problem, context.solver, options, context.progress, context.pool)
         if found.choices is not None:
             decision = problem.decode(found.choices)
             kept.keep(decision)
