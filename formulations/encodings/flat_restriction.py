@@ -71,16 +71,33 @@ def _restricted(flat: FlatProblem, entries: IntArray, sizes: IntArray) -> tuple[
     graph = flat.graph
     offset = np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes)])
     labels = entries - np.repeat(graph.offset[:-1], sizes)
-    counts = _count(graph, flat.usage, sizes)
+    arrays = _arrays(graph.table_start), _arrays(flat.usage.amount_start)
+    counts = _count(graph, flat.usage, sizes, *arrays)
     unary = flat.unary[entries]
     # Allocated by NumPy, which requests huge pages: compiled code would take twice as long to touch new memory.
-    tables = np.concatenate([flat.tables, np.empty(counts[1])])
-    amount = np.concatenate([flat.usage.amount, np.empty(counts[3])])
+    tables, amount = np.empty(counts[1]), np.empty(counts[3])
     limit = FORBIDDEN_SHARE * flat.penalty
     new_graph, usage, messages = _fill(
-        graph, flat.usage, tables, amount, unary, sizes, offset, labels, limit, flat.penalty, counts
+        graph,
+        flat.usage,
+        flat.tables,
+        *arrays,
+        tables,
+        amount,
+        unary,
+        sizes,
+        offset,
+        labels,
+        limit,
+        flat.penalty,
+        counts,
     )
     return replace(flat, graph=_with_incidence(new_graph), usage=usage, unary=unary, tables=tables), messages
+
+
+def _arrays(starts: IntArray) -> IntArray:
+    """Return which array each start is that of: several tables, or terms, may have the same."""
+    return np.unique(starts, return_inverse=True)[1].astype(np.int64)
 
 
 def _with_incidence(graph: Graph) -> Graph:
@@ -111,23 +128,32 @@ def _open_axes(graph: Graph, sizes: IntArray, f: int) -> tuple[int, bool, int, i
 
 
 @compiled
-def _count(graph: Graph, usage: Usage, sizes: IntArray) -> IntArray:
-    """Return the factors left, and the entries of new tables, messages, and amounts."""
+def _count(graph: Graph, usage: Usage, sizes: IntArray, table_array: IntArray, amount_array: IntArray) -> IntArray:
+    """Return the factors left, and the entries of tables, messages, and amounts; whole arrays are counted once."""
     factors, table, messages, amounts = 0, 0, 0, 0
+    table_seen = np.zeros(len(table_array), np.bool_)
+    amount_seen = np.zeros(len(amount_array), np.bool_)
     for i in range(len(sizes)):
-        if sizes[i] < graph.sizes[i]:
-            amounts += sizes[i] * (usage.node_start[i + 1] - usage.node_start[i])
+        for q in range(usage.node_start[i], usage.node_start[i + 1]):
+            whole = sizes[i] == graph.sizes[i]
+            if not (whole and amount_seen[amount_array[q]]):
+                amounts += sizes[i]
+            amount_seen[amount_array[q]] |= whole
     for f in range(len(graph.arity)):
         undecided, shrank, entries, _ = _open_axes(graph, sizes, f)
+        whole = undecided > 1 and not shrank
         if undecided > 1:
             factors += 1
             for k in range(graph.arity[f]):
                 if sizes[graph.scope[f, k]] > 1:
                     messages += sizes[graph.scope[f, k]]
-            if shrank:
+            if not (whole and table_seen[table_array[f]]):
                 table += entries
-        if shrank or undecided <= 1:
-            amounts += entries * (usage.factor_start[f + 1] - usage.factor_start[f])
+            table_seen[table_array[f]] |= whole
+        for q in range(usage.factor_start[f], usage.factor_start[f + 1]):
+            if not (whole and amount_seen[amount_array[q]]):
+                amounts += entries
+            amount_seen[amount_array[q]] |= whole
     return np.array([factors, table, messages, amounts])
 
 
@@ -166,9 +192,24 @@ def _copy_block(
 
 
 @compiled
+def _move(
+    values: FloatArray, start: int, size: int, moved: IntArray, array: int, out: FloatArray, place: int
+) -> tuple[int, int]:
+    """Copy a whole array to ``out[place:]`` unless it was; return where it begins there, and the end of ``out``."""
+    if moved[array] < 0:
+        moved[array] = place
+        out[place : place + size] = values[start : start + size]
+        place += size
+    return moved[array], place
+
+
+@compiled
 def _fill(
     graph: Graph,
     usage: Usage,
+    old_tables: FloatArray,
+    table_array: IntArray,
+    amount_array: IntArray,
     tables: FloatArray,
     amount: FloatArray,
     unary: FloatArray,
@@ -181,7 +222,7 @@ def _fill(
 ) -> tuple[Graph, Usage, IntArray]:
     """Write the restricted arrays; costs of factors with decided nodes are added to ``unary`` of their neighbours.
 
-    ``tables`` and ``amount`` are those of the original, with room at their ends for new entries.
+    Arrays of ``tables`` and ``amount`` that stay whole are copied once, for all that share them.
     """
     nodes = len(sizes)
     factors = counts[0]
@@ -190,18 +231,23 @@ def _fill(
     stride, message_start = np.zeros((factors, 3), np.int64), np.zeros((factors, 3), np.int64)
     table_start, table_size = np.zeros(factors, np.int64), np.ones(factors, np.int64)
     messages = np.zeros(counts[2], np.int64)
-    table_end, amount_end = len(tables) - counts[1], len(amount) - counts[3]
+    table_end, amount_end = 0, 0
+    table_moved = np.full(len(table_array), -1, np.int64)
+    amount_moved = np.full(len(amount_array), -1, np.int64)
     term_amount = np.zeros(len(usage.low), np.int64)
     owner = np.zeros(len(usage.low), np.int64)
     for i in range(nodes):
         for q in range(usage.node_start[i], usage.node_start[i + 1]):
             owner[q] = i
-            term_amount[q] = usage.amount_start[q]
+            term_amount[q] = amount_end
             if sizes[i] < graph.sizes[i]:
-                term_amount[q] = amount_end
                 for s in range(sizes[i]):
-                    amount[amount_end] = amount[usage.amount_start[q] + labels[offset[i] + s]]
+                    amount[amount_end] = usage.amount[usage.amount_start[q] + labels[offset[i] + s]]
                     amount_end += 1
+                continue
+            term_amount[q], amount_end = _move(
+                usage.amount, usage.amount_start[q], sizes[i], amount_moved, amount_array[q], amount, amount_end
+            )
     kept, message_end = 0, 0
     widest = 1
     for i in range(nodes):
@@ -209,24 +255,31 @@ def _fill(
     block = np.empty(widest)
     for f in range(len(graph.arity)):
         undecided, shrank, entries, target = _open_axes(graph, sizes, f)
-        copied = shrank or undecided <= 1
+        whole = undecided > 1 and not shrank
         for q in range(usage.factor_start[f], usage.factor_start[f + 1]):
             owner[q] = nodes + kept if undecided > 1 else target
-            term_amount[q] = usage.amount_start[q]
-            if copied:
+            start = usage.amount_start[q]
+            if whole:
+                term_amount[q], amount_end = _move(
+                    usage.amount, start, entries, amount_moved, amount_array[q], amount, amount_end
+                )
+            else:
                 term_amount[q] = amount_end
-                start = usage.amount_start[q]
-                amount_end = _copy_block(graph, amount, start, sizes, offset, labels, f, amount, amount_end)
+                amount_end = _copy_block(graph, usage.amount, start, sizes, offset, labels, f, amount, amount_end)
         if undecided <= 1:
-            _copy_block(graph, tables, graph.table_start[f], sizes, offset, labels, f, block, 0)
+            _copy_block(graph, old_tables, graph.table_start[f], sizes, offset, labels, f, block, 0)
             for s in range(entries):
                 at = offset[target] + s
                 unary[at] = penalty if max(block[s], unary[at]) >= limit else unary[at] + block[s]
             continue
-        table_start[kept] = table_end if copied else graph.table_start[f]
-        if copied:
-            start = graph.table_start[f]
-            table_end = _copy_block(graph, tables, start, sizes, offset, labels, f, tables, table_end)
+        start = graph.table_start[f]
+        if whole:
+            table_start[kept], table_end = _move(
+                old_tables, start, entries, table_moved, table_array[f], tables, table_end
+            )
+        else:
+            table_start[kept] = table_end
+            table_end = _copy_block(graph, old_tables, start, sizes, offset, labels, f, tables, table_end)
         for k in range(graph.arity[f]):
             i = graph.scope[f, k]
             if sizes[i] > 1:
