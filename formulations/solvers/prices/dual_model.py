@@ -121,7 +121,7 @@ def energies_within(
         least = min(least, energy[s])
     count = 0
     for s in range(size):
-        if energy[s] - least < reach:
+        if energy[s] - least <= reach:
             energy[count] = energy[s]
             kept[count] = s
             count += 1

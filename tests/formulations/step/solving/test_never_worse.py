@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
+from itertools import pairwise
 
 import pytest
 from support.steps.never_worse import CONTAINS, NARROW_FIRST, Case, Found, random_case, solve_all, violations
+from support.steps.real_steps import LIMITS, STEPS, real_session, rows_within
 from support.tiers import slow
 
 from formulations.solvers import SolverPool
 from planner.formulations import FORMULATIONS
+
+ORDERED = ("sharding", "kiwi_reduced", "kiwi_chain", "kiwi_offload")
+"""Each contains the one before."""
 
 ON_THE_DEVICE = tuple(name for name in NARROW_FIRST if name != "kiwi_offload")
 
@@ -64,6 +70,20 @@ LARGE = (
 def test_large_cases(network, layers, mesh, room, pool):
     case = Case(network, layers, 8, 64, "a100-8-nvlink", mesh, room)
     check_case(case, 2.0, pool, ON_THE_DEVICE)
+
+
+@pytest.mark.fuzz
+@pytest.mark.parametrize("share", LIMITS)
+@pytest.mark.parametrize("name", STEPS)
+def test_real_steps_are_in_order(name, share, pool):
+    """Each formulation alone, in the same time: no wider one ends above a narrower one (``-s`` prints the rows)."""
+    rows = rows_within(real_session(name), share, ORDERED, pool)
+    print(f"\n{name} at {share:.0%}:", *(f"{each} {row};" for each, row in zip(ORDERED, rows, strict=True)))
+    costs = [math.inf if row.cost is None else row.cost for row in rows]
+    assert costs == sorted(costs, reverse=True)
+    assert math.isfinite(costs[-1])
+    for narrow, wide in pairwise(rows):
+        assert narrow.cost is None or (wide.bound is not None and wide.bound <= narrow.cost)
 
 
 def test_what_counts_as_a_violation():
