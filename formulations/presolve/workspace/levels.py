@@ -25,7 +25,7 @@ def levels_of(work: Workspace, resource: int) -> dict[Scope, Levels]:
     usages: list[tuple[Scope, Usage]] = [((i,), work.usage[i]) for i in work.living()]
     usages += [(scope, table.usage) for scope, table in work.tables.items()]
     before = work.levels.get(resource, {})
-    found = ((scope, Levels.of(usage, resource, before.get(scope))) for scope, usage in usages)
+    found = ((scope, Levels.of(usage, resource, before.pop(scope, None))) for scope, usage in usages)
     work.levels[resource] = {scope: levels for scope, levels in found if levels is not None}
     return work.levels[resource]
 

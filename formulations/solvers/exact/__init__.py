@@ -1,1 +1,1 @@
-"""Exact solvers: enumeration, dynamic programming, HiGHS and CP-SAT."""
+"""Exact solvers: enumeration, HiGHS and CP-SAT."""

@@ -1,7 +1,7 @@
 """Memory prices first; then branch and bound on what the prices leave open.
 
-1. :mod:`formulations.solvers.prices.lagrangian` for part of the time: a bound, prices, and an incumbent where none is
-   known yet; else only the bound.
+1. :mod:`formulations.solvers.prices.lagrangian` for part of the time: a bound and prices, and an incumbent
+   where none is known yet.
 2. Whatever cannot be part of a better assignment is forbidden (:mod:`formulations.solvers.prices.fixing`) and
    presolve runs again on the rest, the *core*.
 3. Where the core is too large: branching at prices (:mod:`formulations.solvers.huge_tables.hub_branching`), and after a
@@ -18,6 +18,7 @@ are branched on once prices hardly narrow the gap any more.
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import replace
 
@@ -73,7 +74,7 @@ def solve(problem: StrategyProblem, options: SolveOptions, report: ReportProgres
         bounding = PriceBounding(problem, flat, first, report, incumbent, started)
         return _solve_wide(problem, flat, bounding, options, report, incumbent, started)
     prices = PriceSearch(problem, flat, first, report, incumbent, started)
-    claim = prices.run(bounding=options.initial_choices is not None)
+    claim = prices.run(bounding=True)
     if claim.proved_infeasible or claim.bound is None:
         return claim
     branching: Branching | None = None
@@ -86,6 +87,7 @@ def solve(problem: StrategyProblem, options: SolveOptions, report: ReportProgres
             if options.accepts(objective, claim.bound) or not remaining.time_limit:
                 return claim
             core, lift = _core(problem, flat, prices.ascent, objective, started + options.time_limit)
+            remaining = replace(options, time_limit=max(0.0, started + options.time_limit - time.monotonic()))
             if _is_small(core.problem, remaining):
                 return _Core(core, lift, claim, objective, report, incumbent, started).run(remaining)
         if not (_BRANCHING and holds_exact_costs(flat)):
@@ -130,8 +132,9 @@ def _solve_wide(
 
 
 def _is_small(problem: StrategyProblem, options: SolveOptions) -> bool:
-    """Return whether branch and bound suits a problem in the time that the options leave."""
-    return linear_columns(problem) <= min(MOST_CORE_COLUMNS, CORE_COLUMNS_A_SECOND * options.time_limit)
+    """Return whether branch and bound suits a problem in the time that the options leave, unless iterations count."""
+    timed = math.inf if options.iteration_limit is not None else CORE_COLUMNS_A_SECOND * options.time_limit
+    return linear_columns(problem) <= min(MOST_CORE_COLUMNS, timed)
 
 
 def _stalls(before: int | None, bound: int | None, objective: int) -> bool:

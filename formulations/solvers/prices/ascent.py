@@ -26,6 +26,13 @@ from formulations.solvers.prices.tunables import (
 _NEWTON_ITERATIONS = 4
 """Not tunable: of a smooth function within a bounded step; after four it hardly moves."""
 
+_REACH = 60.0
+"""Not tunable: temperatures above the least energy up to which entries take part in a step at first. They are few of a
+large table; a cold step that runs to its cap without the others is made again with all."""
+
+_REACHES_MOST = 2.0
+"""Not tunable: typical distances within which most entries that a step could make likely are."""
+
 
 class PriceAscent:
     """Prices, messages and bounds of one flat problem.
@@ -116,8 +123,13 @@ class PriceAscent:
             limits = np.maximum(flat.usage.limit[rows], 1.0)
             scaled = self.prices[rows] * limits
             most_change = 0.3 * max(typical * decisions, float(scaled.sum()))
-            blocks = gather_blocks(*self._view(), rows, temperature)
-            moved = np.maximum(0.0, scaled + newton_step(blocks, scaled, temperature, _NEWTON_ITERATIONS, most_change))
+            for reach in (_REACH * temperature, np.inf):
+                blocks = gather_blocks(*self._view(), rows, reach)
+                change = newton_step(blocks, scaled, temperature, _NEWTON_ITERATIONS, most_change)
+                # Far from the best prices a step runs to its cap anyhow; close to them, without what was left out.
+                if reach > _REACHES_MOST * typical or float(np.abs(change).sum()) < most_change:
+                    break
+            moved = np.maximum(0.0, scaled + change)
             moved[moved < 1e-7 * moved.max()] = 0.0
             others = np.ones(len(self.prices), dtype=np.bool_)
             others[rows] = False

@@ -25,9 +25,6 @@ _NEVER = 1e300
 _FAR = 40.0
 """Not tunable: temperatures from which on the exponential is negligible."""
 
-_REACH = 60.0
-"""Not tunable: temperatures above the least energy from which on an entry stays negligible after a step of prices."""
-
 
 class Blocks(NamedTuple):
     """Nodes and factors that use candidate rows: energies, and usage terms over those rows."""
@@ -184,11 +181,11 @@ def gather_blocks(
     rank: IntArray,
     forward: bool,
     rows: IntArray,
-    temperature: float,
+    reach: float,
 ) -> Blocks:
     """Restrict usage to the candidate ``rows`` (ascending) and scale it by their limits.
 
-    Entries that a price step can hardly make likely at ``temperature`` are left out, which are most of large tables.
+    Entries whose energy is more than ``reach`` above the least of their node or factor are left out.
     """
     nodes, factors = len(graph.sizes), len(graph.arity)
     count = len(usage.limit)
@@ -229,7 +226,6 @@ def gather_blocks(
                 continue
             if size == 0:
                 last = 0 if b < nodes else last_axis(graph, rank, b - nodes, forward)
-                reach = _REACH * temperature
                 size = energies_within(graph, tables, messages, beliefs, share, last, b, reach, near, kept)
                 for k in range(size):
                     energy[used + k] = near[k]

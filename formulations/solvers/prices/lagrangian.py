@@ -88,6 +88,7 @@ class PriceSearch:
         self.rounds = 0
         self.prices: FloatArray = np.zeros(len(flat.usage.limit))
         self._steered = self.prices
+        self._ascent_share, self._tighten_share = ASCENT_SHARE, TIGHTEN_SHARE
         self._report = report
         self._incumbent = incumbent
         self._next_proof = PROOF_SPACING
@@ -100,19 +101,23 @@ class PriceSearch:
         self._worst_total += sum(int(factor.cost.max()) for factor in problem.factors)
 
     def run(self, bounding: bool = False) -> Claim:
-        """Run all phases and return the claim; where ``bounding``, the bound has all of the time."""
-        self._ascent_share, self._tighten_share = ASCENT_SHARE, TIGHTEN_SHARE
-        if bounding:
-            self._ascent_share, self._tighten_share = ASCENT_SHARE / TIGHTEN_SHARE, 1.0
+        """Run all phases and return the claim.
+
+        Where ``bounding`` and the start is feasible, the time of the later phases goes to those that raise the bound.
+        """
         if self.options.initial_choices is not None:
             start = self.flat.flat_choices(self.options.initial_choices)
             if start is not None:
                 self.search.finish(start, self.ascent.prices)
+        bounding = bounding and self.search.best is not None
+        if bounding:
+            self._ascent_share, self._tighten_share = ASCENT_SHARE / STEER_SHARE, TIGHTEN_SHARE / STEER_SHARE
         self._raise_bound()
         self.proven.evaluate()
         self.prices = self.ascent.best_prices
         if _BUNDLE and not self._done():
             self._tighten()
+        self._steered = self.prices
         if _STEERING and not (bounding or self._done()):
             self._steer()
         if not (bounding or self._done()):

@@ -51,7 +51,8 @@ def solve_with_restrictions(
     context
         Solver, options and workers.
     patient
-        Whether to go on however long the incumbent does not improve; with restrictions in parallel it always does.
+        Whether to go on however long the incumbent does not improve. So it does with restrictions in parallel, and
+        where the solve has to be deterministic.
 
     Returns
     -------
@@ -61,10 +62,10 @@ def solve_with_restrictions(
     options = context.options
     if not built.restrictions or not context.solves_by_patterns(built.problem):
         options = begun_from(built, start, options)
-        if patient:
+        if patient or worker_count(options) == 1 or options.iteration_limit is not None:
             return solve(built.problem, context.solver, options, context.progress, context.pool), start
         cost = None if start is None else start.executed.cost
-        patience = Patience(lambda: cost, patient, cost)
+        patience = Patience(lambda: cost, False, cost)
         return solve(built.problem, context.solver, options, patience.report, context.pool, patience.is_over), start
     options = replace(options, memory_limit_bytes=options.memory_limit_bytes or fair_share_of_memory(_AT_WORK))
     context = replace(context, options=options)
