@@ -131,7 +131,8 @@ def _lanes_of_all(problem: StrategyProblem, options: SolveOptions, *, deep: bool
     # Where sums leave the range of doubles, branch and bound declines, and others claim what they can.
     proof = (Turn(PROOF), Turn(BRANCH_AND_CUT))
     exact = proof if small else (Turn(PRICES_AND_BRANCH, iterations=iterations),)
-    confirmed = (*exact, *(Turn(CONSTRAINTS),) * small)
+    # No iteration limit ends constraint programming, and where the clock does, results depend on it.
+    confirmed = (*exact, *(Turn(CONSTRAINTS),) * (small and options.iteration_limit is None))
     repeating = (Turn(BLOCKS, until=BLOCKS_UNTIL, iterations=iterations),) * (small and repeats_mostly(problem))
     if alone:
         prices = Turn(PRICES, iterations=iterations)
