@@ -239,15 +239,16 @@ def _fill(
     for i in range(nodes):
         for q in range(usage.node_start[i], usage.node_start[i + 1]):
             owner[q] = i
-            term_amount[q] = amount_end
-            if sizes[i] < graph.sizes[i]:
+            start = usage.amount_start[q]
+            if sizes[i] == graph.sizes[i]:
+                term_amount[q], amount_end = _move(
+                    usage.amount, start, sizes[i], amount_moved, amount_array[q], amount, amount_end
+                )
+            else:
+                term_amount[q] = amount_end
                 for s in range(sizes[i]):
-                    amount[amount_end] = usage.amount[usage.amount_start[q] + labels[offset[i] + s]]
+                    amount[amount_end] = usage.amount[start + labels[offset[i] + s]]
                     amount_end += 1
-                continue
-            term_amount[q], amount_end = _move(
-                usage.amount, usage.amount_start[q], sizes[i], amount_moved, amount_array[q], amount, amount_end
-            )
     kept, message_end = 0, 0
     widest = 1
     for i in range(nodes):

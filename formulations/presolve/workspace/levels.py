@@ -94,10 +94,7 @@ class Levels:
         tight = self.span > room
         if not tight.any():
             return None
-        exceeds = np.asarray(self.excess[tight] > self.spread(room[tight]), dtype=np.bool_)
+        own_axes = (1,) * (self.excess.ndim - 1)
+        exceeds = np.asarray(self.excess[tight] > room[tight].reshape(-1, *own_axes), dtype=np.bool_)
         over: BoolArray = np.logical_or.reduce(exceeds, axis=0)
         return over
-
-    def spread(self, amounts: Integers) -> Integers:
-        """Return an amount per segment in the shape of the levels, for arithmetic with them."""
-        return amounts.reshape(-1, *(1,) * (self.excess.ndim - 1))

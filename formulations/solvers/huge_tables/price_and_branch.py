@@ -79,7 +79,7 @@ def solve(problem: StrategyProblem, options: SolveOptions, report: ReportProgres
         return claim
     branching: Branching | None = None
     for share in (CORE_SECOND_SHARE, 1.0):
-        remaining = replace(options, time_limit=max(0.0, started + options.time_limit - time.monotonic()))
+        remaining = _left(options, started)
         if claim.choices is None and _is_small(problem, remaining):
             return branch_and_bound.solve(problem, remaining, report, incumbent)
         if claim.choices is not None and claim.bound is not None:
@@ -87,7 +87,7 @@ def solve(problem: StrategyProblem, options: SolveOptions, report: ReportProgres
             if options.accepts(objective, claim.bound) or not remaining.time_limit:
                 return claim
             core, lift = _core(problem, flat, prices.ascent, objective, started + options.time_limit)
-            remaining = replace(options, time_limit=max(0.0, started + options.time_limit - time.monotonic()))
+            remaining = _left(options, started)
             if _is_small(core.problem, remaining):
                 return _Core(core, lift, claim, objective, report, incumbent, started).run(remaining)
         if not (_BRANCHING and holds_exact_costs(flat)):
@@ -121,7 +121,7 @@ def _solve_wide(
             ascent = bounding.ascent
             if entries_left(flat, ascent.best_prices, ascent.best_messages, objective) <= CORE_ENTRIES:
                 core, lift = _core(problem, flat, ascent, objective, started + options.time_limit)
-                remaining = replace(options, time_limit=max(0.0, started + options.time_limit - time.monotonic()))
+                remaining = _left(options, started)
                 if _is_small(core.problem, remaining):
                     return _Core(core, lift, claim, objective, report, incumbent, started).run(remaining)
             if branches and _stalls(bound_before, claim.bound, objective):
@@ -129,6 +129,11 @@ def _solve_wide(
         bound_before = claim.bound
         claim = bounding.go_on(share * options.time_limit)
     return claim
+
+
+def _left(options: SolveOptions, started: float) -> SolveOptions:
+    """Return the options for the time that is left."""
+    return replace(options, time_limit=max(0.0, started + options.time_limit - time.monotonic()))
 
 
 def _is_small(problem: StrategyProblem, options: SolveOptions) -> bool:

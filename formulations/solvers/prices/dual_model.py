@@ -95,7 +95,8 @@ def energies_within(
     messages: FloatArray,
     beliefs: FloatArray,
     share: FloatArray,
-    last: int,
+    rank: IntArray,
+    forward: bool,
     b: int,
     reach: float,
     energy: FloatArray,
@@ -112,6 +113,7 @@ def energies_within(
             energy[s] = beliefs[graph.offset[b] + s]
     else:
         size = graph.table_size[b - nodes]
+        last = last_axis(graph, rank, b - nodes, forward)
         factor_energies(graph, tables, messages, beliefs, share, b - nodes, last, energy)
     least = energy[0]
     for s in range(size):
@@ -148,9 +150,8 @@ def soft_usage(
         end = usage.node_start[b + 1] if b < nodes else usage.factor_start[b - nodes + 1]
         if first == end:
             continue
-        last = 0 if b < nodes else last_axis(graph, rank, b - nodes, forward)
         reach = _FAR * temperature
-        count = energies_within(graph, tables, messages, beliefs, share, last, b, reach, energy, kept)
+        count = energies_within(graph, tables, messages, beliefs, share, rank, forward, b, reach, energy, kept)
         least = energy[:count].min()
         total = 0.0
         for k in range(count):
@@ -225,8 +226,7 @@ def gather_blocks(
             if a == z:
                 continue
             if size == 0:
-                last = 0 if b < nodes else last_axis(graph, rank, b - nodes, forward)
-                size = energies_within(graph, tables, messages, beliefs, share, last, b, reach, near, kept)
+                size = energies_within(graph, tables, messages, beliefs, share, rank, forward, b, reach, near, kept)
                 for k in range(size):
                     energy[used + k] = near[k]
             target = -1

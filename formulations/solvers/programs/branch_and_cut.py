@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from formulations.encodings.integer_program import IntegerProgram
 from formulations.encodings.usage_rows import LARGEST_COEFFICIENT, LEAST_COEFFICIENT
-from formulations.solvers.exact.highs_session import USUAL_TOLERANCE, WRONG_PRESOLVE_RULE, CostScale, margin
+from formulations.solvers.exact.highs_session import CostScale, highs_options, margin
 
 Values = NDArray[np.float64]
 
@@ -40,7 +40,7 @@ class ProgramOutcome:
     finished
         The search ended by itself: ``values`` is optimal but for ``bound``.
     message
-        HiGHS's word.
+        The status that HiGHS ended with.
     """
 
     values: Values | None
@@ -71,7 +71,7 @@ def solve_program(
     seed
         Seed of HiGHS.
     on_values, on_bound
-        Hear of improving solutions, not yet checked, and of bounds.
+        Called with improving solutions, not yet checked, and with bounds.
     cutoff
         Solutions that cost more are of no interest, or None; the bound is at most one above it.
     sub_mips
@@ -105,21 +105,12 @@ class _Session:
         scaled_cost = self.scale.apply(program.cost)
         self.margin = margin(scaled_cost, program.columns)
         self.highs = library.Highs()
-        for option, value in {
-            "output_flag": False,
-            "threads": 1,
-            "random_seed": seed % (1 << 31),
-            "mip_feasibility_tolerance": USUAL_TOLERANCE,
-            "primal_feasibility_tolerance": USUAL_TOLERANCE,
-            "mip_rel_gap": 0.0,
+        own = {
             "mip_abs_gap": 0.9 * 2.0**-self.scale.exponent,
-            # Restarts of HiGHS 1.15.1 cut off optima, and so does one rule of its presolve: four of 1,750 random
-            # programs came out too dear, solved by presolve alone (test_where_presolve_went_wrong).
-            "mip_allow_restart": False,
-            "presolve_rule_off": WRONG_PRESOLVE_RULE,
             "mip_heuristic_run_rins": sub_mips,
             "mip_heuristic_run_rens": sub_mips,
-        }.items():
+        }
+        for option, value in (highs_options(seed) | own).items():
             self.highs.setOptionValue(option, value)
         self.cutoff = cutoff
         if cutoff is not None:

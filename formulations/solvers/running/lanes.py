@@ -87,6 +87,11 @@ def worker_count(options: SolveOptions) -> int:
     return len(os.sched_getaffinity(0)) if options.workers is None else options.workers
 
 
+def runs_alone(options: SolveOptions) -> bool:
+    """Return whether one process works at a time, so that the result does not depend on the clock."""
+    return worker_count(options) == 1 or options.iteration_limit is not None
+
+
 def fair_share_of_memory(lanes: int) -> int | None:
     """Return the resident bytes that each of some processes may take at most; None where nothing is known.
 
@@ -126,7 +131,7 @@ def _lanes_of_all(problem: StrategyProblem, options: SolveOptions, *, deep: bool
         return ((columns_first, anything), (prices,))
     small = columns <= MOST_COLUMNS
     workers = worker_count(options)
-    alone = workers == 1 or options.iteration_limit is not None
+    alone = runs_alone(options)
     iterations = ITERATIONS_ALONE if alone else None
     # Where sums leave the range of doubles, branch and bound declines, and others claim what they can.
     proof = (Turn(PROOF), Turn(BRANCH_AND_CUT))

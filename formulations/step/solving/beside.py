@@ -19,7 +19,7 @@ from typing import Self
 from formulations.problem.solution import Progress, SolveOptions, SolveResult
 from formulations.solvers import solve
 from formulations.solvers.processes.worker import Ending
-from formulations.solvers.running.lanes import fair_share_of_memory, worker_count
+from formulations.solvers.running.lanes import fair_share_of_memory, runs_alone
 from formulations.step.solving.background import Background
 from formulations.step.solving.context import Candidate, SolveContext
 from formulations.step.solving.search import Search, begun_from
@@ -62,7 +62,7 @@ def solve_with_restrictions(
     options = context.options
     if not built.restrictions or not context.solves_by_patterns(built.problem):
         options = begun_from(built, start, options)
-        if patient or worker_count(options) == 1 or options.iteration_limit is not None:
+        if patient or runs_alone(options):
             return solve(built.problem, context.solver, options, context.progress, context.pool), start
         cost = None if start is None else start.executed.cost
         patience = Patience(lambda: cost, False, cost)
@@ -87,7 +87,7 @@ class RestrictionsBeside(Background):
     def __init__(self, built: StepProblem, start: Candidate | None, context: SolveContext) -> None:
         super().__init__()
         options = context.options
-        self._is_beside = worker_count(options) > 1 and options.iteration_limit is None
+        self._is_beside = not runs_alone(options)
         share = 1.0 if self._is_beside else BEFORE_SHARE
         within = replace(options, time_limit=share * options.time_limit, workers=1)
         self._built, self._context = built, context

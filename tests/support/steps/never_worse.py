@@ -142,10 +142,31 @@ def solve_all(
     """
     session = session_of_case(reference(case), case.cluster, case.mesh)
     memory = limit_of(session, case.room, seconds, pool)
+    requests = [PlanRequest(memory, name, time_limit=seconds, workers=1) for name in formulations]
+    return solve_each(session, requests, pool)
+
+
+def solve_each(
+    session: PlanningSession, requests: list[PlanRequest], pool: SolverPool, from_contained: bool = True
+) -> dict[str, Found]:
+    """Solve requests of several formulations, narrow ones first.
+
+    Parameters
+    ----------
+    session, requests, pool
+        What is planned, by each formulation at most once.
+    from_contained
+        Whether each begins from the plans of those that it contains; else all are independent.
+
+    Returns
+    -------
+    dict
+        What was found, by formulation. Formulations that the mesh does not allow are left out.
+    """
     found: dict[str, Found] = {}
-    for name in formulations:
-        request = PlanRequest(memory, name, time_limit=seconds, workers=1)
-        contained = [found[narrow] for wide, narrow in CONTAINS if wide == name and narrow in found]
+    for request in requests:
+        name = request.formulation
+        contained = [found[narrow] for wide, narrow in CONTAINS if wide == name and narrow in found and from_contained]
         known = [each for each in contained if each.decision is not None]
         try:
             assert_contained(session, request, known, pool)

@@ -1,15 +1,15 @@
-"""Steps of seven model families with two to four layers, and limits that bind, planned by one formulation at a time."""
+"""Steps of seven model families with two to four layers, and limits that bind."""
 
 from __future__ import annotations
 
 import json
+import os
 import tempfile
-from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 from formulations.problem.files import write_text_atomically
 from formulations.solvers import SolverPool
-from planner.common.infeasibility import InfeasibleError
 from planner.models.references import ModelReference
 from planner.session import PlanningSession, PlanRequest
 
@@ -68,36 +68,19 @@ STEPS = {
 """Differences from the default configuration of each model type of transformers."""
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
-    """What one formulation found alone: nanoseconds of the plan and of the bound, None where there is none."""
-
-    cost: int | None
-    bound: int | None
-
-    def __str__(self) -> str:
-        if self.cost is None or self.bound is None:
-            return "no plan"
-        return f"{self.cost / 1e6:.3f} ms, gap {1 - self.bound / self.cost:.2%}"
-
-
+@lru_cache(maxsize=1)
 def real_session(name: str) -> PlanningSession:
     """The traced step of a family."""
-    path = Path(tempfile.gettempdir()) / "meshwright-tests-real-steps" / name / "config.json"
+    path = Path(tempfile.gettempdir()) / f"meshwright-tests-{os.getuid()}" / "real-steps" / f"{name}.json"
     write_text_atomically(path, json.dumps({"model_type": name, **STEPS[name]}))
     step = ModelReference(f"hf:{path}", batch=BATCH, sequence=SEQUENCE, dtype="float32", seed=0, dropout=0.0)
     return PlanningSession(step, CLUSTER, MESH)
 
 
-def rows_within(session: PlanningSession, share: float, formulations: tuple[str, ...], pool: SolverPool) -> list[Row]:
-    """Solve a step by every formulation, none of which is told what others found."""
+def requests_within(
+    session: PlanningSession, share: float, formulations: tuple[str, ...], pool: SolverPool
+) -> list[PlanRequest]:
+    """Requests of some formulations within a share of the peak of the best layouts without a limit."""
     free = session.solve(PlanRequest(None, "sharding", time_limit=SECONDS), pool=pool)
-    memory = int(share * session.execute(free.decision).peak) + session.costs.device.reserve_bytes
-    rows = []
-    for name in formulations:
-        try:
-            found = session.solve(PlanRequest(memory, name, time_limit=SECONDS), pool=pool).result
-            rows.append(Row(found.objective, found.bound))
-        except InfeasibleError:
-            rows.append(Row(None, None))
-    return rows
+    memory = int(share * session.execute(free.decision).peak) + session.budget(None).reserve_bytes
+    return [PlanRequest(memory, name, time_limit=SECONDS) for name in formulations]
