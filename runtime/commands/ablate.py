@@ -56,10 +56,15 @@ def ablate(
     seed: Annotated[int, typer.Option(min=0, help="Seed of generated problems and of the solver.")] = 0,
     json_file: Annotated[
         Path | None,
-        typer.Option("--json", metavar="FILE", help="Pairs and summaries; what it holds already is not solved again."),
+        typer.Option(
+            "--json",
+            metavar="FILE",
+            help="Pairs and summaries; what it holds already is not solved again. With --list, the verdicts to print.",
+        ),
     ] = None,
     list_only: Annotated[
-        bool, typer.Option("--list", help="Print all techniques and tunables, and solve nothing.")
+        bool,
+        typer.Option("--list", help="Print all techniques and tunables, with the verdicts of --json; solve nothing."),
     ] = False,
 ) -> int:
     """Leave out one technique of the engine, or halve and double one tunable, and report what that loses.
@@ -71,7 +76,7 @@ def ablate(
 
     console = Console(width=None if sys.stdout.isatty() else WIDTH_WITHOUT_TERMINAL)
     if list_only:
-        console.print(_inventory_table())
+        console.print(_inventory_table(json_file))
         return 0
     if json_file is not None:
         writable_file(json_file, "--json")
@@ -119,13 +124,16 @@ def _progress(variants: Sequence[Variant]) -> Iterator[Callable[[Variant, Pair],
         )
 
 
-def _inventory_table() -> Table:
+def _inventory_table(json_file: Path | None) -> Table:
+    """Return all constants of the engine; with what an ablation found of each where there is a file of one."""
     from rich.table import Table
     from rich.text import Text
 
     from formulations.tuning.inventory import Kind, inventory
+    from planner.benchmarks.ablation import load_verdicts, verdicts_of
 
     found = inventory()
+    verdicts = {} if json_file is None else load_verdicts(json_file)
     counts = {kind: sum(constant.kind is kind for constant in found) for kind in Kind}
     techniques = sum(1 if c.value is True else len(c.value) for c in found if c.kind is Kind.TECHNIQUE)
     title = (
@@ -133,12 +141,13 @@ def _inventory_table() -> Table:
         f"{counts[Kind.FACT]} numbers that are none"
     )
     table = Table(title=title, show_edge=False, pad_edge=False)
-    for heading in ("kind", "module", "constant", "value", "what it does"):
+    for heading in ("kind", "module", "constant", "value", "what it does", *(["ablation"] if verdicts else [])):
         table.add_column(heading, overflow="fold")
     for constant in found:
         place = constant.module.removeprefix("formulations.")
         value = ", ".join(constant.value) if _is_names(constant.value) else f"{constant.value}"
-        table.add_row(constant.kind, place, constant.name, Text(value), Text(constant.text))
+        beside = [Text("\n".join(verdicts_of(constant, verdicts)))] if verdicts else []
+        table.add_row(constant.kind, place, constant.name, Text(value), Text(constant.text), *beside)
     return table
 
 

@@ -74,9 +74,14 @@ class OpenLeaf:
         self.prove()
 
     def climb(self, steps: int, deadline: float) -> None:
-        """Make price steps, until ``deadline`` (of :func:`time.monotonic`) at most, and prove the bound."""
-        for _ in range(steps):
-            self.ascent.step(1.0)
+        """Make price steps, until ``deadline`` (of :func:`time.monotonic`) at most, and prove the bound.
+
+        The first prices and messages count as well: without them a branch would go on from worse ones than its
+        parent's. Steps cool as the second half of a longer ascent does; cold ones alone hardly move.
+        """
+        self.ascent.sweeps(1)
+        for k in range(steps):
+            self.ascent.step((steps + k) / (2 * steps - 1))
             if time.monotonic() > deadline:
                 break
         self.prove()

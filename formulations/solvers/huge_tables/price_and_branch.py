@@ -35,7 +35,7 @@ from formulations.solvers.huge_tables.tunables import (
     BRANCHED_ENTRIES,
     CLOSED_BY_CUTS,
     CORE_COLUMNS_A_SECOND,
-    CORE_ENTRIES,
+    CORE_ENTRIES_A_COLUMN,
     CORE_FIRST_SHARE,
     CORE_SECOND_SHARE,
     CORE_WIDE_SHARES,
@@ -86,10 +86,11 @@ def solve(problem: StrategyProblem, options: SolveOptions, report: ReportProgres
             objective = exact_objective(problem, claim.choices)
             if options.accepts(objective, claim.bound) or not remaining.time_limit:
                 return claim
-            core, lift = _core(problem, flat, prices.ascent, objective, started + options.time_limit)
-            remaining = _left(options, started)
-            if _is_small(core.problem, remaining):
-                return _Core(core, lift, claim, objective, report, incumbent, started).run(remaining)
+            if _is_narrowed(flat, prices.ascent, objective, remaining):
+                core, lift = _core(problem, flat, prices.ascent, objective, started + options.time_limit)
+                remaining = _left(options, started)
+                if _is_small(core.problem, remaining):
+                    return _Core(core, lift, claim, objective, report, incumbent, started).run(remaining)
         if not (_BRANCHING and holds_exact_costs(flat)):
             claim = prices.go_on(share * options.time_limit)
             continue
@@ -118,9 +119,9 @@ def _solve_wide(
             objective = exact_objective(problem, claim.choices)
             if claim.bound is not None and options.accepts(objective, claim.bound):
                 return claim
-            ascent = bounding.ascent
-            if entries_left(flat, ascent.best_prices, ascent.best_messages, objective) <= CORE_ENTRIES:
-                core, lift = _core(problem, flat, ascent, objective, started + options.time_limit)
+            remaining = _left(options, started)
+            if _is_narrowed(flat, bounding.ascent, objective, remaining):
+                core, lift = _core(problem, flat, bounding.ascent, objective, started + options.time_limit)
                 remaining = _left(options, started)
                 if _is_small(core.problem, remaining):
                     return _Core(core, lift, claim, objective, report, incumbent, started).run(remaining)
@@ -138,8 +139,18 @@ def _left(options: SolveOptions, started: float) -> SolveOptions:
 
 def _is_small(problem: StrategyProblem, options: SolveOptions) -> bool:
     """Return whether branch and bound suits a problem in the time that the options leave, unless iterations count."""
+    return linear_columns(problem) <= _most_columns(options)
+
+
+def _most_columns(options: SolveOptions) -> float:
     timed = math.inf if options.iteration_limit is not None else CORE_COLUMNS_A_SECOND * options.time_limit
-    return linear_columns(problem) <= min(MOST_CORE_COLUMNS, timed)
+    return min(MOST_CORE_COLUMNS, timed)
+
+
+def _is_narrowed(flat: FlatProblem, ascent: PriceAscent, objective: int, options: SolveOptions) -> bool:
+    """Return whether fixing by reduced cost leaves so little that presolve may make a small problem of it."""
+    left = entries_left(flat, ascent.best_prices, ascent.best_messages, objective)
+    return left <= CORE_ENTRIES_A_COLUMN * _most_columns(options)
 
 
 def _stalls(before: int | None, bound: int | None, objective: int) -> bool:

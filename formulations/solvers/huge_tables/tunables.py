@@ -110,8 +110,8 @@ NARROWED = 0.1
 BRANCHED_ENTRIES = 30_000_000
 """Table entries up to which they are: three branches hold six copies, 1.5 GB."""
 
-CORE_ENTRIES = 20 * MOST_CORE_COLUMNS
-"""Table entries after fixing up to which presolve may make a core of them."""
+CORE_ENTRIES_A_COLUMN = 10
+"""Table entries after fixing, for each column that a core may have, up to which presolve makes one of them."""
 
 # decimation.py
 

@@ -3,6 +3,10 @@
 After each pair of sweeps the min-marginals say how nodes and factors would respond to a change of prices
 (:mod:`formulations.solvers.prices.dual_model`); the temperature of that response falls geometrically. Only
 candidate rows take part: block maxima of the expected usage near or over the limit, and rows with a price.
+
+Prices move at messages that were settled at the prices before, so that steps are short and go the same way for long.
+The bound is concave in prices and messages together. So every few steps a line search goes on in the direction in which
+both have moved since the last one.
 """
 
 from __future__ import annotations
@@ -18,6 +22,7 @@ from formulations.solvers.prices.trws import sweep
 from formulations.solvers.prices.tunables import (
     ASCENT_NEAR_LIMIT,
     COLD_TEMPERATURE,
+    EXTRAPOLATED_STEPS,
     PAIRS,
     ROWS,
     WARM_TEMPERATURE,
@@ -32,6 +37,10 @@ large table; a cold step that runs to its cap without the others is made again w
 
 _REACHES_MOST = 2.0
 """Not tunable: typical distances within which most entries that a step could make likely are."""
+
+_LONGEST = 1024.0
+"""Not tunable: lengths of a line search, in units of what steps have moved, end there; where nothing fits, the bound
+grows without end."""
 
 
 class PriceAscent:
@@ -63,12 +72,15 @@ class PriceAscent:
         self.best_bound = -np.inf
         self.best_prices = self.prices.copy()
         self.best_messages = self.messages.copy()
+        self._base = self.best_prices, self.best_messages
+        self._length = 4.0
 
     def start_from(self, prices: FloatArray, messages: FloatArray) -> None:
         """Go on from prices and messages that were found elsewhere; the best bound is forgotten."""
         self.prices, self.messages = prices.copy(), messages.copy()
         self.best_bound = -np.inf
         self.best_prices, self.best_messages = self.prices.copy(), self.messages.copy()
+        self._base = self.best_prices, self.best_messages
 
     def sweeps(self, pairs: int) -> float:
         """Run pairs of sweeps at the present prices; return the bound and keep it where it is the best."""
@@ -135,7 +147,32 @@ class PriceAscent:
             others[rows] = False
             self.prices[others] *= 0.5
             self.prices[rows] = moved / limits
-        return self.sweeps(pairs)
+        bound = self.sweeps(pairs)
+        if self.iterations % EXTRAPOLATED_STEPS == 0 and len(rows):
+            return self._extrapolate(bound)
+        return bound
+
+    def _extrapolate(self, bound: float) -> float:
+        """Search along what the best prices and messages have moved since the last search; return the bound there.
+
+        Where nothing better is found, the ascent goes on from where it was, at ``bound``.
+        """
+        base, self._base = self._base, (self.best_prices, self.best_messages)
+        if base[1] is self.best_messages or self.best_bound > 1e-2 * self.flat.penalty:
+            return bound
+        own, (prices, messages) = (self.prices, self.messages), self._base
+        while self._length < _LONGEST:
+            before = self.best_bound
+            self.prices = np.maximum(0.0, prices + self._length * (prices - base[0]))
+            self.messages = messages + self._length * (messages - base[1])
+            self.sweeps(1)
+            if self.best_bound <= before:
+                break
+            self._length *= 2.0
+        self._length = max(1.0, self._length / 2.0)
+        is_better = self.best_messages is not messages
+        self.prices, self.messages = (self.best_prices.copy(), self.best_messages.copy()) if is_better else own
+        return self.sweeps(1)
 
     def sweep_pair(self) -> float:
         """Sweep forward and backward over the costs as they are; return the bound without the limits' part."""

@@ -131,10 +131,10 @@ def _largest_table(
             start = graph.table_start[b - nodes]
             total = _largest_allowed(tables[start : start + size], limit)
         for q in range(first, end):
-            most = 0.0
-            for s in range(size):
-                most = max(most, usage.amount[usage.amount_start[q] + s])
-            total += most * (summed[usage.high[q]] - summed[usage.low[q]])
+            price = summed[usage.high[q]] - summed[usage.low[q]]
+            if price > 0.0:
+                amounts = usage.amount[usage.amount_start[q] : usage.amount_start[q] + size]
+                total += max(0.0, amounts.max()) * price
         if b < nodes:
             for a in range(graph.incident_start[b], graph.incident_start[b + 1]):
                 start, most = graph.message_start[graph.incident_factor[a], graph.incident_axis[a]], 0.0

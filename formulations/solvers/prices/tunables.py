@@ -34,6 +34,9 @@ COLD_TEMPERATURE = 0.003
 COOLING_SHARE = 0.85
 """Part of the time for an ascent in which its response cools."""
 
+EXTRAPOLATED_STEPS = 5
+"""Steps between line searches along what prices and messages have moved."""
+
 # bundle.py
 
 BUNDLE_CUTS = 40

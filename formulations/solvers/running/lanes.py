@@ -128,7 +128,7 @@ def _lanes_of_all(problem: StrategyProblem, options: SolveOptions, *, deep: bool
         prices, anything = Turn(PRICES, iterations=iterations), Turn(FEASIBILITY, without_incumbent=True)
         if iterations is not None or columns > LARGE_ENTRIES:
             return ((columns_first, prices, anything),)
-        return ((columns_first, anything), (prices,))
+        return ((columns_first, prices, anything), (Turn(PRICES_AND_BRANCH),))
     small = columns <= MOST_COLUMNS
     workers = worker_count(options)
     alone = runs_alone(options)

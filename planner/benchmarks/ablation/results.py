@@ -89,6 +89,8 @@ class Summary:
 
     Parameters
     ----------
+    code
+        Digest of the code in ``formulations``.
     variant
         Its name.
     instances
@@ -102,6 +104,7 @@ class Summary:
         ``loses nothing``, or what it loses beyond the noise, and where.
     """
 
+    code: str
     variant: str
     instances: int
     objective_percent: float
@@ -138,13 +141,16 @@ class AblationResult:
     interrupted: bool = False
 
     def summaries(self) -> list[Summary]:
-        """Return the summary of every variant, in order of their first pairs."""
-        current = [pair for pair in self.pairs if pair.code == self.code]
-        names = dict.fromkeys(pair.variant for pair in current)
-        return [summarize(name, [pair for pair in current if pair.variant == name], current) for name in names]
+        """Return the summary of every variant of this version, in order of their first pairs."""
+        return self._summaries_of(self.code)
+
+    def _summaries_of(self, code: str) -> list[Summary]:
+        pairs = [pair for pair in self.pairs if pair.code == code]
+        names = dict.fromkeys(pair.variant for pair in pairs)
+        return [summarize(name, [pair for pair in pairs if pair.variant == name], pairs) for name in names]
 
     def save(self, path: str | Path) -> None:
-        """Write pairs and summaries as JSON, atomically.
+        """Write pairs and the summaries of every version as JSON, atomically.
 
         Raises
         ------
@@ -152,7 +158,9 @@ class AblationResult:
             The file cannot be written.
         """
         pairs = ",\n".join(json.dumps(asdict(pair)) for pair in self.pairs)
-        summaries = ",\n".join(json.dumps(_finite(asdict(summary))) for summary in self.summaries())
+        versions = dict.fromkeys(pair.code for pair in self.pairs)
+        found = [summary for code in versions for summary in self._summaries_of(code)]
+        summaries = ",\n".join(json.dumps(_finite(asdict(summary))) for summary in found)
         text = f'{{"code": "{self.code}",\n"summary": [\n{summaries}\n],\n"pairs": [\n{pairs}\n]}}\n'
         write_text_atomically(path, text)
 
@@ -176,6 +184,22 @@ def load_pairs(path: str | Path) -> tuple[Pair, ...]:
         return ()
     except (ValueError, TypeError, KeyError) as error:
         raise AblationError(f"{path}: holds no ablation, so that it cannot go on from there: {error}") from None
+
+
+def load_verdicts(path: str | Path) -> dict[str, str]:
+    """Return what each variant loses by its last summary in a file of :meth:`AblationResult.save`.
+
+    Raises
+    ------
+    AblationError
+        There is no such file, or it holds something else.
+    """
+    pairs = load_pairs(path)
+    if not pairs:
+        raise AblationError(f"{path}: holds no ablation; run one with --json first")
+    versions = dict.fromkeys(pair.code for pair in pairs)
+    found = [summary for code in versions for summary in AblationResult(pairs, code).summaries()]
+    return {summary.variant: summary.verdict for summary in found}
 
 
 def summarize(variant: str, pairs: Sequence[Pair], others: Sequence[Pair] = ()) -> Summary:
@@ -208,6 +232,7 @@ def summarize(variant: str, pairs: Sequence[Pair], others: Sequence[Pair] = ()) 
     losses += _worst(worst[1], NEGLIGIBLE_PERCENT, "{:.3f} % of bound", "the bound or proof")
     losses += _worst(worst[2], NEGLIGIBLE_SLOWDOWN, "{:.2f} times the time", "")
     return Summary(
+        pairs[0].code,
         variant,
         len(instances),
         max(objective.values()),

@@ -11,6 +11,9 @@ from formulations.tuning.inventory import Constant, Kind, inventory
 from formulations.tuning.overrides import WITHOUT
 
 HALF, DOUBLE = 0.5, 2.0
+TOGETHER = " together*"
+"""Between the names of tunables that were changed at once, and the factor."""
+
 GROUPS = {"techniques": Kind.TECHNIQUE, "tunables": Kind.TUNABLE}
 """Names that stand for all variants of a kind."""
 
@@ -100,9 +103,29 @@ def together(variants: Sequence[Variant], only: Sequence[str]) -> list[Variant]:
             for module, values in variant.overrides.items():
                 overrides.setdefault(module, {}).update(values)
         compiled = next((v.constant for v in members if v.is_compiled), None)
-        name = f"{','.join(only)} together*{factor:g}"
+        name = f"{','.join(only)}{TOGETHER}{factor:g}"
         groups.append(Variant(name, compiled or members[0].constant, overrides))
     return [CONTROL, *groups]
+
+
+def verdicts_of(constant: Constant, verdicts: Mapping[str, str]) -> list[str]:
+    """Return a line for each variant of a constant, or of all tunables it was changed with, that has a verdict.
+
+    Parameters
+    ----------
+    constant
+        Of the inventory.
+    verdicts
+        By names of variants.
+    """
+    variants = all_variants([constant])[1:]
+    place = _place(constant)
+    lines = [f"{v.name.removeprefix(place)}: {verdicts[v.name]}" for v in variants if v.name in verdicts]
+    for name, verdict in verdicts.items():
+        only, together_with, factor = name.partition(TOGETHER)
+        if together_with and any(_fits(variant, each) for variant in variants for each in only.split(",")):
+            lines.append(f"with its table *{factor}: {verdict}")
+    return lines
 
 
 def scaled(value: Any, factor: float) -> Any:

@@ -21,8 +21,19 @@ from planner.benchmarks.ablation import (
     run,
     selected,
     together,
+    verdicts_of,
 )
-from planner.benchmarks.ablation.results import FAILED, LOSES_NOTHING, Outcome, Pair, Summary, load_pairs, summarize
+from planner.benchmarks.ablation.results import (
+    FAILED,
+    LOSES_NOTHING,
+    AblationResult,
+    Outcome,
+    Pair,
+    Summary,
+    load_pairs,
+    load_verdicts,
+    summarize,
+)
 from planner.benchmarks.ablation.variants import CONTROL, scaled
 
 FLAG = Constant(Kind.TECHNIQUE, "formulations.solvers.a", "_FLAG", 1, True, "", is_compiled=False)
@@ -91,6 +102,36 @@ def test_tunables_are_halved_and_doubled_together() -> None:
     assert half.is_compiled
     assert double.is_compiled
     assert [variant.name for variant in together(VARIANTS, ["ONE"])] == ["control", "ONE together*2"]
+
+
+def test_verdicts_of_a_constant_are_its_own_and_those_of_its_table() -> None:
+    verdicts = {
+        "solvers.b:_STEPS*2": "slow",
+        "solvers.b:ONE*2": "dear",
+        "solvers.b:* together*0.5": LOSES_NOTHING,
+        "solvers.a:NAMES-one": "infeasible",
+    }
+    assert verdicts_of(STEPS, verdicts) == ["*2: slow", f"with its table *0.5: {LOSES_NOTHING}"]
+    assert verdicts_of(NAMES, verdicts) == ["-one: infeasible"]
+    assert verdicts_of(FLAG, verdicts) == []
+
+
+def test_the_last_version_of_the_code_has_the_verdict(tmp_path: Path) -> None:
+    good, bad = Outcome("optimal", 10, 10, 0.0, 1.0), Outcome("feasible", 11, 10, 0.1, 1.0)
+    pairs = [
+        Pair("old", "a", "one", 0, None, 0, good, bad),
+        Pair("old", "b", "one", 0, None, 0, good, bad),
+        Pair("new", "a", "one", 0, None, 0, good, good),
+    ]
+    path = tmp_path / "ablation.json"
+    AblationResult(tuple(pairs), "new").save(path)
+    assert load_verdicts(path) == {"a": LOSES_NOTHING, "b": "loses 10.000 % of objective on one"}
+    assert [each["code"] for each in json.loads(path.read_text())["summary"]] == ["old", "old", "new"]
+
+
+def test_verdicts_need_an_ablation(tmp_path: Path) -> None:
+    with pytest.raises(AblationError, match="run one with --json first"):
+        load_verdicts(tmp_path / "absent.json")
 
 
 def test_techniques_are_not_halved() -> None:

@@ -24,6 +24,16 @@ def test_the_list_names_techniques_and_tunables(command) -> None:
         assert word in outcome.out
 
 
+def test_the_list_has_the_verdicts_of_an_ablation(command, tmp_path: Path) -> None:
+    good, slow = Outcome("optimal", 10, 10, 0.0, 1.0), Outcome("optimal", 10, 10, 0.0, 3.0)
+    path = tmp_path / "ablation.json"
+    pair = Pair("code", "presolve.sequence:REDUCTIONS-free_nodes", "moon", 0, None, 0, good, slow)
+    AblationResult((pair,), "code").save(path)
+    outcome = command("--list", "--json", str(path))
+    assert (outcome.code, outcome.err) == (0, "")
+    assert "-free_nodes: loses 3.00 times the time on moon" in " ".join(outcome.out.replace("│", " ").split())
+
+
 def test_the_table_has_a_verdict_for_each_variant(command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fake(variants: list[Variant], run: AblationRun) -> AblationResult:
         found = Outcome("optimal", 10, 10, 0.0, 1.0)
@@ -47,6 +57,7 @@ def test_the_table_has_a_verdict_for_each_variant(command, tmp_path: Path, monke
         (["--instances", "moon"], ["--instances", "moon"]),
         (["absent"], ["absent"]),
         (["--json", "absent/rows.json"], ["--json", "absent"]),
+        (["--list", "--json", "absent.json"], ["absent.json", "--json"]),
     ],
 )
 def test_bad_input_is_one_clear_line(
