@@ -10,23 +10,26 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from formulations.encodings.flat import FlatProblem, FloatArray, Graph, Usage
+from formulations.encodings.flat import FlatProblem, FloatArray, Graph, Usage, message_entries
 from formulations.problem.compiled import compiled
 from formulations.problem.strategy_problem import BoolArray, IntArray
 
 FORBIDDEN_SHARE = 0.5
 """A cost above this part of the penalty is a forbidden combination."""
 
+_WORTH_COPYING = 0.5
+"""Part of the table entries left up to which smaller tables are worth the copying."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Restriction:
-    """Result of :func:`restrict`: the restricted problem and its places in the original.
+    """Result of :func:`restrict` and :func:`narrow`: the restricted problem and its places in the original.
 
     Parameters
     ----------
     flat
-        The restricted problem: same nodes and rows, fewer strategies and factors. Its ``supported`` and ``groups``
-        are those of the original and mean nothing here.
+        The restricted problem: same nodes and rows, fewer strategies and factors, or the same ones of which some are
+        forbidden. Its ``supported`` and ``groups`` are those of the original and mean nothing here.
     entries
         Per strategy of the restricted problem (laid out as ``unary``) its place in the original's ``unary``.
     messages
@@ -37,11 +40,79 @@ class Restriction:
     entries: IntArray
     messages: IntArray
 
+    @property
+    def left(self) -> BoolArray:
+        """Flags of the strategies of ``flat`` that are not forbidden, laid out as its ``unary``."""
+        return self.flat.unary < FORBIDDEN_SHARE * self.flat.penalty
+
     def original(self, choices: IntArray, offset: IntArray) -> IntArray:
         """Return choices of the original problem, whose ``graph.offset`` is ``offset``."""
         nodes = len(choices)
         result: IntArray = self.entries[self.flat.graph.offset[:nodes] + choices] - offset[:nodes]
         return result
+
+
+def narrow(flat: FlatProblem, allowed: BoolArray) -> Restriction | None:
+    """Keep the ``allowed`` strategies as :func:`restrict` does; where most entries are left, the others stay, forbidden.
+
+    Then all arrays but ``unary`` are those of ``flat``, and nothing is copied. Strategies that a factor supports with
+    nothing that is left are dropped. Otherwise messages would carry the penalty, and no exact bound could follow.
+    """
+    graph, limit = flat.graph, FORBIDDEN_SHARE * flat.penalty
+    allowed = allowed & (flat.unary < limit)
+    _drop_unsupported(graph, flat.tables, limit, allowed, np.logical_or.reduceat(~allowed, graph.offset[:-1]))
+    sizes = np.add.reduceat(allowed, graph.offset[:-1], dtype=np.int64)
+    if not sizes.all():
+        return None
+    entries = np.where(graph.scope >= 0, sizes[graph.scope], 1).prod(axis=1).sum()
+    if entries <= _WORTH_COPYING * graph.table_size.sum():
+        return restrict(flat, allowed)
+    same = replace(flat, unary=np.where(allowed, flat.unary, flat.penalty))
+    return Restriction(same, np.arange(len(allowed)), np.arange(message_entries(graph)))
+
+
+@compiled
+def _drop_unsupported(graph: Graph, tables: FloatArray, limit: float, allowed: BoolArray, shrank: BoolArray) -> None:
+    """Clear the flags of strategies without support, beginning with the factors of the nodes that ``shrank``."""
+    while shrank.any():
+        before = shrank.copy()
+        shrank[:] = False
+        for f in range(len(graph.arity)):
+            touched = False
+            for k in range(graph.arity[f]):
+                touched = touched or before[graph.scope[f, k]]
+            if not touched:
+                continue
+            for k in range(graph.arity[f]):
+                i = graph.scope[f, k]
+                for s in range(graph.offset[i], graph.offset[i + 1]):
+                    if allowed[s] and not _is_supported(graph, tables, limit, allowed, f, k, s - graph.offset[i]):
+                        allowed[s] = False
+                        shrank[i] = True
+
+
+@compiled
+def _is_supported(
+    graph: Graph, tables: FloatArray, limit: float, allowed: BoolArray, f: int, k: int, strategy: int
+) -> bool:
+    """Whether a factor allows a strategy of its node ``k`` together with some that are left of its other nodes."""
+    start = graph.table_start[f] + strategy * graph.stride[f, k]
+    if graph.arity[f] == 1:
+        return bool(tables[start] < limit)
+    a, b = (k + 1) % graph.arity[f], (k + 2) % graph.arity[f]
+    first, second = graph.scope[f, a], graph.scope[f, b]
+    for x in range(graph.sizes[first]):
+        if not allowed[graph.offset[first] + x]:
+            continue
+        at = start + x * graph.stride[f, a]
+        if graph.arity[f] == 2:
+            if tables[at] < limit:
+                return True
+            continue
+        for y in range(graph.sizes[second]):
+            if allowed[graph.offset[second] + y] and tables[at + y * graph.stride[f, b]] < limit:
+                return True
+    return False
 
 
 def restrict(flat: FlatProblem, allowed: BoolArray) -> Restriction | None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from formulations.encodings.flat import FlatProblem, FloatArray, message_entries
-from formulations.encodings.flat_restriction import Restriction, restrict
+from formulations.encodings.flat_restriction import Restriction, narrow
 from formulations.problem.strategy_problem import BoolArray, IntArray
 from formulations.solvers.prices.ascent import PriceAscent
 from formulations.solvers.prices.integer_bound import IntegerBound, integer_bound
@@ -96,7 +96,7 @@ class OpenLeaf:
     def kept(self) -> BoolArray:
         """Return flags of the strategies left, laid out as the root's ``unary``."""
         flags = np.zeros(len(self.root.unary), dtype=np.bool_)
-        flags[self.restriction.entries] = True
+        flags[self.restriction.entries[self.restriction.left]] = True
         return flags
 
     def root_messages(self) -> FloatArray:
@@ -111,7 +111,7 @@ class OpenLeaf:
 
     def narrowed(self, allowed: BoolArray) -> OpenLeaf | None:
         """Return the branch with fewer strategies (flags laid out as the root's ``unary``), None if none is left."""
-        restriction = restrict(self.root, allowed)
+        restriction = narrow(self.root, allowed)
         if restriction is None:
             return None
         start = self.ascent.best_prices, self.root_messages()[restriction.messages]
@@ -121,7 +121,7 @@ class OpenLeaf:
         """Return the branch without what no assignment cheaper than ``objective`` has, None if none is left."""
         if self.proof is None:
             return self
-        hopeless = self.proof.excess >= self.proof.hopeless_from(objective)
+        hopeless = (self.proof.excess >= self.proof.hopeless_from(objective)) & self.restriction.left
         if not hopeless.any():
             return self
         allowed = self.kept()
@@ -136,6 +136,6 @@ class OpenLeaf:
 
 def reopened(root: FlatProblem, leaf: Leaf) -> OpenLeaf:
     """Return a remembered branch, ready for work."""
-    restriction = restrict(root, leaf.allowed)
+    restriction = narrow(root, leaf.allowed)
     assert restriction is not None, "a remembered branch has strategies left"
     return OpenLeaf(root, restriction, leaf.bound, (leaf.prices, leaf.messages.astype(np.float64)))

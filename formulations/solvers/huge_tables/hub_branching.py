@@ -26,7 +26,7 @@ from dataclasses import replace
 import numpy as np
 
 from formulations.encodings.flat import FlatProblem, FloatArray
-from formulations.encodings.flat_restriction import restrict
+from formulations.encodings.flat_restriction import narrow
 from formulations.problem.solution import Claim, Progress, SolveOptions
 from formulations.problem.strategy_problem import IntArray, StrategyProblem
 from formulations.solvers.branching.open_leaf import Leaf, OpenLeaf, reopened
@@ -51,8 +51,8 @@ from formulations.solvers.prices.lagrangian import PriceSearch
 from formulations.solvers.prices.tunables import LAST_SHARE, PAIRS
 from formulations.solvers.protocol.solver import ReportIncumbent, ReportProgress
 
-_COLD = 20.0
-"""Not tunable: a strategy that costs one part in so many of the gap is less likely by e; 5 and 100 do as well."""
+_COLD = 100.0
+"""Not tunable: a strategy that costs one part in so many of the gap is less likely by e; 20 and 1000 do as well."""
 
 _NEVER = 50.0
 """Not tunable: exponents from which on nothing is likely."""
@@ -153,7 +153,7 @@ class Branching:
 
     def _begin(self) -> None:
         """Make the first branch: the whole problem, as the search at prices left it."""
-        restriction = restrict(self.flat, np.ones(len(self.flat.unary), dtype=np.bool_))
+        restriction = narrow(self.flat, np.ones(len(self.flat.unary), dtype=np.bool_))
         if restriction is not None:
             ascent = self._root.ascent
             start = ascent.best_prices, ascent.best_messages[restriction.messages]
@@ -186,9 +186,10 @@ class Branching:
         kept = leaf if objective is None else leaf.fix_by_reduced_cost(objective)
         if kept is None:
             return
-        if kept.flat.graph.sizes.max() == 1:
+        starts, left = kept.flat.graph.offset[:-1], kept.restriction.left
+        if left.sum() == len(starts):
             # One assignment is left: whatever it is worth, there is nothing to branch on.
-            self.search.offer(kept.root_choices(np.zeros(len(kept.flat.graph.sizes), dtype=np.int64)))
+            self.search.offer(kept.root_choices(np.flatnonzero(left) - starts))
             return
         self._push(kept, raised)
 
@@ -221,10 +222,12 @@ class Branching:
         graph = leaf.flat.graph
         assert leaf.proof is not None
         starts = graph.offset[:-1]
+        left = leaf.restriction.left
+        sizes = np.add.reduceat(left, starts, dtype=np.int64)
         excess = np.minimum(leaf.proof.excess.astype(np.float64), leaf.proof.scale * 0.01 * self.flat.penalty)
-        spread = np.add.reduceat(excess, starts) / graph.sizes
+        spread = np.add.reduceat(np.where(left, excess, 0.0), starts) / sizes
         degree = np.diff(graph.incident_start)
-        score = np.where(graph.sizes > 1, (degree + 0.01) * (spread + 1e-3 * leaf.proof.scale), -1.0)
+        score = np.where(sizes > 1, (degree + 0.01) * (spread + 1e-3 * leaf.proof.scale), -1.0)
         order = np.argsort(-score, kind="stable")[: self._tried_hubs]
         return [int(i) for i in order if score[i] > 0]
 
@@ -239,24 +242,30 @@ class Branching:
         gap = (leaf.bound // 10 if objective is None else objective - leaf.bound) * leaf.proof.scale
         beyond: FloatArray = np.minimum(leaf.proof.excess * (_COLD / max(gap, 1)), _NEVER)
         likely, priced = np.exp(-beyond), priced_usage(leaf.flat, leaf.ascent.best_prices)
-        spread = np.where(graph.sizes > 1, spread_within(likely, priced, graph.offset[:-1]), 0.0)
+        likely[~leaf.restriction.left] = 0.0
+        spread = spread_within(likely, priced, graph.offset[:-1])
         node = int(np.argmax(spread))
         if spread[node] <= 0.0:
             return None
-        first, end = graph.offset[node : node + 2]
-        order = first + np.argsort(priced[first:end], kind="stable")
+        order = self._entries(leaf, node)
+        order = order[np.argsort(priced[order], kind="stable")]
         summed = np.cumsum(likely[order])
         count = min(1 + int(np.searchsorted(summed, 0.5 * summed[-1])), len(order) - 1)
         return self._branches(leaf, order, (order[:count], order[count:]))
 
     def _parts(self, leaf: OpenLeaf, node: int) -> Iterator[OpenLeaf]:
         """Split a node's strategies: the cheapest few alone, all others together; drop empty parts."""
-        graph = leaf.flat.graph
         assert leaf.proof is not None
-        entries = np.arange(graph.offset[node], graph.offset[node + 1])
+        entries = self._entries(leaf, node)
         entries = entries[np.argsort(leaf.proof.excess[entries], kind="stable")]
         groups = [entries[g : g + 1] for g in range(BRANCHES - 1)] + [entries[BRANCHES - 1 :]]
         return self._branches(leaf, entries, groups)
+
+    def _entries(self, leaf: OpenLeaf, node: int) -> IntArray:
+        """Return the places of a node's strategies that are left."""
+        first, end = leaf.flat.graph.offset[node : node + 2]
+        places: IntArray = first + np.flatnonzero(leaf.restriction.left[first:end])
+        return places
 
     def _branches(self, leaf: OpenLeaf, entries: IntArray, groups: Iterable[IntArray]) -> Iterator[OpenLeaf]:
         """Make a branch of each group of a node's ``entries``; drop empty ones."""
