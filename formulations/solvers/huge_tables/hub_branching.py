@@ -51,8 +51,9 @@ from formulations.solvers.prices.lagrangian import PriceSearch
 from formulations.solvers.prices.tunables import LAST_SHARE, PAIRS
 from formulations.solvers.protocol.solver import ReportIncumbent, ReportProgress
 
-_COLD = 100.0
-"""Not tunable: a strategy that costs one part in so many of the gap is less likely by e; 20 and 1000 do as well."""
+_COLD = (20.0, 1000.0)
+"""Not tunable: a strategy that costs one part in so many of the gap is less likely by e. Either may find the wrong nodes
+for long on some problems, both in turn on none of six."""
 
 _NEVER = 50.0
 """Not tunable: exponents from which on nothing is likely."""
@@ -240,7 +241,8 @@ class Branching:
         assert leaf.proof is not None
         graph, objective = leaf.flat.graph, self.search.objective
         gap = (leaf.bound // 10 if objective is None else objective - leaf.bound) * leaf.proof.scale
-        beyond: FloatArray = np.minimum(leaf.proof.excess * (_COLD / max(gap, 1)), _NEVER)
+        cold = _COLD[self.worked % len(_COLD)]
+        beyond: FloatArray = np.minimum(leaf.proof.excess * (cold / max(gap, 1)), _NEVER)
         likely, priced = np.exp(-beyond), priced_usage(leaf.flat, leaf.ascent.best_prices)
         likely[~leaf.restriction.left] = 0.0
         spread = spread_within(likely, priced, graph.offset[:-1])

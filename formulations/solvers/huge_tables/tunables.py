@@ -66,7 +66,7 @@ HUB_FACTORS_SHARE = 0.02
 ROOT_SHARE = 0.4
 """Part of the time for the root."""
 
-DECODING_SHARE = 0.4
+DECODING_SHARE = 0.1
 """Part of the time for decoding branches, at most."""
 
 WIDE_DECODING_SHARE = 0.05

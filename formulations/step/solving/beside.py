@@ -9,6 +9,7 @@ time, or where the solve has to be deterministic, they come before.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -35,6 +36,9 @@ _AT_WORK = 2
 _PATIENCE_SECONDS, _PATIENCE = 0.3, 0.6
 """How long a restriction goes on without a better assignment: seconds, and a part of the time that it took to find the
 last one."""
+
+_UNIMPROVED_SHARE = 0.25
+"""Part of its time limit after which a restriction ends that has not improved on what is known."""
 
 
 def solve_with_restrictions(
@@ -65,7 +69,7 @@ def solve_with_restrictions(
         if patient or runs_alone(options):
             return solve(built.problem, context.solver, options, context.progress, context.pool), start
         cost = None if start is None else start.executed.cost
-        patience = Patience(lambda: cost, False, cost)
+        patience = Patience(lambda: cost, False, options.time_limit, cost)
         return solve(built.problem, context.solver, options, patience.report, context.pool, patience.is_over), start
     options = replace(options, memory_limit_bytes=options.memory_limit_bytes or fair_share_of_memory(_AT_WORK))
     context = replace(context, options=options)
@@ -128,7 +132,8 @@ class RestrictionsBeside(Background):
     def _find(
         self, smaller: StepProblem, start: Candidate | None, options: SolveOptions, patient: bool
     ) -> tuple[SolveResult, Candidate | None]:
-        patience = Patience(self._cost, patient or not self._is_beside, None if start is None else start.executed.cost)
+        patient = patient or not self._is_beside
+        patience = Patience(self._cost, patient, options.time_limit, None if start is None else start.executed.cost)
 
         def should_stop() -> bool:
             return self.stop.is_set() or patience.is_over()
@@ -168,13 +173,16 @@ class Patience:
     cost
         Returns the lowest cost that is known.
     patient
-        Whether to go on however long the incumbent does not improve.
+        Whether to go on however long the incumbent does not improve any more.
+    time_limit
+        Seconds that the restriction has.
     incumbent
         Cost that the problem begins from, if any.
     """
 
     cost: Callable[[], int | None]
     patient: bool
+    time_limit: float
     incumbent: int | None = None
     bound: int | None = None
     begun: float = field(default_factory=time.monotonic)
@@ -191,7 +199,9 @@ class Patience:
         cost = self.cost()
         if cost is not None and self.bound is not None and self.bound >= cost:
             return True
-        if self.patient or self.improved is None:
+        now = time.monotonic()
+        if self.improved is None:
+            return cost is not None and now - self.begun > _UNIMPROVED_SHARE * self.time_limit
+        if self.patient:
             return False
-        patience = _PATIENCE_SECONDS + _PATIENCE * (self.improved - self.begun)
-        return time.monotonic() - self.improved > patience
+        return now - self.improved > _PATIENCE_SECONDS + _PATIENCE * (self.improved - self.begun)
