@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -60,8 +61,14 @@ class OpenLeaf:
         self.bound = bound
         self.proof: IntegerBound | None = None
         self.closed = False
-        self.ascent = PriceAscent(restriction.flat)
-        self.ascent.start_from(*start)
+        self._start = start
+
+    @cached_property
+    def ascent(self) -> PriceAscent:
+        """Prices and messages at work; arrays for them are not made where a branch is only remembered."""
+        ascent = PriceAscent(self.flat)
+        ascent.start_from(*self._start)
+        return ascent
 
     @property
     def flat(self) -> FlatProblem:
@@ -81,7 +88,7 @@ class OpenLeaf:
         """
         self.ascent.sweeps(1)
         for k in range(steps):
-            self.ascent.step((steps + k) / (2 * steps - 1))
+            self.ascent.step((steps + k) / (2 * steps - 1), same_rows=k > 0)
             if time.monotonic() > deadline:
                 break
         self.prove()
@@ -130,8 +137,10 @@ class OpenLeaf:
 
     def stored(self, raised: bool) -> Leaf:
         """Return what to remember."""
-        messages = self.ascent.best_messages.astype(np.float32)
-        return Leaf(self.kept(), self.bound, self.ascent.best_prices, messages, raised)
+        prices, messages = self._start
+        if "ascent" in self.__dict__:
+            prices, messages = self.ascent.best_prices, self.ascent.best_messages
+        return Leaf(self.kept(), self.bound, prices, messages.astype(np.float32), raised)
 
 
 def reopened(root: FlatProblem, leaf: Leaf) -> OpenLeaf:

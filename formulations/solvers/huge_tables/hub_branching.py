@@ -8,11 +8,12 @@ strategies of the hub that promises most are split into groups.
 
 Every part is a branch with a bound of its own, warm started from its parent's prices and messages, and the smallest
 bound of all open branches holds for the problem. Strategies that cannot be part of a better assignment are dropped on
-the way (:mod:`formulations.solvers.prices.integer_bound`). Every branch is decoded, then repaired and filled.
+the way (:mod:`formulations.solvers.prices.integer_bound`). For a small part of the time branches are decoded, and what
+that gives is repaired and filled.
 
 The root is :class:`formulations.solvers.prices.lagrangian.PriceSearch`, or where tables are very large
 :class:`formulations.solvers.prices.bounding.PriceBounding`; then every trial costs about a second, so that one hub is
-tried, its branches are built one after another, and hardly any is decoded. Branching on the node that raises the bounds
+tried, and its branches are built one after another. Branching on the node that raises the bounds
 most after a few trial sweeps is strong branching (Applegate, Bixby, Chvatal and Cook 1995).
 """
 
@@ -39,7 +40,6 @@ from formulations.solvers.huge_tables.tunables import (
     HUB_FACTORS_SHARE,
     ROOT_SHARE,
     TRIED_HUBS,
-    WIDE_DECODING_SHARE,
     WIDE_TRIED_HUBS,
 )
 from formulations.solvers.local_search.moves import priced_usage
@@ -52,8 +52,8 @@ from formulations.solvers.prices.tunables import LAST_SHARE, PAIRS
 from formulations.solvers.protocol.solver import ReportIncumbent, ReportProgress
 
 _COLD = (20.0, 1000.0)
-"""Not tunable: a strategy that costs one part in so many of the gap is less likely by e. Either may find the wrong nodes
-for long on some problems, both in turn on none of six."""
+"""Not tunable: a strategy that costs one part in so many of the gap is less likely by e. With either alone the nodes that
+are split prove little on some problems; with both in turn, on none of six."""
 
 _NEVER = 50.0
 """Not tunable: exponents from which on nothing is likely."""
@@ -126,7 +126,6 @@ class Branching:
         self._root = root
         self._wide = isinstance(root, PriceBounding)
         self._tried_hubs = WIDE_TRIED_HUBS if self._wide else TRIED_HUBS
-        self._decoding_share = WIDE_DECODING_SHARE if self._wide else DECODING_SHARE
         self._options = options
         self._report = report
         self._started = started
@@ -289,7 +288,7 @@ class Branching:
         """Look for a better incumbent in a branch."""
         begun = time.monotonic()
         spent = self._decoding_seconds
-        if self._options.iteration_limit is None and spent > self._decoding_share * (begun - self._branching_since):
+        if self._options.iteration_limit is None and spent > DECODING_SHARE * (begun - self._branching_since):
             return
         prices = leaf.ascent.best_prices
         for by_decimation in (False, True):

@@ -69,9 +69,6 @@ ROOT_SHARE = 0.4
 DECODING_SHARE = 0.1
 """Part of the time for decoding branches, at most."""
 
-WIDE_DECODING_SHARE = 0.05
-"""The same where tables are very large."""
-
 TRIED_HUBS = 3
 """Hubs that are tried before one is branched on."""
 

@@ -74,6 +74,7 @@ class PriceAscent:
         self.best_messages = self.messages.copy()
         self._base = self.best_prices, self.best_messages
         self._length = 4.0
+        self._rows: IntArray = np.zeros(0, dtype=np.int64)
 
     def start_from(self, prices: FloatArray, messages: FloatArray) -> None:
         """Go on from prices and messages that were found elsewhere; the best bound is forgotten."""
@@ -119,17 +120,20 @@ class PriceAscent:
         typical = beliefs[(beliefs > 0) & (beliefs < 0.1 * self.flat.penalty)]
         return float(np.median(typical)) if len(typical) else 1.0
 
-    def step(self, progress: float, pairs: int = PAIRS) -> float:
+    def step(self, progress: float, pairs: int = PAIRS, same_rows: bool = False) -> float:
         """Move the prices once and sweep ``pairs`` times; return the new bound.
 
-        ``progress`` from 0 to 1 cools the response.
+        ``progress`` from 0 to 1 cools the response. With ``same_rows`` the rows of the last step take part, which saves
+        finding out what all others would use.
         """
         flat = self.flat
         self.iterations += 1
         typical = self.temperature_scale()
         cooling = (COLD_TEMPERATURE / WARM_TEMPERATURE) ** min(1.0, max(0.0, progress))
         temperature = typical * WARM_TEMPERATURE * cooling
-        rows = self._candidate_rows(temperature)
+        if not same_rows:
+            self._rows = self._candidate_rows(temperature)
+        rows = self._rows
         if len(rows):
             decisions = int((flat.graph.sizes > 1).sum()) or 1
             limits = np.maximum(flat.usage.limit[rows], 1.0)

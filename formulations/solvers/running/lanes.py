@@ -109,8 +109,8 @@ def lanes_for(problem: StrategyProblem, options: SolveOptions, *, deep: bool = F
     """Return the lanes that suit the size of a reduced problem and the number of workers.
 
     Where most of a small problem is blocks that repeat, their columns come before prices. In a large problem of a deep
-    model (``deep``) they come first of all; prices have a process of their own there only where tables are not so large
-    that one process has to be enough for memory.
+    model (``deep``) they come first of all; prices, and branches where limits bind, have a process of their own there
+    only where tables are not so large that one process has to be enough for memory.
     Where tables are very large, one process does nothing but bound, and another nothing but look for assignments.
     """
     lanes = _lanes_of_all(problem, options, deep=deep)
@@ -128,7 +128,8 @@ def _lanes_of_all(problem: StrategyProblem, options: SolveOptions, *, deep: bool
         prices, anything = Turn(PRICES, iterations=iterations), Turn(FEASIBILITY, without_incumbent=True)
         if iterations is not None or columns > LARGE_ENTRIES:
             return ((columns_first, prices, anything),)
-        return ((columns_first, prices, anything), (Turn(PRICES_AND_BRANCH),))
+        is_limited = any(resource.limit is not None for resource in problem.resources)
+        return ((columns_first, prices, anything), (Turn(PRICES_AND_BRANCH) if is_limited else prices,))
     small = columns <= MOST_COLUMNS
     workers = worker_count(options)
     alone = runs_alone(options)

@@ -132,8 +132,10 @@ class RestrictionsBeside(Background):
     def _find(
         self, smaller: StepProblem, start: Candidate | None, options: SolveOptions, patient: bool
     ) -> tuple[SolveResult, Candidate | None]:
-        patient = patient or not self._is_beside
-        patience = Patience(self._cost, patient, options.time_limit, None if start is None else start.executed.cost)
+        # Where the result must not depend on the clock, only the time limit ends a restriction.
+        limit = options.time_limit if self._is_beside else math.inf
+        known = None if start is None else start.executed.cost
+        patience = Patience(self._cost, patient or not self._is_beside, limit, known)
 
         def should_stop() -> bool:
             return self.stop.is_set() or patience.is_over()

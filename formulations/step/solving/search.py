@@ -16,6 +16,9 @@ from formulations.step.training_step import StepDecision
 LEAST_SECONDS = 0.02
 """Time below which no problem is begun."""
 
+_ENTRIES_A_SECOND = 8_000_000
+"""Entries of distinct tables that presolve and the solver's start read in a second."""
+
 _MOST_EARLIER = 3
 """Earlier incumbents that are executed at most."""
 
@@ -129,7 +132,7 @@ class Search:
             return None
         smaller = attempt.build()
         options = replace(self.context.options, time_limit=attempt.share * self.left, relative_gap=attempt.gap)
-        if options.time_limit < LEAST_SECONDS:
+        if options.time_limit < LEAST_SECONDS or (self.best is not None and _is_too_large(smaller, options.time_limit)):
             return None
         found, beside = self.find(smaller, self._best_in(smaller), options, attempt.patient)
         if beside is not None:
@@ -229,3 +232,10 @@ class Incumbents:
             if time.monotonic() > deadline or (known is not None and cost >= known.executed.cost):
                 break
             self._search.keep(self._search.built.decode(choices))
+
+
+def _is_too_large(built: StepProblem, seconds: float) -> bool:
+    """Return whether reading a problem alone would take some seconds."""
+    arrays = {id(factor.cost): factor.cost.size for factor in built.problem.factors}
+    arrays |= {id(term.amount): term.amount.size for _, term in built.problem.usage_terms()}
+    return sum(arrays.values()) > _ENTRIES_A_SECOND * seconds

@@ -9,7 +9,7 @@ import pytest
 from support.problems.random_problems import random_problem, with_limits
 
 from formulations.encodings.flat import FlatProblem, flatten, message_entries
-from formulations.encodings.flat_restriction import restrict
+from formulations.encodings.flat_restriction import Restriction, narrow, restrict
 from formulations.problem.checker import check
 from formulations.problem.solution import Claim, Progress, SolveOptions
 from formulations.problem.strategy_problem import Factor, IntArray, Node, Resource, StrategyProblem, UsageTerm
@@ -149,12 +149,20 @@ def _flat_problems(count: int) -> list[tuple[int, StrategyProblem, FlatProblem]]
     return [entry for entry in flats if not entry[2].contradiction]
 
 
-def test_a_restriction_is_the_same_problem_on_fewer_strategies() -> None:
+def _any_left(restriction: Restriction, rng: np.random.Generator) -> IntArray:
+    """Choices at random among the strategies that a restriction leaves."""
+    offset = restriction.flat.graph.offset
+    nodes = zip(offset, offset[1:], strict=False)
+    return np.array([rng.choice(np.flatnonzero(restriction.left[a:z])) for a, z in nodes], dtype=np.int64)
+
+
+@pytest.mark.parametrize("keep", [restrict, narrow])
+def test_a_restriction_is_the_same_problem_on_fewer_strategies(keep) -> None:
     rng = np.random.default_rng(0)
     emptied, decided = 0, 0
     for seed, _, flat in _flat_problems(400):
         allowed = rng.random(len(flat.unary)) < rng.choice([0.5, 0.8])
-        restriction = restrict(flat, allowed)
+        restriction = keep(flat, allowed)
         kept = [np.flatnonzero(allowed[a:z]) for a, z in zip(flat.graph.offset, flat.graph.offset[1:], strict=False)]
         if restriction is None:
             emptied += 1
@@ -164,10 +172,10 @@ def test_a_restriction_is_the_same_problem_on_fewer_strategies() -> None:
             continue
         small = restriction.flat
         decided += len(small.graph.arity) < len(flat.graph.arity)
-        assert allowed[restriction.entries].all()
+        assert allowed[restriction.entries[restriction.left]].all()
         assert len(restriction.messages) == message_entries(small.graph)
         for _ in range(20):
-            choices = np.array([rng.integers(size) for size in small.graph.sizes])
+            choices = _any_left(restriction, rng)
             original = restriction.original(choices, flat.graph.offset)
             cost = total_cost(flat.graph, flat.unary, flat.tables, original)
             assert total_cost(small.graph, small.unary, small.tables, choices) == pytest.approx(cost, rel=1e-9), seed
@@ -177,23 +185,22 @@ def test_a_restriction_is_the_same_problem_on_fewer_strategies() -> None:
     assert decided > 50
 
 
-def test_what_a_restriction_drops_is_forbidden() -> None:
+@pytest.mark.parametrize("keep", [restrict, narrow])
+def test_what_a_restriction_drops_is_forbidden(keep) -> None:
     rng = np.random.default_rng(1)
     dropped = 0
     for seed, _, flat in _flat_problems(300):
         allowed = rng.random(len(flat.unary)) < 0.8
-        restriction = restrict(flat, allowed)
+        restriction = keep(flat, allowed)
         if restriction is None:
             continue
         missing = allowed.copy()
-        missing[restriction.entries] = False
+        missing[restriction.entries[restriction.left]] = False
         for entry in np.flatnonzero(missing):
             node = int(np.searchsorted(flat.graph.offset, entry, side="right")) - 1
             dropped += 1
             for _ in range(10):
-                choices = restriction.original(
-                    np.array([rng.integers(size) for size in restriction.flat.graph.sizes]), flat.graph.offset
-                )
+                choices = restriction.original(_any_left(restriction, rng), flat.graph.offset)
                 choices[node] = entry - flat.graph.offset[node]
                 assert total_cost(flat.graph, flat.unary, flat.tables, choices) >= 0.5 * flat.penalty, seed
     assert dropped > 10

@@ -38,7 +38,7 @@ from formulations.solvers.prices.ascent import PriceAscent
 from formulations.solvers.prices.dual_bound import exact_bound
 from formulations.solvers.reference import tree_dp
 from formulations.solvers.running import lanes as portfolio_lanes
-from formulations.solvers.running.lanes import BLOCKS, PRICES, PROOF, lanes_for
+from formulations.solvers.running.lanes import BLOCKS, PRICES, PRICES_AND_BRANCH, PROOF, lanes_for
 from formulations.solvers.running.members import Members
 from formulations.solvers.running.tunables import HEAD_START_SECONDS, LEAST_NODES_OF_COLUMNS
 
@@ -360,7 +360,7 @@ def test_a_deep_problem_begins_with_columns(limited):
     problem = layered_problem(0) if limited else free_problem(0, LAYERS)
     first, *others = lanes_for(problem, SolveOptions(workers=2), deep=True)
     assert first[0].solver == BLOCKS
-    assert [turn.solver for lane in others for turn in lane] == [PRICES]
+    assert [turn.solver for lane in others for turn in lane] == [PRICES_AND_BRANCH if limited else PRICES]
     (alone,) = lanes_for(problem, SolveOptions(workers=1), deep=True)
     assert [turn.solver for turn in alone][:2] == [BLOCKS, PRICES]
 

@@ -300,7 +300,7 @@ def test_patience_ends_when_nothing_better_came_for_long(patient, known, pointle
     """Only for who has none, and not before anything better than what was known has come."""
     clock = [0.0]
     monkeypatch.setattr(step_beside.time, "monotonic", lambda: clock[0])
-    watch = Patience(lambda: None, patient, known, begun=0.0)
+    watch = Patience(lambda: None, patient, 1000.0, known, begun=0.0)
     clock[0] = 1.0
     watch.report(Progress(1.0, 10, None, "somebody"))
     assert not watch.is_over()
@@ -308,3 +308,19 @@ def test_patience_ends_when_nothing_better_came_for_long(patient, known, pointle
     assert watch.is_over() == pointless
     watch.report(Progress(1.0, 9, None, "somebody"))
     assert not watch.is_over()
+
+
+@pytest.mark.parametrize("patient", [False, True])
+def test_patience_ends_where_a_restriction_improves_nothing(patient, monkeypatch):
+    """After a part of its time, and only where anything is known."""
+    clock = [0.0]
+    monkeypatch.setattr(step_beside.time, "monotonic", lambda: clock[0])
+    known = Patience(lambda: 10, patient, 8.0, 10, begun=0.0)
+    unknown = Patience(lambda: None, patient, 8.0, begun=0.0)
+    clock[0] = 1.0
+    assert not known.is_over()
+    clock[0] = 8.0 * step_beside._UNIMPROVED_SHARE + 0.01
+    assert known.is_over()
+    assert not unknown.is_over()
+    known.report(Progress(clock[0], 9, None, "somebody"))
+    assert not known.is_over()
