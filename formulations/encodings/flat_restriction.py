@@ -53,7 +53,7 @@ class Restriction:
 
 
 def narrow(flat: FlatProblem, allowed: BoolArray) -> Restriction | None:
-    """Keep the ``allowed`` strategies as :func:`restrict` does; where most entries are left, the others stay, forbidden.
+    """Keep the ``allowed`` strategies as :func:`restrict` does; where most entries are left, others stay as forbidden.
 
     Then all arrays but ``unary`` are those of ``flat``, and nothing is copied. Strategies that a factor supports with
     nothing that is left are dropped. Otherwise messages would carry the penalty, and no exact bound could follow.

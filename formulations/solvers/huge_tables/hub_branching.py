@@ -52,8 +52,8 @@ from formulations.solvers.prices.tunables import LAST_SHARE, PAIRS
 from formulations.solvers.protocol.solver import ReportIncumbent, ReportProgress
 
 _COLD = (20.0, 1000.0)
-"""Not tunable: a strategy that costs one part in so many of the gap is less likely by e. With either alone the nodes that
-are split prove little on some problems; with both in turn, on none of six."""
+"""Not tunable: a strategy that costs one part in so many of the gap is less likely by e. With either alone the nodes
+that are split prove little on some problems; with both in turn, on none of six."""
 
 _NEVER = 50.0
 """Not tunable: exponents from which on nothing is likely."""

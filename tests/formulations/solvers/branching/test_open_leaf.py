@@ -18,7 +18,7 @@ STEPS = 4
 
 
 def open_leaf(seed: int) -> OpenLeaf | None:
-    """The whole of a random problem as a branch, after some price steps; None where it has no limit or no assignment."""
+    """The whole of a random problem as a branch, after price steps; None where it has no limit or no assignment."""
     flat = flatten(random_problem(seed))
     if flat.contradiction or not holds_exact_costs(flat) or not len(flat.usage.limit):
         return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -152,8 +153,8 @@ def _flat_problems(count: int) -> list[tuple[int, StrategyProblem, FlatProblem]]
 def _any_left(restriction: Restriction, rng: np.random.Generator) -> IntArray:
     """Choices at random among the strategies that a restriction leaves."""
     offset = restriction.flat.graph.offset
-    nodes = zip(offset, offset[1:], strict=False)
-    return np.array([rng.choice(np.flatnonzero(restriction.left[a:z])) for a, z in nodes], dtype=np.int64)
+    choices = [rng.choice(np.flatnonzero(restriction.left[a:z])) for a, z in pairwise(offset)]
+    return np.array(choices, dtype=np.int64)
 
 
 @pytest.mark.parametrize("keep", [restrict, narrow])
