@@ -13,8 +13,8 @@ that gives is repaired and filled.
 
 The root is :class:`formulations.solvers.prices.lagrangian.PriceSearch`, or where tables are very large
 :class:`formulations.solvers.prices.bounding.PriceBounding`; then every trial costs about a second, so that one hub is
-tried, and its branches are built one after another. Branching on the node that raises the bounds
-most after a few trial sweeps is strong branching (Applegate, Bixby, Chvatal and Cook 1995).
+tried, and its branches are built one after another. Branching on the node that raises the bounds most after a few trial
+sweeps is strong branching (Applegate, Bixby, Chvatal and Cook 1995).
 """
 
 from __future__ import annotations

@@ -105,7 +105,7 @@ NARROWED = 0.1
 """Part of the gap that prices must close between looks, or hubs are branched on."""
 
 BRANCHED_ENTRIES = 30_000_000
-"""Table entries up to which they are: three branches hold six copies, 1.5 GB."""
+"""Table entries up to which they are: three branches at work hold up to six copies, 1.5 GB."""
 
 CORE_ENTRIES_A_COLUMN = 10
 """Table entries after fixing, for each column that a core may have, up to which presolve makes one of them."""
