@@ -1,7 +1,7 @@
 """Memory prices first; then branch and bound on what the prices leave open.
 
 1. :mod:`formulations.solvers.prices.lagrangian` for part of the time: a bound and prices, and an incumbent
-   where none is known yet.
+   where none is known yet, or in a deep model, for which patterns of blocks are the only others.
 2. Whatever cannot be part of a better assignment is forbidden (:mod:`formulations.solvers.prices.fixing`) and
    presolve runs again on the rest, the *core*.
 3. Where the core is too large: branching at prices (:mod:`formulations.solvers.huge_tables.hub_branching`), and after a
@@ -24,7 +24,7 @@ from dataclasses import replace
 
 from formulations.encodings.flat import FlatProblem
 from formulations.encodings.linear_model import linear_columns
-from formulations.presolve import Lift, Presolved, presolve
+from formulations.presolve import Lift, Presolved, is_deep, presolve
 from formulations.presolve.workspace.allowed_strategies import cut_forbidden_strategies
 from formulations.problem.solution import Claim, Progress, SolveOptions, higher_bound
 from formulations.problem.strategy_problem import StrategyProblem
@@ -74,7 +74,8 @@ def solve(problem: StrategyProblem, options: SolveOptions, report: ReportProgres
         bounding = PriceBounding(problem, flat, first, report, incumbent, started)
         return _solve_wide(problem, flat, bounding, options, report, incumbent, started)
     prices = PriceSearch(problem, flat, first, report, incumbent, started)
-    claim = prices.run(bounding=True)
+    # Others look for assignments at prices, but in a deep model.
+    claim = prices.run(bounding=not is_deep(problem))
     if claim.proved_infeasible or claim.bound is None:
         return claim
     branching: Branching | None = None

@@ -31,7 +31,8 @@ def test_the_list_has_the_verdicts_of_an_ablation(command, tmp_path: Path) -> No
     AblationResult((pair,), "code").save(path)
     outcome = command("--list", "--json", str(path))
     assert (outcome.code, outcome.err) == (0, "")
-    assert "-free_nodes: loses 3.00 times the time on moon" in " ".join(outcome.out.replace("│", " ").split())
+    verdicts = [line.split("│")[-1].strip() for line in outcome.out.splitlines() if line.count("│") == 5]
+    assert " ".join(filter(None, verdicts)) == "-free_nodes: loses 3.00 times the time on moon"
 
 
 def test_the_table_has_a_verdict_for_each_variant(command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
