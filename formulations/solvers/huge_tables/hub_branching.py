@@ -8,8 +8,8 @@ strategies of the hub that promises most are split into groups.
 
 Every part is a branch with a bound of its own, warm started from its parent's prices and messages, and the smallest
 bound of all open branches holds for the problem. Strategies that cannot be part of a better assignment are dropped on
-the way (:mod:`formulations.solvers.prices.integer_bound`). For a small part of the time branches are decoded, and what
-that gives is repaired and filled.
+the way (:mod:`formulations.solvers.prices.integer_bound`). For a part of the time branches are decoded, and what that
+gives is repaired and filled.
 
 The root is :class:`formulations.solvers.prices.lagrangian.PriceSearch`, or where tables are very large
 :class:`formulations.solvers.prices.bounding.PriceBounding`; then every trial costs about a second, so that one hub is
@@ -40,7 +40,7 @@ from formulations.solvers.huge_tables.tunables import (
     HUB_FACTORS_SHARE,
     ROOT_SHARE,
     TRIED_HUBS,
-    WIDE_TRIED_HUBS,
+    WIDE_DECODING_SHARE,
 )
 from formulations.solvers.local_search.moves import priced_usage
 from formulations.solvers.local_search.tree_moves import HUB_DEGREE
@@ -125,7 +125,8 @@ class Branching:
         self.worked = 0
         self._root = root
         self._wide = isinstance(root, PriceBounding)
-        self._tried_hubs = WIDE_TRIED_HUBS if self._wide else TRIED_HUBS
+        self._tried_hubs = 1 if self._wide else TRIED_HUBS
+        self._decoding_share = WIDE_DECODING_SHARE if self._wide else DECODING_SHARE
         self._options = options
         self._report = report
         self._started = started
@@ -288,7 +289,7 @@ class Branching:
         """Look for a better incumbent in a branch."""
         begun = time.monotonic()
         spent = self._decoding_seconds
-        if self._options.iteration_limit is None and spent > DECODING_SHARE * (begun - self._branching_since):
+        if self._options.iteration_limit is None and spent > self._decoding_share * (begun - self._branching_since):
             return
         prices = leaf.ascent.best_prices
         for by_decimation in (False, True):

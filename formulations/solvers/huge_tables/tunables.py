@@ -66,14 +66,14 @@ HUB_FACTORS_SHARE = 0.02
 ROOT_SHARE = 0.4
 """Part of the time for the root."""
 
-DECODING_SHARE = 0.1
+DECODING_SHARE = 0.4
 """Part of the time for decoding branches, at most."""
 
-TRIED_HUBS = 3
-"""Hubs that are tried before one is branched on."""
-
-WIDE_TRIED_HUBS = 1
+WIDE_DECODING_SHARE = 0.05
 """The same where tables are very large."""
+
+TRIED_HUBS = 3
+"""Hubs that are tried before one is branched on, but where tables are very large."""
 
 BRANCHES = 4
 """Groups into which the strategies of a hub are split."""
