@@ -52,6 +52,7 @@ def solve(
     report: ReportProgress,
     incumbent: ReportIncumbent,
     most_enumerated: int = CHUNK,
+    below: int | None = None,
 ) -> Claim:
     """Solve exactly, or to ``options.relative_gap`` where that is positive.
 
@@ -62,6 +63,8 @@ def solve(
         branches.
     most_enumerated
         Assignments of a branch up to which it is enumerated.
+    below
+        Only assignments that cost less are looked for, and where there is none this is the bound.
 
     Returns
     -------
@@ -69,7 +72,7 @@ def solve(
         Without a bound where sums of costs or usages leave the range of doubles and there is too much to enumerate; its
         message says so then.
     """
-    return _Search(problem, options, report, incumbent, most_enumerated).run()
+    return _Search(problem, options, report, incumbent, most_enumerated, below).run()
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,8 +97,10 @@ class _Search:
         report: ReportProgress,
         incumbent: ReportIncumbent,
         most_enumerated: int,
+        below: int | None,
     ) -> None:
         self.problem, self.options, self.most_enumerated = problem, options, most_enumerated
+        self.below = below
         self.started = time.monotonic()
         self.deadline = self.started + options.time_limit
         self.best: tuple[int, Choices] | None = None
@@ -110,13 +115,14 @@ class _Search:
             self.offer(self.options.initial_choices)
         whole = _Space(lambda choices: choices, 0)
         reduced = lean_presolve(self.problem, self.deadline)
-        if not reduced.contradiction:
+        is_complete = bool(reduced.contradiction)
+        if not is_complete:
             is_complete = _Tree(reduced.problem, whole.within(reduced), self).run()
-        if reduced.contradiction or (is_complete and self.best is None):
+        if is_complete and self.cutoff is None:
             message = reduced.contradiction or self.message
             return Claim(None, None, True, message, self.worked, certified=True)
-        if is_complete and self.best is not None:
-            self.raise_bound(self.best[0])
+        if is_complete and self.cutoff is not None:
+            self.raise_bound(self.cutoff)
         choices = None if self.best is None else self.best[1]
         return Claim(choices, self.bound, message=self.message, iterations=self.worked)
 
@@ -127,9 +133,17 @@ class _Search:
             self.best = report.objective, choices
             self._incumbent(choices)
 
+    @property
+    def cutoff(self) -> int | None:
+        """Cost from which on an assignment is of no use."""
+        if self.best is None or self.below is None:
+            return self.below if self.best is None else self.best[0]
+        return min(self.best[0], self.below)
+
     def raise_bound(self, bound: int) -> None:
-        """Keep and report a bound on the cost of the problem if it is better; the incumbent's cost is the largest."""
-        valid = bound if self.best is None else min(bound, self.best[0])
+        """Keep and report a bound on the cost of the problem if it is better; the cutoff is the largest."""
+        cutoff = self.cutoff
+        valid = bound if cutoff is None else min(bound, cutoff)
         if self.bound is None or valid > self.bound:
             self.bound = valid
             objective = None if self.best is None else self.best[0]
@@ -296,8 +310,9 @@ class _Tree:
 
     @property
     def _cutoff(self) -> int | None:
-        """Cost of the incumbent in terms of this problem."""
-        return None if self.search.best is None else self.search.best[0] - self.space.offset
+        """Cost from which on an assignment of this problem is of no use."""
+        cutoff = self.search.cutoff
+        return None if cutoff is None else cutoff - self.space.offset
 
     def _push(self, bound: int, allowed: BoolArray) -> None:
         self._pushed += 1

@@ -18,42 +18,33 @@ are branched on once prices hardly narrow the gap any more.
 
 from __future__ import annotations
 
-import math
 import time
 from dataclasses import replace
 
 from formulations.encodings.flat import FlatProblem
 from formulations.encodings.linear_model import linear_columns
-from formulations.presolve import Lift, Presolved, is_deep, presolve
-from formulations.presolve.workspace.allowed_strategies import cut_forbidden_strategies
-from formulations.problem.solution import Claim, Progress, SolveOptions, higher_bound
+from formulations.presolve import is_deep
+from formulations.problem.solution import Claim, SolveOptions
 from formulations.problem.strategy_problem import StrategyProblem
 from formulations.solvers.branching import branch_and_bound
-from formulations.solvers.exact import highs
+from formulations.solvers.huge_tables.core import Core, judged_by_prices, most_columns
 from formulations.solvers.huge_tables.hub_branching import Branching, branch, hubs
 from formulations.solvers.huge_tables.tunables import (
     BRANCHED_ENTRIES,
-    CLOSED_BY_CUTS,
-    CORE_COLUMNS_A_SECOND,
     CORE_ENTRIES_A_COLUMN,
     CORE_FIRST_SHARE,
     CORE_SECOND_SHARE,
     CORE_WIDE_SHARES,
-    MOST_CORE_COLUMNS,
     NARROWED,
 )
 from formulations.solvers.local_search.incumbent_search import exact_objective
 from formulations.solvers.prices.ascent import PriceAscent
 from formulations.solvers.prices.bounding import PriceBounding, is_wide
-from formulations.solvers.prices.fixing import entries_left, fix_by_reduced_cost
+from formulations.solvers.prices.fixing import entries_left, judged
 from formulations.solvers.prices.flatten_or_finish import flatten_or_finish
 from formulations.solvers.prices.integer_bound import holds_exact_costs
 from formulations.solvers.prices.lagrangian import PriceSearch
-from formulations.solvers.protocol.exchange import EXCHANGE
 from formulations.solvers.protocol.solver import ReportIncumbent, ReportProgress
-
-_FIXING = True
-"""Technique: fixing by reduced cost before presolve makes the core."""
 
 _BRANCHING = True
 """Technique: branching at prices where the core is too large."""
@@ -66,6 +57,7 @@ def solve(problem: StrategyProblem, options: SolveOptions, report: ReportProgres
     not cut it short.
     """
     started = time.monotonic()
+    ends = started + options.time_limit
     flat = flatten_or_finish(problem, incumbent)
     if isinstance(flat, Claim):
         return flat
@@ -88,10 +80,11 @@ def solve(problem: StrategyProblem, options: SolveOptions, report: ReportProgres
             if options.accepts(objective, claim.bound) or not remaining.time_limit:
                 return claim
             if _is_narrowed(flat, prices.ascent, objective, remaining):
-                core, lift = _core(problem, flat, prices.ascent, objective, started + options.time_limit)
+                hopeful = judged_by_prices(problem, flat, prices.ascent, objective)
+                core = Core(problem, hopeful, claim, objective, report, incumbent, started, ends)
                 remaining = _left(options, started)
-                if _is_small(core.problem, remaining):
-                    return _Core(core, lift, claim, objective, report, incumbent, started).run(remaining)
+                if core.columns <= most_columns(remaining):
+                    return core.run(remaining)
         if not (_BRANCHING and holds_exact_costs(flat)):
             claim = prices.go_on(share * options.time_limit)
             continue
@@ -113,6 +106,7 @@ def _solve_wide(
 ) -> Claim:
     """Solve a problem of very large tables: raise the bound, and look at the core now and then."""
     claim = bounding.run()
+    ends = started + options.time_limit
     branches = _BRANCHING and _entries(flat) <= BRANCHED_ENTRIES and len(hubs(flat)) > 0 and holds_exact_costs(flat)
     bound_before = None
     for share in CORE_WIDE_SHARES:
@@ -122,10 +116,11 @@ def _solve_wide(
                 return claim
             remaining = _left(options, started)
             if _is_narrowed(flat, bounding.ascent, objective, remaining):
-                core, lift = _core(problem, flat, bounding.ascent, objective, started + options.time_limit)
+                hopeful = judged_by_prices(problem, flat, bounding.ascent, objective)
+                core = Core(problem, hopeful, claim, objective, report, incumbent, started, ends)
                 remaining = _left(options, started)
-                if _is_small(core.problem, remaining):
-                    return _Core(core, lift, claim, objective, report, incumbent, started).run(remaining)
+                if core.columns <= most_columns(remaining):
+                    return core.run(remaining)
             if branches and _stalls(bound_before, claim.bound, objective):
                 return branch(flat, bounding, claim, options, report, started)
         bound_before = claim.bound
@@ -140,18 +135,13 @@ def _left(options: SolveOptions, started: float) -> SolveOptions:
 
 def _is_small(problem: StrategyProblem, options: SolveOptions) -> bool:
     """Return whether branch and bound suits a problem in the time that the options leave, unless iterations count."""
-    return linear_columns(problem) <= _most_columns(options)
-
-
-def _most_columns(options: SolveOptions) -> float:
-    timed = math.inf if options.iteration_limit is not None else CORE_COLUMNS_A_SECOND * options.time_limit
-    return min(MOST_CORE_COLUMNS, timed)
+    return linear_columns(problem) <= most_columns(options)
 
 
 def _is_narrowed(flat: FlatProblem, ascent: PriceAscent, objective: int, options: SolveOptions) -> bool:
     """Return whether fixing by reduced cost leaves so little that presolve may make a small problem of it."""
-    left = entries_left(flat, ascent.best_prices, ascent.best_messages, objective)
-    return left <= CORE_ENTRIES_A_COLUMN * _most_columns(options)
+    left = entries_left(flat, judged(flat, ascent.best_prices, ascent.best_messages), objective)
+    return left <= CORE_ENTRIES_A_COLUMN * most_columns(options)
 
 
 def _stalls(before: int | None, bound: int | None, objective: int) -> bool:
@@ -162,89 +152,3 @@ def _stalls(before: int | None, bound: int | None, objective: int) -> bool:
 def _entries(flat: FlatProblem) -> int:
     """Return how many entries all tables have, those of shared tables counted for every factor, as sweeps read them."""
     return int(flat.graph.table_size.sum())
-
-
-def _core(
-    problem: StrategyProblem, flat: FlatProblem, ascent: PriceAscent, objective: int, deadline: float
-) -> tuple[Presolved, Lift]:
-    """Return what the best prices leave open, reduced, and the lift from its strategies to those of the problem."""
-    hopeful = problem
-    if _FIXING:
-        hopeful = fix_by_reduced_cost(problem, flat, ascent.best_prices, ascent.best_messages, objective)
-    cut, lift = cut_forbidden_strategies(hopeful)
-    return presolve(cut, deadline=deadline), lift
-
-
-class _Core:
-    """Branch and bound on the core, in terms of the problem."""
-
-    def __init__(
-        self,
-        core: Presolved,
-        cut: Lift,
-        claim: Claim,
-        objective: int,
-        report: ReportProgress,
-        incumbent: ReportIncumbent,
-        started: float,
-    ) -> None:
-        self.core, self.cut, self.claim, self.objective = core, cut, claim, objective
-        self.best = objective
-        self.bound = claim.bound
-        self._report, self._incumbent, self._started = report, incumbent, started
-
-    def run(self, options: SolveOptions) -> Claim:
-        """Solve the core and return what follows for the problem."""
-        assert self.claim.choices is not None
-        found = Claim((), 0)
-        if self.core.problem.nodes:
-            start = self._project(self.claim.choices)
-            options = replace(options, relative_gap=0.0, initial_choices=start)
-            with EXCHANGE.translated(self.core.problem, self._project, self.core.offset):
-                found = self._searched(options)
-        self._raise_bound(found.bound)
-        choices = self.claim.choices
-        if found.choices is not None:
-            cost = exact_objective(self.core.problem, found.choices) + self.core.offset
-            if cost < self.objective:
-                choices = self._lift(found.choices)
-        message = f"core of {self.core.after.nodes} nodes: {found.message}"
-        iterations = self.claim.iterations + found.iterations
-        return Claim(choices, self.bound, message=message, iterations=iterations)
-
-    def _searched(self, options: SolveOptions) -> Claim:
-        """Branch and bound, which begins from what cuts find where the gap is almost closed."""
-        ends = time.monotonic() + options.time_limit
-        known = self.claim.bound
-        if known is not None and self.objective - known <= CLOSED_BY_CUTS * self.objective:
-            first = highs.solve(self.core.problem, options, self._hear, self._take)
-            self._raise_bound(first.bound)
-            seconds = max(0.0, ends - time.monotonic())
-            options = replace(options, time_limit=seconds, iteration_limit=None)
-            if first.choices is not None:
-                options = replace(options, initial_choices=first.choices)
-        return branch_and_bound.solve(self.core.problem, options, self._hear, self._take)
-
-    def _lift(self, choices: tuple[int, ...]) -> tuple[int, ...]:
-        """Choices of the problem, from those of the core."""
-        return self.cut(self.core.lift(choices))
-
-    def _project(self, choices: tuple[int, ...]) -> tuple[int, ...] | None:
-        """Choices of the core, or None where one was cut off."""
-        kept = self.cut.project(choices)
-        return None if kept is None else self.core.lift.project(kept)
-
-    def _raise_bound(self, bound: int | None) -> None:
-        """Take a bound of the core; what lies outside costs at least as much as the first incumbent."""
-        own = None if bound is None else min(bound + self.core.offset, self.objective)
-        self.bound = higher_bound(self.bound, own)
-
-    def _hear(self, progress: Progress) -> None:
-        self._raise_bound(progress.bound)
-        self._report(Progress(time.monotonic() - self._started, self.best, self.bound, "price_and_branch"))
-
-    def _take(self, choices: tuple[int, ...]) -> None:
-        cost = exact_objective(self.core.problem, choices) + self.core.offset
-        if cost < self.best:
-            self.best = cost
-            self._incumbent(self._lift(choices))

@@ -79,7 +79,7 @@ BRANCHES = 4
 """Groups into which the strategies of a hub are split."""
 
 BRANCH_STEPS = 4
-"""Price steps of a branch."""
+"""Not tunable: price steps of a branch; two to six do as well."""
 
 # price_and_branch.py
 
@@ -109,6 +109,11 @@ BRANCHED_ENTRIES = 30_000_000
 
 CORE_ENTRIES_A_COLUMN = 10
 """Table entries after fixing, for each column that a core may have, up to which presolve makes one of them."""
+
+# guessed_cores.py
+
+GUESS_FIRST_SHARE = 0.4
+"""Part of the time for prices before the first guess."""
 
 # decimation.py
 

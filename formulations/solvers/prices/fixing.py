@@ -18,10 +18,13 @@ import numpy as np
 from formulations.encodings.flat import FlatProblem, FloatArray
 from formulations.problem.strategy_problem import BoolArray, StrategyProblem
 from formulations.solvers.prices.dual_bound import Reparametrised, reparametrise
-from formulations.solvers.prices.integer_bound import holds_exact_costs, integer_bound
+from formulations.solvers.prices.integer_bound import IntegerBound, holds_exact_costs, integer_bound
 
 _PAIR = 2
 """Not tunable: nodes of a pair."""
+
+_PARTS = 256
+"""Not tunable: parts of a gap, one of which is exact enough."""
 
 
 def fix_by_reduced_cost(
@@ -74,20 +77,40 @@ def fix_by_reduced_cost(
     return replace(problem, nodes=tuple(nodes), factors=tuple(factors))
 
 
-def entries_left(flat: FlatProblem, prices: FloatArray, messages: FloatArray, objective: int) -> int:
+def judged(flat: FlatProblem, prices: FloatArray, messages: FloatArray) -> IntegerBound | None:
+    """Return what strategies cost beyond the bound; None where costs are beyond the range of doubles."""
+    return integer_bound(flat, prices, messages) if holds_exact_costs(flat) else None
+
+
+def entries_left(flat: FlatProblem, proof: IntegerBound | None, objective: int) -> int:
     """Return how many entries the tables have between strategies that may be part of a better assignment.
 
     An estimate from above, of a problem without contradiction: strategies are judged by themselves, and all are kept
-    where costs are beyond the range of doubles.
+    where nothing is known of them.
     """
     graph = flat.graph
     kept = graph.sizes
-    proof = integer_bound(flat, prices, messages) if holds_exact_costs(flat) else None
     if proof is not None:
         hopeful = proof.excess < proof.hopeless_from(objective)
         kept = np.add.reduceat(hopeful.astype(np.int64), graph.offset[:-1])
     entries = np.where(graph.scope >= 0, kept[graph.scope], 1).prod(axis=1)
     return int(entries.sum())
+
+
+def largest_objective(flat: FlatProblem, proof: IntegerBound, most_entries: float, below: int) -> int | None:
+    """Return the largest cost up to ``below`` that leaves at most so many entries; None where the bound leaves more."""
+    low, high = proof.bound, below
+    if entries_left(flat, proof, below) <= most_entries:
+        return below
+    if low >= high or entries_left(flat, proof, low + 1) > most_entries:
+        return None
+    while high - low > max(1, (below - proof.bound) // _PARTS):
+        middle = (low + high) // 2
+        if entries_left(flat, proof, middle) <= most_entries:
+            low = middle
+        else:
+            high = middle
+    return low
 
 
 def _hopeless_pairs(theta: Reparametrised, group: int, others: list[FloatArray], room: int) -> BoolArray:

@@ -33,12 +33,13 @@ from formulations.solvers.running.tunables import (
 PRICES, BRANCH_AND_CUT, PRICES_AND_BRANCH = "lagrangian", "highs", "price_and_branch"
 PROOF = "branch_and_bound"
 FEASIBILITY, PARTS, CONSTRAINTS = "peak_prices", "large_neighbourhood", "cpsat"
-ANNEALING, BLOCKS = "annealing", "blocks"
+ANNEALING, BLOCKS, CORES = "annealing", "blocks", "guessed_cores"
 MEMBERS = (
     "annealing",
     "blocks",
     "branch_and_bound",
     "cpsat",
+    "guessed_cores",
     "highs",
     "lagrangian",
     "large_neighbourhood",
@@ -150,7 +151,7 @@ def _lanes_of_all(problem: StrategyProblem, options: SolveOptions, *, deep: bool
         search = (Turn(ANNEALING), anything, Turn(PARTS))
         return (exact, search, *[(Turn(PRICES),)] * (workers > _EXACT_AND_PRICES))
     parts = [PARTS] * (len(problem.nodes) <= MOST_NODES_IN_PARTS)
-    prices = Turn(PRICES, head_start=HEAD_START_SECONDS if columns <= TINY_COLUMNS else 0.0)
+    prices = Turn(PRICES if small else CORES, head_start=HEAD_START_SECONDS if columns <= TINY_COLUMNS else 0.0)
     if workers > _EXACT_AND_PRICES:
         more = [(Turn(other),) for other in ([CONSTRAINTS] * small + parts)[: workers - _EXACT_AND_PRICES]]
         return (*_beside(exact, (prices, Turn(FEASIBILITY, without_incumbent=True)), repeating), *more)

@@ -24,7 +24,7 @@ from formulations.solvers import (
     solve,
     solve_in_process,
 )
-from formulations.solvers.huge_tables import price_and_branch
+from formulations.solvers.huge_tables import core, price_and_branch
 from formulations.solvers.prices.fixing import fix_by_reduced_cost
 from formulations.solvers.processes.worker import Ending, Listener
 from formulations.solvers.protocol.exchange import Update
@@ -81,7 +81,7 @@ def test_branches_on_what_prices_leave_open(pool: SolverPool) -> None:
 
 
 def test_goes_on_searching_where_the_core_stays_large(monkeypatch: pytest.MonkeyPatch, step: StrategyProblem) -> None:
-    monkeypatch.setattr(price_and_branch, "MOST_CORE_COLUMNS", -1)
+    monkeypatch.setattr(core, "MOST_CORE_COLUMNS", -1)
     costs: list[int | None] = []
     options = SolveOptions(time_limit=3.0)
     claim = price_and_branch.solve(step, options, lambda _: None, lambda c: costs.append(check(step, c).objective))

@@ -103,4 +103,4 @@ def test_tunables_are_described_rows_of_tables() -> None:
 
 def test_every_solver_of_a_lane_is_a_member() -> None:
     named = (lanes.PRICES, lanes.BRANCH_AND_CUT, lanes.PRICES_AND_BRANCH, lanes.FEASIBILITY, lanes.PARTS)
-    assert {*named, lanes.PROOF, lanes.CONSTRAINTS, lanes.ANNEALING, lanes.BLOCKS} == set(lanes.MEMBERS)
+    assert {*named, lanes.PROOF, lanes.CONSTRAINTS, lanes.ANNEALING, lanes.BLOCKS, lanes.CORES} == set(lanes.MEMBERS)

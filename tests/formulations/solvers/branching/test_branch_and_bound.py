@@ -103,3 +103,27 @@ def dearest(problem: StrategyProblem, seed: int) -> tuple[int, ...] | None:
     drawn = [tuple(int(rng.integers(node.size)) for node in problem.nodes) for _ in range(100)]
     feasible = [(report.objective or 0, own) for own in drawn if (report := check(problem, own)).ok]
     return max(feasible)[1] if feasible else None
+
+
+@pytest.mark.parametrize("seeds", [range(60), slow(range(60, 400))], ids=["sample", "length"])
+def test_below_a_cost_the_optimum_is_found_or_the_cost_is_the_bound(seeds: range) -> None:
+    found = excluded = 0
+    for seed in seeds:
+        problem = tight_problem(seed)
+        optimum = brute_force.solve(problem, SolveOptions(), lambda _: None, lambda _: None).bound
+        for below in () if optimum is None else (optimum - 1, optimum, optimum + 1, optimum + 1000):
+            assert optimum is not None
+            claim = branch_and_bound.solve(
+                problem, SolveOptions(), lambda _: None, lambda _: None, most_enumerated=1, below=below
+            )
+            if "too large" in claim.message:
+                continue
+            assert not claim.proved_infeasible, seed
+            assert claim.bound == min(below, optimum), seed
+            if below > optimum:
+                assert claim.choices is not None, seed
+                assert check(problem, claim.choices).objective == optimum, seed
+            found += below > optimum
+            excluded += below <= optimum
+    assert found >= 20
+    assert excluded >= 20

@@ -13,14 +13,14 @@ from formulations.problem.checker import check
 from formulations.problem.solution import Claim, Progress, SolveOptions
 from formulations.problem.strategy_problem import Factor, IntArray, Node, Resource, StrategyProblem, UsageTerm
 from formulations.solvers.exact import brute_force
-from formulations.solvers.huge_tables import annealing, price_and_branch
+from formulations.solvers.huge_tables import annealing, core, price_and_branch
 from formulations.solvers.huge_tables.heat_bath import draw_nodes, fields_of, heat_bath, mirrored, update_fields
 from formulations.solvers.huge_tables.hub_branching import hubs
 from formulations.solvers.huge_tables.hub_moves import answered_costs, move_hubs
 from formulations.solvers.local_search.moves import conditional_costs, total_cost, usage_of
 from formulations.solvers.prices import bounding as price_bounding
 from formulations.solvers.prices.ascent import PriceAscent
-from formulations.solvers.prices.fixing import entries_left
+from formulations.solvers.prices.fixing import entries_left, judged, largest_objective
 from formulations.solvers.running import lanes as portfolio_lanes
 from formulations.solvers.running.lanes import lanes_for
 
@@ -244,7 +244,7 @@ def test_wide_problems_bound_optimum_incumbent(monkeypatch: pytest.MonkeyPatch, 
 def test_wide_problems_branch_on_hubs_where_a_gap_remains(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(price_bounding, "LARGE_ENTRIES", 0)
     monkeypatch.setattr(price_bounding, "WIDE_TABLE", 0)
-    monkeypatch.setattr(price_and_branch, "MOST_CORE_COLUMNS", -1)
+    monkeypatch.setattr(core, "MOST_CORE_COLUMNS", -1)
     rng = np.random.default_rng(7)
     branched = closed = 0
     for seed in range(STARS):
@@ -269,7 +269,7 @@ def test_wide_problems_branch_on_hubs_where_a_gap_remains(monkeypatch: pytest.Mo
 
 
 def test_entries_left_are_those_of_strategies_that_may_be_better() -> None:
-    shrunk = 0
+    shrunk = guesses = 0
     for seed in range(100):
         flat = flatten(random_problem(seed))
         optimum = _optimum(seed)
@@ -277,13 +277,17 @@ def test_entries_left_are_those_of_strategies_that_may_be_better() -> None:
             continue
         ascent = PriceAscent(flat)
         ascent.sweeps(3)
-        found = [
-            entries_left(flat, ascent.best_prices, ascent.best_messages, objective)
-            for objective in (optimum + 1, optimum + 10**20)
-        ]
+        proof = judged(flat, ascent.best_prices, ascent.best_messages)
+        found = [entries_left(flat, proof, objective) for objective in (optimum + 1, optimum + 10**20)]
         assert len(flat.graph.arity) <= found[0] <= found[1] == len(flat.tables), seed
         shrunk += found[0] < found[1]
+        if proof is not None:
+            guess = largest_objective(flat, proof, found[0], optimum + 10**6)
+            assert guess is None or entries_left(flat, proof, guess) <= found[0], seed
+            assert guess is not None or entries_left(flat, proof, proof.bound + 1) > found[0], seed
+            guesses += guess is not None
     assert shrunk >= 20
+    assert guesses >= 20
 
 
 def test_wide_problems_have_a_lane_that_anneals(monkeypatch: pytest.MonkeyPatch) -> None:
