@@ -46,7 +46,7 @@ from planner.plan.document import (
     Record,
     make_plan,
 )
-from planner.plan.notes import planning_notes
+from planner.plan.notes import cost_note, planning_notes
 from planner.replay.checker import OptimizerMemory, ReplayReport, StrategyTable, replay
 from planner.schedule.instructions import Schedule
 from planner.scheduling.builder import build_schedule
@@ -387,7 +387,10 @@ class PlanningSession:
                     method=method_of(result.proved_by),
                     cross_checks=(_cross_check(other),),
                 ),
-                notes=planning_notes(self.graph, schedule, self.space.report, self.instruction_costs),
+                notes=(
+                    cost_note(self.instruction_costs.seconds_by_source(schedule)),
+                    *planning_notes(self.graph, schedule, self.space.report, self.instruction_costs),
+                ),
                 times=times,
                 hardware={"machine": platform.machine(), "python": platform.python_version()},
             ),

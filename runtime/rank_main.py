@@ -31,6 +31,7 @@ from runtime.measure.merged_report import merged_measurements, rank_measurements
 from runtime.measure.reference import read_reference
 from runtime.measure.run_report import RankReport, RunReport, write_report
 from runtime.measure.steps import Measurement, train_and_measure
+from runtime.operators.instruction_clock import InstructionClock
 from runtime.operators.training import LocalTraining
 
 PLAN_FILE = "plan.json"
@@ -123,6 +124,7 @@ def _train(plan: Plan, step: TrainingStep, traced: TracedStep, options: RunOptio
     schedule = schedule_of(plan, traced.graph)
     groups = MeshGroups.of(init_device_mesh(device.type, decision.options.mesh))
     initial = read_initial_state(options.scratch)
+    clock = InstructionClock(len(schedule.instructions), device) if options.profile else None
     training = LocalTraining(
         traced,
         schedule,
@@ -131,12 +133,14 @@ def _train(plan: Plan, step: TrainingStep, traced: TracedStep, options: RunOptio
         decision.options.optimizer,
         decision.model.seed,
         device,
+        clock,
     )
     arguments = StepArguments.of(step.module, step.example_args, step.example_kwargs)
     examples = tuple(initial.examples[name] for name in arguments.names)
     batches = Batches.of(step.module, arguments, examples, options.data)
     if not options.check:
-        return _rank_report(train_and_measure(training, batches, options.steps, device), NO_ERROR, NO_ERROR)
+        measured = train_and_measure(training, batches, options.steps, device)
+        return _rank_report(measured, NO_ERROR, NO_ERROR, clock)
     comparison = ReferenceComparison(read_reference(options.scratch), training.placements, groups)
     gradient_errors: list[WorstError] = []
     measured = train_and_measure(
@@ -146,18 +150,22 @@ def _train(plan: Plan, step: TrainingStep, traced: TracedStep, options: RunOptio
         device,
         lambda gradients: gradient_errors.append(comparison.gradients(gradients)),
     )
-    return _rank_report(measured, gradient_errors[0], comparison.updated(training.state))
+    return _rank_report(measured, gradient_errors[0], comparison.updated(training.state), clock)
 
 
-def _rank_report(measured: Measurement, gradients: WorstError, updated: WorstError) -> RankReport:
+def _rank_report(
+    measured: Measurement, gradients: WorstError, updated: WorstError, clock: InstructionClock | None
+) -> RankReport:
     found = rank_measurements(measured, gradients)
-    return RankReport(param_rel_error=updated.error, worst_parameter=updated.name, **found)
+    times = None if clock is None else clock.typical()
+    return RankReport(param_rel_error=updated.error, worst_parameter=updated.name, instruction_ns=times, **found)
 
 
 def merged_report(plan: Plan, ranks: list[RankReport], options: RunOptions) -> RunReport:
     """One report of all ranks' reports."""
     reference = read_reference(options.scratch) if options.check else None
     host, updated = plan.decision.predicted.host, NO_ERROR
+    times = [rank.instruction_ns for rank in ranks if rank.instruction_ns is not None]
     for rank in ranks:
         updated = updated.worse_of(WorstError(rank.param_rel_error, rank.worst_parameter))
     return RunReport(
@@ -172,6 +180,7 @@ def merged_report(plan: Plan, ranks: list[RankReport], options: RunOptions) -> R
         predicted_stall_s=host.stall_ns / NANOSECONDS,
         max_param_rel_error=None if reference is None else updated.error,
         worst_parameter=updated.name,
+        instruction_ns=times or None,
         **merged_measurements(ranks, reference),
     )
 

@@ -24,6 +24,7 @@ from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, NonNegative
 from pydantic import ValidationError as PydanticError
 
 from planner.machine.identity import MachineIdentity, cache_directory, current_machine
+from planner.machine.known_costs import MeasuredCosts
 
 PRESETS = Path(__file__).parent / "presets"
 LOCAL_NAME = "local-cpu"
@@ -211,6 +212,8 @@ class ClusterSpec(_Spec):
     measured
         For a measured machine: the circumstances of its measurement. Its devices are processes, so a mesh of any
         size fits on it and its rates are shared among the processes.
+    costs
+        Costs of single instructions that were measured on it, see :mod:`planner.machine.known_costs`.
     """
 
     version: Literal[1] = 1
@@ -224,6 +227,7 @@ class ClusterSpec(_Spec):
     host_link: LinkSpec
     host_link_shared: bool = False
     measured: Measurement | None = None
+    costs: MeasuredCosts = Field(default_factory=dict)
 
     def model_post_init(self, context: object, /) -> None:
         """Check what single fields cannot."""
@@ -244,7 +248,9 @@ class ClusterSpec(_Spec):
 
     def fingerprint(self) -> str:
         """SHA-256 of the canonical JSON."""
-        return sha256(json.dumps(self.model_dump(mode="json"), sort_keys=True).encode()).hexdigest()
+        # Clusters without measured costs keep the fingerprint that they had before there were any.
+        content = self.model_dump(mode="json", exclude=None if self.costs else {"costs"})
+        return sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
     def device_for(self, mesh: Sequence[int]) -> DeviceSpec:
         """Device as one rank of ``mesh`` finds it.

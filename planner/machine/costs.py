@@ -20,6 +20,7 @@ from planner.graph.operator_graph import Operator, OperatorGraph, TensorSpec
 from planner.graph.optimizers import optimizer_named
 from planner.graph.placement import REPLICATE, Placement, local_numel
 from planner.machine.cluster import ClusterSpec, Collective
+from planner.machine.known_costs import KnownCosts, local_signature
 from planner.machine.resharding import ReshardPlanner
 
 _FLOATING = ("float64", "float32", "float16", "bfloat16")
@@ -73,6 +74,8 @@ class CostModel:
         Device, per-axis link and link to the host's memory as a rank of this mesh finds them.
     host_copies
         How copies over the host link run.
+    known
+        Costs of single instructions that were measured with as many processes.
     resharding
         Paths between placements on this mesh.
 
@@ -88,12 +91,14 @@ class CostModel:
         self.links = cluster.mesh_links(self.mesh)
         self.host_link = cluster.host_link_for(self.mesh)
         self.host_copies = cluster.host_copies
+        self.known = KnownCosts(cluster.costs, prod(self.mesh))
         self.resharding = ReshardPlanner(
             self.links,
             self.mesh,
             self.bandwidth_of(OperatorClass.COPY),
             self.device.launch_seconds,
             self.device.fresh_memory,
+            self.known,
         )
         self._memo: dict[object, NDArray[np.float64]] = {}
 
@@ -130,7 +135,7 @@ class CostModel:
             seconds = (
                 np.zeros(len(strategies))
                 if operator.is_view
-                else self._roofline(operator.target, operator.flops, inputs, outputs, strategies)
+                else self._known_or_roofline(operator.target, operator.flops, inputs, outputs, strategies)
             )
             seconds.setflags(write=False)
             self._memo[key] = seconds
@@ -153,12 +158,66 @@ class CostModel:
         ValueError
             Unknown optimizer.
         """
+        modelled = self.modelled_update_seconds(numel_local, dtype, optimizer)
+        return self.known.seconds(optimizer, self.update_signature(numel_local, dtype), modelled)
+
+    def modelled_operator_seconds(self, graph: OperatorGraph, operator: Operator, strategy: StrategyLike) -> float:
+        """Seconds of one execution of an operator by the rates of the cluster alone."""
+        inputs = tuple(graph.values[value].spec for value in operator.inputs)
+        outputs = tuple(None if value is None else graph.values[value].spec for value in operator.outputs)
+        return float(self._roofline(operator.target, operator.flops, inputs, outputs, (strategy,))[0])
+
+    def update_signature(self, numel_local: int, dtype: str) -> str:
+        """Signature of the optimizer step of one parameter."""
+        return self.known.signature((f"{dtype}[{numel_local}]",))
+
+    def operator_signature(self, graph: OperatorGraph, operator: Operator, strategy: StrategyLike) -> str:
+        """Signature of one execution of an operator under a strategy."""
+        inputs = tuple(graph.values[value].spec for value in operator.inputs)
+        outputs = tuple(None if value is None else graph.values[value].spec for value in operator.outputs)
+        return self._signature(operator.flops, inputs, outputs, strategy)
+
+    def _signature(
+        self,
+        flops: int,
+        inputs: tuple[TensorSpec, ...],
+        outputs: tuple[TensorSpec | None, ...],
+        strategy: StrategyLike,
+    ) -> str:
+        read = [local_signature(spec, at, self.mesh) for spec, at in zip(inputs, strategy.inputs, strict=True)]
+        written = [
+            "-" if spec is None or at is None else local_signature(spec, at, self.mesh)
+            for spec, at in zip(outputs, strategy.outputs, strict=True)
+        ]
+        inside = [f"{inner.kind} of {self.mesh[inner.axis]} {inner.nbytes}" for inner in strategy.collectives]
+        return self.known.signature([*read, "->", *written, f"{flops / self._parts(strategy):.0f} FLOP", *inside])
+
+    def modelled_update_seconds(self, numel_local: int, dtype: str, optimizer: str) -> float:
+        """Seconds of an update by the rates of the cluster alone; arguments as for :meth:`update_seconds`."""
         spec = optimizer_named(optimizer)
         seconds = spec.moved_bytes(dtype, numel_local) / self.bandwidth_of(OperatorClass.OPTIMIZER, optimizer)
         if self.device.fresh_memory is not None:
             tensors, item_bytes = spec.workspace(dtype)
             seconds += tensors * float(self.device.fresh_memory.seconds(numel_local * item_bytes))
         return seconds + self.device.launch_seconds
+
+    def _known_or_roofline(
+        self,
+        target: str,
+        flops: int,
+        inputs: tuple[TensorSpec, ...],
+        outputs: tuple[TensorSpec | None, ...],
+        strategies: Sequence[StrategyLike],
+    ) -> NDArray[np.float64]:
+        modelled = self._roofline(target, flops, inputs, outputs, strategies)
+        if not self.known.covers(target):
+            return modelled
+        return np.array(
+            [
+                self.known.seconds(target, self._signature(flops, inputs, outputs, strategy), seconds)
+                for strategy, seconds in zip(strategies, modelled.tolist(), strict=True)
+            ]
+        )
 
     def _roofline(
         self,

@@ -55,6 +55,7 @@ from planner.graph.placement import (
     shard_dim,
 )
 from planner.machine.cluster import Collective, FreshMemorySpec, LinkSpec
+from planner.machine.known_costs import KnownCosts
 
 _LINEAR = frozenset({"Psum", "Pavg"})
 _TICKS_PER_SECOND = 10**12
@@ -179,6 +180,8 @@ class ReshardPlanner:
         Overhead of each collective and of each local copy.
     fresh_memory
         What large new buffers cost, if anything.
+    known
+        Costs that were measured, if any.
     """
 
     def __init__(
@@ -188,6 +191,7 @@ class ReshardPlanner:
         memory_bandwidth: float,
         launch_seconds: float,
         fresh_memory: FreshMemorySpec | None = None,
+        known: KnownCosts | None = None,
     ) -> None:
         if len(links) != len(mesh):
             raise ValueError(f"{len(links)} links for a mesh of {len(mesh)} axes: give one link per axis")
@@ -196,6 +200,7 @@ class ReshardPlanner:
         self.memory_bandwidth = memory_bandwidth
         self.launch_seconds = launch_seconds
         self.fresh_memory = fresh_memory
+        self.known = known
         self._trees: dict[tuple[tuple[int, ...], int, Placement], dict[Placement, ReshardPath]] = {}
         self._moves: dict[tuple[tuple[int, ...], int, Placement, bool], tuple[_Move, ...]] = {}
         self._tables: dict[object, tuple[NDArray[np.float64], NDArray[np.int64], NDArray[np.int64]]] = {}
@@ -269,6 +274,38 @@ class ReshardPlanner:
         ValueError
             It is not a step.
         """
+        modelled = self.modelled_step_seconds(shape, item_bytes, source, target, owned=owned)
+        if self.known is None:
+            return modelled
+        kind, signature = self.step_signature(self.known, shape, item_bytes, source, target, owned=owned)
+        return self.known.seconds(kind, signature, modelled)
+
+    def step_signature(
+        self,
+        known: KnownCosts,
+        shape: Sequence[int],
+        item_bytes: int,
+        source: Placement,
+        target: Placement,
+        *,
+        owned: bool = False,
+    ) -> tuple[str, str]:
+        """Kind and signature of a single step among ``known`` costs; arguments as for :meth:`step_seconds`."""
+        step = step_between(source, target)
+        assert step is not None, f"{source} -> {target} is not one collective"
+        before = local_numel(shape, source, self.mesh) * item_bytes
+        after = local_numel(shape, target, self.mesh) * item_bytes
+        dims = [
+            ("-" if dim is None else "first" if dim == 0 else "later") for dim in (step.source_dim, step.target_dim)
+        ]
+        own = ["in place"] * (owned and step.collective is Collective.ALL_REDUCE)
+        kind = "local slice" if step.collective is None else str(step.collective)
+        return kind, known.signature((f"of {self.mesh[step.axis]}", before, "->", after, *dims, *own))
+
+    def modelled_step_seconds(
+        self, shape: Sequence[int], item_bytes: int, source: Placement, target: Placement, *, owned: bool = False
+    ) -> float:
+        """Seconds of a single step by the rates of the links alone; arguments as for :meth:`step_seconds`."""
         step = step_between(source, target)
         if step is None:
             raise ValueError(f"{source} -> {target} is not one collective")

@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Mapping
 
 from planner.common.units import format_seconds
 from planner.graph.operator_graph import OperatorGraph
+from planner.machine.known_costs import CostSource
 from planner.replay.checker import StepCosts
 from planner.schedule.instructions import Compute, Schedule
 from planner.strategies.sharding_rules import RuleReport
+
+
+def cost_note(seconds: Mapping[CostSource, float]) -> str:
+    """A line that says how the costs of a step are known, by seconds of each."""
+    spent = [f"{format_seconds(seconds[source])} {source}" for source in CostSource if seconds.get(source)]
+    return f"costs of the step: {', '.join(spent) or 'none'}"
 
 
 def planning_notes(graph: OperatorGraph, schedule: Schedule, report: RuleReport, costs: StepCosts) -> tuple[str, ...]:

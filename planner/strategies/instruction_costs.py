@@ -6,6 +6,7 @@ that the models were built from nor the layouts that a solver chose.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
@@ -15,10 +16,21 @@ from planner.graph.operator_graph import OperatorGraph
 from planner.graph.placement import Placement, local_numel, reordered
 from planner.machine.cluster import HostCopies
 from planner.machine.costs import CostModel, to_quanta
+from planner.machine.known_costs import CostSource
+from planner.schedule.instructions import Compute, Instruction, Reshard, Schedule, Update
 from planner.strategies.sharding_rules import Strategy
 
 PICOSECONDS = 10**12
 """Paths are added up in whole picoseconds, as :class:`planner.machine.resharding.ReshardPlanner` does."""
+
+
+@dataclass(frozen=True, slots=True)
+class CostPart:
+    """A part of an instruction's cost: kind and signature among measured costs, seconds by the cluster's rates."""
+
+    kind: str
+    signature: str
+    modelled: float
 
 
 class InstructionCosts:
@@ -84,6 +96,59 @@ class InstructionCosts:
         except ValueError as error:
             raise KeyError(path) from error
         return int(to_quanta(ticks / PICOSECONDS))
+
+    def parts(self, schedule: Schedule, instruction: Instruction) -> tuple[CostPart, ...]:
+        """Parts of an instruction's cost that may be measured: itself, or the steps of a path; none of a view or copy.
+
+        Raises
+        ------
+        KeyError
+            The operator has no such strategy.
+        """
+        costs, buffers = self._costs, schedule.buffers
+        match instruction:
+            case Compute(index, inputs, outputs) if not self._graph.operators[index].is_view:
+                operator = self._graph.operators[index]
+                strategy = self._strategy(
+                    index,
+                    tuple(None if buffer is None else buffers[buffer].placement for buffer in outputs),
+                    tuple(buffers[buffer].placement for buffer in inputs),
+                )
+                signature = costs.operator_signature(self._graph, operator, strategy)
+                modelled = costs.modelled_operator_seconds(self._graph, operator, strategy)
+                return (CostPart(operator.target, signature, modelled),)
+            case Reshard(source, _, path):
+                spec = self._graph.values[buffers[source].value].spec
+                shape = tuple(spec.shape[dim] for dim in spec.memory_order)
+                lying = [reordered(placement, spec.memory_order) for placement in path]
+                return tuple(
+                    self._step_part(shape, spec.item_bytes, before, after, owned=at > 0)
+                    for at, (before, after) in enumerate(pairwise(lying))
+                )
+            case Update(parameter):
+                spec = self._graph.values[buffers[parameter].value].spec
+                numel = local_numel(spec.shape, buffers[parameter].placement, costs.mesh)
+                modelled = costs.modelled_update_seconds(numel, spec.dtype, self._optimizer)
+                return (CostPart(self._optimizer, costs.update_signature(numel, spec.dtype), modelled),)
+        return ()
+
+    def _step_part(
+        self, shape: tuple[int, ...], item_bytes: int, before: Placement, after: Placement, *, owned: bool
+    ) -> CostPart:
+        resharding, known = self._costs.resharding, self._costs.known
+        kind, signature = resharding.step_signature(known, shape, item_bytes, before, after, owned=owned)
+        seconds = resharding.modelled_step_seconds(shape, item_bytes, before, after, owned=owned)
+        return CostPart(kind, signature, seconds)
+
+    def seconds_by_source(self, schedule: Schedule) -> dict[CostSource, float]:
+        """Seconds of a step by how their costs are known; copies between device and host are not among them."""
+        known = self._costs.known
+        total = dict.fromkeys(CostSource, 0.0)
+        for instruction in schedule.instructions:
+            for part in self.parts(schedule, instruction):
+                seconds = known.seconds(part.kind, part.signature, part.modelled)
+                total[known.source(part.kind, part.signature)] += seconds
+        return total
 
     def update_quanta(self, parameter: int, placement: Placement) -> int:
         """Cost of the optimizer's update of one parameter."""

@@ -17,8 +17,9 @@ from typer.core import TyperGroup
 
 from runtime.commands.ablate import ablate
 from runtime.commands.bench import bench
+from runtime.commands.calibrate import calibrate
 from runtime.commands.plan import explain, fits, plan
-from runtime.commands.run import calibrate, run
+from runtime.commands.run import run
 from runtime.commands.solve import solve
 
 BAD_INPUT = 2

@@ -1,4 +1,4 @@
-"""The commands that start processes: ``run`` and ``calibrate``."""
+"""The command ``run``."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from planner.common.units import format_seconds
 from runtime.commands.layers import run_layers
 from runtime.commands.progress import progress_line
 from runtime.commands.values import OptionError, readable_file, writable_file
@@ -26,6 +25,10 @@ def run(
     report: Annotated[Path | None, typer.Option(help="Report to write as JSON.", show_default=False)] = None,
     data: Annotated[Path | None, typer.Option(help="File whose bytes are the tokens.", show_default=False)] = None,
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    profile: Annotated[
+        Path | None,
+        typer.Option(help="Time every instruction; Chrome trace to write, beside tables.", show_default=False),
+    ] = None,
 ) -> int:
     """Run a plan on local processes, or as one rank of a job that torchrun started."""
     started_by_torchrun = "WORLD_SIZE" in os.environ
@@ -42,11 +45,26 @@ def run(
         readable_file(data, "--data")
     if device not in ("cpu", "cuda"):
         raise OptionError(f"--device: {device!r} is unknown; choose cpu or cuda")
-    start = run_layers if of_layers else _run_as_rank if started_by_torchrun else _run_locally
-    return start(plan_file, steps, check, report, data, device)
+    if profile is not None and (of_layers or started_by_torchrun):
+        reason = "of layers" if of_layers else "that torchrun started"
+        raise OptionError(f"--profile: no instructions are timed in a run {reason}; leave it out")
+    if profile is not None:
+        writable_file(profile, "--profile")
+    if of_layers or started_by_torchrun:
+        start = run_layers if of_layers else _run_as_rank
+        return start(plan_file, steps, check, report, data, device)
+    return _run_locally(plan_file, steps, check, report, data, device, profile)
 
 
-def _run_locally(plan_file: Path, steps: int, check: bool, report: Path | None, data: Path | None, device: str) -> int:
+def _run_locally(
+    plan_file: Path,
+    steps: int,
+    check: bool,
+    report: Path | None,
+    data: Path | None,
+    device: str,
+    profile: Path | None,
+) -> int:
     from planner.plan.document import load_plan
     from runtime.job.launch import run_plan
     from runtime.measure.run_report import write_report
@@ -54,11 +72,23 @@ def _run_locally(plan_file: Path, steps: int, check: bool, report: Path | None, 
     plan = load_plan(plan_file)
     ranks = prod(plan.decision.options.mesh)
     with progress_line(f"running {steps} steps on {ranks} ranks" + (" and on one process" if check else "")):
-        found = run_plan(plan, steps=steps, check=check, data=data, device=device)
+        found = run_plan(plan, steps=steps, check=check, data=data, device=device, profile=profile is not None)
     if report is not None:
         write_report(found, report)
     _show(plan, found)
+    if profile is not None:
+        _show_profile(plan, found, profile)
     return found.exit_code
+
+
+def _show_profile(plan: Plan, found: RunReport, trace: Path) -> None:
+    from rich.console import Console
+
+    from runtime.commands.profile import profile_of_run, profile_tables
+
+    profiled = profile_of_run(plan, found, None)
+    profiled.save_trace(trace)
+    Console().print(*profile_tables(profiled), sep="\n")
 
 
 def _run_as_rank(plan_file: Path, steps: int, check: bool, report: Path | None, data: Path | None, device: str) -> int:
@@ -81,27 +111,3 @@ def _show(plan: Plan, found: RunReport) -> None:
 
     Console().print(run_table(plan, found))
     print_failures(plan, found)
-
-
-def calibrate(
-    ranks: Annotated[int, typer.Option(min=2, help="Processes that measure at once; as many as plans will have.")] = 2,
-    out: Annotated[
-        Path | None, typer.Option(help="Cluster file; local-cpu's own if absent.", show_default=False)
-    ] = None,
-) -> None:
-    """Measure this machine, in under a minute, and keep the result as the cluster local-cpu."""
-    if out is not None:
-        writable_file(out, "--out")
-
-    from planner.machine.cluster import local_cluster_path
-    from runtime.calibration.calibrate import calibrate as measure
-
-    with progress_line(f"measuring with {ranks} processes"):
-        cluster = measure(ranks, out)
-    device, link = cluster.device, cluster.intra_node
-    typer.echo(
-        f"{device.name}: {device.flops['float32'] / 1e9:.1f} GFLOP/s float32, "
-        f"{device.memory_bandwidth / 1e9:.1f} GB/s memory, "
-        f"{link.bandwidth / 1e9:.2f} GB/s and {format_seconds(link.latency_seconds)} between ranks\n"
-        f"wrote {out or local_cluster_path()}"
-    )

@@ -13,7 +13,7 @@ import sys
 import tempfile
 import threading
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from math import prod
 from pathlib import Path
@@ -38,6 +38,7 @@ def run_plan(
     check: bool = False,
     data: Path | str | None = None,
     device: str = "cpu",
+    profile: bool = False,
 ) -> RunReport:
     """Run a plan on this machine.
 
@@ -53,6 +54,8 @@ def run_plan(
         Text whose bytes are the token ids; None: the model's example batch in every step.
     device
         ``cpu`` (gloo) or ``cuda`` (NCCL, one device per rank).
+    profile
+        Time every instruction; see :mod:`runtime.measure.profile`.
 
     Returns
     -------
@@ -74,6 +77,7 @@ def run_plan(
         check=check,
         data=data,
         device=device,
+        more=["--profile"] * profile,
     )
     return RunReport.model_validate_json(report)
 
@@ -87,6 +91,7 @@ def run_module(
     check: bool,
     data: Path | str | None,
     device: str,
+    more: Sequence[str] = (),
 ) -> str:
     """Run a plan of any kind in local processes.
 
@@ -100,6 +105,8 @@ def run_module(
         Writes the plan to a file.
     steps, check, data, device
         As :func:`run_plan` takes them.
+    more
+        Further options of the module.
 
     Returns
     -------
@@ -123,6 +130,7 @@ def run_module(
         arguments += ["--report", str(report), "--scratch", str(folder / "scratch")]
         arguments += ["--check"] if check else []
         arguments += ["--data", str(Path(data).resolve())] if data is not None else []
+        arguments += more
         _launch(module, ranks, arguments, folder / "logs", report)
         return report.read_text(encoding="utf-8")
 

@@ -30,6 +30,7 @@ class RunOptions:
     device: str
     report: Path | None
     scratch: Path
+    profile: bool = False
 
 
 def parse_options(program: str, arguments: list[str] | None = None) -> RunOptions:
@@ -41,6 +42,7 @@ def parse_options(program: str, arguments: list[str] | None = None) -> RunOption
     parser.add_argument("--data", type=Path, help="text whose bytes are the tokens, on every machine")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--report", type=Path, help="where rank 0 writes its report (JSON)")
+    parser.add_argument("--profile", action="store_true", help="time every instruction, for the report")
     parser.add_argument("--scratch", type=Path, help="folder of this machine for the run's temporary folder")
     found = parser.parse_args(arguments)
     if found.steps < 1:
@@ -53,6 +55,7 @@ def parse_options(program: str, arguments: list[str] | None = None) -> RunOption
         device=found.device,
         report=found.report,
         scratch=found.scratch or Path(tempfile.gettempdir()),
+        profile=found.profile,
     )
 
 

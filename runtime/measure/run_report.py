@@ -35,10 +35,11 @@ class MeasuredRank(BaseModel):
 
 
 class RankReport(MeasuredRank):
-    """One rank's report of an operator plan's run: also the largest relative error of updated parameters."""
+    """One rank's report of an operator plan's run: also updated parameters, and the time of each instruction."""
 
     param_rel_error: float
     worst_parameter: str
+    instruction_ns: tuple[int, ...] | None = None
 
 
 class TrainingReport(BaseModel):
@@ -117,6 +118,9 @@ class RunReport(TrainingReport):
     max_param_rel_error, worst_parameter
         Largest relative error of parameters and module buffers after the last step; see
         :mod:`runtime.measure.comparison`.
+    instruction_ns
+        Of each rank the median nanoseconds of each instruction of the schedule, waiting for other ranks included; None
+        where they were not timed.
     """
 
     plan_digest: str
@@ -128,6 +132,7 @@ class RunReport(TrainingReport):
     predicted_stall_s: float
     max_param_rel_error: float | None
     worst_parameter: str
+    instruction_ns: list[tuple[int, ...]] | None = None
 
     @property
     def excess_bytes(self) -> int:

@@ -28,6 +28,7 @@ from planner.torch_adapter.local.collectives import MeshGroups, reshard_step
 from planner.torch_adapter.local.context import LocalOperator
 from planner.torch_adapter.local.operators import build_local
 from runtime.measure.host_copies import HostCopies
+from runtime.operators.instruction_clock import InstructionClock
 from runtime.operators.schedule_lifetimes import check_schedule
 
 
@@ -62,13 +63,13 @@ class LoweredStep:
     outputs, names
         Role of each result, and the name of its parameter or buffer (empty for the loss).
     updates
-        Names of the parameters in the order of their optimizer updates.
+        Names of the parameters in the order of their optimizer updates, and the positions of these in the schedule.
     """
 
     module: GraphModule
     outputs: tuple[GraphOutput, ...]
     names: tuple[str, ...]
-    updates: tuple[str, ...]
+    updates: tuple[tuple[str, int], ...]
 
     def run(self, local_inputs: list[Tensor]) -> StepResult:
         """Forward and backward on one rank; all ranks of the mesh must call it.
@@ -88,7 +89,12 @@ class LoweredStep:
 
 
 def lower(
-    schedule: Schedule, traced: TracedStep, groups: MeshGroups, seed: int | Tensor, device: torch.device
+    schedule: Schedule,
+    traced: TracedStep,
+    groups: MeshGroups,
+    seed: int | Tensor,
+    device: torch.device,
+    clock: InstructionClock | None = None,
 ) -> LoweredStep:
     """Lower a schedule to a graph for this rank.
 
@@ -104,6 +110,8 @@ def lower(
         Key of random operators; a tensor of one int64 may change between steps.
     device
         Device that replaces the traced one in operators that make tensors.
+    clock
+        Times every instruction of the graph.
 
     Raises
     ------
@@ -113,18 +121,25 @@ def lower(
         If a step of a resharding path is not one collective.
     """
     check_schedule(schedule, groups.shape)
-    return _Lowering(schedule, traced, groups, seed, device).build()
+    return _Lowering(schedule, traced, groups, seed, device, clock).build()
 
 
 class _Lowering:
     def __init__(
-        self, schedule: Schedule, traced: TracedStep, groups: MeshGroups, seed: int | Tensor, device: torch.device
+        self,
+        schedule: Schedule,
+        traced: TracedStep,
+        groups: MeshGroups,
+        seed: int | Tensor,
+        device: torch.device,
+        clock: InstructionClock | None,
     ) -> None:
         self._schedule = schedule
         self._traced = traced
         self._groups = groups
         self._seed = seed
         self._device = device
+        self._clock = clock
         self._graph = Graph()
         self._nodes: dict[int, Node] = {}
         self._host = HostCopies(device)
@@ -136,7 +151,7 @@ class _Lowering:
     def build(self) -> LoweredStep:
         graph, schedule = self._traced.graph, self._schedule
         self._take_inputs()
-        for instruction in schedule.instructions:
+        for position, instruction in enumerate(schedule.instructions):
             match instruction:
                 case Compute():
                     self._compute(instruction)
@@ -151,11 +166,13 @@ class _Lowering:
                     for buffer in buffers:
                         if buffer in self._copies:
                             self._wait(buffer, *self._copies[buffer])
+            if self._clock is not None and not isinstance(instruction, Update):
+                self._graph.call_function(self._clock.tick, (position,))
         self._graph.output(tuple(self._nodes[buffer] for buffer in schedule.results))
         names = tuple("" if output.of is None else graph.values[output.of].name for output in graph.outputs)
         updates = tuple(
-            graph.values[schedule.buffers[instruction.parameter].value].name
-            for instruction in schedule.instructions
+            (graph.values[schedule.buffers[instruction.parameter].value].name, position)
+            for position, instruction in enumerate(schedule.instructions)
             if isinstance(instruction, Update)
         )
         return LoweredStep(GraphModule({}, self._graph), graph.outputs, names, updates)

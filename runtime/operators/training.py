@@ -19,6 +19,7 @@ from runtime.measure.local_shards import local_block
 from runtime.measure.memory_meter import MemoryMeter
 from runtime.measure.optimizer import LocalOptimizer
 from runtime.operators.executor import lower
+from runtime.operators.instruction_clock import InstructionClock
 
 _SEED_STRIDE = 1_000_003
 """Distance in seeds between two runs' random numbers, so that their steps do not share any."""
@@ -54,6 +55,8 @@ class LocalTraining:
         Key of random operators.
     device
         Where the local tensors are.
+    clock
+        Times every instruction of every step.
 
     Attributes
     ----------
@@ -72,13 +75,15 @@ class LocalTraining:
         optimizer: str,
         seed: int,
         device: torch.device,
+        clock: InstructionClock | None = None,
     ) -> None:
         graph = traced.graph
         self._seed = seed
         self._step_seed = torch.zeros((), dtype=torch.int64, device=device)
         self._groups = groups
         self._device = device
-        self._lowered = lower(schedule, traced, groups, self._step_seed, device)
+        self._clock = clock
+        self._lowered = lower(schedule, traced, groups, self._step_seed, device, clock)
         self._inputs = tuple(
             _Input(
                 graph.values[value].name,
@@ -91,7 +96,7 @@ class LocalTraining:
         )
         self.placements = {entry.name: entry.placement for entry in self._inputs if entry.role in _KEPT_ROLES}
         self.state = dict(state)
-        trained = {name: self.state[name] for name in self._lowered.updates}
+        trained = {name: self.state[name] for name, _ in self._lowered.updates}
         self.optimizer = LocalOptimizer(optimizer, trained)
 
     def resident_tensors(self) -> list[Tensor]:
@@ -108,16 +113,22 @@ class LocalTraining:
         number = self.optimizer.step_count
         self._step_seed.fill_((self._seed * _SEED_STRIDE + number) % 2**62)
         inputs = self._local_inputs(batch)
+        if self._clock is not None:
+            self._clock.begin()
         with _watching(meter, inputs):
             result = self._lowered.run(inputs)
         if on_gradients is not None:
             on_gradients(result.gradients)
         with _watching(meter, ()):
             self.optimizer.begin_step()
-            for name in self._lowered.updates:
+            for name, position in self._lowered.updates:
                 self.optimizer.update(name, result.gradients.pop(name))
+                if self._clock is not None:
+                    self._clock.tick(position)
             for name, updated in result.buffer_updates.items():
                 self.state[name].copy_(updated)
+        if self._clock is not None:
+            self._clock.end()
         return result.loss.item()
 
     def _local_inputs(self, batch: Mapping[str, Tensor]) -> list[Tensor]:

@@ -37,7 +37,7 @@ def torchrun(ranks, *arguments, module="runtime.rank_main"):
 
 def test_a_run_is_what_was_predicted_and_equal_to_one_process():
     plan = random_plan("res_net", (2, 1), 0, "sgd")
-    report = run_plan(plan, steps=3, check=True)
+    report = run_plan(plan, steps=3, check=True, profile=True)
     assert report.plan_digest == plan.digest
     assert report.measured_peak_bytes == report.predicted_peak_bytes == [plan.peak_bytes] * 2
     assert report.failures() == []
@@ -46,6 +46,10 @@ def test_a_run_is_what_was_predicted_and_equal_to_one_process():
     assert report.max_param_rel_error <= 1e-4
     assert report.loss[2] < report.loss[0]
     assert report.measured_step_s > 0
+    instructions = len(plan.decision.schedule.instructions)
+    assert [len(times) for times in report.instruction_ns] == [instructions] * 2
+    for times in report.instruction_ns:
+        assert 0.3 * report.measured_step_s < sum(times) * 1e-9 < 1.5 * report.measured_step_s
     assert all(100e6 < resident < 4e9 for resident in report.resident_set_bytes)
 
 

@@ -18,6 +18,7 @@ from planner.torch_adapter.local.collectives import MeshGroups
 from planner.torch_adapter.tracing.step_module import step_loss
 from runtime.measure.memory_meter import MemoryMeter
 from runtime.operators.executor import lower
+from runtime.operators.instruction_clock import InstructionClock
 from runtime.operators.schedule_lifetimes import ScheduleError, check_schedule
 
 CPU = torch.device("cpu")
@@ -95,8 +96,27 @@ def test_updates_are_listed_in_the_order_of_the_schedule(traced_mlp):
     traced, schedule, _ = traced_mlp
     updates = [entry for entry in schedule.instructions if isinstance(entry, Update)]
     names = [traced.graph.values[schedule.buffers[entry.parameter].value].name for entry in updates]
-    assert lower(schedule, traced, ALONE, 0, CPU).updates == tuple(names)
+    found = lower(schedule, traced, ALONE, 0, CPU).updates
+    assert [name for name, _ in found] == names
+    assert [schedule.instructions[position] for _, position in found] == updates
     assert sorted(names) == ["0.bias", "0.weight", "2.bias", "2.weight"]
+
+
+def test_a_clock_times_every_instruction_and_changes_no_number(traced_mlp):
+    traced, schedule, inputs = traced_mlp
+    clock = InstructionClock(len(schedule.instructions), CPU)
+    timed = lower(schedule, traced, ALONE, 0, CPU, clock)
+    plain = lower(schedule, traced, ALONE, 0, CPU).run(list(inputs))
+    for _ in range(3):
+        clock.begin()
+        result = timed.run(list(inputs))
+        clock.end()
+    times = clock.typical()
+    assert len(times) == len(schedule.instructions)
+    for taken, entry in zip(times, schedule.instructions, strict=True):
+        assert (taken > 0) == (not isinstance(entry, Update))
+    assert torch.equal(result.loss, plain.loss)
+    assert all(torch.equal(result.gradients[name], plain.gradients[name]) for name in plain.gradients)
 
 
 def moved(instructions, old, new):

@@ -1,0 +1,125 @@
+"""Costs of a model's own instructions, from plans of it that ran on this machine.
+
+A plan is made, run with its instructions timed, and made again with what was measured, until it has no instruction that
+was not measured.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable
+from pathlib import Path
+from statistics import fmean
+
+from planner.machine.calibration import CalibrationError, save_cluster
+from planner.machine.cluster import ClusterSpec, load_cluster, local_cluster_path, read_cluster
+from planner.machine.known_costs import CostSource, MeasuredCost, MeasuredCosts
+from planner.models.references import ModelReference
+from planner.plan.document import Plan, schedule_of
+from planner.schedule.instructions import Schedule
+from planner.session import PlanningSession, PlanRequest
+from runtime.job.launch import run_plan
+from runtime.measure.profile import profile_of
+from runtime.measure.run_report import RunReport
+
+ROUNDS = 3
+"""Plans that are run at most."""
+
+STEPS = 5
+"""Steps of a run; the first is metered, and the median of the others counts."""
+
+_LEAST_SECONDS = 1e-9
+
+
+def calibrate_model(
+    reference: ModelReference,
+    mesh: tuple[int, ...],
+    request: PlanRequest,
+    optimizer: str = "adamw",
+    path: Path | None = None,
+    progress: Callable[[str], None] = lambda _: None,
+) -> tuple[Plan, RunReport, ClusterSpec]:
+    """Measure the instructions that plans of a model use on this machine, and keep them with the cluster.
+
+    Parameters
+    ----------
+    reference, mesh, request, optimizer
+        What is planned.
+    path
+        Cluster file to read and write; by default that of ``local-cpu``.
+    progress
+        Called with a line before each round.
+
+    Returns
+    -------
+    Plan, RunReport, ClusterSpec
+        The last plan that ran, the report of its run, and the cluster as written.
+
+    Raises
+    ------
+    CalibrationError
+        The cluster was not measured on this machine.
+    """
+    cluster = load_cluster("local-cpu") if path is None else read_cluster(path)
+    if cluster.measured is None:
+        raise CalibrationError(f"{path} is no measured machine: run `meshwright calibrate` first")
+    made: tuple[Plan, RunReport] | None = None
+    for number in range(1, ROUNDS + 1):
+        session = PlanningSession(reference, cluster, mesh, optimizer)
+        plan = session.plan(request)
+        schedule = schedule_of(plan, session.graph)
+        unknown = unmeasured_seconds(session, schedule)
+        if made is not None and not unknown:
+            break
+        progress(f"round {number} of at most {ROUNDS}: {unknown:.3g} s of the step were not measured")
+        made = plan, run_plan(plan, steps=STEPS, profile=True)
+        cluster = with_costs(cluster, measured_costs(session, schedule, made[1]))
+        save_cluster(cluster, path or local_cluster_path())
+    assert made is not None
+    return (*made, cluster)
+
+
+def unmeasured_seconds(session: PlanningSession, schedule: Schedule) -> float:
+    """Seconds of a step whose costs were not measured."""
+    seconds = session.instruction_costs.seconds_by_source(schedule)
+    return sum(spent for source, spent in seconds.items() if source is not CostSource.MEASURED)
+
+
+def measured_costs(session: PlanningSession, schedule: Schedule, report: RunReport) -> MeasuredCosts:
+    """Costs of the instructions of a schedule, from a run that timed them.
+
+    A cost holds the views and releases before its instruction. What a rank waits for others, and what it does
+    between steps, is spread over all of them in proportion, so that they add up to the step.
+    """
+    assert report.instruction_ns is not None
+    assert report.measured_step_s is not None
+    profile = profile_of(session.graph, schedule, report.instruction_ns, None)
+    found: dict[tuple[str, str], list[float]] = defaultdict(list)
+    modelled: dict[tuple[str, str], float] = {}
+    before, total = 0, 0.0
+    for entry, own in zip(schedule.instructions, profile.own.tolist(), strict=True):
+        parts = session.instruction_costs.parts(schedule, entry)
+        if not parts:
+            before += own
+            continue
+        seconds, before = (own + before) * 1e-9, 0
+        total += seconds
+        whole = sum(part.modelled for part in parts)
+        for part in parts:
+            found[part.kind, part.signature].append(seconds * part.modelled / whole)
+            modelled[part.kind, part.signature] = part.modelled
+    spread = report.measured_step_s / total
+    costs: MeasuredCosts = defaultdict(dict)
+    for (kind, signature), seconds_of in found.items():
+        mean = max(spread * fmean(seconds_of), _LEAST_SECONDS)
+        costs[kind][signature] = MeasuredCost(seconds=mean, modelled=modelled[kind, signature])
+    return dict(costs)
+
+
+def with_costs(cluster: ClusterSpec, costs: MeasuredCosts) -> ClusterSpec:
+    """The cluster with more measured costs; newer ones replace older ones of the same instruction."""
+    merged = {
+        kind: dict(sorted({**cluster.costs.get(kind, {}), **costs.get(kind, {})}.items()))
+        for kind in sorted({*cluster.costs, *costs})
+    }
+    return cluster.model_copy(update={"costs": merged})

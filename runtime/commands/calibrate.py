@@ -1,0 +1,107 @@
+"""The command ``calibrate``: rates of this machine, or costs of a model's own instructions on it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from planner.common.units import format_seconds
+from runtime.commands.options import (
+    Batch,
+    Dropout,
+    Dtype,
+    Formulation,
+    Layers,
+    LossChunks,
+    Memory,
+    Optimizer,
+    Seed,
+    SequenceLength,
+)
+from runtime.commands.progress import progress_line
+from runtime.commands.values import OptionError, parse_bytes, parse_mesh, writable_file
+
+if TYPE_CHECKING:
+    from planner.plan.document import Plan
+    from runtime.measure.run_report import RunReport
+
+
+def calibrate(
+    ranks: Annotated[int, typer.Option(min=2, help="Processes that measure at once; as many as plans will have.")] = 2,
+    out: Annotated[
+        Path | None, typer.Option(help="Cluster file; local-cpu's own if absent.", show_default=False)
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option(help="Measure the instructions that plans of this model use.", show_default=False)
+    ] = None,
+    mesh: Annotated[str | None, typer.Option(metavar="2x2", help="Mesh of these plans.", show_default=False)] = None,
+    memory: Memory = None,
+    batch: Batch = 8,
+    sequence: SequenceLength = 256,
+    dtype: Dtype = "float32",
+    optimizer: Optimizer = "adamw",
+    seed: Seed = 0,
+    layers: Layers = None,
+    dropout: Dropout = None,
+    loss_chunks: LossChunks = 1,
+    model_formulation: Formulation = "kiwi_chain",
+    time_limit: Annotated[float, typer.Option(min=0.1, help="Seconds for the solver, per plan of the model.")] = 10.0,
+) -> None:
+    """Measure this machine, in under a minute, and keep the result as the cluster local-cpu.
+
+    With --model, plans of a model are run with every instruction timed and made again with what was measured, until
+    they have no instruction that was not; the cluster keeps these costs. The other options say which plans.
+    """
+    if out is not None:
+        writable_file(out, "--out")
+    if model is None:
+        if mesh is not None or memory is not None:
+            raise OptionError("--mesh and --memory are of plans of a model; give --model, or --ranks for the machine")
+        _calibrate_machine(ranks, out)
+        return
+    if mesh is None:
+        raise OptionError("--model: give the --mesh of its plans as well, such as 2 or 2x2")
+    shape, limit = parse_mesh(mesh, "--mesh"), None if memory is None else parse_bytes(memory, "--memory")
+
+    from planner.models.references import ModelReference
+    from planner.session import PlanRequest
+    from runtime.calibration.model_costs import calibrate_model
+
+    reference = ModelReference(model, batch, sequence, dtype, seed, layers, dropout, loss_chunks)
+    request = PlanRequest(limit, model_formulation, time_limit=time_limit)
+    with progress_line(f"measuring plans of {model}"):
+        plan, report, cluster = calibrate_model(reference, shape, request, optimizer, out, typer.echo)
+    _show(plan, report)
+    typer.echo(f"{sum(map(len, cluster.costs.values()))} instructions are measured; wrote {_written(out)}")
+
+
+def _calibrate_machine(ranks: int, out: Path | None) -> None:
+    from runtime.calibration.calibrate import calibrate as measure
+
+    with progress_line(f"measuring with {ranks} processes"):
+        cluster = measure(ranks, out)
+    device, link = cluster.device, cluster.intra_node
+    typer.echo(
+        f"{device.name}: {device.flops['float32'] / 1e9:.1f} GFLOP/s float32, "
+        f"{device.memory_bandwidth / 1e9:.1f} GB/s memory, "
+        f"{link.bandwidth / 1e9:.2f} GB/s and {format_seconds(link.latency_seconds)} between ranks\n"
+        f"wrote {_written(out)}"
+    )
+
+
+def _written(out: Path | None) -> Path:
+    from planner.machine.cluster import local_cluster_path
+
+    return out or local_cluster_path()
+
+
+def _show(plan: Plan, report: RunReport) -> None:
+    """Print what the last plan predicted beside what its run measured."""
+    measured = report.measured_step_s
+    assert measured is not None, "runs of a calibration have several steps"
+    typer.echo(
+        f"last plan: {format_seconds(plan.objective_seconds)} predicted, {format_seconds(measured)} measured, "
+        f"ratio {measured / plan.objective_seconds:.3f}"
+    )

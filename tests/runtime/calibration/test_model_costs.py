@@ -1,0 +1,92 @@
+"""Costs of a model's instructions: they add up to the step that was measured, and the next plan is priced by them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from support.steps.planned_steps import random_plan, step_reference
+from support.tiers import slow
+
+from planner.machine.cluster import LOCAL_NAME, load_cluster
+from planner.machine.known_costs import CostSource
+from planner.plan.document import schedule_of
+from planner.session import PlanRequest, session_of
+from runtime.calibration.calibrate import calibrate
+from runtime.calibration.model_costs import calibrate_model, measured_costs, unmeasured_seconds, with_costs
+from runtime.measure.run_report import RunReport
+
+
+def report_of(plan, times, step_seconds):
+    """A report as of a run whose instructions took ``times`` (ranks, instructions) nanoseconds."""
+    ranks = len(times)
+    return RunReport(
+        plan_digest=plan.digest,
+        mesh=plan.decision.options.mesh,
+        device="cpu",
+        dtype="float32",
+        steps=5,
+        memory_limit_bytes=None,
+        measured_peak_bytes=[0] * ranks,
+        measured_host_peak_bytes=[0] * ranks,
+        resident_set_bytes=[0] * ranks,
+        measured_step_s=step_seconds,
+        loss=[0.0] * 5,
+        reference_loss=None,
+        max_grad_rel_error=None,
+        worst_gradient="",
+        predicted_peak_bytes=[0] * ranks,
+        predicted_host_peak_bytes=[0] * ranks,
+        predicted_step_s=plan.objective_seconds,
+        predicted_stall_s=0.0,
+        max_param_rel_error=None,
+        worst_parameter="",
+        instruction_ns=[tuple(row) for row in times],
+    )
+
+
+@pytest.mark.parametrize(("name", "seed"), [("mlp", 0), ("gpt2", 1), ("res_net", 2), slow("llama", 3), slow("vit", 4)])
+def test_the_costs_of_a_run_add_up_to_its_step(name, seed):
+    plan = random_plan(name, (2,), seed)
+    session = session_of(plan)
+    schedule = schedule_of(plan, session.graph)
+    rng = np.random.default_rng(seed)
+    times = rng.integers(1, 10**6, size=(2, len(schedule.instructions)))
+    step = 1.25e-9 * times.sum(axis=1).max()
+    costs = measured_costs(session, schedule, report_of(plan, times.tolist(), step))
+    measured = session_of(plan, with_costs(session.cluster, costs))
+    assert unmeasured_seconds(measured, schedule) == 0.0
+    assert measured.instruction_costs.seconds_by_source(schedule)[CostSource.MEASURED] == pytest.approx(step)
+    assert measured.replay(schedule).total_quanta == pytest.approx(step * 1e9, rel=1e-3)
+
+
+def test_newer_costs_replace_older_ones_and_others_stay():
+    plan = random_plan("mlp", (2,), 0)
+    session = session_of(plan)
+    schedule = schedule_of(plan, session.graph)
+    first, second = (
+        measured_costs(session, schedule, report_of(plan, [[factor] * len(schedule.instructions)] * 2, factor * 1e-3))
+        for factor in (1, 2)
+    )
+    kind = next(iter(first))
+    once = with_costs(session.cluster, first)
+    twice = with_costs(once, {kind: second[kind]})
+    assert twice.costs[kind] == second[kind] != first[kind]
+    assert {other: entries for other, entries in twice.costs.items() if other != kind} == {
+        other: entries for other, entries in once.costs.items() if other != kind
+    }
+
+
+@pytest.mark.slow
+def test_plans_of_a_model_are_measured_until_nothing_is_left(tmp_path):
+    path = tmp_path / "here.json"
+    calibrate(path=path, seconds_per_kernel=0.01)
+    lines = []
+    request = PlanRequest(None, "kiwi_reduced", time_limit=5.0)
+    plan, report, cluster = calibrate_model(step_reference("gpt2"), (2,), request, path=path, progress=lines.append)
+    assert 1 <= len(lines) <= 3
+    assert cluster.name == LOCAL_NAME
+    assert load_cluster(str(path)) == cluster
+    session = session_of(plan, cluster)
+    schedule = schedule_of(plan, session.graph)
+    assert unmeasured_seconds(session, schedule) == 0.0
+    assert session.replay(schedule).total_quanta == pytest.approx(report.measured_step_s * 1e9, rel=1e-3)
