@@ -15,10 +15,12 @@ def format_bytes(count: int) -> str:
 
 def format_seconds(seconds: float) -> str:
     """Seconds with four digits in s, ms or µs."""
+    if seconds < 0:
+        return f"-{format_seconds(-seconds)}"
     for scale, unit in ((1.0, "s"), (1e-3, "ms")):
         if seconds >= scale:
             return f"{seconds / scale:.4g} {unit}"
-    return f"{seconds / 1e-6:.4g} µs"
+    return f"{abs(seconds) / 1e-6:.4g} µs"
 
 
 def format_gap(gap: float | None) -> str:

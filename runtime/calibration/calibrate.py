@@ -17,6 +17,7 @@ from planner.machine.cluster import ClusterSpec, local_cluster_path
 from planner.machine.identity import available_cores
 from planner.torch_adapter.local.collectives import MeshGroups
 from runtime.calibration.microbenchmarks import measure_rank
+from runtime.job.allocator import keep_freed_memory
 
 TIME_LIMIT_SECONDS = 300.0
 
@@ -81,6 +82,7 @@ def _report(folder: str, rank: int) -> Path:
 
 def _rank_main(rank: int, ranks: int, folder: str, seconds: float) -> None:
     torch.set_num_threads(max(1, available_cores() // ranks))
+    keep_freed_memory()
     dist.init_process_group(
         "gloo",
         init_method=f"file://{folder}/store",

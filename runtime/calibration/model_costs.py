@@ -12,7 +12,7 @@ from pathlib import Path
 from statistics import fmean
 
 from planner.machine.calibration import CalibrationError, save_cluster
-from planner.machine.cluster import ClusterSpec, load_cluster, local_cluster_path, read_cluster
+from planner.machine.cluster import LOCAL_NAME, ClusterSpec, load_cluster, local_cluster_path, read_cluster
 from planner.machine.known_costs import CostSource, MeasuredCost, MeasuredCosts
 from planner.models.references import ModelReference
 from planner.plan.document import Plan, schedule_of
@@ -23,9 +23,9 @@ from runtime.measure.profile import profile_of
 from runtime.measure.run_report import RunReport
 
 ROUNDS = 3
-"""Plans that are run at most."""
+"""Plans that are run at most, unless the caller says otherwise."""
 
-STEPS = 5
+STEPS = 4
 """Steps of a run; the first is metered, and the median of the others counts."""
 
 _LEAST_SECONDS = 1e-9
@@ -37,6 +37,7 @@ def calibrate_model(
     request: PlanRequest,
     optimizer: str = "adamw",
     path: Path | None = None,
+    rounds: int = ROUNDS,
     progress: Callable[[str], None] = lambda _: None,
 ) -> tuple[Plan, RunReport, ClusterSpec]:
     """Measure the instructions that plans of a model use on this machine, and keep them with the cluster.
@@ -46,7 +47,9 @@ def calibrate_model(
     reference, mesh, request, optimizer
         What is planned.
     path
-        Cluster file to read and write; by default that of ``local-cpu``.
+        Cluster file to write, and to begin from where it exists; by default that of ``local-cpu``.
+    rounds
+        Plans that are run at most.
     progress
         Called with a line before each round.
 
@@ -60,18 +63,18 @@ def calibrate_model(
     CalibrationError
         The cluster was not measured on this machine.
     """
-    cluster = load_cluster("local-cpu") if path is None else read_cluster(path)
+    cluster = load_cluster(LOCAL_NAME) if path is None or not path.exists() else read_cluster(path)
     if cluster.measured is None:
         raise CalibrationError(f"{path} is no measured machine: run `meshwright calibrate` first")
     made: tuple[Plan, RunReport] | None = None
-    for number in range(1, ROUNDS + 1):
+    for number in range(1, rounds + 1):
         session = PlanningSession(reference, cluster, mesh, optimizer)
         plan = session.plan(request)
         schedule = schedule_of(plan, session.graph)
         unknown = unmeasured_seconds(session, schedule)
         if made is not None and not unknown:
             break
-        progress(f"round {number} of at most {ROUNDS}: {unknown:.3g} s of the step were not measured")
+        progress(f"round {number} of at most {rounds}: {unknown:.3g} s of the step were not measured")
         made = plan, run_plan(plan, steps=STEPS, profile=True)
         cluster = with_costs(cluster, measured_costs(session, schedule, made[1]))
         save_cluster(cluster, path or local_cluster_path())

@@ -72,7 +72,7 @@ def calibrate(
     reference = ModelReference(model, batch, sequence, dtype, seed, layers, dropout, loss_chunks)
     request = PlanRequest(limit, model_formulation, time_limit=time_limit)
     with progress_line(f"measuring plans of {model}"):
-        plan, report, cluster = calibrate_model(reference, shape, request, optimizer, out, typer.echo)
+        plan, report, cluster = calibrate_model(reference, shape, request, optimizer, out, progress=typer.echo)
     _show(plan, report)
     typer.echo(f"{sum(map(len, cluster.costs.values()))} instructions are measured; wrote {_written(out)}")
 

@@ -9,7 +9,7 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from formulations.problem.files import write_text_atomically
 from planner.machine.cluster import LOCAL_NAME, ClusterError, load_cluster
@@ -17,11 +17,15 @@ from planner.plan.document import Plan, load_plan, save_plan, verify_plan
 from runtime.commands.progress import progress_line
 from runtime.measure.run_report import RunReport
 
+if TYPE_CHECKING:
+    from planner.models.references import ModelReference
+
 RANKS = 2
 BATCH, SEQUENCE = 4, 256
 MEMORY_BYTES = 2_000 * 2**20
 STEPS = 3
-SOLVER, SOLVER_SECONDS = "portfolio", 30.0
+SOLVER, SOLVER_SECONDS = "portfolio", 20.0
+CALIBRATION_SECONDS, CALIBRATION_GAP = 10.0, 0.005
 DATA = Path("README.md")
 FOLDER = Path(".demo")
 
@@ -47,22 +51,35 @@ def main() -> int:
     return 1 if failures else 0
 
 
+def _reference() -> ModelReference:
+    from planner.models.references import ModelReference
+
+    return ModelReference("hf:gpt2", BATCH, SEQUENCE, "float32", seed=0, dropout=0.0)
+
+
 def _calibrate_once() -> None:
-    """Measure this machine unless that was done."""
+    """Measure this machine, and the instructions of a first plan of the model on it, unless that was done."""
     try:
-        load_cluster(LOCAL_NAME)
+        cluster = load_cluster(LOCAL_NAME)
     except ClusterError:
         from runtime.calibration.calibrate import calibrate
 
         with progress_line(f"measuring this machine with {RANKS} processes"):
-            calibrate(RANKS)
+            cluster = calibrate(RANKS)
+    if not cluster.costs:
+        from planner.session import PlanRequest
+        from runtime.calibration.model_costs import calibrate_model
+
+        request = PlanRequest(MEMORY_BYTES, time_limit=CALIBRATION_SECONDS, gap=CALIBRATION_GAP)
+        with progress_line("running a first plan, every instruction timed"):
+            calibrate_model(_reference(), (RANKS,), request, rounds=1)
 
 
 def _planned_and_checked(path: Path) -> tuple[Plan, str]:
     """Plan, write the file, read it back and replay it."""
-    from planner.api import ModelReference, PlanningSession, PlanRequest
+    from planner.api import PlanningSession, PlanRequest
 
-    reference = ModelReference("hf:gpt2", BATCH, SEQUENCE, "float32", seed=0, dropout=0.0)
+    reference = _reference()
     with progress_line(f"planning {reference.source}", 1e-9) as line:
         session = PlanningSession(reference, LOCAL_NAME, (RANKS,))
         save_plan(session.plan(PlanRequest(MEMORY_BYTES, solver=SOLVER, time_limit=SOLVER_SECONDS), line), path)

@@ -50,9 +50,12 @@ def profile_tables(profile: StepProfile) -> tuple[Table, Table]:
 
 def _table(title: str, lines: Sequence[Line]) -> Table:
     table = Table(title=title, title_justify="left")
-    for heading in ("", "instructions", "predicted", "measured", "measured / predicted", "difference"):
+    for heading in ("", "count", "predicted", "measured", "ratio", "difference"):
         table.add_column(heading, justify="left" if not heading else "right")
-    for line in lines:
+    whole = Line("step", 0, sum(line.predicted_ns for line in lines), sum(line.measured_ns for line in lines))
+    for line in (*lines, whole):
+        if line is whole:
+            table.add_section()
         table.add_row(
             line.name,
             str(line.count or ""),
@@ -61,14 +64,4 @@ def _table(title: str, lines: Sequence[Line]) -> Table:
             f"{line.measured_ns / line.predicted_ns:.2f}" if line.predicted_ns else "-",
             format_seconds((line.measured_ns - line.predicted_ns) * 1e-9),
         )
-    predicted, measured = sum(line.predicted_ns for line in lines), sum(line.measured_ns for line in lines)
-    table.add_section()
-    table.add_row(
-        "step",
-        "",
-        format_seconds(predicted * 1e-9),
-        format_seconds(measured * 1e-9),
-        f"{measured / predicted:.2f}" if predicted else "-",
-        format_seconds((measured - predicted) * 1e-9),
-    )
     return table

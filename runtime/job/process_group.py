@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 
 from planner.machine.identity import available_cores
+from runtime.job.allocator import keep_freed_memory
 
 COLLECTIVE_TIMEOUT = timedelta(minutes=30)
 LEAVE_SECONDS = 20.0
@@ -68,6 +69,7 @@ def joined(device: torch.device) -> Iterator[Membership]:
         torch.cuda.set_device(device)
     else:
         torch.set_num_threads(max(1, available_cores() // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))))
+        keep_freed_memory()
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
     dist.init_process_group(backend, timeout=COLLECTIVE_TIMEOUT)
     membership = Membership()

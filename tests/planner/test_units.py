@@ -23,6 +23,7 @@ def test_bytes(count: int, text: str) -> None:
 @pytest.mark.parametrize(("seconds", "text"), [(2.5, "2.5 s"), (0.0125, "12.5 ms"), (3.2e-6, "3.2 µs"), (0.0, "0 µs")])
 def test_seconds(seconds: float, text: str) -> None:
     assert format_seconds(seconds) == text
+    assert format_seconds(-seconds) == (f"-{text}" if seconds else text)
 
 
 @pytest.mark.parametrize(

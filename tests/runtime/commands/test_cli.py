@@ -111,6 +111,9 @@ def test_without_a_command_the_help_is_printed_and_the_code_says_so(meshwright) 
         (["solve", "absent.json", "--out", "s.json"], ["PROBLEM", "absent.json"]),
         (["calibrate", "--ranks", "1"], ["--ranks"]),
         (["calibrate", "--out", "/proc/c.json"], ["--out", "/proc"]),
+        (["calibrate", "--model", "hf:gpt2"], ["--model", "--mesh"]),
+        (["calibrate", "--mesh", "2"], ["--mesh", "--model"]),
+        (["calibrate", "--model", "hf:gpt2", "--mesh", "2", "--memory", "4G"], ["--memory", "4GiB"]),
     ],
 )
 def test_bad_input_is_one_clear_line(
@@ -192,8 +195,12 @@ def test_plan_and_explain(meshwright, plan_file: Path) -> None:
 @pytest.mark.slow
 def test_run_compares_with_one_process(meshwright, plan_file: Path, tmp_path: Path) -> None:
     report = tmp_path / "report.json"
-    outcome = meshwright("run", plan_file, "--steps", "2", "--check", "--report", report)
+    trace = tmp_path / "trace.json"
+    outcome = meshwright("run", plan_file, "--steps", "2", "--check", "--report", report, "--profile", trace)
     assert outcome.code == 0, outcome.err
+    for heading in ("by kind", "by module", "waiting for other ranks"):
+        assert heading in outcome.out
+    assert json.loads(trace.read_text())["traceEvents"]
     found = json.loads(report.read_text())
     assert found["loss"][0] == pytest.approx(found["reference_loss"][0], rel=1e-5)
     assert found["max_grad_rel_error"] <= 1e-4
@@ -226,6 +233,7 @@ def test_an_edited_plan_is_refused(meshwright, plan_file: Path, tmp_path: Path) 
     edited.write_text(json.dumps(document))
     for command in ("run", "explain"):
         refused(meshwright(command, edited), "edited.json", "digest")
+    refused(meshwright("run", plan_file, "--profile", tmp_path / "absent" / "t.json"), "--profile", "absent")
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"version": 99}', '{"version": 2}', "\x00\x01"])
