@@ -67,7 +67,7 @@ def calibrate(
 
     from planner.models.references import ModelReference
     from planner.session import PlanRequest
-    from runtime.calibration.model_costs import calibrate_model
+    from runtime.prediction.model_costs import calibrate_model
 
     reference = ModelReference(model, batch, sequence, dtype, seed, layers, dropout, loss_chunks)
     request = PlanRequest(limit, model_formulation, time_limit=time_limit)

@@ -68,7 +68,7 @@ def _calibrate_once() -> None:
             cluster = calibrate(RANKS)
     if not cluster.costs:
         from planner.session import PlanRequest
-        from runtime.calibration.model_costs import calibrate_model
+        from runtime.prediction.model_costs import calibrate_model
 
         request = PlanRequest(MEMORY_BYTES, time_limit=CALIBRATION_SECONDS, gap=CALIBRATION_GAP)
         with progress_line("running a first plan, every instruction timed"):

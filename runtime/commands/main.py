@@ -21,6 +21,7 @@ from runtime.commands.calibrate import calibrate
 from runtime.commands.plan import explain, fits, plan
 from runtime.commands.run import run
 from runtime.commands.solve import solve
+from runtime.commands.validate import validate
 
 BAD_INPUT = 2
 INTERRUPTED = 130
@@ -44,7 +45,7 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
-for command in (plan, run, explain, fits, solve, bench, calibrate):
+for command in (plan, run, explain, fits, solve, bench, calibrate, validate):
     app.command()(command)
 app.command("bench ablate")(ablate)
 

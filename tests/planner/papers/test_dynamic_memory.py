@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 from support.steps.planned_steps import step_reference
-from support.steps.random_plans import random_decision
 
 from formulations.step.replay import replay_decision
 from planner.papers.kiwi.dynamic_memory import UncountedGradients
 from planner.replay.report import Category, ViolationKind
 from planner.session import PlanningSession, PlanRequest
+from planner.strategies.random_decision import random_decision
 
 CLUSTER = "a100-8-nvlink"
 

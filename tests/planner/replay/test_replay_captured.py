@@ -6,7 +6,6 @@ import random
 from dataclasses import asdict, replace
 
 import pytest
-from support.steps.random_plans import random_decision
 
 from formulations.problem.solution import Status
 from planner.graph.optimizers import optimizer_named
@@ -29,6 +28,7 @@ from planner.replay.checker import OptimizerMemory, replay
 from planner.schedule.instructions import Compute, Free, Reshard, Update
 from planner.scheduling.builder import build_schedule
 from planner.strategies.instruction_costs import InstructionCosts
+from planner.strategies.random_decision import random_decision
 from planner.strategies.space import build_strategy_space
 from planner.strategies.traced_step import trace_step
 

@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import pytest
 from support.steps.planned_steps import strategy_space, traced_step
-from support.steps.random_plans import random_decision
 
 from formulations.problem.checker import check
 from formulations.step.counting import Counting
@@ -25,6 +24,7 @@ from planner.scheduling.builder import build_schedule
 from planner.scheduling.offload_limit import DeviceLimit
 from planner.scheduling.offload_model import links_of, offload_schedule, with_transfer_costs
 from planner.strategies.instruction_costs import InstructionCosts
+from planner.strategies.random_decision import random_decision
 
 ADAMW = OptimizerMemory(optimizer_named("adamw"))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from support.steps.planned_steps import step_reference, strategy_space
-from support.steps.random_plans import modes_with, random_decision, with_reruns_twice
+from support.steps.random_plans import modes_with, with_reruns_twice
 from support.tiers import slow
 
 from formulations.problem.checker import check
@@ -20,6 +20,7 @@ from planner.models.references import load_step
 from planner.replay.checker import OptimizerMemory, replay
 from planner.scheduling.builder import build_schedule
 from planner.strategies.instruction_costs import InstructionCosts
+from planner.strategies.random_decision import random_decision
 from planner.strategies.space import build_strategy_space
 from planner.strategies.traced_step import trace_step
 

@@ -9,7 +9,6 @@ from itertools import product
 import numpy as np
 import pytest
 from support.steps.planned_steps import strategy_space, traced_step
-from support.steps.random_plans import random_decision
 
 from formulations.step.training_step import NodeKind
 from planner.graph.optimizers import optimizer_named
@@ -19,6 +18,7 @@ from planner.machine.costs import CostModel
 from planner.replay.checker import OptimizerMemory, replay
 from planner.scheduling.builder import build_schedule
 from planner.strategies.instruction_costs import InstructionCosts
+from planner.strategies.random_decision import random_decision
 from planner.strategies.sharding_rules import axis_rules
 from planner.torch_adapter.local.calls import OperatorCall
 from planner.torch_adapter.local.context import bind

@@ -53,7 +53,7 @@ def test_version(meshwright) -> None:
 
 
 def test_every_command_has_help(meshwright) -> None:
-    for command in ("plan", "run", "explain", "fits", "solve", "bench", "calibrate"):
+    for command in ("plan", "run", "explain", "fits", "solve", "bench", "calibrate", "validate"):
         outcome = meshwright(command, "--help")
         assert outcome.code == 0
         assert f"meshwright {command}" in outcome.out
@@ -112,6 +112,11 @@ def test_without_a_command_the_help_is_printed_and_the_code_says_so(meshwright) 
         (["calibrate", "--ranks", "1"], ["--ranks"]),
         (["calibrate", "--out", "/proc/c.json"], ["--out", "/proc"]),
         (["calibrate", "--model", "hf:gpt2"], ["--model", "--mesh"]),
+        (["validate"], ["PLAN", "--sample"]),
+        (["validate", "absent.json"], ["PLAN", "absent.json"]),
+        (["validate", "--sample", "3"], ["--sample", "--model", "--mesh"]),
+        (["validate", "--model", "hf:gpt2", "--mesh", "2", "--sample", "0"], ["--sample"]),
+        (["validate", "--sample", "1", "--model", "hf:gpt2", "--mesh", "2", "--device", "tpu"], ["tpu", "cpu or cuda"]),
         (["calibrate", "--mesh", "2"], ["--mesh", "--model"]),
         (["calibrate", "--model", "hf:gpt2", "--mesh", "2", "--memory", "4G"], ["--memory", "4GiB"]),
     ],

@@ -10,7 +10,6 @@ import pytest
 import torch
 from support.processes.rank_steps import groups_of
 from support.steps.planned_steps import step_reference
-from support.steps.random_plans import random_decision
 
 from planner.graph.optimizers import OPTIMIZERS, optimizer_named
 from planner.machine.cluster import load_cluster
@@ -19,6 +18,7 @@ from planner.models.references import ModelReference, load_step
 from planner.replay.checker import OptimizerMemory, ReplayReport, replay
 from planner.schedule.instructions import Schedule
 from planner.scheduling.builder import build_schedule
+from planner.strategies.random_decision import random_decision
 from planner.strategies.space import build_strategy_space
 from planner.strategies.traced_step import TracedStep, trace_step
 from planner.torch_adapter.local.collectives import MeshGroups

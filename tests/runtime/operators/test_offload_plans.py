@@ -12,7 +12,6 @@ from rich.console import Console
 from support.processes.rank_steps import groups_of, local_inputs, one_process, step_errors
 from support.steps.planned_steps import plan_of, strategy_space, traced_step
 from support.steps.random_offload import random_offload
-from support.steps.random_plans import random_decision
 from support.tiers import first
 
 from planner.graph.optimizers import optimizer_named
@@ -20,6 +19,7 @@ from planner.machine.cluster import LinkSpec
 from planner.replay.checker import OptimizerMemory, replay
 from planner.schedule.instructions import Compute, Offload, Reshard
 from planner.scheduling.builder import build_schedule
+from planner.strategies.random_decision import random_decision
 from runtime.commands.report import run_table
 from runtime.job.launch import run_plan
 from runtime.measure.memory_meter import MemoryMeter

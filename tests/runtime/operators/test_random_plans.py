@@ -9,13 +9,14 @@ import torch
 import torch.distributed as dist
 from support.processes.rank_steps import groups_of, local_inputs, one_process, step_errors
 from support.steps.planned_steps import strategy_space, traced_step
-from support.steps.random_plans import random_decision, with_reruns_twice
+from support.steps.random_plans import with_reruns_twice
 from support.tiers import first, only, slow
 
 from planner.graph.optimizers import optimizer_named
 from planner.replay.checker import OptimizerMemory, replay
 from planner.schedule.instructions import Compute, Reshard, Schedule
 from planner.scheduling.builder import build_schedule
+from planner.strategies.random_decision import random_decision
 from runtime.measure.memory_meter import MemoryMeter
 from runtime.operators.debug_oracle import compare_with_reference
 from runtime.operators.executor import lower

@@ -8,7 +8,6 @@ from functools import cache
 import torch
 from support.processes.rank_steps import groups_of, local_inputs
 from support.steps.models import Step, gpt
-from support.steps.random_plans import random_decision
 
 from planner.graph.optimizers import optimizer_named
 from planner.machine.cluster import load_cluster
@@ -16,6 +15,7 @@ from planner.machine.costs import CostModel
 from planner.replay.checker import Category, OptimizerMemory, replay
 from planner.schedule.instructions import Compute, Schedule
 from planner.scheduling.builder import build_schedule
+from planner.strategies.random_decision import random_decision
 from planner.strategies.space import build_strategy_space
 from planner.strategies.traced_step import TracedStep, input_tensors, trace_step
 from runtime.measure.memory_meter import MemoryMeter

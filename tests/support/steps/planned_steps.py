@@ -10,8 +10,6 @@ from dataclasses import asdict
 from functools import cache
 from pathlib import Path
 
-from support.steps.random_plans import random_decision
-
 from formulations.problem.files import write_text_atomically
 from formulations.problem.solution import Status
 from planner.graph.optimizers import optimizer_named
@@ -24,6 +22,7 @@ from planner.replay.checker import OptimizerMemory, StepCosts, replay
 from planner.schedule.instructions import Schedule
 from planner.scheduling.builder import build_schedule
 from planner.strategies.instruction_costs import InstructionCosts
+from planner.strategies.random_decision import random_decision
 from planner.strategies.space import StrategySpace, build_strategy_space
 from planner.strategies.traced_step import TracedStep, trace_step
 

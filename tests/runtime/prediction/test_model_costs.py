@@ -12,8 +12,8 @@ from planner.machine.known_costs import CostSource
 from planner.plan.document import schedule_of
 from planner.session import PlanRequest, session_of
 from runtime.calibration.calibrate import calibrate
-from runtime.calibration.model_costs import calibrate_model, measured_costs, unmeasured_seconds, with_costs
 from runtime.measure.run_report import RunReport
+from runtime.prediction.model_costs import calibrate_model, measured_costs, unmeasured_seconds, with_costs
 
 
 def report_of(plan, times, step_seconds):

@@ -1,0 +1,160 @@
+"""The command ``validate``: predicted beside measured, for plans or for random plans of a model."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from planner.common.units import format_bytes, format_seconds
+from runtime.commands.options import (
+    Batch,
+    Cluster,
+    Dropout,
+    Dtype,
+    Layers,
+    LossChunks,
+    Optimizer,
+    Seed,
+    SequenceLength,
+)
+from runtime.commands.progress import progress_line
+from runtime.commands.values import OptionError, parse_mesh, readable_file, writable_file
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from planner.models.references import ModelReference
+    from planner.plan.document import Plan
+    from runtime.prediction.validation import Validation
+
+
+def validate(
+    plan_files: Annotated[
+        list[Path] | None, typer.Argument(metavar="[PLAN]...", help="Plan files.", show_default=False)
+    ] = None,
+    sample: Annotated[int, typer.Option(min=0, help="Random plans of --model to run beside them.")] = 0,
+    model: Annotated[str | None, typer.Option(help="Model of the sample.", show_default=False)] = None,
+    mesh: Annotated[str | None, typer.Option(metavar="2x2", help="Mesh of the sample.", show_default=False)] = None,
+    cluster: Cluster = "local-cpu",
+    batch: Batch = 8,
+    sequence: SequenceLength = 256,
+    dtype: Dtype = "float32",
+    optimizer: Optimizer = "adamw",
+    seed: Seed = 0,
+    layers: Layers = None,
+    dropout: Dropout = None,
+    loss_chunks: LossChunks = 1,
+    steps: Annotated[int, typer.Option(min=2, help="Steps of each run; the first is not timed.")] = 4,
+    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    json_file: Annotated[Path | None, typer.Option("--json", help="Results to write.", show_default=False)] = None,
+    plot: Annotated[Path | None, typer.Option(help="Scatter plot to write (PNG, SVG).", show_default=False)] = None,
+) -> None:
+    """Run plans and compare their time and peak memory with what they predict."""
+    files = plan_files or []
+    for path in files:
+        readable_file(path, "PLAN")
+    for written, option in ((json_file, "--json"), (plot, "--plot")):
+        if written is not None:
+            writable_file(written, option)
+    if not files and not sample:
+        raise OptionError("PLAN: give plan files, or --sample with a --model and a --mesh")
+    if bool(sample) != (model is not None and mesh is not None):
+        raise OptionError("--sample: give a --model and a --mesh with it, and neither of them without it")
+    if device not in ("cpu", "cuda"):
+        raise OptionError(f"--device: {device!r} is unknown; choose cpu or cuda")
+    if plot is not None:
+        _needs_matplotlib()
+
+    from planner.models.references import ModelReference
+    from runtime.prediction.validation import validate as run_and_compare
+
+    plans = _read(files)
+    if model is not None and mesh is not None:
+        reference = ModelReference(model, batch, sequence, dtype, seed, layers, dropout, loss_chunks)
+        plans += _sampled(reference, cluster, parse_mesh(mesh, "--mesh"), optimizer, sample, seed)
+    with progress_line(f"running {len(plans)} plans"):
+        found = run_and_compare(plans, steps=steps, device=device, progress=lambda name: None)
+    _print(found)
+    if json_file is not None:
+        from formulations.problem.files import write_text_atomically
+
+        content = {"plans": [asdict(plan) for plan in found.plans], **_summary(found)}
+        write_text_atomically(json_file, json.dumps(content, indent=2) + "\n")
+    if plot is not None:
+        found.save_plot(plot)
+
+
+def _needs_matplotlib() -> None:
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError:
+        raise OptionError(
+            "--plot: matplotlib is not installed; install meshwright[notebooks] or leave it out"
+        ) from None
+
+
+def _read(files: list[Path]) -> list[tuple[str, Plan]]:
+    from planner.layers.plan.document import is_layer_plan
+    from planner.plan.document import load_plan
+
+    for path in files:
+        if is_layer_plan(path):
+            raise OptionError(
+                f"PLAN: {path} is a plan of layers; `meshwright run` compares its prediction with its run"
+            )
+    return [(path.name, load_plan(path)) for path in files]
+
+
+def _sampled(
+    reference: ModelReference, cluster: str, mesh: tuple[int, ...], optimizer: str, count: int, seed: int
+) -> list[tuple[str, Plan]]:
+    from planner.session import PlanningSession
+    from runtime.prediction.random_plans import random_plans
+
+    with progress_line(f"drawing {count} plans of {reference.source}"):
+        session = PlanningSession(reference, cluster, mesh, optimizer)
+        return [(f"random {number}", plan) for number, plan in enumerate(random_plans(session, count, seed))]
+
+
+def _summary(found: Validation) -> dict[str, float | None]:
+    return {
+        "mean_time_error": found.mean_time_error,
+        "mean_memory_error": found.mean_memory_error,
+        "rank_correlation": found.rank_correlation,
+        "chosen_over_best": found.chosen_over_best,
+    }
+
+
+def _print(found: Validation) -> None:
+    from rich.console import Console
+
+    Console().print(_table(found))
+    correlation = found.rank_correlation
+    typer.echo(
+        f"mean error: {found.mean_time_error:.1%} of time, {found.mean_memory_error:.2%} of peak memory; "
+        f"rank correlation {'-' if correlation is None else f'{correlation:.3f}'}; "
+        f"the plan of least predicted time takes {found.chosen_over_best:.3f} times the least measured"
+    )
+
+
+def _table(found: Validation) -> Table:
+    from rich.table import Table
+
+    table = Table()
+    for heading in ("plan", "predicted", "measured", "ratio", "peak predicted", "measured", "error"):
+        table.add_column(heading, justify="left" if heading == "plan" else "right")
+    for plan in found.plans:
+        table.add_row(
+            plan.name,
+            format_seconds(plan.predicted_s),
+            format_seconds(plan.measured_s),
+            f"{1 + plan.time_error:.3f}",
+            format_bytes(plan.predicted_bytes),
+            format_bytes(plan.measured_bytes),
+            f"{plan.memory_error:.2%}",
+        )
+    return table

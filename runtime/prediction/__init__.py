@@ -1,0 +1,1 @@
+"""Predictions beside runs: costs from plans that ran, and how well other plans are predicted."""

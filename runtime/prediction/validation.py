@@ -1,0 +1,157 @@
+"""Predicted beside measured time and memory of plans that ran: errors, and whether their order is right."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from planner.plan.document import Plan
+from runtime.job.launch import run_plan
+from runtime.measure.run_report import RunReport
+
+STEPS = 4
+"""Steps of a run; the first is metered, and the median of the others counts."""
+
+
+@dataclass(frozen=True, slots=True)
+class ValidatedPlan:
+    """A plan that ran: seconds of a step and peak bytes of a rank, as predicted and as measured."""
+
+    name: str
+    predicted_s: float
+    measured_s: float
+    predicted_bytes: int
+    measured_bytes: int
+    limit_bytes: int | None
+
+    @property
+    def time_error(self) -> float:
+        """Relative error of the predicted time: positive where the plan was slower."""
+        return self.measured_s / self.predicted_s - 1.0
+
+    @property
+    def memory_error(self) -> float:
+        """Relative error of the predicted peak: positive where more was needed."""
+        return self.measured_bytes / self.predicted_bytes - 1.0
+
+    @property
+    def over_limit(self) -> float:
+        """Share of the limit by which the measured peak is above it; 0 where it is not."""
+        return 0.0 if self.limit_bytes is None else max(0.0, self.measured_bytes / self.limit_bytes - 1.0)
+
+
+@dataclass(frozen=True)
+class Validation:
+    """Plans that ran on one machine."""
+
+    plans: tuple[ValidatedPlan, ...]
+
+    @property
+    def mean_time_error(self) -> float:
+        """Mean absolute relative error of the predicted times."""
+        return float(np.mean([abs(plan.time_error) for plan in self.plans]))
+
+    @property
+    def mean_memory_error(self) -> float:
+        """Mean absolute relative error of the predicted peaks."""
+        return float(np.mean([abs(plan.memory_error) for plan in self.plans]))
+
+    @property
+    def rank_correlation(self) -> float | None:
+        """Spearman's correlation of predicted and measured times; None with fewer than three plans."""
+        if len(self.plans) < 3:
+            return None
+        predicted, measured = (
+            _ranks([getattr(plan, name) for plan in self.plans]) for name in ("predicted_s", "measured_s")
+        )
+        return float(np.corrcoef(predicted, measured)[0, 1])
+
+    @property
+    def chosen_over_best(self) -> float:
+        """Measured time of the plan that was predicted to be the fastest, over that of the fastest."""
+        chosen = min(self.plans, key=lambda plan: plan.predicted_s)
+        return chosen.measured_s / min(plan.measured_s for plan in self.plans)
+
+    def save_plot(self, path: Path) -> None:
+        """Draw measured over predicted times, and write the figure.
+
+        Raises
+        ------
+        ImportError
+            matplotlib is not installed.
+        """
+        from matplotlib.figure import Figure
+
+        figure = Figure(figsize=(5, 5), layout="constrained")
+        axes = figure.add_subplot()
+        predicted = [plan.predicted_s for plan in self.plans]
+        measured = [plan.measured_s for plan in self.plans]
+        ends = 0.9 * min(*predicted, *measured), 1.1 * max(*predicted, *measured)
+        axes.plot(ends, ends, color="#9aa5b1", linewidth=1)
+        axes.fill_between(ends, [0.9 * end for end in ends], [1.1 * end for end in ends], color="#9aa5b1", alpha=0.2)
+        axes.scatter(predicted, measured, s=14, color="#2f6f9f")
+        axes.set(xlabel="predicted step (s)", ylabel="measured step (s)", xscale="log", yscale="log")
+        axes.set_title("each point a plan; the band is 10 %")
+        figure.savefig(path)
+
+
+def validate(
+    plans: Sequence[tuple[str, Plan]],
+    *,
+    steps: int = STEPS,
+    device: str = "cpu",
+    progress: Callable[[str], None] = lambda _: None,
+) -> Validation:
+    """Run plans one after another and compare each with its prediction.
+
+    Parameters
+    ----------
+    plans
+        Names and plans.
+    steps
+        Steps of each run, at least 2.
+    device
+        As :func:`runtime.job.launch.run_plan` takes it.
+    progress
+        Called with the name of each plan before it runs.
+
+    Raises
+    ------
+    ValueError
+        No plans, or fewer than two steps.
+    LaunchError
+        A run failed.
+    """
+    if not plans or steps < 2:
+        raise ValueError(
+            f"{len(plans)} plans of {steps} steps: give at least one plan, and 2 steps to time one of them"
+        )
+    found = []
+    for name, plan in plans:
+        progress(name)
+        found.append(_validated(name, plan, run_plan(plan, steps=steps, device=device)))
+    return Validation(tuple(found))
+
+
+def _validated(name: str, plan: Plan, report: RunReport) -> ValidatedPlan:
+    assert report.measured_step_s is not None
+    return ValidatedPlan(
+        name,
+        plan.objective_seconds,
+        report.measured_step_s,
+        plan.peak_bytes,
+        max(report.measured_peak_bytes),
+        plan.decision.options.limit_bytes,
+    )
+
+
+def _ranks(values: ArrayLike) -> NDArray[np.float64]:
+    """Ranks of values, ties with the mean of theirs."""
+    array = np.asarray(values, dtype=np.float64)
+    below = (array[None, :] < array[:, None]).sum(axis=1)
+    equal = (array[None, :] == array[:, None]).sum(axis=1)
+    return np.asarray(below + (equal - 1) / 2.0, dtype=np.float64)

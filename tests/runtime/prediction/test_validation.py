@@ -1,0 +1,74 @@
+"""Validation: errors and order of predictions, and plans that run."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from support.steps.planned_steps import random_plan, step_reference
+
+from planner.session import PlanningSession
+from runtime.prediction.random_plans import random_plans
+from runtime.prediction.validation import ValidatedPlan, Validation, validate
+
+
+def validated(*times, memory=(100, 100), limit=None):
+    return Validation(tuple(ValidatedPlan(str(k), *pair, *memory, limit) for k, pair in enumerate(times)))
+
+
+def test_errors_are_relative_to_what_was_predicted():
+    found = validated((1.0, 1.1), (2.0, 1.6), memory=(100, 102), limit=101)
+    assert [plan.time_error for plan in found.plans] == pytest.approx([0.1, -0.2])
+    assert found.mean_time_error == pytest.approx(0.15)
+    assert found.mean_memory_error == pytest.approx(0.02)
+    assert found.plans[0].over_limit == pytest.approx(1 / 101)
+    assert validated((1.0, 1.0)).plans[0].over_limit == 0.0
+
+
+def test_the_rank_correlation_is_that_of_the_order():
+    assert validated((1, 10), (2, 20), (3, 900)).rank_correlation == pytest.approx(1.0)
+    assert validated((1, 3), (2, 2), (3, 1)).rank_correlation == pytest.approx(-1.0)
+    assert validated((1, 1), (2, 2)).rank_correlation is None
+    rng = np.random.default_rng(0)
+    for _ in range(50):
+        order = rng.permutation(12)
+        distance = 6 * sum((k - int(at)) ** 2 for k, at in enumerate(order)) / (12 * (144 - 1))
+        found = validated(*((1.0 + k, 1.0 + at) for k, at in enumerate(order.tolist())))
+        assert found.rank_correlation == pytest.approx(1 - distance)
+    assert validated((1, 5), (1, 5), (2, 7), (3, 6)).rank_correlation == pytest.approx(7 / 9)
+
+
+def test_the_plan_of_least_predicted_time_is_compared_with_the_fastest():
+    assert validated((1.0, 1.2), (1.5, 1.0)).chosen_over_best == pytest.approx(1.2)
+    assert validated((1.0, 1.0), (1.5, 2.0)).chosen_over_best == 1.0
+
+
+def test_plans_that_run_have_the_memory_that_they_predict():
+    plan = random_plan("res_net", (2,), 0, "sgd")
+    names = []
+    found = validate([("first", plan)], steps=2, progress=names.append)
+    assert names == ["first"]
+    (row,) = found.plans
+    assert row.measured_bytes == row.predicted_bytes == plan.peak_bytes
+    assert row.measured_s > 0
+    assert row.predicted_s == plan.objective_seconds
+
+
+def test_without_plans_or_steps_to_time_nothing_is_run():
+    with pytest.raises(ValueError, match="0 plans"):
+        validate([])
+    with pytest.raises(ValueError, match="1 steps"):
+        validate([("one", random_plan("mlp", (2,), 0))], steps=1)
+
+
+def test_random_plans_differ_and_are_the_same_for_the_same_seed():
+    session = PlanningSession(step_reference("gpt2"), "a100-8-nvlink", (2,))
+    first, again = ([plan.digest for plan in random_plans(session, 5, seed)] for seed in (3, 3))
+    assert first == again
+    assert len(set(first)) == 5
+    assert [plan.digest for plan in random_plans(session, 4, 4)] == first[1:]
+
+
+def test_the_scatter_plot_is_a_file(tmp_path):
+    pytest.importorskip("matplotlib", reason="figures need the extra notebooks")
+    validated((1.0, 1.2), (1.5, 1.0)).save_plot(tmp_path / "scatter.png")
+    assert (tmp_path / "scatter.png").read_bytes().startswith(b"\x89PNG")
