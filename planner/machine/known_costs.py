@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
 from math import log
 
-from pydantic import BaseModel, ConfigDict, PositiveFloat
+from pydantic import BaseModel, ConfigDict, PositiveFloat, PositiveInt
 
 from planner.graph.operator_graph import TensorSpec
 from planner.graph.placement import Placement, local_shape
@@ -29,12 +29,19 @@ class CostSource(StrEnum):
 
 
 class MeasuredCost(BaseModel):
-    """Seconds of an instruction as measured, and as the rates of the cluster predict it."""
+    """Seconds of an instruction as measured, as a mean of runs, and as the rates of the cluster predict it."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     seconds: PositiveFloat
     modelled: PositiveFloat
+    runs: PositiveInt = 1
+
+    def merged(self, other: MeasuredCost) -> MeasuredCost:
+        """The mean of both, weighted by runs; what the rates predict is that of ``other``."""
+        runs = self.runs + other.runs
+        seconds = (self.runs * self.seconds + other.runs * other.seconds) / runs
+        return MeasuredCost(seconds=seconds, modelled=other.modelled, runs=runs)
 
 
 MeasuredCosts = dict[str, dict[str, MeasuredCost]]

@@ -37,6 +37,7 @@ def calibrate(
         str | None, typer.Option(help="Measure the instructions that plans of this model use.", show_default=False)
     ] = None,
     mesh: Annotated[str | None, typer.Option(metavar="2x2", help="Mesh of these plans.", show_default=False)] = None,
+    sample: Annotated[int, typer.Option(min=0, help="Random plans of the model to measure as well.")] = 0,
     memory: Memory = None,
     batch: Batch = 8,
     sequence: SequenceLength = 256,
@@ -57,8 +58,10 @@ def calibrate(
     if out is not None:
         writable_file(out, "--out")
     if model is None:
-        if mesh is not None or memory is not None:
-            raise OptionError("--mesh and --memory are of plans of a model; give --model, or --ranks for the machine")
+        if mesh is not None or memory is not None or sample:
+            raise OptionError(
+                "--mesh, --memory and --sample are of plans of a model; give --model, or --ranks for the machine"
+            )
         _calibrate_machine(ranks, out)
         return
     if mesh is None:
@@ -72,7 +75,9 @@ def calibrate(
     reference = ModelReference(model, batch, sequence, dtype, seed, layers, dropout, loss_chunks)
     request = PlanRequest(limit, model_formulation, time_limit=time_limit)
     with progress_line(f"measuring plans of {model}"):
-        plan, report, cluster = calibrate_model(reference, shape, request, optimizer, out, progress=typer.echo)
+        plan, report, cluster = calibrate_model(
+            reference, shape, request, optimizer, out, sample=sample, progress=typer.echo
+        )
     _show(plan, report)
     typer.echo(f"{sum(map(len, cluster.costs.values()))} instructions are measured; wrote {_written(out)}")
 

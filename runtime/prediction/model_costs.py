@@ -1,7 +1,7 @@
 """Costs of a model's own instructions, from plans of it that ran on this machine.
 
 A plan is made, run with its instructions timed, and made again with what was measured, until it has no instruction that
-was not measured.
+was not measured. Random plans beside it measure instructions that no plan uses yet.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from planner.session import PlanningSession, PlanRequest
 from runtime.job.launch import run_plan
 from runtime.measure.profile import profile_of
 from runtime.measure.run_report import RunReport
+from runtime.prediction.random_plans import random_plans
 
 ROUNDS = 3
 """Plans that are run at most, unless the caller says otherwise."""
@@ -38,6 +39,7 @@ def calibrate_model(
     optimizer: str = "adamw",
     path: Path | None = None,
     rounds: int = ROUNDS,
+    sample: int = 0,
     progress: Callable[[str], None] = lambda _: None,
 ) -> tuple[Plan, RunReport, ClusterSpec]:
     """Measure the instructions that plans of a model use on this machine, and keep them with the cluster.
@@ -50,8 +52,10 @@ def calibrate_model(
         Cluster file to write, and to begin from where it exists; by default that of ``local-cpu``.
     rounds
         Plans that are run at most.
+    sample
+        Random plans to run first.
     progress
-        Called with a line before each round.
+        Called with a line before each run.
 
     Returns
     -------
@@ -66,20 +70,32 @@ def calibrate_model(
     cluster = load_cluster(LOCAL_NAME) if path is None or not path.exists() else read_cluster(path)
     if cluster.measured is None:
         raise CalibrationError(f"{path} is no measured machine: run `meshwright calibrate` first")
+    kept = path or local_cluster_path()
+    session = PlanningSession(reference, cluster, mesh, optimizer)
+    for number, plan in enumerate(random_plans(session, sample, request.seed), start=1):
+        progress(f"random plan {number} of {sample}")
+        cluster, _ = _measured(session, plan, cluster, kept)
     made: tuple[Plan, RunReport] | None = None
     for number in range(1, rounds + 1):
         session = PlanningSession(reference, cluster, mesh, optimizer)
         plan = session.plan(request)
-        schedule = schedule_of(plan, session.graph)
-        unknown = unmeasured_seconds(session, schedule)
+        unknown = unmeasured_seconds(session, schedule_of(plan, session.graph))
         if made is not None and not unknown:
             break
-        progress(f"round {number} of at most {rounds}: {unknown:.3g} s of the step were not measured")
-        made = plan, run_plan(plan, steps=STEPS, profile=True)
-        cluster = with_costs(cluster, measured_costs(session, schedule, made[1]))
-        save_cluster(cluster, path or local_cluster_path())
+        progress(f"plan {number} of at most {rounds}: {unknown:.3g} s of the step were not measured")
+        cluster, report = _measured(session, plan, cluster, kept)
+        made = plan, report
     assert made is not None
     return (*made, cluster)
+
+
+def _measured(session: PlanningSession, plan: Plan, cluster: ClusterSpec, path: Path) -> tuple[ClusterSpec, RunReport]:
+    """Run a plan of a session, and keep what its instructions took with the cluster."""
+    report = run_plan(plan, steps=STEPS, profile=True)
+    costs = measured_costs(session, schedule_of(plan, session.graph), report)
+    found = with_costs(cluster, costs)
+    save_cluster(found, path)
+    return found, report
 
 
 def unmeasured_seconds(session: PlanningSession, schedule: Schedule) -> float:
@@ -120,9 +136,11 @@ def measured_costs(session: PlanningSession, schedule: Schedule, report: RunRepo
 
 
 def with_costs(cluster: ClusterSpec, costs: MeasuredCosts) -> ClusterSpec:
-    """The cluster with more measured costs; newer ones replace older ones of the same instruction."""
-    merged = {
-        kind: dict(sorted({**cluster.costs.get(kind, {}), **costs.get(kind, {})}.items()))
-        for kind in sorted({*cluster.costs, *costs})
-    }
-    return cluster.model_copy(update={"costs": merged})
+    """The cluster with more measured costs; those of an instruction that was measured before are averaged."""
+    merged: MeasuredCosts = {kind: dict(entries) for kind, entries in cluster.costs.items()}
+    for kind, entries in costs.items():
+        known = merged.setdefault(kind, {})
+        for signature, cost in entries.items():
+            known[signature] = known[signature].merged(cost) if signature in known else cost
+    ordered = {kind: dict(sorted(merged[kind].items())) for kind in sorted(merged)}
+    return cluster.model_copy(update={"costs": ordered})

