@@ -52,8 +52,9 @@ def calibrate(
 ) -> None:
     """Measure this machine, in under a minute, and keep the result as the cluster local-cpu.
 
-    With --model, plans of a model are run with every instruction timed and made again with what was measured, until
-    they have no instruction that was not; the cluster keeps these costs. The other options say which plans.
+    Costs of instructions that were measured before are forgotten then. With --model, plans of a model are run with
+    every instruction timed and made again with what was measured, until they have no instruction that was not; the
+    cluster keeps these costs. The other options say which plans.
     """
     if out is not None:
         writable_file(out, "--out")

@@ -77,7 +77,7 @@ def validate(
         reference = ModelReference(model, batch, sequence, dtype, seed, layers, dropout, loss_chunks)
         plans += _sampled(reference, cluster, parse_mesh(mesh, "--mesh"), optimizer, sample, seed)
     with progress_line(f"running {len(plans)} plans"):
-        found = run_and_compare(plans, steps=steps, device=device, progress=lambda name: None)
+        found = run_and_compare(plans, steps=steps, device=device, progress=lambda name: typer.echo(f"running {name}"))
     _print(found)
     if json_file is not None:
         from formulations.problem.files import write_text_atomically

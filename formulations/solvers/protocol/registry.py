@@ -80,6 +80,7 @@ LIBRARIES: Mapping[str, str] = MappingProxyType(
         "blocks": "highspy",
         "branch_and_bound": "highspy",
         "cpsat": "ortools",
+        "guessed_cores": "highspy",
         "highs": "highspy",
         "price_and_branch": "highspy",
         "pyomo": "pyomo",

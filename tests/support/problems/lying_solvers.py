@@ -18,7 +18,7 @@ from formulations.solvers.protocol.registry import SolverSpec
 from formulations.solvers.protocol.solver import Solver
 
 LIES = ("bound", "cut_off", "infeasible", "over_the_limit")
-OF_HIGHS = ("blocks", "branch_and_bound", "highs", "large_neighbourhood", "price_and_branch")
+OF_HIGHS = ("blocks", "branch_and_bound", "guessed_cores", "highs", "large_neighbourhood", "price_and_branch")
 OF_CPSAT = ("cpsat",)
 _FAR = 1e4
 _TRUE = dict(SOLVERS)
