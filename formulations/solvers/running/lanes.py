@@ -51,6 +51,9 @@ MEMBERS = (
 PROVING = (BRANCH_AND_CUT, PROOF, PRICES_AND_BRANCH, CONSTRAINTS)
 """Members that prove or claim an optimum; the others only search once it is claimed."""
 
+_MOST_GUESSED = 1_500_000
+"""Not tunable: columns up to which cores of guesses found more than moves at prices; with twice as many, less."""
+
 _EXACT_AND_PRICES = 2
 """Not tunable: lanes that every search has."""
 
@@ -151,7 +154,8 @@ def _lanes_of_all(problem: StrategyProblem, options: SolveOptions, *, deep: bool
         search = (Turn(ANNEALING), anything, Turn(PARTS))
         return (exact, search, *[(Turn(PRICES),)] * (workers > _EXACT_AND_PRICES))
     parts = [PARTS] * (len(problem.nodes) <= MOST_NODES_IN_PARTS)
-    prices = Turn(PRICES if small else CORES, head_start=HEAD_START_SECONDS if columns <= TINY_COLUMNS else 0.0)
+    guesses = not small and columns <= _MOST_GUESSED
+    prices = Turn(CORES if guesses else PRICES, head_start=HEAD_START_SECONDS if columns <= TINY_COLUMNS else 0.0)
     if workers > _EXACT_AND_PRICES:
         more = [(Turn(other),) for other in ([CONSTRAINTS] * small + parts)[: workers - _EXACT_AND_PRICES]]
         return (*_beside(exact, (prices, Turn(FEASIBILITY, without_incumbent=True)), repeating), *more)
