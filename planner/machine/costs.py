@@ -128,8 +128,7 @@ class CostModel:
         ndarray
             (strategies,), read-only. Views cost 0.
         """
-        inputs = tuple(graph.values[value].spec for value in operator.inputs)
-        outputs = tuple(None if value is None else graph.values[value].spec for value in operator.outputs)
+        inputs, outputs = _specs(graph, operator)
         key = (operator.target, operator.is_view, operator.flops, inputs, outputs, tuple(strategies))
         if key not in self._memo:
             seconds = (
@@ -163,8 +162,7 @@ class CostModel:
 
     def modelled_operator_seconds(self, graph: OperatorGraph, operator: Operator, strategy: StrategyLike) -> float:
         """Seconds of one execution of an operator by the rates of the cluster alone."""
-        inputs = tuple(graph.values[value].spec for value in operator.inputs)
-        outputs = tuple(None if value is None else graph.values[value].spec for value in operator.outputs)
+        inputs, outputs = _specs(graph, operator)
         return float(self._roofline(operator.target, operator.flops, inputs, outputs, (strategy,))[0])
 
     def update_signature(self, numel_local: int, dtype: str) -> str:
@@ -173,8 +171,7 @@ class CostModel:
 
     def operator_signature(self, graph: OperatorGraph, operator: Operator, strategy: StrategyLike) -> str:
         """Signature of one execution of an operator under a strategy."""
-        inputs = tuple(graph.values[value].spec for value in operator.inputs)
-        outputs = tuple(None if value is None else graph.values[value].spec for value in operator.outputs)
+        inputs, outputs = _specs(graph, operator)
         return self._signature(operator.flops, inputs, outputs, strategy)
 
     def _signature(
@@ -269,6 +266,12 @@ class CostModel:
             + self.device.launch_seconds
             for inner in strategy.collectives
         )
+
+
+def _specs(graph: OperatorGraph, operator: Operator) -> tuple[tuple[TensorSpec, ...], tuple[TensorSpec | None, ...]]:
+    """Tensors that an operator reads and returns; None where it returns none."""
+    inputs = tuple(graph.values[value].spec for value in operator.inputs)
+    return inputs, tuple(None if value is None else graph.values[value].spec for value in operator.outputs)
 
 
 def to_quanta(seconds: ArrayLike) -> NDArray[np.int64]:

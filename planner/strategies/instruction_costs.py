@@ -17,6 +17,7 @@ from planner.graph.placement import Placement, local_numel, reordered
 from planner.machine.cluster import HostCopies
 from planner.machine.costs import CostModel, to_quanta
 from planner.machine.known_costs import CostSource
+from planner.replay.structure import strategy_of
 from planner.schedule.instructions import Compute, Instruction, Reshard, Schedule, Update
 from planner.strategies.sharding_rules import Strategy
 
@@ -107,13 +108,9 @@ class InstructionCosts:
         """
         costs, buffers = self._costs, schedule.buffers
         match instruction:
-            case Compute(index, inputs, outputs) if not self._graph.operators[index].is_view:
+            case Compute(index) if not self._graph.operators[index].is_view:
                 operator = self._graph.operators[index]
-                strategy = self._strategy(
-                    index,
-                    tuple(None if buffer is None else buffers[buffer].placement for buffer in outputs),
-                    tuple(buffers[buffer].placement for buffer in inputs),
-                )
+                strategy = self._strategy(index, *strategy_of(schedule, instruction))
                 signature = costs.operator_signature(self._graph, operator, strategy)
                 modelled = costs.modelled_operator_seconds(self._graph, operator, strategy)
                 return (CostPart(operator.target, signature, modelled),)

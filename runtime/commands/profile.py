@@ -16,15 +16,13 @@ if TYPE_CHECKING:
     from runtime.measure.run_report import RunReport
 
 
-def profile_of_run(plan: Plan, report: RunReport, cluster: str | None) -> StepProfile:
+def profile_of_run(plan: Plan, report: RunReport) -> StepProfile:
     """Profile of a run that timed its instructions, priced with the cluster of the plan.
 
     Parameters
     ----------
     plan, report
         The plan and the report of its run.
-    cluster
-        Name or file of the cluster where the plan's own name is not enough.
 
     Raises
     ------
@@ -37,7 +35,7 @@ def profile_of_run(plan: Plan, report: RunReport, cluster: str | None) -> StepPr
     from runtime.measure.profile import profile_of
 
     assert report.instruction_ns is not None, "the run timed its instructions"
-    session = session_of(plan, cluster)
+    session = session_of(plan)
     schedule = schedule_of(plan, session.graph)
     price = partial(instruction_quanta, session.graph, schedule, session.instruction_costs)
     return profile_of(session.graph, schedule, report.instruction_ns, price)

@@ -86,7 +86,7 @@ def _show_profile(plan: Plan, found: RunReport, trace: Path) -> None:
 
     from runtime.commands.profile import profile_of_run, profile_tables
 
-    profiled = profile_of_run(plan, found, None)
+    profiled = profile_of_run(plan, found)
     profiled.save_trace(trace)
     Console().print(*profile_tables(profiled), sep="\n")
 

@@ -1,14 +1,14 @@
 """Reuse of large buffers on CPU: glibc keeps freed memory instead of returning it to the operating system.
 
 By default every buffer above 32 MiB is mapped anew at each allocation, and the kernel clears its pages when they are
-first written: in a step of GPT-2 more than a gigabyte of them. CUDA's allocator keeps freed memory as well.
+first written. CUDA's allocator keeps freed memory as well.
 """
 
 from __future__ import annotations
 
 import ctypes
 
-_TRIM_THRESHOLD, _TOP_PAD, _MMAP_MAX = -1, -2, -4
+_TRIM_THRESHOLD, _MMAP_MAX = -1, -4
 """Parameters of ``mallopt``, as in glibc's ``malloc.h``."""
 
 _NEVER = 2**31 - 1

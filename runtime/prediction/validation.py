@@ -26,7 +26,6 @@ class ValidatedPlan:
     measured_s: float
     predicted_bytes: int
     measured_bytes: int
-    limit_bytes: int | None
 
     @property
     def time_error(self) -> float:
@@ -37,11 +36,6 @@ class ValidatedPlan:
     def memory_error(self) -> float:
         """Relative error of the predicted peak: positive where more was needed."""
         return self.measured_bytes / self.predicted_bytes - 1.0
-
-    @property
-    def over_limit(self) -> float:
-        """Share of the limit by which the measured peak is above it; 0 where it is not."""
-        return 0.0 if self.limit_bytes is None else max(0.0, self.measured_bytes / self.limit_bytes - 1.0)
 
 
 @dataclass(frozen=True)
@@ -145,7 +139,6 @@ def _validated(name: str, plan: Plan, report: RunReport) -> ValidatedPlan:
         report.measured_step_s,
         plan.peak_bytes,
         max(report.measured_peak_bytes),
-        plan.decision.options.limit_bytes,
     )
 
 

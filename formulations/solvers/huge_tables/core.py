@@ -38,10 +38,8 @@ class Core:
 
     Parameters
     ----------
-    problem
-        The problem.
-    hopeful
-        The same with all forbidden that is of no interest.
+    problem, flat, ascent
+        The problem, its flat form, and the prices and messages by which it is judged.
     claim
         What is known of the problem: a bound, and perhaps an assignment.
     below
@@ -60,7 +58,8 @@ class Core:
     def __init__(
         self,
         problem: StrategyProblem,
-        hopeful: StrategyProblem,
+        flat: FlatProblem,
+        ascent: PriceAscent,
         claim: Claim,
         below: int,
         report: ReportProgress,
@@ -68,6 +67,9 @@ class Core:
         started: float,
         deadline: float,
     ) -> None:
+        hopeful = problem
+        if _FIXING:
+            hopeful = fix_by_reduced_cost(problem, flat, ascent.best_prices, ascent.best_messages, below)
         cut, self._cut = cut_forbidden_strategies(hopeful)
         reduced = presolve(cut, deadline=deadline)
         self.is_empty = bool(reduced.contradiction)
@@ -130,13 +132,6 @@ class Core:
         if self._best is None or cost < self._best:
             self._best, self._choices = cost, self._cut(self._reduced(choices))
             self._incumbent(self._choices)
-
-
-def judged_by_prices(problem: StrategyProblem, flat: FlatProblem, ascent: PriceAscent, below: int) -> StrategyProblem:
-    """Return the problem without what prices and messages exclude from assignments that cost at most ``below``."""
-    if not _FIXING:
-        return problem
-    return fix_by_reduced_cost(problem, flat, ascent.best_prices, ascent.best_messages, below)
 
 
 def most_columns(options: SolveOptions) -> float:

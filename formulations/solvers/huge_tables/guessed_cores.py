@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from formulations.problem.solution import Claim, SolveOptions
 from formulations.problem.strategy_problem import StrategyProblem
-from formulations.solvers.huge_tables.core import Core, judged_by_prices, most_columns
+from formulations.solvers.huge_tables.core import Core, most_columns
 from formulations.solvers.huge_tables.tunables import GUESS_FIRST_SHARE
 from formulations.solvers.prices.fixing import judged, largest_objective
 from formulations.solvers.prices.flatten_or_finish import flatten_or_finish
@@ -77,8 +77,7 @@ def _search_cores(
             return
         if guess is not None and guess > proven.value:
             known = Claim(None if search.best is None else flat.original_choices(search.best), proven.value)
-            hopeful = judged_by_prices(problem, flat, ascent, guess)
-            core = Core(problem, hopeful, known, guess, report, incumbent, started, ends)
+            core = Core(problem, flat, ascent, known, guess, report, incumbent, started, ends)
             left = replace(options, time_limit=max(0.0, ends - time.monotonic()))
             if core.columns > _MORE_COLUMNS * most_columns(left):
                 too_large = entries

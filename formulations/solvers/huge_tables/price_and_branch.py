@@ -27,7 +27,7 @@ from formulations.presolve import is_deep
 from formulations.problem.solution import Claim, SolveOptions
 from formulations.problem.strategy_problem import StrategyProblem
 from formulations.solvers.branching import branch_and_bound
-from formulations.solvers.huge_tables.core import Core, judged_by_prices, most_columns
+from formulations.solvers.huge_tables.core import Core, most_columns
 from formulations.solvers.huge_tables.hub_branching import Branching, branch, hubs
 from formulations.solvers.huge_tables.tunables import (
     BRANCHED_ENTRIES,
@@ -80,8 +80,7 @@ def solve(problem: StrategyProblem, options: SolveOptions, report: ReportProgres
             if options.accepts(objective, claim.bound) or not remaining.time_limit:
                 return claim
             if _is_narrowed(flat, prices.ascent, objective, remaining):
-                hopeful = judged_by_prices(problem, flat, prices.ascent, objective)
-                core = Core(problem, hopeful, claim, objective, report, incumbent, started, ends)
+                core = Core(problem, flat, prices.ascent, claim, objective, report, incumbent, started, ends)
                 remaining = _left(options, started)
                 if core.columns <= most_columns(remaining):
                     return core.run(remaining)
@@ -116,8 +115,7 @@ def _solve_wide(
                 return claim
             remaining = _left(options, started)
             if _is_narrowed(flat, bounding.ascent, objective, remaining):
-                hopeful = judged_by_prices(problem, flat, bounding.ascent, objective)
-                core = Core(problem, hopeful, claim, objective, report, incumbent, started, ends)
+                core = Core(problem, flat, bounding.ascent, claim, objective, report, incumbent, started, ends)
                 remaining = _left(options, started)
                 if core.columns <= most_columns(remaining):
                     return core.run(remaining)

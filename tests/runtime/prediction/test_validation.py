@@ -11,17 +11,15 @@ from runtime.prediction.random_plans import random_plans
 from runtime.prediction.validation import ValidatedPlan, Validation, validate
 
 
-def validated(*times, memory=(100, 100), limit=None):
-    return Validation(tuple(ValidatedPlan(str(k), *pair, *memory, limit) for k, pair in enumerate(times)))
+def validated(*times, memory=(100, 100)):
+    return Validation(tuple(ValidatedPlan(str(k), *pair, *memory) for k, pair in enumerate(times)))
 
 
 def test_errors_are_relative_to_what_was_predicted():
-    found = validated((1.0, 1.1), (2.0, 1.6), memory=(100, 102), limit=101)
+    found = validated((1.0, 1.1), (2.0, 1.6), memory=(100, 102))
     assert [plan.time_error for plan in found.plans] == pytest.approx([0.1, -0.2])
     assert found.mean_time_error == pytest.approx(0.15)
     assert found.mean_memory_error == pytest.approx(0.02)
-    assert found.plans[0].over_limit == pytest.approx(1 / 101)
-    assert validated((1.0, 1.0)).plans[0].over_limit == 0.0
 
 
 def test_the_rank_correlation_is_that_of_the_order():

@@ -13,7 +13,7 @@ from formulations.problem.solution import Claim, SolveOptions
 from formulations.problem.strategy_problem import StrategyProblem
 from formulations.solvers.exact import brute_force
 from formulations.solvers.huge_tables import guessed_cores
-from formulations.solvers.huge_tables.core import Core, judged_by_prices
+from formulations.solvers.huge_tables.core import Core
 from formulations.solvers.prices.ascent import PriceAscent
 
 
@@ -36,7 +36,8 @@ def test_a_core_holds_all_that_costs_less_than_its_guess(seeds: range) -> None:
             found: list[int | None] = []
             core = Core(
                 problem,
-                judged_by_prices(problem, flat, ascent, guess),
+                flat,
+                ascent,
                 Claim(None, None),
                 guess,
                 lambda _: None,
