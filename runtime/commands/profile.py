@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING
 from rich.table import Table
 
 from planner.common.units import format_seconds
+from runtime.measure.profile import Line
 
 if TYPE_CHECKING:
     from planner.plan.document import Plan
-    from runtime.measure.profile import Line, StepProfile
+    from runtime.measure.profile import StepProfile
     from runtime.measure.run_report import RunReport
 
 

@@ -10,10 +10,12 @@ import numpy as np
 import pytest
 from support.steps.planned_steps import random_plan
 
+from planner.common.units import format_seconds
 from planner.plan.document import schedule_of
 from planner.replay.clocks import instruction_quanta
 from planner.schedule.instructions import Compute, Reshard, Update
 from planner.session import session_of
+from runtime.commands.profile import profile_tables
 from runtime.measure.profile import VIEW, WAITING, profile_of
 
 
@@ -79,3 +81,12 @@ def test_the_trace_has_a_row_for_the_prediction_and_one_for_every_rank(planned, 
     updates = sum(isinstance(entry, Update) for entry in schedule.instructions)
     assert sum(event["name"].startswith("update ") for event in rows[1]) == updates
     assert any(event["cat"] == VIEW for event in rows[1])
+
+
+def test_tables_end_with_the_whole_step(planned):
+    plan, session, schedule, price = planned
+    profile = profile_of(session.graph, schedule, [_times(schedule, 0)], price)
+    for table in profile_tables(profile):
+        heading, predicted = (list(table.columns[at].cells) for at in (0, 2))
+        assert heading[-1] == "step"
+        assert predicted[-1] == format_seconds(plan.decision.predicted.objective_ns * 1e-9)
