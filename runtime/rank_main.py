@@ -19,6 +19,7 @@ from torch.distributed.elastic.multiprocessing.errors import record
 from planner.models.references import TrainingStep, load_step, reference_of
 from planner.plan.document import Plan, load_plan, save_plan, schedule_of, verify_plan
 from planner.plan.format import NANOSECONDS, canonical_json
+from planner.schedule.instructions import Wait
 from planner.strategies.traced_step import TracedStep, trace_step
 from planner.torch_adapter.local.collectives import MeshGroups
 from planner.torch_adapter.tracing.step_module import StepArguments
@@ -122,7 +123,8 @@ def _check_plan(plan: Plan, traced: TracedStep) -> None:
 def _train(plan: Plan, step: TrainingStep, traced: TracedStep, options: RunOptions, device: torch.device) -> RankReport:
     decision = plan.decision
     schedule = schedule_of(plan, traced.graph)
-    groups = MeshGroups.of(init_device_mesh(device.type, decision.options.mesh))
+    overlapping = any(isinstance(entry, Wait) for entry in schedule.instructions)
+    groups = MeshGroups.of(init_device_mesh(device.type, decision.options.mesh), overlapping=overlapping)
     initial = read_initial_state(options.scratch)
     clock = InstructionClock(len(schedule.instructions), device) if options.profile else None
     training = LocalTraining(

@@ -16,7 +16,7 @@ from enum import StrEnum
 from hashlib import sha256
 from math import prod
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -183,6 +183,21 @@ class LinkSpec(_Spec):
         )
 
 
+class OverlapSpec(_Spec):
+    """Slowdowns while the computation and overlapped collectives run at once; 1 is none.
+
+    Parameters
+    ----------
+    computation
+        Time of the computation beside a collective over its time alone.
+    collectives
+        Time of a collective beside the computation over its time alone.
+    """
+
+    computation: Annotated[float, Field(ge=1.0)] = 1.0
+    collectives: Annotated[float, Field(ge=1.0)] = 1.0
+
+
 class Measurement(_Spec):
     """Circumstances of a measurement: the machine, and the number of processes that ran at once."""
 
@@ -209,6 +224,8 @@ class ClusterSpec(_Spec):
         Link between a device and its host's memory; bandwidth per device and direction.
     host_link_shared
         Whether both directions of the host link share its bandwidth.
+    overlap
+        What computation and collectives that run at once take from each other.
     measured
         For a measured machine: the circumstances of its measurement. Its devices are processes, so a mesh of any
         size fits on it and its rates are shared among the processes.
@@ -226,6 +243,7 @@ class ClusterSpec(_Spec):
     inter_node: LinkSpec | None = None
     host_link: LinkSpec
     host_link_shared: bool = False
+    overlap: OverlapSpec = OverlapSpec()
     measured: Measurement | None = None
     costs: MeasuredCosts = Field(default_factory=dict)
 
@@ -248,8 +266,10 @@ class ClusterSpec(_Spec):
 
     def fingerprint(self) -> str:
         """SHA-256 of the canonical JSON."""
-        # Clusters without measured costs keep the fingerprint that they had before there were any.
-        content = self.model_dump(mode="json", exclude=None if self.costs else {"costs"})
+        # What is as it was before these fields existed keeps its fingerprint.
+        unused = {"costs": not self.costs, "overlap": self.overlap == OverlapSpec()}
+        absent = {name for name, is_unused in unused.items() if is_unused}
+        content = self.model_dump(mode="json", exclude=absent)
         return sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
     def device_for(self, mesh: Sequence[int]) -> DeviceSpec:

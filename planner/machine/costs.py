@@ -74,6 +74,8 @@ class CostModel:
         Device, per-axis link and link to the host's memory as a rank of this mesh finds them.
     host_copies
         How copies over the host link run.
+    overlap
+        What computation and collectives that run at once take from each other.
     known
         Costs of single instructions that were measured with as many processes.
     resharding
@@ -91,6 +93,7 @@ class CostModel:
         self.links = cluster.mesh_links(self.mesh)
         self.host_link = cluster.host_link_for(self.mesh)
         self.host_copies = cluster.host_copies
+        self.overlap = cluster.overlap
         self.known = KnownCosts(cluster.costs, prod(self.mesh))
         self.resharding = ReshardPlanner(
             self.links,

@@ -128,9 +128,12 @@ class ComputeStep(_Part):
 
 
 class ReshardStep(_Part):
-    """Collectives from ``source`` to ``target``; the path is in positions of the plan's list of placements."""
+    """Collectives from ``source`` to ``target``; the path is in positions of the plan's list of placements.
 
-    op: Literal["reshard"]
+    ``start`` is a single collective that runs beside the computation until a :class:`WaitStep`.
+    """
+
+    op: Literal["reshard", "start"]
     source: NonNegativeInt
     target: NonNegativeInt
     path: tuple[NonNegativeInt, ...]
@@ -151,6 +154,13 @@ class FreeStep(_Part):
     buffers: tuple[NonNegativeInt, ...]
 
 
+class WaitStep(_Part):
+    """The wait for a resharding that was started."""
+
+    op: Literal["wait"]
+    buffer: NonNegativeInt
+
+
 class TransferStep(_Part):
     """A copy between device and host."""
 
@@ -159,7 +169,9 @@ class TransferStep(_Part):
     target: NonNegativeInt
 
 
-PlanInstruction = Annotated[ComputeStep | ReshardStep | UpdateStep | FreeStep | TransferStep, Field(discriminator="op")]
+PlanInstruction = Annotated[
+    ComputeStep | ReshardStep | WaitStep | UpdateStep | FreeStep | TransferStep, Field(discriminator="op")
+]
 
 
 class PlanSchedule(_Part):

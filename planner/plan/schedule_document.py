@@ -24,6 +24,7 @@ from planner.plan.format import (
     ReshardStep,
     TransferStep,
     UpdateStep,
+    WaitStep,
 )
 from planner.schedule.instructions import (
     Buffer,
@@ -35,6 +36,7 @@ from planner.schedule.instructions import (
     Reshard,
     Schedule,
     Update,
+    Wait,
 )
 
 _Entry = TypeVar("_Entry")
@@ -72,9 +74,12 @@ def encode_schedule(graph: OperatorGraph, schedule: Schedule) -> EncodedSchedule
             case Compute(operator, inputs, outputs, recompute):
                 op: Literal["compute", "recompute"] = "recompute" if recompute else "compute"
                 return ComputeStep(op=op, operator=operators.position(operator), inputs=inputs, outputs=outputs)
-            case Reshard(source, target, path):
+            case Reshard(source, target, path, overlapped):
                 positions = tuple(map(placements.position, path))
-                return ReshardStep(op="reshard", source=source, target=target, path=positions)
+                begin: Literal["start", "reshard"] = "start" if overlapped else "reshard"
+                return ReshardStep(op=begin, source=source, target=target, path=positions)
+            case Wait(buffer):
+                return WaitStep(op="wait", buffer=buffer)
             case Update(parameter, gradient):
                 return UpdateStep(op="update", parameter=parameter, gradient=gradient)
             case Free(freed):
@@ -121,7 +126,10 @@ def decode_schedule(decision: Decision, graph: OperatorGraph) -> Schedule:
                 index = _entry(operators, step.operator, "operator")
                 return Compute(index, step.inputs, step.outputs, step.op == "recompute")
             case ReshardStep():
-                return Reshard(step.source, step.target, tuple(map(placement, step.path)))
+                path = tuple(map(placement, step.path))
+                return Reshard(step.source, step.target, path, step.op == "start")
+            case WaitStep():
+                return Wait(step.buffer)
             case UpdateStep():
                 return Update(step.parameter, step.gradient)
             case FreeStep():

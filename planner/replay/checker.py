@@ -127,6 +127,8 @@ def replay(
         total_quanta=None if time is None else time.total,
         stall_quanta=None if time is None else time.stalled,
         hidden_bytes=None if time is None else time.hidden_bytes,
+        overlapped_quanta=None if time is None else time.overlapped,
+        exposed_quanta=None if time is None else time.exposed,
         recomputed=sum(
             isinstance(instruction, Compute) and instruction.recompute for instruction in schedule.instructions
         ),
@@ -148,6 +150,8 @@ def _without_profile(violations: tuple[Violation, ...]) -> ReplayReport:
         total_quanta=None,
         stall_quanta=None,
         hidden_bytes=None,
+        overlapped_quanta=None,
+        exposed_quanta=None,
         recomputed=0,
         reshards=0,
         collectives=0,

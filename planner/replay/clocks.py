@@ -1,14 +1,12 @@
-"""Predicted time of a replayed schedule: three clocks in whole quanta of time.
+"""Predicted time of a replayed schedule, in whole quanta: prices of its instructions, run on streams.
 
-Compute runs the instructions in order, the outward and the inward link run copies beside it; the rules are
-those of :mod:`planner.schedule.instructions`. A step ends when its last instruction does, so its time is the sum of the
-instructions' own costs and of the stalls of the compute clock for copies. Without copies it is the plain sum.
+The compute stream runs the instructions in order; copies and overlapped collectives run beside it
+(:mod:`planner.replay.streams`). A step ends when its last instruction does. Without either its time is the plain sum of
+the instructions' own costs.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
-from dataclasses import dataclass
 from typing import Protocol
 
 from planner.graph.operator_graph import OperatorGraph
@@ -16,31 +14,34 @@ from planner.graph.placement import Placement
 from planner.machine.cluster import HostCopies
 from planner.replay.memory import LocalBytes
 from planner.replay.report import Violation, ViolationKind
+from planner.replay.streams import Slowdowns, StepTime, Streams
 from planner.replay.structure import strategy_of
 from planner.replay.wording import Wording
 from planner.schedule.instructions import (
     Compute,
-    Free,
     Instruction,
     Offload,
     Prefetch,
     Reshard,
     Schedule,
     Update,
-    reads,
 )
 
 
 class StepCosts(Protocol):
     """Costs in an integer quantum of time; views cost nothing and are never queried.
 
-    Each method raises KeyError for an instruction without a price. Host copies are queried only for a schedule
-    that has some.
+    Each method raises KeyError for an instruction without a price. Host copies and
+    slowdowns are queried only for a schedule that has copies or overlapped collectives.
     """
 
     @property
     def host_copies(self) -> HostCopies:
         """Concurrency of copies between device and host."""
+
+    @property
+    def slowdowns(self) -> Slowdowns:
+        """Slowdowns of the computation and of overlapped collectives beside each other."""
 
     def compute_quanta(
         self, operator: int, outputs: tuple[Placement | None, ...], inputs: tuple[Placement, ...]
@@ -55,25 +56,6 @@ class StepCosts(Protocol):
 
     def transfer_quanta(self, value: int, placement: Placement, outward: bool) -> int:
         """Time for which one copy of a value to the host (``outward``) or back holds its link."""
-
-
-@dataclass(frozen=True, slots=True)
-class StepTime:
-    """Time of one step on a device.
-
-    Parameters
-    ----------
-    total
-        Quanta from the first instruction to the end of the last.
-    stalled
-        Quanta of these in which the compute clock was stalled by copies.
-    hidden_bytes
-        Bytes of the copies, both ways, that caused no stall.
-    """
-
-    total: int
-    stalled: int
-    hidden_bytes: int
 
 
 def step_time(
@@ -100,11 +82,11 @@ def step_time(
             unpriced.append(Violation(ViolationKind.UNPRICED, at, message))
     if unpriced:
         return None, tuple(unpriced)
-    return _Clocks(schedule, costs, local_bytes).run(quanta), ()
+    return Streams(schedule, costs, local_bytes).run(quanta), ()
 
 
 def instruction_quanta(graph: OperatorGraph, schedule: Schedule, costs: StepCosts, instruction: Instruction) -> int:
-    """Cost of an instruction by itself: of the computation, or of the copy that it starts.
+    """Cost of an instruction by itself: of the computation, or of the copy or collective that it starts.
 
     Raises
     ------
@@ -123,70 +105,3 @@ def instruction_quanta(graph: OperatorGraph, schedule: Schedule, costs: StepCost
             buffer = schedule.buffers[source]
             return costs.transfer_quanta(buffer.value, buffer.placement, isinstance(instruction, Offload))
     return 0
-
-
-@dataclass(slots=True)
-class _Copy:
-    """A copy between device and host: its end, its bytes, and whether it caused a stall."""
-
-    ends: int
-    nbytes: int
-    exposed: bool
-
-
-class _Clocks:
-    """The compute clock and those of the links, by whether they lead outward."""
-
-    def __init__(self, schedule: Schedule, costs: StepCosts, local_bytes: LocalBytes) -> None:
-        self._schedule = schedule
-        self._costs = costs
-        self._local_bytes = local_bytes
-        self._compute = 0
-        self._stalled = 0
-        self._link = {True: 0, False: 0}
-        self._copies: list[_Copy] = []
-        self._using: dict[int, list[_Copy]] = defaultdict(list)
-        """Copies that read or write a buffer."""
-        self._filling: dict[int, _Copy] = {}
-        """The copy that writes a buffer."""
-
-    def run(self, quanta: list[int]) -> StepTime:
-        """Run the instructions, whose own costs are ``quanta``."""
-        for instruction, cost in zip(self._schedule.instructions, quanta, strict=True):
-            match instruction:
-                case Offload(source, target) | Prefetch(source, target):
-                    self._copy(source, target, cost, outward=isinstance(instruction, Offload))
-                case Free(buffers):
-                    for buffer in buffers:
-                        for copy in self._using.pop(buffer, ()):
-                            self._wait_for(copy)
-                case _:
-                    for buffer in reads(instruction):
-                        if buffer in self._filling:
-                            self._wait_for(self._filling[buffer])
-                    self._compute += cost
-        hidden = sum(copy.nbytes for copy in self._copies if not copy.exposed)
-        return StepTime(self._compute, self._stalled, hidden)
-
-    def _copy(self, source: int, target: int, cost: int, outward: bool) -> None:
-        way = self._costs.host_copies
-        link = outward or way is HostCopies.TAKE_TURNS
-        starts = max(self._compute, self._link[link])
-        if source in self._filling:
-            starts = max(starts, self._filling[source].ends)
-        entry = self._schedule.buffers[source]
-        copy = _Copy(starts + cost, self._local_bytes(entry.value, entry.placement), exposed=False)
-        self._link[link] = copy.ends
-        self._copies.append(copy)
-        self._using[source].append(copy)
-        self._using[target].append(copy)
-        self._filling[target] = copy
-        if way is HostCopies.BLOCKING:
-            self._wait_for(copy)
-
-    def _wait_for(self, copy: _Copy) -> None:
-        wait = copy.ends - self._compute
-        if wait > 0:
-            self._compute += wait
-            self._stalled += wait
-            copy.exposed = True

@@ -18,7 +18,17 @@ from planner.graph.optimizers import OptimizerSpec
 from planner.graph.placement import Placement, divides, local_numel, reordered
 from planner.replay.report import AliveTensor, Category, HostUse, MemoryProfile
 from planner.replay.wording import Wording
-from planner.schedule.instructions import Compute, Instruction, Offload, Prefetch, Reshard, Schedule, Update
+from planner.schedule.instructions import (
+    Compute,
+    Instruction,
+    Offload,
+    Prefetch,
+    Reshard,
+    Schedule,
+    Update,
+    sends_copy,
+    waits,
+)
 
 _INPUT_CATEGORY = {ValueRole.PARAMETER: Category.PARAMETERS, ValueRole.BUFFER: Category.MODULE_BUFFERS}
 
@@ -128,7 +138,11 @@ def memory_profile(
     transient = {category: np.zeros(count, dtype=np.int64) for category in Category}
     for index, instruction in enumerate(schedule.instructions):
         category = Category.RESHARDED if isinstance(instruction, Reshard) else Category.WORKSPACE
-        transient[category][index] = _transient(graph, schedule, instruction, local_bytes, optimizer)
+        transient[category][index] += _transient(graph, schedule, instruction, local_bytes, optimizer)
+    for start, wait in waits(schedule.instructions).items():
+        sent, joined = _beside(graph, schedule, start, local_bytes)
+        transient[Category.RESHARDED][start:wait] += sent
+        transient[Category.RESHARDED][wait] += max(sent, joined)
     profile = MemoryProfile(at_start, after, transient)
     during = profile.total_during
     peak, at = sum(at_start.values()), -1
@@ -215,6 +229,20 @@ def _categories(graph: OperatorGraph, schedule: Schedule, lifetimes: Lifetimes) 
     return result
 
 
+def _beside(graph: OperatorGraph, schedule: Schedule, start: int, local_bytes: LocalBytes) -> tuple[int, int]:
+    """Bytes of an overlapped collective besides source and target: a copy that it sends, one that its wait makes."""
+    instruction = schedule.instructions[start]
+    assert isinstance(instruction, Reshard)
+    value = schedule.buffers[instruction.source].value
+    order = graph.values[value].spec.memory_order
+    before, after = (reordered(placement, order) for placement in instruction.path)
+    was, becomes = next((a, b) for a, b in zip(before, after, strict=True) if a != b)
+    source, target = (local_bytes(value, placement) for placement in instruction.path)
+    rearranged = sends_copy(before, after) and becomes != "R"
+    joined = was[0] == "S" and was != "S0"
+    return source if rearranged else 0, target if joined else 0
+
+
 def _transient(
     graph: OperatorGraph,
     schedule: Schedule,
@@ -225,7 +253,7 @@ def _transient(
     """Bytes that an instruction holds while it runs and no longer afterwards."""
     buffers = schedule.buffers
     match instruction:
-        case Reshard(source, target, path):
+        case Reshard(source, target, path, overlapped) if not overlapped:
             value = buffers[source].value
             sizes = tuple(local_bytes(value, placement) for placement in path)
             # The first dimension of a collective is the outermost one in memory.

@@ -5,10 +5,22 @@ from __future__ import annotations
 import numpy as np
 
 from planner.graph.operator_graph import OperatorGraph, OutputRole, ValueRole
+from planner.graph.placement import reordered
 from planner.replay.memory import Lifetimes
 from planner.replay.report import Violation, ViolationKind
 from planner.replay.wording import Wording
-from planner.schedule.instructions import Compute, Free, Instruction, Offload, Prefetch, Reshard, Schedule, Update
+from planner.schedule.instructions import (
+    Compute,
+    Free,
+    Instruction,
+    Offload,
+    Prefetch,
+    Reshard,
+    Schedule,
+    Update,
+    Wait,
+    sends_copy,
+)
 
 _KEPT_ROLES = (ValueRole.PARAMETER, ValueRole.BUFFER)
 
@@ -45,6 +57,8 @@ class OrderedReplay:
         # Instruction and source of each offload, and the host buffers that a prefetch reads.
         self._offloads: list[tuple[int, int]] = []
         self._prefetched: set[int] = set()
+        # By target of an overlapped resharding that nothing has waited for, the source that it reads; None for a copy.
+        self._in_flight: dict[int, int | None] = {}
         self._executed: set[int] = set()
         self._latest = -1
         self._updates: dict[int, int] = {}
@@ -79,9 +93,10 @@ class OrderedReplay:
             match instruction:
                 case Compute():
                     self._compute(at, instruction)
-                case Reshard(source, target):
-                    self._read(at, instruction, source)
-                    self._create(target, target, at)
+                case Reshard():
+                    self._reshard(at, instruction)
+                case Wait(buffer):
+                    self._wait(at, buffer)
                 case Update():
                     self._update(at, instruction)
                 case Offload():
@@ -135,6 +150,22 @@ class OrderedReplay:
         self._executed.add(operator)
         self._latest = max(self._latest, operator)
 
+    def _reshard(self, at: int, instruction: Reshard) -> None:
+        source, target, path = instruction.source, instruction.target, instruction.path
+        self._read(at, instruction, source)
+        self._create(target, target, at)
+        if instruction.overlapped and len(path) == 2:
+            order = self._graph.values[self._schedule.buffers[source].value].spec.memory_order
+            copied = sends_copy(reordered(path[0], order), reordered(path[1], order))
+            self._in_flight[target] = None if copied else source
+
+    def _wait(self, at: int, buffer: int) -> None:
+        if buffer in self._in_flight:
+            del self._in_flight[buffer]
+            return
+        message = f"no overlapped resharding that makes {self._names.buffer(buffer)} is under way"
+        self._report(ViolationKind.WAIT, at, message)
+
     def _read(self, at: int, instruction: Instruction, buffer: int) -> None:
         if self._freed[buffer] < 0:
             message = f"{self._names.instruction(instruction)} reads {self._names.buffer(buffer)}, not created yet"
@@ -151,6 +182,9 @@ class OrderedReplay:
                 f"changed by instruction {self._updated_storages[self._root[buffer]]}"
             )
             self._report(ViolationKind.READ_AFTER_UPDATE, at, message)
+        elif buffer in self._in_flight:
+            message = f"{self._names.instruction(instruction)} reads {self._names.buffer(buffer)} before its wait"
+            self._report(ViolationKind.IN_FLIGHT, at, message)
         elif self._on_host[buffer] and not isinstance(instruction, Prefetch):
             message = f"{self._names.instruction(instruction)} reads {self._names.buffer(buffer)}, which is on the host"
             self._report(ViolationKind.HOST_READ, at, message)
@@ -206,8 +240,15 @@ class OrderedReplay:
             message = f"{self._names.value(value)} was updated by instruction {self._updates[value]}"
             self._report(ViolationKind.UPDATED_TWICE, at, message)
             return
+        if self._root[parameter] in {self._root[source] for source in self._sent()}:
+            message = f"{self._names.value(value)} is updated while an overlapped resharding reads it"
+            self._report(ViolationKind.IN_FLIGHT, at, message)
         self._updates[value] = at
         self._updated_storages[self._root[parameter]] = at
+
+    def _sent(self) -> set[int]:
+        """Sources that overlapped reshardings under way read."""
+        return {source for source in self._in_flight.values() if source is not None}
 
     def _free(self, at: int, buffer: int) -> None:
         name = self._names.buffer(buffer)
@@ -219,12 +260,18 @@ class OrderedReplay:
             self._report(ViolationKind.FREED_BEFORE_CREATED, at, f"{name} is freed before it is created")
         elif self._freed[buffer] < self._end:
             self._report(ViolationKind.FREED_TWICE, at, f"{name} was freed by instruction {self._freed[buffer]}")
+        elif buffer in self._in_flight or buffer in self._sent():
+            self._report(ViolationKind.IN_FLIGHT, at, f"{name} is freed while an overlapped resharding uses it")
+            self._freed[buffer] = at
         else:
             self._freed[buffer] = at
 
     def _finish(self) -> None:
         stay = {*self._schedule.inputs, *self._lasting}
         self._finish_copies()
+        for buffer in self._in_flight:
+            message = f"nothing waits for the overlapped resharding that makes {self._names.buffer(buffer)}"
+            self._report(ViolationKind.NEVER_WAITED, None, message)
         for buffer, freed in enumerate(self._freed):
             if freed < 0:
                 self._report(ViolationKind.NEVER_CREATED, None, f"{self._names.buffer(buffer)} is never created")

@@ -48,6 +48,9 @@ class ViolationKind(StrEnum):
     PREFETCH_SOURCE = "prefetch_source"
     HOST_READ = "host_read"
     NEVER_PREFETCHED = "never_prefetched"
+    IN_FLIGHT = "in_flight"
+    WAIT = "wait"
+    NEVER_WAITED = "never_waited"
     OVER_LIMIT = "over_limit"
     OVER_HOST_LIMIT = "over_host_limit"
     UNPRICED = "unpriced"
@@ -162,10 +165,13 @@ class ReplayReport:
     host
         Use of host memory.
     total_quanta
-        Time of the step in the costs' integer quantum: the sum of the costs of all instructions but copies to
-        and from the host, and ``stall_quanta``. None without costs and where the schedule is no correct step.
+        Time of the step in the costs' integer quantum, the end of its last instruction
+        (:mod:`planner.replay.clocks`). None without costs and where the schedule is no correct step.
     stall_quanta, hidden_bytes
         Time of stalls for copies to and from the host, and bytes of the copies without a stall; None where
+        ``total_quanta`` is.
+    overlapped_quanta, exposed_quanta
+        Time that overlapped collectives take, and for which the computation waits for them; None where
         ``total_quanta`` is.
     recomputed
         Number of recomputing instructions.
@@ -182,6 +188,8 @@ class ReplayReport:
     total_quanta: int | None
     stall_quanta: int | None
     hidden_bytes: int | None
+    overlapped_quanta: int | None
+    exposed_quanta: int | None
     recomputed: int
     reshards: int
     collectives: int

@@ -11,7 +11,7 @@ from planner.graph.operator_graph import Operator, OperatorGraph, OutputRole, Va
 from planner.graph.placement import Placement, divides, is_partial, is_shard, replicated
 from planner.replay.report import Violation, ViolationKind
 from planner.replay.wording import Wording, placement_text
-from planner.schedule.instructions import Compute, Free, Instruction, Offload, Prefetch, Reshard, Schedule, Update
+from planner.schedule.instructions import Compute, Free, Instruction, Offload, Prefetch, Reshard, Schedule, Update, Wait
 
 Strategy = tuple[tuple[Placement | None, ...], tuple[Placement, ...]]
 """Placements of an operator's outputs (None where it returns none) and of its inputs."""
@@ -86,6 +86,8 @@ def _instruction_shape(
             used = (parameter, gradient)
         case Free(buffers):
             used = buffers
+        case Wait(buffer):
+            used = (buffer,)
         case Offload(source, target) | Prefetch(source, target):
             used = (source, target)
     for buffer in used:
@@ -117,13 +119,15 @@ def meaning_violations(graph: OperatorGraph, schedule: Schedule, allowed: Strate
                     if not any(_matches(strategy, known) for known in strategies[index]):
                         message = f"{operator.identity} has no rule for {_strategy_text(strategy)}"
                         yield Violation(ViolationKind.STRATEGY, at, message)
-            case Reshard(source, target, path):
+            case Reshard(source, target, path, overlapped):
                 if buffers[source].value != buffers[target].value:
                     message = f"{names.buffer(source)} is made {names.buffer(target)}, another value"
                     yield Violation(ViolationKind.WRONG_VALUE, at, message)
                 shape = graph.values[buffers[source].value].spec.shape
                 ends = buffers[source].placement, buffers[target].placement
                 problem = path_problem(shape, ends, path, schedule.mesh)
+                if overlapped and not problem and (len(path), communicating_steps(path)) != (2, 1):
+                    problem = "only a single collective runs beside the computation"
                 if problem:
                     yield Violation(ViolationKind.RESHARD_PATH, at, f"{names.instruction(instruction)}: {problem}")
             case Offload(source, target) | Prefetch(source, target):

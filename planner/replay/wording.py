@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from planner.graph.operator_graph import OperatorGraph
 from planner.graph.placement import Placement
-from planner.schedule.instructions import Compute, Free, Instruction, Offload, Prefetch, Reshard, Schedule, Update
+from planner.schedule.instructions import Compute, Free, Instruction, Offload, Prefetch, Reshard, Schedule, Update, Wait
 
 
 def placement_text(placement: Placement) -> str:
@@ -39,6 +39,8 @@ class Wording:
                 return f"{'recompute' if recompute else 'compute'} of {self.operator(operator)}"
             case Reshard(source):
                 return f"reshard of {self.buffer(source)}"
+            case Wait(buffer):
+                return f"wait for {self.buffer(buffer)}"
             case Update(parameter):
                 return f"update of {self.buffer(parameter)}"
             case Offload(source):

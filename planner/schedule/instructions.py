@@ -15,11 +15,17 @@ waits in two places only:
 So neither a source nor a host buffer is released while a copy uses it. Where the host link is shared by both
 directions there is one link in place of two; where copies cannot run beside the computation (processes on a
 CPU) the compute stream waits for each copy at once (:class:`planner.machine.cluster.HostCopies`).
+
+A :class:`Reshard` is done before the next instruction, unless it is *overlapped*: then it is one collective that
+starts when its instruction is reached and runs beside the computation, up to a :class:`Wait` for its target. Overlapped
+collectives of one mesh axis run one after another, in the order of their instructions, which is the same on all ranks;
+those of different axes run side by side. They have process groups of their own: other collectives on the same axis do
+not wait behind them, but share the link with them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from planner.graph.placement import Placement
@@ -55,11 +61,23 @@ class Reshard:
 
     ``path`` starts with the source's placement and ends with the target's; each step changes the placement
     on exactly one mesh axis and is one collective (or a local slice).
+
+    If ``overlapped``, the path is a single collective, and ``target`` is not there before its :class:`Wait`. Its bytes
+    count from here on, and so do those of the copy that some collectives send in place of ``source``
+    (:func:`sends_copy`); where there is none, ``source`` is freed and changed only behind the wait.
     """
 
     source: int
     target: int
     path: tuple[Placement, ...]
+    overlapped: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Let the computation wait for the overlapped resharding that makes ``buffer``."""
+
+    buffer: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +125,7 @@ class Prefetch:
     target: int
 
 
-Instruction = Compute | Reshard | Update | Free | Offload | Prefetch
+Instruction = Compute | Reshard | Wait | Update | Free | Offload | Prefetch
 
 
 def reads(instruction: Instruction) -> tuple[int, ...]:
@@ -119,6 +137,8 @@ def reads(instruction: Instruction) -> tuple[int, ...]:
             return (parameter, gradient)
         case Reshard() | Offload() | Prefetch():
             return (instruction.source,)
+        case Wait(buffer):
+            return (buffer,)
         case Free(buffers):
             return buffers
 
@@ -132,6 +152,26 @@ def creates(instruction: Instruction) -> tuple[int, ...]:
             return (instruction.target,)
         case _:
             return ()
+
+
+def waits(instructions: Sequence[Instruction]) -> dict[int, int]:
+    """Position of the wait by position of each overlapped resharding; a correct schedule waits for all."""
+    ends = {entry.buffer: at for at, entry in enumerate(instructions) if isinstance(entry, Wait)}
+    return {
+        at: ends[entry.target]
+        for at, entry in enumerate(instructions)
+        if isinstance(entry, Reshard) and entry.overlapped and entry.target in ends
+    }
+
+
+def sends_copy(before: Placement, after: Placement) -> bool:
+    """Whether a collective works on a copy of its source, which so may be freed while it runs.
+
+    An all-reduce works in its target. What is scattered along another dimension than the first one in memory is
+    rearranged before. Placements are in the order of memory.
+    """
+    old, new = next(((a, b) for a, b in zip(before, after, strict=True) if a != b), ("R", "R"))
+    return (old[0] == "P" and new == "R") or (old != "R" and new[0] == "S" and new != "S0")
 
 
 def host_buffers(instructions: Iterable[Instruction]) -> frozenset[int]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import pairwise
+from math import ceil
 
 import numpy as np
 
@@ -17,6 +18,7 @@ from planner.graph.placement import Placement, local_numel, reordered
 from planner.machine.cluster import HostCopies
 from planner.machine.costs import CostModel, to_quanta
 from planner.machine.known_costs import CostSource
+from planner.replay.streams import WHOLE, Slowdowns
 from planner.replay.structure import strategy_of
 from planner.schedule.instructions import Compute, Instruction, Reshard, Schedule, Update
 from planner.strategies.sharding_rules import Strategy
@@ -157,6 +159,12 @@ class InstructionCosts:
     def host_copies(self) -> HostCopies:
         """Concurrency of copies between device and host on this cluster."""
         return self._costs.host_copies
+
+    @property
+    def slowdowns(self) -> Slowdowns:
+        """Slowdowns of the computation and of overlapped collectives beside each other."""
+        overlap = self._costs.overlap
+        return Slowdowns(ceil(WHOLE * overlap.computation), ceil(WHOLE * overlap.collectives))
 
     def transfer_quanta(self, value: int, placement: Placement, outward: bool) -> int:
         """Cost of one copy between device and host; both directions of a link have the same speed.

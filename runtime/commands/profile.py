@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from typing import TYPE_CHECKING
 
 from rich.table import Table
@@ -31,15 +30,16 @@ def profile_of_run(plan: Plan, report: RunReport) -> StepProfile:
         The cluster is not known here, or the plan is not of the step as traced here.
     """
     from planner.plan.document import schedule_of
-    from planner.replay.clocks import instruction_quanta
+    from planner.replay.clocks import step_time
+    from planner.replay.memory import LocalBytes
     from planner.session import session_of
     from runtime.measure.profile import profile_of
 
     assert report.instruction_ns is not None, "the run timed its instructions"
     session = session_of(plan)
     schedule = schedule_of(plan, session.graph)
-    price = partial(instruction_quanta, session.graph, schedule, session.instruction_costs)
-    return profile_of(session.graph, schedule, report.instruction_ns, price)
+    time, _ = step_time(session.graph, schedule, session.instruction_costs, LocalBytes(session.graph, session.mesh))
+    return profile_of(session.graph, schedule, report.instruction_ns, None if time is None else time.durations)
 
 
 def profile_tables(profile: StepProfile) -> tuple[Table, Table]:

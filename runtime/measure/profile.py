@@ -21,10 +21,11 @@ from formulations.problem.files import write_text_atomically
 from planner.graph.operator_classes import operator_class
 from planner.graph.operator_graph import OperatorGraph
 from planner.machine.resharding import step_between
-from planner.schedule.instructions import Compute, Free, Instruction, Offload, Prefetch, Reshard, Schedule, Update
+from planner.schedule.instructions import Compute, Free, Instruction, Offload, Prefetch, Reshard, Schedule, Update, Wait
 
 WAITING = "waiting for other ranks"
 COPY_OUT, COPY_IN, FREE, VIEW, UPDATE = "copy to the host", "copy from the host", "release", "view", "optimizer"
+START, WAIT = "start of a collective", "wait for a collective"
 LOCAL_RESHARD = "local slice"
 
 
@@ -126,7 +127,7 @@ def profile_of(
     graph: OperatorGraph,
     schedule: Schedule,
     measured: Sequence[Sequence[int]],
-    price: Callable[[Instruction], int] | None,
+    predicted: Sequence[int] | None,
 ) -> StepProfile:
     """Profile of a run.
 
@@ -136,10 +137,11 @@ def profile_of(
         The step and the schedule that ran.
     measured
         Nanoseconds per rank and instruction.
-    price
-        Predicted nanoseconds of an instruction; None where nothing predicts them.
+    predicted
+        Nanoseconds of each instruction on the compute stream; None where nothing predicts them.
     """
-    predicted = [0 if price is None else price(entry) for entry in schedule.instructions]
+    if predicted is None:
+        predicted = [0] * len(schedule.instructions)
     return StepProfile(graph, schedule, np.array(measured, dtype=np.int64), np.array(predicted, dtype=np.int64))
 
 
@@ -151,6 +153,10 @@ def _kind(graph: OperatorGraph, entry: Instruction) -> str:
         case Compute(operator):
             described = graph.operators[operator]
             return VIEW if described.is_view else str(operator_class(described.target))
+        case Reshard(overlapped=True):
+            return START
+        case Wait():
+            return WAIT
         case Reshard(_, _, path):
             steps = (step_between(before, after) for before, after in pairwise(path))
             found = [str(step.collective) for step in steps if step is not None and step.collective is not None]
@@ -169,6 +175,8 @@ def _label(graph: OperatorGraph, schedule: Schedule, entry: Instruction) -> str:
     match entry:
         case Compute(operator, recompute=recompute):
             return graph.operators[operator].identity + " (again)" * recompute
+        case Wait(buffer):
+            return f"{WAIT}: {graph.values[schedule.buffers[buffer].value].name}"
         case Reshard(source, _, path):
             return f"{graph.values[schedule.buffers[source].value].name}: {' -> '.join(','.join(at) for at in path)}"
         case Update(parameter):
@@ -186,6 +194,8 @@ def _module(graph: OperatorGraph, schedule: Schedule, entry: Instruction, depth:
             name = graph.operators[operator].identity.partition("/")[0]
         case Reshard(source) | Offload(source) | Prefetch(source):
             name = graph.values[schedule.buffers[source].value].name.partition("/")[0]
+        case Wait(buffer):
+            name = graph.values[schedule.buffers[buffer].value].name.partition("/")[0]
         case Update():
             return UPDATE
         case Free():

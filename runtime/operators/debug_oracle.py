@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from planner.graph.placement import Placement
-from planner.schedule.instructions import Compute, Free, Offload, Prefetch, Reshard, Schedule
+from planner.schedule.instructions import Compute, Free, Offload, Prefetch, Reshard, Schedule, Wait
 from planner.strategies.traced_step import TracedStep
 from planner.torch_adapter.local.collectives import MeshGroups, reshard_step
 from planner.torch_adapter.local.operators import build_local
@@ -114,6 +114,8 @@ class _Oracle:
                     self._local[target] = tensor
                 case Offload(source, target) | Prefetch(source, target):
                     self._local[target] = self._local[source].clone()
+                case Wait():
+                    pass  # nothing is overlapped here
                 case Free(buffers):
                     for freed in buffers:
                         del self._local[freed]

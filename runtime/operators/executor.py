@@ -2,17 +2,18 @@
 
 Every instruction becomes one node: an operator on local tensors with its constants localised, one
 collective per step of a resharding path, or the start of a copy to or from the host; waits for copies are nodes
-of their own, where the schedule's semantics require them. Nothing is traced, so each operator runs exactly under the
+of their own, where the schedule's semantics require them. An overlapped collective is one node where it starts and one
+where the schedule waits for it. Nothing is traced, so each operator runs exactly under the
 placements of the schedule. The graph's generated code drops each value after its last use, which
 :func:`~runtime.operators.schedule_lifetimes.check_schedule` holds equal to the schedule's frees (only the source of a
-path of several steps may go earlier, after the first of them). Updates follow after the graph, one parameter
-after another.
+path of several steps may go earlier, after the first of them). What begins with the first update follows after the
+graph, instruction by instruction: updates, and between them waits for gradients and the views that lead to these.
 """
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -22,14 +23,43 @@ from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
 
 from planner.graph.operator_graph import GraphOutput, OutputRole
-from planner.schedule.instructions import Compute, Free, Offload, Prefetch, Reshard, Schedule, Update
+from planner.schedule.instructions import (
+    Compute,
+    Free,
+    Offload,
+    Prefetch,
+    Reshard,
+    Schedule,
+    Update,
+    Wait,
+    creates,
+    reads,
+)
 from planner.strategies.traced_step import TracedStep
-from planner.torch_adapter.local.collectives import MeshGroups, reshard_step
+from planner.torch_adapter.local.collectives import InFlight, MeshGroups, reshard_step, start_step
 from planner.torch_adapter.local.context import LocalOperator
 from planner.torch_adapter.local.operators import build_local
 from runtime.measure.host_copies import HostCopies
 from runtime.operators.instruction_clock import InstructionClock
-from runtime.operators.schedule_lifetimes import check_schedule
+from runtime.operators.schedule_lifetimes import ScheduleError, check_schedule
+from runtime.operators.step_end import Carried, StepEnd
+
+
+@dataclass(slots=True)
+class StepBegun:
+    """What forward and backward leave on one rank.
+
+    Parameters
+    ----------
+    loss, buffer_updates
+        As in :class:`StepResult`.
+    carried
+        Tensors and collectives under way by buffer, for :class:`~runtime.operators.step_end.StepEnd`.
+    """
+
+    loss: Tensor
+    buffer_updates: dict[str, Tensor]
+    carried: Carried
 
 
 @dataclass(slots=True)
@@ -58,20 +88,26 @@ class LoweredStep:
     Parameters
     ----------
     module
-        Takes a list of the local inputs in the graph's order; returns the results in order. An input that
-        the schedule frees is taken out of the list.
+        Takes a list of the local inputs in the graph's order. Returns the results other than gradients, in order, and
+        a list of the buffers that the end of the step takes over. An input that the schedule frees is taken out of the
+        list.
     outputs, names
-        Role of each result, and the name of its parameter or buffer (empty for the loss).
-    updates
-        Names of the parameters in the order of their optimizer updates, and the positions of these in the schedule.
+        Role of each result other than gradients, and the name of its module's buffer (empty for the loss).
+    end
+        The end of the step, from the first update on.
     """
 
     module: GraphModule
     outputs: tuple[GraphOutput, ...]
     names: tuple[str, ...]
-    updates: tuple[tuple[str, int], ...]
+    end: StepEnd
 
     def run(self, local_inputs: list[Tensor]) -> StepResult:
+        """Results of a step on one rank without its updates; arguments as for :meth:`begin`."""
+        begun = self.begin(local_inputs)
+        return StepResult(begun.loss, self.end.gradients(begun.carried), begun.buffer_updates)
+
+    def begin(self, local_inputs: list[Tensor]) -> StepBegun:
         """Forward and backward on one rank; all ranks of the mesh must call it.
 
         Parameters
@@ -80,12 +116,11 @@ class LoweredStep:
             This rank's blocks of the graph's inputs, in the graph's order.
         """
         with torch.no_grad():
-            results: Sequence[Tensor] = self.module.forward(local_inputs)
+            results, carried = self.module.forward(local_inputs)
         named = list(zip(self.outputs, self.names, results, strict=True))
         loss = next(tensor for output, _, tensor in named if output.role is OutputRole.LOSS)
-        gradients = {name: tensor for output, name, tensor in named if output.role is OutputRole.GRADIENT}
         updates = {name: tensor for output, name, tensor in named if output.role is OutputRole.BUFFER_UPDATE}
-        return StepResult(loss, gradients, updates)
+        return StepBegun(loss, updates, dict(zip(self.end.carried, carried, strict=True)))
 
 
 def lower(
@@ -141,6 +176,10 @@ class _Lowering:
         self._device = device
         self._clock = clock
         self._graph = Graph()
+        instructions = schedule.instructions
+        self._end = next((at for at, entry in enumerate(instructions) if isinstance(entry, Update)), len(instructions))
+        self._flying: dict[int, tuple[Node, int]] = {}
+        """By target of an overlapped collective under way: its node, and its source."""
         self._nodes: dict[int, Node] = {}
         self._host = HostCopies(device)
         # Handles of copies to wait for: by buffer that copies use, by buffer that a copy fills and none has read yet.
@@ -151,12 +190,19 @@ class _Lowering:
     def build(self) -> LoweredStep:
         graph, schedule = self._traced.graph, self._schedule
         self._take_inputs()
-        for position, instruction in enumerate(schedule.instructions):
+        alive = set(schedule.inputs)
+        for position, instruction in enumerate(schedule.instructions[: self._end]):
             match instruction:
                 case Compute():
                     self._compute(instruction)
+                case Reshard(overlapped=True):
+                    self._start(instruction)
                 case Reshard():
                     self._reshard(instruction)
+                case Wait(buffer):
+                    node, source = self._flying.pop(buffer)
+                    kept = (self._nodes[source],) if source in alive else ()
+                    self._nodes[buffer] = self._graph.call_function(_waited, (node, *kept))
                 case Offload(source, target):
                     self._copy(self._host.offload, source, target)
                 case Prefetch(source, target):
@@ -166,16 +212,43 @@ class _Lowering:
                     for buffer in buffers:
                         if buffer in self._copies:
                             self._wait(buffer, *self._copies[buffer])
-            if self._clock is not None and not isinstance(instruction, Update):
+                    alive.difference_update(buffers)
+            alive.update(creates(instruction))
+            if self._clock is not None:
                 self._graph.call_function(self._clock.tick, (position,))
-        self._graph.output(tuple(self._nodes[buffer] for buffer in schedule.results))
-        names = tuple("" if output.of is None else graph.values[output.of].name for output in graph.outputs)
-        updates = tuple(
-            (graph.values[schedule.buffers[instruction.parameter].value].name, position)
-            for position, instruction in enumerate(schedule.instructions)
-            if isinstance(instruction, Update)
-        )
-        return LoweredStep(GraphModule({}, self._graph), graph.outputs, names, updates)
+        results = [
+            (output, self._nodes[buffer])
+            for output, buffer in zip(graph.outputs, schedule.results, strict=True)
+            if output.role is not OutputRole.GRADIENT
+        ]
+        end = self._step_end(alive)
+        carried = [self._flying[buffer][0] if buffer in self._flying else self._nodes[buffer] for buffer in end.carried]
+        self._graph.output((tuple(node for _, node in results), carried))
+        outputs = tuple(output for output, _ in results)
+        names = tuple("" if output.of is None else graph.values[output.of].name for output in outputs)
+        return LoweredStep(GraphModule({}, self._graph), outputs, names, end)
+
+    def _step_end(self, alive: set[int]) -> StepEnd:
+        """What follows after the graph, and the buffers that it takes over."""
+        graph, schedule = self._traced.graph, self._schedule
+        instructions = schedule.instructions[self._end :]
+        views = {}
+        for at, instruction in enumerate(instructions):
+            if isinstance(instruction, Compute):
+                if not graph.operators[instruction.operator].is_view:
+                    where = f"instruction {self._end + at} ({instruction})"
+                    raise ScheduleError(f"{where} comes after an update: updates come last")
+                views[at] = self._local_function(instruction)
+        used = {buffer for entry in instructions for buffer in reads(entry)} - set(schedule.inputs)
+        names = {
+            buffer: graph.values[output.of].name
+            for output, buffer in zip(graph.outputs, schedule.results, strict=True)
+            if output.role is OutputRole.GRADIENT and output.of is not None
+        }
+        # A gradient of a parameter that is not updated is a result all the same.
+        used |= set(names) & alive
+        tick = None if self._clock is None else self._clock.tick
+        return StepEnd(instructions, self._end, tuple(sorted(used & alive)), views, names, tick)
 
     def _take_inputs(self) -> None:
         freed = {buffer for entry in self._schedule.instructions if isinstance(entry, Free) for buffer in entry.buffers}
@@ -237,6 +310,16 @@ class _Lowering:
             node = self._graph.call_function(self._shared[key], (node,))
         self._nodes[instruction.target] = node
 
+    def _start(self, instruction: Reshard) -> None:
+        """Start an overlapped collective."""
+        before, after = instruction.path
+        key = ("start", before, after)
+        if key not in self._shared:
+            name = "_".join(("start", *before, "to", *after))
+            self._shared[key] = _named(start_step(before, after, self._groups.beside()), name)
+        node = self._graph.call_function(self._shared[key], (self._read(instruction.source),))
+        self._flying[instruction.target] = node, instruction.source
+
     def _read(self, buffer: int) -> Node:
         """Node of a buffer on the device; its first reader waits for the copy that fills it."""
         if buffer in self._arriving:
@@ -261,6 +344,12 @@ def _named(function: Callable[..., Any], name: str) -> Callable[..., Any]:
     """Give a function the name under which the generated code calls it."""
     function.__name__ = function.__qualname__ = name
     return function
+
+
+def _waited(collective: InFlight, source: Tensor | None = None) -> Tensor:
+    """Wait for a collective whose source lives until then."""
+    del source
+    return collective.wait()
 
 
 def _take(values: list[Tensor | None], position: int) -> Tensor | None:

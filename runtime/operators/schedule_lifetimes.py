@@ -3,12 +3,24 @@
 The generated code of an fx graph drops every value right after its last use. The replay counts bytes by
 the schedule's own :class:`Free` instructions. Only where the two agree is the predicted peak that of the
 code that runs. A :class:`Free` of a buffer that a copy between device and host still uses is a use itself: the
-graph waits there for the copy. So such a buffer may be freed at any time after its last reader.
+graph waits there for the copy. So such a buffer may be freed at any time after its last reader. The wait for an
+overlapped collective is a use of its source where that still exists.
 """
 
 from __future__ import annotations
 
-from planner.schedule.instructions import Free, Offload, Prefetch, Schedule, Update, creates, host_buffers, reads
+from planner.schedule.instructions import (
+    Free,
+    Offload,
+    Prefetch,
+    Reshard,
+    Schedule,
+    Update,
+    Wait,
+    creates,
+    host_buffers,
+    reads,
+)
 
 
 class ScheduleError(ValueError):
@@ -32,6 +44,7 @@ def check_schedule(schedule: Schedule, mesh: tuple[int, ...]) -> None:
     copied: set[int] = set()
     last_use: dict[int, int] = {}
     latest_work = -1
+    sources: dict[int, int] = {}
     updating = False
     for position, instruction in enumerate(schedule.instructions):
         for buffer in reads(instruction):
@@ -51,9 +64,13 @@ def check_schedule(schedule: Schedule, mesh: tuple[int, ...]) -> None:
                     )
                 alive.remove(buffer)
             continue
-        if updating and not isinstance(instruction, Update):
+        if updating and isinstance(instruction, (Reshard, Offload, Prefetch)):
             raise ScheduleError(f"instruction {position} ({instruction}) comes after an update: updates come last")
-        updating = isinstance(instruction, Update)
+        updating |= isinstance(instruction, Update)
+        if isinstance(instruction, Reshard) and instruction.overlapped:
+            sources[instruction.target] = instruction.source
+        if isinstance(instruction, Wait) and sources.get(instruction.buffer) in alive:
+            last_use[sources[instruction.buffer]] = position
         for buffer in creates(instruction):
             if buffer in alive or buffer in last_use:
                 raise ScheduleError(f"instruction {position} ({instruction}) makes buffer {buffer} a second time")

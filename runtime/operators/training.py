@@ -96,7 +96,7 @@ class LocalTraining:
         )
         self.placements = {entry.name: entry.placement for entry in self._inputs if entry.role in _KEPT_ROLES}
         self.state = dict(state)
-        trained = {name: self.state[name] for name, _ in self._lowered.updates}
+        trained = {name: self.state[name] for name in self._lowered.end.updated}
         self.optimizer = LocalOptimizer(optimizer, trained)
 
     def resident_tensors(self) -> list[Tensor]:
@@ -116,15 +116,19 @@ class LocalTraining:
         if self._clock is not None:
             self._clock.begin()
         with _watching(meter, inputs):
-            result = self._lowered.run(inputs)
-        if on_gradients is not None:
-            on_gradients(result.gradients)
+            result = self._lowered.begin(inputs)
         with _watching(meter, ()):
             self.optimizer.begin_step()
-            for name, position in self._lowered.updates:
-                self.optimizer.update(name, result.gradients.pop(name))
-                if self._clock is not None:
-                    self._clock.tick(position)
+            if on_gradients is None:
+                self._lowered.end.run(result.carried, self.optimizer.update)
+                gradients = {}
+            else:
+                gradients = self._lowered.end.gradients(result.carried)
+        if on_gradients is not None:
+            on_gradients(gradients)
+        with _watching(meter, ()):
+            for name in list(gradients):
+                self.optimizer.update(name, gradients.pop(name))
             for name, updated in result.buffer_updates.items():
                 self.state[name].copy_(updated)
         if self._clock is not None:

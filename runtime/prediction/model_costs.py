@@ -16,7 +16,7 @@ from planner.machine.cluster import LOCAL_NAME, ClusterSpec, load_cluster, local
 from planner.machine.known_costs import CostSource, MeasuredCost, MeasuredCosts
 from planner.models.references import ModelReference
 from planner.plan.document import Plan, schedule_of
-from planner.schedule.instructions import Schedule
+from planner.schedule.instructions import Reshard, Schedule
 from planner.session import PlanningSession, PlanRequest
 from runtime.job.launch import run_plan
 from runtime.measure.profile import profile_of
@@ -117,6 +117,8 @@ def measured_costs(session: PlanningSession, schedule: Schedule, report: RunRepo
     modelled: dict[tuple[str, str], float] = {}
     before, total = 0, 0.0
     for entry, own in zip(schedule.instructions, profile.own.tolist(), strict=True):
+        if isinstance(entry, Reshard) and entry.overlapped:
+            continue  # it only starts here
         parts = session.instruction_costs.parts(schedule, entry)
         if not parts:
             before += own

@@ -2,7 +2,8 @@
 
 Each step of a path of :mod:`planner.machine.resharding` is built here with the collective, the copies and the
 lifetimes of that module's table. Torch's functional collectives are used (traceable; out of place, but for an
-all-reduce of what an earlier step of the path made) and waited for at once.
+all-reduce of what an earlier step of the path made). They are waited for at once, or started and waited for later
+(:func:`start_step`), in process groups of their own.
 
 A tensor whose dimensions lie in another order in memory (a transposed view) is handled in that order, so
 its dimension 0 of the table is the outermost one in memory, and its result lies in the same order: a view
@@ -14,10 +15,11 @@ counts is not needed and not made.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
@@ -25,7 +27,7 @@ from planner.graph.placement import REPLICATE, Placement, is_partial, is_shard, 
 
 LocalFunction = Callable[[Tensor], Tensor]
 
-_Step = Callable[["MeshGroups", int, Tensor, int, int], Tensor]
+_Start = Callable[["MeshGroups", int, Tensor, int, int], "InFlight"]
 """Of groups, mesh axis, tensor, and the dimensions that the axis shards before and after (0 where none)."""
 
 
@@ -45,15 +47,25 @@ class MeshGroups:
         Position of this rank on each axis.
     names
         Name of this rank's process group on each axis.
+    overlapped
+        The same of the groups for collectives that run beside the computation; empty if there are none.
     """
 
     shape: tuple[int, ...]
     coordinate: tuple[int, ...]
     names: tuple[str, ...]
+    overlapped: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, mesh: DeviceMesh) -> MeshGroups:
-        """Groups of ``mesh``; this rank must lie on it.
+    def of(cls, mesh: DeviceMesh, *, overlapping: bool = False) -> MeshGroups:
+        """Groups of ``mesh``; this rank must lie on it, and all ranks of the job must call it.
+
+        Parameters
+        ----------
+        mesh
+            The mesh.
+        overlapping
+            Whether to make groups for collectives that run beside the computation.
 
         Raises
         ------
@@ -64,37 +76,80 @@ class MeshGroups:
         if coordinate is None:
             raise ReshardStepError(f"this rank is not on the mesh {tuple(mesh.shape)}: start one rank per position")
         names = tuple(str(mesh.get_group(axis).group_name) for axis in range(mesh.ndim))
-        return cls(tuple(mesh.shape), tuple(coordinate), names)
+        overlapped = tuple(_new_group(mesh, axis) for axis in range(mesh.ndim)) if overlapping else ()
+        return cls(tuple(mesh.shape), tuple(coordinate), names, overlapped)
+
+    def beside(self) -> MeshGroups:
+        """The groups with those for collectives that run beside the computation in place of the others.
+
+        Raises
+        ------
+        ReshardStepError
+            There are none.
+        """
+        if len(self.overlapped) != len(self.shape):
+            raise ReshardStepError("these groups cannot overlap collectives: make them with `overlapping`")
+        return replace(self, names=self.overlapped)
 
     def all_reduce(self, tensor: Tensor, op: str, axis: int, *, in_place: bool = False) -> Tensor:
         """Reduction (``"sum"``, ``"avg"``, ``"max"``, ``"min"``) over mesh axis ``axis``; a new tensor or the same."""
+        return _waited(self._reduced(tensor, op, axis, in_place=in_place))
+
+    def _reduced(self, tensor: Tensor, op: str, axis: int, *, in_place: bool) -> Tensor:
         functional = torch.ops._c10d_functional
         reduce = functional.all_reduce_ if in_place else functional.all_reduce
         reduced: Tensor = reduce(tensor, op, self.names[axis])
-        waited: Tensor = functional.wait_tensor(reduced)
-        return waited
+        return reduced
 
-    def gather_blocks(self, tensor: Tensor, axis: int) -> Tensor:
+    def _gathered(self, tensor: Tensor, axis: int) -> Tensor:
         """Concatenate the contiguous tensors of the ranks of ``axis`` along dimension 0."""
         functional = torch.ops._c10d_functional
-        gathered = functional.all_gather_into_tensor(tensor, self.shape[axis], self.names[axis])
-        waited: Tensor = functional.wait_tensor(gathered)
-        return waited
+        gathered: Tensor = functional.all_gather_into_tensor(tensor, self.shape[axis], self.names[axis])
+        return gathered
 
-    def reduce_blocks(self, tensor: Tensor, axis: int, reduction: str) -> Tensor:
+    def _scattered(self, tensor: Tensor, axis: int, reduction: str) -> Tensor:
         """Reduce a contiguous tensor over ``axis``; every rank gets its block of dimension 0."""
         functional = torch.ops._c10d_functional
-        scattered = functional.reduce_scatter_tensor(tensor, reduction, self.shape[axis], self.names[axis])
-        waited: Tensor = functional.wait_tensor(scattered)
-        return waited
+        scattered: Tensor = functional.reduce_scatter_tensor(tensor, reduction, self.shape[axis], self.names[axis])
+        return scattered
 
-    def exchange_blocks(self, tensor: Tensor, axis: int) -> Tensor:
+    def _exchanged(self, tensor: Tensor, axis: int) -> Tensor:
         """Send block ``k`` of dimension 0 of a contiguous tensor to rank ``k`` of ``axis``."""
-        functional = torch.ops._c10d_functional
         split = [tensor.shape[0] // self.shape[axis]] * self.shape[axis]
-        exchanged = functional.all_to_all_single(tensor, split, split, self.names[axis])
-        waited: Tensor = functional.wait_tensor(exchanged)
-        return waited
+        exchanged: Tensor = torch.ops._c10d_functional.all_to_all_single(tensor, split, split, self.names[axis])
+        return exchanged
+
+
+@dataclass(frozen=True, slots=True)
+class InFlight:
+    """A collective that was started.
+
+    Parameters
+    ----------
+    result
+        Its result, once it is done.
+    finish
+        From the result to the tensor under the new placement.
+    """
+
+    result: Tensor
+    finish: LocalFunction
+
+    def wait(self) -> Tensor:
+        """Wait for it; the tensor under the new placement."""
+        return self.finish(_waited(self.result))
+
+
+def _waited(tensor: Tensor) -> Tensor:
+    waited: Tensor = torch.ops._c10d_functional.wait_tensor(tensor)
+    return waited
+
+
+def _new_group(mesh: DeviceMesh, axis: int) -> str:
+    """Name of a new process group of this rank along an axis."""
+    rows = mesh.mesh.movedim(axis, -1).reshape(-1, mesh.size(axis)).tolist()
+    group, _ = dist.new_subgroups_by_enumeration(rows)  # type: ignore[no-untyped-call]
+    return str(group.group_name)
 
 
 def changed_axis(before: Placement, after: Placement) -> int:
@@ -165,11 +220,24 @@ def reshard_step(before: Placement, after: Placement, groups: MeshGroups, *, own
         If the change is not one collective or a local slice.
     """
     axis = changed_axis(before, after)
+    if before[axis] == REPLICATE and is_shard(after[axis]):
+        _check_innermost(before, after, axis)
+        return partial(_slice, groups, axis, shard_dim(after[axis]))
+    start = start_step(before, after, groups, owned=owned)
+    return lambda tensor: start(tensor).wait()
+
+
+def start_step(
+    before: Placement, after: Placement, groups: MeshGroups, *, owned: bool = False
+) -> Callable[[Tensor], InFlight]:
+    """As :func:`reshard_step`, for a collective that is not waited for.
+
+    What its wait makes of the result (a concatenation along a later dimension) is made there.
+    """
+    axis = changed_axis(before, after)
     _check_innermost(before, after, axis)
     old, new = before[axis], after[axis]
     dims = tuple(shard_dim(entry) if is_shard(entry) else 0 for entry in (old, new))
-    if old == REPLICATE and is_shard(new):
-        return _in_memory_order(_slice, groups, axis, dims)
     if is_shard(old) and new == REPLICATE:
         return _in_memory_order(_all_gather, groups, axis, dims)
     if is_partial(old) and new == REPLICATE:
@@ -181,48 +249,61 @@ def reshard_step(before: Placement, after: Placement, groups: MeshGroups, *, own
     raise ReshardStepError(f"{before} -> {after}: no collective turns {old!r} into {new!r}")
 
 
-def _in_memory_order(step: _Step, groups: MeshGroups, axis: int, dims: tuple[int, ...]) -> LocalFunction:
+def _in_memory_order(
+    step: _Start, groups: MeshGroups, axis: int, dims: tuple[int, ...]
+) -> Callable[[Tensor], InFlight]:
     """Run a step on the contiguous tensor behind a transposed one, and transpose its result alike."""
     old_dim, new_dim = dims
 
-    def run(tensor: Tensor) -> Tensor:
+    def run(tensor: Tensor) -> InFlight:
         if tensor.is_contiguous():
             return step(groups, axis, tensor, old_dim, new_dim)
-        strides = tensor.stride()
-        order = sorted(range(tensor.ndim), key=lambda dim: -strides[dim])
-        place = [order.index(dim) for dim in range(tensor.ndim)]
-        return step(groups, axis, tensor.permute(order), place[old_dim], place[new_dim]).permute(place)
+        order, place = _memory_order(tensor)
+        started = step(groups, axis, tensor.permute(order), place[old_dim], place[new_dim])
+        finish = started.finish
+        return replace(started, finish=lambda result: finish(result).permute(place))
 
     return run
 
 
-def _slice(groups: MeshGroups, axis: int, tensor: Tensor, _: int, dim: int) -> Tensor:
+def _memory_order(tensor: Tensor) -> tuple[list[int], list[int]]:
+    """Dimensions from the outermost in memory, and where each of them is among these."""
+    strides = tensor.stride()
+    order = sorted(range(tensor.ndim), key=lambda dim: -strides[dim])
+    return order, [order.index(dim) for dim in range(tensor.ndim)]
+
+
+def _slice(groups: MeshGroups, axis: int, dim: int, tensor: Tensor) -> Tensor:
     size = tensor.shape[dim] // groups.shape[axis]
     block = tensor.narrow(dim, groups.coordinate[axis] * size, size)
-    return block.clone(memory_format=torch.contiguous_format)
+    if tensor.is_contiguous():
+        return block.clone(memory_format=torch.contiguous_format)
+    order, place = _memory_order(tensor)
+    return block.permute(order).clone(memory_format=torch.contiguous_format).permute(place)
 
 
-def _all_gather(groups: MeshGroups, axis: int, tensor: Tensor, dim: int, _: int) -> Tensor:
+def _all_gather(groups: MeshGroups, axis: int, tensor: Tensor, dim: int, _: int) -> InFlight:
     shape = list(tensor.shape)
     shape[dim] *= groups.shape[axis]
-    gathered = groups.gather_blocks(tensor.contiguous(), axis)
-    return _join_from_front(gathered, dim, groups.shape[axis], shape)
+    gathered = groups._gathered(tensor.contiguous(), axis)
+    return InFlight(gathered, lambda result: _join_from_front(result, dim, groups.shape[axis], shape))
 
 
-def _all_reduce(reduction: str, owned: bool, groups: MeshGroups, axis: int, tensor: Tensor, *_: int) -> Tensor:
-    return groups.all_reduce(tensor, reduction, axis, in_place=owned)
+def _all_reduce(reduction: str, owned: bool, groups: MeshGroups, axis: int, tensor: Tensor, *_: int) -> InFlight:
+    return InFlight(groups._reduced(tensor, reduction, axis, in_place=owned), lambda result: result)
 
 
-def _reduce_scatter(reduction: str, groups: MeshGroups, axis: int, tensor: Tensor, _: int, dim: int) -> Tensor:
+def _reduce_scatter(reduction: str, groups: MeshGroups, axis: int, tensor: Tensor, _: int, dim: int) -> InFlight:
     shape = list(tensor.shape)
     shape[dim] //= groups.shape[axis]
-    return groups.reduce_blocks(_split_to_front(tensor, dim, groups.shape[axis]), axis, reduction).view(shape)
+    scattered = groups._scattered(_split_to_front(tensor, dim, groups.shape[axis]), axis, reduction)
+    return InFlight(scattered, lambda result: result.view(shape))
 
 
-def _all_to_all(groups: MeshGroups, axis: int, tensor: Tensor, gathered_dim: int, split_dim: int) -> Tensor:
+def _all_to_all(groups: MeshGroups, axis: int, tensor: Tensor, gathered_dim: int, split_dim: int) -> InFlight:
     count = groups.shape[axis]
     shape = list(tensor.shape)
     shape[split_dim] //= count
     shape[gathered_dim] *= count
-    exchanged = groups.exchange_blocks(_split_to_front(tensor, split_dim, count), axis)
-    return _join_from_front(exchanged, gathered_dim, count, shape)
+    exchanged = groups._exchanged(_split_to_front(tensor, split_dim, count), axis)
+    return InFlight(exchanged, lambda result: _join_from_front(result, gathered_dim, count, shape))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from functools import partial
 from itertools import pairwise
 
 import numpy as np
@@ -12,7 +11,8 @@ from support.steps.planned_steps import random_plan
 
 from planner.common.units import format_seconds
 from planner.plan.document import schedule_of
-from planner.replay.clocks import instruction_quanta
+from planner.replay.clocks import step_time
+from planner.replay.memory import LocalBytes
 from planner.schedule.instructions import Compute, Reshard, Update
 from planner.session import session_of
 from runtime.commands.profile import profile_tables
@@ -24,7 +24,8 @@ def planned():
     plan = random_plan("mlp", (2,), 0)
     session = session_of(plan)
     schedule = schedule_of(plan, session.graph)
-    return plan, session, schedule, partial(instruction_quanta, session.graph, schedule, session.instruction_costs)
+    time, _ = step_time(session.graph, schedule, session.instruction_costs, LocalBytes(session.graph, session.mesh))
+    return plan, session, schedule, time.durations
 
 
 def _times(schedule, rank):
@@ -32,9 +33,9 @@ def _times(schedule, rank):
 
 
 def test_lines_add_up_to_the_mean_of_the_ranks(planned):
-    _, session, schedule, price = planned
+    _, session, schedule, predicted = planned
     measured = [_times(schedule, rank) for rank in range(2)]
-    profile = profile_of(session.graph, schedule, measured, price)
+    profile = profile_of(session.graph, schedule, measured, predicted)
     lines = profile.by_kind()
     assert lines[-1].name == WAITING
     total = np.array(measured).mean(axis=0).sum()
@@ -44,8 +45,8 @@ def test_lines_add_up_to_the_mean_of_the_ranks(planned):
 
 
 def test_predictions_are_those_of_the_plan(planned):
-    plan, session, schedule, price = planned
-    profile = profile_of(session.graph, schedule, [_times(schedule, 0)], price)
+    plan, session, schedule, predicted = planned
+    profile = profile_of(session.graph, schedule, [_times(schedule, 0)], predicted)
     assert sum(line.predicted_ns for line in profile.by_kind()) == plan.decision.predicted.objective_ns
     unpriced = profile_of(session.graph, schedule, [_times(schedule, 0)], None)
     assert sum(line.predicted_ns for line in unpriced.by_kind()) == 0
@@ -53,22 +54,22 @@ def test_predictions_are_those_of_the_plan(planned):
 
 
 def test_a_collective_takes_as_long_as_on_the_rank_that_came_last(planned):
-    _, session, schedule, price = planned
+    _, session, schedule, predicted = planned
     reshards = [at for at, entry in enumerate(schedule.instructions) if isinstance(entry, Reshard)]
     computes = [at for at, entry in enumerate(schedule.instructions) if isinstance(entry, Compute)]
     assert reshards, "a plan of two ranks communicates"
     late, early = (np.array(_times(schedule, 0)) for _ in range(2))
     late[computes[0]] += 5_000
     early[reshards[0]] += 5_000
-    profile = profile_of(session.graph, schedule, [late.tolist(), early.tolist()], price)
+    profile = profile_of(session.graph, schedule, [late.tolist(), early.tolist()], predicted)
     assert profile.own[reshards[0]] == late[reshards[0]]
     assert profile.own[computes[0]] == early[computes[0]] + 2_500
     assert profile.waiting_ns == 2_500
 
 
 def test_the_trace_has_a_row_for_the_prediction_and_one_for_every_rank(planned, tmp_path):
-    plan, session, schedule, price = planned
-    profile = profile_of(session.graph, schedule, [_times(schedule, 0), _times(schedule, 1)], price)
+    plan, session, schedule, predicted = planned
+    profile = profile_of(session.graph, schedule, [_times(schedule, 0), _times(schedule, 1)], predicted)
     profile.save_trace(tmp_path / "trace.json")
     events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
     names = {event["tid"]: event["args"]["name"] for event in events if event["ph"] == "M"}
@@ -84,8 +85,8 @@ def test_the_trace_has_a_row_for_the_prediction_and_one_for_every_rank(planned, 
 
 
 def test_tables_end_with_the_whole_step(planned):
-    plan, session, schedule, price = planned
-    profile = profile_of(session.graph, schedule, [_times(schedule, 0)], price)
+    plan, session, schedule, predicted = planned
+    profile = profile_of(session.graph, schedule, [_times(schedule, 0)], predicted)
     for table in profile_tables(profile):
         heading, predicted = (list(table.columns[at].cells) for at in (0, 2))
         assert heading[-1] == "step"

@@ -1,0 +1,341 @@
+"""Times of transfers: when each starts beside the computation, and when the computation waits for it.
+
+The instructions that are no part of a transfer keep their order. While they are written again one after another, a
+clock runs for the computation and one for each mesh axis:
+
+- A gather starts as late as it can be there in time, times an *eagerness*, if its link allows that; where the memory
+  limit has no room for its bytes until they are needed, it starts later.
+- A reduction starts when its gradient is there and its link has time; gathers go first. It is waited for when it has
+  run, where that frees memory, else before its update. Where bytes of those under way do not fit, they are waited for.
+- Updates come in the order in which their gradients arrive.
+
+The clocks do not know what streams take from each other. So the replay judges the result (:mod:`planner.overlap.best`).
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.graph.operator_graph import OperatorGraph, OutputRole
+from planner.graph.placement import reordered
+from planner.overlap.transfers import Transfer, single_steps, transfers
+from planner.replay.clocks import StepCosts, instruction_quanta
+from planner.replay.memory import LocalBytes
+from planner.schedule.instructions import (
+    Buffer,
+    Free,
+    Instruction,
+    Reshard,
+    Schedule,
+    Update,
+    Wait,
+    creates,
+    reads,
+    sends_copy,
+)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Room:
+    """Memory of the serial schedule: bytes during each instruction, and the limit (None for no limit)."""
+
+    during: NDArray[np.int64]
+    limit: int | None
+
+
+@dataclass(slots=True)
+class _Task:
+    """A transfer being written.
+
+    Parameters
+    ----------
+    transfer
+        The transfer.
+    steps
+        Its steps that have not started.
+    costs
+        Their quanta.
+    held
+        Bytes by which it now holds more than the serial schedule does.
+    flying, ends
+        The step under way, and its end.
+    """
+
+    transfer: Transfer
+    steps: deque[Reshard]
+    costs: deque[int]
+    begin: int = 0
+    held: int = 0
+    flying: Reshard | None = None
+    ends: int = 0
+    is_done: bool = False
+
+
+def overlapped(
+    graph: OperatorGraph, schedule: Schedule, costs: StepCosts, room: Room, eagerness: float = 1.0
+) -> Schedule:
+    """The schedule with its transfers beside the computation.
+
+    Parameters
+    ----------
+    graph, schedule
+        A correct schedule without overlapped collectives and without offload.
+    costs
+        Prices of instructions.
+    room
+        Memory of the schedule.
+    eagerness
+        How many times its duration a gather starts before it is needed.
+    """
+    return _Timetable(graph, schedule, costs, room, eagerness).write()
+
+
+class _Timetable:
+    def __init__(
+        self, graph: OperatorGraph, schedule: Schedule, costs: StepCosts, room: Room, eagerness: float
+    ) -> None:
+        self._graph, self._schedule, self._costs, self._room = graph, schedule, costs, room
+        self._local_bytes = LocalBytes(graph, schedule.mesh)
+        self._buffers = list(schedule.buffers)
+        self._written: list[Instruction] = []
+        self._now = 0
+        self._link: dict[int, int] = defaultdict(int)
+        self._tasks = [self._task(transfer) for transfer in transfers(graph, schedule)]
+        moved = {at for task in self._tasks for at in task.transfer.positions}
+        self._kept = [
+            at for at, entry in enumerate(schedule.instructions) if at not in moved and not isinstance(entry, Free)
+        ]
+        self._quanta = [self._price(schedule.instructions[at]) for at in self._kept]
+        self._begins = np.concatenate(([0], np.cumsum(np.array(self._quanta, dtype=np.int64))))
+        self._extra = np.zeros(len(schedule.instructions) + 1, dtype=np.int64)
+        self._plan_gathers(eagerness)
+
+    def write(self) -> Schedule:
+        gathers = deque(task for task in self._tasks if task.transfer.is_gather)
+        coming = deque(task for task in self._tasks if not task.transfer.is_gather)
+        by_need: dict[int, list[_Task]] = defaultdict(list)
+        for task in self._tasks:
+            by_need[task.transfer.needed].append(task)
+        waiting: list[_Task] = []
+        updates: list[int] = []
+        for at, cost in zip(self._kept, self._quanta, strict=True):
+            entry = self._schedule.instructions[at]
+            if isinstance(entry, Update):
+                updates.append(at)
+                continue
+            while coming and coming[0].transfer.reshard < at:
+                waiting.append(coming.popleft())
+                waiting[-1].held = self._kept_longer(waiting[-1])
+            self._arrivals()
+            self._make_room(at, waiting)
+            for task in by_need.get(at, ()):
+                self._finish(task)
+            self._begin(at, self._now + cost, gathers, waiting)
+            self._written.append(entry)
+            self._now += cost
+        for task in (*waiting, *coming):
+            self._start(task)
+        self._update(updates, by_need)
+        kept = {*self._schedule.inputs} | {
+            buffer
+            for output, buffer in zip(self._graph.outputs, self._schedule.results, strict=True)
+            if output.role is not OutputRole.GRADIENT
+        }
+        instructions = tuple(_with_frees(self._written, kept, self._sends_copy))
+        return replace(self._schedule, buffers=tuple(self._buffers), instructions=instructions)
+
+    # ---------------------------------------------------------------- plan
+
+    def _task(self, transfer: Transfer) -> _Task:
+        reshard = self._schedule.instructions[transfer.reshard]
+        assert isinstance(reshard, Reshard)
+        steps = single_steps(self._schedule, reshard, len(self._buffers))
+        value = self._buffers[reshard.source].value
+        self._buffers += [Buffer(value, step.path[1]) for step in steps[:-1]]
+        quanta = (self._costs.reshard_quanta(value, step.path) for step in steps)
+        return _Task(transfer, deque(steps), deque(quanta))
+
+    def _price(self, entry: Instruction) -> int:
+        return instruction_quanta(self._graph, self._schedule, self._costs, entry)
+
+    def _plan_gathers(self, eagerness: float) -> None:
+        """Latest begins of gathers, from the last one backwards."""
+        place = {at: k for k, at in enumerate(self._kept)}
+        latest: dict[int, float] = defaultdict(lambda: float(self._begins[-1]))
+        gathers = [task for task in self._tasks if task.transfer.is_gather]
+        for task in sorted(gathers, key=lambda task: task.transfer.needed, reverse=True):
+            need = float(self._begins[place[task.transfer.needed]])
+            ends = min(need, *(latest[_axis(step)] for step in task.steps if step.overlapped))
+            begin = ends - eagerness * sum(task.costs)
+            for step in task.steps:
+                if step.overlapped:
+                    latest[_axis(step)] = begin
+            task.begin = int(begin)
+
+    # ---------------------------------------------------------------- write
+
+    def _begin(self, at: int, until: int, gathers: deque[_Task], waiting: list[_Task]) -> None:
+        """Start what has its time before the computation reaches ``until``, where links are free by then."""
+        while gathers and (gathers[0].flying or gathers[0].is_done or not gathers[0].steps):
+            gathers.popleft()
+        for task in gathers:
+            if task.begin >= until:
+                break
+            if not task.flying and not task.is_done and self._is_free(task, until) and self._reserve(at, task):
+                self._start(task)
+        for task in list(waiting):
+            if self._is_free(task, until) and self._fits(at, self._held_by(task)):
+                self._start(task)
+                waiting.remove(task)
+
+    def _is_free(self, task: _Task, until: int) -> bool:
+        step = next((step for step in task.steps if step.overlapped), None)
+        return step is None or self._link[_axis(step)] < until
+
+    def _reserve(self, at: int, task: _Task) -> bool:
+        """Reserve the bytes of a gather until it is needed; False where they do not fit."""
+        nbytes = max(self._bytes(step.target) for step in task.steps) + self._held_by(task)
+        needed = task.transfer.needed
+        held = self._held() if self._room.limit is not None else 0
+        if self._room.limit is not None:
+            most = int((self._room.during[at:needed] + self._extra[at:needed]).max(initial=0))
+            if most + held + nbytes > self._room.limit:
+                return False
+        self._extra[at:needed] += nbytes
+        return True
+
+    def _fits(self, at: int, nbytes: int) -> bool:
+        limit = self._room.limit
+        return limit is None or int(self._room.during[at] + self._extra[at]) + self._held() + nbytes <= limit
+
+    def _make_room(self, at: int, waiting: list[_Task]) -> None:
+        """Wait for reductions under way, the oldest first, until an instruction fits."""
+        for task in self._tasks:
+            if self._fits(at, 0):
+                return
+            if task.held and not task.transfer.is_gather:
+                self._finish(task)
+                if task in waiting:
+                    waiting.remove(task)
+
+    def _held(self) -> int:
+        return sum(task.held for task in self._tasks if task.held)
+
+    def _arrivals(self) -> None:
+        """Go on with transfers whose step has ended, where that frees memory or starts the next one."""
+        for task in self._tasks:
+            if task.flying is not None and task.ends <= self._now and (task.held or task.steps):
+                self._wait(task)
+                if task.steps:
+                    self._start(task)
+
+    def _start(self, task: _Task) -> None:
+        """Start the next step; local slices before it are done at once."""
+        if not task.flying and task.transfer.before and len(task.steps) == self._count(task):
+            self._written += [self._schedule.instructions[at] for at in task.transfer.before]
+        while task.steps and not task.flying:
+            step, cost = task.steps.popleft(), task.costs.popleft()
+            self._written.append(step)
+            if not step.overlapped:
+                self._now += cost
+                continue
+            axis = _axis(step)
+            task.flying = step
+            task.ends = self._link[axis] = max(self._now, self._link[axis]) + cost
+            task.held = 0 if task.transfer.is_gather else self._sent_bytes(step)
+        if not task.flying:
+            self._end(task)
+
+    def _wait(self, task: _Task) -> None:
+        assert task.flying is not None
+        self._written.append(Wait(task.flying.target))
+        self._now = max(self._now, task.ends)
+        task.flying, task.held = None, 0
+        if not task.steps:
+            self._end(task)
+
+    def _end(self, task: _Task) -> None:
+        self._written += [self._schedule.instructions[at] for at in task.transfer.behind]
+        task.is_done = True
+
+    def _finish(self, task: _Task) -> None:
+        """Run a transfer to its end, waiting for it."""
+        while not task.is_done:
+            if task.flying is None:
+                self._start(task)
+            if task.flying is not None:
+                self._wait(task)
+
+    def _update(self, updates: Sequence[int], by_need: dict[int, list[_Task]]) -> None:
+        """Updates in the order in which their gradients arrive."""
+
+        def arrival(at: int) -> tuple[int, int]:
+            return max((task.ends for task in by_need.get(at, ()) if not task.is_done), default=0), at
+
+        for at in sorted(updates, key=arrival):
+            for task in by_need.get(at, ()):
+                self._finish(task)
+            self._written.append(self._schedule.instructions[at])
+
+    # ---------------------------------------------------------------- bytes
+
+    def _count(self, task: _Task) -> int:
+        reshard = self._schedule.instructions[task.transfer.reshard]
+        assert isinstance(reshard, Reshard)
+        return len(reshard.path) - 1
+
+    def _bytes(self, buffer: int) -> int:
+        entry = self._buffers[buffer]
+        return self._local_bytes(entry.value, entry.placement)
+
+    def _held_by(self, task: _Task) -> int:
+        """Bytes of the next step besides source and target, and the source where it lives on."""
+        step = next((step for step in task.steps if step.overlapped), None)
+        return 0 if step is None else self._sent_bytes(step)
+
+    def _kept_longer(self, task: _Task) -> int:
+        """Bytes by which the source of a transfer that has not started exceeds its result."""
+        return max(0, self._bytes(task.steps[0].source) - self._bytes(task.steps[-1].target))
+
+    def _sent_bytes(self, step: Reshard) -> int:
+        """Bytes that a step holds while it runs besides its target: its source, or the copy that it sends."""
+        reduced = step.path[1][_axis(step)] == "R" and step.path[0][_axis(step)][0] == "P"
+        is_input = step.source in self._schedule.inputs
+        return 0 if reduced or (is_input and not self._sends_copy(step)) else self._bytes(step.source)
+
+    def _sends_copy(self, step: Reshard) -> bool:
+        order = self._graph.values[self._buffers[step.source].value].spec.memory_order
+        return sends_copy(*(reordered(placement, order) for placement in step.path))
+
+
+def _axis(step: Reshard) -> int:
+    """Mesh axis of a single step."""
+    return next(k for k, (old, new) in enumerate(zip(*step.path, strict=True)) if old != new)
+
+
+def _with_frees(
+    instructions: Sequence[Instruction], kept: set[int], copies: Callable[[Reshard], bool]
+) -> Iterator[Instruction]:
+    """Insert a free behind the last use of what is not kept; a collective uses its source up to its wait."""
+    last: dict[int, int] = {}
+    read_until_wait: dict[int, int] = {}
+    for position, entry in enumerate(instructions):
+        for buffer in (*reads(entry), *creates(entry)):
+            last[buffer] = position
+        if isinstance(entry, Reshard) and entry.overlapped and not copies(entry):
+            read_until_wait[entry.target] = entry.source
+        if isinstance(entry, Wait) and entry.buffer in read_until_wait:
+            last[read_until_wait[entry.buffer]] = position
+    freed: dict[int, list[int]] = defaultdict(list)
+    for buffer, position in last.items():
+        if buffer not in kept:
+            freed[position].append(buffer)
+    for position, entry in enumerate(instructions):
+        yield entry
+        if position in freed:
+            yield Free(tuple(sorted(freed[position])))

@@ -1,0 +1,96 @@
+"""The end of a step on one rank: updates of parameters, and waits for the gradients that are still under way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from planner.schedule.instructions import Compute, Free, Instruction, Update, Wait
+from planner.torch_adapter.local.collectives import InFlight
+
+Carried = dict[int, Tensor | InFlight]
+"""Tensors and collectives under way, by buffer."""
+
+
+@dataclass(frozen=True, eq=False)
+class StepEnd:
+    """Instructions of a schedule from its first update on: updates, waits, views of what has come, frees.
+
+    Parameters
+    ----------
+    instructions, first
+        The instructions, and the position of the first of them.
+    carried
+        Buffers that they take over from forward and backward, and those of gradients without an update.
+    views
+        Function of each view by its place among the instructions.
+    parameter_of
+        Name of the parameter by the buffer of its gradient.
+    tick
+        Called with the position of each instruction when it has ended.
+    """
+
+    instructions: tuple[Instruction, ...]
+    first: int
+    carried: tuple[int, ...]
+    views: Mapping[int, Callable[..., Any]]
+    parameter_of: Mapping[int, str]
+    tick: Callable[[int], None] | None = None
+
+    @property
+    def updated(self) -> tuple[str, ...]:
+        """Names of the parameters in the order of their updates."""
+        return tuple(self.parameter_of[entry.gradient] for entry in self.instructions if isinstance(entry, Update))
+
+    def run(self, carried: Carried, update: Callable[[str, Tensor], None]) -> None:
+        """Run the instructions; all ranks of the mesh must call it.
+
+        Parameters
+        ----------
+        carried
+            What the step's forward and backward left; it is emptied as the schedule frees it.
+        update
+            Called with the name of each parameter and its local gradient.
+        """
+        with torch.no_grad():
+            for at, instruction in enumerate(self.instructions):
+                match instruction:
+                    case Wait(buffer):
+                        under_way = carried[buffer]
+                        assert isinstance(under_way, InFlight)
+                        carried[buffer] = under_way.wait()
+                        del under_way
+                    case Compute(_, inputs, outputs):
+                        results = self.views[at](*(carried[buffer] for buffer in inputs))
+                        results = results if isinstance(results, (tuple, list)) else (results,)
+                        carried.update(
+                            (buffer, tensor)
+                            for buffer, tensor in zip(outputs, results, strict=True)
+                            if buffer is not None
+                        )
+                        del results
+                    case Update(_, gradient):
+                        tensor = carried[gradient]
+                        assert isinstance(tensor, Tensor)
+                        update(self.parameter_of[gradient], tensor)
+                        del tensor
+                    case Free(buffers):
+                        for buffer in buffers:
+                            carried.pop(buffer, None)
+                if self.tick is not None:
+                    self.tick(self.first + at)
+
+    def gradients(self, carried: Carried) -> dict[str, Tensor]:
+        """Local gradients by name of the parameter, in the order of their updates; waits for all of them."""
+        found: dict[str, Tensor] = {
+            self.parameter_of[buffer]: tensor
+            for buffer, tensor in carried.items()
+            if buffer in self.parameter_of and isinstance(tensor, Tensor)
+        }
+        updated: dict[str, Tensor] = {}
+        self.run(carried, updated.__setitem__)
+        return {**updated, **{name: tensor for name, tensor in found.items() if name not in updated}}
