@@ -7,13 +7,13 @@ where the schedule waits for it. Nothing is traced, so each operator runs exactl
 placements of the schedule. The graph's generated code drops each value after its last use, which
 :func:`~runtime.operators.schedule_lifetimes.check_schedule` holds equal to the schedule's frees (only the source of a
 path of several steps may go earlier, after the first of them). What begins with the first update follows after the
-graph, instruction by instruction: updates, and between them waits for gradients and the views that lead to these.
+graph, instruction by instruction: updates, and between them what is left of the way of other gradients.
 """
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -36,7 +36,7 @@ from planner.schedule.instructions import (
     reads,
 )
 from planner.strategies.traced_step import TracedStep
-from planner.torch_adapter.local.collectives import InFlight, MeshGroups, reshard_step, start_step
+from planner.torch_adapter.local.collectives import InFlight, LocalFunction, MeshGroups, reshard_step, start_step
 from planner.torch_adapter.local.context import LocalOperator
 from planner.torch_adapter.local.operators import build_local
 from runtime.measure.host_copies import HostCopies
@@ -232,13 +232,15 @@ class _Lowering:
         """What follows after the graph, and the buffers that it takes over."""
         graph, schedule = self._traced.graph, self._schedule
         instructions = schedule.instructions[self._end :]
-        views = {}
+        functions: dict[int, Callable[..., Any]] = {}
         for at, instruction in enumerate(instructions):
-            if isinstance(instruction, Compute):
+            if isinstance(instruction, Reshard):
+                functions[at] = self._start_function(instruction) if instruction.overlapped else self._path(instruction)
+            elif isinstance(instruction, Compute):
                 if not graph.operators[instruction.operator].is_view:
                     where = f"instruction {self._end + at} ({instruction})"
                     raise ScheduleError(f"{where} comes after an update: updates come last")
-                views[at] = self._local_function(instruction)
+                functions[at] = self._local_function(instruction)
         used = {buffer for entry in instructions for buffer in reads(entry)} - set(schedule.inputs)
         names = {
             buffer: graph.values[output.of].name
@@ -248,7 +250,7 @@ class _Lowering:
         # A gradient of a parameter that is not updated is a result all the same.
         used |= set(names) & alive
         tick = None if self._clock is None else self._clock.tick
-        return StepEnd(instructions, self._end, tuple(sorted(used & alive)), views, names, tick)
+        return StepEnd(instructions, self._end, tuple(sorted(used & alive)), functions, names, tick)
 
     def _take_inputs(self) -> None:
         freed = {buffer for entry in self._schedule.instructions if isinstance(entry, Free) for buffer in entry.buffers}
@@ -302,23 +304,42 @@ class _Lowering:
 
     def _reshard(self, instruction: Reshard) -> None:
         node = self._read(instruction.source)
+        for step in self._steps(instruction):
+            node = self._graph.call_function(step, (node,))
+        self._nodes[instruction.target] = node
+
+    def _steps(self, instruction: Reshard) -> Iterator[LocalFunction]:
+        """Functions of the steps of a path."""
         for at, (before, after) in enumerate(pairwise(instruction.path)):
             key = (before, after, at > 0)
             if key not in self._shared:
                 name = "_".join(("reshard", *before, "to", *after, *["in_place"] * (at > 0)))
                 self._shared[key] = _named(reshard_step(before, after, self._groups, owned=at > 0), name)
-            node = self._graph.call_function(self._shared[key], (node,))
-        self._nodes[instruction.target] = node
+            yield self._shared[key]
+
+    def _path(self, instruction: Reshard) -> LocalFunction:
+        """One function of all steps of a path."""
+        steps = tuple(self._steps(instruction))
+
+        def run(tensor: Tensor) -> Tensor:
+            for step in steps:
+                tensor = step(tensor)
+            return tensor
+
+        return run
 
     def _start(self, instruction: Reshard) -> None:
         """Start an overlapped collective."""
+        node = self._graph.call_function(self._start_function(instruction), (self._read(instruction.source),))
+        self._flying[instruction.target] = node, instruction.source
+
+    def _start_function(self, instruction: Reshard) -> Callable[..., Any]:
         before, after = instruction.path
         key = ("start", before, after)
         if key not in self._shared:
             name = "_".join(("start", *before, "to", *after))
             self._shared[key] = _named(start_step(before, after, self._groups.beside()), name)
-        node = self._graph.call_function(self._shared[key], (self._read(instruction.source),))
-        self._flying[instruction.target] = node, instruction.source
+        return self._shared[key]
 
     def _read(self, buffer: int) -> Node:
         """Node of a buffer on the device; its first reader waits for the copy that fills it."""

@@ -64,7 +64,7 @@ def check_schedule(schedule: Schedule, mesh: tuple[int, ...]) -> None:
                     )
                 alive.remove(buffer)
             continue
-        if updating and isinstance(instruction, (Reshard, Offload, Prefetch)):
+        if updating and isinstance(instruction, (Offload, Prefetch)):
             raise ScheduleError(f"instruction {position} ({instruction}) comes after an update: updates come last")
         updating |= isinstance(instruction, Update)
         if isinstance(instruction, Reshard) and instruction.overlapped:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from planner.schedule.instructions import Compute, Free, Instruction, Update, Wait
+from planner.schedule.instructions import Compute, Free, Instruction, Reshard, Update, Wait
 from planner.torch_adapter.local.collectives import InFlight
 
 Carried = dict[int, Tensor | InFlight]
@@ -18,7 +18,7 @@ Carried = dict[int, Tensor | InFlight]
 
 @dataclass(frozen=True, eq=False)
 class StepEnd:
-    """Instructions of a schedule from its first update on: updates, waits, views of what has come, frees.
+    """Instructions of a schedule from its first update on: updates, and the rest of the way of gradients.
 
     Parameters
     ----------
@@ -26,8 +26,8 @@ class StepEnd:
         The instructions, and the position of the first of them.
     carried
         Buffers that they take over from forward and backward, and those of gradients without an update.
-    views
-        Function of each view by its place among the instructions.
+    functions
+        Function of each view and resharding by its place among the instructions; an overlapped one starts there.
     parameter_of
         Name of the parameter by the buffer of its gradient.
     tick
@@ -37,7 +37,7 @@ class StepEnd:
     instructions: tuple[Instruction, ...]
     first: int
     carried: tuple[int, ...]
-    views: Mapping[int, Callable[..., Any]]
+    functions: Mapping[int, Callable[..., Any]]
     parameter_of: Mapping[int, str]
     tick: Callable[[int], None] | None = None
 
@@ -64,8 +64,10 @@ class StepEnd:
                         assert isinstance(under_way, InFlight)
                         carried[buffer] = under_way.wait()
                         del under_way
+                    case Reshard(source, target):
+                        carried[target] = self.functions[at](carried[source])
                     case Compute(_, inputs, outputs):
-                        results = self.views[at](*(carried[buffer] for buffer in inputs))
+                        results = self.functions[at](*(carried[buffer] for buffer in inputs))
                         results = results if isinstance(results, (tuple, list)) else (results,)
                         carried.update(
                             (buffer, tensor)

@@ -1,0 +1,90 @@
+"""Plans with transfers beside the computation give the numbers of those without, however late any rank comes."""
+
+from __future__ import annotations
+
+import random
+import time
+
+import pytest
+import torch
+import torch.distributed as dist
+from support.processes.rank_steps import local_inputs, one_process
+from support.steps.planned_steps import random_plan, traced_step
+from support.tiers import slow
+
+from planner.graph.optimizers import optimizer_named
+from planner.overlap.timetable import Room, overlapped
+from planner.plan.document import schedule_of
+from planner.replay.checker import OptimizerMemory, replay
+from planner.session import session_of
+from planner.torch_adapter.local.collectives import MeshGroups
+from planner.torch_adapter.meters.storage_meter import StorageMeter
+from runtime.operators.executor import lower
+
+CPU = torch.device("cpu")
+NO_OPTIMIZER = OptimizerMemory(optimizer_named("sgd"))
+
+
+def late(function, rng):
+    def wrapped(*args, **kwargs):
+        time.sleep(rng.random() * 2e-3)
+        return function(*args, **kwargs)
+
+    return wrapped
+
+
+def compare(name, serial, beside, delays):
+    """Whether both schedules give the same bits on this rank, and what the second one holds at most."""
+    torch.set_num_threads(1)
+    traced = traced_step(name)
+    groups = MeshGroups.of(dist.init_device_mesh("cpu", serial.mesh), overlapping=True)
+    full, _, _ = one_process(name)
+    names = ("_reduced", "_gathered", "_scattered", "_exchanged")
+    originals = {name: getattr(MeshGroups, name) for name in names}
+    rng = random.Random(dist.get_rank())
+    try:
+        if delays:
+            for method in names:
+                setattr(MeshGroups, method, late(originals[method], rng))
+        first = lower(serial, traced, groups, 0, CPU).run(local_inputs(full, serial, groups))
+        inputs = local_inputs(full, beside, groups)
+        meter = StorageMeter()
+        meter.track(*inputs)
+        with meter:
+            second = lower(beside, traced, groups, 0, CPU).run(inputs)
+    finally:
+        for method in names:
+            setattr(MeshGroups, method, originals[method])
+    same = torch.equal(first.loss, second.loss) and all(
+        torch.equal(first.gradients[key], second.gradients[key]) for key in first.gradients
+    )
+    return same, first.gradients.keys() == second.gradients.keys(), meter.peak_bytes
+
+
+def check(ranks, name, mesh, seed, eagerness=1.5, limited=False, delays=True):
+    plan = random_plan(name, mesh, seed)
+    session = session_of(plan)
+    serial = schedule_of(plan, session.graph)
+    report = session.replay(serial)
+    limit = report.peak_bytes if limited else None
+    room = Room(report.profile.total_during, limit)
+    beside = overlapped(session.graph, serial, session.instruction_costs, room, eagerness)
+    assert any(getattr(entry, "overlapped", False) for entry in beside.instructions)
+    predicted = session.replay(beside)
+    assert predicted.ok, predicted.violations
+    without_state = replay(session.graph, beside, optimizer=NO_OPTIMIZER, counter_based_random=True)
+    for same_bits, same_names, peak in ranks.run(compare, name, serial, beside, delays):
+        assert same_names
+        assert same_bits
+        assert peak <= without_state.peak_bytes
+
+
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("name", ["gpt2", slow("llama"), "vit", slow("conv_net")])
+def test_two_ranks(name, seed, two_ranks):
+    check(two_ranks, name, (2,), seed, limited=bool(seed))
+
+
+@pytest.mark.parametrize(("name", "mesh"), [("gpt2", (2, 2)), ("llama", (4,))])
+def test_four_ranks(name, mesh, four_ranks):
+    check(four_ranks, name, mesh, 0, eagerness=3.0)
