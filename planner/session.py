@@ -23,18 +23,20 @@ from formulations.solvers.protocol.registry import method_of
 from formulations.step.replay import replay_decision
 from formulations.step.solving.context import Executed, FreeDecision, SolveContext
 from formulations.step.solving.driver import solve_step
-from formulations.step.solving.second_bound import SecondBound, ranked
+from formulations.step.solving.second_bound import DYNAMIC_PROGRAM, SecondBound, ranked
 from formulations.step.solving.solved import SolvedStep
 from formulations.step.solving.step_problem import StepProblem
-from formulations.step.training_step import StepDecision
+from formulations.step.training_step import StepDecision, StepModel
 from planner.common.infeasibility import refusal
-from planner.formulations import formulation_problem
+from planner.formulations import OFFLOAD, formulation_problem
 from planner.graph.operator_graph import OperatorGraph
 from planner.graph.optimizers import OptimizerSpec, optimizer_named
 from planner.machine.cluster import ClusterError, ClusterSpec, load_cluster
 from planner.machine.costs import CostModel
 from planner.machine.memory_budget import MemoryBudget
 from planner.models.references import ModelReference, load_step, reference_of
+from planner.overlap.link_costs import with_link_costs
+from planner.overlap.search import OverlapTask, solve_overlapped
 from planner.plan.document import (
     Certificate,
     CrossCheck,
@@ -80,6 +82,8 @@ class PlanRequest:
         Bytes of pinned host memory for one device, for formulations that offload; no limit if None.
     gap
         Gap, as a share of the cost, at which the search may end before the time limit; 0 asks for a proof.
+    overlap
+        Whether gathers of parameters and reductions of gradients may run beside the computation.
 
     Raises
     ------
@@ -95,8 +99,11 @@ class PlanRequest:
     workers: int | None = None
     host_memory: int | None = None
     gap: float = 0.0
+    overlap: bool = False
 
     def __post_init__(self) -> None:
+        if self.overlap and self.formulation == OFFLOAD:
+            raise PlanError(f"{OFFLOAD} does not overlap collectives yet: choose another formulation, or no overlap")
         if not 0.0 <= self.gap < 1.0:
             raise PlanError(f"gap {self.gap}: give a share of the cost from 0 (a proof) to below 1, as 0.001")
         if self.host_memory is not None and self.host_memory < 0:
@@ -203,11 +210,13 @@ class PlanningSession:
         """
         return self._problem(request, self.budget(request.memory), pool)
 
-    def _problem(self, request: PlanRequest, budget: MemoryBudget, pool: SolverPool | None) -> StepProblem:
+    def _problem(
+        self, request: PlanRequest, budget: MemoryBudget, pool: SolverPool | None, space: StrategySpace | None = None
+    ) -> StepProblem:
         options = SolveOptions(time_limit=request.time_limit, seed=request.seed, workers=request.workers)
         return formulation_problem(
             request.formulation,
-            self.space,
+            space or self.space,
             budget.tensor_bytes,
             partial(_first_layouts, solver=request.solver, options=options, pool=pool),
             links_of(self.costs, request.host_memory),
@@ -284,6 +293,8 @@ class PlanningSession:
         budget = self.budget(request.memory)
         times: dict[str, float] = {}
         with SolverPool() as pool:
+            if request.overlap:
+                return self._plan_overlapped(request, budget, progress, pool)
             started = time.perf_counter()
             solved = self._solve(request, budget, progress, pool, ())
             times["solve"] = time.perf_counter() - started
@@ -301,6 +312,65 @@ class PlanningSession:
                 f"{report.total_quanta} ns: this is a defect of the planner, please report it"
             )
         return self._make_plan(request, budget, result, other, schedule, report, {**self.times, **times})
+
+    def _plan_overlapped(
+        self,
+        request: PlanRequest,
+        budget: MemoryBudget,
+        progress: Callable[[Progress], None] | None,
+        pool: SolverPool,
+    ) -> Plan:
+        """Plan with communication beside the computation; the plan's replay and bound are those of its schedule."""
+        started = time.perf_counter()
+        limit = budget.tensor_bytes
+        task = OverlapTask(
+            self.graph,
+            with_link_costs(self.space, self.costs),
+            len(self.mesh),
+            limit,
+            self.instruction_costs,
+            partial(self._solve_weighted, request, budget, pool),
+            partial(build_schedule, self.space),
+            partial(self.replay, limit=limit),
+        )
+        found = solve_overlapped(task, request.time_limit, request.gap, progress)
+        times = {"solve": time.perf_counter() - started}
+        other = replace(found.result, bound=None, solver=DYNAMIC_PROGRAM, seconds=0.0)
+        if found.bounding is not None:
+            started = time.perf_counter()
+            solved, scale = found.bounding
+            with SecondBound(solved, request.time_limit, request.seed, pool) as second:
+                bound = second.result()
+            value = None if bound.bound is None else -(-bound.bound // scale)
+            other = replace(bound, bound=value)
+            times["cross_check"] = time.perf_counter() - started
+        result, other = ranked(found.result, other)
+        return self._make_plan(request, budget, result, other, found.schedule, found.report, {**self.times, **times})
+
+    def _solve_weighted(
+        self,
+        request: PlanRequest,
+        budget: MemoryBudget,
+        pool: SolverPool,
+        model: StepModel,
+        seconds: float,
+        known: Sequence[StepDecision],
+    ) -> SolvedStep:
+        """Find a decision within the limit whose cost in other tables of the same step is least."""
+
+        def execute(decision: StepDecision) -> Executed:
+            executed = replay_decision(model, decision)
+            return Executed(executed.cost, executed.peak)
+
+        request = replace(request, time_limit=seconds)
+        space = replace(self.space, model=model)
+        options = SolveOptions(seconds, request.seed, request.gap, workers=request.workers)
+        context = SolveContext(execute, request.solver, options, pool, None, known)
+        context.warm_up()
+        found = solve_step(self._problem(request, budget, pool, space), context)
+        if isinstance(found, MinimumPeak):
+            raise refusal(found, budget.tensor_bytes, budget.reserve_bytes)
+        return found
 
     def solve(
         self,

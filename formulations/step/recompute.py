@@ -30,6 +30,7 @@ from formulations.step.modes import Modes
 from formulations.step.sharding import UNREAD, StepProblemBuilder
 from formulations.step.timeline import build_timeline
 from formulations.step.training_step import NodeKind, StepEdge, StepModel
+from formulations.step.weights import argument_weights, execution_price, weighted
 
 
 class RecomputeProblemBuilder(StepProblemBuilder):
@@ -50,7 +51,7 @@ class RecomputeProblemBuilder(StepProblemBuilder):
     Attributes
     ----------
     executions
-        Per node how often it runs, per mode.
+        Per node the moments at which it runs, per mode: first at itself.
     """
 
     def __init__(self, model: StepModel, reruns: Modes, counting: Counting, *, chains: bool) -> None:
@@ -60,7 +61,7 @@ class RecomputeProblemBuilder(StepProblemBuilder):
         self.rereads = frozenset(i for i, modes in reruns.items() if max(map(len, modes)) > 1)
         self.chains = chains
         self.executions = [
-            (1, *(1 + len(mode) for mode in reruns.get(i, ())), *(1,) * self.further_modes(i))
+            ((i,), *((i, *mode) for mode in reruns.get(i, ())), *((i,),) * self.further_modes(i))
             for i in range(len(model.nodes))
         ]
         self._modes_with = {
@@ -72,7 +73,8 @@ class RecomputeProblemBuilder(StepProblemBuilder):
         self._last_moments = {i: np.array([mode[-1] for mode in modes]) for i, modes in reruns.items()}
         for i, times in enumerate(self.executions):
             if len(times) > 1:
-                self.cost[i] = np.concatenate([count * self.cost[i] for count in times])
+                # A node that runs again is no parameter: its cost so far is that of one execution.
+                self.cost[i] = np.concatenate([execution_price(model, i, moments) for moments in times])
 
     def build(self, name: str) -> StrategyProblem:
         """Add the families of sharding and the holds."""
@@ -121,18 +123,26 @@ class RecomputeProblemBuilder(StepProblemBuilder):
 
         return self.tables.made_of((amount,), ("in modes", count, *modes), make)
 
-    def _everywhere(self, table: IntArray, producer: int, consumer: int, paid: bool) -> IntArray:
-        """A table over the modes of both nodes; ``paid`` again where the consumer runs again."""
+    def _everywhere(self, table: IntArray, producer: int, consumer: int) -> IntArray:
+        """A table over the modes of both nodes."""
         rows, columns = self.modes(producer), self.modes(consumer)
         if rows == columns == 1:
             return table
-        times = self.executions[consumer] if paid else (1,) * columns
+        return self.tables.made_of((table,), ("everywhere", rows, columns), lambda: np.tile(table, (rows, columns)))
+
+    def _paid(self, edge: StepEdge) -> IntArray:
+        """Cost of an argument over the modes of both nodes, paid again where its reader runs again."""
+        rows = self.modes(edge.producer)
+        weights = tuple(argument_weights(self.model, edge, moments) for moments in self.executions[edge.consumer])
+        if rows == len(weights) == 1:
+            return weighted(edge.cost, edge.link_cost, weights[0])
 
         def make() -> IntArray:
-            full: IntArray = np.tile(table, (rows, columns)) * np.repeat(times, table.shape[1])
-            return full
+            columns = [weighted(edge.cost, edge.link_cost, of_mode) for of_mode in weights]
+            return np.tile(np.concatenate(columns, axis=1), (rows, 1))
 
-        return self.tables.made_of((table,), ("everywhere", rows, times), make)
+        tables = (edge.cost,) if edge.link_cost is None else (edge.cost, edge.link_cost)
+        return self.tables.made_of(tables, ("paid", rows, weights), make)
 
     def _at_moment(self, table: IntArray, producer: int, consumer: int, moment: int) -> IntArray:
         """A table over the modes of both nodes, zero where the consumer does not run again at the moment."""
@@ -208,8 +218,7 @@ class RecomputeProblemBuilder(StepProblemBuilder):
             if v in self.reruns and self.modes(u) > 1:
                 late = self.out_of_order(u, v)
                 forbidden = late if forbidden is None else forbidden | late
-            cost = self._everywhere(edge.cost, u, v, paid=True)
-            self.factor((u, v), cost, forbidden, self._argument_copies(edge))
+            self.factor((u, v), self._paid(edge), forbidden, self._argument_copies(edge))
 
     def _argument_copies(self, edge: StepEdge) -> list[UsageTerm]:
         """Usage of an argument's copy in every execution of its reader."""
@@ -217,7 +226,7 @@ class RecomputeProblemBuilder(StepProblemBuilder):
             return []
         u, v = edge.producer, edge.consumer
         tables = edge.copy_bytes, edge.peak_bytes
-        first = (self._everywhere(table, u, v, paid=False) for table in tables)
+        first = (self._everywhere(table, u, v) for table in tables)
         usage = self.copy_terms(self.timeline.compute[v], edge.slot, *first)
         for moment in self.moments.get(v, ()):
             again = (self._at_moment(table, u, v, moment) for table in tables)

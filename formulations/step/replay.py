@@ -13,11 +13,42 @@ import numpy as np
 
 from formulations.problem.strategy_problem import IntArray
 from formulations.step.timeline import Event, EventKind, Timeline, build_timeline
-from formulations.step.training_step import StepDecision, StepEdge, StepModel
+from formulations.step.training_step import NodeKind, StepDecision, StepEdge, StepModel
+from formulations.step.weights import StepWeights
 
 
 class BrokenDecisionError(ValueError):
     """A decision that cannot be executed; the message names the nodes and the reason."""
+
+
+class Tally:
+    """Costs of an executed decision by kind and by the operator at which they are paid, in quanta.
+
+    Attributes
+    ----------
+    computation
+        Operators and resharded activations, shape ``(nodes,)``.
+    activations, gathers, reductions
+        Link time per mesh axis, as in :class:`~formulations.step.weights.StepWeights`, shape ``(axes, nodes)``; no axes
+        where the model has no times on links.
+    updates
+        All updates.
+    """
+
+    def __init__(self, nodes: int, axes: int) -> None:
+        self.computation = np.zeros(nodes, dtype=np.int64)
+        self.activations, self.gathers, self.reductions = (np.zeros((axes, nodes), dtype=np.int64) for _ in range(3))
+        self.updates = 0
+
+    def weigh(self, weights: StepWeights) -> int:
+        """Sum of the costs times their weights."""
+        pairs = (
+            (self.computation, weights.computation),
+            (self.activations, weights.activations),
+            (self.gathers, weights.gathers),
+            (self.reductions, weights.reductions),
+        )
+        return weights.updates * self.updates + sum(int((mine * weight).sum()) for mine, weight in pairs)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -27,16 +58,19 @@ class StepReplay:
     Parameters
     ----------
     cost
-        Sum over all executions, reshardings and updates, in quanta.
+        Sum over all executions, reshardings and updates, in quanta; by the weights of the model where it has some.
     usage
         Bytes on one device at every time of ``timeline``.
     timeline
         Events of this decision; all of them happen.
+    tally
+        The costs by when they are paid.
     """
 
     cost: int
     usage: IntArray
     timeline: Timeline
+    tally: Tally
 
     @property
     def peak(self) -> int:
@@ -71,6 +105,9 @@ class _Execution:
         self.timeline = build_timeline(model, decision.recomputed)
         self.change = np.zeros(self.timeline.horizon + 1, dtype=np.int64)
         self.cost = 0
+        links = [*(edge.link_cost for edge in model.edges), *(edge.link_cost for edge in model.gradients)]
+        self.tally = Tally(len(model.nodes), max((len(link) for link in links if link is not None), default=0))
+        self.moment = {at: moment for reruns in self.timeline.recompute for moment, at in reruns.items()}
         self.current: dict[tuple[int, int], _Version] = {}
         self.edges_into: list[list[StepEdge]] = [[] for _ in model.nodes]
         for edge in model.edges:
@@ -83,10 +120,12 @@ class _Execution:
         for i, node in enumerate(self.model.nodes):
             self._hold(0, self.timeline.horizon, int(node.resident_bytes[self.layout[i]]))
         for position, event in enumerate(self.timeline.events):
-            self._execute(event, self.timeline.start[position], self.timeline.start[position + 1])
+            paid_at = self.moment.get(position, event.index)
+            self._execute(event, self.timeline.start[position], self.timeline.start[position + 1], paid_at)
         for version in self.current.values():
             self._hold(version.made, version.until, version.amount)
-        return StepReplay(self.cost, np.cumsum(self.change)[:-1], self.timeline)
+        cost = self.cost if self.model.weights is None else self.tally.weigh(self.model.weights)
+        return StepReplay(cost, np.cumsum(self.change)[:-1], self.timeline, self.tally)
 
     def _hold(self, start: int, end: int, amount: int) -> None:
         if start < end:
@@ -98,10 +137,10 @@ class _Execution:
         if version is not None:
             version.until = max(version.until, until)
 
-    def _execute(self, event: Event, start: int, end: int) -> None:
+    def _execute(self, event: Event, start: int, end: int, paid_at: int) -> None:
         match event.kind:
             case EventKind.COMPUTE | EventKind.RECOMPUTE:
-                self._compute(event, start, end)
+                self._compute(event, start, end, paid_at)
             case EventKind.GRADIENT:
                 self._reduce_gradient(event.index, start)
             case EventKind.RESULT:
@@ -111,9 +150,10 @@ class _Execution:
                 assert node.update_cost is not None
                 assert node.update_bytes is not None
                 self.cost += int(node.update_cost[at])
+                self.tally.updates += int(node.update_cost[at])
                 self._hold(start, end, int(node.update_bytes[at]))
 
-    def _compute(self, event: Event, start: int, end: int) -> None:
+    def _compute(self, event: Event, start: int, end: int, paid_at: int) -> None:
         """Bring every argument to its layout, then compute; outputs become the newest versions."""
         v = event.index
         node, at = self.model.nodes[v], self.layout[v]
@@ -121,11 +161,18 @@ class _Execution:
             pair = self.layout[edge.producer], at
             self._allow(not edge.forbidden[pair], self.model.nodes[edge.producer].name, node.name)
             self.cost += int(edge.cost[pair])
+            given = self.model.nodes[edge.producer].kind in (NodeKind.PARAMETER, NodeKind.INPUT)
+            if not given:
+                self.tally.computation[paid_at] += int(edge.cost[pair])
+            if edge.link_cost is not None:
+                links = self.tally.gathers if given else self.tally.activations
+                links[:, paid_at] += edge.link_cost[:, *pair]
             made, copy = start + edge.slot, int(edge.copy_bytes[pair])
             self._read(edge.producer, edge.output, made + 1 if copy else end)
             self._hold(made, made + 1, int(edge.peak_bytes[pair]))
             self._hold(made + 1, end, copy)
         self.cost += int(node.cost[at])
+        self.tally.computation[paid_at] += int(node.cost[at])
         if node.workspace_bytes is not None:
             self._hold(end - 1, end, int(node.workspace_bytes[at]))
         for output, amount in enumerate(node.output_bytes[at].tolist()):
@@ -144,6 +191,8 @@ class _Execution:
         names = self.model.nodes[gradient.producer].name, self.model.nodes[gradient.parameter].name
         self._allow(not gradient.forbidden[pair], *names)
         self.cost += int(gradient.cost[pair])
+        if gradient.link_cost is not None:
+            self.tally.reductions[:, gradient.producer] += gradient.link_cost[:, *pair]
         self._hold(time, time + 1, int(gradient.peak_bytes[pair]))
         self._keep(gradient.producer, gradient.output, time, int(gradient.copy_bytes[pair]), gradient.parameter)
 
@@ -152,6 +201,7 @@ class _Execution:
         at = self.layout[result.producer]
         self._allow(not result.forbidden[at], self.model.nodes[result.producer].name, "the result")
         self.cost += int(result.cost[at])
+        self.tally.computation[result.producer] += int(result.cost[at])
         self._hold(time, time + 1, int(result.peak_bytes[at]))
         self._keep(result.producer, result.output, time, int(result.copy_bytes[at]), None)
 

@@ -39,6 +39,14 @@ from formulations.step.equal_tables import EqualTables
 from formulations.step.liveness import LastUse, Lifetime, lifetimes
 from formulations.step.timeline import EventKind, Timeline, build_timeline
 from formulations.step.training_step import GradientEdge, NodeKind, StepModel
+from formulations.step.weights import (
+    argument_weights,
+    execution_price,
+    gradient_price,
+    result_price,
+    update_price,
+    weighted,
+)
 
 MEMORY = 0
 """Index of the device-memory resource in problems built from a :class:`StepModel`."""
@@ -108,7 +116,7 @@ class StepProblemBuilder:
             for output, count in kept.items()
             if counting is Counting.OVER or (counting is Counting.EXACT and count > 1)
         }
-        self.cost: list[IntArray] = [node.cost.copy() for node in model.nodes]
+        self.cost: list[IntArray] = [execution_price(model, i, (i,)) for i in range(len(model.nodes))]
         self.node_forbidden: list[BoolArray | None] = [None] * len(model.nodes)
         self.node_usage: list[list[UsageTerm]] = [[] for _ in model.nodes]
         self.names = [node.name for node in model.nodes]
@@ -172,7 +180,7 @@ class StepProblemBuilder:
             self.node_usage[i] += self.term(0, self.timeline.horizon, node.resident_bytes)
             if node.update_bytes is not None and node.update_cost is not None:
                 time = self.timeline.last_time(self.timeline.update[i])
-                self.cost[i] = self.cost[i] + node.update_cost
+                self.cost[i] = self.cost[i] + update_price(self.model, i)
                 self.node_usage[i] += self.term(time, time + 1, node.update_bytes)
 
     def add_operators(self) -> None:
@@ -219,7 +227,8 @@ class StepProblemBuilder:
         for edge in self.model.edges:
             event = self.timeline.compute[edge.consumer]
             usage = self.copy_terms(event, edge.slot, edge.copy_bytes, edge.peak_bytes)
-            self.factor((edge.producer, edge.consumer), edge.cost, edge.forbidden, usage)
+            cost = weighted(edge.cost, edge.link_cost, argument_weights(self.model, edge, (edge.consumer,)))
+            self.factor((edge.producer, edge.consumer), cost, edge.forbidden, usage)
 
     def copy_terms(self, event: int, slot: int, copy_bytes: IntArray, peak_bytes: IntArray) -> list[UsageTerm]:
         """Usage of an argument's copy: more while it is made, then its bytes until the operator has computed."""
@@ -234,7 +243,7 @@ class StepProblemBuilder:
         for k, result in enumerate(self.model.results):
             node = result.producer
             time = self.timeline.last_time(self.timeline.result[k])
-            self.cost[node] = self.cost[node] + result.cost
+            self.cost[node] = self.cost[node] + result_price(self.model, result)
             self.forbid(node, result.forbidden)
             own = np.where(result.copy_bytes > 0, 0, self.model.nodes[node].output_bytes[:, result.output])
             alone_from = max(time + 1, self.read_until(node, result.output))
@@ -261,7 +270,8 @@ class StepProblemBuilder:
                 *self.term(time, time + 1, gradient.peak_bytes),
                 *self.term(time + 1, self._updated(gradient) + 1, gradient.copy_bytes),
             ]
-            self.factor((gradient.producer, gradient.parameter), gradient.cost, gradient.forbidden, usage)
+            cost = gradient_price(self.model, gradient)
+            self.factor((gradient.producer, gradient.parameter), cost, gradient.forbidden, usage)
             by_storage.setdefault((gradient.producer, gradient.output), []).append(k)
         for (producer, output), members in by_storage.items():
             sharing = sorted((self.model.gradients[k] for k in members), key=self._updated, reverse=True)

@@ -12,10 +12,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from formulations.problem.strategy_problem import BoolArray, IntArray
+
+if TYPE_CHECKING:
+    from formulations.step.weights import StepWeights
 
 Moments = tuple[int, ...]
 """Backward operators before which an operator runs again, in ascending order."""
@@ -82,7 +86,8 @@ class StepEdge:
 
     Tables have shape ``(S_producer, S_consumer)``. ``copy_bytes`` is the resharded copy that lives while
     the consumer computes (0 where the producer's storage is read directly); ``peak_bytes`` the most that
-    is alive beyond the producer's storage while the copy is made.
+    is alive beyond the producer's storage while the copy is made. ``link_cost``, shape ``(axes, S_producer,
+    S_consumer)``, is the part of the cost for which the link of each mesh axis is busy; None where nobody asks.
     """
 
     producer: int
@@ -93,6 +98,7 @@ class StepEdge:
     copy_bytes: IntArray
     peak_bytes: IntArray
     forbidden: BoolArray
+    link_cost: IntArray | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -110,6 +116,7 @@ class GradientEdge:
     copy_bytes: IntArray
     peak_bytes: IntArray
     forbidden: BoolArray
+    link_cost: IntArray | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -128,7 +135,8 @@ class ResultEdge:
 class StepModel:
     """One training step as tables; see the module docstring.
 
-    Nodes are ordered: inputs and parameters, forward operators, backward operators.
+    Nodes are ordered: inputs and parameters, forward operators, backward operators. ``weights`` makes every cost count
+    by when it is paid (:mod:`formulations.step.weights`); None counts all alike.
     """
 
     nodes: tuple[StepNode, ...]
@@ -136,6 +144,7 @@ class StepModel:
     gradients: tuple[GradientEdge, ...]
     results: tuple[ResultEdge, ...]
     seconds_per_cost: float = 1e-9
+    weights: StepWeights | None = None
 
     @cached_property
     def edges_from(self) -> tuple[tuple[StepEdge, ...], ...]:

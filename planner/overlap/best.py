@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 from planner.graph.operator_graph import OperatorGraph
 from planner.overlap.timetable import Room, overlapped
@@ -12,6 +13,9 @@ from planner.schedule.instructions import Schedule
 
 EAGERNESS = (1.0, 1.5, 3.0, 8.0)
 """How many times their duration gathers start before they are needed, tried one after another."""
+
+ATTEMPTS = 3
+"""Limits that are tried for a timetable, which knows its memory only nearly."""
 
 
 def fastest(
@@ -37,11 +41,29 @@ def fastest(
     best, report = serial, replay(serial)
     room = Room(report.profile.total_during, limit)
     for eagerness in EAGERNESS:
+        for schedule, found in _within(graph, serial, costs, room, eagerness, replay):
+            assert found.total_quanta is not None, found.violations
+            assert report.total_quanta is not None
+            if found.total_quanta < report.total_quanta:
+                best, report = schedule, found
+    return best, report
+
+
+def _within(
+    graph: OperatorGraph,
+    serial: Schedule,
+    costs: StepCosts,
+    room: Room,
+    eagerness: float,
+    replay: Callable[[Schedule], ReplayReport],
+) -> Iterator[tuple[Schedule, ReplayReport]]:
+    """The timetable if it is within the limit; where it is not, one for a limit lower by what was too much."""
+    limit = room.limit
+    for _ in range(ATTEMPTS):
         schedule = overlapped(graph, serial, costs, room, eagerness)
         found = replay(schedule)
-        assert found.total_quanta is not None, found.violations
-        assert report.total_quanta is not None
-        fits = limit is None or found.peak_bytes <= max(limit, report.peak_bytes)
-        if fits and found.total_quanta < report.total_quanta:
-            best, report = schedule, found
-    return best, report
+        if limit is None or found.peak_bytes <= limit:
+            yield schedule, found
+            return
+        assert room.limit is not None
+        room = replace(room, limit=room.limit - (found.peak_bytes - limit))

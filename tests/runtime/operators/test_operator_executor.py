@@ -158,7 +158,6 @@ def computed_twice(instructions):
         (lambda found: (Offload(0, 10**6), Reshard(10**6, 10**6 + 1, (("R",), ("S0",))), *found), "prefetch it"),
         (lambda found: (Prefetch(0, 10**6), *found), r"buffer 0, which was never offloaded"),
         (lambda found: (*found, Offload(0, 10**6)), r"updates come last"),
-        (lambda found: (*found, Reshard(0, 10**6, (("R",), ("S0",)))), r"updates come last"),
     ],
 )
 def test_a_schedule_that_would_run_otherwise_than_counted_is_refused(traced_mlp, damage, message):

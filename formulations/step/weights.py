@@ -1,0 +1,102 @@
+"""Weights of a step's costs: lower bounds on plans whose communication runs beside the computation.
+
+A plan may gather parameters early and reduce gradients late, beside the computation; resharded activations stay on its
+way. However it does so, for any two operators ``q <= p`` in the order of execution and any mesh axes ``a`` and ``b``:
+
+- before ``q`` computes, the link of ``a`` has carried every gather that operators up to ``q`` need, and activations;
+- from ``q`` to ``p`` the computation runs, with its resharded activations;
+- the link of ``b`` carries every gradient that ``p`` and later operators make only after that.
+
+These three follow one another, so their sum is no more than the step takes, nor is what one link carries in all, nor is
+the computation with all updates (*paths*). A convex combination of paths weighs every cost by the operator at which it
+is paid, and bounds all plans from below: the same canonical problem with other costs. The weights with the best bound
+come from a small linear program (:mod:`planner.overlap.multipliers`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from formulations.problem.strategy_problem import IntArray
+from formulations.step.training_step import GradientEdge, NodeKind, ResultEdge, StepEdge, StepModel
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StepWeights:
+    """Weights of costs by the operator at which they are paid, reruns at the backward operator behind them.
+
+    Parameters
+    ----------
+    scale
+        Sum of the weights of the combined paths: a bound of the weighted problem is ``scale`` times one in quanta.
+    computation
+        Weight of operators, and of reshardings of activations as part of the computation, shape ``(nodes,)``.
+    activations, gathers
+        Weights of the link time of what an operator reads, shape ``(axes, nodes)``: of resharded activations, and of
+        parameters and inputs of the step.
+    reductions
+        Weight of the link time of gradients by the operator that makes them, shape ``(axes, nodes)``.
+    updates
+        Weight of all updates.
+    """
+
+    scale: int
+    computation: IntArray
+    activations: IntArray
+    gathers: IntArray
+    reductions: IntArray
+    updates: int
+
+
+def is_gather(model: StepModel, edge: StepEdge) -> bool:
+    """Whether an argument is a parameter or another input of the step."""
+    return model.nodes[edge.producer].kind in (NodeKind.PARAMETER, NodeKind.INPUT)
+
+
+def execution_price(model: StepModel, node: int, moments: Sequence[int]) -> IntArray:
+    """Cost of executions of a node at these moments per layout, shape ``(S,)``, by the model's weights."""
+    cost = model.nodes[node].cost
+    if model.weights is None:
+        return len(moments) * cost
+    return int(model.weights.computation[list(moments)].sum()) * cost
+
+
+def argument_weights(model: StepModel, edge: StepEdge, moments: Sequence[int]) -> tuple[int, ...]:
+    """Weights of an argument's cost and of its link time per axis, for executions of its reader at these moments."""
+    if model.weights is None:
+        return (len(moments),)
+    at = list(moments)
+    gathered = is_gather(model, edge)
+    links = model.weights.gathers if gathered else model.weights.activations
+    computation = 0 if gathered else int(model.weights.computation[at].sum())
+    return computation, *(int(weight) for weight in links[:, at].sum(axis=1))
+
+
+def gradient_price(model: StepModel, gradient: GradientEdge) -> IntArray:
+    """Cost of a gradient's reduction, shape ``(S_producer, S_parameter)``, by the model's weights."""
+    if model.weights is None:
+        return gradient.cost
+    return weighted(gradient.cost, gradient.link_cost, (0, *model.weights.reductions[:, gradient.producer]))
+
+
+def result_price(model: StepModel, result: ResultEdge) -> IntArray:
+    """Cost of a result, shape ``(S_producer,)``, by the model's weights."""
+    return result.cost if model.weights is None else int(model.weights.computation[result.producer]) * result.cost
+
+
+def update_price(model: StepModel, node: int) -> IntArray:
+    """Cost of a parameter's update per layout, shape ``(S,)``, by the model's weights."""
+    cost = model.nodes[node].update_cost
+    assert cost is not None
+    return cost if model.weights is None else model.weights.updates * cost
+
+
+def weighted(cost: IntArray, link_cost: IntArray | None, weights: Sequence[int]) -> IntArray:
+    """A table of costs and those of its link times, shape ``(axes, *cost.shape)``, times their weights."""
+    total = int(weights[0]) * cost
+    if len(weights) > 1:
+        assert link_cost is not None, "weights need the time on each link"
+        for weight, table in zip(weights[1:], link_cost, strict=True):
+            total = total + int(weight) * table
+    return total
