@@ -58,6 +58,7 @@ class _PlanOptions(TypedDict, total=False):
     seed: int
     workers: int | None
     gap: float
+    overlap: bool
     as_published: bool
     search_batch: bool
     progress: Callable[[Progress], None] | None
@@ -83,6 +84,7 @@ def plan(
     seed: int = 0,
     workers: int | None = None,
     gap: float = 0.0,
+    overlap: bool = False,
     as_published: bool = False,
     search_batch: bool = False,
     progress: Callable[[Progress], None] | None = None,
@@ -116,6 +118,8 @@ def plan(
         Processes at work at once; with 1 a solve that ends before its limit is deterministic. One per core if None.
     gap
         Gap, as a share of the cost, at which the search for a plan of operators may end; 0 asks for a proof.
+    overlap
+        Whether gathers of parameters and reductions of gradients of a plan of operators may run beside its computation.
     as_published
         Whether a paper's own search plans the layers, in place of the exact one.
     search_batch
@@ -136,6 +140,8 @@ def plan(
         Bad input; the message names it and the remedy.
     """
     if formulation in LAYER_FORMULATIONS:
+        if overlap:
+            raise PlanError(f"overlap: {formulation} plans layers; it is for formulations of operators")
         return plan_layers(
             reference,
             cluster=cluster,
@@ -151,7 +157,7 @@ def plan(
         option = "as_published" if as_published else "search_batch"
         raise PlanError(f"{option}: {formulation} plans operators; it is for {', '.join(LAYER_FORMULATIONS)}")
     session = PlanningSession(_reference(reference), cluster, mesh, optimizer)
-    request = PlanRequest(memory, formulation, solver, time_limit, seed, workers, host_memory, gap)
+    request = PlanRequest(memory, formulation, solver, time_limit, seed, workers, host_memory, gap, overlap)
     return session.plan(request, progress)
 
 

@@ -48,7 +48,7 @@ from planner.plan.document import (
     Record,
     make_plan,
 )
-from planner.plan.notes import cost_note, planning_notes
+from planner.plan.notes import cost_note, overlap_notes, planning_notes
 from planner.replay.checker import OptimizerMemory, ReplayReport, StrategyTable, replay
 from planner.schedule.instructions import Schedule
 from planner.scheduling.builder import build_schedule
@@ -211,12 +211,12 @@ class PlanningSession:
         return self._problem(request, self.budget(request.memory), pool)
 
     def _problem(
-        self, request: PlanRequest, budget: MemoryBudget, pool: SolverPool | None, space: StrategySpace | None = None
+        self, request: PlanRequest, budget: MemoryBudget, pool: SolverPool | None, model: StepModel | None = None
     ) -> StepProblem:
         options = SolveOptions(time_limit=request.time_limit, seed=request.seed, workers=request.workers)
         return formulation_problem(
             request.formulation,
-            space or self.space,
+            self.space if model is None else replace(self.space, model=model),
             budget.tensor_bytes,
             partial(_first_layouts, solver=request.solver, options=options, pool=pool),
             links_of(self.costs, request.host_memory),
@@ -262,8 +262,7 @@ class PlanningSession:
         """Cost and peak of a decision: by replay of its tables, or of its schedule where it offloads."""
         with gc_paused():
             if not decision.offloaded:
-                executed = replay_decision(self.space.model, decision)
-                return Executed(executed.cost, executed.peak)
+                return _executed(self.space.model, decision)
             report = self.replay(self.schedule(decision, limit))
         assert report.total_quanta is not None, report.violations
         return Executed(report.total_quanta, report.peak_bytes)
@@ -321,15 +320,18 @@ class PlanningSession:
         pool: SolverPool,
     ) -> Plan:
         """Plan with communication beside the computation; the plan's replay and bound are those of its schedule."""
-        started = time.perf_counter()
-        limit = budget.tensor_bytes
+        started, limit = time.perf_counter(), budget.tensor_bytes
+
+        def solve_weighted(model: StepModel, seconds: float, known: Sequence[StepDecision]) -> SolvedStep:
+            return self._solve(replace(request, time_limit=seconds), budget, None, pool, known, model)
+
         task = OverlapTask(
             self.graph,
             with_link_costs(self.space, self.costs),
             len(self.mesh),
             limit,
             self.instruction_costs,
-            partial(self._solve_weighted, request, budget, pool),
+            solve_weighted,
             partial(build_schedule, self.space),
             partial(self.replay, limit=limit),
         )
@@ -346,31 +348,6 @@ class PlanningSession:
             times["cross_check"] = time.perf_counter() - started
         result, other = ranked(found.result, other)
         return self._make_plan(request, budget, result, other, found.schedule, found.report, {**self.times, **times})
-
-    def _solve_weighted(
-        self,
-        request: PlanRequest,
-        budget: MemoryBudget,
-        pool: SolverPool,
-        model: StepModel,
-        seconds: float,
-        known: Sequence[StepDecision],
-    ) -> SolvedStep:
-        """Find a decision within the limit whose cost in other tables of the same step is least."""
-
-        def execute(decision: StepDecision) -> Executed:
-            executed = replay_decision(model, decision)
-            return Executed(executed.cost, executed.peak)
-
-        request = replace(request, time_limit=seconds)
-        space = replace(self.space, model=model)
-        options = SolveOptions(seconds, request.seed, request.gap, workers=request.workers)
-        context = SolveContext(execute, request.solver, options, pool, None, known)
-        context.warm_up()
-        found = solve_step(self._problem(request, budget, pool, space), context)
-        if isinstance(found, MinimumPeak):
-            raise refusal(found, budget.tensor_bytes, budget.reserve_bytes)
-        return found
 
     def solve(
         self,
@@ -409,12 +386,15 @@ class PlanningSession:
         progress: Callable[[Progress], None] | None,
         pool: SolverPool | None,
         known: Sequence[StepDecision],
+        model: StepModel | None = None,
     ) -> SolvedStep:
+        """As :meth:`solve`; with other tables of the step, the decision whose cost in these is least."""
         options = SolveOptions(request.time_limit, request.seed, request.gap, workers=request.workers)
-        execute = partial(self.execute, limit=budget.tensor_bytes)
-        context = SolveContext(execute, request.solver, options, pool, progress, known, self.free)
+        execute = partial(self.execute, limit=budget.tensor_bytes) if model is None else partial(_executed, model)
+        free = self.free if model is None else FreeDecision()
+        context = SolveContext(execute, request.solver, options, pool, progress, known, free)
         context.warm_up()
-        found = solve_step(self._problem(request, budget, pool), context)
+        found = solve_step(self._problem(request, budget, pool, model), context)
         if isinstance(found, MinimumPeak):
             raise refusal(found, budget.tensor_bytes, budget.reserve_bytes)
         return found
@@ -459,12 +439,18 @@ class PlanningSession:
                 ),
                 notes=(
                     cost_note(self.instruction_costs.seconds_by_source(schedule)),
+                    *overlap_notes(report),
                     *planning_notes(self.graph, schedule, self.space.report, self.instruction_costs),
                 ),
                 times=times,
                 hardware={"machine": platform.machine(), "python": platform.python_version()},
             ),
         )
+
+
+def _executed(model: StepModel, decision: StepDecision) -> Executed:
+    executed = replay_decision(model, decision)
+    return Executed(executed.cost, executed.peak)
 
 
 def _cross_check(other: SolveResult) -> CrossCheck:

@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import highspy
 import numpy as np
 from numpy.typing import NDArray
 
@@ -136,6 +135,8 @@ def _combined(parts: Sequence[tuple[int, StepWeights]]) -> StepWeights:
 
 def _best_combination(times: NDArray[np.float64]) -> NDArray[np.float64]:
     """Shares of the paths, which add up to one, with the largest least time; ``times`` of shape ``(plans, paths)``."""
+    import highspy
+
     plans, count = times.shape
     scaled = times / max(1.0, float(times.max()))
     program = highspy.Highs()

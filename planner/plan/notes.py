@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from planner.common.units import format_seconds
 from planner.graph.operator_graph import OperatorGraph
 from planner.machine.known_costs import CostSource
-from planner.replay.checker import StepCosts
+from planner.replay.checker import ReplayReport, StepCosts
 from planner.schedule.instructions import Compute, Schedule
 from planner.strategies.sharding_rules import RuleReport
 
@@ -17,6 +17,16 @@ def cost_note(seconds: Mapping[CostSource, float]) -> str:
     """A line that says how the costs of a step are known, by seconds of each."""
     spent = [f"{format_seconds(seconds[source])} {source}" for source in CostSource if seconds.get(source)]
     return f"costs of the step: {', '.join(spent) or 'none'}"
+
+
+def overlap_notes(report: ReplayReport) -> tuple[str, ...]:
+    """A note on the communication that runs beside the computation, where there is some."""
+    if not report.overlapped_quanta:
+        return ()
+    beside, exposed = (
+        format_seconds((quanta or 0) * 1e-9) for quanta in (report.overlapped_quanta, report.exposed_quanta)
+    )
+    return (f"collectives beside the computation: {beside}; it waits {exposed} for them",)
 
 
 def planning_notes(graph: OperatorGraph, schedule: Schedule, report: RuleReport, costs: StepCosts) -> tuple[str, ...]:

@@ -233,6 +233,8 @@ def _beside(graph: OperatorGraph, schedule: Schedule, start: int, local_bytes: L
     """Bytes of an overlapped collective besides source and target: a copy that it sends, one that its wait makes."""
     instruction = schedule.instructions[start]
     assert isinstance(instruction, Reshard)
+    if len(instruction.path) != 2:
+        return 0, 0  # a violation
     value = schedule.buffers[instruction.source].value
     order = graph.values[value].spec.memory_order
     before, after = (reordered(placement, order) for placement in instruction.path)

@@ -65,6 +65,13 @@ def plan(
         float,
         typer.Option(min=0.0, max=0.99, help="End at this share of the cost above the bound; 0 asks for a proof."),
     ] = 0.0,
+    overlap: Annotated[
+        bool,
+        typer.Option(
+            "--overlap/--no-overlap",
+            help="Let gathers of parameters and reductions of gradients run beside the computation.",
+        ),
+    ] = False,
     as_published: AsPublished = False,
     search_batch: SearchBatch = False,
 ) -> None:
@@ -83,6 +90,9 @@ def plan(
         option = "--as-published" if as_published else "--search-batch"
         raise OptionError(f"{option}: {model_formulation} plans operators; it is for {', '.join(LAYER_FORMULATIONS)}")
 
+    if overlap and of_layers:
+        raise OptionError(f"--overlap: {model_formulation} plans layers; it is for formulations of operators")
+
     from planner import api
 
     with progress_line(f"planning {model}" + (" by layers" if of_layers else ""), NANOSECOND) as report:
@@ -99,6 +109,7 @@ def plan(
             seed=seed,
             workers=workers,
             gap=gap,
+            overlap=overlap,
             as_published=as_published,
             search_batch=search_batch,
             progress=report,

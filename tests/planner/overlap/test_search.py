@@ -1,0 +1,79 @@
+"""Overlapped plans of a session: no slower than serial ones, bounded from below, written, read and verified."""
+
+from __future__ import annotations
+
+import pytest
+from support.steps.planned_steps import plan_of, step_reference
+
+from planner.common.plan_error import PlanError
+from planner.machine.cluster import load_cluster
+from planner.overlap.best import fastest
+from planner.overlap.timetable import Room, overlapped
+from planner.plan.document import load_plan, save_plan, schedule_of, verify_plan
+from planner.schedule.instructions import Wait
+from planner.scheduling.builder import build_schedule
+from planner.session import PlanningSession, PlanRequest
+from planner.strategies.random_decision import random_decision
+
+SLOW_LINKS = load_cluster("a100-8-nvlink").model_copy(
+    update={"intra_node": load_cluster("a100-8-nvlink").intra_node.model_copy(update={"bandwidth": 2e9})}
+)
+
+
+@pytest.fixture(scope="module", params=[("gpt2", (2,)), ("llama", (2, 2))], ids=str)
+def planned(request):
+    name, mesh = request.param
+    session = PlanningSession(step_reference(name), SLOW_LINKS, mesh)
+    free = session.plan(PlanRequest(time_limit=3.0))
+    memory = session.budget(None).reserve_bytes + int(0.7 * free.decision.predicted.peak_bytes)
+    serial = session.plan(PlanRequest(memory, time_limit=5.0))
+    beside = session.plan(PlanRequest(memory, time_limit=8.0, overlap=True))
+    return session, serial, beside
+
+
+def test_overlap_is_no_slower_and_above_its_bound(planned):
+    _, serial, beside = planned
+    assert beside.decision.predicted.objective_ns <= serial.decision.predicted.objective_ns
+    assert 0 < beside.decision.predicted.bound_ns <= beside.decision.predicted.objective_ns
+    assert beside.record.certificate.proof is not None
+
+
+def test_no_plan_is_faster_than_the_bound(planned):
+    session, _, beside = planned
+    bound = beside.decision.predicted.bound_ns
+    limit = beside.decision.options.memory_bytes - beside.decision.options.reserve_bytes
+    for seed in range(20):
+        serial = build_schedule(session.space, random_decision(session.space, seed))
+        _, report = fastest(session.graph, serial, session.instruction_costs, limit, session.replay)
+        assert report.peak_bytes > limit or bound <= report.total_quanta
+
+
+def test_an_overlapped_plan_is_verified(planned):
+    session, _, beside = planned
+    verify_plan(beside, session.graph, session.fingerprints)
+    report = session.replay(schedule_of(beside, session.graph))
+    assert report.total_quanta == beside.decision.predicted.objective_ns
+    noted = any("beside the computation" in note for note in beside.record.notes)
+    assert noted == bool(report.overlapped_quanta)
+
+
+def test_an_overlapped_schedule_is_written_and_read(planned, tmp_path):
+    session, _, _ = planned
+    serial = build_schedule(session.space, random_decision(session.space, 0))
+    room = Room(session.replay(serial).profile.total_during, None)
+    schedule = overlapped(session.graph, serial, session.instruction_costs, room)
+    assert any(isinstance(entry, Wait) for entry in schedule.instructions)
+    name = "gpt2" if len(session.mesh) == 1 else "llama"
+    save_plan(plan_of(name, schedule, session.instruction_costs), tmp_path / "plan.json")
+    assert schedule_of(load_plan(tmp_path / "plan.json"), session.graph) == schedule
+
+
+def test_memory_is_kept(planned):
+    _, _, beside = planned
+    options = beside.decision.options
+    assert beside.decision.predicted.peak_bytes <= options.memory_bytes - options.reserve_bytes
+
+
+def test_what_cannot_overlap_is_refused():
+    with pytest.raises(PlanError, match="kiwi_offload does not overlap collectives yet"):
+        PlanRequest(formulation="kiwi_offload", overlap=True)

@@ -1,0 +1,114 @@
+"""Timetables of random plans: correct schedules, within the limit that is asked for, and above every bound."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from support.steps.planned_steps import strategy_space, traced_step
+from support.tiers import first
+
+from formulations.step.replay import replay_decision
+from planner.graph.optimizers import optimizer_named
+from planner.machine.cluster import OverlapSpec, load_cluster
+from planner.machine.costs import CostModel
+from planner.overlap.best import fastest
+from planner.overlap.link_costs import with_link_costs
+from planner.overlap.multipliers import Multipliers
+from planner.overlap.timetable import Room, overlapped
+from planner.overlap.transfers import transfers
+from planner.replay.checker import OptimizerMemory, replay
+from planner.schedule.instructions import Compute, Reshard, Update, Wait
+from planner.scheduling.builder import build_schedule
+from planner.strategies.instruction_costs import InstructionCosts
+from planner.strategies.random_decision import random_decision
+
+MEMORY = OptimizerMemory(optimizer_named("adamw"))
+NAMES = ("gpt2", "llama", "vit", "mlp", "tied_gpt")
+MESHES = ((2,), (4,), (2, 2))
+
+
+def prices(name, mesh, overlap=None):
+    cluster = load_cluster("a100-8-nvlink")
+    if overlap is not None:
+        cluster = cluster.model_copy(update={"overlap": overlap})
+    costs = CostModel(cluster, mesh)
+    return costs, InstructionCosts(
+        traced_step(name).graph, costs, strategy_space(name, mesh).operator_strategies, "adamw"
+    )
+
+
+def replayed(name, mesh, schedule, costs):
+    allowed = strategy_space(name, mesh).operator_strategies
+    return replay(
+        traced_step(name).graph,
+        schedule,
+        optimizer=MEMORY,
+        seconds=costs,
+        allowed=lambda operator: {(strategy.outputs, strategy.inputs) for strategy in allowed[operator]},
+        counter_based_random=True,
+    )
+
+
+@pytest.mark.parametrize("seed", first(3, range(8)))
+@pytest.mark.parametrize("mesh", MESHES)
+@pytest.mark.parametrize("name", NAMES)
+def test_random_plans(name, mesh, seed):
+    space = strategy_space(name, mesh)
+    decision = random_decision(space, seed)
+    serial = build_schedule(space, decision)
+    slow = OverlapSpec(computation=1.3, collectives=1.1) if seed % 2 else None
+    model_costs, costs = prices(name, mesh, slow)
+    before = replayed(name, mesh, serial, costs)
+    model = with_link_costs(space, model_costs)
+    tally = replay_decision(model, decision).tally
+    longest = Multipliers(model, len(mesh)).longest(tally)
+    room = Room(before.profile.total_during, before.peak_bytes)
+    for eagerness in (1.0, 3.0):
+        schedule = overlapped(space.graph, serial, costs, room, eagerness)
+        found = replayed(name, mesh, schedule, costs)
+        assert found.ok, found.violations[:3]
+        assert longest <= found.total_quanta
+        assert found.recomputed == before.recomputed
+        for kind in (Compute, Update):
+            assert _count(schedule, kind) == _count(serial, kind)
+        beside = [entry for entry in schedule.instructions if isinstance(entry, Reshard) and entry.overlapped]
+        assert len(beside) == _count(schedule, Wait)
+        assert bool(beside) == bool(transfers(space.graph, serial))
+    _, best = fastest(
+        space.graph, serial, costs, before.peak_bytes, lambda schedule: replayed(name, mesh, schedule, costs)
+    )
+    assert best.ok
+    assert best.total_quanta <= before.total_quanta
+    assert best.peak_bytes <= before.peak_bytes
+
+
+def _count(schedule, kind):
+    return sum(isinstance(entry, kind) for entry in schedule.instructions)
+
+
+def test_slower_streams_take_longer():
+    space = strategy_space("gpt2", (2,))
+    serial = build_schedule(space, random_decision(space, 0))
+    _, plain = prices("gpt2", (2,))
+    schedule = overlapped(
+        space.graph, serial, plain, Room(replayed("gpt2", (2,), serial, plain).profile.total_during, None)
+    )
+    times = [
+        replayed(
+            "gpt2", (2,), schedule, prices("gpt2", (2,), OverlapSpec(computation=own, collectives=other))[1]
+        ).total_quanta
+        for own, other in ((1.0, 1.0), (1.2, 1.0), (1.2, 1.2), (1.5, 1.2))
+    ]
+    assert times == sorted(times)
+    assert times[0] < times[1]
+
+
+def test_a_schedule_that_overlaps_is_not_moved_again():
+    space = strategy_space("mlp", (2,))
+    serial = build_schedule(space, random_decision(space, 0))
+    _, costs = prices("mlp", (2,))
+    room = Room(replayed("mlp", (2,), serial, costs).profile.total_during, None)
+    schedule = overlapped(space.graph, serial, costs, room)
+    assert not transfers(space.graph, schedule)
+    assert replace(schedule) == schedule
