@@ -14,9 +14,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from formulations.problem.solution import Progress, SolveResult, Status, relative_gap
+from formulations.solvers.processes.worker import Ending
 from formulations.step.replay import BrokenDecisionError, replay_decision
 from formulations.step.solving.solved import SolvedStep
 from formulations.step.training_step import StepDecision, StepModel
+from planner.common.infeasibility import InfeasibleError
 from planner.graph.operator_graph import OperatorGraph
 from planner.overlap.best import fastest
 from planner.overlap.mixtures import mixtures
@@ -28,7 +30,7 @@ from planner.schedule.instructions import Schedule
 ROUNDS = 30
 """Most rounds."""
 
-ROUND_SHARE = 0.2
+ROUND_SHARE = 0.3
 """Part of the time that is left that a round may take."""
 
 SERIAL_SHARE = 0.25
@@ -37,7 +39,7 @@ SERIAL_SHARE = 0.25
 PARTNERS, TIMED = 3, 4
 """Latest plans that a new one is mixed with, and mixtures that get a timetable."""
 
-LEAST_SECONDS = 1.0
+LEAST_SECONDS = 2.0
 """A round with less time left does not begin."""
 
 
@@ -131,7 +133,10 @@ class _Search:
                 break
             weights = self._multipliers.next()
             model = replace(self._task.model, weights=weights)
-            solved = self._task.solve(model, max(LEAST_SECONDS, ROUND_SHARE * left), tuple(self._known))
+            try:
+                solved = self._task.solve(model, max(LEAST_SECONDS, ROUND_SHARE * left), tuple(self._known))
+            except InfeasibleError:
+                break  # the solver found nothing in this time; the plans so far fit
             if solved.result.bound is not None:
                 bound = -(-solved.result.bound // weights.scale)
                 if self._bound is None or bound > self._bound:
@@ -141,6 +146,8 @@ class _Search:
                 partners = self._known[-PARTNERS:]
                 self._see(solved.decision)
                 self._mix(solved.decision, partners)
+            if Ending.INTERRUPTED in solved.result.message:
+                break
         return self._result(serial)
 
     def _see(self, decision: StepDecision) -> None:

@@ -105,6 +105,9 @@ class _Timetable:
         self._written: list[Instruction] = []
         self._now = 0
         self._link: dict[int, int] = defaultdict(int)
+        self._flying: dict[int, _Task] = {}
+        """Transfers under way, and those that hold bytes while they wait, by position."""
+        self._holding: dict[int, _Task] = {}
         self._tasks = [self._task(transfer) for transfer in transfers(graph, schedule)]
         moved = {at for task in self._tasks for at in task.transfer.positions}
         self._kept = [
@@ -130,7 +133,7 @@ class _Timetable:
                 continue
             while coming and coming[0].transfer.reshard < at:
                 waiting.append(coming.popleft())
-                waiting[-1].held = self._kept_longer(waiting[-1])
+                self._hold(waiting[-1], self._kept_longer(waiting[-1]))
             self._arrivals()
             self._make_room(at, waiting)
             for task in by_need.get(at, ()):
@@ -215,21 +218,27 @@ class _Timetable:
 
     def _make_room(self, at: int, waiting: list[_Task]) -> None:
         """Wait for reductions under way, the oldest first, until an instruction fits."""
-        for task in self._tasks:
+        for task in list(self._holding.values()):
             if self._fits(at, 0):
                 return
-            if task.held and not task.transfer.is_gather:
-                self._finish(task)
-                if task in waiting:
-                    waiting.remove(task)
+            self._finish(task)
+            if task in waiting:
+                waiting.remove(task)
+
+    def _hold(self, task: _Task, nbytes: int) -> None:
+        task.held = nbytes
+        if nbytes:
+            self._holding[task.transfer.reshard] = task
+        else:
+            self._holding.pop(task.transfer.reshard, None)
 
     def _held(self) -> int:
-        return sum(task.held for task in self._tasks if task.held)
+        return sum(task.held for task in self._holding.values())
 
     def _arrivals(self) -> None:
         """Go on with transfers whose step has ended, where that frees memory or starts the next one."""
-        for task in self._tasks:
-            if task.flying is not None and task.ends <= self._now and (task.held or task.steps):
+        for task in list(self._flying.values()):
+            if task.ends <= self._now and (task.held or task.steps):
                 self._wait(task)
                 if task.steps:
                     self._start(task)
@@ -246,8 +255,9 @@ class _Timetable:
                 continue
             axis = _axis(step)
             task.flying = step
+            self._flying[task.transfer.reshard] = task
             task.ends = self._link[axis] = max(self._now, self._link[axis]) + cost
-            task.held = 0 if task.transfer.is_gather else self._sent_bytes(step)
+            self._hold(task, 0 if task.transfer.is_gather else self._sent_bytes(step))
         if not task.flying:
             self._end(task)
 
@@ -255,7 +265,9 @@ class _Timetable:
         assert task.flying is not None
         self._written.append(Wait(task.flying.target))
         self._now = max(self._now, task.ends)
-        task.flying, task.held = None, 0
+        task.flying = None
+        del self._flying[task.transfer.reshard]
+        self._hold(task, 0)
         if not task.steps:
             self._end(task)
 

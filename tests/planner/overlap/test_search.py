@@ -27,7 +27,7 @@ def planned(request):
     free = session.plan(PlanRequest(time_limit=3.0))
     memory = session.budget(None).reserve_bytes + int(0.7 * free.decision.predicted.peak_bytes)
     serial = session.plan(PlanRequest(memory, time_limit=5.0))
-    beside = session.plan(PlanRequest(memory, time_limit=8.0, overlap=True))
+    beside = session.plan(PlanRequest(memory, time_limit=15.0, overlap=True))
     return session, serial, beside
 
 
