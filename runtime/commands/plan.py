@@ -68,7 +68,7 @@ def plan(
     overlap: Annotated[
         bool,
         typer.Option(
-            "--overlap/--no-overlap",
+            "--overlap",
             help="Let gathers of parameters and reductions of gradients run beside the computation.",
         ),
     ] = False,
