@@ -23,7 +23,7 @@ from formulations.solvers.protocol.registry import method_of
 from formulations.step.replay import replay_decision
 from formulations.step.solving.context import Executed, FreeDecision, SolveContext
 from formulations.step.solving.driver import solve_step
-from formulations.step.solving.second_bound import DYNAMIC_PROGRAM, SecondBound, ranked
+from formulations.step.solving.second_bound import SecondBound, ranked
 from formulations.step.solving.solved import SolvedStep
 from formulations.step.solving.step_problem import StepProblem
 from formulations.step.training_step import StepDecision, StepModel
@@ -170,6 +170,11 @@ class PlanningSession:
             space = build_strategy_space(self.traced, self.costs, self.mesh, self.optimizer)
         self.times["strategies"] = time.perf_counter() - started
         return space
+
+    @cached_property
+    def model_with_links(self) -> StepModel:
+        """Tables of the step with the time on the link of each mesh axis, for plans that overlap."""
+        return with_link_costs(self.space, self.costs)
 
     @cached_property
     def instruction_costs(self) -> InstructionCosts:
@@ -327,26 +332,26 @@ class PlanningSession:
 
         task = OverlapTask(
             self.graph,
-            with_link_costs(self.space, self.costs),
+            self.model_with_links,
             len(self.mesh),
             limit,
             self.instruction_costs,
             solve_weighted,
+            self._problem(request, budget, pool).contains,
             partial(build_schedule, self.space),
             partial(self.replay, limit=limit),
         )
         found = solve_overlapped(task, request.time_limit, request.gap, progress)
         times = {"solve": time.perf_counter() - started}
-        other = replace(found.result, bound=None, solver=DYNAMIC_PROGRAM, seconds=0.0)
+        result, other = found.result, None
         if found.bounding is not None:
             started = time.perf_counter()
             solved, scale = found.bounding
             with SecondBound(solved, request.time_limit, request.seed, pool) as second:
                 bound = second.result()
             value = None if bound.bound is None else -(-bound.bound // scale)
-            other = replace(bound, bound=value)
+            result, other = ranked(result, replace(bound, bound=value))
             times["cross_check"] = time.perf_counter() - started
-        result, other = ranked(found.result, other)
         return self._make_plan(request, budget, result, other, found.schedule, found.report, {**self.times, **times})
 
     def solve(
@@ -404,7 +409,7 @@ class PlanningSession:
         request: PlanRequest,
         budget: MemoryBudget,
         result: SolveResult,
-        other: SolveResult,
+        other: SolveResult | None,
         schedule: Schedule,
         report: ReplayReport,
         times: dict[str, float],
@@ -435,7 +440,7 @@ class PlanningSession:
                     claimed_ns=None if result.claimed is None else max(0, result.claimed),
                     claimed_by=result.claimed_by,
                     method=method_of(result.proved_by),
-                    cross_checks=(_cross_check(other),),
+                    cross_checks=() if other is None else (_cross_check(other),),
                 ),
                 notes=(
                     cost_note(self.instruction_costs.seconds_by_source(schedule)),

@@ -134,8 +134,8 @@ class RecomputeProblemBuilder(StepProblemBuilder):
         """Cost of an argument over the modes of both nodes, paid again where its reader runs again."""
         rows = self.modes(edge.producer)
         weights = tuple(argument_weights(self.model, edge, moments) for moments in self.executions[edge.consumer])
-        if rows == len(weights) == 1:
-            return weighted(edge.cost, edge.link_cost, weights[0])
+        if rows == 1 and weights == ((1,),):
+            return edge.cost
 
         def make() -> IntArray:
             columns = [weighted(edge.cost, edge.link_cost, of_mode) for of_mode in weights]

@@ -3,7 +3,7 @@
 A plan may gather parameters early and reduce gradients late, beside the computation; resharded activations stay on its
 way. However it does so, for any two operators ``q <= p`` in the order of execution and any mesh axes ``a`` and ``b``:
 
-- before ``q`` computes, the link of ``a`` has carried every gather that operators up to ``q`` need, and activations;
+- before ``q`` computes, the link of ``a`` has carried every gather that operators before ``q`` need, and activations;
 - from ``q`` to ``p`` the computation runs, with its resharded activations;
 - the link of ``b`` carries every gradient that ``p`` and later operators make only after that.
 
@@ -93,7 +93,12 @@ def update_price(model: StepModel, node: int) -> IntArray:
 
 
 def weighted(cost: IntArray, link_cost: IntArray | None, weights: Sequence[int]) -> IntArray:
-    """A table of costs and those of its link times, shape ``(axes, *cost.shape)``, times their weights."""
+    """A table of costs and those of its link times, shape ``(axes, *cost.shape)``, times their weights.
+
+    Plain costs are returned as they are, since equal tables of a deep model are shared.
+    """
+    if tuple(weights) == (1,):
+        return cost
     total = int(weights[0]) * cost
     if len(weights) > 1:
         assert link_cost is not None, "weights need the time on each link"

@@ -105,4 +105,5 @@ class _LinkTables:
                 if step is not None and step.collective is not None:
                     resharding = self._costs.resharding
                     busy[step.axis] += resharding.step_seconds(shape, spec.item_bytes, before, after, owned=at > 0)
+        # Below what the replay rounds up, however the seconds were added.
         return tuple(int(seconds * NANOSECONDS * (1 - 1e-12)) for seconds in busy)

@@ -42,6 +42,11 @@ class Path:
     head: int | None
     tail: int | None
 
+    @property
+    def is_one_link(self) -> bool:
+        """Whether it is all that one link carries."""
+        return self.first == self.last and self.head == self.tail and self.head is not None
+
 
 def paths(model: StepModel, axes: int, cuts: int = CUTS) -> tuple[Path, ...]:
     """Paths with cuts spread over the operators that compute."""
@@ -68,7 +73,7 @@ def weights_of(path: Path, nodes: int, axes: int) -> StepWeights:
     """Weights of one path."""
     computation = np.zeros(nodes, dtype=np.int64)
     activations, gathers, reductions = (np.zeros((axes, nodes), dtype=np.int64) for _ in range(3))
-    if path.first == path.last and path.head == path.tail and path.head is not None:
+    if path.is_one_link:
         for table in (activations, gathers, reductions):
             table[path.head] = 1
         return StepWeights(1, computation, activations, gathers, reductions, 0)
@@ -78,6 +83,26 @@ def weights_of(path: Path, nodes: int, axes: int) -> StepWeights:
     if path.tail is not None:
         reductions[path.tail, path.last :] = activations[path.tail, path.last :] = 1
     return StepWeights(1, computation, activations, gathers, reductions, int(path.tail is None))
+
+
+def path_times(found: Sequence[Path], tally: Tally) -> IntArray:
+    """Time of a plan on each path, shape ``(paths,)``; as its costs times :func:`weights_of` the path, from sums."""
+
+    def sums(costs: IntArray) -> IntArray:
+        return np.concatenate([np.zeros((*costs.shape[:-1], 1), dtype=np.int64), costs.cumsum(axis=-1)], axis=-1)
+
+    computation = sums(tally.computation)
+    heads, tails = sums(tally.activations + tally.gathers), sums(tally.activations + tally.reductions)
+    whole = (tally.activations + tally.gathers + tally.reductions).sum(axis=1)
+
+    def time(path: Path) -> int:
+        if path.is_one_link:
+            return int(whole[path.head])
+        before = 0 if path.head is None else heads[path.head, path.first]
+        behind = tally.updates if path.tail is None else tails[path.tail, -1] - tails[path.tail, path.last]
+        return int(before + computation[path.last] - computation[path.first] + behind)
+
+    return np.array([time(path) for path in found], dtype=np.int64)
 
 
 class Multipliers:
@@ -92,22 +117,20 @@ class Multipliers:
     """
 
     def __init__(self, model: StepModel, axes: int) -> None:
-        self._of_path = [weights_of(path, len(model.nodes), axes) for path in paths(model, axes)]
+        self._nodes, self._axes = len(model.nodes), axes
+        self._paths = paths(model, axes)
         self._times: list[IntArray] = []
-        self._centre = np.zeros(len(self._of_path))
+        self._centre = np.zeros(len(self._paths))
         self._centre[0] = 1.0
         self._tried = self._centre
 
     def see(self, tally: Tally) -> None:
         """Take a plan."""
-        self._times.append(self._path_times(tally))
+        self._times.append(path_times(self._paths, tally))
 
     def longest(self, tally: Tally) -> int:
         """The longest path of a plan: no schedule of it takes less."""
-        return int(self._path_times(tally).max())
-
-    def _path_times(self, tally: Tally) -> IntArray:
-        return np.array([tally.weigh(weights) for weights in self._of_path], dtype=np.int64)
+        return int(path_times(self._paths, tally).max())
 
     def keep(self) -> None:
         """Take the last weights as those with the best bound so far."""
@@ -119,7 +142,13 @@ class Multipliers:
         shares = self._tried = CENTRE_SHARE * self._centre + (1.0 - CENTRE_SHARE) * best
         parts = np.floor(shares * SCALE + 1e-9).astype(np.int64)
         parts[int(shares.argmax())] += SCALE - int(parts.sum())
-        return _combined([(int(part), weights) for part, weights in zip(parts, self._of_path, strict=True) if part])
+        return _combined(
+            [
+                (int(part), weights_of(path, self._nodes, self._axes))
+                for part, path in zip(parts, self._paths, strict=True)
+                if part
+            ]
+        )
 
 
 def _combined(parts: Sequence[tuple[int, StepWeights]]) -> StepWeights:

@@ -59,6 +59,8 @@ class OverlapTask:
         Prices of instructions.
     solve
         Finds the best decision for tables, in so many seconds, from known decisions.
+    contains
+        Whether the formulation contains a decision: bounds hold for those alone.
     schedule, replay
         Schedule of a decision without overlap, and replay of a schedule.
     """
@@ -69,6 +71,7 @@ class OverlapTask:
     limit: int | None
     costs: StepCosts
     solve: Callable[[StepModel, float, Sequence[StepDecision]], SolvedStep]
+    contains: Callable[[StepDecision], bool]
     schedule: Callable[[StepDecision], Schedule]
     replay: Callable[[Schedule], ReplayReport]
 
@@ -127,9 +130,10 @@ class _Search:
     def run(self) -> OverlappedStep:
         serial = self._task.solve(self._task.model, SERIAL_SHARE * self._time_limit, ())
         self._see(serial.decision)
+        last = serial
         for _ in range(ROUNDS):
             left = self._time_limit - (time.monotonic() - self._begun)
-            if left < LEAST_SECONDS or self._is_near():
+            if left < LEAST_SECONDS or self._is_near() or Ending.INTERRUPTED in last.result.message:
                 break
             weights = self._multipliers.next()
             model = replace(self._task.model, weights=weights)
@@ -146,8 +150,7 @@ class _Search:
                 partners = self._known[-PARTNERS:]
                 self._see(solved.decision)
                 self._mix(solved.decision, partners)
-            if Ending.INTERRUPTED in solved.result.message:
-                break
+            last = solved
         return self._result(serial)
 
     def _see(self, decision: StepDecision) -> None:
@@ -165,7 +168,7 @@ class _Search:
                 for mixture in mixtures(self._task.model, *pair):
                     with contextlib.suppress(BrokenDecisionError):
                         executed = replay_decision(self._task.model, mixture)
-                        if limit is None or executed.peak <= limit:
+                        if (limit is None or executed.peak <= limit) and self._task.contains(mixture):
                             found.append((self._multipliers.longest(executed.tally), mixture))
         found.sort(key=lambda entry: entry[0])
         for path, mixture in found[:TIMED]:

@@ -15,17 +15,18 @@ The clocks do not know what streams take from each other. So the replay judges t
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.graph.operator_graph import OperatorGraph, OutputRole
+from planner.graph.operator_graph import OperatorGraph
 from planner.graph.placement import reordered
 from planner.overlap.transfers import Transfer, single_steps, transfers
 from planner.replay.clocks import StepCosts, instruction_quanta
 from planner.replay.memory import LocalBytes
+from planner.replay.structure import communicating_axes
 from planner.schedule.instructions import (
     Buffer,
     Free,
@@ -34,10 +35,9 @@ from planner.schedule.instructions import (
     Schedule,
     Update,
     Wait,
-    creates,
-    reads,
     sends_copy,
 )
+from planner.scheduling.builder import kept_buffers, with_frees
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -56,6 +56,8 @@ class _Task:
     ----------
     transfer
         The transfer.
+    before
+        Positions of the views that lead to its source, until they are written.
     steps
         Its steps that have not started.
     costs
@@ -67,6 +69,7 @@ class _Task:
     """
 
     transfer: Transfer
+    before: tuple[int, ...]
     steps: deque[Reshard]
     costs: deque[int]
     begin: int = 0
@@ -74,6 +77,16 @@ class _Task:
     flying: Reshard | None = None
     ends: int = 0
     is_done: bool = False
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether a step is under way or all are done."""
+        return self.flying is not None or self.is_done
+
+    @property
+    def next_collective(self) -> Reshard | None:
+        """The next step that communicates."""
+        return next((step for step in self.steps if step.overlapped), None)
 
 
 def overlapped(
@@ -144,12 +157,8 @@ class _Timetable:
         for task in (*waiting, *coming):
             self._start(task)
         self._update(updates, by_need)
-        kept = {*self._schedule.inputs} | {
-            buffer
-            for output, buffer in zip(self._graph.outputs, self._schedule.results, strict=True)
-            if output.role is not OutputRole.GRADIENT
-        }
-        instructions = tuple(_with_frees(self._written, kept, self._sends_copy))
+        kept = kept_buffers(self._graph, self._schedule.inputs, self._schedule.results)
+        instructions = with_frees(self._written, kept, self._sends_copy)
         return replace(self._schedule, buffers=tuple(self._buffers), instructions=instructions)
 
     # ---------------------------------------------------------------- plan
@@ -161,7 +170,7 @@ class _Timetable:
         value = self._buffers[reshard.source].value
         self._buffers += [Buffer(value, step.path[1]) for step in steps[:-1]]
         quanta = (self._costs.reshard_quanta(value, step.path) for step in steps)
-        return _Task(transfer, deque(steps), deque(quanta))
+        return _Task(transfer, transfer.before, deque(steps), deque(quanta))
 
     def _price(self, entry: Instruction) -> int:
         return instruction_quanta(self._graph, self._schedule, self._costs, entry)
@@ -184,12 +193,12 @@ class _Timetable:
 
     def _begin(self, at: int, until: int, gathers: deque[_Task], waiting: list[_Task]) -> None:
         """Start what has its time before the computation reaches ``until``, where links are free by then."""
-        while gathers and (gathers[0].flying or gathers[0].is_done or not gathers[0].steps):
+        while gathers and gathers[0].has_begun:
             gathers.popleft()
         for task in gathers:
             if task.begin >= until:
                 break
-            if not task.flying and not task.is_done and self._is_free(task, until) and self._reserve(at, task):
+            if not task.has_begun and self._is_free(task, until) and self._reserve(at, task):
                 self._start(task)
         for task in list(waiting):
             if self._is_free(task, until) and self._fits(at, self._held_by(task)):
@@ -197,17 +206,16 @@ class _Timetable:
                 waiting.remove(task)
 
     def _is_free(self, task: _Task, until: int) -> bool:
-        step = next((step for step in task.steps if step.overlapped), None)
+        step = task.next_collective
         return step is None or self._link[_axis(step)] < until
 
     def _reserve(self, at: int, task: _Task) -> bool:
         """Reserve the bytes of a gather until it is needed; False where they do not fit."""
         nbytes = max(self._bytes(step.target) for step in task.steps) + self._held_by(task)
-        needed = task.transfer.needed
-        held = self._held() if self._room.limit is not None else 0
-        if self._room.limit is not None:
+        needed, limit = task.transfer.needed, self._room.limit
+        if limit is not None:
             most = int((self._room.during[at:needed] + self._extra[at:needed]).max(initial=0))
-            if most + held + nbytes > self._room.limit:
+            if most + self._held() + nbytes > limit:
                 return False
         self._extra[at:needed] += nbytes
         return True
@@ -245,8 +253,8 @@ class _Timetable:
 
     def _start(self, task: _Task) -> None:
         """Start the next step; local slices before it are done at once."""
-        if not task.flying and task.transfer.before and len(task.steps) == self._count(task):
-            self._written += [self._schedule.instructions[at] for at in task.transfer.before]
+        self._written += [self._schedule.instructions[at] for at in task.before]
+        task.before = ()
         while task.steps and not task.flying:
             step, cost = task.steps.popleft(), task.costs.popleft()
             self._written.append(step)
@@ -296,18 +304,13 @@ class _Timetable:
 
     # ---------------------------------------------------------------- bytes
 
-    def _count(self, task: _Task) -> int:
-        reshard = self._schedule.instructions[task.transfer.reshard]
-        assert isinstance(reshard, Reshard)
-        return len(reshard.path) - 1
-
     def _bytes(self, buffer: int) -> int:
         entry = self._buffers[buffer]
         return self._local_bytes(entry.value, entry.placement)
 
     def _held_by(self, task: _Task) -> int:
         """Bytes of the next step besides source and target, and the source where it lives on."""
-        step = next((step for step in task.steps if step.overlapped), None)
+        step = task.next_collective
         return 0 if step is None else self._sent_bytes(step)
 
     def _kept_longer(self, task: _Task) -> int:
@@ -326,28 +329,5 @@ class _Timetable:
 
 
 def _axis(step: Reshard) -> int:
-    """Mesh axis of a single step."""
-    return next(k for k, (old, new) in enumerate(zip(*step.path, strict=True)) if old != new)
-
-
-def _with_frees(
-    instructions: Sequence[Instruction], kept: set[int], copies: Callable[[Reshard], bool]
-) -> Iterator[Instruction]:
-    """Insert a free behind the last use of what is not kept; a collective uses its source up to its wait."""
-    last: dict[int, int] = {}
-    read_until_wait: dict[int, int] = {}
-    for position, entry in enumerate(instructions):
-        for buffer in (*reads(entry), *creates(entry)):
-            last[buffer] = position
-        if isinstance(entry, Reshard) and entry.overlapped and not copies(entry):
-            read_until_wait[entry.target] = entry.source
-        if isinstance(entry, Wait) and entry.buffer in read_until_wait:
-            last[read_until_wait[entry.buffer]] = position
-    freed: dict[int, list[int]] = defaultdict(list)
-    for buffer, position in last.items():
-        if buffer not in kept:
-            freed[position].append(buffer)
-    for position, entry in enumerate(instructions):
-        yield entry
-        if position in freed:
-            yield Free(tuple(sorted(freed[position])))
+    """Mesh axis of a single collective."""
+    return communicating_axes(step.path)[0]

@@ -15,11 +15,11 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Protocol
 
 from planner.machine.cluster import HostCopies
 from planner.replay.memory import LocalBytes
+from planner.replay.structure import communicating_axes
 from planner.schedule.instructions import Free, Instruction, Offload, Prefetch, Reshard, Schedule, Wait, reads
 
 WHOLE = 1000
@@ -142,9 +142,9 @@ class Streams:
                 self._wait_for(self._filling[buffer])
         match instruction:
             case Reshard(_, target, path, overlapped) if overlapped:
-                self._fly(target, _axes(path).pop(), cost)
+                self._fly(target, communicating_axes(path)[0], cost)
             case Reshard(_, _, path):
-                self._compute(cost, _axes(path))
+                self._compute(cost, set(communicating_axes(path)))
             case _:
                 self._compute(cost, set())
 
@@ -153,7 +153,7 @@ class Streams:
     def _fly(self, target: int, axis: int, cost: int) -> None:
         """Queue an overlapped collective."""
         flying = self._flying[axis]
-        flying[target] = max(self._now, *flying.values(), self._now) + cost
+        flying[target] = max([self._now, *flying.values()]) + cost
         self._axis[target] = axis
         self._overlapped += cost
 
@@ -214,16 +214,6 @@ class Streams:
             self._now += wait
             self._stalled += wait
             copy.exposed = True
-
-
-def _axes(path: Sequence[Sequence[str]]) -> set[int]:
-    """Mesh axes on which the steps of a path communicate; a local slice does not."""
-    found = set()
-    for old, new in pairwise(path):
-        changed = next(axis for axis, (was, becomes) in enumerate(zip(old, new, strict=True)) if was != becomes)
-        if old[changed] != "R":
-            found.add(changed)
-    return found
 
 
 def _beside(cost: int, left: int, own: int, other: int) -> tuple[int, int]:

@@ -211,6 +211,16 @@ def communicating_steps(path: Sequence[Placement]) -> int:
     return sum(all(a == b or a != "R" for a, b in zip(old, new, strict=True)) for old, new in pairwise(path))
 
 
+def communicating_axes(path: Sequence[Placement]) -> list[int]:
+    """Mesh axis of every step that is a collective; each step changes one axis."""
+    return [
+        axis
+        for old, new in pairwise(path)
+        for axis, (was, becomes) in enumerate(zip(old, new, strict=True))
+        if was != becomes and was != "R"
+    ]
+
+
 def path_problem(
     shape: Sequence[int], ends: tuple[Placement, Placement], path: tuple[Placement, ...], mesh: Sequence[int]
 ) -> str:

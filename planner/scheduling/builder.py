@@ -7,13 +7,25 @@ Values are freed at their last use.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from formulations.step.timeline import EventKind, build_timeline
 from formulations.step.training_step import StepDecision
-from planner.graph.operator_graph import OutputRole
+from planner.graph.operator_graph import OperatorGraph, OutputRole
 from planner.graph.placement import Placement, replicated
-from planner.schedule.instructions import Buffer, Compute, Free, Instruction, Reshard, Schedule, Update, creates, reads
+from planner.schedule.instructions import (
+    Buffer,
+    Compute,
+    Free,
+    Instruction,
+    Reshard,
+    Schedule,
+    Update,
+    Wait,
+    creates,
+    reads,
+)
 from planner.strategies.space import StrategySpace
 
 
@@ -76,11 +88,7 @@ class _ScheduleBuilder:
                 assert updated is not None, "only parameters are updated"
                 self.instructions.append(Update(self.current[updated], gradient_of_node[event.index]))
         results = tuple(result_of[output.value, output.of] for output in graph.outputs)
-        kept = {*inputs} | {
-            buffer
-            for output, buffer in zip(graph.outputs, results, strict=True)
-            if output.role is not OutputRole.GRADIENT
-        }
+        kept = kept_buffers(graph, inputs, results)
         return Schedule(
             space.mesh,
             tuple(self.buffers),
@@ -142,12 +150,29 @@ class _ScheduleBuilder:
         return buffer
 
 
-def with_frees(instructions: list[Instruction], kept: set[int]) -> tuple[Instruction, ...]:
-    """Insert a :class:`Free` after the last use of every buffer that is not kept."""
+def kept_buffers(graph: OperatorGraph, inputs: Iterable[int], results: Iterable[int]) -> set[int]:
+    """Buffers of a schedule that are never freed: inputs of the step, and its results other than gradients."""
+    return {*inputs} | {
+        buffer for output, buffer in zip(graph.outputs, results, strict=True) if output.role is not OutputRole.GRADIENT
+    }
+
+
+def with_frees(
+    instructions: Sequence[Instruction], kept: set[int], sends_copy: Callable[[Reshard], bool] = lambda _: False
+) -> tuple[Instruction, ...]:
+    """Insert a :class:`Free` after the last use of every buffer that is not kept.
+
+    An overlapped resharding uses its source up to its wait, unless it ``sends_copy``.
+    """
     last: dict[int, int] = {}
+    sent: dict[int, int] = {}
     for position, instruction in enumerate(instructions):
         for buffer in (*reads(instruction), *creates(instruction)):
             last[buffer] = position
+        if isinstance(instruction, Reshard) and instruction.overlapped and not sends_copy(instruction):
+            sent[instruction.target] = instruction.source
+        if isinstance(instruction, Wait) and instruction.buffer in sent:
+            last[sent[instruction.buffer]] = position
     freed: dict[int, list[int]] = {}
     for buffer, position in last.items():
         if buffer not in kept:

@@ -84,6 +84,14 @@ class StepProblem:
         """Whether there are smaller problems or rules to begin from."""
         return bool(self.restrictions or self.rules or self.base_problem)
 
+    def contains(self, decision: StepDecision) -> bool:
+        """Whether the problem does not leave a decision out."""
+        try:
+            self.encode(decision)
+        except ValueError:
+            return False
+        return True
+
     def encoded(self, decision: StepDecision) -> Choices:
         """Choices of the whole problem for a decision, with the shortest holds.
 

@@ -14,7 +14,7 @@ from planner.machine.cluster import OverlapSpec, load_cluster
 from planner.machine.costs import CostModel
 from planner.overlap.best import fastest
 from planner.overlap.link_costs import with_link_costs
-from planner.overlap.multipliers import Multipliers
+from planner.overlap.multipliers import Multipliers, path_times, paths, weights_of
 from planner.overlap.timetable import Room, overlapped
 from planner.overlap.transfers import transfers
 from planner.replay.checker import OptimizerMemory, replay
@@ -62,6 +62,9 @@ def test_random_plans(name, mesh, seed):
     before = replayed(name, mesh, serial, costs)
     model = with_link_costs(space, model_costs)
     tally = replay_decision(model, decision).tally
+    found_paths = paths(model, len(mesh), cuts=6)
+    weighed = [tally.weigh(weights_of(path, len(model.nodes), len(mesh))) for path in found_paths]
+    assert path_times(found_paths, tally).tolist() == weighed
     longest = Multipliers(model, len(mesh)).longest(tally)
     room = Room(before.profile.total_during, before.peak_bytes)
     for eagerness in (1.0, 3.0):

@@ -11,9 +11,10 @@ from planner.graph.optimizers import optimizer_named
 from planner.machine.cluster import HostCopies
 from planner.overlap.timetable import Room, overlapped
 from planner.replay.checker import OptimizerMemory, replay
+from planner.replay.memory import LocalBytes
 from planner.replay.report import ViolationKind
-from planner.replay.streams import Slowdowns
-from planner.schedule.instructions import Free, Reshard, Update, Wait, waits
+from planner.replay.streams import Slowdowns, Streams
+from planner.schedule.instructions import Compute, Free, Reshard, Schedule, Update, Wait, waits
 from planner.scheduling.builder import build_schedule
 from planner.strategies.random_decision import random_decision
 
@@ -68,27 +69,53 @@ def test_a_wait_right_behind_its_start_hides_nothing():
     assert report.exposed_quanta >= 10**6 - 100 * len(BESIDE.instructions)
 
 
-def test_slowdowns_by_hand():
-    # One long collective runs beside everything behind its start, which so takes half as long again.
-    start = min(STARTS)
-    entries = tuple(
-        replace(entry, overlapped=False) if isinstance(entry, Reshard) and at != start else entry
-        for at, entry in enumerate(BESIDE.instructions)
-        if at not in STARTS.values() or at == STARTS[start]
-    )
-    alone = replace(BESIDE, instructions=entries)
-    plain, slow = check(alone, Prices(0)), check(alone, Prices(0, Slowdowns(1500, 1000)))
-    assert plain.ok
-    assert plain.total_quanta == slow.total_quanta, "a collective that takes no time slows nothing down"
+def streamed(quanta, *entries, slowdowns=None):
+    """Time of entries with these costs: an overlapped all-reduce of buffer 1 of 100, what is given, and its wait."""
+    start = Reshard(0, 1, (("Psum",), ("R",)), overlapped=True)
+    schedule = Schedule((2,), (), (), (start, *entries, Wait(1)), ())
+    streams = Streams(schedule, Prices(slowdowns=slowdowns), lambda value, placement: 0)
+    return streams.run([100, *quanta, 0])
 
 
-def test_bytes_count_from_start_to_wait():
-    report = check(BESIDE)
-    for start, wait in STARTS.items():
-        entry = BESIDE.instructions[start]
-        assert BESIDE.instructions[wait] == Wait(entry.target)
-        assert wait > start
-    assert report.peak_bytes >= sum(report.profile.at_start.values())
+OPERATORS = (Compute(0, (2,), (3,)), Compute(1, (3,), (4,)))
+
+
+@pytest.mark.parametrize(
+    ("quanta", "slowdowns", "total", "exposed"),
+    [
+        ((60, 60), None, 120, 0),
+        ((30, 30), None, 100, 40),
+        # 60 take 90 beside it; of the next 60, 10 pass until it ends, in which 6 are done: 90 + 10 + 54.
+        ((60, 60), Slowdowns(1500, 1000), 154, 0),
+        # It takes 130 beside the first operator, which is longer.
+        ((200, 0), Slowdowns(1000, 1300), 200, 0),
+        # Of its 100, 92.3 are done in 120; the rest takes 7.7.
+        ((60, 60), Slowdowns(1000, 1300), 128, 8),
+        ((50, 50), Slowdowns(1000, 1300), 124, 24),
+    ],
+)
+def test_slowdowns_by_hand(quanta, slowdowns, total, exposed):
+    found = streamed(quanta, *OPERATORS, slowdowns=slowdowns)
+    assert (found.total, found.exposed, found.overlapped) == (total, exposed, 100)
+    assert sum(found.durations) == total
+
+
+def test_collectives_of_one_axis_share_its_link():
+    beside = streamed([40], Reshard(2, 3, (("S0",), ("R",))))
+    assert beside.durations == (0, 80, 60)
+    assert beside.total == 140, "the link has as much to do as one after the other"
+    longer = streamed([300], Reshard(2, 3, (("S0",), ("R",))))
+    assert longer.total == 400
+    assert streamed([40], Reshard(2, 3, (("R",), ("S0",)))).durations == (0, 40, 60), "a slice needs no link"
+
+
+def test_bytes_of_a_target_count_from_its_start():
+    report, local_bytes = check(BESIDE), LocalBytes(SPACE.graph, BESIDE.mesh)
+    held = sum(report.profile.after.values())
+    for start in STARTS:
+        target = BESIDE.buffers[BESIDE.instructions[start].target]
+        before = sum(report.profile.at_start.values()) if start == 0 else held[start - 1]
+        assert held[start] - before == local_bytes(target.value, target.placement)
 
 
 @pytest.mark.parametrize(
