@@ -20,7 +20,10 @@ SLOW_LINKS = load_cluster("a100-8-nvlink").model_copy(
 )
 
 
-@pytest.fixture(scope="module", params=[("gpt2", (2,), "kiwi_chain"), ("llama", (2, 2), "sharding")], ids=str)
+CASES = [("gpt2", (2,), "kiwi_chain"), pytest.param(("llama", (2, 2), "sharding"), marks=pytest.mark.slow)]
+
+
+@pytest.fixture(scope="module", params=CASES, ids=str)
 def planned(request):
     name, mesh, formulation = request.param
     session = PlanningSession(step_reference(name), SLOW_LINKS, mesh)
