@@ -84,6 +84,11 @@ def restored(placement: Placement, order: Sequence[int]) -> Placement:
     return tuple(shard(order[shard_dim(entry)]) if is_shard(entry) else entry for entry in placement)
 
 
+def is_outermost(entry: str, sizes: Sequence[int]) -> bool:
+    """Whether a shard's dimension is behind dimensions of size one only; ``sizes`` are in the order of memory."""
+    return all(size == 1 for size in sizes[: shard_dim(entry)])
+
+
 def block_index(coordinate: Sequence[int], placement: Placement, mesh: Sequence[int], dim: int) -> int:
     """Index of the block of dimension ``dim`` that the rank at ``coordinate`` holds."""
     index = 0

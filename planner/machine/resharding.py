@@ -24,7 +24,8 @@ R -> S(d)      local slice, copied     after                                    
 =============  ======================  =================================================  ================
 
 The table's dimension 0 is the outermost one in memory (``order``, see :attr:`TensorSpec.memory_order`): a
-transposed tensor is handled in the order in which its dimensions lie, and its copies lie in the same order.
+transposed tensor is handled in the order in which its dimensions lie, and its copies lie in the same order. A
+dimension behind others that have one element on each rank is an outermost one too (:func:`step_of`).
 
 ``Pavg`` behaves as ``Psum``; ``Pmax`` and ``Pmin`` can only be all-reduced. Nothing becomes partial.
 Where several axes shard one dimension the left one is outer, so a step may only add or remove the
@@ -49,6 +50,7 @@ from planner.graph.placement import (
     is_partial,
     is_shard,
     local_numel,
+    local_shape,
     reordered,
     restored,
     shard,
@@ -131,6 +133,29 @@ def step_between(source: Placement, target: Placement) -> Step | None:
     return Step(axis, None if old_dim is None else Collective.ALL_TO_ALL, source_dim=old_dim, target_dim=new_dim)
 
 
+def step_of(shape: Sequence[int], mesh: Sequence[int], source: Placement, target: Placement) -> Step | None:
+    """As :func:`step_between`, with a dimension that is the outermost one in the ranks' memory as dimension 0.
+
+    Parameters
+    ----------
+    shape
+        Global shape in the order of memory.
+    mesh
+        Size of each mesh axis.
+    source, target
+        Lawful placements of it.
+    """
+    step = step_between(source, target)
+    if step is None or step.collective is None:
+        return step
+    joined, split = local_shape(shape, target, mesh), local_shape(shape, source, mesh)
+    return replace(step, source_dim=_place(step.source_dim, joined), target_dim=_place(step.target_dim, split))
+
+
+def _place(dim: int | None, sizes: Sequence[int]) -> int | None:
+    return 0 if dim is not None and all(size == 1 for size in sizes[:dim]) else dim
+
+
 def step_peak_bytes(step: Step, before: int, after: int, *, owned: bool = False) -> int:
     """Most bytes alive during a step beyond its input (table of the module), which is the path's own if ``owned``."""
     if step.collective is Collective.ALL_REDUCE and owned:
@@ -139,7 +164,9 @@ def step_peak_bytes(step: Step, before: int, after: int, *, owned: bool = False)
         return after if step.source_dim == 0 else 2 * after
     if step.collective is Collective.REDUCE_SCATTER:
         return after if step.target_dim == 0 else before + after
-    return 2 * after if step.collective is Collective.ALL_TO_ALL else after
+    if step.collective is Collective.ALL_TO_ALL:
+        return 2 * after if step.source_dim or step.target_dim else after
+    return after
 
 
 def step_copies(step: Step, before: int, after: int, *, owned: bool = False) -> list[int]:
@@ -291,7 +318,7 @@ class ReshardPlanner:
         owned: bool = False,
     ) -> tuple[str, str]:
         """Kind and signature of a single step among ``known`` costs; arguments as for :meth:`step_seconds`."""
-        step = step_between(source, target)
+        step = step_of(shape, self.mesh, source, target)
         assert step is not None, f"{source} -> {target} is not one collective"
         before = local_numel(shape, source, self.mesh) * item_bytes
         after = local_numel(shape, target, self.mesh) * item_bytes
@@ -306,7 +333,7 @@ class ReshardPlanner:
         self, shape: Sequence[int], item_bytes: int, source: Placement, target: Placement, *, owned: bool = False
     ) -> float:
         """Seconds of a single step by the rates of the links alone; arguments as for :meth:`step_seconds`."""
-        step = step_between(source, target)
+        step = step_of(shape, self.mesh, source, target)
         if step is None:
             raise ValueError(f"{source} -> {target} is not one collective")
         before = local_numel(shape, source, self.mesh) * item_bytes
@@ -389,6 +416,7 @@ class ReshardPlanner:
             # On an axis of one rank every placement is R.
             for entry in choices if size > 1 else choices[:1]:
                 target = (*source[:axis], entry, *source[axis + 1 :])
-                step = step_between(source, target)
-                if step is not None and divides(shape, target, self.mesh):
-                    yield target, step
+                if divides(shape, target, self.mesh):
+                    step = step_of(shape, self.mesh, source, target)
+                    if step is not None:
+                        yield target, step

@@ -22,7 +22,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.graph.operator_graph import OperatorGraph
-from planner.graph.placement import reordered
 from planner.overlap.transfers import Transfer, single_steps, transfers
 from planner.replay.clocks import StepCosts, instruction_quanta
 from planner.replay.memory import LocalBytes
@@ -324,8 +323,8 @@ class _Timetable:
         return 0 if reduced or (is_input and not self._sends_copy(step)) else self._bytes(step.source)
 
     def _sends_copy(self, step: Reshard) -> bool:
-        order = self._graph.values[self._buffers[step.source].value].spec.memory_order
-        return sends_copy(*(reordered(placement, order) for placement in step.path))
+        lying, shapes, _ = self._local_bytes.along(self._buffers[step.source].value, step.path)
+        return sends_copy(*lying, shapes[0])
 
 
 def _axis(step: Reshard) -> int:

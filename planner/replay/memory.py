@@ -6,6 +6,7 @@ long as any buffer that aliases it. All shards are even, so every device holds t
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -15,7 +16,7 @@ from numpy.typing import NDArray
 from planner.graph.operator_graph import OperatorGraph, OutputRole, TensorSpec, ValueRole
 from planner.graph.operator_workspaces import workspace_item_bytes
 from planner.graph.optimizers import OptimizerSpec
-from planner.graph.placement import Placement, divides, local_numel, reordered
+from planner.graph.placement import Placement, divides, is_outermost, local_numel, local_shape, reordered
 from planner.replay.report import AliveTensor, Category, HostUse, MemoryProfile
 from planner.replay.wording import Wording
 from planner.schedule.instructions import (
@@ -83,6 +84,17 @@ class LocalBytes:
             self._known[key] = self.numel(value, placement) * self._values[value].spec.item_bytes
         return self._known[key]
 
+    def along(self, value: int, path: Sequence[Placement]) -> tuple[list[Placement], list[tuple[int, ...]], list[int]]:
+        """Placements, local shapes and bytes along a path, all in the order of memory, where it is lawful."""
+        spec = self._values[value].spec
+        order = spec.memory_order
+        lying = [reordered(placement, order) for placement in path]
+        if not all(self.numel(value, placement) for placement in path):
+            return lying, [(0,) * len(order)] * len(path), [0] * len(path)
+        whole = tuple(spec.shape[dim] for dim in order)
+        shapes = [local_shape(whole, placement, self._mesh) for placement in lying]
+        return lying, shapes, [self(value, placement) for placement in path]
+
     def numel(self, value: int, placement: Placement) -> int:
         """Elements of ``value`` under ``placement``."""
         shape = self._values[value].spec.shape
@@ -91,21 +103,31 @@ class LocalBytes:
         return local_numel(shape, placement, self._mesh)
 
 
-def path_peak(path: tuple[Placement, ...], sizes: tuple[int, ...]) -> int:
-    """Most bytes alive while a path runs, beyond its source; ``sizes`` are local bytes along the path.
+def path_peak(path: Sequence[Placement], shapes: Sequence[tuple[int, ...]], sizes: Sequence[int]) -> int:
+    """Most bytes alive while a path runs, beyond its source.
 
     The peak of each collective is in the table of :mod:`planner.machine.resharding`; this is a second implementation
     of it. The output of a step stays until the next one is done.
+
+    Parameters
+    ----------
+    path
+        Placements in the order of memory.
+    shapes, sizes
+        Local shapes and bytes along the path.
     """
     peak = held = 0
-    for at, ((old, new), (before, after)) in enumerate(zip(pairwise(path), pairwise(sizes), strict=True)):
+    for at, ((old, new), (split, joined), (before, after)) in enumerate(
+        zip(pairwise(path), pairwise(shapes), pairwise(sizes), strict=True)
+    ):
         was, becomes = next(((a, b) for a, b in zip(old, new, strict=True) if a != b), ("R", "R"))
         extra = 0
         if at and was[0] == "P" and becomes == "R":
             continue  # reduced in place
-        if was[0] == "S" and (becomes[0] == "S" or was != "S0"):
+        splits = becomes[0] == "S" and was != "R" and not is_outermost(becomes, split)
+        if was[0] == "S" and (splits or not is_outermost(was, joined)):
             extra = after
-        elif was[0] == "P" and becomes[0] == "S" and becomes != "S0":
+        elif was[0] == "P" and splits:
             extra = before
         peak = max(peak, held + extra + after)
         held = after
@@ -140,7 +162,7 @@ def memory_profile(
         category = Category.RESHARDED if isinstance(instruction, Reshard) else Category.WORKSPACE
         transient[category][index] += _transient(graph, schedule, instruction, local_bytes, optimizer)
     for start, wait in waits(schedule.instructions).items():
-        sent, joined = _beside(graph, schedule, start, local_bytes)
+        sent, joined = _beside(schedule, start, local_bytes)
         transient[Category.RESHARDED][start:wait] += sent
         transient[Category.RESHARDED][wait] += max(sent, joined)
     profile = MemoryProfile(at_start, after, transient)
@@ -229,19 +251,17 @@ def _categories(graph: OperatorGraph, schedule: Schedule, lifetimes: Lifetimes) 
     return result
 
 
-def _beside(graph: OperatorGraph, schedule: Schedule, start: int, local_bytes: LocalBytes) -> tuple[int, int]:
+def _beside(schedule: Schedule, start: int, local_bytes: LocalBytes) -> tuple[int, int]:
     """Bytes of an overlapped collective besides source and target: a copy that it sends, one that its wait makes."""
     instruction = schedule.instructions[start]
     assert isinstance(instruction, Reshard)
     if len(instruction.path) != 2:
         return 0, 0  # a violation
     value = schedule.buffers[instruction.source].value
-    order = graph.values[value].spec.memory_order
-    before, after = (reordered(placement, order) for placement in instruction.path)
+    (before, after), shapes, (source, target) = local_bytes.along(value, instruction.path)
     was, becomes = next((a, b) for a, b in zip(before, after, strict=True) if a != b)
-    source, target = (local_bytes(value, placement) for placement in instruction.path)
-    rearranged = sends_copy(before, after) and becomes != "R"
-    joined = was[0] == "S" and was != "S0"
+    rearranged = becomes != "R" and sends_copy(before, after, shapes[0])
+    joined = was[0] == "S" and not is_outermost(was, shapes[1])
     return source if rearranged else 0, target if joined else 0
 
 
@@ -256,12 +276,8 @@ def _transient(
     buffers = schedule.buffers
     match instruction:
         case Reshard(source, target, path, overlapped) if not overlapped:
-            value = buffers[source].value
-            sizes = tuple(local_bytes(value, placement) for placement in path)
-            # The first dimension of a collective is the outermost one in memory.
-            order = graph.values[value].spec.memory_order
-            lying = tuple(reordered(placement, order) for placement in path)
-            return max(0, path_peak(lying, sizes) - local_bytes(buffers[target].value, buffers[target].placement))
+            peak = path_peak(*local_bytes.along(buffers[source].value, path))
+            return max(0, peak - local_bytes(buffers[target].value, buffers[target].placement))
         case Compute(operator, _, outputs) if outputs and outputs[0] is not None:
             value, placement = buffers[outputs[0]].value, buffers[outputs[0]].placement
             item_bytes = workspace_item_bytes(graph, graph.operators[operator], placement)

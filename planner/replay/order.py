@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from planner.graph.operator_graph import OperatorGraph, OutputRole, ValueRole
-from planner.graph.placement import reordered
-from planner.replay.memory import Lifetimes
+from planner.replay.memory import Lifetimes, LocalBytes
 from planner.replay.report import Violation, ViolationKind
 from planner.replay.wording import Wording
 from planner.schedule.instructions import (
@@ -44,6 +43,7 @@ class OrderedReplay:
         self._schedule = schedule
         self._counter_based_random = counter_based_random
         self._names = Wording(graph, schedule)
+        self._local_bytes = LocalBytes(graph, schedule.mesh)
         self._end = len(schedule.instructions)
         self.violations: list[Violation] = []
         count = len(schedule.buffers)
@@ -155,8 +155,8 @@ class OrderedReplay:
         self._read(at, instruction, source)
         self._create(target, target, at)
         if instruction.overlapped and len(path) == 2:
-            order = self._graph.values[self._schedule.buffers[source].value].spec.memory_order
-            copied = sends_copy(reordered(path[0], order), reordered(path[1], order))
+            lying, shapes, _ = self._local_bytes.along(self._schedule.buffers[source].value, path)
+            copied = sends_copy(*lying, shapes[0])
             self._in_flight[target] = None if copied else source
 
     def _wait(self, at: int, buffer: int) -> None:

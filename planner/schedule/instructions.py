@@ -28,7 +28,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from planner.graph.placement import Placement
+from planner.graph.placement import Placement, is_outermost
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,14 +164,14 @@ def waits(instructions: Sequence[Instruction]) -> dict[int, int]:
     }
 
 
-def sends_copy(before: Placement, after: Placement) -> bool:
+def sends_copy(before: Placement, after: Placement, sizes: Sequence[int]) -> bool:
     """Whether a collective works on a copy of its source, which so may be freed while it runs.
 
-    An all-reduce works in its target. What is scattered along another dimension than the first one in memory is
-    rearranged before. Placements are in the order of memory.
+    An all-reduce works in its target. What is scattered along another dimension than the outermost one in memory is
+    rearranged before. Placements, and the local ``sizes`` of the source's dimensions, are in the order of memory.
     """
     old, new = next(((a, b) for a, b in zip(before, after, strict=True) if a != b), ("R", "R"))
-    return (old[0] == "P" and new == "R") or (old != "R" and new[0] == "S" and new != "S0")
+    return (old[0] == "P" and new == "R") or (old != "R" and new[0] == "S" and not is_outermost(new, sizes))
 
 
 def host_buffers(instructions: Iterable[Instruction]) -> frozenset[int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import pairwise, product
+from math import prod
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 
 from planner.graph.placement import block_index, divides, is_partial, local_numel, local_shape
 from planner.machine.cluster import Collective, FreshMemorySpec, LinkSpec
-from planner.machine.resharding import ReshardPlanner, step_between, step_peak_bytes
+from planner.machine.resharding import ReshardPlanner, step_between, step_copies, step_of, step_peak_bytes
 
 LATENCY, BANDWIDTH, COPY, LAUNCH = 1e-5, 1e9, 1e10, 1e-6
 LINK = LinkSpec(latency_seconds=LATENCY, bandwidth=BANDWIDTH)
@@ -61,6 +62,25 @@ def test_all_to_all_between_inner_dimensions_copies_on_both_sides():
     path = planner((4,)).path((2, 16, 16), 4, ("S1",), ("S2",))
     assert path.seconds == pytest.approx(RING + 0.75 * 512 / BANDWIDTH + 4 * 512 / COPY + 3 * LAUNCH)
     assert path.peak_bytes == 2 * 512
+
+
+@pytest.mark.parametrize(
+    ("mesh", "shape", "source", "target", "copies", "peak"),
+    [
+        ((4,), (1, 64, 32), ("S1",), ("R",), 0, WHOLE),
+        ((4,), (1, 64, 32), ("S2",), ("R",), WHOLE, 2 * WHOLE),
+        ((4,), (1, 64, 32), ("Psum",), ("S1",), 0, PART),
+        ((4,), (1, 64, 32), ("S1",), ("S2",), PART, 2 * PART),
+        ((2, 2), (2, 64, 16), ("S0", "S1"), ("S0", "R"), 0, WHOLE // 2),
+        ((2, 2), (2, 64, 16), ("R", "S1"), ("R", "R"), WHOLE, 2 * WHOLE),
+        ((2, 2), (2, 2, 32), ("R", "S1"), ("R", "S0"), 0, 256),
+    ],
+)
+def test_dimensions_of_one_element_on_a_rank_need_no_copy(mesh, shape, source, target, copies, peak):
+    before, after = (4 * local_numel(shape, placement, mesh) for placement in (source, target))
+    step = step_of(shape, mesh, source, target)
+    assert sum(step_copies(step, before, after)) == copies
+    assert step_peak_bytes(step, before, after) == peak
 
 
 def test_a_longer_path_holds_the_buffer_between_its_steps():
@@ -147,12 +167,19 @@ def documented_peak(path, shape, mesh):
             continue
         before, after = (4 * local_numel(shape, placement, mesh) for placement in (source, target))
         during = after
-        if old[0] == "S":
-            during = 2 * after if new != "R" or old != "S0" else after
-        elif old[0] == "P" and new[0] == "S" and new != "S0":
+        splits = new[0] == "S" and before > behind(local_shape(shape, source, mesh), new)
+        joins = old[0] == "S" and after > behind(local_shape(shape, target, mesh), old)
+        if old[0] == "S" and (splits or joins):
+            during = 2 * after
+        elif old[0] == "P" and splits:
             during = before + after
         peak, held = max(peak, held + during), after
     return peak
+
+
+def behind(sizes, entry):
+    """Bytes from the dimension of a shard on."""
+    return 4 * prod(sizes[int(entry[1:]) :])
 
 
 def every_path(source, target, allowed, longest):
@@ -166,7 +193,7 @@ def every_path(source, target, allowed, longest):
 
 
 @pytest.mark.parametrize("links", [[LINK, LINK], [SLOW, LINK], [LINK, SLOW]])
-@pytest.mark.parametrize("shape", [(64, 64), (4096, 1024), (2, 64)])
+@pytest.mark.parametrize("shape", [(64, 64), (4096, 1024), (2, 64), (1, 2, 64)])
 def test_paths_are_as_cheap_as_brute_force(links, shape):
     mesh = (2, 2)
     plan = planner(mesh, links)

@@ -15,9 +15,9 @@ from support.steps.replay_case import ADAMW, GRAPH, SCHEDULE, SGD, Prices, check
 
 from planner.graph.operator_graph import OutputRole, ValueRole
 from planner.graph.optimizers import optimizer_named
-from planner.graph.placement import divides, local_numel
+from planner.graph.placement import divides, local_numel, local_shape
 from planner.machine.cluster import LinkSpec
-from planner.machine.resharding import ReshardPlanner, reductions_commute, step_between, step_peak_bytes
+from planner.machine.resharding import ReshardPlanner, reductions_commute, step_between, step_of, step_peak_bytes
 from planner.replay.checker import Category, OptimizerMemory, ViolationKind, replay
 from planner.replay.memory import path_peak
 from planner.replay.structure import path_problem
@@ -104,7 +104,7 @@ def test_reshard_peaks_on_two_by_two(path, expected):
 
 @given(
     mesh=st.sampled_from([(2,), (2, 2), (2, 4), (2, 2, 2)]),
-    shape=st.sampled_from([(8, 8), (16, 4, 8), (4,), (6, 8)]),
+    shape=st.sampled_from([(8, 8), (16, 4, 8), (2, 4, 8), (1, 4, 8), (4,), (6, 8)]),
     data=st.data(),
 )
 @settings(max_examples=150, deadline=None)
@@ -119,14 +119,15 @@ def test_paths_agree_with_the_resharding_planner(mesh, shape, data):
         return
     legal = all(itertools.starmap(step_between, itertools.pairwise(path))) and reductions_commute(path[0])
     assert legal == (not path_problem(shape, (path[0], path[-1]), tuple(path), mesh))
-    sizes = [local_numel(shape, placement, mesh) * 2 for placement in path]
-    for (source, target), (before, after) in zip(itertools.pairwise(path), itertools.pairwise(sizes), strict=True):
-        step = step_between(source, target)
+    for source, target in itertools.pairwise(path):
+        step = step_of(shape, mesh, source, target)
         if step is not None:
-            assert path_peak((source, target), (before, after)) == step_peak_bytes(step, before, after)
+            sizes = [local_numel(shape, placement, mesh) * 2 for placement in (source, target)]
+            shapes = [local_shape(shape, placement, mesh) for placement in (source, target)]
+            assert path_peak((source, target), shapes, sizes) == step_peak_bytes(step, *sizes)
 
 
-@pytest.mark.parametrize(("mesh", "shape"), [((4,), (8, 8)), ((2, 2), (8, 4)), ((2, 2, 2), (8, 8))])
+@pytest.mark.parametrize(("mesh", "shape"), [((4,), (8, 8)), ((2, 2), (8, 4)), ((2, 2), (2, 4, 4)), ((2, 2, 2), (8, 8))])
 def test_peaks_of_whole_paths_agree_with_the_resharding_planner(mesh, shape):
     links = [LinkSpec(latency_seconds=1e-6, bandwidth=10.0**9 * (axis + 1)) for axis in range(len(mesh))]
     planner = ReshardPlanner(links, mesh, memory_bandwidth=1e10, launch_seconds=1e-6)
@@ -136,8 +137,9 @@ def test_peaks_of_whole_paths_agree_with_the_resharding_planner(mesh, shape):
     for source, target in itertools.permutations(placements, 2):
         path = planner.path(shape, 4, source, target)
         if path is not None:
-            sizes = tuple(local_numel(shape, placement, mesh) * 4 for placement in path.placements)
-            assert path_peak(path.placements, sizes) == path.peak_bytes
+            sizes = [local_numel(shape, placement, mesh) * 4 for placement in path.placements]
+            shapes = [local_shape(shape, placement, mesh) for placement in path.placements]
+            assert path_peak(path.placements, shapes, sizes) == path.peak_bytes
             assert not path_problem(shape, (source, target), path.placements, mesh)
             steps.add(len(sizes) - 1)
     assert max(steps) >= len(mesh)
