@@ -379,6 +379,16 @@ class Plan(_Part):
         """Rows of text."""
         return text_table(self.rows())
 
+    def __repr__(self) -> str:
+        options = self.decision.options
+        return (
+            f"<plan of {self.decision.model.source} on {'x'.join(map(str, options.mesh))} of {options.cluster}: "
+            f"{format_seconds(self.objective_seconds)} per step, gap {format_gap(self.gap)}, "
+            f"peak {format_bytes(self.peak_bytes)}>"
+        )
+
+    __str__ = __repr__
+
     def _repr_html_(self) -> str:
         return html_table(self.rows())
 

@@ -209,6 +209,11 @@ def test_summary_says_what_the_certificate_says():
     assert (rows["bound"], rows["gap"], rows["memory limit"]) == ("-", "-", "-")
 
 
+def test_a_plan_is_one_line():
+    assert repr(PLAN) == str(PLAN)
+    assert repr(PLAN).endswith("12.17 µs per step, gap 0.00 %, peak 1.13 KiB>")
+
+
 def test_html_escapes_names():
     plan = made(model=MODEL.model_copy(update={"source": "zoo:<script>&"}))
     html = plan._repr_html_()
