@@ -36,7 +36,8 @@ from planner.machine.costs import CostModel
 from planner.machine.memory_budget import MemoryBudget
 from planner.models.references import ModelReference, load_step, reference_of
 from planner.overlap.link_costs import with_link_costs
-from planner.overlap.search import OverlapTask, solve_overlapped
+from planner.overlap.search import solve_overlapped
+from planner.overlap.task import OverlapTask
 from planner.plan.document import (
     Certificate,
     CrossCheck,
@@ -327,8 +328,10 @@ class PlanningSession:
         """Plan with communication beside the computation; the plan's replay and bound are those of its schedule."""
         started, limit = time.perf_counter(), budget.tensor_bytes
 
-        def solve_weighted(model: StepModel, seconds: float, known: Sequence[StepDecision]) -> SolvedStep:
-            return self._solve(replace(request, time_limit=seconds), budget, None, pool, known, model)
+        def solve(
+            within: MemoryBudget, model: StepModel, seconds: float, gap: float, known: Sequence[StepDecision]
+        ) -> SolvedStep:
+            return self._solve(replace(request, time_limit=seconds, gap=gap), within, None, pool, known, model)
 
         task = OverlapTask(
             self.graph,
@@ -336,7 +339,8 @@ class PlanningSession:
             len(self.mesh),
             limit,
             self.instruction_costs,
-            solve_weighted,
+            partial(solve, budget),
+            None if request.memory is None else partial(solve, self.budget(None)),
             self._problem(request, budget, pool).contains,
             partial(build_schedule, self.space),
             partial(self.replay, limit=limit),

@@ -26,8 +26,8 @@ class Tally:
 
     Attributes
     ----------
-    computation
-        Operators and resharded activations, shape ``(nodes,)``.
+    computation, resharding
+        Operators, and resharded activations and results, shape ``(nodes,)``.
     activations, gathers, reductions
         Link time per mesh axis, as in :class:`~formulations.step.weights.StepWeights`, shape ``(axes, nodes)``; no axes
         where the model has no times on links.
@@ -36,7 +36,7 @@ class Tally:
     """
 
     def __init__(self, nodes: int, axes: int) -> None:
-        self.computation = np.zeros(nodes, dtype=np.int64)
+        self.computation, self.resharding = (np.zeros(nodes, dtype=np.int64) for _ in range(2))
         self.activations, self.gathers, self.reductions = (np.zeros((axes, nodes), dtype=np.int64) for _ in range(3))
         self.updates = 0
 
@@ -44,6 +44,7 @@ class Tally:
         """Sum of the costs times their weights."""
         pairs = (
             (self.computation, weights.computation),
+            (self.resharding, weights.resharding),
             (self.activations, weights.activations),
             (self.gathers, weights.gathers),
             (self.reductions, weights.reductions),
@@ -163,7 +164,7 @@ class _Execution:
             self.cost += int(edge.cost[pair])
             given = self.model.nodes[edge.producer].kind in (NodeKind.PARAMETER, NodeKind.INPUT)
             if not given:
-                self.tally.computation[paid_at] += int(edge.cost[pair])
+                self.tally.resharding[paid_at] += int(edge.cost[pair])
             if edge.link_cost is not None:
                 links = self.tally.gathers if given else self.tally.activations
                 links[:, paid_at] += edge.link_cost[:, *pair]
@@ -201,7 +202,7 @@ class _Execution:
         at = self.layout[result.producer]
         self._allow(not result.forbidden[at], self.model.nodes[result.producer].name, "the result")
         self.cost += int(result.cost[at])
-        self.tally.computation[result.producer] += int(result.cost[at])
+        self.tally.resharding[result.producer] += int(result.cost[at])
         self._hold(time, time + 1, int(result.peak_bytes[at]))
         self._keep(result.producer, result.output, time, int(result.copy_bytes[at]), None)
 

@@ -1,16 +1,18 @@
 """Weights of a step's costs: lower bounds on plans whose communication runs beside the computation.
 
 A plan may gather parameters early and reduce gradients late, beside the computation; resharded activations stay on its
-way. However it does so, for any two operators ``q <= p`` in the order of execution and any mesh axes ``a`` and ``b``:
+way. However it does so, consecutive operators make up *windows* ``k = 1 .. K``, the updates a last one, and a window
+takes the time ``T_k`` from its first operator to that of the next window. With the computation ``C_k``, the costs of
+resharded activations ``X_k``, and what the link of axis ``a`` carries meanwhile, ``A_ka`` of activations and ``L_ka``
+of gathers and reductions,
 
-- before ``q`` computes, the link of ``a`` has carried every gather that operators before ``q`` need, and activations;
-- from ``q`` to ``p`` the computation runs, with its resharded activations;
-- the link of ``b`` carries every gradient that ``p`` and later operators make only after that.
+    ``T_k >= c_k C_k + x_k X_k + sum_a (y_ka A_ka + l_ka L_ka)``
 
-These three follow one another, so their sum is no more than the step takes, nor is what one link carries in all, nor is
-the computation with all updates (*paths*). A convex combination of paths weighs every cost by the operator at which it
-is paid, and bounds all plans from below: the same canonical problem with other costs. The weights with the best bound
-come from a small linear program (:mod:`planner.overlap.multipliers`).
+for weights out of a polytope: one stream counts whole, or the computation whole and a link by as much as both slow each
+other down. A gather has ended when window ``k`` needs it, and a reduction begins when window ``k`` has made its
+gradient. So the sum over all windows is at least the same canonical problem with other costs: a gather costs its link
+time times ``min_{j <= k} l_ja``, and a reduction ``min_{j >= k} l_ja``. Its optimum bounds all plans from below. The
+weights with the best bound come from a small linear program (:mod:`planner.overlap.multipliers`).
 """
 
 from __future__ import annotations
@@ -29,9 +31,9 @@ class StepWeights:
     Parameters
     ----------
     scale
-        Sum of the weights of the combined paths: a bound of the weighted problem is ``scale`` times one in quanta.
-    computation
-        Weight of operators, and of reshardings of activations as part of the computation, shape ``(nodes,)``.
+        A bound of the weighted problem is ``scale`` times one in quanta.
+    computation, resharding
+        Weight of operators, and of the costs of resharded activations and results, shape ``(nodes,)``.
     activations, gathers
         Weights of the link time of what an operator reads, shape ``(axes, nodes)``: of resharded activations, and of
         parameters and inputs of the step.
@@ -43,6 +45,7 @@ class StepWeights:
 
     scale: int
     computation: IntArray
+    resharding: IntArray
     activations: IntArray
     gathers: IntArray
     reductions: IntArray
@@ -69,8 +72,8 @@ def argument_weights(model: StepModel, edge: StepEdge, moments: Sequence[int]) -
     at = list(moments)
     gathered = is_gather(model, edge)
     links = model.weights.gathers if gathered else model.weights.activations
-    computation = 0 if gathered else int(model.weights.computation[at].sum())
-    return computation, *(int(weight) for weight in links[:, at].sum(axis=1))
+    resharding = 0 if gathered else int(model.weights.resharding[at].sum())
+    return resharding, *(int(weight) for weight in links[:, at].sum(axis=1))
 
 
 def gradient_price(model: StepModel, gradient: GradientEdge) -> IntArray:
@@ -82,7 +85,7 @@ def gradient_price(model: StepModel, gradient: GradientEdge) -> IntArray:
 
 def result_price(model: StepModel, result: ResultEdge) -> IntArray:
     """Cost of a result, shape ``(S_producer,)``, by the model's weights."""
-    return result.cost if model.weights is None else int(model.weights.computation[result.producer]) * result.cost
+    return result.cost if model.weights is None else int(model.weights.resharding[result.producer]) * result.cost
 
 
 def update_price(model: StepModel, node: int) -> IntArray:

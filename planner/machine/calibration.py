@@ -26,6 +26,7 @@ from planner.machine.cluster import (
     FreshMemorySpec,
     LinkSpec,
     Measurement,
+    OverlapSpec,
 )
 from planner.machine.identity import current_machine, physical_memory_bytes
 
@@ -66,6 +67,23 @@ class CollectiveSample(_Sample):
     seconds: PositiveFloat
 
 
+class OverlapSample(_Sample):
+    """Seconds of the same computation and of the same collective, each alone and both at once."""
+
+    computation_alone: PositiveFloat
+    computation_beside: PositiveFloat
+    collective_alone: PositiveFloat
+    collective_beside: PositiveFloat
+
+    @property
+    def slowdowns(self) -> tuple[float, float]:
+        """Of the computation and of the collective; at least 1."""
+        return (
+            max(1.0, self.computation_beside / self.computation_alone),
+            max(1.0, self.collective_beside / self.collective_alone),
+        )
+
+
 _Timed = TypeVar("_Timed", KernelSample, CollectiveSample)
 
 
@@ -79,6 +97,7 @@ class RankReport(_Sample):
     fresh_seconds_per_byte: NonNegativeFloat
     kernels: tuple[KernelSample, ...]
     collectives: tuple[CollectiveSample, ...]
+    overlap: OverlapSample
 
 
 def slowest(reports: Sequence[RankReport]) -> RankReport:
@@ -88,6 +107,7 @@ def slowest(reports: Sequence[RankReport]) -> RankReport:
         fresh_seconds_per_byte=max(report.fresh_seconds_per_byte for report in reports),
         kernels=tuple(_slowest(samples) for samples in zip(*(r.kernels for r in reports), strict=True)),
         collectives=tuple(_slowest(samples) for samples in zip(*(r.collectives for r in reports), strict=True)),
+        overlap=max((report.overlap for report in reports), key=lambda overlap: overlap.slowdowns),
     )
 
 
@@ -214,6 +234,7 @@ def local_cluster(reports: Sequence[RankReport]) -> ClusterSpec:
         nodes=1,
         intra_node=link,
         host_link=LinkSpec(latency_seconds=device.launch_seconds, bandwidth=copy_bandwidth / 2),
+        overlap=OverlapSpec(computation=report.overlap.slowdowns[0], collectives=report.overlap.slowdowns[1]),
         measured=Measurement(machine=machine, ranks=ranks),
     )
 

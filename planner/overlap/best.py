@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 
 from planner.graph.operator_graph import OperatorGraph
 from planner.overlap.timetable import Room, overlapped
@@ -11,8 +12,8 @@ from planner.replay.clocks import StepCosts
 from planner.replay.report import ReplayReport
 from planner.schedule.instructions import Schedule
 
-EAGERNESS = (1.0, 1.5, 3.0, 8.0)
-"""How many times their duration gathers start before they are needed, tried one after another."""
+TRIALS = ((1.0, False), (1.5, False), (3.0, False), (8.0, False), (1.0, True), (1.5, True), (3.0, True), (8.0, True))
+"""How many times their duration gathers start before they are needed, and whether transfers give way."""
 
 ATTEMPTS = 3
 """Limits that are tried for a timetable, which knows its memory only nearly."""
@@ -40,8 +41,9 @@ def fastest(
     """
     best, report = serial, replay(serial)
     room = Room(report.profile.total_during, limit)
-    for eagerness in EAGERNESS:
-        for schedule, found in _within(graph, serial, costs, room, eagerness, replay):
+    for eagerness, give_way in TRIALS:
+        write = partial(overlapped, graph, serial, costs, eagerness=eagerness, give_way=give_way)
+        for schedule, found in _within(write, room, replay):
             assert found.total_quanta is not None, found.violations
             assert report.total_quanta is not None
             if found.total_quanta < report.total_quanta:
@@ -50,17 +52,12 @@ def fastest(
 
 
 def _within(
-    graph: OperatorGraph,
-    serial: Schedule,
-    costs: StepCosts,
-    room: Room,
-    eagerness: float,
-    replay: Callable[[Schedule], ReplayReport],
+    write: Callable[[Room], Schedule], room: Room, replay: Callable[[Schedule], ReplayReport]
 ) -> Iterator[tuple[Schedule, ReplayReport]]:
     """The timetable if it is within the limit; where it is not, one for a limit lower by what was too much."""
     limit = room.limit
     for _ in range(ATTEMPTS):
-        schedule = overlapped(graph, serial, costs, room, eagerness)
+        schedule = write(room)
         found = replay(schedule)
         if limit is None or found.peak_bytes <= limit:
             yield schedule, found

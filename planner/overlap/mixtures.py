@@ -8,7 +8,7 @@ first layers have not.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from formulations.step.training_step import StepDecision, StepModel
 
@@ -24,10 +24,24 @@ def mixtures(model: StepModel, first: StepDecision, second: StepDecision) -> Ite
     numbers = sorted({layer for layer in layers if layer is not None})
     for cut in numbers[1:]:
         for others in (first, second):
-            sources = [others if layer is None else first if layer < cut else second for layer in layers]
-            layouts = tuple(source.layouts[i] for i, source in enumerate(sources))
-            recomputed = {i: source.recomputed[i] for i, source in enumerate(sources) if i in source.recomputed}
-            yield StepDecision(layouts, recomputed)
+            yield _joined([others if layer is None else first if layer < cut else second for layer in layers])
+
+
+def exchanges(model: StepModel, decision: StepDecision, other: StepDecision) -> Iterator[StepDecision]:
+    """Decisions with one layer, or all that belongs to none, of another one."""
+    layers = [_layer(node.name) for node in model.nodes]
+    for exchanged in dict.fromkeys(layers):
+        sources = [other if layer == exchanged else decision for layer in layers]
+        found = _joined(sources)
+        if found != decision:
+            yield found
+
+
+def _joined(sources: Sequence[StepDecision]) -> StepDecision:
+    """The decision of each node from its source."""
+    layouts = tuple(source.layouts[i] for i, source in enumerate(sources))
+    recomputed = {i: source.recomputed[i] for i, source in enumerate(sources) if i in source.recomputed}
+    return StepDecision(layouts, recomputed)
 
 
 def _layer(name: str) -> int | None:

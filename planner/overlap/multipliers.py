@@ -1,9 +1,9 @@
-"""The convex combination of paths with the best bound on plans that overlap, from the plans seen so far.
+"""The weights with the best bound on plans that overlap, from the plans seen so far.
 
-The paths are those of :mod:`formulations.step.weights`, with cuts at some operators. Every plan has a time on every
-path, a lower bound on how long its step takes. The combination whose least time over all plans is largest is the best
-one; over the plans seen so far it is a small linear program (Kelley's cutting planes). Its solution makes the weights
-of the next canonical problem, whose optimum is a proven bound and one more plan.
+The weights are those of :mod:`formulations.step.weights`: one point of a polytope for each window. Every plan has a
+least time under every weights, a lower bound on how long its step takes. The weights whose least time over all plans is
+largest are the best ones; over the plans seen so far they are the solution of a small linear program (Kelley's cutting
+planes). It makes the next canonical problem, whose optimum is a proven bound and one more plan.
 """
 
 from __future__ import annotations
@@ -18,166 +18,215 @@ from formulations.problem.strategy_problem import IntArray
 from formulations.step.replay import Tally
 from formulations.step.training_step import NodeKind, StepModel
 from formulations.step.weights import StepWeights
+from planner.replay.streams import WHOLE, Slowdowns
 
-SCALE = 1024
-"""Weights are in parts of it: bounds lose less than the part of one path."""
+FloatArray = NDArray[np.float64]
+
+SCALE = 4096
+"""Weights are rounded down to parts of it."""
 
 CENTRE_SHARE = 0.6
 """Part of the weights with the best bound so far in the next ones: the program's solutions jump while plans are few."""
 
-CUTS = 24
-"""Operators at which paths may change between links and computation, beside the first and the last."""
+STALLED, RISE = 3, 1e-4
+"""The bound has stalled when it has risen by less than a part of it in so many rounds one after another."""
+
+WINDOWS = 24
+"""Parts of the computation, in each of which one stream is the longest; one more has the updates."""
 
 
 @dataclass(frozen=True, slots=True)
-class Path:
-    """Gathers before operator ``first`` on link ``head``, the computation up to ``last``, then reductions on ``tail``.
+class Corner:
+    """Weights that add up to no more than the time of a window, in thousandths; a corner of the polytope.
 
-    ``head`` and ``tail`` are None where there is no such part; where ``first`` is ``last`` there is no computation. A
-    path without computation carries all gathers and reductions of its link. One without tail has all updates.
+    Parameters
+    ----------
+    computation, resharding
+        Of the computation, and of the cost of resharded activations.
+    activations, transfers
+        Per mesh axis: of the time that its link takes for resharded activations, and for gathers and reductions.
     """
 
-    first: int
-    last: int
-    head: int | None
-    tail: int | None
-
-    @property
-    def is_one_link(self) -> bool:
-        """Whether it is all that one link carries."""
-        return self.first == self.last and self.head == self.tail and self.head is not None
+    computation: int
+    resharding: int
+    activations: tuple[int, ...]
+    transfers: tuple[int, ...]
 
 
-def paths(model: StepModel, axes: int, cuts: int = CUTS) -> tuple[Path, ...]:
-    """Paths with cuts spread over the operators that compute."""
-    kinds = (NodeKind.FORWARD, NodeKind.BACKWARD)
-    operators = [i for i, node in enumerate(model.nodes) if node.kind in kinds]
-    begin, end = operators[0], operators[-1] + 1
-    spread = sorted({begin, *(operators[k * len(operators) // (cuts + 1)] for k in range(1, cuts + 1)), end - 1, end})
-    found = [Path(begin, end, None, None)]
+def corners(axes: int, slowdowns: Slowdowns) -> tuple[Corner, ...]:
+    """The corners of a window: the computation, the computation with a part of a link, and each link.
+
+    While a transfer runs beside the computation, that goes on at ``WHOLE / slowdowns.computation`` of its speed and the
+    transfer at ``WHOLE / slowdowns.collectives``. So weights ``c`` and ``l`` are lawful if neither is above one, nor
+    ``c WHOLE / computation + l WHOLE / collectives``. A resharded activation and a transfer of its axis have half of
+    the link each; beside one of another axis neither is slower, so their weights add up to no more than one.
+    """
+    none = (0,) * axes
+    own, other = slowdowns.computation, slowdowns.collectives
+    beside, before = (own - WHOLE) * other // own, (other - WHOLE) * own // other
+    found = [Corner(WHOLE, WHOLE, none, none)]
     for axis in range(axes):
-        found.append(Path(begin, begin, axis, axis))
-        found += [Path(cut, end, axis, None) for cut in spread if begin < cut < end]
-        found += [Path(begin, cut, None, axis) for cut in spread if begin < cut < end]
-        found += [
-            Path(first, last, head, axis)
-            for head in range(axes)
-            for first in spread
-            for last in spread
-            if begin < first <= last < end and not (first == last and head == axis)
-        ]
+        some, every = (tuple(value * (a == axis) for a in range(axes)) for value in (min(WHOLE, beside), WHOLE))
+        if any(some):
+            found.append(Corner(WHOLE, WHOLE - max(some), some, some))
+        found.append(Corner(min(WHOLE, before), 0, every, every))
     return tuple(found)
 
 
-def weights_of(path: Path, nodes: int, axes: int) -> StepWeights:
-    """Weights of one path."""
-    computation = np.zeros(nodes, dtype=np.int64)
-    activations, gathers, reductions = (np.zeros((axes, nodes), dtype=np.int64) for _ in range(3))
-    if path.is_one_link:
-        for table in (activations, gathers, reductions):
-            table[path.head] = 1
-        return StepWeights(1, computation, activations, gathers, reductions, 0)
-    computation[path.first : path.last] = 1
-    if path.head is not None:
-        gathers[path.head, : path.first] = activations[path.head, : path.first] = 1
-    if path.tail is not None:
-        reductions[path.tail, path.last :] = activations[path.tail, path.last :] = 1
-    return StepWeights(1, computation, activations, gathers, reductions, int(path.tail is None))
-
-
-def path_times(found: Sequence[Path], tally: Tally) -> IntArray:
-    """Time of a plan on each path, shape ``(paths,)``; as its costs times :func:`weights_of` the path, from sums."""
-
-    def sums(costs: IntArray) -> IntArray:
-        return np.concatenate([np.zeros((*costs.shape[:-1], 1), dtype=np.int64), costs.cumsum(axis=-1)], axis=-1)
-
-    computation = sums(tally.computation)
-    heads, tails = sums(tally.activations + tally.gathers), sums(tally.activations + tally.reductions)
-    whole = (tally.activations + tally.gathers + tally.reductions).sum(axis=1)
-
-    def time(path: Path) -> int:
-        if path.is_one_link:
-            return int(whole[path.head])
-        before = 0 if path.head is None else heads[path.head, path.first]
-        behind = tally.updates if path.tail is None else tails[path.tail, -1] - tails[path.tail, path.last]
-        return int(before + computation[path.last] - computation[path.first] + behind)
-
-    return np.array([time(path) for path in found], dtype=np.int64)
-
-
 class Multipliers:
-    """Paths, their times under the plans seen so far, and the best combination.
+    """Windows, the times of the plans seen so far in them, and the best weights.
 
     Parameters
     ----------
     model
-        The step.
+        The step, with the time on each link.
     axes
         Number of mesh axes.
+    slowdowns
+        Of the computation and of transfers beside each other.
+    windows
+        Most parts of the computation.
     """
 
-    def __init__(self, model: StepModel, axes: int) -> None:
-        self._nodes, self._axes = len(model.nodes), axes
-        self._paths = paths(model, axes)
-        self._times: list[IntArray] = []
-        self._centre = np.zeros(len(self._paths))
-        self._centre[0] = 1.0
+    def __init__(self, model: StepModel, axes: int, slowdowns: Slowdowns, windows: int = WINDOWS) -> None:
+        kinds = (NodeKind.FORWARD, NodeKind.BACKWARD)
+        computing = np.array([node.kind in kinds for node in model.nodes])
+        position = np.cumsum(computing) - computing
+        operators = max(1, int(computing.sum()))
+        self._last = min(windows, operators)
+        self._window = np.minimum(position * self._last // operators, self._last - 1)
+        """Of every node; the updates have window ``last``."""
+        self._axes = axes
+        self._corners = corners(axes, slowdowns)
+        self._seen: list[FloatArray] = []
+        self._centre = np.zeros(self.shape)
+        self._centre[:, 0] = 1.0
         self._tried = self._centre
+        self._bound = self._stalled = 0
 
     def see(self, tally: Tally) -> None:
         """Take a plan."""
-        self._times.append(path_times(self._paths, tally))
+        self._seen.append(self._row(tally))
 
-    def longest(self, tally: Tally) -> int:
-        """The longest path of a plan: no schedule of it takes less."""
-        return int(path_times(self._paths, tally).max())
+    def least(self, tally: Tally) -> int:
+        """The largest of the bounds that any weights give for one plan: no schedule of it takes less, in quanta."""
+        return tally.weigh(self.weights(self._best([self._row(tally)]))) // SCALE
 
-    def keep(self) -> None:
-        """Take the last weights as those with the best bound so far."""
-        self._centre = self._tried
+    def raised(self, bound: int) -> bool:
+        """Take the bound that the last weights gave; whether it is the best so far, so that the next are near them."""
+        self._stalled = self._stalled + 1 if self._bound and bound <= (1.0 + RISE) * self._bound else 0
+        if bound <= self._bound:
+            return False
+        self._bound, self._centre = bound, self._tried
+        return True
+
+    @property
+    def has_stalled(self) -> bool:
+        """Whether the bound has hardly risen for some rounds."""
+        return self._stalled >= STALLED
+
+    def begin_from(self, other: Multipliers) -> None:
+        """Take the best weights of others with the same windows as those to begin near to."""
+        self._centre = self._tried = other._centre
 
     def next(self) -> StepWeights:
         """Weights between the best ones so far and those whose least time over the plans seen is largest."""
-        best = _best_combination(np.stack(self._times).astype(np.float64))
-        shares = self._tried = CENTRE_SHARE * self._centre + (1.0 - CENTRE_SHARE) * best
+        self._tried = CENTRE_SHARE * self._centre + (1.0 - CENTRE_SHARE) * self._best(self._seen)
+        return self.weights(self._tried)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Windows, that of the updates included, and corners."""
+        return self._last + 1, len(self._corners)
+
+    def weights(self, shares: FloatArray) -> StepWeights:
+        """Integer weights of shares of corners, of :attr:`shape`, rounded down."""
         parts = np.floor(shares * SCALE + 1e-9).astype(np.int64)
-        parts[int(shares.argmax())] += SCALE - int(parts.sum())
-        return _combined(
-            [
-                (int(part), weights_of(path, self._nodes, self._axes))
-                for part, path in zip(parts, self._paths, strict=True)
-                if part
-            ]
+        over = np.maximum(0, parts.sum(axis=1) - SCALE)
+        parts[np.arange(len(parts)), parts.argmax(axis=1)] -= over
+        computation = parts @ np.array([corner.computation for corner in self._corners]) // WHOLE
+        resharding = parts @ np.array([corner.resharding for corner in self._corners]) // WHOLE
+        activations = (parts @ np.array([corner.activations for corner in self._corners]) // WHOLE).T
+        transfers = (parts @ np.array([corner.transfers for corner in self._corners]) // WHOLE).T
+        gathers = np.minimum.accumulate(transfers, axis=1)
+        reductions = np.minimum.accumulate(transfers[:, ::-1], axis=1)[:, ::-1]
+        at = self._window
+        return StepWeights(
+            SCALE,
+            computation[at],
+            resharding[at],
+            activations[:, at],
+            gathers[:, at],
+            reductions[:, at],
+            int(computation[-1]),
         )
 
+    # ------------------------------------------------------------------ program
 
-def _combined(parts: Sequence[tuple[int, StepWeights]]) -> StepWeights:
-    return StepWeights(
-        sum(part for part, _ in parts),
-        np.sum([part * weights.computation for part, weights in parts], axis=0),
-        np.sum([part * weights.activations for part, weights in parts], axis=0),
-        np.sum([part * weights.gathers for part, weights in parts], axis=0),
-        np.sum([part * weights.reductions for part, weights in parts], axis=0),
-        sum(part * weights.updates for part, weights in parts),
-    )
+    def _row(self, tally: Tally) -> FloatArray:
+        """What a plan's least time is made of: coefficients of shares, weights of gathers, and of reductions."""
+        windows = self._last + 1
+
+        def summed(costs: IntArray) -> FloatArray:
+            return np.bincount(self._window, costs, minlength=windows).astype(np.float64)
+
+        computation, resharding = summed(tally.computation), summed(tally.resharding)
+        computation[-1] += tally.updates
+        activations, gathers, reductions = (
+            np.stack([summed(costs) for costs in table])
+            for table in (tally.activations, tally.gathers, tally.reductions)
+        )
+        shares = np.stack(
+            [
+                computation * corner.computation
+                + resharding * corner.resharding
+                + np.array(corner.activations) @ activations
+                for corner in self._corners
+            ],
+            axis=1,
+        )
+        return np.concatenate([shares.ravel() / WHOLE, gathers.ravel(), reductions.ravel()])
+
+    def _best(self, rows: Sequence[FloatArray]) -> FloatArray:
+        """Shares of corners in every window whose least time over some plans is largest."""
+        import highspy
+
+        windows, count, axes = self._last + 1, len(self._corners), self._axes
+        shares = np.arange(windows * count).reshape(windows, count)
+        gathers, reductions = shares.size + np.arange(2 * axes * windows).reshape(2, axes, windows)
+        total = shares.size + 2 * axes * windows
+        program = highspy.Highs()
+        program.setOptionValue("output_flag", False)
+        program.setOptionValue("threads", 1)
+        for _ in range(total):
+            program.addVar(0.0, 1.0)
+        program.addVar(0.0, highspy.kHighsInf)
+        program.changeColCost(total, -1.0)
+
+        def row(low: float, columns: NDArray[np.int64], values: FloatArray, high: float = highspy.kHighsInf) -> None:
+            program.addRow(low, high, len(columns), columns.astype(np.int32), values)
+
+        for window in range(windows):
+            row(1.0, shares[window], np.ones(count), 1.0)
+            for axis in range(axes):
+                part = np.array([corner.transfers[axis] / WHOLE for corner in self._corners])
+                # What is gathered by a window may be carried in any window before, what it reduces in any behind.
+                for weight, next_to in ((gathers[axis], window - 1), (reductions[axis], window + 1)):
+                    row(0.0, np.append(shares[window], weight[window]), np.append(part, -1.0))
+                    if 0 <= next_to < windows:
+                        row(0.0, np.array([weight[next_to], weight[window]]), np.array([1.0, -1.0]))
+        largest = max(1.0, *(float(times.max()) for times in rows))
+        for times in rows:
+            row(0.0, np.arange(total + 1), np.append(times / largest, -1.0))
+        program.run()
+        found = np.array(program.getSolution().col_value[: shares.size]).reshape(windows, count)
+        found = np.clip(found, 0.0, None)
+        return np.asarray(found / found.sum(axis=1, keepdims=True), dtype=np.float64)
 
 
-def _best_combination(times: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Shares of the paths, which add up to one, with the largest least time; ``times`` of shape ``(plans, paths)``."""
-    import highspy
-
-    plans, count = times.shape
-    scaled = times / max(1.0, float(times.max()))
-    program = highspy.Highs()
-    program.setOptionValue("output_flag", False)
-    for _ in range(count):
-        program.addVar(0.0, 1.0)
-    program.addVar(0.0, highspy.kHighsInf)
-    program.changeColCost(count, -1.0)
-    everything = np.arange(count + 1, dtype=np.int32)
-    program.addRow(1.0, 1.0, count, everything[:count], np.ones(count))
-    for plan in range(plans):
-        program.addRow(0.0, highspy.kHighsInf, count + 1, everything, np.append(scaled[plan], -1.0))
-    program.run()
-    shares = np.clip(np.array(program.getSolution().col_value[:count]), 0.0, None)
-    return np.asarray(shares / shares.sum(), dtype=np.float64)
+def transfers_at(model: StepModel, axes: int, share: float) -> StepWeights:
+    """Weights of the costs without overlap, but for a share of the time on links in place of each transfer's."""
+    count = len(model.nodes)
+    every, none = np.full(count, SCALE, dtype=np.int64), np.zeros((axes, count), dtype=np.int64)
+    links = np.full((axes, count), round(share * SCALE), dtype=np.int64)
+    return StepWeights(SCALE, every, every, none, links, links, SCALE)

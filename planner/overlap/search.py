@@ -1,79 +1,53 @@
 """Plans whose communication runs beside the computation: decisions, timetables and a bound on all such plans.
 
-The search begins with the best plan that does not overlap. Then it goes on in rounds. The plans seen so far give the
+The search begins with the best plan that does not overlap, and the best one if transfers cost half of their time. Then
+it goes on in rounds. The plans seen so far give the
 multipliers (:mod:`planner.overlap.multipliers`), these a canonical problem, and its solution one more plan and a proven
 bound on the steps of all plans of the formulation, however they overlap gathers and reductions. Every plan gets its
 fastest timetable, which the replay judges.
+
+Rounds without a memory limit take a fraction of the time, and their bounds hold within it too. So they come first,
+until their bound rises no more, and the rounds within the limit begin from their multipliers. At last, layers of the
+best plan are exchanged for those of the others, while that makes it faster.
 """
 
 from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from formulations.problem.solution import Progress, SolveResult, Status, relative_gap
 from formulations.solvers.processes.worker import Ending
-from formulations.step.replay import BrokenDecisionError, replay_decision
+from formulations.step.replay import replay_decision
 from formulations.step.solving.solved import SolvedStep
-from formulations.step.training_step import StepDecision, StepModel
+from formulations.step.training_step import StepDecision
 from planner.common.infeasibility import InfeasibleError
-from planner.graph.operator_graph import OperatorGraph
-from planner.overlap.best import fastest
-from planner.overlap.mixtures import mixtures
-from planner.overlap.multipliers import Multipliers
-from planner.replay.clocks import StepCosts
+from planner.overlap.fastest_plan import FastestPlan
+from planner.overlap.multipliers import Multipliers, transfers_at
+from planner.overlap.task import OverlapTask, Solve, quanta
 from planner.replay.report import ReplayReport
 from planner.schedule.instructions import Schedule
 
 ROUNDS = 30
 """Most rounds."""
 
-ROUND_SHARE = 0.3
+ROUND_SHARE = 0.4
 """Part of the time that is left that a round may take."""
 
-SERIAL_SHARE = 0.25
-"""Part of the time limit for the plan that does not overlap."""
+SERIAL_SHARE, HALF_SHARE, RELAXED_SHARE, EXCHANGE_SHARE = 0.15, 0.2, 0.2, 0.1
+"""Parts of the time limit: for the plan that does not overlap, that with transfers at half their cost, rounds without a
+memory limit, and exchanged layers."""
 
-PARTNERS, TIMED = 3, 4
-"""Latest plans that a new one is mixed with, and mixtures that get a timetable."""
+ROUND_GAP = 0.002
+"""Gap at which a round may end."""
+
+PARTNERS = 3
+"""Latest plans that a new one is mixed with."""
 
 LEAST_SECONDS = 2.0
 """A round with less time left does not begin."""
-
-
-@dataclass(frozen=True, slots=True)
-class OverlapTask:
-    """What the search needs of a planning session.
-
-    Parameters
-    ----------
-    graph, model
-        The step and its tables, with the time on each link.
-    axes
-        Number of mesh axes.
-    limit
-        Bytes of tensors on one device, or None.
-    costs
-        Prices of instructions.
-    solve
-        Finds the best decision for tables, in so many seconds, from known decisions.
-    contains
-        Whether the formulation contains a decision: bounds hold for those alone.
-    schedule, replay
-        Schedule of a decision without overlap, and replay of a schedule.
-    """
-
-    graph: OperatorGraph
-    model: StepModel
-    axes: int
-    limit: int | None
-    costs: StepCosts
-    solve: Callable[[StepModel, float, Sequence[StepDecision]], SolvedStep]
-    contains: Callable[[StepDecision], bool]
-    schedule: Callable[[StepDecision], Schedule]
-    replay: Callable[[Schedule], ReplayReport]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -121,78 +95,110 @@ class _Search:
     ) -> None:
         self._task, self._time_limit, self._gap, self._progress = task, time_limit, gap, progress
         self._begun = time.monotonic()
-        self._multipliers = Multipliers(task.model, task.axes)
+        self._multipliers = Multipliers(task.model, task.axes, task.costs.slowdowns)
+        self._plans = FastestPlan(task, self._multipliers.least)
         self._known: list[StepDecision] = []
-        self._best: tuple[Schedule, ReplayReport] | None = None
+        self._relaxed: list[StepDecision] = []
+        """Decisions without the limit: they may exceed it, but a part of their layers need not."""
         self._bound: int | None = None
         self._bounding: tuple[SolvedStep, int] | None = None
+        self._stopped = False
 
     def run(self) -> OverlappedStep:
-        serial = self._task.solve(self._task.model, SERIAL_SHARE * self._time_limit, ())
+        serial = self._task.solve(self._task.model, SERIAL_SHARE * self._time_limit, self._gap, ())
+        self._stopped = Ending.INTERRUPTED in serial.result.message
         self._see(serial.decision)
-        last = serial
-        for _ in range(ROUNDS):
-            left = self._time_limit - (time.monotonic() - self._begun)
-            if left < LEAST_SECONDS or self._is_near() or Ending.INTERRUPTED in last.result.message:
-                break
-            weights = self._multipliers.next()
-            model = replace(self._task.model, weights=weights)
-            try:
-                solved = self._task.solve(model, max(LEAST_SECONDS, ROUND_SHARE * left), tuple(self._known))
-            except InfeasibleError:
-                break  # the solver found nothing in this time; the plans so far fit
-            if solved.result.bound is not None:
-                bound = -(-solved.result.bound // weights.scale)
-                if self._bound is None or bound > self._bound:
-                    self._bound, self._bounding = bound, (solved, weights.scale)
-                    self._multipliers.keep()
-            if solved.decision not in self._known:
-                partners = self._known[-PARTNERS:]
-                self._see(solved.decision)
-                self._mix(solved.decision, partners)
-            last = solved
+        if self._left() > 0.0:
+            self._half_hidden()
+        if self._task.solve_relaxed is not None:
+            self._relaxed_rounds(serial.decision, self._task.solve_relaxed)
+        self._rounds()
+        self._plans.exchange([*self._known[::-1], *self._relaxed[::-1]], self._left)
+        self._report()
         return self._result(serial)
 
+    # ------------------------------------------------------------------ rounds
+
+    def _left(self, kept: float = 0.0) -> float:
+        """Seconds that are left, but for a part of the time limit; none where the search is to stop."""
+        left = (1.0 - kept) * self._time_limit - (time.monotonic() - self._begun)
+        return 0.0 if self._stopped or self._is_near() else left
+
+    def _round(self, multipliers: Multipliers, solve: Solve, seconds: float) -> StepDecision | None:
+        """Solve the problem of the next multipliers; its solution is a plan, its bound one on all plans."""
+        weights = multipliers.next()
+        model = replace(self._task.model, weights=weights)
+        known = () if solve is self._task.solve_relaxed else tuple(self._known)
+        try:
+            solved = solve(model, seconds, max(self._gap, ROUND_GAP), known)
+        except InfeasibleError:
+            return None  # the solver found nothing in this time
+        self._stopped = Ending.INTERRUPTED in solved.result.message
+        if solved.result.bound is not None:
+            bound = -(-solved.result.bound // weights.scale)
+            if multipliers.raised(bound) and (self._bound is None or bound > self._bound):
+                self._bound, self._bounding = bound, (solved, weights.scale)
+        return solved.decision
+
+    def _half_hidden(self) -> None:
+        """See the best plan if half of every transfer's time is hidden: a guess that needs no multipliers."""
+        model = replace(self._task.model, weights=transfers_at(self._task.model, self._task.axes, 0.5))
+        seconds = HALF_SHARE * self._time_limit
+        with contextlib.suppress(InfeasibleError):
+            solved = self._task.solve(model, seconds, max(self._gap, ROUND_GAP), tuple(self._known))
+            self._stopped = Ending.INTERRUPTED in solved.result.message
+            if solved.decision not in self._known:
+                self._see(solved.decision)
+
+    def _relaxed_rounds(self, serial: StepDecision, solve: Solve) -> None:
+        """Multipliers without the memory limit, from which the rounds within it go on."""
+        relaxed = Multipliers(self._task.model, self._task.axes, self._task.costs.slowdowns)
+        relaxed.see(replay_decision(self._task.model, serial).tally)
+        until = time.monotonic() + RELAXED_SHARE * self._time_limit
+        while (left := min(self._left(), until - time.monotonic())) > 0.0 and not relaxed.has_stalled:
+            decision = self._round(relaxed, solve, max(LEAST_SECONDS, left))
+            if decision is None:
+                break
+            if decision not in self._relaxed:
+                self._relaxed.append(decision)
+                relaxed.see(replay_decision(self._task.model, decision).tally)
+        self._multipliers.begin_from(relaxed)
+
+    def _rounds(self) -> None:
+        for _ in range(ROUNDS):
+            left = self._left(EXCHANGE_SHARE)
+            if left < LEAST_SECONDS or self._multipliers.has_stalled:
+                return
+            decision = self._round(self._multipliers, self._task.solve, max(LEAST_SECONDS, ROUND_SHARE * left))
+            if decision is None:
+                return  # the plans so far fit
+            if decision not in self._known:
+                partners = [*self._known[-PARTNERS:], *self._relaxed[-1:]]
+                self._see(decision)
+                self._plans.mix(decision, partners)
+                self._report()
+
     def _see(self, decision: StepDecision) -> None:
-        """Time a decision, keep it, and learn from its paths."""
+        """Time a decision, keep it, and learn from its times in windows."""
         self._known.append(decision)
         self._multipliers.see(replay_decision(self._task.model, decision).tally)
-        self._time(decision)
+        self._plans.consider(decision)
+        self._report()
 
-    def _mix(self, decision: StepDecision, partners: Sequence[StepDecision]) -> None:
-        """Time the mixtures of a decision with others whose paths are shortest."""
-        found: list[tuple[int, StepDecision]] = []
-        limit = self._task.limit
-        for partner in partners:
-            for pair in ((decision, partner), (partner, decision)):
-                for mixture in mixtures(self._task.model, *pair):
-                    with contextlib.suppress(BrokenDecisionError):
-                        executed = replay_decision(self._task.model, mixture)
-                        if (limit is None or executed.peak <= limit) and self._task.contains(mixture):
-                            found.append((self._multipliers.longest(executed.tally), mixture))
-        found.sort(key=lambda entry: entry[0])
-        for path, mixture in found[:TIMED]:
-            if self._best is None or path < _quanta(self._best[1]):
-                self._time(mixture)
-
-    def _time(self, decision: StepDecision) -> None:
-        """Find the timetable of a decision, and keep it if it is the fastest."""
-        task = self._task
-        found = fastest(task.graph, task.schedule(decision), task.costs, task.limit, task.replay)
-        if self._best is None or _quanta(found[1]) < _quanta(self._best[1]):
-            self._best = found
+    def _report(self) -> None:
         if self._progress is not None:
             seconds = time.monotonic() - self._begun
-            self._progress(Progress(seconds, _quanta(self._best[1]), self._bound, "overlap"))
+            self._progress(Progress(seconds, self._plans.quanta, self._bound, "overlap"))
 
     def _is_near(self) -> bool:
-        gap = None if self._best is None else relative_gap(_quanta(self._best[1]), self._bound)
+        cost = self._plans.quanta
+        gap = None if cost is None else relative_gap(cost, self._bound)
         return gap is not None and gap <= self._gap
 
     def _result(self, serial: SolvedStep) -> OverlappedStep:
-        assert self._best is not None
-        schedule, report = self._best
-        cost, bound = _quanta(report), self._bound
+        best = self._plans.best
+        assert best is not None, "the plan that does not overlap was offered"
+        cost, bound = quanta(best.report), self._bound
         source = serial.result if self._bounding is None else self._bounding[0].result
         result = replace(
             source,
@@ -206,9 +212,4 @@ class _Search:
             claimed=None,
             claimed_by="",
         )
-        return OverlappedStep(schedule, report, result, self._bounding)
-
-
-def _quanta(report: ReplayReport) -> int:
-    assert report.total_quanta is not None, report.violations
-    return report.total_quanta
+        return OverlappedStep(best.schedule, best.report, result, self._bounding)

@@ -3,10 +3,13 @@
 The instructions that are no part of a transfer keep their order. While they are written again one after another, a
 clock runs for the computation and one for each mesh axis:
 
-- A gather starts as late as it can be there in time, times an *eagerness*, if its link allows that; where the memory
-  limit has no room for its bytes until they are needed, it starts later.
+- A gather starts as late as it can be there in time, or up to an *eagerness* times its duration before; where the
+  memory limit has no room for its bytes until they are needed, it starts later.
 - A reduction starts when its gradient is there and its link has time; gathers go first. It is waited for when it has
   run, where that frees memory, else before its update. Where bytes of those under way do not fit, they are waited for.
+- Where transfers *give way*, a gather has the time in its span in which resharded activations need its link least, and
+  a reduction does not start before one of them while the link has time enough behind it: what shares a link with the
+  computation holds it up for as long as that takes.
 - Updates come in the order in which their gradients arrive.
 
 The clocks do not know what streams take from each other. So the replay judges the result (:mod:`planner.overlap.best`).
@@ -89,7 +92,13 @@ class _Task:
 
 
 def overlapped(
-    graph: OperatorGraph, schedule: Schedule, costs: StepCosts, room: Room, eagerness: float = 1.0
+    graph: OperatorGraph,
+    schedule: Schedule,
+    costs: StepCosts,
+    room: Room,
+    eagerness: float = 1.0,
+    *,
+    give_way: bool = False,
 ) -> Schedule:
     """The schedule with its transfers beside the computation.
 
@@ -102,14 +111,22 @@ def overlapped(
     room
         Memory of the schedule.
     eagerness
-        How many times its duration a gather starts before it is needed.
+        How many times its duration a gather starts before it is needed, at most where it gives way.
+    give_way
+        Whether transfers give way to resharded activations.
     """
-    return _Timetable(graph, schedule, costs, room, eagerness).write()
+    return _Timetable(graph, schedule, costs, room, eagerness, give_way).write()
 
 
 class _Timetable:
     def __init__(
-        self, graph: OperatorGraph, schedule: Schedule, costs: StepCosts, room: Room, eagerness: float
+        self,
+        graph: OperatorGraph,
+        schedule: Schedule,
+        costs: StepCosts,
+        room: Room,
+        eagerness: float,
+        give_way: bool,
     ) -> None:
         self._graph, self._schedule, self._costs, self._room = graph, schedule, costs, room
         self._local_bytes = LocalBytes(graph, schedule.mesh)
@@ -128,6 +145,15 @@ class _Timetable:
         self._quanta = [self._price(schedule.instructions[at]) for at in self._kept]
         self._begins = np.concatenate(([0], np.cumsum(np.array(self._quanta, dtype=np.int64))))
         self._extra = np.zeros(len(schedule.instructions) + 1, dtype=np.int64)
+        self._give_way = give_way
+        self._blocking = [self._blocked(axis) for axis in range(len(schedule.mesh))]
+        self._left: dict[int, int] = defaultdict(int)
+        """Quanta of reductions that have not started, by axis."""
+        for task in self._tasks:
+            if not task.transfer.is_gather:
+                for step, cost in zip(task.steps, task.costs, strict=True):
+                    if step.overlapped:
+                        self._left[_axis(step)] += cost
         self._plan_gathers(eagerness)
 
     def write(self) -> Schedule:
@@ -138,7 +164,7 @@ class _Timetable:
             by_need[task.transfer.needed].append(task)
         waiting: list[_Task] = []
         updates: list[int] = []
-        for at, cost in zip(self._kept, self._quanta, strict=True):
+        for place, (at, cost) in enumerate(zip(self._kept, self._quanta, strict=True)):
             entry = self._schedule.instructions[at]
             if isinstance(entry, Update):
                 updates.append(at)
@@ -150,7 +176,8 @@ class _Timetable:
             self._make_room(at, waiting)
             for task in by_need.get(at, ()):
                 self._finish(task)
-            self._begin(at, self._now + cost, gathers, waiting)
+            self._begin(at, self._now + cost, gathers, [task for task in waiting if not self._gives_way(task, place)])
+            waiting = [task for task in waiting if not task.has_begun]
             self._written.append(entry)
             self._now += cost
         for task in (*waiting, *coming):
@@ -182,15 +209,26 @@ class _Timetable:
         for task in sorted(gathers, key=lambda task: task.transfer.needed, reverse=True):
             need = float(self._begins[place[task.transfer.needed]])
             ends = min(need, *(latest[_axis(step)] for step in task.steps if step.overlapped))
-            begin = ends - eagerness * sum(task.costs)
+            begin = self._begin_of(task, ends, eagerness)
             for step in task.steps:
                 if step.overlapped:
                     latest[_axis(step)] = begin
             task.begin = int(begin)
 
+    def _begin_of(self, task: _Task, ends: float, eagerness: float) -> float:
+        """Begin of a gather that has to end by a time."""
+        duration = sum(task.costs)
+        latest, earliest = ends - duration, ends - eagerness * duration
+        step = task.next_collective
+        if not self._give_way or step is None:
+            return earliest
+        first, last = np.searchsorted(self._begins, (earliest, latest))
+        begins = [*self._begins[first:last].tolist(), latest]
+        return float(min(reversed(begins), key=lambda begin: self._blocks(_axis(step), begin, begin + duration)))
+
     # ---------------------------------------------------------------- write
 
-    def _begin(self, at: int, until: int, gathers: deque[_Task], waiting: list[_Task]) -> None:
+    def _begin(self, at: int, until: int, gathers: deque[_Task], reductions: Sequence[_Task]) -> None:
         """Start what has its time before the computation reaches ``until``, where links are free by then."""
         while gathers and gathers[0].has_begun:
             gathers.popleft()
@@ -199,10 +237,33 @@ class _Timetable:
                 break
             if not task.has_begun and self._is_free(task, until) and self._reserve(at, task):
                 self._start(task)
-        for task in list(waiting):
+        for task in reductions:
             if self._is_free(task, until) and self._fits(at, self._held_by(task)):
                 self._start(task)
-                waiting.remove(task)
+
+    def _gives_way(self, task: _Task, place: int) -> bool:
+        """Whether a reduction would share its link with a resharded activation, and has time to run behind it."""
+        step = task.next_collective
+        if not self._give_way or step is None:
+            return False
+        axis, now = _axis(step), self._begins[place]
+        if not self._blocks(axis, now, now + sum(task.costs)):
+            return False
+        return bool(self._left[axis] < self._begins[-1] - now)
+
+    def _blocked(self, axis: int) -> NDArray[np.int64]:
+        """Quanta for which resharded activations need the link of an axis before each instruction that is kept."""
+        entries = (self._schedule.instructions[at] for at in self._kept)
+        costs = [
+            cost if isinstance(entry, Reshard) and axis in communicating_axes(entry.path) else 0
+            for entry, cost in zip(entries, self._quanta, strict=True)
+        ]
+        return np.concatenate(([0], np.cumsum(np.array(costs, dtype=np.int64))))
+
+    def _blocks(self, axis: int, begin: float, end: float) -> int:
+        """Quanta for which resharded activations that start in a time need the link of an axis."""
+        first, last = np.minimum(np.searchsorted(self._begins, (begin, end)), len(self._kept))
+        return int(self._blocking[axis][last] - self._blocking[axis][first])
 
     def _is_free(self, task: _Task, until: int) -> bool:
         step = task.next_collective
@@ -261,6 +322,8 @@ class _Timetable:
                 self._now += cost
                 continue
             axis = _axis(step)
+            if not task.transfer.is_gather:
+                self._left[axis] -= cost
             task.flying = step
             self._flying[task.transfer.reshard] = task
             task.ends = self._link[axis] = max(self._now, self._link[axis]) + cost
@@ -323,8 +386,8 @@ class _Timetable:
         return 0 if reduced or (is_input and not self._sends_copy(step)) else self._bytes(step.source)
 
     def _sends_copy(self, step: Reshard) -> bool:
-        lying, shapes, _ = self._local_bytes.along(self._buffers[step.source].value, step.path)
-        return sends_copy(*lying, shapes[0])
+        (before, after), shapes, _ = self._local_bytes.along(self._buffers[step.source].value, step.path)
+        return sends_copy(before, after, shapes[0])
 
 
 def _axis(step: Reshard) -> int:

@@ -155,8 +155,8 @@ class OrderedReplay:
         self._read(at, instruction, source)
         self._create(target, target, at)
         if instruction.overlapped and len(path) == 2:
-            lying, shapes, _ = self._local_bytes.along(self._schedule.buffers[source].value, path)
-            copied = sends_copy(*lying, shapes[0])
+            (before, after), shapes, _ = self._local_bytes.along(self._schedule.buffers[source].value, path)
+            copied = sends_copy(before, after, shapes[0])
             self._in_flight[target] = None if copied else source
 
     def _wait(self, at: int, buffer: int) -> None:

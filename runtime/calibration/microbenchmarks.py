@@ -19,12 +19,13 @@ from torch import Tensor
 
 from planner.graph.operator_classes import memory_passes, operator_class
 from planner.graph.placement import Placement, local_numel, local_shape
-from planner.machine.calibration import REUSED_BYTES, CollectiveSample, KernelSample, RankReport
+from planner.machine.calibration import REUSED_BYTES, CollectiveSample, KernelSample, OverlapSample, RankReport
 from planner.machine.resharding import step_between, step_copies
 from planner.torch_adapter.local.collectives import MeshGroups, reshard_step
 
 aten = torch.ops.aten
 COLLECTIVE_WIDTHS = (16, 64, 256, 512, 1024)
+OVERLAPPED_WORDS = 2**24
 LAUNCHES = 1000
 # Results stay below REUSED_BYTES, so that no kernel's time holds the making of new pages.
 ROWS, WIDTH, WORDS = 1024, 768, 4096
@@ -59,6 +60,7 @@ def measure_rank(groups: MeshGroups, seconds: float) -> RankReport:
         fresh_seconds_per_byte=_fresh_seconds_per_byte(seconds),
         kernels=tuple(_kernel_sample(kernel, seconds) for kernel in kernels()),
         collectives=tuple(_collective_samples(groups, seconds)),
+        overlap=_overlap_sample(seconds),
     )
 
 
@@ -239,6 +241,55 @@ def _collective_samples(groups: MeshGroups, seconds: float) -> Iterator[Collecti
             )
 
 
+def _overlap_sample(seconds: float) -> OverlapSample:
+    """A large all-reduce in a group of its own, and kernels of a layer beside it until it is done."""
+    group, tensor = dist.new_group(), torch.zeros(OVERLAPPED_WORDS)
+    narrow, weight = torch.randn(ROWS // 4, WIDTH), torch.randn(WIDTH, WIDTH)
+
+    def compute() -> None:
+        hidden = functional.gelu(torch.mm(narrow, weight))
+        functional.layer_norm(hidden + narrow, (WIDTH,))
+
+    def reduce() -> Tensor:
+        dist.all_reduce(tensor, group=group)
+        return tensor
+
+    collective_alone = _agreed_time(reduce, seconds)
+    dist.barrier()
+    computation_alone = _wall_time(compute, seconds)
+    collectives, computations = [], []
+    for _ in range(_agreed_count(collective_alone, seconds)):
+        dist.barrier()
+        begun, calls = perf_counter(), 0
+        flying = dist.all_reduce(tensor, group=group, async_op=True)
+        assert flying is not None, "an asynchronous collective has a handle"
+        while calls == 0 or not flying.is_completed():
+            compute()
+            calls += 1
+        collectives.append(perf_counter() - begun)
+        computations.append(collectives[-1] / calls)
+        flying.wait()
+    dist.destroy_process_group(group)
+    return OverlapSample(
+        computation_alone=computation_alone,
+        computation_beside=_undisturbed(computations),
+        collective_alone=collective_alone,
+        collective_beside=_undisturbed(collectives),
+    )
+
+
+def _wall_time(call: Callable[[], object], seconds: float) -> float:
+    """Seconds of one undisturbed call, waiting for a processor included, over about ``seconds`` seconds."""
+    call()
+    times: list[float] = []
+    end = perf_counter() + seconds
+    while len(times) < 3 or perf_counter() < end:
+        start = perf_counter()
+        call()
+        times.append(perf_counter() - start)
+    return _undisturbed(times)
+
+
 def _agreed_time(call: Callable[[], Tensor], seconds: float) -> float:
     """Seconds of one undisturbed collective; the ranks agree on the number of calls, which avoids a deadlock."""
     call()
@@ -246,14 +297,19 @@ def _agreed_time(call: Callable[[], Tensor], seconds: float) -> float:
     start = perf_counter()
     for _ in range(3):
         call()
-    estimate = torch.tensor((perf_counter() - start) / 3)
-    dist.all_reduce(estimate, dist.ReduceOp.MAX)
     times = []
-    for _ in range(max(3, min(500, int(seconds / float(estimate))))):
+    for _ in range(_agreed_count((perf_counter() - start) / 3, seconds)):
         start = perf_counter()
         call()
         times.append(perf_counter() - start)
     return _undisturbed(times)
+
+
+def _agreed_count(estimate: float, seconds: float) -> int:
+    """Calls in so many seconds, each of which takes an estimated time; the same on all ranks."""
+    slowest = torch.tensor(estimate)
+    dist.all_reduce(slowest, dist.ReduceOp.MAX)
+    return max(3, min(500, int(seconds / float(slowest))))
 
 
 def _undisturbed(times: Sequence[float]) -> float:

@@ -38,7 +38,8 @@ def with_links(model: StepModel, seed: int) -> StepModel:
 def random_weights(model: StepModel, seed: int) -> StepWeights:
     rng, count = np.random.default_rng(seed), len(model.nodes)
     tables = [rng.integers(0, 5, size=(AXES, count)) for _ in range(3)]
-    return StepWeights(5, rng.integers(0, 5, size=count), *tables, int(rng.integers(0, 5)))
+    computation, resharding = rng.integers(0, 5, size=(2, count))
+    return StepWeights(5, computation, resharding, *tables, int(rng.integers(0, 5)))
 
 
 def replayed(model: StepModel, decision: StepDecision):
@@ -92,6 +93,6 @@ def test_costs_by_when_they_are_paid_add_up(seed):
             int(edge.cost[decision.layouts[edge.producer], decision.layouts[edge.parameter]])
             for edge in model.gradients
         )
-        assert tally.computation.sum() + tally.updates + given + reduced == found.cost
+        assert tally.computation.sum() + tally.resharding.sum() + tally.updates + given + reduced == found.cost
         assert tally.gathers.sum() <= given
         assert tally.reductions.sum() <= reduced

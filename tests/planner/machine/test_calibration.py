@@ -9,6 +9,7 @@ from planner.machine.calibration import (
     CalibrationError,
     CollectiveSample,
     KernelSample,
+    OverlapSample,
     RankReport,
     device_from,
     fit_link,
@@ -51,12 +52,19 @@ KERNELS = (
 )
 
 
-def report(scale=1.0, kernels=KERNELS, fresh=0.0):
+def report(scale=1.0, kernels=KERNELS, fresh=0.0, overlap=(1.0, 1.3, 2.0, 1.8)):
+    alone, beside, collective_alone, collective_beside = overlap
     return RankReport(
         launch_seconds=LAUNCH,
         fresh_seconds_per_byte=fresh,
         kernels=tuple(k.model_copy(update={"seconds": k.seconds * scale}) for k in kernels),
         collectives=tuple(collective_samples(TRUE, ranks=2)),
+        overlap=OverlapSample(
+            computation_alone=alone,
+            computation_beside=beside,
+            collective_alone=collective_alone,
+            collective_beside=collective_beside,
+        ),
     )
 
 
@@ -134,6 +142,13 @@ def test_what_a_device_cannot_do_without_must_be_measured(missing):
 
 def test_the_slowest_rank_sets_the_pace():
     assert slowest([report(), report(scale=2.0), report(scale=0.5)]).kernels == report(scale=2.0).kernels
+
+
+def test_what_computation_and_collectives_take_from_each_other():
+    cluster = local_cluster([report(), report(overlap=(1.0, 1.5, 2.0, 2.5))])
+    assert cluster.overlap.computation == pytest.approx(1.5)
+    assert cluster.overlap.collectives == pytest.approx(1.25)
+    assert local_cluster([report()] * 2).overlap.collectives == 1.0  # none is faster beside the other
 
 
 def test_a_local_cluster_is_this_machines(tmp_path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from support.steps.planned_steps import strategy_space, traced_step
 from support.tiers import first
@@ -14,7 +15,7 @@ from planner.machine.cluster import OverlapSpec, load_cluster
 from planner.machine.costs import CostModel
 from planner.overlap.best import fastest
 from planner.overlap.link_costs import with_link_costs
-from planner.overlap.multipliers import Multipliers, path_times, paths, weights_of
+from planner.overlap.multipliers import Multipliers
 from planner.overlap.timetable import Room, overlapped
 from planner.overlap.transfers import transfers
 from planner.replay.checker import OptimizerMemory, replay
@@ -62,16 +63,17 @@ def test_random_plans(name, mesh, seed):
     before = replayed(name, mesh, serial, costs)
     model = with_link_costs(space, model_costs)
     tally = replay_decision(model, decision).tally
-    found_paths = paths(model, len(mesh), cuts=6)
-    weighed = [tally.weigh(weights_of(path, len(model.nodes), len(mesh))) for path in found_paths]
-    assert path_times(found_paths, tally).tolist() == weighed
-    longest = Multipliers(model, len(mesh)).longest(tally)
+    bounds = [
+        Multipliers(model, len(mesh), costs.slowdowns, windows).least(tally) for windows in (1, 6, len(model.nodes))
+    ]
+    weights = [random_weights(model, len(mesh), costs.slowdowns, 10 * seed + k) for k in range(5)]
+    bounds += [tally.weigh(each) // each.scale for each in weights]
     room = Room(before.profile.total_during, before.peak_bytes)
     for eagerness in (1.0, 3.0):
         schedule = overlapped(space.graph, serial, costs, room, eagerness)
         found = replayed(name, mesh, schedule, costs)
         assert found.ok, found.violations[:3]
-        assert longest <= found.total_quanta
+        assert max(bounds) <= found.total_quanta
         assert found.recomputed == before.recomputed
         for kind in (Compute, Update):
             assert _count(schedule, kind) == _count(serial, kind)
@@ -84,6 +86,13 @@ def test_random_plans(name, mesh, seed):
     assert best.ok
     assert best.total_quanta <= before.total_quanta
     assert best.peak_bytes <= before.peak_bytes
+
+
+def random_weights(model, axes, slowdowns, seed):
+    """Weights of random shares of the corners of few or many windows."""
+    multipliers = Multipliers(model, axes, slowdowns, windows=1 + seed % 9)
+    drawn = np.random.default_rng(seed).exponential(size=multipliers.shape) ** 2
+    return multipliers.weights(drawn / drawn.sum(axis=1, keepdims=True))
 
 
 def _count(schedule, kind):

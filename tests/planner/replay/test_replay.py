@@ -127,7 +127,9 @@ def test_paths_agree_with_the_resharding_planner(mesh, shape, data):
             assert path_peak((source, target), shapes, sizes) == step_peak_bytes(step, *sizes)
 
 
-@pytest.mark.parametrize(("mesh", "shape"), [((4,), (8, 8)), ((2, 2), (8, 4)), ((2, 2), (2, 4, 4)), ((2, 2, 2), (8, 8))])
+@pytest.mark.parametrize(
+    ("mesh", "shape"), [((4,), (8, 8)), ((2, 2), (8, 4)), ((2, 2), (2, 4, 4)), ((2, 2, 2), (8, 8))]
+)
 def test_peaks_of_whole_paths_agree_with_the_resharding_planner(mesh, shape):
     links = [LinkSpec(latency_seconds=1e-6, bandwidth=10.0**9 * (axis + 1)) for axis in range(len(mesh))]
     planner = ReshardPlanner(links, mesh, memory_bandwidth=1e10, launch_seconds=1e-6)

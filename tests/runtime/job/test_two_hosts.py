@@ -1,0 +1,59 @@
+"""Jobs of two machines, which share neither a network stack nor temporary files, over a link of 1 Gbit/s."""
+
+from __future__ import annotations
+
+import pytest
+from support.processes.two_hosts import NoNamespacesError, two_hosts
+from support.steps.planned_steps import plan_of, random_plan
+
+from planner.overlap.timetable import Room, overlapped
+from planner.plan.document import save_plan, schedule_of
+from planner.schedule.instructions import Wait
+from planner.session import session_of
+from runtime.job.launch import run_plan
+from runtime.measure.run_report import RunReport
+
+pytestmark = pytest.mark.slow
+STEPS = 3
+
+
+@pytest.fixture(scope="module")
+def hosts(tmp_path_factory):
+    try:
+        with two_hosts(tmp_path_factory.mktemp("hosts")) as made:
+            yield made
+    except NoNamespacesError as reason:
+        pytest.skip(f"this machine makes no network namespaces: {reason}")
+
+
+def on_two_hosts(hosts, plan, folder):
+    path, out = folder / "plan.json", folder / "report.json"
+    save_plan(plan, path)
+    ended = hosts.torchrun("runtime.commands.main", "run", path, "--steps", STEPS, "--check", "--report", out)
+    assert [node.returncode for node in ended] == [0, 0], [node.stderr[-2000:] for node in ended]
+    assert ended[1].stdout == ""  # rank 0 alone prints
+    return RunReport.model_validate_json(out.read_text())
+
+
+@pytest.mark.parametrize("name", ["gpt2", "vit"])
+def test_the_numbers_are_those_of_one_machine(hosts, name, tmp_path):
+    plan = random_plan(name, (2,), 1)
+    here = run_plan(plan, steps=STEPS)
+    there = on_two_hosts(hosts, plan, tmp_path)
+    assert there.failures() == []
+    assert there.loss == here.loss
+    assert there.measured_peak_bytes == here.measured_peak_bytes == [plan.peak_bytes] * 2
+
+
+def test_overlapped_transfers_change_no_bit(hosts, tmp_path):
+    serial = random_plan("gpt2", (2,), 0)
+    session = session_of(serial)
+    schedule = schedule_of(serial, session.graph)
+    room = Room(session.replay(schedule).profile.total_during, None)
+    beside = overlapped(session.graph, schedule, session.instruction_costs, room)
+    assert any(isinstance(entry, Wait) for entry in beside.instructions)
+    plan = plan_of("gpt2", beside, session.instruction_costs)
+    there = on_two_hosts(hosts, plan, tmp_path)
+    assert there.failures() == []
+    assert there.loss == run_plan(serial, steps=STEPS).loss
+    assert max(there.measured_peak_bytes) <= plan.peak_bytes
