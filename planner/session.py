@@ -49,7 +49,7 @@ from planner.plan.document import (
     Record,
     make_plan,
 )
-from planner.plan.notes import cost_note, overlap_notes, planning_notes
+from planner.plan.notes import cost_note, overlap_notes, planning_notes, sharing_notes
 from planner.replay.checker import OptimizerMemory, ReplayReport, StrategyTable, replay
 from planner.schedule.instructions import Schedule
 from planner.scheduling.builder import build_schedule
@@ -448,6 +448,7 @@ class PlanningSession:
                 ),
                 notes=(
                     cost_note(self.instruction_costs.seconds_by_source(schedule)),
+                    *sharing_notes(self.cluster, self.mesh),
                     *overlap_notes(report),
                     *planning_notes(self.graph, schedule, self.space.report, self.instruction_costs),
                 ),

@@ -108,14 +108,19 @@ class _Search:
         serial = self._task.solve(self._task.model, SERIAL_SHARE * self._time_limit, self._gap, ())
         self._stopped = Ending.INTERRUPTED in serial.result.message
         self._see(serial.decision)
+        # Ctrl-C while timetables are written ends the search as it does while a solver runs.
+        with contextlib.suppress(KeyboardInterrupt):
+            self._improve(serial.decision)
+        self._report()
+        return self._result(serial)
+
+    def _improve(self, serial: StepDecision) -> None:
         if self._left() > 0.0:
             self._half_hidden()
         if self._task.solve_relaxed is not None:
-            self._relaxed_rounds(serial.decision, self._task.solve_relaxed)
+            self._relaxed_rounds(serial, self._task.solve_relaxed)
         self._rounds()
         self._plans.exchange([*self._known[::-1], *self._relaxed[::-1]], self._left)
-        self._report()
-        return self._result(serial)
 
     # ------------------------------------------------------------------ rounds
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from math import prod
 
 from planner.common.units import format_seconds
 from planner.graph.operator_graph import OperatorGraph
+from planner.machine.cluster import ClusterSpec
 from planner.machine.known_costs import CostSource
 from planner.replay.checker import ReplayReport, StepCosts
 from planner.schedule.instructions import Compute, Schedule
@@ -17,6 +19,17 @@ def cost_note(seconds: Mapping[CostSource, float]) -> str:
     """A line that says how the costs of a step are known, by seconds of each."""
     spent = [f"{format_seconds(seconds[source])} {source}" for source in CostSource if seconds.get(source)]
     return f"costs of the step: {', '.join(spent) or 'none'}"
+
+
+def sharing_notes(cluster: ClusterSpec, mesh: Sequence[int]) -> tuple[str, ...]:
+    """A note where a machine was measured with fewer processes than a mesh has, which share what these reached."""
+    ranks = prod(mesh)
+    if cluster.measured is None or ranks <= cluster.measured.ranks:
+        return ()
+    return (
+        f"{cluster.name} was measured with {cluster.measured.ranks} processes at once and the mesh has {ranks}, which "
+        f"are taken to share its rates: `meshwright calibrate --ranks {ranks}` measures them",
+    )
 
 
 def overlap_notes(report: ReplayReport) -> tuple[str, ...]:

@@ -8,6 +8,7 @@ from support.steps.planned_steps import plan_of, step_reference
 from planner.common.plan_error import PlanError
 from planner.machine.cluster import load_cluster
 from planner.overlap.best import fastest
+from planner.overlap.fastest_plan import FastestPlan
 from planner.overlap.timetable import Room, overlapped
 from planner.plan.document import load_plan, save_plan, schedule_of, verify_plan
 from planner.schedule.instructions import Wait
@@ -70,6 +71,19 @@ def test_an_overlapped_schedule_is_written_and_read(planned, tmp_path):
     name = "gpt2" if len(session.mesh) == 1 else "llama"
     save_plan(plan_of(name, schedule, session.instruction_costs), tmp_path / "plan.json")
     assert schedule_of(load_plan(tmp_path / "plan.json"), session.graph) == schedule
+
+
+def test_ctrl_c_while_plans_are_timed_keeps_the_best(planned, monkeypatch):
+    session, serial, _ = planned
+
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(FastestPlan, "mix", interrupted)
+    monkeypatch.setattr(FastestPlan, "exchange", interrupted)
+    memory = serial.decision.options.memory_bytes
+    plan = session.plan(PlanRequest(memory, serial.decision.options.formulation, time_limit=5.0, overlap=True))
+    verify_plan(plan, session.graph, session.fingerprints)
 
 
 def test_memory_is_kept(planned):

@@ -69,8 +69,8 @@ def test_random_plans(name, mesh, seed):
     weights = [random_weights(model, len(mesh), costs.slowdowns, 10 * seed + k) for k in range(5)]
     bounds += [tally.weigh(each) // each.scale for each in weights]
     room = Room(before.profile.total_during, before.peak_bytes)
-    for eagerness in (1.0, 3.0):
-        schedule = overlapped(space.graph, serial, costs, room, eagerness)
+    for eagerness, give_way in ((1.0, False), (3.0, False), (3.0, True)):
+        schedule = overlapped(space.graph, serial, costs, room, eagerness, give_way=give_way)
         found = replayed(name, mesh, schedule, costs)
         assert found.ok, found.violations[:3]
         assert max(bounds) <= found.total_quanta
