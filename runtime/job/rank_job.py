@@ -68,9 +68,10 @@ def is_first_here() -> bool:
 def scratch_folder(options: RunOptions) -> Iterator[RunOptions]:
     """The options with a folder of this run alone as their scratch, made on every machine and removed at the end.
 
-    A collective of all ranks.
+    A collective of all ranks. Machines may have one file system: each has a name of its own, that of its first rank.
     """
-    folder = options.scratch / f"meshwright-{broadcast_text(uuid.uuid4().hex)}"
+    first = dist.get_rank() - int(os.environ.get("LOCAL_RANK", "0"))
+    folder = options.scratch / f"meshwright-{broadcast_text(uuid.uuid4().hex)}-{first}"
     try:
         if is_first_here():
             folder.mkdir(parents=True, mode=0o700)

@@ -26,20 +26,22 @@ def hosts(tmp_path_factory):
         pytest.skip(f"this machine makes no network namespaces: {reason}")
 
 
-def on_two_hosts(hosts, plan, folder):
-    path, out = folder / "plan.json", folder / "report.json"
+def on_two_hosts(hosts, plan, place, **options):
+    path, out = place / "plan.json", place / "report.json"
     save_plan(plan, path)
-    ended = hosts.torchrun("runtime.commands.main", "run", path, "--steps", STEPS, "--check", "--report", out)
+    command = "run", path, "--steps", STEPS, "--check", "--report", out
+    ended = hosts.torchrun("runtime.commands.main", *command, **options)
     assert [node.returncode for node in ended] == [0, 0], [node.stderr[-2000:] for node in ended]
     assert ended[1].stdout == ""  # rank 0 alone prints
     return RunReport.model_validate_json(out.read_text())
 
 
-@pytest.mark.parametrize("name", ["gpt2", "vit"])
-def test_the_numbers_are_those_of_one_machine(hosts, name, tmp_path):
+@pytest.mark.parametrize(("name", "shared"), [("gpt2", False), ("vit", True)])
+def test_the_numbers_are_those_of_one_machine(hosts, name, shared, tmp_path):
+    """Also where both have one file system for their temporary files."""
     plan = random_plan(name, (2,), 1)
     here = run_plan(plan, steps=STEPS)
-    there = on_two_hosts(hosts, plan, tmp_path)
+    there = on_two_hosts(hosts, plan, tmp_path, folder=tmp_path if shared else None)
     assert there.failures() == []
     assert there.loss == here.loss
     assert there.measured_peak_bytes == here.measured_peak_bytes == [plan.peak_bytes] * 2

@@ -27,8 +27,14 @@ class TwoHosts:
     links: tuple[str, str]
     folders: tuple[Path, Path]
 
-    def torchrun(self, module: str, *arguments: object, timeout: float = 180.0) -> list[subprocess.CompletedProcess]:
-        """Run a module as a job of two nodes with one rank each; the end of each node's launcher."""
+    def torchrun(
+        self, module: str, *arguments: object, folder: Path | None = None, timeout: float = 180.0
+    ) -> list[subprocess.CompletedProcess]:
+        """Run a module as a job of two nodes with one rank each; the end of each node's launcher.
+
+        With ``folder`` both have it for their temporary files, as where they share a file system.
+        """
+        folders = self.folders if folder is None else (folder, folder)
         launched = [
             subprocess.Popen(
                 [
@@ -41,13 +47,13 @@ class TwoHosts:
                 text=True,
                 env={
                     **os.environ,
-                    "TMPDIR": str(folder),
+                    "TMPDIR": str(place),
                     "GLOO_SOCKET_IFNAME": link,
                     "TP_SOCKET_IFNAME": link,
                     "OMP_NUM_THREADS": "1",
                 },
             )
-            for rank, (name, link, folder) in enumerate(zip(self.names, self.links, self.folders, strict=True))
+            for rank, (name, link, place) in enumerate(zip(self.names, self.links, folders, strict=True))
         ]
         ended = []
         try:
