@@ -143,6 +143,7 @@ class _Search:
             bound = -(-solved.result.bound // weights.scale)
             if multipliers.raised(bound) and (self._bound is None or bound > self._bound):
                 self._bound, self._bounding = bound, (solved, weights.scale)
+        self._report()
         return solved.decision
 
     def _half_hidden(self) -> None:

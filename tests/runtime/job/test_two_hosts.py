@@ -13,7 +13,6 @@ from planner.session import session_of
 from runtime.job.launch import run_plan
 from runtime.measure.run_report import RunReport
 
-pytestmark = pytest.mark.slow
 STEPS = 3
 
 
@@ -36,6 +35,7 @@ def on_two_hosts(hosts, plan, place, **options):
     return RunReport.model_validate_json(out.read_text())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "shared"), [("gpt2", False), ("vit", True)])
 def test_the_numbers_are_those_of_one_machine(hosts, name, shared, tmp_path):
     """Also where both have one file system for their temporary files."""
@@ -47,6 +47,7 @@ def test_the_numbers_are_those_of_one_machine(hosts, name, shared, tmp_path):
     assert there.measured_peak_bytes == here.measured_peak_bytes == [plan.peak_bytes] * 2
 
 
+@pytest.mark.slow
 def test_overlapped_transfers_change_no_bit(hosts, tmp_path):
     serial = random_plan("gpt2", (2,), 0)
     session = session_of(serial)
@@ -59,3 +60,9 @@ def test_overlapped_transfers_change_no_bit(hosts, tmp_path):
     assert there.failures() == []
     assert there.loss == run_plan(serial, steps=STEPS).loss
     assert max(there.measured_peak_bytes) <= plan.peak_bytes
+
+
+def test_a_machine_without_namespaces_gives_the_reason(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(NoNamespacesError, match="ip and tc"), two_hosts(tmp_path):
+        pass
