@@ -25,7 +25,7 @@ from formulations.problem.strategy_problem import Factor, IntArray, Node, Resour
 from formulations.solvers import solve_in_process
 from formulations.solvers.improvement import large_neighbourhood
 
-COMPILED_SOLVERS = ("annealing", "greedy", "hub_branching", "lagrangian", "tree_dp")
+COMPILED_SOLVERS = ("greedy", "hub_branching", "lagrangian", "tree_dp")
 STRATEGIES = 4
 LENGTH = 12
 STRATEGY_BYTES = (90, 60, 30, 10)

@@ -2,62 +2,6 @@
 
 from __future__ import annotations
 
-# annealing.py
-
-ANNEALING_FIRST_SHARE = 0.1
-"""Part of the time for the first hot cycle."""
-
-ANNEALING_START_SHARE = 0.25
-"""Part of the time for prices."""
-
-HOTTEST = 1.0
-"""Temperature of the hottest level, in units of the typical distance of strategies."""
-
-LEVELS = 12
-"""Levels at which a cycle may begin."""
-
-COOLING_OF_A_LEVEL = 0.6
-"""Temperature of a level over that of the level before."""
-
-COLDEST = 3e-4
-"""Last temperature of a cycle, in the same unit."""
-
-TEMPERATURES = 24
-"""Temperatures of a cycle."""
-
-PRICED_TEMPERATURES = 16
-"""First temperatures, at which memory has its price."""
-
-DRAWS_OF_A_NODE = 12
-"""Draws of each node at a temperature."""
-
-MOVES_OF_A_HUB = 10
-"""Moves of each hub in a cycle."""
-
-MOVED_HUBS = 30
-"""Hubs that count for the number of moves, at most."""
-
-LENGTHS = (1, 1, 1, 3)
-"""Factors of the draws, one of which a cycle takes at random."""
-
-RESUMING = 0.3
-"""Probability that a cycle begins where the last one ended."""
-
-PRICED_SHARE = 0.5
-"""Probability that memory has a price in a cycle."""
-
-SMALLEST_TREE = 5
-"""Nodes of a random tree, at least."""
-
-LARGEST_TREE = 300
-"""Nodes of a random tree, at most."""
-
-LEVEL_CURIOSITY = 0.35
-"""Probability that a level is drawn from all."""
-
-CLOSE = 5e-3
-"""Relative gap from which on exact parts and prices find more."""
-
 # hub_branching.py
 
 HUB_FACTORS_SHARE = 0.02

@@ -10,7 +10,7 @@ from formulations.problem.solution import SolveOptions
 from formulations.problem.strategy_problem import Factor, IntArray, Node, Resource, StrategyProblem, UsageTerm
 from formulations.solvers.protocol.registry import SolverSpec
 
-COMPILED = frozenset({"annealing", "blocks", "greedy", "lagrangian", "peak_prices"})
+COMPILED = frozenset({"blocks", "greedy", "lagrangian", "peak_prices"})
 """Solvers whose compiled loops take long to load: only running them does that."""
 
 _LAYERS = 8

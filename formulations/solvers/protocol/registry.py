@@ -17,7 +17,6 @@ ENTRY_POINT_GROUP = "meshwright.solvers"
 DEFAULT_SOLVER = "portfolio"
 
 SOLVERS: dict[str, str] = {
-    "annealing": "formulations.solvers.huge_tables.annealing:solve",
     "blocks": "formulations.solvers.columns.generation:solve",
     "branch_and_bound": "formulations.solvers.branching.branch_and_bound:solve",
     "brute_force": "formulations.solvers.exact.brute_force:solve",

@@ -33,9 +33,8 @@ from formulations.solvers.running.tunables import (
 PRICES, BRANCH_AND_CUT, PRICES_AND_BRANCH = "lagrangian", "highs", "price_and_branch"
 PROOF = "branch_and_bound"
 FEASIBILITY, PARTS, CONSTRAINTS = "peak_prices", "large_neighbourhood", "cpsat"
-ANNEALING, BLOCKS, CORES = "annealing", "blocks", "guessed_cores"
+BLOCKS, CORES = "blocks", "guessed_cores"
 MEMBERS = (
-    "annealing",
     "blocks",
     "branch_and_bound",
     "cpsat",
@@ -149,11 +148,9 @@ def _lanes_of_all(problem: StrategyProblem, options: SolveOptions, *, deep: bool
         anything = Turn(FEASIBILITY, iterations=iterations, without_incumbent=True)
         return ((*repeating, prices, anything, *confirmed),)
     if is_wide(columns, len(problem.factors)):
-        anything = Turn(FEASIBILITY, until=PRICES_UNTIL, without_incumbent=True)
-        # Annealing goes on to the end unless it finds nothing, or what it finds is close to the bound.
-        search = (Turn(ANNEALING), anything, Turn(PARTS))
+        search = (Turn(FEASIBILITY, until=PRICES_UNTIL, without_incumbent=True), Turn(PARTS))
         return (exact, search, *[(Turn(PRICES),)] * (workers > _EXACT_AND_PRICES))
-    parts = [PARTS] * (len(problem.nodes) <= MOST_NODES_IN_PARTS)
+    parts = [PARTS] * (PARTS in MEMBERS and len(problem.nodes) <= MOST_NODES_IN_PARTS)
     guesses = not small and columns <= _MOST_GUESSED
     prices = Turn(CORES if guesses else PRICES, head_start=HEAD_START_SECONDS if columns <= TINY_COLUMNS else 0.0)
     if workers > _EXACT_AND_PRICES:

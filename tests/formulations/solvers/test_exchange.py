@@ -14,7 +14,7 @@ from formulations.solvers.prices import lagrangian
 from formulations.solvers.processes.worker import Listener
 from formulations.solvers.protocol.exchange import EXCHANGE, IncumbentExchange, Update
 
-LISTENERS = ("highs", "cpsat", "lagrangian", "price_and_branch", "large_neighbourhood", "annealing", "hub_branching")
+LISTENERS = ("highs", "cpsat", "lagrangian", "price_and_branch", "large_neighbourhood", "hub_branching")
 PROBLEMS = 12
 
 

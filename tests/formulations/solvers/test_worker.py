@@ -365,7 +365,7 @@ def test_options_that_make_no_sense(options: SolveOptions, field: str) -> None:
 
 
 def test_names_of_solvers(pool: SolverPool) -> None:
-    with pytest.raises(UnknownSolverError, match="'higs'; known are annealing, blocks, branch_and_bound, brute"):
+    with pytest.raises(UnknownSolverError, match="'higs'; known are blocks, branch_and_bound, brute"):
         solve(two_nodes(), "higs")
     assert find_solver("pyomo:glpk").keywords == {"solver_name": "glpk"}
     with pytest.raises(SolveOptionsError, match="process of its own"):

@@ -13,7 +13,7 @@ from formulations.tuning.overrides import replaced
 from planner.benchmarks.ablation.variants import all_variants
 
 ROOT = Path(__file__).resolve().parents[3]
-MOST_TUNABLES = 120
+MOST_TUNABLES = 100
 """May only fall: an ablation says which of them the engine can do without."""
 
 SOURCE = '''
@@ -103,4 +103,4 @@ def test_tunables_are_described_rows_of_tables() -> None:
 
 def test_every_solver_of_a_lane_is_a_member() -> None:
     named = (lanes.PRICES, lanes.BRANCH_AND_CUT, lanes.PRICES_AND_BRANCH, lanes.FEASIBILITY, lanes.PARTS)
-    assert {*named, lanes.PROOF, lanes.CONSTRAINTS, lanes.ANNEALING, lanes.BLOCKS, lanes.CORES} == set(lanes.MEMBERS)
+    assert {*named, lanes.PROOF, lanes.CONSTRAINTS, lanes.BLOCKS, lanes.CORES} == set(lanes.MEMBERS)

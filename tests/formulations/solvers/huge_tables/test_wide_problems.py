@@ -1,4 +1,4 @@
-"""Annealing with hubs and bounding of wide problems against enumeration, and their parts against definitions."""
+"""Bounding and branching of wide problems against enumeration, and which lanes they get."""
 
 from __future__ import annotations
 
@@ -13,11 +13,8 @@ from formulations.problem.checker import check
 from formulations.problem.solution import Claim, Progress, SolveOptions
 from formulations.problem.strategy_problem import Factor, IntArray, Node, Resource, StrategyProblem, UsageTerm
 from formulations.solvers.exact import brute_force
-from formulations.solvers.huge_tables import annealing, core, price_and_branch
-from formulations.solvers.huge_tables.heat_bath import draw_nodes, fields_of, heat_bath, mirrored, update_fields
-from formulations.solvers.huge_tables.hub_branching import hubs
-from formulations.solvers.huge_tables.hub_moves import answered_costs, move_hubs
-from formulations.solvers.local_search.moves import conditional_costs, total_cost, usage_of
+from formulations.solvers.huge_tables import core, price_and_branch
+from formulations.solvers.local_search.moves import total_cost, usage_of
 from formulations.solvers.prices import bounding as price_bounding
 from formulations.solvers.prices.ascent import PriceAscent
 from formulations.solvers.prices.fixing import entries_left, judged, largest_objective
@@ -25,8 +22,6 @@ from formulations.solvers.running import lanes as portfolio_lanes
 from formulations.solvers.running.lanes import lanes_for
 
 PROBLEMS, STARS = 150, 30
-MODEST = 10**9
-"""Costs up to which single precision leaves an error that the tolerance of these tests allows."""
 
 
 @cache
@@ -48,36 +43,6 @@ def _solve(solver: object, problem: StrategyProblem, options: SolveOptions) -> C
     if claim.choices is not None:
         assert check(problem, claim.choices, None, claim.bound).ok
     return claim
-
-
-def test_annealing_bound_optimum_incumbent() -> None:
-    feasible = optimal = annealed = 0
-    problems = [random_problem(seed) for seed in range(30_000, 30_000 + PROBLEMS)]
-    problems += [_star(seed, 5, ring=True) for seed in range(STARS)]
-    for problem in problems:
-        seed = problem.name
-        optimum = brute_force.solve(problem, SolveOptions(), lambda _: None, lambda _: None).bound
-        claim = _solve(annealing, problem, SolveOptions(time_limit=30.0, iteration_limit=4))
-        if optimum is None:
-            assert claim.choices is None, seed
-            continue
-        assert not claim.proved_infeasible, seed
-        feasible += 1
-        annealed += claim.message.endswith("cycles") and not claim.message.startswith("0")
-        if claim.choices is not None:
-            cost = check(problem, claim.choices).objective
-            assert cost is not None
-            assert cost >= optimum, seed
-            optimal += cost == optimum
-    assert annealed >= 15
-    assert optimal >= 0.97 * feasible
-
-
-def test_annealing_is_deterministic_with_an_iteration_limit() -> None:
-    problem = _star(3, leaves=12, ring=True)
-    options = SolveOptions(time_limit=30.0, iteration_limit=6)
-    first, second = (_solve(annealing, problem, options) for _ in range(2))
-    assert first == second
 
 
 def _star(seed: int, leaves: int, *, ring: bool) -> StrategyProblem:
@@ -105,114 +70,6 @@ def _feasible_start(flat: FlatProblem, rng: np.random.Generator) -> IntArray | N
         if fits and total_cost(flat.graph, flat.unary, flat.tables, choices) < 0.5 * flat.penalty:
             return choices
     return None
-
-
-def test_moves_keep_the_limits_and_the_books() -> None:
-    rng = np.random.default_rng(0)
-    moved = hub_moves = 0
-    problems = [random_problem(seed) for seed in range(300)] + [_star(s, 10, ring=True) for s in range(20)]
-    for problem in problems:
-        flat = flatten(problem)
-        largest = max(
-            [int(abs(f.cost).max()) for f in problem.factors] + [int(abs(n.cost).max()) for n in problem.nodes]
-        )
-        if flat.contradiction or largest > MODEST:
-            continue
-        choices = _feasible_start(flat, rng)
-        if choices is None:
-            continue
-        graph, usage = flat.graph, flat.usage
-        mirror = mirrored(graph, flat.tables)
-        fields = fields_of(graph, flat.unary, flat.tables, mirror, choices)
-        usage_now = usage_of(graph, usage, choices)
-        state = (flat.tables, mirror, fields, choices, usage_now)
-        temperature = float(10.0 ** rng.uniform(-1, 3))
-        moved += heat_bath(graph, usage, *state, temperature, 5)
-        led = hubs(flat)
-        if len(led):
-            hub_moves += move_hubs(graph, usage, flat.unary, *state, led, temperature, 0.1 * temperature, 10)
-        assert (usage_now == usage_of(graph, usage, choices)).all()
-        assert (usage_now <= usage.limit).all()
-        assert total_cost(graph, flat.unary, flat.tables, choices) < 0.5 * flat.penalty
-        allowed = fields < 0.5 * flat.penalty
-        again = fields_of(graph, flat.unary, flat.tables, mirror, choices)
-        assert (allowed == (again < 0.5 * flat.penalty)).all()
-        assert fields[allowed] == pytest.approx(again[allowed], rel=1e-6, abs=1e-3 + 1e-15 * flat.penalty)
-    assert moved > 1000
-    assert hub_moves > 50
-
-
-def test_what_was_forbidden_leaves_no_trace_in_the_fields() -> None:
-    """Penalties are a thousand times the sum of all costs, and the mirrored tables are rounded."""
-    rng = np.random.default_rng(5)
-    for seed in range(20):
-        star = _star(seed, 6, ring=True)
-        factors = tuple(
-            Factor(f.scope, 10_007 * f.cost, rng.random(f.cost.shape) < 0.2 if len(f.scope) == 2 else None)
-            for f in star.factors
-        )
-        flat = flatten(StrategyProblem(star.name, star.nodes, factors, star.resources, star.horizon))
-        if flat.contradiction:
-            continue
-        graph = flat.graph
-        mirror = mirrored(graph, flat.tables)
-        choices = np.array([rng.integers(size) for size in graph.sizes])
-        fields = fields_of(graph, flat.unary, flat.tables, mirror, choices)
-        for _ in range(60):
-            node = int(rng.integers(len(graph.sizes)))
-            before, choices[node] = int(choices[node]), rng.integers(graph.sizes[node])
-            update_fields(graph, flat.tables, mirror, choices, node, before, fields)
-        exact = np.empty(len(fields))
-        for i in range(len(graph.sizes)):
-            conditional_costs(graph, flat.unary, flat.tables, choices, i, exact[graph.offset[i] : graph.offset[i + 1]])
-        allowed = exact < 0.5 * flat.penalty
-        assert fields[allowed] == pytest.approx(exact[allowed], abs=1.0)
-
-
-def test_cold_draws_never_raise_the_cost() -> None:
-    for seed in range(20):
-        flat = flatten(_star(seed, 10, ring=True))
-        choices = np.array([size - 1 for size in flat.graph.sizes])
-        mirror = mirrored(flat.graph, flat.tables)
-        fields = fields_of(flat.graph, flat.unary, flat.tables, mirror, choices)
-        usage_now = usage_of(flat.graph, flat.usage, choices)
-        cost = total_cost(flat.graph, flat.unary, flat.tables, choices)
-        for i in range(len(choices)):
-            nodes = np.array([i], dtype=np.int64)
-            arrays = (flat.tables, mirror, fields, choices, usage_now)
-            draw_nodes(flat.graph, flat.usage, *arrays, 1e-6, nodes)
-            after = total_cost(flat.graph, flat.unary, flat.tables, choices)
-            assert after <= cost
-            cost = after
-
-
-def test_answers_of_neighbours_are_exact_where_they_share_no_factor() -> None:
-    rng = np.random.default_rng(1)
-    leaves = 6
-    for seed in range(20):
-        flat = flatten(_star(seed, leaves, ring=False))
-        graph = flat.graph
-        choices = np.array([rng.integers(size) for size in graph.sizes])
-        mirror = mirrored(graph, flat.tables)
-        fields = fields_of(graph, flat.unary, flat.tables, mirror, choices)
-        present = total_cost(graph, flat.unary, flat.tables, choices)
-        for hub in (leaves, leaves + 1):
-            found = np.zeros(5)
-            answered_costs(graph, flat.tables, mirror, fields, choices, hub, found)
-            for s in range(5):
-                answered = choices.copy()
-                answered[hub] = s
-                for leaf in range(leaves):
-                    # One after another is exact: leaves do not see each other.
-                    answered[leaf] = min(range(3), key=lambda t, leaf=leaf: _with(flat, answered, leaf, t))
-                cost = total_cost(graph, flat.unary, flat.tables, answered)
-                assert found[s] - fields[graph.offset[hub] + choices[hub]] == pytest.approx(cost - present)
-
-
-def _with(flat: FlatProblem, choices: IntArray, node: int, strategy: int) -> float:
-    changed = choices.copy()
-    changed[node] = strategy
-    return total_cost(flat.graph, flat.unary, flat.tables, changed)
 
 
 @pytest.mark.parametrize("start", [False, True])
@@ -290,19 +147,18 @@ def test_entries_left_are_those_of_strategies_that_may_be_better() -> None:
     assert guesses >= 20
 
 
-def test_wide_problems_have_a_lane_that_anneals(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wide_problems_have_a_lane_that_only_looks_for_assignments(monkeypatch: pytest.MonkeyPatch) -> None:
     problem = _star(0, 10, ring=True)
     two = SolveOptions(workers=2)
-    assert all(turn.solver != "annealing" for lane in lanes_for(problem, two) for turn in lane)
     monkeypatch.setattr(portfolio_lanes, "MOST_COLUMNS", 0)
     monkeypatch.setattr(price_bounding, "LARGE_ENTRIES", 0)
     monkeypatch.setattr(price_bounding, "WIDE_TABLE", 20)
-    assert all(turn.solver != "annealing" for lane in lanes_for(problem, two) for turn in lane)
+    assert "guessed_cores" in {turn.solver for lane in lanes_for(problem, two) for turn in lane}
     monkeypatch.setattr(price_bounding, "WIDE_TABLE", 10)
     bounds, looks = lanes_for(problem, two)
     assert [turn.solver for turn in bounds] == ["price_and_branch"]
-    assert looks[0].solver == "annealing"
-    assert len(lanes_for(problem, SolveOptions(workers=4))) == 3
+    assert [turn.solver for turn in looks] == ["peak_prices", "large_neighbourhood"]
+    assert [turn.solver for turn in lanes_for(problem, SolveOptions(workers=4))[2]] == ["lagrangian"]
 
 
 def test_shared_tables_count_for_every_factor_in_lanes_and_solver_alike(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -314,7 +170,7 @@ def test_shared_tables_count_for_every_factor_in_lanes_and_solver_alike(monkeypa
     monkeypatch.setattr(price_bounding, "LARGE_ENTRIES", 5 * shared.size)
     monkeypatch.setattr(price_bounding, "WIDE_TABLE", shared.size // 2)
     lanes = lanes_for(problem, SolveOptions(workers=2))
-    assert "annealing" in {turn.solver for lane in lanes for turn in lane}
+    assert "guessed_cores" not in {turn.solver for lane in lanes for turn in lane}
     progress: list[Progress] = []
     options = SolveOptions(time_limit=30.0, iteration_limit=2)
     price_and_branch.solve(problem, options, progress.append, lambda _: None)
