@@ -14,7 +14,7 @@ from support.problems.osdp_chains import (
     reference_bytes,
     reference_nanoseconds,
 )
-from support.tiers import only
+from support.tiers import only, slow
 
 from formulations.layers.layer import LayerChain
 from formulations.osdp import knapsack as osdp_knapsack
@@ -118,11 +118,12 @@ def deep_case(seed: int, settings: OsdpSettings) -> Case:
     return Case(chain, replace(machine, memory_bytes=max(limit, low)), settings, 2)
 
 
+@pytest.mark.parametrize("seeds", [range(2), slow(range(2, 4))], ids=["few", "more"])
 @pytest.mark.parametrize("accounting", only((Accounting.PUBLISHED,), Accounting))
-def test_branch_and_cut_finds_the_same_optimum_on_larger_problems(accounting: Accounting) -> None:
+def test_branch_and_cut_finds_the_same_optimum_on_larger_problems(accounting: Accounting, seeds: range) -> None:
     cut = 0
     with SolverPool() as pool:
-        for seed in range(4):
+        for seed in seeds:
             case = deep_case(seed, OsdpSettings(slices=(1, 4), accounting=accounting, checkpointing=seed % 2 == 1))
             exact = planned(case)
             problem = build_osdp(case.chain, case.machine, case.settings, case.batch)

@@ -23,5 +23,5 @@ def test_the_limit_binds_and_can_be_met(limit_bytes: int) -> None:
 def test_every_compiled_loop_is_in_the_cache_afterwards() -> None:
     warm_up.main()
     loops = list(compiled_loops(formulations))
-    assert len(loops) > 100
+    assert len(loops) > 90
     assert [f"{x.py_func.__module__}.{x.py_func.__qualname__}" for x in loops if not is_cached(x)] == []
