@@ -49,6 +49,9 @@ from formulations.solvers.protocol.solver import ReportIncumbent, ReportProgress
 _BRANCHING = True
 """Technique: branching at prices where the core is too large."""
 
+_LATER_SHARES = (0.75, 0.9)
+"""Not tunable: parts of the time at which prices of a deep model may end."""
+
 
 def solve(problem: StrategyProblem, options: SolveOptions, report: ReportProgress, incumbent: ReportIncumbent) -> Claim:
     """Solve by prices, then exactly on what remains.
@@ -61,15 +64,18 @@ def solve(problem: StrategyProblem, options: SolveOptions, report: ReportProgres
     flat = flatten_or_finish(problem, incumbent)
     if isinstance(flat, Claim):
         return flat
-    first = replace(options, time_limit=CORE_FIRST_SHARE * options.time_limit)
+    deep = is_deep(problem)
+    first = replace(options, time_limit=(CORE_SECOND_SHARE if deep else CORE_FIRST_SHARE) * options.time_limit)
     if is_wide(_entries(flat), len(flat.graph.arity)):
         bounding = PriceBounding(problem, flat, first, report, incumbent, started)
         return _solve_wide(problem, flat, bounding, options, report, incumbent, started)
     prices = PriceSearch(problem, flat, first, report, incumbent, started)
     # Others look for assignments at prices, but in a deep model.
-    claim = prices.run(bounding=not is_deep(problem))
+    claim = prices.run(bounding=not deep)
     if claim.proved_infeasible or claim.bound is None:
         return claim
+    if deep:
+        claim = _climbed(problem, prices, claim, options)
     branching: Branching | None = None
     for share in (CORE_SECOND_SHARE, 1.0):
         remaining = _left(options, started)
@@ -90,6 +96,16 @@ def solve(problem: StrategyProblem, options: SolveOptions, report: ReportProgres
         branching = branching or Branching(flat, prices, claim, options, report, started)
         claim = branching.run(share)
         if claim.proved_infeasible:
+            break
+    return claim
+
+
+def _climbed(problem: StrategyProblem, prices: PriceSearch, claim: Claim, options: SolveOptions) -> Claim:
+    """Go on with prices as long as they narrow the gap: branches of large tables are worth it only behind them."""
+    for share in _LATER_SHARES:
+        before = claim.bound
+        claim = prices.go_on(share * options.time_limit)
+        if claim.choices is None or _stalls(before, claim.bound, exact_objective(problem, claim.choices)):
             break
     return claim
 

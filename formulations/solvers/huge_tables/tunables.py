@@ -40,7 +40,7 @@ CORE_FIRST_SHARE = 0.3
 """Part of the time after which the core is looked at."""
 
 CORE_SECOND_SHARE = 0.6
-"""The same for the second look: a better incumbent makes the core smaller."""
+"""The same for the second look: a better incumbent makes the core smaller. In a deep model prices end here first."""
 
 CORE_WIDE_SHARES = (0.45, 0.6, 1.0)
 """The same for later looks where tables are very large."""
