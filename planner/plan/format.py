@@ -347,7 +347,7 @@ class Plan(_Part):
             ("solver", f"{certificate.solver}, {format_seconds(certificate.seconds)}"),
             ("second bound", _second_bound(certificate, predicted.objective_ns)),
             ("peak memory", format_bytes(predicted.peak_bytes)),
-            ("memory limit", "-" if limit is None else format_bytes(limit)),
+            ("memory limit", "-" if limit is None else _limit(limit, options.reserve_bytes)),
             *self._host_rows(),
             ("recomputed operators", str(counts["recompute"])),
             ("collectives", str(self.collectives)),
@@ -442,3 +442,9 @@ def _claim_row(certificate: Certificate) -> list[tuple[str, str]]:
         return []
     claimed = format_seconds(certificate.claimed_ns / NANOSECONDS)
     return [("claimed bound", f"{claimed} by {certificate.claimed_by}, not proven")]
+
+
+def _limit(tensor_bytes: int, reserve_bytes: int) -> str:
+    """The limit on tensors, and what is beside them on the device."""
+    beside = f", beside a reserve of {format_bytes(reserve_bytes)}" if reserve_bytes else ""
+    return f"{format_bytes(tensor_bytes)} for tensors{beside}"

@@ -22,6 +22,14 @@ Memory = Annotated[
     str | None,
     typer.Option(metavar="4GiB", help="Memory of one device, its reserve included; all that it has if absent."),
 ]
+TensorMemory = Annotated[
+    str | None,
+    typer.Option(
+        metavar="4GiB",
+        help="In place of --memory: what torch's tensors may hold, beyond the reserve.",
+        show_default=False,
+    ),
+]
 HostMemory = Annotated[
     str | None,
     typer.Option(metavar="64GiB", help="Host memory of one device for offloaded tensors.", show_default="no limit"),

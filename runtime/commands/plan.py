@@ -30,10 +30,11 @@ from runtime.commands.options import (
     Seed,
     SequenceLength,
     Solver,
+    TensorMemory,
     Workers,
 )
 from runtime.commands.progress import progress_line
-from runtime.commands.values import OptionError, parse_bytes, parse_mesh, readable_file, writable_file
+from runtime.commands.values import OptionError, device_memory, parse_bytes, parse_mesh, readable_file, writable_file
 
 if TYPE_CHECKING:
     from planner.fits import FitsReport
@@ -47,6 +48,7 @@ def plan(
     out: Annotated[Path, typer.Option(help="Plan file to write.", show_default=False)],
     cluster: Cluster = "local-cpu",
     memory: Memory = None,
+    tensor_memory: TensorMemory = None,
     host_memory: HostMemory = None,
     batch: Batch = 8,
     sequence: SequenceLength = 256,
@@ -76,7 +78,7 @@ def plan(
     search_batch: SearchBatch = False,
 ) -> None:
     """Plan the training step of MODEL and write the plan."""
-    ranks, limit = parse_mesh(mesh, "--mesh"), None if memory is None else parse_bytes(memory, "--memory")
+    ranks, limit = parse_mesh(mesh, "--mesh"), device_memory(memory, tensor_memory, cluster)
     host_limit = None if host_memory is None else parse_bytes(host_memory, "--host-memory")
     writable_file(out, "--out")
     if grad_accum != 1:
@@ -127,6 +129,7 @@ def fits(
     mesh: Mesh,
     cluster: Cluster = "local-cpu",
     memory: Memory = None,
+    tensor_memory: TensorMemory = None,
     batch: Batch = 8,
     sequence: SequenceLength = 256,
     dtype: Dtype = "float32",
@@ -137,7 +140,7 @@ def fits(
     loss_chunks: LossChunks = 1,
 ) -> None:
     """Bound the memory that one rank needs, without planning, and compare it with the limit."""
-    ranks, limit = parse_mesh(mesh, "--mesh"), None if memory is None else parse_bytes(memory, "--memory")
+    ranks, limit = parse_mesh(mesh, "--mesh"), device_memory(memory, tensor_memory, cluster)
 
     from planner import api
     from planner.models.references import ModelReference

@@ -37,6 +37,27 @@ def parse_bytes(text: str, option: str) -> int:
     return count
 
 
+def device_memory(memory: str | None, tensor_memory: str | None, cluster: str) -> int | None:
+    """Read ``--memory``, or ``--tensor-memory`` and add the cluster's reserve; None where neither is given.
+
+    Raises
+    ------
+    OptionError
+        A value is no size, or both are given.
+    ClusterError
+        There is no such cluster.
+    """
+    if tensor_memory is None:
+        return None if memory is None else parse_bytes(memory, "--memory")
+    if memory is not None:
+        raise OptionError(f"--tensor-memory: {tensor_memory} beside --memory {memory}; give one of them")
+    tensors = parse_bytes(tensor_memory, "--tensor-memory")
+
+    from planner.machine.cluster import load_cluster
+
+    return tensors + load_cluster(cluster).device.reserve_bytes
+
+
 def parse_mesh(text: str, option: str) -> tuple[int, ...]:
     """Read a mesh such as ``2`` or ``2x4``: ranks along each axis.
 

@@ -197,7 +197,7 @@ def test_summary_says_what_the_certificate_says():
     assert rows["objective"] == "12.17 µs per step"  # 12 executions at 1000 + index, 4 reshards at 20, 2 updates at 1
     assert rows["gap"] == "0.00 %"
     assert rows["peak memory"] == "1.13 KiB"
-    assert rows["memory limit"] == "1.17 KiB"
+    assert rows["memory limit"] == "1.17 KiB for tensors, beside a reserve of 300 B"
     assert rows["recomputed operators"] == "1"
     assert rows["collectives"] == "4"
     assert rows["solver"] == "highs, 250 ms"

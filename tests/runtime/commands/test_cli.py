@@ -187,6 +187,13 @@ def test_fits_prints_what_fits(meshwright) -> None:
     assert "does not fit" in meshwright("fits", *TINY, "--mesh", "2", "--memory", "2100MiB").out
 
 
+def test_a_limit_on_tensors_is_beside_the_reserve(meshwright) -> None:
+    with_reserve = meshwright("fits", *TINY, "--mesh", "2", "--memory", "2100MiB").out
+    assert meshwright("fits", *TINY, "--mesh", "2", "--tensor-memory", "52MiB").out == with_reserve
+    both = meshwright("fits", *TINY, "--mesh", "2", "--memory", "4GiB", "--tensor-memory", "2GiB")
+    refused(both, "--tensor-memory", "2GiB", "--memory 4GiB")
+
+
 def test_plan_and_explain(meshwright, plan_file: Path) -> None:
     decision = json.loads(plan_file.read_text())["decision"]
     assert decision["options"]["mesh"] == [2]
