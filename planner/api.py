@@ -18,7 +18,7 @@ from planner.fits import FitsReport, fits_report
 from planner.layer_planning import LAYER_FORMULATIONS, plan_layers
 from planner.layers.plan.document import LayerPlan, is_layer_plan, load_layer_plan, save_layer_plan
 from planner.machine.cluster import ClusterSpec
-from planner.models.references import ModelReference
+from planner.models.references import ModelReference, check_code
 from planner.plan.document import Plan, load_plan, save_plan
 from planner.plan.rendering import html_table, text_table
 from planner.session import PlanningSession, PlanRequest, session_of
@@ -243,6 +243,7 @@ def explain(
     cluster: ClusterSpec | str | None = None,
     time_limit: float = 20.0,
     progress: Callable[[Progress], None] | None = None,
+    allow_code: bool = False,
 ) -> Explanation | str:
     """Explain a plan: its costs, recomputation and memory; of a plan of layers, its settings.
 
@@ -256,9 +257,17 @@ def explain(
         Seconds for each of the two solves that price memory.
     progress
         As for :func:`plan`.
+    allow_code
+        Whether a plan from elsewhere may import the module that it names.
+
+    Raises
+    ------
+    ModelError
+        The plan's model is code that was not allowed.
     """
     if isinstance(plan, LayerPlan):
         return plan.summary()
+    check_code(plan.decision.model.source, allow_code)
     return explain_plan(session_of(plan, cluster), plan, time_limit, progress)
 
 

@@ -17,7 +17,7 @@ from torch.distributed.elastic.multiprocessing.errors import record
 
 from planner.layers.plan.check import check_layer_plan
 from planner.layers.plan.document import LayerPlan, load_layer_plan, parse_layer_plan, save_layer_plan
-from planner.models.references import load_step
+from planner.models.references import check_code, load_step
 from planner.plan.format import canonical_json
 from planner.torch_adapter.meters.resized_storages import ResizedStorageMeter
 from planner.torch_adapter.tracing.step_module import StepArguments
@@ -59,6 +59,7 @@ def run_layer_rank(options: RunOptions) -> int:
         text = canonical_json(load_layer_plan(options.plan)) if dist.get_rank() == 0 else ""
         plan = parse_layer_plan(broadcast_text(text), str(options.plan))
         check_layer_plan(plan)
+        check_code(plan.model.source, options.allow_code)
         with scratch_folder(options) as own:
             report = _run(plan, own, device)
             if dist.get_rank() == 0:

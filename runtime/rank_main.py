@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.elastic.multiprocessing.errors import record
 
-from planner.models.references import TrainingStep, load_step, reference_of
+from planner.models.references import TrainingStep, check_code, load_step, reference_of
 from planner.plan.document import Plan, load_plan, save_plan, schedule_of, verify_plan
 from planner.plan.format import NANOSECONDS, canonical_json
 from planner.schedule.instructions import Wait
@@ -105,6 +105,7 @@ def _shared_plan(options: RunOptions) -> Plan:
     if prod(mesh) != ranks:
         name = "x".join(map(str, mesh))
         raise LaunchError(f"the plan is for mesh {name}, {prod(mesh)} ranks, the job has {ranks}: start {prod(mesh)}")
+    check_code(plan.decision.model.source, options.allow_code)
     return plan
 
 

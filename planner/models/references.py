@@ -26,6 +26,12 @@ DTYPES = {name: getattr(torch, name) for name in ("float32", "bfloat16", "float1
 FORMER_MODULES = {"planner.paper_models": "planner.papers.kiwi.models"}
 """Modules of this package whose functions older plans name as their models, and where those functions are now."""
 
+_OWN_MODELS = "planner.papers."
+"""Prefix of the modules of this package that hold models."""
+
+_named: set[str] = set()
+"""Models that the user of this process has named."""
+
 
 @dataclass(frozen=True)
 class TrainingStep:
@@ -109,6 +115,33 @@ def reference_of(plan: Plan) -> ModelReference:
     return ModelReference(**plan.decision.model.model_dump())
 
 
+def check_code(source: str, allowed: bool = False) -> None:
+    """Refuse a model that a plan names if building it would import code that nobody in this process asked for.
+
+    Parameters
+    ----------
+    source
+        The model of a plan that was read. Configurations, profiles of layers and this package's own models hold no
+        code; what was planned or allowed before in this process was named by its user.
+    allowed
+        Whether the user allows it; kept for later calls.
+
+    Raises
+    ------
+    ModelError
+        The model is a function of another module, and not allowed.
+    """
+    module = source.partition(":")[0]
+    if module in ("hf", "layers") or FORMER_MODULES.get(module, module).startswith(_OWN_MODELS) or source in _named:
+        return
+    if not allowed:
+        raise ModelError(
+            f"the plan's model {source!r} is a function: building it imports {module} and runs code; "
+            "give --allow-code (allow_code=True) if you trust this plan"
+        )
+    _named.add(source)
+
+
 def load_step(reference: ModelReference, device: str = "meta") -> TrainingStep:
     """Build the module and the example arguments that a reference names.
 
@@ -129,6 +162,7 @@ def load_step(reference: ModelReference, device: str = "meta") -> TrainingStep:
     ModelError
         The model is unknown, cannot be built, or returns a value of the wrong type.
     """
+    _named.add(reference.source)
     prefix, _, name = reference.source.partition(":")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(reference.seed)

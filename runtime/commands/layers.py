@@ -25,15 +25,19 @@ def cannot_run(plan: AnyPlan) -> str:
     return "" if reason is None else f"note: this plan cannot be run here: {reason}"
 
 
-def run_layers(plan_file: Path, steps: int, check: bool, report: Path | None, data: Path | None, device: str) -> int:
+def run_layers(
+    plan_file: Path, steps: int, check: bool, report: Path | None, data: Path | None, device: str, allow_code: bool
+) -> int:
     """Run a plan of layers on local processes and print predicted beside measured figures."""
     from rich.console import Console
 
     from planner.layers.plan.document import load_layer_plan
+    from planner.models.references import check_code
     from runtime.layers.launch import run_layer_plan
     from runtime.measure.run_report import write_report
 
     plan = load_layer_plan(plan_file)
+    check_code(plan.model.source, allow_code)
     with progress_line(f"running {steps} steps on {plan.devices} ranks" + (" and on one process" if check else "")):
         found = run_layer_plan(plan, steps=steps, check=check, data=data, device=device)
     if report is not None:

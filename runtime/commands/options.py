@@ -30,6 +30,10 @@ TensorMemory = Annotated[
         show_default=False,
     ),
 ]
+AllowCode = Annotated[
+    bool,
+    typer.Option("--allow-code", help="Let a plan import the module that it names as its model; only if you trust it."),
+]
 HostMemory = Annotated[
     str | None,
     typer.Option(metavar="64GiB", help="Host memory of one device for offloaded tensors.", show_default="no limit"),

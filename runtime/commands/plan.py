@@ -12,6 +12,7 @@ from runtime.commands.layers import cannot_run
 from runtime.commands.options import (
     DEFAULT_SOLVER,
     LAYER_FORMULATIONS,
+    AllowCode,
     AsPublished,
     Batch,
     Cluster,
@@ -172,6 +173,7 @@ def explain(
         str | None, typer.Option(metavar="NAME|FILE", help="Cluster of the plan, where its name does not find it.")
     ] = None,
     time_limit: Annotated[float, typer.Option(min=0.1, help="Seconds for each solve that prices memory.")] = 20.0,
+    allow_code: AllowCode = False,
 ) -> None:
     """Explain a plan: its largest costs, its recomputation, and the tensors alive at the peak."""
     readable_file(plan_file, "PLAN")
@@ -180,5 +182,5 @@ def explain(
 
     plan = api.load(plan_file)
     with progress_line(f"explaining {plan_file.name}", NANOSECOND) as report:
-        explanation = api.explain(plan, cluster=cluster, time_limit=time_limit, progress=report)
+        explanation = api.explain(plan, cluster=cluster, time_limit=time_limit, progress=report, allow_code=allow_code)
     typer.echo(str(explanation))

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from runtime.commands.layers import run_layers
+from runtime.commands.options import AllowCode
 from runtime.commands.progress import progress_line
 from runtime.commands.values import OptionError, readable_file, writable_file
 
@@ -29,6 +30,7 @@ def run(
         Path | None,
         typer.Option(help="Time every instruction; Chrome trace to write, beside tables.", show_default=False),
     ] = None,
+    allow_code: AllowCode = False,
 ) -> int:
     """Run a plan on local processes, or as one rank of a job that torchrun started."""
     started_by_torchrun = "WORLD_SIZE" in os.environ
@@ -52,8 +54,8 @@ def run(
         writable_file(profile, "--profile")
     if of_layers or started_by_torchrun:
         start = run_layers if of_layers else _run_as_rank
-        return start(plan_file, steps, check, report, data, device)
-    return _run_locally(plan_file, steps, check, report, data, device, profile)
+        return start(plan_file, steps, check, report, data, device, allow_code)
+    return _run_locally(plan_file, steps, check, report, data, device, allow_code, profile)
 
 
 def _run_locally(
@@ -63,13 +65,16 @@ def _run_locally(
     report: Path | None,
     data: Path | None,
     device: str,
+    allow_code: bool,
     profile: Path | None,
 ) -> int:
+    from planner.models.references import check_code
     from planner.plan.document import load_plan
     from runtime.job.launch import run_plan
     from runtime.measure.run_report import write_report
 
     plan = load_plan(plan_file)
+    check_code(plan.decision.model.source, allow_code)
     ranks = prod(plan.decision.options.mesh)
     with progress_line(f"running {steps} steps on {ranks} ranks" + (" and on one process" if check else "")):
         found = run_plan(plan, steps=steps, check=check, data=data, device=device, profile=profile is not None)
@@ -91,13 +96,16 @@ def _show_profile(plan: Plan, found: RunReport, trace: Path) -> None:
     Console().print(*profile_tables(profiled), sep="\n")
 
 
-def _run_as_rank(plan_file: Path, steps: int, check: bool, report: Path | None, data: Path | None, device: str) -> int:
+def _run_as_rank(
+    plan_file: Path, steps: int, check: bool, report: Path | None, data: Path | None, device: str, allow_code: bool
+) -> int:
     """Do one rank's part; rank 0 reads the plan and prints the table."""
     from runtime.job.rank_job import parse_options
     from runtime.rank_main import run_rank
 
     arguments = [str(plan_file), "--steps", str(steps), "--device", device]
     arguments += ["--check"] if check else []
+    arguments += ["--allow-code"] if allow_code else []
     arguments += ["--report", str(report)] if report is not None else []
     arguments += ["--data", str(data)] if data is not None else []
     return run_rank(parse_options("meshwright run", arguments), _show)

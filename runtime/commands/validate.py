@@ -11,6 +11,7 @@ import typer
 
 from planner.common.units import format_bytes, format_seconds
 from runtime.commands.options import (
+    AllowCode,
     Batch,
     Cluster,
     Dropout,
@@ -52,6 +53,7 @@ def validate(
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
     json_file: Annotated[Path | None, typer.Option("--json", help="Results to write.", show_default=False)] = None,
     plot: Annotated[Path | None, typer.Option(help="Scatter plot to write (PNG, SVG).", show_default=False)] = None,
+    allow_code: AllowCode = False,
 ) -> None:
     """Run plans and compare their time and peak memory with what they predict."""
     files = plan_files or []
@@ -72,7 +74,7 @@ def validate(
     from planner.models.references import ModelReference
     from runtime.prediction.validation import validate as run_and_compare
 
-    plans = _read(files)
+    plans = _read(files, allow_code)
     if model is not None and mesh is not None:
         reference = ModelReference(model, batch, sequence, dtype, seed, layers, dropout, loss_chunks)
         plans += _sampled(reference, cluster, parse_mesh(mesh, "--mesh"), optimizer, sample, seed)
@@ -97,8 +99,9 @@ def _needs_matplotlib() -> None:
         ) from None
 
 
-def _read(files: list[Path]) -> list[tuple[str, Plan]]:
+def _read(files: list[Path], allow_code: bool) -> list[tuple[str, Plan]]:
     from planner.layers.plan.document import is_layer_plan
+    from planner.models.references import check_code
     from planner.plan.document import load_plan
 
     for path in files:
@@ -106,7 +109,10 @@ def _read(files: list[Path]) -> list[tuple[str, Plan]]:
             raise OptionError(
                 f"PLAN: {path} is a plan of layers; `meshwright run` compares its prediction with its run"
             )
-    return [(path.name, load_plan(path)) for path in files]
+    plans = [(path.name, load_plan(path)) for path in files]
+    for _, plan in plans:
+        check_code(plan.decision.model.source, allow_code)
+    return plans
 
 
 def _sampled(

@@ -23,6 +23,7 @@ from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, Std
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
+from planner.models.references import check_code
 from planner.plan.document import Plan, load_plan, save_plan
 from runtime.job.process_group import LaunchError
 from runtime.measure.run_report import RunReport
@@ -39,6 +40,7 @@ def run_plan(
     data: Path | str | None = None,
     device: str = "cpu",
     profile: bool = False,
+    allow_code: bool = False,
 ) -> RunReport:
     """Run a plan on this machine.
 
@@ -56,6 +58,9 @@ def run_plan(
         ``cpu`` (gloo) or ``cuda`` (NCCL, one device per rank).
     profile
         Time every instruction; see :mod:`runtime.measure.profile`.
+    allow_code
+        Whether a plan from elsewhere may import the module that it names; see
+        :func:`planner.models.references.check_code`.
 
     Returns
     -------
@@ -65,10 +70,13 @@ def run_plan(
     ------
     PlanError
         If the plan cannot be read.
+    ModelError
+        If its model is code that was not allowed.
     LaunchError
         If the run cannot be started or a rank fails.
     """
     checked = plan if isinstance(plan, Plan) else load_plan(Path(plan))
+    check_code(checked.decision.model.source, allow_code)
     report = run_module(
         "runtime.rank_main",
         prod(checked.decision.options.mesh),
@@ -126,7 +134,7 @@ def run_module(
         folder = Path(name)
         plan, report = folder / "plan.json", folder / "report.json"
         save(plan)
-        arguments = [str(plan), "--steps", str(steps), "--device", device]
+        arguments = [str(plan), "--steps", str(steps), "--device", device, "--allow-code"]  # checked by the caller
         arguments += ["--report", str(report), "--scratch", str(folder / "scratch")]
         arguments += ["--check"] if check else []
         arguments += ["--data", str(Path(data).resolve())] if data is not None else []

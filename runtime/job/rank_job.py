@@ -31,6 +31,7 @@ class RunOptions:
     report: Path | None
     scratch: Path
     profile: bool = False
+    allow_code: bool = False
 
 
 def parse_options(program: str, arguments: list[str] | None = None) -> RunOptions:
@@ -43,6 +44,7 @@ def parse_options(program: str, arguments: list[str] | None = None) -> RunOption
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--report", type=Path, help="where rank 0 writes its report (JSON)")
     parser.add_argument("--profile", action="store_true", help="time every instruction, for the report")
+    parser.add_argument("--allow-code", action="store_true", help="let the plan import the module that it names")
     parser.add_argument("--scratch", type=Path, help="folder of this machine for the run's temporary folder")
     found = parser.parse_args(arguments)
     if found.steps < 1:
@@ -56,6 +58,7 @@ def parse_options(program: str, arguments: list[str] | None = None) -> RunOption
         report=found.report,
         scratch=found.scratch or Path(tempfile.gettempdir()),
         profile=found.profile,
+        allow_code=found.allow_code,
     )
 
 

@@ -15,7 +15,10 @@ import pytest
 from support.steps.planned_steps import random_plan, with_source
 from support.tiers import slow
 
+from planner.api import explain
+from planner.common.model_error import ModelError
 from planner.plan.document import load_plan, save_plan
+from runtime.commands import main as cli
 from runtime.job.launch import run_plan
 from runtime.job.process_group import LaunchError
 from runtime.measure.run_report import RunReport
@@ -116,7 +119,7 @@ def test_a_rank_that_fails_ends_the_run_with_one_error(source, message):
     plan = with_source(random_plan("mlp", (2,), 0), source=source)
     started = time.monotonic()
     with pytest.raises(LaunchError, match=message) as caught:
-        run_plan(plan, steps=1)
+        run_plan(plan, steps=1, allow_code=True)
     assert time.monotonic() - started < 60
     assert "extraInfo" not in str(caught.value)
     assert "Traceback" not in str(caught.value)
@@ -128,8 +131,9 @@ def test_a_check_that_fails_is_shown_once_and_ends_every_rank_with_an_error(tmp_
     save_plan(plan, tmp_path / "plan.json")
     out = tmp_path / "report.json"
     ended = torchrun(
-        2, "run", tmp_path / "plan.json", "--steps", 1, "--check", "--report", out, module="runtime.commands.main"
-    )
+        2, "run", tmp_path / "plan.json", "--steps", 1, "--check", "--report", out, "--allow-code",
+        module="runtime.commands.main",
+    )  # fmt: skip
     assert ended.returncode == 1
     assert ended.stdout.count("peak of rank 0") == ended.stdout.count("gradients, worst tensor") == 1
     assert ended.stderr.count("meshwright: loss of the first step") == 1
@@ -143,7 +147,7 @@ def test_a_plan_file_is_run_and_the_scratch_folder_keeps_what_is_in_it(tmp_path)
     save_plan(random_plan("mlp", (2,), 0), path)
     scratch.mkdir()
     (scratch / "thesis.tex").write_text("years of work")
-    ended = torchrun(2, path, "--steps", 1, "--scratch", scratch, "--report", out)
+    ended = torchrun(2, path, "--steps", 1, "--scratch", scratch, "--report", out, "--allow-code")
     assert ended.returncode == 0, ended.stderr[-2000:]
     assert [path.name for path in scratch.iterdir()] == ["thesis.tex"]
     report = read_report(out)
@@ -152,6 +156,27 @@ def test_a_plan_file_is_run_and_the_scratch_folder_keeps_what_is_in_it(tmp_path)
     assert report.max_grad_rel_error is None
     assert report.measured_step_s is None
     assert report.failures() == []
+
+
+@pytest.mark.slow
+def test_ranks_refuse_a_plan_whose_model_is_code(tmp_path):
+    save_plan(with_source(random_plan("mlp", (2,), 0), source="nobody_named:this"), tmp_path / "plan.json")
+    ended = torchrun(2, tmp_path / "plan.json", "--steps", 1)
+    assert ended.returncode != 0
+    assert "'nobody_named:this' is a function" in ended.stderr
+    assert "--allow-code" in ended.stderr
+
+
+def test_a_plan_from_elsewhere_runs_no_code(tmp_path):
+    plan = with_source(random_plan("mlp", (2,), 0), source="nobody_named:this")
+    with pytest.raises(ModelError, match=r"'nobody_named:this' is a function.*--allow-code"):
+        run_plan(plan, steps=1)
+    with pytest.raises(ModelError, match="'nobody_named:this' is a function"):
+        explain(plan)
+    save_plan(plan, tmp_path / "plan.json")
+    for command in ("run", "explain", "validate"):
+        with pytest.raises(ModelError, match="allow-code"):
+            cli.app([command, str(tmp_path / "plan.json")], standalone_mode=False)
 
 
 def test_input_that_cannot_be_run_is_refused_before_anything_starts(tmp_path):
