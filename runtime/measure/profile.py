@@ -10,7 +10,6 @@ import json
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -18,15 +17,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from formulations.problem.files import write_text_atomically
-from planner.graph.operator_classes import operator_class
 from planner.graph.operator_graph import OperatorGraph
-from planner.machine.resharding import step_between
-from planner.schedule.instructions import Compute, Free, Instruction, Offload, Prefetch, Reshard, Schedule, Update, Wait
+from planner.schedule.instructions import Free, Instruction, Schedule, Update
+from planner.view.naming import COLLECTIVES, kind_of, label_of, module_of
 
 WAITING = "waiting for other ranks"
-COPY_OUT, COPY_IN, FREE, VIEW, UPDATE = "copy to the host", "copy from the host", "release", "view", "optimizer"
-START, WAIT = "start of a collective", "wait for a collective"
-LOCAL_RESHARD = "local slice"
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,11 +67,11 @@ class StepProfile:
 
     @property
     def _communicates(self) -> NDArray[np.bool_]:
-        return np.array([_kind(self.graph, entry) in _COLLECTIVES for entry in self.schedule.instructions])
+        return np.array([kind_of(self.graph, entry) in COLLECTIVES for entry in self.schedule.instructions])
 
     def by_kind(self) -> list[Line]:
         """Lines by class of operator, collective or copy, the longest first."""
-        lines = self._lines(lambda entry: _kind(self.graph, entry))
+        lines = self._lines(lambda entry: kind_of(self.graph, entry))
         return [*lines, Line(WAITING, 0, 0, self.waiting_ns)] if len(self.measured) > 1 else lines
 
     def by_module(self, depth: int = 2) -> list[Line]:
@@ -107,8 +102,8 @@ class StepProfile:
                     events.append(
                         {
                             "ph": "X",
-                            "name": _label(self.graph, self.schedule, entry),
-                            "cat": _kind(self.graph, entry),
+                            "name": label_of(self.graph, self.schedule, entry),
+                            "cat": kind_of(self.graph, entry),
                             "pid": 0,
                             "tid": thread,
                             "ts": start / 1e3,
@@ -145,60 +140,9 @@ def profile_of(
     return StepProfile(graph, schedule, np.array(measured, dtype=np.int64), np.array(predicted, dtype=np.int64))
 
 
-_COLLECTIVES = frozenset({"all_gather", "all_reduce", "reduce_scatter", "all_to_all"})
-
-
-def _kind(graph: OperatorGraph, entry: Instruction) -> str:
-    match entry:
-        case Compute(operator):
-            described = graph.operators[operator]
-            return VIEW if described.is_view else str(operator_class(described.target))
-        case Reshard(overlapped=True):
-            return START
-        case Wait():
-            return WAIT
-        case Reshard(_, _, path):
-            steps = (step_between(before, after) for before, after in pairwise(path))
-            found = [str(step.collective) for step in steps if step is not None and step.collective is not None]
-            return found[0] if found else LOCAL_RESHARD
-        case Update():
-            return UPDATE
-        case Offload():
-            return COPY_OUT
-        case Prefetch():
-            return COPY_IN
-        case Free():
-            return FREE
-
-
-def _label(graph: OperatorGraph, schedule: Schedule, entry: Instruction) -> str:
-    match entry:
-        case Compute(operator, recompute=recompute):
-            return graph.operators[operator].identity + " (again)" * recompute
-        case Wait(buffer):
-            return f"{WAIT}: {graph.values[schedule.buffers[buffer].value].name}"
-        case Reshard(source, _, path):
-            return f"{graph.values[schedule.buffers[source].value].name}: {' -> '.join(','.join(at) for at in path)}"
-        case Update(parameter):
-            return f"update {graph.values[schedule.buffers[parameter].value].name}"
-        case Offload(source) | Prefetch(source):
-            return f"{_kind(graph, entry)}: {graph.values[schedule.buffers[source].value].name}"
-        case Free():
-            return FREE
-
-
 def _module(graph: OperatorGraph, schedule: Schedule, entry: Instruction, depth: int) -> str:
     """Name of the module that an instruction belongs to, numbers of layers as a star."""
-    match entry:
-        case Compute(operator):
-            name = graph.operators[operator].identity.partition("/")[0]
-        case Reshard(source) | Offload(source) | Prefetch(source):
-            name = graph.values[schedule.buffers[source].value].name.partition("/")[0]
-        case Wait(buffer):
-            name = graph.values[schedule.buffers[buffer].value].name.partition("/")[0]
-        case Update():
-            return UPDATE
-        case Free():
-            return FREE
-    parts = ["*" if part.isdigit() else part for part in name.split(".") if part]
+    if isinstance(entry, Update | Free):
+        return kind_of(graph, entry)
+    parts = ["*" if part.isdigit() else part for part in module_of(graph, schedule, entry).split(".") if part]
     return ".".join(parts[:depth]) or "(outside modules)"

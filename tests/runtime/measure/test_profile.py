@@ -15,8 +15,9 @@ from planner.replay.clocks import step_time
 from planner.replay.memory import LocalBytes
 from planner.schedule.instructions import Compute, Reshard, Update
 from planner.session import session_of
-from runtime.commands.profile import profile_tables
-from runtime.measure.profile import VIEW, WAITING, profile_of
+from planner.view.naming import VIEW
+from runtime.commands.tables.profile import profile_tables
+from runtime.measure.profile import WAITING, profile_of
 
 
 @pytest.fixture(scope="module")
