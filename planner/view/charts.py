@@ -16,7 +16,8 @@ import numpy as np
 from planner.common.units import format_bytes, format_seconds
 from planner.replay.report import Category
 from planner.view.naming import COPY_IN, COPY_OUT, LOCAL_RESHARD, UPDATE
-from planner.view.opened import (
+from planner.view.opened import OpenedPlan
+from planner.view.streams import (
     AGAIN,
     BACKWARD,
     BESIDE,
@@ -26,7 +27,8 @@ from planner.view.opened import (
     GROUPS,
     STALL,
     Interval,
-    OpenedPlan,
+    group_of,
+    kind_of_time,
 )
 
 if TYPE_CHECKING:
@@ -238,7 +240,7 @@ def seconds_by_kind(opened: OpenedPlan) -> dict[str, tuple[int, int]]:
     found: dict[str, list[int]] = defaultdict(lambda: [0, 0])
     for entry, length in zip(opened.schedule.instructions, opened.time.durations, strict=True):
         if length:
-            found[opened.kind(entry)][opened.group(entry) == AGAIN] += length
+            found[kind_of_time(opened.graph, entry)][group_of(opened.graph, entry) == AGAIN] += length
     return {kind: (first, again) for kind, (first, again) in found.items()}
 
 

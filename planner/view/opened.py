@@ -8,36 +8,19 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.graph.operator_graph import OperatorGraph, Phase, ValueRole
+from planner.graph.operator_graph import OperatorGraph, ValueRole
 from planner.machine.cluster import ClusterSpec
 from planner.models.references import reference_of
 from planner.plan.document import Plan, schedule_of, verify_plan
 from planner.replay.clocks import step_time
 from planner.replay.memory import LocalBytes
 from planner.replay.report import AliveTensor, ReplayReport
-from planner.replay.streams import INWARD, OUTWARD, StepTime
-from planner.replay.structure import communicating_axes
-from planner.schedule.instructions import Compute, Free, Instruction, Reshard, Schedule, Wait, creates
+from planner.replay.streams import StepTime
+from planner.schedule.instructions import Compute, Instruction, Schedule, creates
 from planner.session import PlanningSession, session_of
-from planner.view.naming import COPY_IN, COPY_OUT, LOCAL_RESHARD, UPDATE, kind_of, label_of, module_of
+from planner.view.naming import label_of, module_of
 from planner.view.naming import module_of_value as _module_of_value
-
-FORWARD, BACKWARD, AGAIN = "forward", "backward", "recomputed"
-BLOCKING, BESIDE, STALL = "collective, awaited", "collective, overlapped", "waiting"
-GROUPS = (FORWARD, BACKWARD, AGAIN, UPDATE, LOCAL_RESHARD, BLOCKING, BESIDE, COPY_OUT, COPY_IN, STALL)
-"""Groups of instructions on a timeline, in the order of a legend."""
-COMPUTATION = "computation"
-
-
-@dataclass(frozen=True, slots=True)
-class Interval:
-    """An instruction on a stream, in nanoseconds since the start of the step."""
-
-    stream: str
-    group: str
-    start: int
-    end: int
-    instruction: int
+from planner.view.streams import Interval, intervals_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,39 +72,7 @@ class OpenedPlan:
     @cached_property
     def intervals(self) -> tuple[Interval, ...]:
         """What runs when and on which stream; what takes no time is left out."""
-        found = []
-        for at, (entry, start, length) in enumerate(
-            zip(self.schedule.instructions, self.starts.tolist()[:-1], self.time.durations, strict=True)
-        ):
-            if length:
-                group = self.group(entry)
-                axes = communicating_axes(entry.path) if isinstance(entry, Reshard) and group == BLOCKING else ()
-                streams = dict.fromkeys(map(link_name, axes)) or (COMPUTATION,)
-                found += [Interval(stream, group, start, start + length, at) for stream in streams]
-        for beside in self.time.beside:
-            group = {OUTWARD: COPY_OUT, INWARD: COPY_IN}.get(beside.link, BESIDE)
-            found.append(Interval(link_name(beside.link), group, beside.start, beside.end, beside.instruction))
-        return tuple(found)
-
-    def group(self, entry: Instruction) -> str:
-        """Group of :data:`GROUPS` of an instruction on the computation's stream."""
-        match entry:
-            case Compute(operator, recompute=recompute):
-                return AGAIN if recompute else self._phase(operator)
-            case Reshard(path=path):
-                return BLOCKING if communicating_axes(path) else LOCAL_RESHARD
-            case Wait() | Free():
-                return STALL
-        kind = kind_of(self.graph, entry)
-        return kind if kind == UPDATE else STALL  # a copy that the computation waits for
-
-    def _phase(self, operator: int) -> str:
-        return FORWARD if self.graph.operators[operator].phase is Phase.FORWARD else BACKWARD
-
-    def kind(self, entry: Instruction) -> str:
-        """Kind of an instruction by what the computation's stream spends on it."""
-        kind = kind_of(self.graph, entry)
-        return "wait for a copy" if isinstance(entry, Free) or kind in (COPY_OUT, COPY_IN) else kind
+        return intervals_of(self.graph, self.schedule, self.time)
 
     def label(self, at: int) -> str:
         """Name of an instruction by its position."""
@@ -143,11 +94,6 @@ class OpenedPlan:
     @cached_property
     def _parameters(self) -> frozenset[str]:
         return frozenset(value.name for value in self.graph.values if value.role is ValueRole.PARAMETER)
-
-
-def link_name(link: int) -> str:
-    """Stream of a mesh axis, or of copies to or from the host."""
-    return {OUTWARD: "to the host", INWARD: "from the host"}.get(link, f"link of axis {link}")
 
 
 def open_plan(

@@ -18,8 +18,10 @@ from numpy.typing import NDArray
 
 from formulations.problem.files import write_text_atomically
 from planner.graph.operator_graph import OperatorGraph
+from planner.replay.streams import StepTime
 from planner.schedule.instructions import Free, Instruction, Schedule, Update
-from planner.view.naming import COLLECTIVES, kind_of, label_of, module_of
+from planner.view.naming import COLLECTIVES, kind_of, module_of
+from planner.view.trace import chrome_trace, named_process, predicted_events, slice_of
 
 WAITING = "waiting for other ranks"
 
@@ -44,14 +46,20 @@ class StepProfile:
         The step, and the schedule that ran.
     measured
         (ranks, instructions) nanoseconds, waiting included.
-    predicted
-        (instructions,) nanoseconds; zeros where nothing was predicted.
+    time
+        Predicted times; None where nothing was predicted.
     """
 
     graph: OperatorGraph
     schedule: Schedule
     measured: NDArray[np.int64]
-    predicted: NDArray[np.int64]
+    time: StepTime | None
+
+    @property
+    def predicted(self) -> NDArray[np.int64]:
+        """(instructions,) nanoseconds on the computation's stream; zeros where nothing was predicted."""
+        count = len(self.schedule.instructions)
+        return np.array([0] * count if self.time is None else self.time.durations, dtype=np.int64)
 
     @property
     def own(self) -> NDArray[np.int64]:
@@ -89,29 +97,18 @@ class StepProfile:
         return sorted(lines, key=lambda line: -line.measured_ns)
 
     def trace(self) -> dict[str, Any]:
-        """Chrome trace: predicted and measured instructions one below the other, and every rank."""
-        rows = [("predicted", self.predicted), *((f"rank {rank}", row) for rank, row in enumerate(self.measured))]
+        """Chrome trace: the prediction, with a row for each stream, and every rank as processes one below the other."""
         events: list[dict[str, Any]] = []
-        for thread, (label, durations) in enumerate(rows):
-            events.append({"ph": "M", "name": "thread_name", "pid": 0, "tid": thread, "args": {"name": label}})
-            starts = np.concatenate([[0], np.cumsum(durations)[:-1]]) if len(durations) else durations
-            for at, (entry, start, duration) in enumerate(
-                zip(self.schedule.instructions, starts.tolist(), durations.tolist(), strict=True)
-            ):
+        if self.time is not None:
+            events += predicted_events(self.graph, self.schedule, self.time)
+        for rank, durations in enumerate(self.measured):
+            events += named_process(rank + 1, f"rank {rank}, measured", {0: "instructions"})
+            begins = np.cumsum(durations) - durations
+            for at, (begin, duration) in enumerate(zip(begins.tolist(), durations.tolist(), strict=True)):
                 if duration:
-                    events.append(
-                        {
-                            "ph": "X",
-                            "name": label_of(self.graph, self.schedule, entry),
-                            "cat": kind_of(self.graph, entry),
-                            "pid": 0,
-                            "tid": thread,
-                            "ts": start / 1e3,
-                            "dur": duration / 1e3,
-                            "args": {"instruction": at},
-                        }
-                    )
-        return {"traceEvents": events, "displayTimeUnit": "ms"}
+                    made = slice_of(self.graph, self.schedule, at, begin, duration)
+                    events.append({**made, "pid": rank + 1, "tid": 0})
+        return chrome_trace(events)
 
     def save_trace(self, path: Path) -> None:
         """Write :meth:`trace` as JSON, for Perfetto or ``chrome://tracing``."""
@@ -122,7 +119,7 @@ def profile_of(
     graph: OperatorGraph,
     schedule: Schedule,
     measured: Sequence[Sequence[int]],
-    predicted: Sequence[int] | None,
+    time: StepTime | None,
 ) -> StepProfile:
     """Profile of a run.
 
@@ -132,12 +129,10 @@ def profile_of(
         The step and the schedule that ran.
     measured
         Nanoseconds per rank and instruction.
-    predicted
-        Nanoseconds of each instruction on the compute stream; None where nothing predicts them.
+    time
+        Predicted times; None where nothing predicts them.
     """
-    if predicted is None:
-        predicted = [0] * len(schedule.instructions)
-    return StepProfile(graph, schedule, np.array(measured, dtype=np.int64), np.array(predicted, dtype=np.int64))
+    return StepProfile(graph, schedule, np.array(measured, dtype=np.int64), time)
 
 
 def _module(graph: OperatorGraph, schedule: Schedule, entry: Instruction, depth: int) -> str:

@@ -14,7 +14,9 @@ from planner.schedule.instructions import Compute, Offload, Prefetch, Reshard
 from planner.view.charts import seconds_by_kind, streams_of
 from planner.view.differences import differences
 from planner.view.modules import Figures, module_tree
-from planner.view.opened import BESIDE, COMPUTATION, COPY_IN, COPY_OUT, open_plan
+from planner.view.naming import COPY_IN, COPY_OUT
+from planner.view.opened import open_plan
+from planner.view.streams import BESIDE, COMPUTATION
 
 CASES = [(kind, mesh) for kind in KINDS for mesh in ((2,), (2, 2))]
 
