@@ -30,6 +30,7 @@ from planner.view.streams import (
     group_of,
     kind_of_time,
 )
+from planner.view.styles import CATEGORIES, Style, category_name
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
@@ -42,19 +43,7 @@ FAR_LIMIT = 1.5
 MOST_INTERVALS = 3000
 """Bars of a timeline; shorter neighbours of one group are joined until there are no more."""
 
-CATEGORY_STYLE: Mapping[Category, tuple[str, str]] = {
-    Category.PARAMETERS: ("#1f4e79", ""),
-    Category.MODULE_BUFFERS: ("#7f7f7f", "."),
-    Category.OPTIMIZER: ("#8db4d9", "/"),
-    Category.INPUTS: ("#444444", "x"),
-    Category.GRADIENTS: ("#c55a11", "\\"),
-    Category.ACTIVATIONS: ("#a9d18e", ""),
-    Category.RESHARDED: ("#ffd966", "x"),
-    Category.WORKSPACE: ("#bf9fcf", "."),
-}
-CATEGORY_NAMES = {Category.OPTIMIZER: "optimizer state", Category.RESHARDED: "resharded copies"}
-"""Names that say more than those of plan files."""
-GROUP_STYLE: Mapping[str, tuple[str, str]] = {
+GROUP_STYLE: Mapping[str, Style] = {
     FORWARD: ("#cfe2f3", ""),
     BACKWARD: ("#3d6d99", ""),
     AGAIN: ("#e69138", "/"),
@@ -94,12 +83,12 @@ def step_figure(opened: OpenedPlan, together: Sequence[OpenedPlan] = ()) -> Figu
     nothing = (0,) * len(moments)
     for category in Category:
         if any(category in plan.plan.decision.predicted.memory.bytes for plan in shown):
-            colour, pattern = CATEGORY_STYLE[category]
+            colour, pattern = CATEGORIES[category]
             figure.add_trace(
                 Scatter(
                     x=np.array(moments),
                     y=np.array(memory.bytes.get(category, nothing)) / GIBIBYTE,
-                    name=CATEGORY_NAMES.get(category, category.replace("_", " ")),
+                    name=category_name(category),
                     stackgroup="memory",
                     line={"shape": "hv", "width": 0.5, "color": "black"},
                     fillcolor=colour,

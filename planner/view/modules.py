@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
 
 from planner.graph.operator_graph import OperatorGraph
-from planner.graph.placement import Placement, is_partial, is_shard
+from planner.graph.placement import Placement, placement_kind
 from planner.replay.report import Category
 from planner.schedule.instructions import Compute, Free, Offload, Reshard, Schedule, Update
 from planner.view.opened import OpenedPlan
@@ -105,13 +105,6 @@ class Module:
         yield self
         for child in self.children.values():
             yield from child.walk()
-
-
-def placement_kind(placement: Placement) -> str:
-    """``partial`` or ``sharded`` where an axis is, else ``replicated``."""
-    if any(map(is_partial, placement)):
-        return "partial"
-    return "sharded" if any(map(is_shard, placement)) else "replicated"
 
 
 def module_tree(opened: OpenedPlan) -> Module:
