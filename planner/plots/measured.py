@@ -43,7 +43,7 @@ def predicted_and_measured(
     if not every.size or every.min() <= 0:
         raise ValueError("predicted and measured figures must be there and positive; leave out those that are 0")
     low, high = every.min() / 1.5, every.max() * 1.5
-    figure, axes = pyplot.subplots(figsize=(8.0, 4.5), layout="constrained")
+    figure, axes = pyplot.subplots(figsize=(5.5, 5.5), layout="constrained")
     axes.plot([low, high], [low, high], color="black", linewidth=1, label="equal")
     for factor, label in ((1 + tolerance, f"{tolerance:.0%} more or less"), (1 / (1 + tolerance), None)):
         axes.plot([low, high], [low * factor, high * factor], color="black", linewidth=0.8, linestyle=":", label=label)
@@ -63,6 +63,6 @@ def predicted_and_measured(
         )
     axes.set(xscale="log", yscale="log", xlim=(low, high), ylim=(low, high), box_aspect=1)
     axes.set(xlabel=f"predicted {quantity} ({unit})", ylabel=f"measured {quantity} ({unit})")
-    axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
+    axes.legend(fontsize="small")  # where it hides the fewest points
     pyplot.close(figure)
     return figure

@@ -40,7 +40,7 @@ MILLISECOND = 1e6
 """In nanoseconds."""
 FAR_LIMIT = 1.5
 """A limit of more than this times the highest peak is not drawn: it would leave no room for the memory."""
-MOST_INTERVALS = 3000
+MOST_INTERVALS = 2000
 """Bars of a timeline; shorter neighbours of one group are joined until there are no more."""
 
 GROUP_STYLE: Mapping[str, Style] = {
