@@ -42,7 +42,7 @@ else
 	$(python) -m pip install --quiet --no-deps --retries 1 --constraint $(VENV)/constraints.txt \
 	  --extra-index-url $(TORCH_INDEX) torch
 endif
-	$(python) -m pip install --quiet --constraint $(VENV)/constraints.txt --editable '.[dev,notebooks]'
+	$(python) -m pip install --quiet --constraint $(VENV)/constraints.txt --editable '.[dev,notebooks,view]'
 	$(python) -m formulations.warm_up
 	@touch $@
 

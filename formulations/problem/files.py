@@ -9,7 +9,12 @@ from pathlib import Path
 
 
 def write_text_atomically(path: str | Path, text: str) -> None:
-    """Write UTF-8 text so that readers and a crash see the old file or the whole new one.
+    """Write UTF-8 text as :func:`write_bytes_atomically` writes bytes."""
+    write_bytes_atomically(path, text.encode())
+
+
+def write_bytes_atomically(path: str | Path, content: bytes) -> None:
+    """Write a file so that readers and a crash see the old one or the whole new one.
 
     The folder is made where missing.
 
@@ -22,8 +27,8 @@ def write_text_atomically(path: str | Path, text: str) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.", suffix=".partial")
     try:
-        with os.fdopen(handle, "w", encoding="utf-8", newline="\n") as file:
-            file.write(text)
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
             file.flush()
             os.fsync(file.fileno())
         os.chmod(temporary, 0o666 & ~_umask())

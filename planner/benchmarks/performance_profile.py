@@ -14,6 +14,9 @@ from planner.benchmarks.rows import BenchRow
 NO_GAP = 1.0
 """Gap that counts while an incumbent or a bound is missing."""
 
+SHORTEST_SECONDS = 1e-3
+"""Shorter times count as this, so that no ratio is about the clock."""
+
 FloatArray = NDArray[np.float64]
 
 
@@ -74,6 +77,34 @@ def profiles(rows: Sequence[BenchRow], target: float) -> list[Profile]:
         gaps = np.array(curves)
         made.append(Profile(solver, seconds, gaps.mean(axis=0), (gaps <= target).mean(axis=0)))
     return made
+
+
+def ratios_to_fastest(rows: Sequence[BenchRow], target: float) -> dict[str, FloatArray]:
+    """Times to a gap as multiples of the fastest solver's, by solver (Dolan and Moré 2002, the ratios r_ps).
+
+    Parameters
+    ----------
+    rows
+        At most one per instance and solver.
+    target
+        Largest gap that counts as solved.
+
+    Returns
+    -------
+    dict
+        Per solver an array over the instances, infinite where it does not solve one or has no row for it.
+    """
+    instances, solvers = (
+        list(dict.fromkeys(names)) for names in ((r.instance for r in rows), (r.solver for r in rows))
+    )
+    times = np.full((len(solvers), len(instances)), np.inf)
+    for row in rows:
+        reached = [second for second, gap in gap_over_time(row) if gap <= target]
+        place = solvers.index(row.solver), instances.index(row.instance)
+        times[place] = max(min(reached, default=np.inf), SHORTEST_SECONDS)
+    fastest = times.min(axis=0)
+    ratios = np.where(np.isfinite(times), times / np.where(np.isfinite(fastest), fastest, 1.0), np.inf)
+    return dict(zip(solvers, ratios, strict=True))
 
 
 def _gap(objective: int | None, bound: int | None) -> float:

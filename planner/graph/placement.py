@@ -34,6 +34,13 @@ def is_partial(axis_placement: AxisPlacement) -> bool:
     return axis_placement[0] == "P"
 
 
+def placement_kind(placement: Placement) -> str:
+    """``partial`` or ``sharded`` where an axis is, else ``replicated``."""
+    if any(map(is_partial, placement)):
+        return "partial"
+    return "sharded" if any(map(is_shard, placement)) else "replicated"
+
+
 def shard_dim(axis_placement: AxisPlacement) -> int:
     """Dimension that a shard splits."""
     return int(axis_placement[1:])

@@ -13,7 +13,7 @@ import numpy as np
 
 from planner.graph.operator_graph import OperatorGraph
 from planner.replay.clocks import StepCosts, step_time
-from planner.replay.memory import LocalBytes, OptimizerMemory, host_use, memory_profile
+from planner.replay.memory import LocalBytes, OptimizerMemory, host_use, memory_profile, tensor_lifetimes
 from planner.replay.order import OrderedReplay
 from planner.replay.report import (
     AliveTensor,
@@ -46,6 +46,7 @@ __all__ = [
     "StrategyTable",
     "Violation",
     "ViolationKind",
+    "lifetimes_of_tensors",
     "replay",
 ]
 
@@ -135,6 +136,22 @@ def replay(
         reshards=len(reshards),
         collectives=sum(communicating_steps(instruction.path) for instruction in reshards),
     )
+
+
+def lifetimes_of_tensors(
+    graph: OperatorGraph, schedule: Schedule, optimizer: OptimizerMemory
+) -> list[tuple[AliveTensor, int, int]]:
+    """Storages on the device with the instructions that create and free them.
+
+    Parameters
+    ----------
+    graph, schedule
+        A correct schedule of the step.
+    optimizer
+        State of the optimizer, which lives from before the first instruction (-1) past the last one (their number).
+    """
+    lifetimes = OrderedReplay(graph, schedule, counter_based_random=True).run()
+    return tensor_lifetimes(graph, schedule, lifetimes, LocalBytes(graph, schedule.mesh), optimizer)
 
 
 def _without_profile(violations: tuple[Violation, ...]) -> ReplayReport:

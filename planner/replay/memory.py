@@ -171,17 +171,32 @@ def memory_profile(
     if count and int(during.max()) > peak:
         at = int(during.argmax())
         peak = int(during[at])
-    alive = [
-        *states,
-        *(
-            AliveTensor(graph.values[entry.value].name, int(size), entry.placement, categories[owner], int(owner))
-            for owner, size, start, end in zip(owners, sizes, starts, ends, strict=True)
-            if start <= at < end
-            for entry in (schedule.buffers[owner],)
-        ),
-        *_alive_transients(graph, schedule, transient, at),
-    ]
+    tensors = tensor_lifetimes(graph, schedule, lifetimes, local_bytes, optimizer)
+    alive = [tensor for tensor, created, freed in tensors if created <= at < freed]
+    alive += _alive_transients(graph, schedule, transient, at)
     return profile, peak, at, tuple(sorted(alive, key=lambda tensor: -tensor.nbytes))
+
+
+def tensor_lifetimes(
+    graph: OperatorGraph,
+    schedule: Schedule,
+    lifetimes: Lifetimes,
+    local_bytes: LocalBytes,
+    optimizer: OptimizerMemory,
+) -> list[tuple[AliveTensor, int, int]]:
+    """Storages on the device with the instructions that create them and free their last alias.
+
+    They are as in :class:`Lifetimes`. What one instruction holds only while it runs is left out.
+    """
+    categories = _categories(graph, schedule, lifetimes)
+    found = [
+        (state, -1, len(schedule.instructions)) for state in _optimizer_states(graph, schedule, local_bytes, optimizer)
+    ]
+    for owner, size, end in zip(*_storages(schedule, lifetimes, local_bytes, on_host=False), strict=True):
+        entry, name = schedule.buffers[owner], graph.values[schedule.buffers[owner].value].name
+        tensor = AliveTensor(name, int(size), entry.placement, categories[owner], int(owner))
+        found.append((tensor, int(lifetimes.created[owner]), int(end)))
+    return found
 
 
 def host_use(schedule: Schedule, lifetimes: Lifetimes, local_bytes: LocalBytes) -> HostUse:

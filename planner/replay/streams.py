@@ -13,7 +13,7 @@ are whole quanta and are rounded up, so that a schedule's time is the same where
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -49,6 +49,30 @@ class StreamCosts(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class BesideInterval:
+    """A copy or an overlapped collective on its link.
+
+    Parameters
+    ----------
+    instruction
+        Position of the instruction that starts it.
+    link
+        Its mesh axis, or ``OUTWARD`` or ``INWARD`` for a copy to or from the host.
+    start, end
+        Quanta since the start of the step.
+    """
+
+    instruction: int
+    link: int
+    start: int
+    end: int
+
+
+OUTWARD, INWARD = -1, -2
+"""Links to the host, beside those of mesh axes, which are numbered from 0."""
+
+
+@dataclass(frozen=True, slots=True)
 class StepTime:
     """Time of one step on a device.
 
@@ -64,6 +88,8 @@ class StepTime:
         Bytes of these copies, both ways, that caused no stall.
     overlapped, exposed
         Quanta that overlapped collectives take by themselves, and in which the computation waited for them.
+    beside
+        Copies and overlapped collectives, in the order in which their instructions are reached.
     """
 
     total: int
@@ -72,6 +98,7 @@ class StepTime:
     hidden_bytes: int
     overlapped: int
     exposed: int
+    beside: tuple[BesideInterval, ...] = ()
 
 
 @dataclass(slots=True)
@@ -113,16 +140,44 @@ class Streams:
         """By mesh axis, the ends of its overlapped collectives by target, in their order."""
         self._axis: dict[int, int] = {}
         """Mesh axis of an overlapped collective by its target."""
+        self._started: list[tuple[int, int, int, int]] = []
+        """Instruction, link, target and earliest start of copies and overlapped collectives."""
+        self._ended: dict[int, int] = {}
+        """Their ends by target, once these are final."""
 
     def run(self, quanta: Sequence[int]) -> StepTime:
         """Run the instructions, whose own costs are ``quanta``."""
         durations = []
-        for instruction, cost in zip(self._schedule.instructions, quanta, strict=True):
+        for at, (instruction, cost) in enumerate(zip(self._schedule.instructions, quanta, strict=True)):
             begun = self._now
             self._take(instruction, cost)
             durations.append(self._now - begun)
+            match instruction:
+                case Offload(_, target):
+                    self._started.append((at, OUTWARD, target, self._filling[target].ends - cost))
+                case Prefetch(_, target):
+                    self._started.append((at, INWARD, target, self._filling[target].ends - cost))
+                case Reshard(_, target, path, overlapped) if overlapped:
+                    self._started.append((at, communicating_axes(path)[0], target, begun))
         hidden = sum(copy.nbytes for copy in self._copies if not copy.exposed)
-        return StepTime(self._now, tuple(durations), self._stalled, hidden, self._overlapped, self._exposed)
+        return StepTime(
+            self._now,
+            tuple(durations),
+            self._stalled,
+            hidden,
+            self._overlapped,
+            self._exposed,
+            tuple(self._intervals()),
+        )
+
+    def _intervals(self) -> Iterator[BesideInterval]:
+        """Intervals on the links; each link takes one after another, so each starts when the one before has ended."""
+        free: dict[int, int] = defaultdict(int)
+        for at, link, target, earliest in self._started:
+            end = self._filling[target].ends if target in self._filling else self._ended[target]
+            start = max(earliest, free[link])
+            free[link] = end
+            yield BesideInterval(at, link, start, end)
 
     def _take(self, instruction: Instruction, cost: int) -> None:
         match instruction:
@@ -160,7 +215,8 @@ class Streams:
     def _arrive(self, target: int) -> None:
         """Let the computation wait for an overlapped collective; it takes nothing from the links meanwhile."""
         axis = self._axis.pop(target)
-        wait = self._flying[axis].pop(target) - self._now
+        self._ended[target] = self._flying[axis].pop(target)
+        wait = self._ended[target] - self._now
         if wait > 0:
             self._now += wait
             self._exposed += wait

@@ -102,7 +102,7 @@ def bench(
         readable_file(best, "--best")
 
     from planner import benchmarks, papers
-    from runtime.commands.bench_display import live_rows, print_result
+    from runtime.commands.tables.bench import live_rows, print_result
 
     if suite == "kiwi-transformer":
         chosen = papers.kiwi_transformer_suite(parts, names)

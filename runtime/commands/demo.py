@@ -35,7 +35,7 @@ def main() -> int:
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     from rich.console import Console
 
-    from runtime.commands.report import run_table
+    from runtime.commands.tables.run import run_table
     from runtime.job.launch import run_plan
 
     _calibrate_once()

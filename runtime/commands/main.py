@@ -18,10 +18,12 @@ from typer.core import TyperGroup
 from runtime.commands.ablate import ablate
 from runtime.commands.bench import bench
 from runtime.commands.calibrate import calibrate
+from runtime.commands.doctor import doctor
 from runtime.commands.plan import explain, fits, plan
 from runtime.commands.run import run
 from runtime.commands.solve import solve
 from runtime.commands.validate import validate
+from runtime.commands.view import view
 
 BAD_INPUT = 2
 INTERRUPTED = 130
@@ -45,7 +47,7 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
-for command in (plan, run, explain, fits, solve, bench, calibrate, validate):
+for command in (plan, run, explain, view, fits, solve, bench, calibrate, validate, doctor):
     app.command()(command)
 app.command("bench ablate")(ablate)
 

@@ -89,7 +89,7 @@ def _run_locally(
 def _show_profile(plan: Plan, found: RunReport, trace: Path) -> None:
     from rich.console import Console
 
-    from runtime.commands.profile import profile_of_run, profile_tables
+    from runtime.commands.tables.profile import profile_of_run, profile_tables
 
     profiled = profile_of_run(plan, found)
     profiled.save_trace(trace)
@@ -114,7 +114,7 @@ def _run_as_rank(
 def _show(plan: Plan, found: RunReport) -> None:
     from rich.console import Console
 
-    from runtime.commands.report import run_table
+    from runtime.commands.tables.run import run_table
     from runtime.rank_main import print_failures
 
     Console().print(run_table(plan, found))

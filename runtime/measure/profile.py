@@ -10,7 +10,6 @@ import json
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -18,15 +17,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from formulations.problem.files import write_text_atomically
-from planner.graph.operator_classes import operator_class
 from planner.graph.operator_graph import OperatorGraph
-from planner.machine.resharding import step_between
-from planner.schedule.instructions import Compute, Free, Instruction, Offload, Prefetch, Reshard, Schedule, Update, Wait
+from planner.replay.streams import StepTime
+from planner.schedule.instructions import Free, Instruction, Schedule, Update
+from planner.view.naming import COLLECTIVES, kind_of, module_of
+from planner.view.trace import chrome_trace, named_process, predicted_events, slice_of
 
 WAITING = "waiting for other ranks"
-COPY_OUT, COPY_IN, FREE, VIEW, UPDATE = "copy to the host", "copy from the host", "release", "view", "optimizer"
-START, WAIT = "start of a collective", "wait for a collective"
-LOCAL_RESHARD = "local slice"
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,14 +46,20 @@ class StepProfile:
         The step, and the schedule that ran.
     measured
         (ranks, instructions) nanoseconds, waiting included.
-    predicted
-        (instructions,) nanoseconds; zeros where nothing was predicted.
+    time
+        Predicted times; None where nothing was predicted.
     """
 
     graph: OperatorGraph
     schedule: Schedule
     measured: NDArray[np.int64]
-    predicted: NDArray[np.int64]
+    time: StepTime | None
+
+    @property
+    def predicted(self) -> NDArray[np.int64]:
+        """(instructions,) nanoseconds on the computation's stream; zeros where nothing was predicted."""
+        count = len(self.schedule.instructions)
+        return np.array([0] * count if self.time is None else self.time.durations, dtype=np.int64)
 
     @property
     def own(self) -> NDArray[np.int64]:
@@ -72,11 +75,11 @@ class StepProfile:
 
     @property
     def _communicates(self) -> NDArray[np.bool_]:
-        return np.array([_kind(self.graph, entry) in _COLLECTIVES for entry in self.schedule.instructions])
+        return np.array([kind_of(self.graph, entry) in COLLECTIVES for entry in self.schedule.instructions])
 
     def by_kind(self) -> list[Line]:
         """Lines by class of operator, collective or copy, the longest first."""
-        lines = self._lines(lambda entry: _kind(self.graph, entry))
+        lines = self._lines(lambda entry: kind_of(self.graph, entry))
         return [*lines, Line(WAITING, 0, 0, self.waiting_ns)] if len(self.measured) > 1 else lines
 
     def by_module(self, depth: int = 2) -> list[Line]:
@@ -94,29 +97,18 @@ class StepProfile:
         return sorted(lines, key=lambda line: -line.measured_ns)
 
     def trace(self) -> dict[str, Any]:
-        """Chrome trace: predicted and measured instructions one below the other, and every rank."""
-        rows = [("predicted", self.predicted), *((f"rank {rank}", row) for rank, row in enumerate(self.measured))]
+        """Chrome trace: the prediction, with a row for each stream, and every rank as processes one below the other."""
         events: list[dict[str, Any]] = []
-        for thread, (label, durations) in enumerate(rows):
-            events.append({"ph": "M", "name": "thread_name", "pid": 0, "tid": thread, "args": {"name": label}})
-            starts = np.concatenate([[0], np.cumsum(durations)[:-1]]) if len(durations) else durations
-            for at, (entry, start, duration) in enumerate(
-                zip(self.schedule.instructions, starts.tolist(), durations.tolist(), strict=True)
-            ):
+        if self.time is not None:
+            events += predicted_events(self.graph, self.schedule, self.time)
+        for rank, durations in enumerate(self.measured):
+            events += named_process(rank + 1, f"rank {rank}, measured", {0: "instructions"})
+            begins = np.cumsum(durations) - durations
+            for at, (begin, duration) in enumerate(zip(begins.tolist(), durations.tolist(), strict=True)):
                 if duration:
-                    events.append(
-                        {
-                            "ph": "X",
-                            "name": _label(self.graph, self.schedule, entry),
-                            "cat": _kind(self.graph, entry),
-                            "pid": 0,
-                            "tid": thread,
-                            "ts": start / 1e3,
-                            "dur": duration / 1e3,
-                            "args": {"instruction": at},
-                        }
-                    )
-        return {"traceEvents": events, "displayTimeUnit": "ms"}
+                    made = slice_of(self.graph, self.schedule, at, begin, duration)
+                    events.append({**made, "pid": rank + 1, "tid": 0})
+        return chrome_trace(events)
 
     def save_trace(self, path: Path) -> None:
         """Write :meth:`trace` as JSON, for Perfetto or ``chrome://tracing``."""
@@ -127,7 +119,7 @@ def profile_of(
     graph: OperatorGraph,
     schedule: Schedule,
     measured: Sequence[Sequence[int]],
-    predicted: Sequence[int] | None,
+    time: StepTime | None,
 ) -> StepProfile:
     """Profile of a run.
 
@@ -137,68 +129,15 @@ def profile_of(
         The step and the schedule that ran.
     measured
         Nanoseconds per rank and instruction.
-    predicted
-        Nanoseconds of each instruction on the compute stream; None where nothing predicts them.
+    time
+        Predicted times; None where nothing predicts them.
     """
-    if predicted is None:
-        predicted = [0] * len(schedule.instructions)
-    return StepProfile(graph, schedule, np.array(measured, dtype=np.int64), np.array(predicted, dtype=np.int64))
-
-
-_COLLECTIVES = frozenset({"all_gather", "all_reduce", "reduce_scatter", "all_to_all"})
-
-
-def _kind(graph: OperatorGraph, entry: Instruction) -> str:
-    match entry:
-        case Compute(operator):
-            described = graph.operators[operator]
-            return VIEW if described.is_view else str(operator_class(described.target))
-        case Reshard(overlapped=True):
-            return START
-        case Wait():
-            return WAIT
-        case Reshard(_, _, path):
-            steps = (step_between(before, after) for before, after in pairwise(path))
-            found = [str(step.collective) for step in steps if step is not None and step.collective is not None]
-            return found[0] if found else LOCAL_RESHARD
-        case Update():
-            return UPDATE
-        case Offload():
-            return COPY_OUT
-        case Prefetch():
-            return COPY_IN
-        case Free():
-            return FREE
-
-
-def _label(graph: OperatorGraph, schedule: Schedule, entry: Instruction) -> str:
-    match entry:
-        case Compute(operator, recompute=recompute):
-            return graph.operators[operator].identity + " (again)" * recompute
-        case Wait(buffer):
-            return f"{WAIT}: {graph.values[schedule.buffers[buffer].value].name}"
-        case Reshard(source, _, path):
-            return f"{graph.values[schedule.buffers[source].value].name}: {' -> '.join(','.join(at) for at in path)}"
-        case Update(parameter):
-            return f"update {graph.values[schedule.buffers[parameter].value].name}"
-        case Offload(source) | Prefetch(source):
-            return f"{_kind(graph, entry)}: {graph.values[schedule.buffers[source].value].name}"
-        case Free():
-            return FREE
+    return StepProfile(graph, schedule, np.array(measured, dtype=np.int64), time)
 
 
 def _module(graph: OperatorGraph, schedule: Schedule, entry: Instruction, depth: int) -> str:
     """Name of the module that an instruction belongs to, numbers of layers as a star."""
-    match entry:
-        case Compute(operator):
-            name = graph.operators[operator].identity.partition("/")[0]
-        case Reshard(source) | Offload(source) | Prefetch(source):
-            name = graph.values[schedule.buffers[source].value].name.partition("/")[0]
-        case Wait(buffer):
-            name = graph.values[schedule.buffers[buffer].value].name.partition("/")[0]
-        case Update():
-            return UPDATE
-        case Free():
-            return FREE
-    parts = ["*" if part.isdigit() else part for part in name.split(".") if part]
+    if isinstance(entry, Update | Free):
+        return kind_of(graph, entry)
+    parts = ["*" if part.isdigit() else part for part in module_of(graph, schedule, entry).split(".") if part]
     return ".".join(parts[:depth]) or "(outside modules)"

@@ -5,18 +5,25 @@ from collections import Counter
 import matplotlib as mpl
 import numpy as np
 import pytest
+from support.steps.opened_plans import opened_plan
 from support.steps.planned_steps import random_plan
 
 from planner.graph.placement import is_partial, is_shard
 from planner.plan.document import Plan
 from planner.plan.format import ComputeStep
 from planner.plots import (
+    ParetoPoint,
     memory_over_time,
+    modules_of_plan,
     overhead_over_memory,
+    pareto_curve,
     placement_counts,
     placements_by_module,
+    predicted_and_measured,
     seconds_over_layers,
 )
+from planner.view.modules import module_tree
+from planner.view.styles import category_name
 
 mpl.use("agg")
 
@@ -36,7 +43,7 @@ def test_memory_is_stacked_to_the_peak_under_the_limit(plan: Plan) -> None:
     (limit,) = axes.lines
     assert set(np.asarray(limit.get_ydata())) == {2.0}
     names = [text.get_text() for text in axes.get_legend().get_texts()]
-    assert sorted(names) == sorted([*(word.replace("_", " ") for word in predicted.memory.bytes), "limit"])
+    assert sorted(names) == sorted([*map(category_name, predicted.memory.bytes), "limit"])
     assert "GiB" in axes.get_ylabel()
     assert "instruction" in axes.get_xlabel()
 
@@ -90,3 +97,55 @@ def test_solver_time_is_drawn_over_layers() -> None:
     assert [tuple(point) for point in line.get_xydata()] == [(1, 0.5), (4, 2.0)]
     assert axes.get_ylim()[0] == 0
     assert "(s)" in axes.get_ylabel()
+
+
+def test_the_band_of_a_pareto_curve_lies_between_the_bounds_and_the_plans() -> None:
+    gib = 2**30
+    points = [
+        ParetoPoint(4 * gib, 5.0, 4.5),  # its plan is worse than that of the smaller limit, which holds here too
+        ParetoPoint(1 * gib, None, 5.5),  # no plan was found
+        ParetoPoint(2 * gib, 4.9, 4.0),  # the bound of the larger limit is better, and holds here too
+        ParetoPoint(8 * gib, 4.2, 4.1),
+    ]
+    (axes,) = pareto_curve({"kiwi_chain": points}, "gpt2").axes
+    plans, bounds = axes.lines
+    assert list(plans.get_xdata()) == [1.0, 2.0, 4.0, 8.0]
+    np.testing.assert_array_equal(plans.get_ydata(), [np.nan, 4.9, 4.9, 4.2])
+    np.testing.assert_array_equal(bounds.get_ydata(), [5.5, 4.5, 4.5, 4.1])
+    assert plans.get_drawstyle() == "steps-post"
+    assert bounds.get_drawstyle() == "steps-pre"
+    (band,) = axes.collections
+    corners = np.concatenate([path.vertices for path in band.get_paths()])
+    between = [(x, y) for x, y in corners if 2 < x < 4]
+    assert between == []  # the edges are level from one limit to the next
+    for limit, edges in ((2.0, {4.5, 4.9}), (8.0, {4.1, 4.9})):
+        assert {round(y, 6) for x, y in corners if x == limit} == edges
+    assert "(GiB)" in axes.get_xlabel()
+    assert "(s)" in axes.get_ylabel()
+    with pytest.raises(ValueError, match="no plan to draw"):
+        pareto_curve({"sharding": points[1:2]}, "gpt2")
+
+
+def test_predicted_and_measured_have_one_scale_and_medians() -> None:
+    points = {"matmul": [(1.0, 1.1), (2.0, 2.4), (4.0, 4.0)], "all_gather": [(0.5, 1.0)]}
+    (axes,) = predicted_and_measured(points, "time of a step", "s").axes
+    assert axes.get_xlim() == axes.get_ylim()
+    assert (axes.get_xlabel(), axes.get_ylabel()) == ("predicted time of a step (s)", "measured time of a step (s)")
+    labels = [text.get_text() for text in axes.get_legend().get_texts()]
+    assert labels[-2:] == ["matmul, median 1.10", "all_gather, median 2.00"]
+    assert [tuple(point) for point in axes.lines[-2].get_xydata()] == points["matmul"]
+    for empty in ({}, {"matmul": [(0.0, 1.0)]}):
+        with pytest.raises(ValueError, match="positive"):
+            predicted_and_measured(empty, "time", "s")
+
+
+@pytest.mark.parametrize("depth", [1, 3])
+def test_modules_add_up_to_the_plan(depth: int) -> None:
+    opened = opened_plan("serial")
+    left, right = modules_of_plan(module_tree(opened), depth).axes
+    assert sum(bar.get_width() for bar in left.patches) == pytest.approx(opened.time.total / 1e6)
+    assert sum(bar.get_width() for bar in right.patches) == pytest.approx(opened.plan.peak_bytes / 2**20)
+    names = [label.get_text() for label in left.get_yticklabels()]
+    assert ("transformer.h.0" in names) == (depth == 3)
+    assert "(ms)" in left.get_xlabel()
+    assert "(MiB)" in right.get_xlabel()

@@ -1,13 +1,15 @@
 from __future__ import annotations
 
+from math import inf
+
 import matplotlib as mpl
 import pytest
 
 from formulations.problem.solution import Status
 from planner.benchmarks import BenchRow
-from planner.benchmarks.performance_profile import gap_over_time, profiles
+from planner.benchmarks.performance_profile import SHORTEST_SECONDS, gap_over_time, profiles, ratios_to_fastest
 from planner.benchmarks.rows import Moment
-from planner.plots import performance_profile
+from planner.plots import performance_profile, time_ratios
 
 mpl.use("agg")
 
@@ -60,3 +62,22 @@ def test_the_figure_draws_what_the_profiles_say() -> None:
 def test_nothing_to_draw_is_refused() -> None:
     with pytest.raises(ValueError, match="no rows"):
         performance_profile([])
+
+
+def test_ratios_are_to_the_fastest_solver_of_each_instance() -> None:
+    fast = row("a", "z", Status.OPTIMAL, (Moment(0.5, 100, 100, "z"),))
+    at_once = row("c", "x", Status.OPTIMAL, (Moment(0.0, 100, 100, "x"),))
+    rows = [*ROWS, fast, at_once, row("c", "z", Status.OPTIMAL, (Moment(2 * SHORTEST_SECONDS, 100, 100, "z"),))]
+    found = {solver: list(ratios) for solver, ratios in ratios_to_fastest(rows, target=0.0).items()}
+    assert found == {"x": [8.0, 1.0, 1.0], "y": [inf, inf, inf], "z": [1.0, inf, 2.0]}
+    (axes,) = time_ratios(rows, target_gap=0.0).axes
+    lines = {line.get_label(): [tuple(point) for point in line.get_xydata()] for line in axes.get_lines()}
+    assert lines["x"][:-1] == [(1.0, 0.0), (1.0, pytest.approx(100 / 3)), (1.0, pytest.approx(200 / 3)), (8.0, 100.0)]
+    assert {share for _, share in lines["y"]} == {0.0}
+    assert "multiple" in axes.get_xlabel()
+    assert "(%)" in axes.get_ylabel()
+
+
+def test_ratios_where_nothing_is_solved_are_refused() -> None:
+    with pytest.raises(ValueError, match="larger target_gap"):
+        time_ratios(ROWS[2:])

@@ -14,7 +14,7 @@ from support.processes.command_line import TINY_PROBLEM
 from formulations.problem.solution import Progress, Status
 from formulations.solvers.protocol.registry import SOLVERS
 from planner.benchmarks import BenchResult, BenchRow, random_suite
-from runtime.commands.bench_display import LiveRows
+from runtime.commands.tables.bench import LiveRows
 
 FAKE = "support.problems.fake_solvers:"
 

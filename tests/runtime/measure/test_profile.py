@@ -15,8 +15,9 @@ from planner.replay.clocks import step_time
 from planner.replay.memory import LocalBytes
 from planner.schedule.instructions import Compute, Reshard, Update
 from planner.session import session_of
-from runtime.commands.profile import profile_tables
-from runtime.measure.profile import VIEW, WAITING, profile_of
+from planner.view.naming import VIEW
+from runtime.commands.tables.profile import profile_tables
+from runtime.measure.profile import WAITING, profile_of
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +26,7 @@ def planned():
     session = session_of(plan)
     schedule = schedule_of(plan, session.graph)
     time, _ = step_time(session.graph, schedule, session.instruction_costs, LocalBytes(session.graph, session.mesh))
-    return plan, session, schedule, time.durations
+    return plan, session, schedule, time
 
 
 def _times(schedule, rank):
@@ -67,17 +68,18 @@ def test_a_collective_takes_as_long_as_on_the_rank_that_came_last(planned):
     assert profile.waiting_ns == 2_500
 
 
-def test_the_trace_has_a_row_for_the_prediction_and_one_for_every_rank(planned, tmp_path):
+def test_the_trace_has_a_process_for_the_prediction_and_one_for_every_rank(planned, tmp_path):
     plan, session, schedule, predicted = planned
     profile = profile_of(session.graph, schedule, [_times(schedule, 0), _times(schedule, 1)], predicted)
     profile.save_trace(tmp_path / "trace.json")
     events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
-    names = {event["tid"]: event["args"]["name"] for event in events if event["ph"] == "M"}
-    assert names == {0: "predicted", 1: "rank 0", 2: "rank 1"}
-    rows = {tid: [event for event in events if event["ph"] == "X" and event["tid"] == tid] for tid in names}
+    names = {event["pid"]: event["args"]["name"] for event in events if event["name"] == "process_name"}
+    assert names == {0: "predicted", 1: "rank 0, measured", 2: "rank 1, measured"}
+    slices = [event for event in events if event["ph"] == "X"]
+    rows = [[event for event in slices if event["pid"] == process] for process in names]
     assert sum(event["dur"] for event in rows[0]) == pytest.approx(plan.decision.predicted.objective_ns / 1e3)
-    for row in rows.values():
-        for before, after in pairwise(row):
+    for row in rows:
+        for before, after in pairwise(sorted(row, key=lambda event: event["ts"])):
             assert after["ts"] >= before["ts"] + before["dur"] - 1e-3
     updates = sum(isinstance(entry, Update) for entry in schedule.instructions)
     assert sum(event["name"].startswith("update ") for event in rows[1]) == updates

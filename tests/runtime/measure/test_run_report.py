@@ -6,7 +6,7 @@ import pytest
 from rich.console import Console
 from support.steps.planned_steps import random_plan
 
-from runtime.commands.report import run_table
+from runtime.commands.tables.run import run_table
 from runtime.measure.run_report import RunReport
 
 LIMIT = 1_000_000

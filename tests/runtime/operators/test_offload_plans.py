@@ -20,7 +20,7 @@ from planner.replay.checker import OptimizerMemory, replay
 from planner.schedule.instructions import Compute, Offload, Reshard
 from planner.scheduling.builder import build_schedule
 from planner.strategies.random_decision import random_decision
-from runtime.commands.report import run_table
+from runtime.commands.tables.run import run_table
 from runtime.job.launch import run_plan
 from runtime.measure.memory_meter import MemoryMeter
 from runtime.operators.debug_oracle import compare_with_reference

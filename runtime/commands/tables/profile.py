@@ -39,7 +39,7 @@ def profile_of_run(plan: Plan, report: RunReport) -> StepProfile:
     session = session_of(plan)
     schedule = schedule_of(plan, session.graph)
     time, _ = step_time(session.graph, schedule, session.instruction_costs, LocalBytes(session.graph, session.mesh))
-    return profile_of(session.graph, schedule, report.instruction_ns, None if time is None else time.durations)
+    return profile_of(session.graph, schedule, report.instruction_ns, time)
 
 
 def profile_tables(profile: StepProfile) -> tuple[Table, Table]:

@@ -1,0 +1,48 @@
+"""Colours with a hatch each, so that every figure is readable in black and white; for pages and for figures."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from planner.replay.report import Category
+
+Style = tuple[str, str]
+"""A colour, and a hatch as plotly and matplotlib both know it: empty, or one of ``/ \\ x . - | +``."""
+
+CATEGORIES: Mapping[Category, Style] = {
+    Category.PARAMETERS: ("#1f4e79", ""),
+    Category.MODULE_BUFFERS: ("#7f7f7f", "."),
+    Category.OPTIMIZER: ("#8db4d9", "/"),
+    Category.INPUTS: ("#444444", "x"),
+    Category.GRADIENTS: ("#c55a11", "\\"),
+    Category.ACTIVATIONS: ("#a9d18e", ""),
+    Category.RESHARDED: ("#ffd966", "x"),
+    Category.WORKSPACE: ("#bf9fcf", "."),
+}
+LINES: tuple[Style, ...] = (
+    ("#1f4e79", "-"),
+    ("#c55a11", "--"),
+    ("#3a7d2c", "-."),
+    ("#674ea7", ":"),
+    ("#7f7f7f", "-"),
+    ("#a61c00", "--"),
+    ("#000000", "-."),
+)
+"""Colours and line styles of curves, in this order."""
+MARKERS = "osv^D*Px"
+
+
+def category_name(category: Category) -> str:
+    """Name of a category for readers, which says more than that of plan files."""
+    names = {Category.OPTIMIZER: "optimizer state", Category.RESHARDED: "resharded copies"}
+    return names.get(category, category.replace("_", " "))
+
+
+def line_style(number: int) -> Style:
+    """Colour and line style of a curve by its number."""
+    return LINES[number % len(LINES)]
+
+
+def marker(number: int) -> str:
+    """Marker of a curve by its number."""
+    return MARKERS[number % len(MARKERS)]
