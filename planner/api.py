@@ -106,7 +106,7 @@ def plan(
     optimizer
         A name of :data:`planner.graph.optimizers.OPTIMIZERS`.
     formulation
-        One of :data:`planner.formulations.FORMULATIONS`, or one of
+        One of :data:`planner.session.formulations.FORMULATIONS`, or one of
         :data:`planner.layer_planning.LAYER_FORMULATIONS` for a plan of layers.
     solver
         Name of the solver, for plans of operators.

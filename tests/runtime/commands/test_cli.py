@@ -16,9 +16,9 @@ from support.steps.planned_steps import configuration_file
 
 from formulations.solvers.processes.worker import WorkerStartError
 from formulations.solvers.running.ledger import SolverContradiction
-from planner.formulations import FORMULATIONS
 from planner.graph.optimizers import OPTIMIZERS
 from planner.layer_planning import LAYER_FORMULATIONS
+from planner.session.formulations import FORMULATIONS
 from runtime import rank_main
 from runtime.commands import main as cli
 from runtime.commands import options as cli_options
