@@ -11,13 +11,17 @@ from typing import Any, Self
 
 from formulations.problem.solution import Progress
 from formulations.solvers import SolverPool
+from planner.common.infeasibility import InfeasibleError
+from planner.explore.changes import ClusterChange, WhatIf, recosted, translated
 from planner.explore.errors import ExploreError
 from planner.explore.known import Solution
+from planner.explore.memory_prices import SHARES, MemoryPrice, MemoryPrices
 from planner.explore.pins import Pin, pin_of
 from planner.explore.tables import Table, plan_row, signed_bytes, signed_seconds
 from planner.explore.targets import module_paths
 from planner.explore.warm import WarmSolver
 from planner.plan.document import Plan
+from planner.plan.format import NANOSECONDS
 from planner.session.planning import PlanningSession
 from planner.session.request import PlanRequest
 
@@ -106,6 +110,8 @@ class Exploration:
         begin from.
     progress
         Called with every better incumbent or bound.
+    pool
+        Warm workers of someone else; processes of its own if None.
 
     Raises
     ------
@@ -118,6 +124,7 @@ class Exploration:
         session: PlanningSession,
         request: PlanRequest | None = None,
         progress: Callable[[Progress], None] | None = None,
+        pool: SolverPool | None = None,
     ) -> None:
         self.session = session
         self.request = request or PlanRequest()
@@ -130,9 +137,9 @@ class Exploration:
         """Changes of pins so far."""
         self.first_seconds = 0.0
         """Time of the first plan, loading and tracing included; 0 before it."""
-        pool = SolverPool()
-        self._end = weakref.finalize(self, pool.close)
-        self.solver = WarmSolver(session, pool)
+        own = SolverPool() if pool is None else None
+        self._end = weakref.finalize(self, (lambda: None) if own is None else own.close)
+        self.solver = WarmSolver(session, pool or own or SolverPool())
 
     @property
     def plan(self) -> Plan:
@@ -212,6 +219,81 @@ class Exploration:
             known = ", ".join(repr(pin.target) for pin in self.pins) or "none"
             raise ExploreError(f"{target!r} is not pinned; pinned are: {known}")
         return self._change(left, time_limit)
+
+    def whatif(self, change: ClusterChange) -> WhatIf:
+        """Plan for a changed cluster, with the same pins, and put the present plan beside it as it would be there.
+
+        Parameters
+        ----------
+        change
+            Of the cluster, the limit or the mesh.
+
+        Raises
+        ------
+        InfeasibleError
+            No plan fits there.
+        ValueError
+            The mesh does not fit the changed cluster, or a pin cannot be kept there.
+        """
+        present = self.solution
+        cluster, mesh = change.of(self.session.cluster), change.mesh or self.session.mesh
+        session = PlanningSession(
+            self.session.reference, cluster, mesh, self.session.optimizer.name, traced=self.session.traced
+        )
+        request = self.request if change.memory is None else replace(self.request, memory=change.memory)
+        there = Exploration(session, request, self.progress, self.solver.pool)
+        there.pins = self.pins
+        decision = translated(self.session.space, session.space, present.decision)
+        if not isinstance(decision, str):
+            there.solver.starts.append(decision)
+        same = recosted(session, decision, session.budget(request.memory).tensor_bytes, request.host_memory)
+        return WhatIf(change, cluster, present.plan, same, there.plan)
+
+    def price_of_memory(self, limits: Sequence[int] | None = None, time_limit: float | None = None) -> MemoryPrices:
+        """What memory is worth around the present limit, under the present pins.
+
+        Parameters
+        ----------
+        limits
+            Bytes of one device, the reserve included; some around what the present plan needs if None.
+        time_limit
+            Seconds for the search at each limit; that of the request if None.
+
+        Raises
+        ------
+        ExploreError
+            There are no limits.
+        InfeasibleError
+            There is no plan within the present limit.
+        """
+        reserve, most = self.session.cluster.device.reserve_bytes, self.session.cluster.device.memory_bytes
+        present = self.solution
+        now = min(present.case.tensor_bytes, present.plan.peak_bytes)
+        if limits is None:
+            limits = [min(most, int(share * now) + reserve) for share in SHARES]
+        if not limits:
+            raise ExploreError("limits: give at least one, in bytes of a device")
+        seconds = self.request.time_limit if time_limit is None else time_limit
+        found: dict[int, Solution | str] = {}
+        for memory in sorted(set(limits), reverse=True):
+            request = replace(self.request, memory=memory, time_limit=seconds)
+            try:
+                found[memory] = self.solver.solve(request, frozenset(self.pins), self.progress)
+            except InfeasibleError as error:
+                found[memory] = str(error)
+        prices: list[MemoryPrice] = []
+        cheapest: Solution | None = None
+        for memory, solution in sorted(found.items()):
+            if isinstance(solution, str):
+                prices.append(MemoryPrice(memory, None, None, solution))
+                continue
+            if cheapest is not None and cheapest.executed.cost < solution.executed.cost:
+                request = replace(self.request, memory=memory, time_limit=seconds)
+                solution = self.solver.improved(request, solution, cheapest)
+            cheapest = solution
+            bound = self.solver.knowledge.bound(solution.case)
+            prices.append(MemoryPrice(memory, solution.plan, None if bound is None else bound.value / NANOSECONDS))
+        return MemoryPrices(tuple(prices), now + reserve)
 
     def _change(self, pins: tuple[Pin, ...], time_limit: float | None) -> PinChange:
         pins = tuple(dict.fromkeys(pins))

@@ -53,11 +53,14 @@ class WarmSolver:
         Workers that stay warm.
     knowledge
         What is known; every solution is added.
+    starts
+        Decisions of other origin to begin from, where a case contains them.
     """
 
     session: PlanningSession
     pool: SolverPool
     knowledge: Knowledge = field(default_factory=Knowledge)
+    starts: list[StepDecision] = field(default_factory=list)
     _built: dict[Case, StepProblem] = field(default_factory=dict)
 
     def case(self, request: PlanRequest, pins: frozenset[Pin] = frozenset()) -> Case:
@@ -194,6 +197,8 @@ class WarmSolver:
     def _best_known(self, built: StepProblem, case: Case) -> Candidate | None:
         """The cheapest known decision of a problem that is within its limit."""
         best: Candidate | None = None
+        for decision in self.starts:
+            best = cheaper(best, self._fitting(built, decision, case))
         for known in self.knowledge.solutions:
             same = known.case.host_memory == case.host_memory
             if same and (best is None or known.executed.cost < best.executed.cost):
