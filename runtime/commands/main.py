@@ -18,7 +18,7 @@ from typer.core import TyperGroup
 from runtime.commands.ablate import ablate
 from runtime.commands.bench import bench
 from runtime.commands.calibrate import calibrate
-from runtime.commands.plan import explain, fits, plan
+from runtime.commands.plan import explain, fits, plan, sweep
 from runtime.commands.run import run
 from runtime.commands.solve import solve
 from runtime.commands.validate import validate
@@ -45,7 +45,7 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
-for command in (plan, run, explain, fits, solve, bench, calibrate, validate):
+for command in (plan, run, explain, fits, sweep, solve, bench, calibrate, validate):
     app.command()(command)
 app.command("bench ablate")(ablate)
 

@@ -22,14 +22,14 @@ opened: dict[str, Exploration] = {}
 def exploration(name: str = "gpt2") -> Exploration:
     if name not in opened:
         session = PlanningSession(step_reference(name), CLUSTER, (2,))
-        opened[name] = Exploration(session, PlanRequest(time_limit=10))
+        opened[name] = Exploration(session, PlanRequest(time_limit=30))
     return opened[name]
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama"])
 def test_more_memory_never_costs_more(name):
     here = exploration(name)
-    prices = here.price_of_memory(time_limit=5)
+    prices = here.price_of_memory(time_limit=10)
     assert len(prices.limits) == len(SHARES)
     planned = [price for price in prices.limits if price.plan is not None]
     assert len(planned) >= 2
@@ -137,7 +137,7 @@ def test_pins_stay_under_a_change():
 
 def test_results_are_short_text_tables_and_files(tmp_path):
     here = exploration()
-    prices = here.price_of_memory(time_limit=5)
+    prices = here.price_of_memory(time_limit=10)
     assert len(repr(prices)) < 2_000
     assert repr(prices).count("\n") <= 12
     assert prices._repr_html_().count("<tr>") == len(prices.limits) + 1

@@ -53,7 +53,7 @@ def test_version(meshwright) -> None:
 
 
 def test_every_command_has_help(meshwright) -> None:
-    for command in ("plan", "run", "explain", "fits", "solve", "bench", "calibrate", "validate"):
+    for command in ("plan", "run", "explain", "fits", "sweep", "solve", "bench", "calibrate", "validate"):
         outcome = meshwright(command, "--help")
         assert outcome.code == 0
         assert f"meshwright {command}" in outcome.out
