@@ -1,8 +1,9 @@
-"""Functions for notebooks and the command line: plan, load, save, fits, sweep, explain, compare."""
+"""Functions for notebooks and the command line: plan, explore, sweep, explain, compare, load, save."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
@@ -14,6 +15,14 @@ from planner.common.infeasibility import InfeasibleError
 from planner.common.plan_error import PlanError
 from planner.common.units import format_bytes, format_gap, format_seconds
 from planner.explanation import Explanation, explain_plan
+from planner.explore.candidates import BestMesh, LargestBatch
+from planner.explore.candidates import best_mesh as search_meshes
+from planner.explore.candidates import largest_batch as search_batches
+from planner.explore.changes import ClusterChange
+from planner.explore.errors import ExploreError
+from planner.explore.exploration import Exploration
+from planner.explore.grid import Grid
+from planner.explore.sweeping import Sweep, SweepRow, run_sweep
 from planner.fits import FitsReport, fits_report
 from planner.layer_planning import LAYER_FORMULATIONS, plan_layers
 from planner.layers.plan.document import LayerPlan, is_layer_plan, load_layer_plan, save_layer_plan
@@ -24,14 +33,22 @@ from planner.plan.rendering import html_table, text_table
 from planner.session import PlanningSession, PlanRequest, session_of
 
 __all__ = [
+    "ClusterChange",
     "Comparison",
+    "Exploration",
+    "ExploreError",
     "InfeasibleError",
     "ModelReference",
     "PlanRequest",
     "PlanningSession",
+    "Sweep",
+    "SweepRow",
+    "best_mesh",
     "compare",
     "explain",
+    "explore",
     "fits",
+    "largest_batch",
     "load",
     "plan",
     "save",
@@ -106,7 +123,7 @@ def plan(
     optimizer
         A name of :data:`planner.graph.optimizers.OPTIMIZERS`.
     formulation
-        One of :data:`planner.formulations.FORMULATIONS`, or one of
+        One of :data:`planner.session.formulations.FORMULATIONS`, or one of
         :data:`planner.layer_planning.LAYER_FORMULATIONS` for a plan of layers.
     solver
         Name of the solver, for plans of operators.
@@ -203,38 +220,166 @@ def _reference(given: ModelReference | str) -> ModelReference:
     return ModelReference(given) if isinstance(given, str) else given
 
 
-def sweep(
-    session: PlanningSession,
-    memories: Sequence[int],
+def explore(
+    reference: ModelReference | str,
+    *,
+    cluster: ClusterSpec | str,
+    mesh: Mesh,
+    memory: int | None = None,
+    optimizer: str = "adamw",
     request: PlanRequest | None = None,
     progress: Callable[[Progress], None] | None = None,
-) -> list[Plan | InfeasibleError]:
-    """Plan one step under several memory limits.
+) -> Exploration:
+    """Prepare a step to be planned, changed and planned again.
 
     Parameters
     ----------
-    session
-        The prepared step.
-    memories
-        Bytes of one device, per plan.
-    request
-        Everything else; the default request if None.
-    progress
+    reference, cluster, mesh, memory, optimizer, progress
         As for :func:`plan`.
+    request
+        Everything else of a plan; the default request if None.
 
     Returns
     -------
-    list
-        Per limit a plan, or the reason why there is none.
+    Exploration
+        With ``plan``, ``pin``, ``forbid``, ``unpin``, ``whatif`` and ``price_of_memory``.
     """
-    base = request or PlanRequest()
-    found: list[Plan | InfeasibleError] = []
-    for memory in memories:
-        try:
-            found.append(session.plan(replace(base, memory=memory), progress))
-        except InfeasibleError as error:
-            found.append(error)
-    return found
+    session = PlanningSession(_reference(reference), cluster, mesh, optimizer)
+    return Exploration(session, _within(request, memory), progress)
+
+
+def best_mesh(
+    reference: ModelReference | str,
+    ranks: int,
+    *,
+    cluster: ClusterSpec | str,
+    memory: int | None = None,
+    optimizer: str = "adamw",
+    request: PlanRequest | None = None,
+    axes: int = 2,
+    progress: Callable[[Progress], None] | None = None,
+) -> BestMesh:
+    """Find the mesh of so many ranks whose plan is fastest.
+
+    Parameters
+    ----------
+    reference, cluster, memory, optimizer, progress
+        As for :func:`plan`.
+    ranks
+        Product of the sizes of the mesh axes.
+    request
+        As for :func:`explore`, for each mesh that is planned.
+    axes
+        Mesh axes at most.
+
+    Returns
+    -------
+    BestMesh
+        Of each mesh its plan, or the bound by which it was pruned.
+
+    Raises
+    ------
+    InfeasibleError
+        No mesh has a plan.
+    """
+    return search_meshes(_reference(reference), cluster, ranks, _within(request, memory), optimizer, axes, progress)
+
+
+def largest_batch(
+    reference: ModelReference | str,
+    *,
+    cluster: ClusterSpec | str,
+    mesh: Mesh,
+    memory: int | None = None,
+    optimizer: str = "adamw",
+    request: PlanRequest | None = None,
+    multiple: int | None = None,
+    most: int = 2**16,
+    progress: Callable[[Progress], None] | None = None,
+) -> LargestBatch:
+    """Find the largest batch that a plan fits into the memory: doubled while one fits, then halved in between.
+
+    Parameters
+    ----------
+    reference, cluster, mesh, memory, optimizer, progress
+        As for :func:`plan`; the batch of the reference does not count.
+    request
+        As for :func:`explore`.
+    multiple
+        Batches are multiples of it; of the ranks of the mesh if None.
+    most
+        The largest batch that is tried.
+
+    Returns
+    -------
+    LargestBatch
+        Of each batch its plan, or why it does not fit.
+
+    Raises
+    ------
+    InfeasibleError
+        Not even the smallest batch fits.
+    """
+
+    def floor(session: PlanningSession) -> int:
+        return fits_report(session.graph, prod(mesh), session.optimizer).rows[-1].peak_bytes
+
+    found = _within(request, memory)
+    return search_batches(_reference(reference), cluster, mesh, found, floor, optimizer, multiple, most, progress)
+
+
+def sweep(
+    reference: ModelReference | str,
+    *,
+    cluster: ClusterSpec | str,
+    meshes: Sequence[Mesh],
+    memories: Sequence[int | None] = (None,),
+    batches: Sequence[int] = (),
+    formulations: Sequence[str] = ("kiwi_chain",),
+    solvers: Sequence[str] = (DEFAULT_SOLVER,),
+    optimizer: str = "adamw",
+    request: PlanRequest | None = None,
+    executor: Executor | None = None,
+    folder: str | Path | None = None,
+    keep_plans: bool = False,
+    on_row: Callable[[SweepRow], None] | None = None,
+) -> Sweep:
+    """Plan a step for all combinations of meshes, limits, batches, formulations and solvers.
+
+    Rows are kept on disk by the content that they depend on. So a sweep that was interrupted goes on where it ended,
+    and one with more values plans only what is new.
+
+    Parameters
+    ----------
+    reference, cluster, optimizer
+        As for :func:`plan`.
+    meshes, memories, batches, formulations, solvers
+        Values; a memory of None is all of the device, no batches are that of the reference.
+    request
+        Time limit, seed, workers and gap of every plan.
+    executor
+        Any executor of :mod:`concurrent.futures`, also that of a Dask client; one new process if None, which in a
+        script needs ``if __name__ == "__main__":`` around the call.
+    folder
+        Where rows are kept; ``sweeps`` in the folder of measured files if None.
+    keep_plans
+        Whether plans are written to the folder as well.
+    on_row
+        Called with each row as it comes.
+
+    Returns
+    -------
+    Sweep
+        A row per combination: a plan's figures, or the reason why there is none.
+    """
+    found = _reference(reference)
+    grid = Grid(found, cluster, meshes, memories, batches, formulations, solvers, optimizer, request or PlanRequest())
+    return run_sweep(found.source, list(grid), executor, folder, keep_plans, on_row)
+
+
+def _within(request: PlanRequest | None, memory: int | None) -> PlanRequest:
+    found = request or PlanRequest()
+    return found if memory is None else replace(found, memory=memory)
 
 
 def explain(

@@ -15,6 +15,7 @@ from planner.graph.operator_graph import OperatorGraph
 from planner.graph.placement import local_numel
 from planner.machine.cluster import ClusterError
 from planner.plan.document import Plan, schedule_of, verify_plan
+from planner.plan.notes import undivided_operators
 from planner.replay.checker import ReplayReport
 from planner.schedule.instructions import Compute, Offload, Reshard, Schedule
 from planner.session import PlanningSession, PlanRequest
@@ -89,6 +90,7 @@ def explain_plan(
             _recomputed(session, schedule, report),
             offload_section(graph, schedule, report),
             _alive(report),
+            *_undivided(session, schedule),
             _memory_price(session, plan, time_limit, progress),
         )
     )
@@ -186,6 +188,13 @@ def _alive(report: ReplayReport) -> Section:
     if rest:
         lines.append(f"{format_bytes(sum(tensor.nbytes for tensor in rest))} in {len(rest)} more tensors")
     return Section("Alive at the peak", tuple(lines))
+
+
+def _undivided(session: PlanningSession, schedule: Schedule) -> list[Section]:
+    """Operators with a dimension that does not divide by a mesh axis, all kinds of them."""
+    found = undivided_operators(session.graph, schedule, session.space.report, session.instruction_costs)
+    lines = tuple(f"{format_seconds(entry.seconds)}  {entry.count} x {entry.target}" for entry in found)
+    return [Section("Not sharded on an axis that does not divide a dimension", lines)] if lines else []
 
 
 def _memory_price(

@@ -18,6 +18,7 @@ import torch
 from torch import nn
 
 from planner.common.model_error import ModelError
+from planner.models.closed_over import lift_tensors
 from planner.models.hugging_face import hugging_face_step
 from planner.plan.format import Plan
 
@@ -38,7 +39,7 @@ class TrainingStep:
     """A module, example arguments of its forward, and its loss function.
 
     ``loss_fn`` is as in :func:`planner.strategies.traced_step.trace_step`: None where the output is the loss or has
-    ``.loss``.
+    ``.loss``. Labels are keywords of it that are in ``example_kwargs``, or tensors that it closes over.
     """
 
     module: nn.Module
@@ -261,4 +262,5 @@ def _checked(result: Any, source: str) -> TrainingStep:
             raise ModelError(f"model {source!r} must return {expected}: {name} is a {type(value).__name__}")
     if loss_fn is not None and not callable(loss_fn):
         raise ModelError(f"model {source!r} must return {expected}: loss_fn is a {type(loss_fn).__name__}")
-    return TrainingStep(module, tuple(args), dict(kwargs or {}), loss_fn)
+    loss_fn, kwargs = lift_tensors(module, kwargs or {}, loss_fn)
+    return TrainingStep(module, tuple(args), kwargs, loss_fn)

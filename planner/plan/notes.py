@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from math import prod
 
 from planner.common.units import format_seconds
@@ -13,6 +14,9 @@ from planner.machine.known_costs import CostSource
 from planner.replay.checker import ReplayReport, StepCosts
 from planner.schedule.instructions import Compute, Schedule
 from planner.strategies.sharding_rules import RuleReport
+
+_NAMED = 3
+"""Kinds of operators that a note names."""
 
 
 def cost_note(seconds: Mapping[CostSource, float]) -> str:
@@ -42,6 +46,39 @@ def overlap_notes(report: ReplayReport) -> tuple[str, ...]:
     return (f"collectives beside the computation: {beside}; it waits {exposed} for them",)
 
 
+@dataclass(frozen=True, slots=True)
+class Undivided:
+    """Operators of one target with a dimension that a mesh axis does not divide: how many, and their time in a plan."""
+
+    target: str
+    count: int
+    seconds: float
+
+
+def undivided_operators(
+    graph: OperatorGraph, schedule: Schedule, report: RuleReport, costs: StepCosts
+) -> tuple[Undivided, ...]:
+    """Operators that lost a layout because a dimension does not divide, those that take longest first.
+
+    Parameters
+    ----------
+    graph, schedule, report, costs
+        As for :func:`planning_notes`. Their time bounds what dividing could save; those that take none are left out.
+    """
+    spent: dict[str, int] = defaultdict(int)
+    for instruction in schedule.instructions:
+        if isinstance(instruction, Compute) and instruction.operator in report.undivided:
+            operator = graph.operators[instruction.operator]
+            if not operator.is_view:
+                outputs = tuple(None if b is None else schedule.buffers[b].placement for b in instruction.outputs)
+                inputs = tuple(schedule.buffers[b].placement for b in instruction.inputs)
+                spent[operator.target] += costs.compute_quanta(instruction.operator, outputs, inputs)
+    found = (
+        Undivided(target, count, spent[target] * 1e-9) for target, count in report.not_dividing.items() if spent[target]
+    )
+    return tuple(sorted(found, key=lambda entry: (-entry.seconds, entry.target)))
+
+
 def planning_notes(graph: OperatorGraph, schedule: Schedule, report: RuleReport, costs: StepCosts) -> tuple[str, ...]:
     """Notes on the operators that could not be sharded.
 
@@ -52,30 +89,25 @@ def planning_notes(graph: OperatorGraph, schedule: Schedule, report: RuleReport,
     report
         Operators without rules on the axes of the mesh.
     costs
-        Prices of instructions: operators that lost a strategy because a dimension does not divide are
-        reported with the time that they take in this plan, which bounds what dividing could save.
+        Prices of instructions.
 
     Returns
     -------
     tuple of str
-        One line per kind of operator, then the notes of the trace.
+        One line per kind of operator without a rule, one for all with a dimension that does not divide, and the notes
+        of the trace.
     """
-    spent: dict[str, int] = defaultdict(int)
-    for instruction in schedule.instructions:
-        if isinstance(instruction, Compute) and instruction.operator in report.undivided:
-            operator = graph.operators[instruction.operator]
-            if not operator.is_view:
-                outputs = tuple(None if b is None else schedule.buffers[b].placement for b in instruction.outputs)
-                inputs = tuple(schedule.buffers[b].placement for b in instruction.inputs)
-                spent[operator.target] += costs.compute_quanta(instruction.operator, outputs, inputs)
     lines = [
         f"{count} x {target}: no sharding rule, runs replicated"
         for target, count in sorted(report.without_rule.items())
     ]
-    lines += [
-        f"{count} x {target}: a dimension does not divide by a mesh axis and is not sharded on it; "
-        f"these operators take {format_seconds(spent[target] * 1e-9)} of the step"
-        for target, count in sorted(report.not_dividing.items())
-        if spent[target]
-    ]
+    found = undivided_operators(graph, schedule, report, costs)
+    if found:
+        longest = ", ".join(f"{entry.target} {format_seconds(entry.seconds)}" for entry in found[:_NAMED])
+        more = f" and {len(found) - _NAMED} more kinds, which explain lists" if len(found) > _NAMED else ""
+        lines.append(
+            f"{sum(entry.count for entry in found)} operators: a dimension does not divide by a mesh axis and is not "
+            f"sharded on it; they take {format_seconds(sum(entry.seconds for entry in found))} of the step: "
+            f"{longest}{more}"
+        )
     return (*lines, *graph.notes)

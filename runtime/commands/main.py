@@ -19,7 +19,7 @@ from runtime.commands.ablate import ablate
 from runtime.commands.bench import bench
 from runtime.commands.calibrate import calibrate
 from runtime.commands.doctor import doctor
-from runtime.commands.plan import explain, fits, plan
+from runtime.commands.plan import explain, fits, plan, sweep
 from runtime.commands.run import run
 from runtime.commands.solve import solve
 from runtime.commands.validate import validate
@@ -47,7 +47,7 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
-for command in (plan, run, explain, view, fits, solve, bench, calibrate, validate, doctor):
+for command in (plan, run, explain, view, fits, sweep, solve, bench, calibrate, validate, doctor):
     app.command()(command)
 app.command("bench ablate")(ablate)
 

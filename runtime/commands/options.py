@@ -59,7 +59,7 @@ FORMULATIONS = (
     "checkmate",
     "alpa_then_checkmate",
 )
-"""Spelled out for the same reason; a test holds them equal to :data:`planner.formulations.FORMULATIONS`."""
+"""Spelled out for the same reason; a test holds them equal to :data:`planner.session.formulations.FORMULATIONS`."""
 
 LAYER_FORMULATIONS = ("osdp", "galvatron", "h3t", "capture")
 """Formulations that plan whole layers; a test holds them equal to :data:`planner.layer_planning.LAYER_FORMULATIONS`."""

@@ -1,13 +1,14 @@
-"""The commands around a plan: ``plan``, ``fits`` and ``explain``."""
+"""The commands around a plan: ``plan``, ``fits``, ``sweep`` and ``explain``."""
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from planner.common.units import format_bytes
+from planner.common.units import format_bytes, format_gap, format_seconds
 from runtime.commands.layers import cannot_run
 from runtime.commands.options import (
     DEFAULT_SOLVER,
@@ -165,6 +166,75 @@ def print_fits(report: FitsReport) -> None:
         verdict = {None: "", True: "fits", False: "does not fit"}[row.fits]
         table.add_row(row.name, row.kind, format_bytes(row.peak_bytes), verdict)
     Console().print(table)
+
+
+def sweep(
+    model: Model,
+    mesh: Annotated[
+        list[str], typer.Option(metavar="2x2", help="Ranks along each mesh axis; may be repeated.", show_default=False)
+    ],
+    out: Annotated[Path, typer.Option(help="File of the table, as JSON.", show_default=False)],
+    cluster: Cluster = "local-cpu",
+    memory: Annotated[
+        list[str] | None,
+        typer.Option(metavar="4GiB", help="Memory of one device; may be repeated.", show_default="all of the device"),
+    ] = None,
+    batch: Annotated[list[int] | None, typer.Option(help="Sequences in one step; may be repeated.")] = None,
+    sequence: SequenceLength = 256,
+    dtype: Dtype = "float32",
+    optimizer: Optimizer = "adamw",
+    seed: Seed = 0,
+    layers: Layers = None,
+    dropout: Dropout = None,
+    loss_chunks: LossChunks = 1,
+    model_formulation: Annotated[
+        list[str] | None,
+        typer.Option("--model-formulation", help="As for plan; may be repeated.", show_default="kiwi_chain"),
+    ] = None,
+    solver: Annotated[
+        list[str] | None, typer.Option(help="Name of a solver; may be repeated.", show_default=DEFAULT_SOLVER)
+    ] = None,
+    workers: Workers = None,
+    time_limit: Annotated[float, typer.Option(min=0.1, help="Seconds for the solver, per plan.")] = 10.0,
+    folder: Annotated[
+        Path | None, typer.Option(help="Folder of the rows; those that are there are not planned again.")
+    ] = None,
+    keep_plans: Annotated[bool, typer.Option("--keep-plans", help="Write the plans to the folder too.")] = False,
+) -> None:
+    """Plan MODEL for all combinations of the values; after Ctrl-C the same command goes on where it ended."""
+    meshes = [parse_mesh(text, "--mesh") for text in mesh]
+    limits = [parse_bytes(text, "--memory") for text in memory or ()]
+    writable_file(out, "--out")
+
+    from planner import api
+
+    reference = api.ModelReference(model, (batch or [8])[0], sequence, dtype, seed, layers, dropout, loss_chunks)
+
+    def show(row: api.SweepRow) -> None:
+        limit = "all memory" if row.memory_bytes is None else format_bytes(row.memory_bytes)
+        found = row.reason or f"{format_seconds(row.seconds or 0.0)} a step, gap {format_gap(row.gap)}"
+        cell = f"batch {row.batch}, mesh {row.mesh}, {limit}, {row.formulation}, {row.solver}"
+        typer.echo(f"{cell}: {found}")
+
+    with ThreadPoolExecutor(1) as executor:  # each solver is a process of its own
+        found = api.sweep(
+            reference,
+            cluster=cluster,
+            meshes=meshes,
+            memories=limits or [None],
+            batches=batch or (),
+            formulations=model_formulation or ["kiwi_chain"],
+            solvers=solver or [DEFAULT_SOLVER],
+            optimizer=optimizer,
+            request=api.PlanRequest(time_limit=time_limit, seed=seed, workers=workers),
+            executor=executor,
+            folder=folder,
+            keep_plans=keep_plans,
+            on_row=show,
+        )
+    found.save(out)
+    typer.echo(found.title())
+    typer.echo(f"wrote {out}")
 
 
 def explain(

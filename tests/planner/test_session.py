@@ -38,6 +38,17 @@ def usable(session: PlanningSession, tensors: int) -> int:
     return tensors + session.costs.device.reserve_bytes
 
 
+def plans_within(session: PlanningSession, memories: list[int], request: PlanRequest):
+    """Per limit a plan, or the reason why there is none."""
+    found = []
+    for memory in memories:
+        try:
+            found.append(session.plan(replace(request, memory=memory)))
+        except InfeasibleError as error:
+            found.append(error)
+    return found
+
+
 @pytest.mark.parametrize(
     ("name", "mesh"), [("gpt2", (2,)), slow("gpt2", (2, 2)), slow("conv_net", (2,)), ("conv_net", (2, 2))]
 )
@@ -73,8 +84,8 @@ def test_more_memory_never_costs_more_and_recomputation_reaches_lower():
     here = session("gpt2", (2,))
     free = here.plan(PlanRequest(time_limit=5))
     memories = [usable(here, int(free.peak_bytes * share)) for share in (1.0, 0.97, 0.94)]
-    joint = api.sweep(here, memories, PlanRequest(time_limit=2))
-    alone = api.sweep(here, memories, PlanRequest(formulation="sharding", time_limit=2))
+    joint = plans_within(here, memories, PlanRequest(time_limit=2))
+    alone = plans_within(here, memories, PlanRequest(formulation="sharding", time_limit=2))
     bounds = [plan.bound_seconds for plan in joint if not isinstance(plan, InfeasibleError)]
     assert joint[0].objective_seconds == pytest.approx(free.objective_seconds, rel=1e-9)
     assert len(bounds) >= 2
@@ -177,15 +188,6 @@ def test_host_memory_is_planned_kept_and_written():
     schedule = schedule_of(offloaded, here.traced.graph)
     refused = here.replay(schedule, host_limit=host.peak_bytes - 1).violations
     assert [violation.kind for violation in refused] == [ViolationKind.OVER_HOST_LIMIT]
-
-
-def test_a_sweep_keeps_all_of_the_request(monkeypatch):
-    asked = []
-    here = session("mlp", (2,))
-    monkeypatch.setattr(here, "plan", lambda request, progress: asked.append(request))
-    base = PlanRequest(None, "kiwi_offload", "greedy", 7.0, 3, 1, 2**20)
-    api.sweep(here, [5, 6], base)
-    assert asked == [replace(base, memory=5), replace(base, memory=6)]
 
 
 def test_host_memory_below_nothing_is_refused():

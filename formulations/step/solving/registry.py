@@ -101,7 +101,9 @@ def kiwi_offload_problem(
     def build(counting: Counting) -> StepProblem:
         built = build_offload(model, modes, links, counting)
         problem = cache(lambda: within(built.problem, memory_limit))
-        return StepProblem(problem, memory_limit, built.decode, built.encode, _layouts(model), complete=built.complete)
+        return StepProblem(
+            problem, memory_limit, built.decode, built.encode, _layouts(model), complete=built.complete, modes=modes
+        )
 
     def relaxed(best: int) -> StrategyProblem:
         bounded = replace(links, at_most=AtMost(best, memory_limit))
@@ -165,7 +167,8 @@ def _chain_like(
     model: StepModel, modes: Modes, memory_limit: int | None, build: Callable[[], StrategyProblem]
 ) -> StepProblem:
     decode, encode = partial(decode_kiwi_chain, model, modes), partial(encode_kiwi_chain, model, modes)
-    return StepProblem(cache(lambda: within(build(), memory_limit)), memory_limit, decode, encode, _layouts(model))
+    problem = cache(lambda: within(build(), memory_limit))
+    return StepProblem(problem, memory_limit, decode, encode, _layouts(model), modes=modes)
 
 
 def _with_smaller(

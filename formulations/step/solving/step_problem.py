@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 
 import numpy as np
 
 from formulations.problem.strategy_problem import BoolArray, StrategyProblem
 from formulations.step.holds import shortest_holds
+from formulations.step.modes import Modes
 from formulations.step.training_step import StepDecision
 
 Choices = tuple[int, ...]
@@ -53,6 +54,8 @@ class StepProblem:
         in it first.
     complete
         From choices of the model's nodes to choices of the whole problem, or of the same with fewer strategies allowed.
+    modes
+        Modes of running again per node of the model; of the modes of a strategy, keep comes before them, offload after.
     """
 
     build: Callable[[], StrategyProblem]
@@ -68,6 +71,7 @@ class StepProblem:
     base_problem: Callable[[], StepProblem] | None = None
     short_reach: Callable[[], StepProblem] | None = None
     complete: Callable[[StrategyProblem, Choices], Choices] = shortest_holds
+    modes: Modes = field(default_factory=dict)
 
     @property
     def problem(self) -> StrategyProblem:
@@ -103,7 +107,7 @@ class StepProblem:
         return self.complete(self.problem, self.encode(decision))
 
     def only(self, allowed: Mapping[int, BoolArray]) -> StepProblem:
-        """The same problem with only some layouts of some nodes, flags of shape ``(S,)``."""
+        """The same problem with only some layouts, flags of shape ``(S,)``, or strategies of some nodes."""
         overestimate = self.overestimate
         return StepProblem(
             cache(lambda: _with_only(self.problem, allowed)),
@@ -113,6 +117,7 @@ class StepProblem:
             self.layouts,
             None if overestimate is None else lambda: overestimate().only(allowed),
             complete=self.complete,
+            modes=self.modes,
         )
 
     def with_layouts_of(self, decision: StepDecision) -> StepProblem:

@@ -16,9 +16,9 @@ from support.steps.planned_steps import configuration_file
 
 from formulations.solvers.processes.worker import WorkerStartError
 from formulations.solvers.running.ledger import SolverContradiction
-from planner.formulations import FORMULATIONS
 from planner.graph.optimizers import OPTIMIZERS
 from planner.layer_planning import LAYER_FORMULATIONS
+from planner.session.formulations import FORMULATIONS
 from runtime import rank_main
 from runtime.commands import main as cli
 from runtime.commands import options as cli_options
@@ -53,7 +53,7 @@ def test_version(meshwright) -> None:
 
 
 def test_every_command_has_help(meshwright) -> None:
-    for command in ("plan", "run", "explain", "fits", "solve", "bench", "calibrate", "validate"):
+    for command in ("plan", "run", "explain", "fits", "sweep", "solve", "bench", "calibrate", "validate"):
         outcome = meshwright(command, "--help")
         assert outcome.code == 0
         assert f"meshwright {command}" in outcome.out

@@ -20,7 +20,7 @@ from support.steps.real_steps import LIMITS, STEPS, real_session, requests_withi
 from support.tiers import slow
 
 from formulations.solvers import SolverPool
-from planner.formulations import FORMULATIONS
+from planner.session.formulations import FORMULATIONS
 
 ORDERED = ("sharding", "kiwi_reduced", "kiwi_chain", "kiwi_offload")
 """Each contains the one before."""

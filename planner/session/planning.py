@@ -6,18 +6,19 @@ solver; so a session holds them, and every further plan costs only its solve.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import platform
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, replace
 from functools import cached_property, partial
 from math import prod
 
 from formulations.problem.gc_pause import gc_paused
 from formulations.problem.solution import Progress, SolveOptions, SolveResult, Status
 from formulations.problem.strategy_problem import StrategyProblem
-from formulations.solvers import DEFAULT_SOLVER, SolverPool, solve
+from formulations.solvers import SolverPool, solve
 from formulations.solvers.peaks.minimum_peak import MinimumPeak
 from formulations.solvers.protocol.registry import method_of
 from formulations.step.replay import replay_decision
@@ -28,7 +29,6 @@ from formulations.step.solving.solved import SolvedStep
 from formulations.step.solving.step_problem import StepProblem
 from formulations.step.training_step import StepDecision, StepModel
 from planner.common.infeasibility import refusal
-from planner.formulations import OFFLOAD, formulation_problem
 from planner.graph.operator_graph import OperatorGraph
 from planner.graph.optimizers import OptimizerSpec, optimizer_named
 from planner.machine.cluster import ClusterError, ClusterSpec, load_cluster
@@ -55,60 +55,14 @@ from planner.schedule.instructions import Schedule
 from planner.scheduling.builder import build_schedule
 from planner.scheduling.offload_limit import DeviceLimit
 from planner.scheduling.offload_model import links_of, offload_schedule
+from planner.session.formulations import formulation_problem
+from planner.session.request import PlanRequest
 from planner.strategies.instruction_costs import InstructionCosts
 from planner.strategies.space import StrategySpace, build_strategy_space
 from planner.strategies.traced_step import TracedStep, trace_step
 
 _FIRST_LAYOUTS_SECONDS = 60.0
 """Longest time for layouts that a second problem needs before it can be stated at all."""
-
-
-@dataclass(frozen=True, slots=True)
-class PlanRequest:
-    """Request of one plan of a session: limits, formulation, solver.
-
-    Parameters
-    ----------
-    memory
-        Bytes of one device, the cluster's reserve included; None for all memory of the cluster's device.
-    formulation, solver
-        Names.
-    time_limit
-        Seconds for the solver.
-    seed
-        Seed of the solver.
-    workers
-        Processes at work at once; with 1 a solve that ends before its limit is deterministic. One per core if None.
-    host_memory
-        Bytes of pinned host memory for one device, for formulations that offload; no limit if None.
-    gap
-        Gap, as a share of the cost, at which the search may end before the time limit; 0 asks for a proof.
-    overlap
-        Whether gathers of parameters and reductions of gradients may run beside the computation.
-
-    Raises
-    ------
-    PlanError
-        The host memory is negative, or the gap is not from 0 to below 1.
-    """
-
-    memory: int | None = None
-    formulation: str = "kiwi_chain"
-    solver: str = DEFAULT_SOLVER
-    time_limit: float = 30.0
-    seed: int = 0
-    workers: int | None = None
-    host_memory: int | None = None
-    gap: float = 0.0
-    overlap: bool = False
-
-    def __post_init__(self) -> None:
-        if self.overlap and self.formulation == OFFLOAD:
-            raise PlanError(f"{OFFLOAD} does not overlap collectives yet: choose another formulation, or no overlap")
-        if not 0.0 <= self.gap < 1.0:
-            raise PlanError(f"gap {self.gap}: give a share of the cost from 0 (a proof) to below 1, as 0.001")
-        if self.host_memory is not None and self.host_memory < 0:
-            raise PlanError(f"host memory {self.host_memory} bytes: give 0 or more, or None for no limit")
 
 
 class PlanningSession:
@@ -124,6 +78,9 @@ class PlanningSession:
         Size of each mesh axis.
     optimizer
         A name of :data:`planner.graph.optimizers.OPTIMIZERS`.
+    traced
+        The traced step of another session of the same reference, which depends on neither cluster nor mesh; the model
+        is loaded and traced if None.
 
     Raises
     ------
@@ -138,6 +95,7 @@ class PlanningSession:
         cluster: ClusterSpec | str,
         mesh: tuple[int, ...],
         optimizer: str = "adamw",
+        traced: TracedStep | None = None,
     ) -> None:
         self.reference = reference
         self.cluster = load_cluster(cluster) if isinstance(cluster, str) else cluster
@@ -152,11 +110,15 @@ class PlanningSession:
         self.free = FreeDecision()
         """The best decision without a limit, once a solve has proven one."""
         self.times: dict[str, float] = {}
+        self.traced: TracedStep = self._trace() if traced is None else traced
+
+    def _trace(self) -> TracedStep:
         started = time.perf_counter()
-        step = load_step(reference, device="meta")
+        step = load_step(self.reference, device="meta")
         self.times["load"] = time.perf_counter() - started
-        self.traced: TracedStep = trace_step(step.module, step.example_args, step.example_kwargs, step.loss_fn)
-        self.times["trace"] = self.traced.seconds
+        traced = trace_step(step.module, step.example_args, step.example_kwargs, step.loss_fn)
+        self.times["trace"] = traced.seconds
+        return traced
 
     @property
     def graph(self) -> OperatorGraph:
@@ -295,28 +257,62 @@ class PlanningSession:
         PlanError
             The solvers contradict one another or the replay refuses the schedule.
         """
-        budget = self.budget(request.memory)
-        times: dict[str, float] = {}
         with SolverPool() as pool:
             if request.overlap:
-                return self._plan_overlapped(request, budget, progress, pool)
+                return self._plan_overlapped(request, self.budget(request.memory), progress, pool)
             started = time.perf_counter()
-            solved = self._solve(request, budget, progress, pool, ())
-            times["solve"] = time.perf_counter() - started
-            with SecondBound(solved, request.time_limit, request.seed, pool) as second:
-                started = time.perf_counter()
-                schedule = self.schedule(solved.decision, budget.tensor_bytes)
-                report = self.replay(schedule, budget.tensor_bytes, request.host_memory)
-                times["replay"] = time.perf_counter() - started
-                started = time.perf_counter()
-                result, other = ranked(solved.result, second.result())
-                times["cross_check"] = time.perf_counter() - started
+            solved = self.solve(request, progress, pool)
+            return self.certify(request, solved, pool, {"solve": time.perf_counter() - started})
+
+    def certify(
+        self,
+        request: PlanRequest,
+        solved: SolvedStep,
+        pool: SolverPool | None = None,
+        times: Mapping[str, float] | None = None,
+        second: SolveResult | None = None,
+        notes: Sequence[str] = (),
+    ) -> Plan:
+        """Write and replay the schedule of a solved step, bound its cost by a second method, and make the plan.
+
+        Parameters
+        ----------
+        request, solved
+            What was asked for, and what :meth:`solve` found.
+        pool
+            Warm workers, or None.
+        times
+            Seconds of the stages before.
+        second
+            A bound by a second method that is known to hold; computed if None.
+        notes
+            Of the plan, before its own.
+
+        Raises
+        ------
+        PlanError
+            The solvers contradict one another or the replay refuses the schedule.
+        """
+        budget, spent = self.budget(request.memory), dict(times or {})
+        with contextlib.ExitStack() as stack:
+            bounding = None
+            if second is None:
+                bounding = stack.enter_context(SecondBound(solved, request.time_limit, request.seed, pool))
+            started = time.perf_counter()
+            schedule = self.schedule(solved.decision, budget.tensor_bytes)
+            report = self.replay(schedule, budget.tensor_bytes, request.host_memory)
+            spent["replay"] = time.perf_counter() - started
+            started = time.perf_counter()
+            known = second if bounding is None else bounding.result()
+            assert known is not None
+            result, other = ranked(solved.result, known)
+            spent["cross_check"] = time.perf_counter() - started
         if not report.violations and report.total_quanta != result.objective:
             raise PlanError(
                 f"the model predicts a step of {result.objective} ns, the replay of its schedule gives "
                 f"{report.total_quanta} ns: this is a defect of the planner, please report it"
             )
-        return self._make_plan(request, budget, result, other, schedule, report, {**self.times, **times})
+        return self._make_plan(request, budget, result, other, schedule, report, {**self.times, **spent}, notes)
 
     def _plan_overlapped(
         self,
@@ -417,6 +413,7 @@ class PlanningSession:
         schedule: Schedule,
         report: ReplayReport,
         times: dict[str, float],
+        notes: Sequence[str] = (),
     ) -> Plan:
         return make_plan(
             self.graph,
@@ -447,6 +444,7 @@ class PlanningSession:
                     cross_checks=() if other is None else (_cross_check(other),),
                 ),
                 notes=(
+                    *notes,
                     cost_note(self.instruction_costs.seconds_by_source(schedule)),
                     *sharing_notes(self.cluster, self.mesh),
                     *overlap_notes(report),

@@ -1,0 +1,288 @@
+"""Searches over meshes and batches, in which bounds save plans.
+
+A mesh is pruned where a lower bound on all of its plans is no less than the cost of a plan on another one: first the
+sum of the cheapest layouts of all operators, then the bound of the problem without a memory limit. A batch is pruned
+where the bytes that some operator needs with everything sharded are more than there are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from math import prod
+from typing import Any
+
+from formulations.problem.solution import KnownBound, Progress, SolveOptions
+from formulations.solvers import SolverPool, solve
+from formulations.step.solving.context import Candidate
+from formulations.step.solving.registry import sharding_problem
+from planner.common.infeasibility import InfeasibleError
+from planner.common.units import format_bytes, format_seconds
+from planner.explore.errors import ExploreError
+from planner.explore.tables import Table
+from planner.explore.warm import QUICK, WarmSolver
+from planner.machine.cluster import ClusterError, ClusterSpec, load_cluster
+from planner.models.references import ModelReference
+from planner.plan.document import Plan
+from planner.plan.format import NANOSECONDS
+from planner.session.planning import PlanningSession
+from planner.session.request import PlanRequest
+from planner.strategies.traced_step import TracedStep
+
+PRUNE_SHARE = 0.3
+"""Part of the time limit of a plan for the bound that may save it."""
+
+FEASIBLE_GAP = 0.9
+"""Gap at which the search for any plan of a batch ends."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tried:
+    """One mesh or batch of a search.
+
+    Parameters
+    ----------
+    name
+        The mesh or the batch.
+    verdict
+        ``planned``, ``pruned`` or ``no plan``.
+    plan
+        Its plan.
+    bound_seconds
+        Below what no plan of it takes.
+    reason
+        By which bound it was pruned, or why there is no plan.
+    """
+
+    name: str
+    verdict: str
+    plan: Plan | None = None
+    bound_seconds: float | None = None
+    reason: str = ""
+
+    def row(self) -> dict[str, Any]:
+        """The figures."""
+        return {
+            "candidate": self.name,
+            "verdict": self.verdict,
+            "seconds": None if self.plan is None else self.plan.objective_seconds,
+            "bound_seconds": self.bound_seconds,
+            "peak_bytes": None if self.plan is None else self.plan.peak_bytes,
+            "reason": self.reason,
+        }
+
+
+@dataclass(frozen=True, repr=False)
+class BestMesh(Table):
+    """The best mesh of so many ranks.
+
+    Parameters
+    ----------
+    ranks
+        How many.
+    mesh, plan
+        The best one, and its plan.
+    tried
+        Every mesh, in the order in which they were looked at.
+    """
+
+    ranks: int
+    mesh: tuple[int, ...]
+    plan: Plan
+    tried: tuple[Tried, ...]
+
+    def title(self) -> str:
+        """The best mesh and its time."""
+        seconds = format_seconds(self.plan.objective_seconds)
+        return f"{self.ranks} ranks: {'x'.join(map(str, self.mesh))} is best, {seconds} a step"
+
+    def rows(self) -> list[dict[str, Any]]:
+        """A row per mesh."""
+        return [tried.row() for tried in self.tried]
+
+
+@dataclass(frozen=True, repr=False)
+class LargestBatch(Table):
+    """The largest batch that fits.
+
+    Parameters
+    ----------
+    batch, plan
+        The batch and its plan.
+    limit_bytes
+        Bytes of one device, the reserve included.
+    tried
+        Every batch that was looked at.
+    """
+
+    batch: int
+    plan: Plan
+    limit_bytes: int
+    tried: tuple[Tried, ...]
+
+    def title(self) -> str:
+        """The batch and its time."""
+        seconds = format_seconds(self.plan.objective_seconds)
+        return f"batch {self.batch} fits into {format_bytes(self.limit_bytes)}, {seconds} a step"
+
+    def rows(self) -> list[dict[str, Any]]:
+        """A row per batch."""
+        return [tried.row() for tried in self.tried]
+
+    def notes(self) -> Sequence[str]:
+        """What the search takes for granted."""
+        return ["larger batches than the smallest that did not fit were not tried"]
+
+
+def meshes_of(ranks: int, axes: int = 2) -> list[tuple[int, ...]]:
+    """All meshes of so many ranks with at most so many axes, each of two ranks or more; ``(1,)`` for one rank."""
+    if ranks < 1 or axes < 1:
+        raise ExploreError(f"{ranks} ranks on {axes} axes: give at least one of each")
+    return [(1,)] if ranks == 1 else sorted(_factorizations(ranks, axes), key=lambda mesh: (len(mesh), mesh))
+
+
+def _factorizations(ranks: int, axes: int) -> Iterator[tuple[int, ...]]:
+    yield (ranks,)
+    if axes > 1:
+        for first in range(2, ranks // 2 + 1):
+            if ranks % first == 0:
+                for rest in _factorizations(ranks // first, axes - 1):
+                    yield (first, *rest)
+
+
+def best_mesh(
+    reference: ModelReference,
+    cluster: ClusterSpec | str,
+    ranks: int,
+    request: PlanRequest,
+    optimizer: str = "adamw",
+    axes: int = 2,
+    progress: Callable[[Progress], None] | None = None,
+) -> BestMesh:
+    """Find the mesh of so many ranks whose plan is fastest; see :func:`planner.api.best_mesh`."""
+    spec = load_cluster(cluster) if isinstance(cluster, str) else cluster
+    tried: list[Tried] = []
+    sessions: list[PlanningSession] = []
+    traced: TracedStep | None = None
+    for mesh in meshes_of(ranks, axes):
+        try:
+            session = PlanningSession(reference, spec, mesh, optimizer, traced=traced)
+        except ClusterError as error:
+            tried.append(Tried(_name(mesh), "no plan", reason=str(error)))
+            continue
+        traced = session.traced
+        sessions.append(session)
+    best: tuple[PlanningSession, Plan] | None = None
+    with SolverPool() as pool:
+        for session in sorted(sessions, key=_cheapest_layouts):
+            name, pruned = _name(session.mesh), None
+            if best is not None:
+                pruned = _pruned(session, best[1].decision.predicted.objective_ns, request, pool)
+            if pruned is not None:
+                tried.append(pruned)
+                continue
+            try:
+                plan = WarmSolver(session, pool).solve(request, progress=progress).plan
+            except InfeasibleError as error:
+                tried.append(Tried(name, "no plan", reason=str(error)))
+                continue
+            tried.append(Tried(name, "planned", plan, plan.bound_seconds))
+            if best is None or plan.objective_seconds < best[1].objective_seconds:
+                best = session, plan
+    if best is None:
+        reasons = "; ".join(f"{entry.name}: {entry.reason}" for entry in tried)
+        raise InfeasibleError(f"{ranks} ranks: no mesh has a plan ({reasons})")
+    return BestMesh(ranks, best[0].mesh, best[1], tuple(tried))
+
+
+def _name(mesh: tuple[int, ...]) -> str:
+    return "x".join(map(str, mesh))
+
+
+def _cheapest_layouts(session: PlanningSession) -> int:
+    """Cost that no plan is below: every operator and update at its cheapest layout, nothing resharded (quanta)."""
+    nodes = session.space.model.nodes
+    return sum(int((node.cost + (0 if node.update_cost is None else node.update_cost)).min()) for node in nodes)
+
+
+def _pruned(session: PlanningSession, cost: int, request: PlanRequest, pool: SolverPool) -> Tried | None:
+    """The mesh as pruned, where a bound is no less than the cost (quanta) of a plan on another mesh."""
+    name, floor = _name(session.mesh), _cheapest_layouts(session)
+    if floor >= cost:
+        return Tried(name, "pruned", None, floor / NANOSECONDS, "by the cheapest layouts of its operators")
+    built = sharding_problem(session.space.model, None)
+    options = SolveOptions(PRUNE_SHARE * request.time_limit, request.seed, workers=request.workers)
+    found = solve(built.problem, QUICK, options, None, pool)
+    bound: KnownBound | None = found.known_bound
+    if bound is not None and bound.value >= cost:
+        return Tried(name, "pruned", None, bound.value / NANOSECONDS, "by the bound without a memory limit")
+    if found.choices is not None:  # the plan that follows begins from it
+        decision = built.decode(found.choices)
+        session.free.learn(Candidate(decision, session.execute(decision)), bound)
+    return None
+
+
+def largest_batch(
+    reference: ModelReference,
+    cluster: ClusterSpec | str,
+    mesh: tuple[int, ...],
+    request: PlanRequest,
+    floor: Callable[[PlanningSession], int],
+    optimizer: str = "adamw",
+    multiple: int | None = None,
+    most: int = 2**16,
+    progress: Callable[[Progress], None] | None = None,
+) -> LargestBatch:
+    """Find the largest batch with a plan; see :func:`planner.api.largest_batch`.
+
+    ``floor`` returns bytes of tensors that every plan of a session's step needs on a device.
+    """
+    step = prod(mesh) if multiple is None else multiple
+    if step < 1 or most < step:
+        raise ExploreError(
+            f"batches in multiples of {step} up to {most}: give a multiple of 1 or more, and at most that"
+        )
+    tried: list[Tried] = []
+    found: dict[int, PlanningSession] = {}
+    with SolverPool() as pool:
+
+        def fits(count: int) -> bool:
+            session = PlanningSession(replace(reference, batch=count * step), cluster, mesh, optimizer)
+            outcome = _try_batch(session, request, floor(session), pool, progress)
+            tried.append(outcome)
+            if outcome.plan is not None:
+                found[count] = session
+            return outcome.plan is not None
+
+        low, high = 0, 1
+        while high * step <= most and fits(high):
+            low, high = high, 2 * high
+        high = min(high, most // step + 1)
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if fits(middle) else (low, middle)
+        if not low:
+            raise InfeasibleError(f"batch {step}: not even that fits: {tried[0].reason}")
+        session = found[low]
+        plan = WarmSolver(session, pool).solve(request, progress=progress).plan
+    limit = session.budget(request.memory).device_bytes
+    return LargestBatch(low * step, plan, limit, tuple(tried))
+
+
+def _try_batch(
+    session: PlanningSession,
+    request: PlanRequest,
+    floor: int,
+    pool: SolverPool,
+    progress: Callable[[Progress], None] | None,
+) -> Tried:
+    name, limit = str(session.reference.batch), session.budget(request.memory).tensor_bytes
+    if floor > limit:
+        return Tried(name, "pruned", reason=f"every plan holds {format_bytes(floor)} of tensors at some operator")
+    try:
+        solution = WarmSolver(session, pool).solve(
+            replace(request, gap=max(request.gap, FEASIBLE_GAP)), progress=progress, second=False
+        )
+    except InfeasibleError as error:
+        return Tried(name, "no plan", reason=str(error))
+    return Tried(name, "planned", solution.plan, solution.plan.bound_seconds)

@@ -1,0 +1,141 @@
+"""The cells of a sweep, and their digests: what a row depends on."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from hashlib import sha256
+from importlib.metadata import PackageNotFoundError, version
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from planner.explore.errors import ExploreError
+from planner.machine.cluster import ClusterSpec, load_cluster
+from planner.models.references import ModelReference
+from planner.session.formulations import FORMULATIONS
+from planner.session.request import PlanRequest
+from planner.torch_adapter.rules.cache import code_digest
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One plan of a sweep.
+
+    Parameters
+    ----------
+    reference, cluster, mesh, optimizer
+        As for :class:`planner.session.planning.PlanningSession`.
+    request
+        Limit, formulation and solver.
+    """
+
+    reference: ModelReference
+    cluster: ClusterSpec
+    mesh: tuple[int, ...]
+    optimizer: str
+    request: PlanRequest
+
+    @property
+    def step(self) -> tuple[ModelReference, str, tuple[int, ...], str, str]:
+        """What cells share that are planned from what is known of each other: all but limit and formulation.
+
+        Solvers are compared, so none begins from what another one found.
+        """
+        return self.reference, self.cluster.fingerprint(), self.mesh, self.optimizer, self.request.solver
+
+    def digest(self) -> str:
+        """SHA-256 of all that its row depends on: model, cluster, request, and the code that plans."""
+        content = {
+            "reference": asdict(self.reference),
+            "model": _model_digest(self.reference.source),
+            "cluster": self.cluster.fingerprint(),
+            "mesh": self.mesh,
+            "optimizer": self.optimizer,
+            "request": asdict(self.request),
+            "rules": code_digest(),
+            "packages": {name: _version(name) for name in ("meshwright", "torch", "transformers")},
+        }
+        return sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+@dataclass(frozen=True)
+class Grid:
+    """All combinations of some values, in the order in which steps are shared longest.
+
+    Parameters
+    ----------
+    reference, cluster, optimizer
+        As for a plan; the batch is replaced by those of the grid.
+    meshes, memories, batches, formulations, solvers
+        Values; a memory of None is all of the device, no batches are that of the reference.
+    request
+        Time limit, seed, workers, gap and host memory of every plan.
+    """
+
+    reference: ModelReference
+    cluster: ClusterSpec | str
+    meshes: Sequence[tuple[int, ...]]
+    memories: Sequence[int | None] = (None,)
+    batches: Sequence[int] = ()
+    formulations: Sequence[str] = ("kiwi_chain",)
+    solvers: Sequence[str] = ("portfolio",)
+    optimizer: str = "adamw"
+    request: PlanRequest = field(default_factory=PlanRequest)
+
+    def __post_init__(self) -> None:
+        for name in ("meshes", "memories", "formulations", "solvers"):
+            if not getattr(self, name):
+                raise ExploreError(f"{name}: give at least one")
+        unknown = [name for name in self.formulations if name not in FORMULATIONS]
+        if unknown:
+            raise ExploreError(
+                f"formulation {unknown[0]!r} is not one of operators; a sweep takes {', '.join(FORMULATIONS)}"
+            )
+
+    def __iter__(self) -> Iterator[Cell]:
+        cluster = load_cluster(self.cluster) if isinstance(self.cluster, str) else self.cluster
+        # From more memory to less: bounds for more hold for less, and the best plan without a limit is found once.
+        memories = sorted(set(self.memories), key=lambda memory: (memory is not None, -(memory or 0)))
+        for batch, mesh in product(self.batches or (self.reference.batch,), self.meshes):
+            reference = replace(self.reference, batch=batch)
+            for solver, formulation, memory in product(self.solvers, self.formulations, memories):
+                request = replace(self.request, memory=memory, formulation=formulation, solver=solver)
+                yield Cell(reference, cluster, tuple(mesh), self.optimizer, request)
+
+
+def _model_digest(source: str) -> str:
+    """Digest of the file that defines a model where it is one: a configuration, or a module of functions."""
+    prefix, _, name = source.partition(":")
+    file: Path | None = None
+    if prefix == "hf":
+        file = Path(name)
+    else:
+        try:
+            spec = importlib.util.find_spec(prefix)
+        except (ImportError, ValueError):
+            spec = None
+        file = Path(spec.origin) if spec is not None and spec.origin else None
+    if file is None or not file.is_file():
+        return ""
+    return sha256(file.read_bytes()).hexdigest()
+
+
+def _version(name: str) -> str:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return "none"
+
+
+def row_of_cell(cell: Cell) -> dict[str, Any]:
+    """The columns of a row that say which cell it is."""
+    return {
+        "batch": cell.reference.batch,
+        "mesh": "x".join(map(str, cell.mesh)),
+        "memory_bytes": cell.request.memory,
+        "formulation": cell.request.formulation,
+        "solver": cell.request.solver,
+    }

@@ -1,0 +1,243 @@
+"""Sweeps: plans over a grid, by any executor, row by row, kept on disk so that an interrupted sweep goes on.
+
+A row is kept under the digest of all that it depends on (:class:`planner.explore.grid.Cell`) as soon as it is there.
+Cells of one step are planned one after another in a process, which traces the step once and plans each limit from what
+is known of the others.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Executor, Future, ProcessPoolExecutor, as_completed
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from formulations.problem.files import write_text_atomically
+from formulations.solvers import SolverPool
+from planner.common.infeasibility import InfeasibleError
+from planner.common.model_error import ModelError
+from planner.common.plan_error import PlanError
+from planner.explore.errors import ExploreError
+from planner.explore.grid import Cell, row_of_cell
+from planner.explore.tables import Table
+from planner.explore.warm import WarmSolver
+from planner.machine.cluster import ClusterError
+from planner.machine.identity import cache_directory
+from planner.plan.document import Plan, save_plan
+from planner.session.planning import PlanningSession
+
+NO_PLAN = (InfeasibleError, ClusterError, PlanError, ModelError)
+"""Errors that a row reports, where others end the sweep."""
+
+
+@dataclass(frozen=True, slots=True)
+class SweepRow:
+    """One row of a sweep.
+
+    Parameters
+    ----------
+    batch, mesh, memory_bytes, formulation, solver
+        The cell; ``memory_bytes`` is None for all of a device.
+    status
+        Of the plan, or ``no_plan``.
+    seconds, bound_seconds, gap, peak_bytes, recomputed, collectives
+        Of the plan; None without one.
+    planning_seconds
+        Time of the plan: tracing counts for the first cell of a step.
+    digest
+        Digest of the plan's decision.
+    reason
+        Why there is no plan.
+    plan_file
+        File of the plan, where plans are kept.
+    """
+
+    batch: int
+    mesh: str
+    memory_bytes: int | None
+    formulation: str
+    solver: str
+    status: str
+    seconds: float | None = None
+    bound_seconds: float | None = None
+    gap: float | None = None
+    peak_bytes: int | None = None
+    recomputed: int | None = None
+    collectives: int | None = None
+    planning_seconds: float = 0.0
+    digest: str = ""
+    reason: str = ""
+    plan_file: str = ""
+
+
+@dataclass(frozen=True, repr=False)
+class Sweep(Table):
+    """Rows of a sweep in the order of its grid, and how many of them were known before."""
+
+    name: str
+    sweep_rows: tuple[SweepRow, ...]
+    known: int = 0
+
+    def title(self) -> str:
+        """The model, and how many rows there are."""
+        planned = sum(row.seconds is not None for row in self.sweep_rows)
+        return f"{self.name}: {len(self.sweep_rows)} cells, {planned} with a plan, {self.known} known before"
+
+    def rows(self) -> list[dict[str, Any]]:
+        """All rows; long texts are in the attributes."""
+        return [
+            {name: value for name, value in asdict(row).items() if name not in ("digest", "plan_file", "reason")}
+            for row in self.sweep_rows
+        ]
+
+    def best(self) -> SweepRow | None:
+        """The row whose step is fastest per sequence of the batch; None where nothing has a plan."""
+        planned = [row for row in self.sweep_rows if row.seconds is not None]
+        return min(planned, key=lambda row: (row.seconds or 0.0) / row.batch, default=None)
+
+
+def sweep_rows(
+    cells: Iterable[Cell],
+    executor: Executor | None = None,
+    folder: str | Path | None = None,
+    keep_plans: bool = False,
+) -> Iterator[tuple[int, SweepRow, bool]]:
+    """Plan cells, and yield each row when it is there.
+
+    Parameters
+    ----------
+    cells
+        What to plan.
+    executor
+        Any executor of :mod:`concurrent.futures`, such as that of a Dask client; one process if None.
+    folder
+        Where rows are kept; ``sweeps`` in the folder of measured files if None. Other machines of the executor do not
+        need it.
+    keep_plans
+        Whether plans are written to the folder too.
+
+    Yields
+    ------
+    tuple
+        Position of the cell, its row, and whether it was known before.
+
+    Raises
+    ------
+    ExploreError
+        A row cannot be written.
+    """
+    place = cache_directory() / "sweeps" if folder is None else Path(folder)
+    todo: list[tuple[int, Cell, Path]] = []
+    for position, cell in enumerate(cells):
+        file = place / f"{cell.digest()}.json"
+        row = _read_row(file)
+        if row is None or (keep_plans and row.seconds is not None and not Path(row.plan_file or "-").is_file()):
+            todo.append((position, cell, file))
+        else:
+            yield position, row, True
+    if not todo:
+        return
+    with ExitStack() as stack:
+        if executor is None:
+            context = multiprocessing.get_context("spawn")
+            executor = stack.enter_context(ProcessPoolExecutor(1, context))
+        running: dict[Future[SweepRow], tuple[int, Path]] = {}
+        try:
+            for position, cell, file in todo:
+                plan_file = str(file.with_suffix(".plan.json").absolute()) if keep_plans else ""
+                running[executor.submit(plan_cell, cell, plan_file)] = position, file
+            for future in as_completed(running):
+                position, file = running[future]
+                row = future.result()
+                _write_row(file, row)
+                yield position, row, False
+        finally:  # after Ctrl-C nothing more begins; what has begun ends by its own time limit
+            for future in running:
+                future.cancel()
+
+
+def plan_cell(cell: Cell, plan_file: str = "") -> SweepRow:
+    """Plan one cell; a step that has no plan is a row with the reason."""
+    begun = time.perf_counter()
+    try:
+        plan = _plan(cell)
+    except NO_PLAN as error:
+        spent = time.perf_counter() - begun
+        return SweepRow(**row_of_cell(cell), status="no_plan", planning_seconds=spent, reason=str(error))
+    if plan_file:
+        save_plan(plan, Path(plan_file))
+    return SweepRow(
+        **row_of_cell(cell),
+        status=str(plan.record.certificate.status),
+        seconds=plan.objective_seconds,
+        bound_seconds=plan.bound_seconds,
+        gap=plan.gap,
+        peak_bytes=plan.peak_bytes,
+        recomputed=sum(step.op == "recompute" for step in plan.decision.schedule.instructions),
+        collectives=plan.collectives,
+        planning_seconds=time.perf_counter() - begun,
+        digest=plan.digest,
+        plan_file=plan_file,
+    )
+
+
+def run_sweep(
+    name: str,
+    cells: Sequence[Cell],
+    executor: Executor | None = None,
+    folder: str | Path | None = None,
+    keep_plans: bool = False,
+    on_row: Callable[[SweepRow], None] | None = None,
+) -> Sweep:
+    """Plan all cells; parameters as for :func:`sweep_rows`, ``on_row`` is called with each row as it comes."""
+    found: dict[int, SweepRow] = {}
+    known = 0
+    for position, row, was_known in sweep_rows(cells, executor, folder, keep_plans):
+        found[position] = row
+        known += was_known
+        if on_row is not None:
+            on_row(row)
+    return Sweep(name, tuple(found[position] for position in sorted(found)), known)
+
+
+_local = threading.local()
+
+
+def _plan(cell: Cell) -> Plan:
+    """Plan of a cell, from what is known of the cells before it; each thread keeps the last step and its workers."""
+    if getattr(_local, "step", None) != cell.step:
+        former: WarmSolver | None = getattr(_local, "solver", None)
+        traced = None
+        if former is not None and former.session.reference == cell.reference:
+            traced = former.session.traced
+        session = PlanningSession(cell.reference, cell.cluster, cell.mesh, cell.optimizer, traced=traced)
+        _local.solver = WarmSolver(session, SolverPool() if former is None else former.pool)
+        _local.step = cell.step
+    solver: WarmSolver = _local.solver
+    if cell.request.overlap:
+        return solver.session.plan(cell.request)
+    return solver.solve(cell.request).plan
+
+
+def _read_row(file: Path) -> SweepRow | None:
+    """A kept row; a file that cannot be read counts as none."""
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+        if set(content) != set(SweepRow.__dataclass_fields__):
+            return None
+        return SweepRow(**content)
+    except (OSError, ValueError, TypeError):
+        return None
+
+
+def _write_row(file: Path, row: SweepRow) -> None:
+    try:
+        write_text_atomically(file, json.dumps(asdict(row), indent=1, allow_nan=False) + "\n")
+    except OSError as error:
+        raise ExploreError(f"sweep: no row can be written in {file.parent}: {error.strerror or error}") from error

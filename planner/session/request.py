@@ -1,0 +1,57 @@
+"""Request of one plan of a session."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from formulations.solvers import DEFAULT_SOLVER
+from planner.common.plan_error import PlanError
+from planner.session.formulations import OFFLOAD
+
+
+@dataclass(frozen=True, slots=True)
+class PlanRequest:
+    """Request of one plan of a session: limits, formulation, solver.
+
+    Parameters
+    ----------
+    memory
+        Bytes of one device, the cluster's reserve included; None for all memory of the cluster's device.
+    formulation, solver
+        Names.
+    time_limit
+        Seconds for the solver.
+    seed
+        Seed of the solver.
+    workers
+        Processes at work at once; with 1 a solve that ends before its limit is deterministic. One per core if None.
+    host_memory
+        Bytes of pinned host memory for one device, for formulations that offload; no limit if None.
+    gap
+        Gap, as a share of the cost, at which the search may end before the time limit; 0 asks for a proof.
+    overlap
+        Whether gathers of parameters and reductions of gradients may run beside the computation.
+
+    Raises
+    ------
+    PlanError
+        The host memory is negative, or the gap is not from 0 to below 1.
+    """
+
+    memory: int | None = None
+    formulation: str = "kiwi_chain"
+    solver: str = DEFAULT_SOLVER
+    time_limit: float = 30.0
+    seed: int = 0
+    workers: int | None = None
+    host_memory: int | None = None
+    gap: float = 0.0
+    overlap: bool = False
+
+    def __post_init__(self) -> None:
+        if self.overlap and self.formulation == OFFLOAD:
+            raise PlanError(f"{OFFLOAD} does not overlap collectives yet: choose another formulation, or no overlap")
+        if not 0.0 <= self.gap < 1.0:
+            raise PlanError(f"gap {self.gap}: give a share of the cost from 0 (a proof) to below 1, as 0.001")
+        if self.host_memory is not None and self.host_memory < 0:
+            raise PlanError(f"host memory {self.host_memory} bytes: give 0 or more, or None for no limit")
