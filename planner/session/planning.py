@@ -34,7 +34,7 @@ from planner.graph.optimizers import OptimizerSpec, optimizer_named
 from planner.machine.cluster import ClusterError, ClusterSpec, load_cluster
 from planner.machine.costs import CostModel
 from planner.machine.memory_budget import MemoryBudget
-from planner.models.references import ModelReference, load_step, reference_of
+from planner.models.references import ModelReference, check_code, load_step, reference_of
 from planner.overlap.link_costs import with_link_costs
 from planner.overlap.search import solve_overlapped
 from planner.overlap.task import OverlapTask
@@ -491,7 +491,8 @@ def session_of(plan: Plan, cluster: ClusterSpec | str | None = None) -> Planning
     Raises
     ------
     ValueError
-        The model or the cluster cannot be loaded.
+        The model or the cluster cannot be loaded, or the model is code that nobody allowed.
     """
     options = plan.decision.options
+    check_code(plan.decision.model.source)
     return PlanningSession(reference_of(plan), cluster or options.cluster, options.mesh, options.optimizer)

@@ -106,7 +106,8 @@ def open_plan(
     name
         Name to show.
     plan
-        The plan as it was read; loading its model executes code where it is a ``module.path:function``.
+        The plan as it was read; a model that is code has to be allowed before
+        (:func:`planner.models.references.check_code`).
     cluster
         The cluster where it is not known by name.
     session

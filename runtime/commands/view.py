@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from runtime.commands.options import AllowCode
 from runtime.commands.progress import progress_line
 from runtime.commands.values import OptionError, readable_file, writable_file
 
@@ -40,6 +41,7 @@ def view(
         typer.Option(help="Pickle of the predicted memory to write, for pytorch.org/memory_viz.", show_default=False),
     ] = None,
     open_page: Annotated[bool, typer.Option("--open/--no-open", help="Open the page in a browser.")] = True,
+    allow_code: AllowCode = False,
 ) -> None:
     """Write one HTML page about a plan, or about two side by side, and open it."""
     if len(plan_files) > 2:
@@ -54,7 +56,7 @@ def view(
     from planner.view.page import page
 
     with progress_line(f"tracing the step of {' and '.join(path.name for path in plan_files)}"):
-        opened = _opened(plan_files, cluster)
+        opened = _opened(plan_files, cluster, allow_code)
         text = page(opened)
         written = exports.write(opened[0])
     write_text_atomically(page_file, text)
@@ -116,9 +118,10 @@ class Exports:
         return wanted
 
 
-def _opened(plan_files: list[Path], cluster: str | None) -> list[OpenedPlan | tuple[str, LayerPlan]]:
+def _opened(plan_files: list[Path], cluster: str | None, allow_code: bool) -> list[OpenedPlan | tuple[str, LayerPlan]]:
     from planner import api
     from planner.layers.plan.document import LayerPlan
+    from planner.models.references import check_code
     from planner.view.opened import open_plan
 
     opened: list[OpenedPlan | tuple[str, LayerPlan]] = []
@@ -128,6 +131,7 @@ def _opened(plan_files: list[Path], cluster: str | None) -> list[OpenedPlan | tu
         if isinstance(made, LayerPlan):
             opened.append((path.name, made))
             continue
+        check_code(made.decision.model.source, allow_code)
         found = open_plan(path.name, made, cluster, session)
         session = found.session
         opened.append(found)
