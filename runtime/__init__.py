@@ -7,12 +7,14 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from runtime.library.data import ShareSampler
     from runtime.library.loading import load
     from runtime.library.sources import parameters_on_meta
+    from runtime.library.trainer import Trainer
 
-__all__ = ["load", "parameters_on_meta"]
+__all__ = ["ShareSampler", "Trainer", "load", "parameters_on_meta"]
 
-_WHERE = {"load": "loading", "parameters_on_meta": "sources"}
+_WHERE = {"ShareSampler": "data", "Trainer": "trainer", "load": "loading", "parameters_on_meta": "sources"}
 
 
 def __getattr__(name: str) -> Any:

@@ -73,7 +73,7 @@ class BatchShares:
         self.rows = blocks.pop() if len(blocks) == 1 else range(self.batch_size)
 
     def blocks(self, batch: Batch) -> dict[str, Tensor]:
-        """This rank's block of every tensor that the step reads, by name; views where possible.
+        """Blocks of this rank of every tensor that the step reads, by name; views where possible.
 
         Parameters
         ----------
@@ -99,7 +99,9 @@ class BatchShares:
         missing = [name for name in self.tensors if name not in batch]
         unknown = [str(name) for name in batch if name not in self.names]
         if missing or unknown:
-            wrong = f"lacks {', '.join(missing)}" if missing else f"has {', '.join(unknown)}, which the step does not take"
+            wrong = (
+                f"lacks {', '.join(missing)}" if missing else f"has {', '.join(unknown)}, which the step does not take"
+            )
             raise BatchError(f"the batch {wrong}: it takes {wanted}")
         return batch
 
@@ -115,9 +117,7 @@ class BatchShares:
             return tensor
         rows = (len(self.rows), *entry.shape[1:])
         if self.batch_size and shape == rows:
-            rest = tuple(
-                REPLICATE if is_shard(part) and shard_dim(part) == 0 else part for part in entry.placement
-            )
+            rest = tuple(REPLICATE if is_shard(part) and shard_dim(part) == 0 else part for part in entry.placement)
             return local_block(tensor, rest, self._mesh, self._coordinate)
         shares = f", or this rank's share of {rows}" if self.batch_size and rows != entry.shape else ""
         raise BatchError(

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
-from planner.graph.placement import Placement, is_shard, shard_dim
+from planner.graph.placement import REPLICATE, Placement, is_shard, shard, shard_dim
 
 
 def as_dtensor(local: Tensor, placement: Placement, shape: tuple[int, ...], mesh: DeviceMesh) -> DTensor:
@@ -21,6 +21,11 @@ def as_dtensor(local: Tensor, placement: Placement, shape: tuple[int, ...], mesh
         local, mesh, placements, run_check=False, shape=torch.Size(shape), stride=stride
     )
     return found
+
+
+def placement_of(tensor: DTensor) -> Placement:
+    """Placement of a DTensor that :func:`as_dtensor` made."""
+    return tuple(shard(entry.dim) if isinstance(entry, Shard) else REPLICATE for entry in tensor.placements)
 
 
 def put_into(module: nn.Module, tensors: Mapping[str, Tensor], aliases: Mapping[str, Iterable[str]]) -> None:

@@ -12,7 +12,7 @@ from runtime.library.errors import LoadError
 
 
 def evaluation_step(traced: TracedStep, schedule: Schedule) -> tuple[TracedStep, Schedule]:
-    """The instructions that the loss depends on, with dropout off and running statistics in the place of the batch's.
+    """Instructions that the loss depends on, with dropout off and running statistics in the place of the batch's.
 
     Every buffer has the placement that the plan gives it, and none lives longer than in a training step.
 
@@ -31,7 +31,7 @@ def evaluation_step(traced: TracedStep, schedule: Schedule) -> tuple[TracedStep,
         call = evaluation_call(traced.calls[index], len(operator.inputs))
         if call is None:
             raise LoadError(
-                f"evaluation: {operator.identity} draws random numbers and is no dropout; evaluate the exported weights "
+                f"evaluation: {operator.identity} draws random numbers and is no dropout; evaluate exported weights "
                 "in a module of your own"
             )
         calls[index] = call
@@ -53,7 +53,7 @@ def _needed(schedule: Schedule, result: int) -> list[Instruction]:
 
 
 def _with_frees(instructions: list[Instruction], kept: set[int]) -> tuple[Instruction, ...]:
-    """Free every buffer that is not kept after its last use; an overlapped resharding uses its source up to its wait."""
+    """Free buffers that are not kept after their last use; an overlapped resharding uses its source up to its wait."""
     sources = {entry.target: entry.source for entry in instructions if isinstance(entry, Reshard) and entry.overlapped}
     last: dict[int, int] = {}
     for at, entry in enumerate(instructions):

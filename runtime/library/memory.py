@@ -9,7 +9,8 @@ from planner.common.units import format_bytes
 from planner.graph.operator_graph import OperatorGraph, TensorSpec
 from planner.plan.format import Plan
 from planner.replay.checker import OptimizerMemory, replay
-from planner.schedule.instructions import Free, Schedule, Update
+from planner.replay.memory import LocalBytes
+from planner.schedule.instructions import Free, Instruction, Schedule, Update
 from runtime.library.optimizer import UpdateOrder
 from runtime.library.optimizer_probe import ElementBytes
 
@@ -60,7 +61,8 @@ def with_updates_last(schedule: Schedule, order: UpdateOrder) -> Schedule:
     """The schedule with its updates behind everything else, so that all gradients live until then."""
     updates = [entry for entry in schedule.instructions if isinstance(entry, Update)]
     gradients = {entry.gradient for entry in updates}
-    instructions = []
+    instructions: list[Instruction] = []
+    last: list[Instruction]
     for entry in schedule.instructions:
         if isinstance(entry, Update):
             continue
@@ -88,14 +90,12 @@ def excess_message(plan: Plan, peak_bytes: int, optimizer_name: str) -> str:
         return ""
     planned = plan.decision.options.optimizer
     return (
-        f"with {optimizer_name} a step needs {peak_bytes} bytes on each device, {more} bytes ({format_bytes(more)}) more "
-        f"than the {plan.peak_bytes} that the plan predicted with {planned}"
+        f"with {optimizer_name} a step needs {peak_bytes} bytes on each device, {more} bytes ({format_bytes(more)}) "
+        f"more than the {plan.peak_bytes} that the plan predicted with {planned}"
     )
 
 
 def _all_workspaces(graph: OperatorGraph, schedule: Schedule, optimizer: MeasuredOptimizer) -> int:
-    from planner.replay.memory import LocalBytes
-
     local = LocalBytes(graph, schedule.mesh)
     total = 0
     for entry in schedule.instructions:

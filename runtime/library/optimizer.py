@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 from math import prod
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -145,6 +146,11 @@ class UserOptimizer:
         """Master copies, and the state that exists: torch makes it at the first step."""
         kept = (value for state in self.torch.state.values() for value in state.values())
         return [*self.masters.values(), *(value for value in kept if isinstance(value, Tensor))]
+
+    def groups(self) -> list[tuple[dict[str, Any], list[str]]]:
+        """Groups of the optimizer, each with the names of its parameters."""
+        name_of = {parameter: name for name, parameter in self.parameters.items()}
+        return [(group, [name_of[parameter] for parameter in group["params"]]) for group in self.torch.param_groups]
 
     def begin_step(self) -> None:
         """Count a step."""

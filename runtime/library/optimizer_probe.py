@@ -55,8 +55,8 @@ def make_optimizer(factory: OptimizerFactory, parameters: NamedParameters) -> to
         made = factory(parameters)
     except Exception as error:
         raise OptimizerRefusedError(
-            f"optimizer {_name(factory)} cannot be made from named parameters ({type(error).__name__}: {error}): give a "
-            "class of torch.optim, functools.partial(class, lr=...), or a function of a list of (name, parameter)"
+            f"optimizer {_name(factory)} cannot be made from named parameters ({type(error).__name__}: {error}): give "
+            "a class of torch.optim, functools.partial(class, lr=...), or a function of a list of (name, parameter)"
         ) from error
     if not isinstance(made, torch.optim.Optimizer):
         raise OptimizerRefusedError(
@@ -90,7 +90,7 @@ def check_element_wise(factory: OptimizerFactory, shapes: Mapping[str, int], dev
     OptimizerRefusedError
         Two halves of a tensor are updated otherwise than the whole, or the optimizer does not run on gradients alone.
     """
-    names = {ndim: name for name, ndim in reversed(shapes.items()) if ndim}
+    names = {ndim: name for name, ndim in shapes.items() if ndim}
     for ndim, name in names.items():
         generator = torch.Generator().manual_seed(ndim)
         drawn = [torch.randn((_SIDE,) * ndim, generator=generator, dtype=torch.float64) for _ in range(_STEPS + 1)]
@@ -102,16 +102,19 @@ def check_element_wise(factory: OptimizerFactory, shapes: Mapping[str, int], dev
             half = _SIDE // 2
             parts = [
                 _trained(
-                    factory, name, start.narrow(dim, at, half), [gradient.narrow(dim, at, half) for gradient in gradients]
+                    factory,
+                    name,
+                    start.narrow(dim, at, half),
+                    [gradient.narrow(dim, at, half) for gradient in gradients],
                 )
                 for at in (0, half)
             ]
             error, change = (float(tensor.abs().max()) for tensor in (torch.cat(parts, dim) - whole, whole - start))
             if not error <= _TOLERANCE * change:
                 raise OptimizerRefusedError(
-                    f"optimizer {_name(factory)} is not element-wise: two halves of a parameter like {name} differ from "
-                    f"the whole by {error:.1e} (of a change of {change:.1e}) after {_STEPS} steps, so shards cannot be updated by themselves; use one "
-                    "that treats each element alone (AdamW, SGD, ...)"
+                    f"optimizer {_name(factory)} is not element-wise: two halves of a parameter like {name} "
+                    f"differ from the whole by {error:.1e} of a change of {change:.1e} after {_STEPS} steps, so shards cannot be "
+                    "updated by themselves; use one that treats each element alone (AdamW, SGD, ...)"
                 )
 
 

@@ -59,4 +59,5 @@ def join(device: torch.device) -> None:
             keep_freed_memory()
         dist.init_process_group(backend, timeout=COLLECTIVE_TIMEOUT)
     else:
-        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1, timeout=COLLECTIVE_TIMEOUT)
+        alone = dist.HashStore()  # type: ignore[attr-defined]  # torch exports it from a binary module
+        dist.init_process_group(backend, store=alone, rank=0, world_size=1, timeout=COLLECTIVE_TIMEOUT)

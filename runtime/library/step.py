@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -19,8 +21,10 @@ from planner.schedule.instructions import Schedule
 from planner.strategies.traced_step import TracedStep
 from planner.torch_adapter.local.collectives import MeshGroups
 from runtime.library.batch import Batch, BatchShares
+from runtime.library.checkpoint import load_checkpoint, save_checkpoint
 from runtime.library.dtensors import as_dtensor
 from runtime.library.evaluation import evaluation_step
+from runtime.library.export import export
 from runtime.library.optimizer import UserOptimizer
 from runtime.measure.initial_state import copied
 from runtime.operators.executor import LoweredStep, lower
@@ -48,8 +52,8 @@ class Step:
 
     Attributes
     ----------
-    plan, device, mesh
-        The plan, the device of this rank, and the device mesh of the job.
+    plan, device, mesh, groups
+        The plan, the device of this rank, the device mesh of the job, and its process groups.
     optimizer
         The torch optimizer over this rank's shards: learning-rate schedulers take it.
     module
@@ -77,11 +81,14 @@ class Step:
         self.training = training
         self.peak_bytes = peak_bytes
         self.shares = BatchShares(traced.graph, schedule, names, groups.coordinate)
-        self._traced, self._schedule, self._groups = traced, schedule, groups
+        self._traced, self._schedule, self.groups = traced, schedule, groups
+        self.constants = frozenset(traced.constants)
         assert isinstance(training.optimizer, UserOptimizer)
         self.updates: UserOptimizer = training.optimizer
         self.optimizer: torch.optim.Optimizer = self.updates.torch
-        self.shapes = {value.name: value.spec.shape for value in (traced.graph.values[at] for at in traced.graph.inputs)}
+        self.shapes = {
+            value.name: value.spec.shape for value in (traced.graph.values[at] for at in traced.graph.inputs)
+        }
 
     def __call__(self, batch: Batch) -> Tensor:
         """Forward, backward and optimizer on one batch.
@@ -121,13 +128,18 @@ class Step:
     def _forward(self) -> tuple[LoweredStep, tuple[tuple[str, ValueRole], ...]]:
         traced, schedule = evaluation_step(self._traced, self._schedule)
         values = (traced.graph.values[at] for at in traced.graph.inputs)
-        lowered = lower(schedule, traced, self._groups, 0, self.device)
+        lowered = lower(schedule, traced, self.groups, 0, self.device)
         return lowered, tuple((value.name, value.role) for value in values)
 
     @property
     def steps(self) -> int:
         """Optimizer steps taken."""
         return self.updates.step_count
+
+    @property
+    def runs_on_device(self) -> bool:
+        """Whether the optimizer keeps its counts of steps on the device of the parameters."""
+        return any(group.get("fused") or group.get("capturable") for group in self.optimizer.param_groups)
 
     @property
     def gradient_norm(self) -> Tensor | None:
@@ -146,6 +158,24 @@ class Step:
         """Parameters and persistent buffers as DTensors, by the module's names; they share the step's memory."""
         return dict(self.module.state_dict())
 
+    def save(
+        self,
+        folder: Path | str,
+        scheduler: Any | None = None,
+        position: Mapping[str, Any] | None = None,
+        keep: int | None = None,
+    ) -> Path:
+        """Write a checkpoint; as :func:`runtime.library.checkpoint.save_checkpoint`."""
+        return save_checkpoint(self, folder, scheduler, position, keep)
+
+    def resume(self, path: Path | str, scheduler: Any | None = None) -> dict[str, Any]:
+        """Continue from a checkpoint; as :func:`runtime.library.checkpoint.load_checkpoint`."""
+        return load_checkpoint(self, path, scheduler)
+
+    def export(self, path: Path | str) -> Path:
+        """Write whole weights into one safetensors file; as :func:`runtime.library.export.export`."""
+        return export(self, path)
+
     def summary(self) -> Summary:
         """Main figures."""
         options, predicted = self.plan.decision.options, self.plan.decision.predicted
@@ -159,10 +189,13 @@ class Step:
             f"predicted, peak {format_bytes(self.peak_bytes)}, {self.steps} steps taken>",
             [
                 ("model", self.plan.decision.model.source),
-                ("mesh", f"{mesh}, this rank at {self._groups.coordinate}, on {self.device}"),
+                ("mesh", f"{mesh}, this rank at {self.groups.coordinate}, on {self.device}"),
                 ("steps taken", str(self.steps)),
                 ("predicted step", format_seconds(self.plan.objective_seconds)),
-                ("predicted peak", f"{format_bytes(self.peak_bytes)}, of the plan {format_bytes(predicted.peak_bytes)}"),
+                (
+                    "predicted peak",
+                    f"{format_bytes(self.peak_bytes)}, of the plan {format_bytes(predicted.peak_bytes)}",
+                ),
                 ("memory limit", "-" if options.limit_bytes is None else format_bytes(options.limit_bytes)),
                 ("optimizer", f"{name}, {self.updates.order.value}"),
                 ("trained on this rank", f"{len(self.updates.parameters)} parameters, {format_bytes(held)}"),

@@ -58,8 +58,7 @@ class MappedTensors:
 
 
 class ModuleTensors:
-    """Tensors of a module, as rank 0 has them; :meth:`block` is a collective of all ranks.
-    """
+    """Tensors of a module, as rank 0 has them; :meth:`block` is a collective of all ranks."""
 
     def __init__(self, module: nn.Module, device: torch.device) -> None:
         self._module, self._device = module, device
@@ -145,8 +144,8 @@ def open_weights(weights: Weights) -> TensorSource:
         path = found
     if not path.is_file() or path.suffix not in _SUFFIXES:
         raise WeightsError(
-            f"weights {path}: no such file or folder; give a file ({', '.join(_SUFFIXES)}), a folder as from_pretrained "
-            "reads it, or a state dict"
+            f"weights {path}: no such file or folder; give a file ({', '.join(_SUFFIXES)}), a folder as "
+            "from_pretrained reads it, or a state dict"
         )
     if path.suffix == ".safetensors":
         return SafetensorsFiles.single(path)

@@ -19,7 +19,7 @@ def check(found: Trained, expected: Trained) -> None:
     assert found.norms == pytest.approx(expected.norms, rel=1e-5)
     assert found.tensors.keys() == expected.tensors.keys()
     for name, tensor in expected.tensors.items():
-        torch.testing.assert_close(found.tensors[name], tensor, rtol=1e-4, atol=1e-4, msg=lambda text, n=name: f"{n}: {text}")
+        assert torch.allclose(found.tensors[name], tensor, rtol=1e-4, atol=1e-4), name
 
 
 @pytest.mark.parametrize(
