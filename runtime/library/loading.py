@@ -33,6 +33,7 @@ from runtime.library.optimizer_probe import (
     check_element_wise,
     element_bytes,
     make_optimizer,
+    stand_ins,
 )
 from runtime.library.process import chosen_device, join
 from runtime.library.sources import place, planned_step, seeded_tensors
@@ -180,21 +181,22 @@ def _checked_peak(
         The optimizer is not element-wise, or its peak is above the plan's limit.
     """
     trained = [value for value in traced.graph.parameters if value.trainable]
-    check_element_wise(factory, {value.name: len(value.spec.shape) for value in trained}, device)
+    dimensions = {value.name: len(value.spec.shape) for value in trained}
+    check_element_wise(factory, dimensions, device)
     per_element = {}
     for value in trained:
         dtype = value.spec.dtype
         if dtype not in per_element:
             kept = spec.keeps_master(dtype)
-            found = element_bytes(factory, value.name, torch.float32 if kept else getattr(torch, dtype), device)
+            own = torch.float32 if kept else getattr(torch, dtype)
+            found = element_bytes(factory, dimensions, value.name, own, device)
             # The master copy is state; the gradient is copied to its dtype.
             extra = _MASTER_BYTES if kept else 0
-            own = value.spec.item_bytes
             workspace = found.workspace + extra
             if clip_norm is not None:
-                workspace = max(workspace, own)
+                workspace = max(workspace, value.spec.item_bytes)
             per_element[dtype] = ElementBytes(found.state + extra, workspace)
-    order = update_order(make_optimizer(factory, [("probe", nn.Parameter(torch.ones(1)))]), clip_norm)
+    order = update_order(make_optimizer(factory, list(stand_ins(dimensions, device).items())), clip_norm)
     peak = predicted_peak(traced.graph, schedule, MeasuredOptimizer(spec, per_element), order)
     named = getattr(getattr(factory, "func", factory), "__name__", "this optimizer")
     message = excess_message(plan, peak, f"{named} ({order.value})")

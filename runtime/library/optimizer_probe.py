@@ -73,15 +73,15 @@ def updates_all_at_once(optimizer: torch.optim.Optimizer) -> bool:
     return any(group.get("foreach") or group.get("fused") for group in optimizer.param_groups)
 
 
-def check_element_wise(factory: OptimizerFactory, shapes: Mapping[str, int], device: torch.device) -> None:
+def check_element_wise(factory: OptimizerFactory, trained: Mapping[str, int], device: torch.device) -> None:
     """Refuse an optimizer under which the shards of a parameter do not become what the whole becomes.
 
     Parameters
     ----------
     factory
         The optimizer.
-    shapes
-        Number of dimensions by name of the trained parameters; one name of each number is tried.
+    trained
+        Number of dimensions of every trained parameter by name; all are tried, with a few elements each.
     device
         Where to try.
 
@@ -90,76 +90,97 @@ def check_element_wise(factory: OptimizerFactory, shapes: Mapping[str, int], dev
     OptimizerRefusedError
         Two halves of a tensor are updated otherwise than the whole, or the optimizer does not run on gradients alone.
     """
-    names = {ndim: name for name, ndim in shapes.items() if ndim}
-    for ndim, name in names.items():
-        generator = torch.Generator().manual_seed(ndim)
-        drawn = [torch.randn((_SIDE,) * ndim, generator=generator, dtype=torch.float64) for _ in range(_STEPS + 1)]
-        start, *gradients = [tensor.to(device) for tensor in drawn]
-        # Halves whose gradients differ in size: a norm over a shard is not that over the whole.
-        gradients = [gradient * torch.linspace(0.5, 3.0, _SIDE, device=device) for gradient in gradients]
-        whole = _trained(factory, name, start, gradients)
-        for dim in {0, ndim - 1}:
-            half = _SIDE // 2
-            parts = [
-                _trained(
-                    factory,
-                    name,
-                    start.narrow(dim, at, half),
-                    [gradient.narrow(dim, at, half) for gradient in gradients],
-                )
-                for at in (0, half)
-            ]
-            error, change = (float(tensor.abs().max()) for tensor in (torch.cat(parts, dim) - whole, whole - start))
+    generator = torch.Generator().manual_seed(0)
+
+    def drawn() -> dict[str, Tensor]:
+        return {
+            name: torch.randn((_SIDE,) * ndim, generator=generator, dtype=torch.float64).to(device)
+            for name, ndim in trained.items()
+        }
+
+    start, gradients = drawn(), [drawn() for _ in range(_STEPS)]
+    # Halves whose gradients differ in size: a norm over a shard is not that over the whole.
+    sizes = torch.linspace(0.5, 3.0, _SIDE, device=device, dtype=torch.float64)
+    for found in gradients:
+        for name, gradient in found.items():
+            scaled = gradient * sizes if gradient.ndim else gradient
+            found[name] = scaled * sizes.reshape(-1, *(1,) * (gradient.ndim - 1)) if gradient.ndim > 1 else scaled
+    whole = _trained(factory, start, gradients)
+    for dim in (0, -1):
+        halves = [
+            _trained(factory, _half(start, dim, at), [_half(found, dim, at) for found in gradients])
+            for at in (0, _SIDE // 2)
+        ]
+        for name, expected in whole.items():
+            if not expected.ndim:
+                continue
+            joined = torch.cat([half[name] for half in halves], dim)
+            error, change = (float(tensor.abs().max()) for tensor in (joined - expected, expected - start[name]))
             if not error <= _TOLERANCE * change:
                 raise OptimizerRefusedError(
-                    f"optimizer {_name(factory)} is not element-wise: two halves of a parameter like {name} "
-                    f"differ from the whole by {error:.1e} of a change of {change:.1e} after {_STEPS} steps, so shards cannot be "
-                    "updated by themselves; use one that treats each element alone (AdamW, SGD, ...)"
+                    f"optimizer {_name(factory)} is not element-wise: two halves of a parameter like {name} differ "
+                    f"from the whole by {error:.1e} of a change of {change:.1e} after {_STEPS} steps, so shards cannot "
+                    "be updated by themselves; use one that treats each element alone (AdamW, SGD, ...)"
                 )
 
 
-def element_bytes(factory: OptimizerFactory, name: str, dtype: torch.dtype, device: torch.device) -> ElementBytes:
+def element_bytes(
+    factory: OptimizerFactory, trained: Mapping[str, int], name: str, dtype: torch.dtype, device: torch.device
+) -> ElementBytes:
     """Measured bytes per element of a parameter of ``dtype``, with the settings for the parameter ``name``."""
-    start = torch.ones(_ELEMENTS, dtype=dtype, device=device)
+    start = torch.ones((_ELEMENTS, *(1,) * (trained[name] - 1)), dtype=dtype, device=device)
     parameter = nn.Parameter(start)
-    optimizer = make_optimizer(factory, [(name, parameter)])
-    _step(factory, optimizer, parameter, torch.ones_like(start))
-    state = sum(
-        tensor.nbytes
-        for tensor in optimizer.state[parameter].values()
-        if isinstance(tensor, Tensor) and 8 * tensor.nbytes >= _ELEMENTS
-    )
+    named = {**stand_ins(trained, device), name: parameter}
+    optimizer = make_optimizer(factory, list(named.items()))
+    _step(factory, optimizer, {parameter: torch.ones_like(start)})
+    kept = [tensor for tensor in optimizer.state[parameter].values() if isinstance(tensor, Tensor)]
+    state = sum(tensor.nbytes for tensor in kept if 8 * tensor.nbytes >= _ELEMENTS)
     gradient = torch.ones_like(start)
     meter = StorageMeter()
-    meter.track(parameter, gradient)
+    meter.track(parameter, gradient, *kept)
+    before = meter.live_bytes
     with meter:
-        _step(factory, optimizer, parameter, gradient)
-    # State that the first step made is not tracked, so what is beyond the two is workspace.
-    workspace = meter.peak_bytes - 2 * start.nbytes
-    return ElementBytes(round(state / _ELEMENTS), round(max(0, workspace) / _ELEMENTS))
+        _step(factory, optimizer, {parameter: gradient})
+    return ElementBytes(round(state / _ELEMENTS), round((meter.peak_bytes - before) / _ELEMENTS))
 
 
-def _trained(factory: OptimizerFactory, name: str, start: Tensor, gradients: Sequence[Tensor]) -> Tensor:
-    parameter = nn.Parameter(start.clone(memory_format=torch.contiguous_format))
-    optimizer = make_optimizer(factory, [(name, parameter)])
-    for gradient in gradients:
-        _step(factory, optimizer, parameter, gradient.clone(memory_format=torch.contiguous_format))
-    return parameter.detach()
+def stand_ins(trained: Mapping[str, int], device: torch.device) -> dict[str, nn.Parameter]:
+    """Small parameters in the place of all trained ones."""
+    return {name: nn.Parameter(torch.ones((_SIDE,) * ndim, device=device)) for name, ndim in trained.items()}
+
+
+def _half(tensors: Mapping[str, Tensor], dim: int, at: int) -> dict[str, Tensor]:
+    return {name: tensor.narrow(dim, at, _SIDE // 2) if tensor.ndim else tensor for name, tensor in tensors.items()}
+
+
+def _trained(
+    factory: OptimizerFactory, start: Mapping[str, Tensor], gradients: Sequence[Mapping[str, Tensor]]
+) -> dict[str, Tensor]:
+    named = {name: nn.Parameter(_dense(tensor)) for name, tensor in start.items()}
+    optimizer = make_optimizer(factory, list(named.items()))
+    for found in gradients:
+        _step(factory, optimizer, {named[name]: _dense(gradient) for name, gradient in found.items()})
+    return {name: parameter.detach() for name, parameter in named.items()}
+
+
+def _dense(tensor: Tensor) -> Tensor:
+    return tensor.clone(memory_format=torch.contiguous_format)
 
 
 def _step(
-    factory: OptimizerFactory, optimizer: torch.optim.Optimizer, parameter: nn.Parameter, gradient: Tensor
+    factory: OptimizerFactory, optimizer: torch.optim.Optimizer, gradients: Mapping[nn.Parameter, Tensor]
 ) -> None:
-    parameter.grad = gradient
+    for parameter, gradient in gradients.items():
+        parameter.grad = gradient
     try:
         optimizer.step()
     except Exception as error:
         raise OptimizerRefusedError(
-            f"optimizer {_name(factory)} fails on a {tuple(parameter.shape)} parameter and its gradient alone "
+            f"optimizer {_name(factory)} fails on small parameters and their gradients alone "
             f"({type(error).__name__}: {error}): use one whose step() needs no closure and takes dense gradients of "
             "any shape"
         ) from error
-    parameter.grad = None
+    optimizer.zero_grad(set_to_none=True)
 
 
 def _name(factory: object) -> str:
