@@ -109,6 +109,8 @@ def load(
         source = open_weights(weights) if weights is not None else None
         if from_seed:
             source = stack.enter_context(seeded_tensors(plan))
+        if source is not None:
+            stack.callback(source.close)
         state = place(traced, schedule, step.module, source, groups, mesh, place_of_rank)
 
     def made(shards: Mapping[str, Tensor]) -> UserOptimizer:

@@ -116,7 +116,7 @@ class Trainer:
                     self._epoch, self._batch = self._epoch + 1, 0
                 if self.step.steps == before and not began:
                     raise BatchError(
-                        f"the data has no batch after step {before}, pass {self._epoch}: give an iterable that can be "
+                        f"the data has no batch after step {before}: give an iterable that can be "
                         "passed over again, not an iterator"
                     )
         return loss

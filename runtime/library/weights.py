@@ -37,6 +37,9 @@ class TensorSource(Protocol):
     def block(self, name: str, slices: tuple[slice, ...]) -> Tensor:
         """A block of a tensor; may share memory with the source."""
 
+    def close(self) -> None:
+        """Let files go."""
+
 
 class MappedTensors:
     """A mapping of names to tensors: a state dict in memory, or a file of torch that is mapped."""
@@ -55,6 +58,10 @@ class MappedTensors:
     def block(self, name: str, slices: tuple[slice, ...]) -> Tensor:
         """View of a block."""
         return self._tensors[name].detach()[slices]
+
+    def close(self) -> None:
+        """Forget the mapping."""
+        self._tensors = {}
 
 
 class ModuleTensors:
@@ -81,6 +88,10 @@ class ModuleTensors:
     def is_on_meta(self, name: str) -> bool:
         """Whether a tensor has no data."""
         return self._tensors[name].device.type == "meta"
+
+    def close(self) -> None:
+        """Forget the module's tensors."""
+        self._tensors = {}
 
     def forget(self, name: str) -> None:
         """Let a tensor go that the module no longer has."""
@@ -117,6 +128,11 @@ class SafetensorsFiles:
     def shape(self, name: str) -> tuple[int, ...]:
         """Shape of a full tensor."""
         return tuple(self._files[name].get_slice(name).get_shape())
+
+    def close(self) -> None:
+        """Close the files."""
+        self._files = {}
+        self._stack.close()
 
     def block(self, name: str, slices: tuple[slice, ...]) -> Tensor:
         """A block; its bytes alone are read."""
