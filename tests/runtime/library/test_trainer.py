@@ -126,7 +126,7 @@ def test_the_script_of_the_guide_trains_and_resumes(tmp_path, meshwright, monkey
     monkeypatch.syspath_prepend(str(tmp_path))
     import pictures
 
-    save_file(pictures.Net().state_dict(), "pretrained.safetensors")
+    save_file(pictures.network().state_dict(), "pretrained.safetensors")
     command = re.search(r"`meshwright (plan pictures:step [^`]*)`", GUIDE.read_text())[1].split()
     ended = meshwright(*command, "--cluster", "a100-8-nvlink", "--time-limit", 10)
     assert ended.code == 0, ended.err
@@ -141,7 +141,7 @@ def test_the_script_of_the_guide_trains_and_resumes(tmp_path, meshwright, monkey
     lines, weights = train(), load_file("trained.safetensors")
     assert lines[-1]["step"] == 60
     assert lines[-1]["loss"] < 0.7 * lines[0]["loss"]
-    pictures.Net().load_state_dict(weights)
+    pictures.network().load_state_dict(weights)
     for late in ("step-00000040", "step-00000060"):
         shutil.rmtree(Path("checkpoints", late))
     again, resumed = train(), load_file("trained.safetensors")
