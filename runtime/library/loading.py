@@ -16,7 +16,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from planner.graph.optimizers import OptimizerSpec, optimizer_named
 from planner.layers.plan.document import LayerPlan, is_layer_plan
 from planner.models.references import TrainingStep
-from planner.plan.document import Plan, load_plan
+from planner.plan.document import Plan, PlanError, load_plan
 from planner.plan.format import canonical_json
 from planner.schedule.instructions import Schedule, Wait
 from planner.strategies.traced_step import TracedStep, trace_step
@@ -129,12 +129,19 @@ def load(
 def _shared(plan: Plan | Path | str) -> Plan:
     """The plan of rank 0 on every rank."""
     if isinstance(plan, LayerPlan) or (isinstance(plan, (Path, str)) and is_layer_plan(Path(plan))):
-        raise LoadError(f"plan {plan} is a plan of layers: runtime.load runs plans of operators, `meshwright run` both")
+        named = "this" if isinstance(plan, LayerPlan) else str(plan)
+        raise LoadError(f"plan {named} is one of layers: runtime.load takes plans of operators, `meshwright run` both")
     if not isinstance(plan, (Plan, Path, str)):
         raise LoadError(f"plan is a {type(plan).__name__}: give a plan of planner.api or the path of its file")
-    text = ""
+    text = failure = ""
     if dist.get_rank() == 0:
-        text = canonical_json(plan if isinstance(plan, Plan) else load_plan(Path(plan)))
+        try:
+            text = canonical_json(plan if isinstance(plan, Plan) else load_plan(Path(plan)))
+        except PlanError as error:
+            failure = str(error)
+    failure = broadcast_text(failure)
+    if failure:
+        raise PlanError(failure)
     return Plan.model_validate_json(broadcast_text(text))
 
 
