@@ -67,7 +67,7 @@ def load(
         A plan, or its file, which rank 0 reads.
     module
         The planned module in training mode, on the CPU (the values of rank 0 count) or on ``meta``. Its tensors are
-        replaced by DTensors in place. None: the module that the plan names.
+        replaced by DTensors in place. None: the module that the plan names, which is code of the plan's origin.
     optimizer
         An element-wise class of ``torch.optim``, a ``functools.partial`` of it, or a function from a list of (name,
         parameter) to an optimizer. None: the plan's, with the settings of ``meshwright run``.

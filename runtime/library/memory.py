@@ -50,9 +50,12 @@ def predicted_peak(graph: OperatorGraph, schedule: Schedule, optimizer: Measured
     """
     run = schedule if order is UpdateOrder.AS_PLANNED else with_updates_last(schedule, order)
     if order is not UpdateOrder.AT_ONCE:
-        return replay(graph, run, optimizer=optimizer).peak_bytes
+        report = replay(graph, run, optimizer=optimizer)
+        assert report.peak_bytes, "the schedule was checked before"
+        return report.peak_bytes
     none = {dtype: replace(entry, workspace=0) for dtype, entry in optimizer.per_element.items()}
     report = replay(graph, run, optimizer=replace(optimizer, per_element=none))
+    assert report.peak_bytes, "the schedule was checked before"
     first = next(at for at, entry in enumerate(run.instructions) if isinstance(entry, Update))
     return max(report.peak_bytes, int(report.profile.total_during[first]) + _all_workspaces(graph, run, optimizer))
 

@@ -138,6 +138,7 @@ class UserOptimizer:
         self.torch = make_optimizer(factory, list(self.parameters.items()))
         self.clipping = clipping
         self.order = update_order(self.torch, None if clipping is None else clipping.norm)
+        self._group_of = {name: at for at, (_, names) in enumerate(self.groups()) for name in names}
         self.step_count = 0
         self.total_norm: Tensor | None = None
         self._factor: Tensor | None = None
@@ -175,7 +176,7 @@ class UserOptimizer:
             return
         parameter.grad = gradient
         del gradient
-        self._step_alone(parameter)
+        self._step_alone(parameter, self._group_of[name])
         parameter.grad = None
         if name in self.masters:
             self._shards[name].copy_(self.masters[name])
@@ -189,10 +190,10 @@ class UserOptimizer:
             for name, master in self.masters.items():
                 self._shards[name].copy_(master)
 
-    def _step_alone(self, parameter: nn.Parameter) -> None:
-        """Run the optimizer while it sees one parameter: its loops over the others would take time."""
+    def _step_alone(self, parameter: nn.Parameter, at: int) -> None:
+        """Run the optimizer while it sees one parameter of a group: its loops over the others would take time."""
         optimizer, groups = self.torch, self.torch.param_groups
-        group = next(group for group in groups if any(entry is parameter for entry in group["params"]))
+        group = groups[at]
         every = group["params"]
         optimizer.param_groups, group["params"] = [group], [parameter]
         try:
