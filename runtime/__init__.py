@@ -1,1 +1,24 @@
-"""From a plan to a running ``torch.distributed`` job. Imports with torch, numpy and pydantic alone."""
+"""From a plan to a running ``torch.distributed`` job. Imports with torch, numpy and pydantic alone.
+
+``load`` and ``Trainer`` train with a plan in a loop of one's own (:mod:`runtime.library`); they are imported when used.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from runtime.library.data import ShareSampler
+    from runtime.library.loading import load
+    from runtime.library.sources import parameters_on_meta
+    from runtime.library.trainer import Trainer
+
+__all__ = ["ShareSampler", "Trainer", "load", "parameters_on_meta"]
+
+_WHERE = {"ShareSampler": "data", "Trainer": "trainer", "load": "loading", "parameters_on_meta": "sources"}
+
+
+def __getattr__(name: str) -> Any:
+    """Import a name of :data:`__all__` at its first use."""
+    if name not in _WHERE:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"runtime.library.{_WHERE[name]}"), name)

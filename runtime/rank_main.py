@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from math import prod
 
 import torch
 import torch.distributed as dist
@@ -17,13 +16,13 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.elastic.multiprocessing.errors import record
 
 from planner.models.references import TrainingStep, check_code, load_step, reference_of
-from planner.plan.document import Plan, load_plan, save_plan, schedule_of, verify_plan
+from planner.plan.document import Plan, load_plan, save_plan
 from planner.plan.format import NANOSECONDS, canonical_json
-from planner.schedule.instructions import Wait
+from planner.schedule.instructions import Schedule, Wait
 from planner.strategies.traced_step import TracedStep, trace_step
 from planner.torch_adapter.local.collectives import MeshGroups
 from planner.torch_adapter.tracing.step_module import StepArguments
-from runtime.job.process_group import LaunchError, broadcast_text, gather_texts, joined, rank_device
+from runtime.job.process_group import broadcast_text, gather_texts, joined, rank_device
 from runtime.job.rank_job import RunOptions, is_first_here, make_initial_state, parse_options, scratch_folder
 from runtime.measure.batches import Batches
 from runtime.measure.comparison import NO_ERROR, ReferenceComparison, WorstError
@@ -32,6 +31,7 @@ from runtime.measure.merged_report import merged_measurements, rank_measurements
 from runtime.measure.reference import read_reference
 from runtime.measure.run_report import RankReport, RunReport, write_report
 from runtime.measure.steps import Measurement, train_and_measure
+from runtime.operators.checked_plan import check_ranks, checked_schedule
 from runtime.operators.instruction_clock import InstructionClock
 from runtime.operators.training import LocalTraining
 
@@ -84,9 +84,9 @@ def _run(plan: Plan, options: RunOptions, device: torch.device) -> RunReport:
         save_plan(plan, copy)
     step = load_step(reference_of(plan), "meta")
     traced = trace_step(step.module, step.example_args, step.example_kwargs, step.loss_fn)
-    _check_plan(plan, traced)
+    schedule = checked_schedule(plan, traced, dist.get_world_size())
     make_initial_state("runtime.measure.reference", copy, options)
-    texts = gather_texts(_train(plan, step, traced, options, device).model_dump_json())
+    texts = gather_texts(_train(plan, step, traced, schedule, options, device).model_dump_json())
     merged = ""
     if dist.get_rank() == 0:
         report = merged_report(plan, [RankReport.model_validate_json(text) for text in texts], options)
@@ -101,29 +101,15 @@ def _shared_plan(options: RunOptions) -> Plan:
     text = canonical_json(load_plan(options.plan)) if dist.get_rank() == 0 else ""
     text = broadcast_text(text)
     plan = Plan.model_validate_json(text)
-    ranks, mesh = dist.get_world_size(), plan.decision.options.mesh
-    if prod(mesh) != ranks:
-        name = "x".join(map(str, mesh))
-        raise LaunchError(f"the plan is for mesh {name}, {prod(mesh)} ranks, the job has {ranks}: start {prod(mesh)}")
+    check_ranks(plan, dist.get_world_size())
     check_code(plan.decision.model.source, options.allow_code)
     return plan
 
 
-def _check_plan(plan: Plan, traced: TracedStep) -> None:
-    """Replay the plan on the step as traced on this machine; only a plan that passes is run.
-
-    Raises
-    ------
-    PlanError
-        The plan is of another step, is no correct step, or differs from its prediction.
-    """
-    here = plan.decision.fingerprints.model_copy(update={"graph": traced.fingerprint})
-    verify_plan(plan, traced.graph, here, devices=dist.get_world_size())
-
-
-def _train(plan: Plan, step: TrainingStep, traced: TracedStep, options: RunOptions, device: torch.device) -> RankReport:
+def _train(
+    plan: Plan, step: TrainingStep, traced: TracedStep, schedule: Schedule, options: RunOptions, device: torch.device
+) -> RankReport:
     decision = plan.decision
-    schedule = schedule_of(plan, traced.graph)
     overlapping = any(isinstance(entry, Wait) for entry in schedule.instructions)
     groups = MeshGroups.of(init_device_mesh(device.type, decision.options.mesh), overlapping=overlapping)
     initial = read_initial_state(options.scratch)

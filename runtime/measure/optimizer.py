@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -41,6 +42,24 @@ HYPERPARAMETERS: Mapping[str, Hyperparameters] = {
 """Settings by the name of the optimizer in a plan. SGD has no weight decay."""
 
 _SGD = ("sgd", "sgd_momentum")
+
+
+class ShardOptimizer(Protocol):
+    """An optimizer that a training step calls, one parameter after another."""
+
+    step_count: int
+
+    def state_tensors(self) -> list[Tensor]:
+        """Every tensor of the state that exists."""
+
+    def begin_step(self) -> None:
+        """Count a step; called before the step's first :meth:`update`."""
+
+    def update(self, name: str, gradient: Tensor) -> None:
+        """Update the shard of parameter ``name`` in place with its local gradient, now or in :meth:`end_step`."""
+
+    def end_step(self) -> None:
+        """End a step; called after its last :meth:`update`."""
 
 
 class LocalOptimizer:
@@ -90,6 +109,9 @@ class LocalOptimizer:
     def begin_step(self) -> None:
         """Count a step; call it before the step's first :meth:`update`."""
         self.step_count += 1
+
+    def end_step(self) -> None:
+        """End a step; every parameter is updated by now."""
 
     def update(self, name: str, gradient: Tensor) -> None:
         """Update the shard of parameter ``name`` in place with its local gradient.

@@ -242,15 +242,18 @@ class _Lowering:
                     raise ScheduleError(f"{where} comes after an update: updates come last")
                 functions[at] = self._local_function(instruction)
         used = {buffer for entry in instructions for buffer in reads(entry)} - set(schedule.inputs)
-        names = {
-            buffer: graph.values[output.of].name
+        gradients = {
+            graph.values[output.of].name: buffer
             for output, buffer in zip(graph.outputs, schedule.results, strict=True)
             if output.role is OutputRole.GRADIENT and output.of is not None
         }
+        parameters = {
+            buffer: graph.values[value].name for value, buffer in zip(graph.inputs, schedule.inputs, strict=True)
+        }
         # A gradient of a parameter that is not updated is a result all the same.
-        used |= set(names) & alive
+        used |= set(gradients.values()) & alive
         tick = None if self._clock is None else self._clock.tick
-        return StepEnd(instructions, self._end, tuple(sorted(used & alive)), functions, names, tick)
+        return StepEnd(instructions, self._end, tuple(sorted(used & alive)), functions, parameters, gradients, tick)
 
     def _take_inputs(self) -> None:
         freed = {buffer for entry in self._schedule.instructions if isinstance(entry, Free) for buffer in entry.buffers}

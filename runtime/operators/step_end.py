@@ -29,7 +29,9 @@ class StepEnd:
     functions
         Function of each view and resharding by its place among the instructions; an overlapped one starts there.
     parameter_of
-        Name of the parameter by the buffer of its gradient.
+        Name of the parameter by its buffer.
+    gradient_of
+        Buffer of the gradient by name of the parameter; two parameters may have one.
     tick
         Called with the position of each instruction when it has ended.
     """
@@ -39,12 +41,13 @@ class StepEnd:
     carried: tuple[int, ...]
     functions: Mapping[int, Callable[..., Any]]
     parameter_of: Mapping[int, str]
+    gradient_of: Mapping[str, int]
     tick: Callable[[int], None] | None = None
 
     @property
     def updated(self) -> tuple[str, ...]:
         """Names of the parameters in the order of their updates."""
-        return tuple(self.parameter_of[entry.gradient] for entry in self.instructions if isinstance(entry, Update))
+        return tuple(self.parameter_of[entry.parameter] for entry in self.instructions if isinstance(entry, Update))
 
     def run(self, carried: Carried, update: Callable[[str, Tensor], None]) -> None:
         """Run the instructions; all ranks of the mesh must call it.
@@ -75,10 +78,10 @@ class StepEnd:
                             if buffer is not None
                         )
                         del results
-                    case Update(_, gradient):
+                    case Update(parameter, gradient):
                         tensor = carried[gradient]
                         assert isinstance(tensor, Tensor)
-                        update(self.parameter_of[gradient], tensor)
+                        update(self.parameter_of[parameter], tensor)
                         del tensor
                     case Free(buffers):
                         for buffer in buffers:
@@ -89,9 +92,9 @@ class StepEnd:
     def gradients(self, carried: Carried) -> dict[str, Tensor]:
         """Local gradients by name of the parameter, in the order of their updates; waits for all of them."""
         found: dict[str, Tensor] = {
-            self.parameter_of[buffer]: tensor
-            for buffer, tensor in carried.items()
-            if buffer in self.parameter_of and isinstance(tensor, Tensor)
+            name: tensor
+            for name, buffer in self.gradient_of.items()
+            if isinstance(tensor := carried.get(buffer), Tensor)
         }
         updated: dict[str, Tensor] = {}
         self.run(carried, updated.__setitem__)

@@ -17,7 +17,7 @@ from planner.torch_adapter.local.collectives import MeshGroups
 from runtime.measure.initial_state import copied
 from runtime.measure.local_shards import local_block
 from runtime.measure.memory_meter import MemoryMeter
-from runtime.measure.optimizer import LocalOptimizer
+from runtime.measure.optimizer import LocalOptimizer, ShardOptimizer
 from runtime.operators.executor import lower
 from runtime.operators.instruction_clock import InstructionClock
 
@@ -50,7 +50,8 @@ class LocalTraining:
     state
         Local parameters, module buffers and constants by name; trained in place.
     optimizer
-        Name of the optimizer; its state is allocated here, before the first step.
+        Name of the optimizer, whose state is allocated here, before the first step; or a function that makes one for
+        the local shards of the parameters that the schedule updates, by name.
     seed
         Key of random operators.
     device
@@ -72,7 +73,7 @@ class LocalTraining:
         schedule: Schedule,
         groups: MeshGroups,
         state: Mapping[str, Tensor],
-        optimizer: str,
+        optimizer: str | Callable[[Mapping[str, Tensor]], ShardOptimizer],
         seed: int,
         device: torch.device,
         clock: InstructionClock | None = None,
@@ -97,7 +98,9 @@ class LocalTraining:
         self.placements = {entry.name: entry.placement for entry in self._inputs if entry.role in _KEPT_ROLES}
         self.state = dict(state)
         trained = {name: self.state[name] for name in self._lowered.end.updated}
-        self.optimizer = LocalOptimizer(optimizer, trained)
+        self.optimizer: ShardOptimizer = (
+            LocalOptimizer(optimizer, trained) if isinstance(optimizer, str) else optimizer(trained)
+        )
 
     def resident_tensors(self) -> list[Tensor]:
         """Tensors that live between steps: parameters, module buffers, optimizer state."""
@@ -110,9 +113,26 @@ class LocalTraining:
         on_gradients: Callable[[Mapping[str, Tensor]], None] | None = None,
     ) -> float:
         """As :meth:`runtime.measure.steps.Training.step`."""
+        return self.run(self.blocks(batch), meter, on_gradients).item()
+
+    def blocks(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Views of this rank's blocks of a batch's global tensors, by name."""
+        return {
+            entry.name: local_block(batch[entry.name], entry.placement, self._groups.shape, self._groups.coordinate)
+            for entry in self._inputs
+            if entry.role is ValueRole.INPUT
+        }
+
+    def run(
+        self,
+        blocks: Mapping[str, Tensor],
+        meter: MemoryMeter | None = None,
+        on_gradients: Callable[[Mapping[str, Tensor]], None] | None = None,
+    ) -> Tensor:
+        """As :meth:`step`, from this rank's blocks of the batch; the loss is a tensor, which is not waited for."""
         number = self.optimizer.step_count
         self._step_seed.fill_((self._seed * _SEED_STRIDE + number) % 2**62)
-        inputs = self._local_inputs(batch)
+        inputs = self._local_inputs(blocks)
         if self._clock is not None:
             self._clock.begin()
         with _watching(meter, inputs):
@@ -129,20 +149,20 @@ class LocalTraining:
         with _watching(meter, ()):
             for name in list(gradients):
                 self.optimizer.update(name, gradients.pop(name))
+            self.optimizer.end_step()
             for name, updated in result.buffer_updates.items():
                 self.state[name].copy_(updated)
         if self._clock is not None:
             self._clock.end()
-        return result.loss.item()
+        return result.loss
 
-    def _local_inputs(self, batch: Mapping[str, Tensor]) -> list[Tensor]:
+    def _local_inputs(self, blocks: Mapping[str, Tensor]) -> list[Tensor]:
         tensors = []
         for entry in self._inputs:
             if entry.role is ValueRole.TANGENT:
                 tensors.append(torch.ones(entry.shape, dtype=entry.dtype, device=self._device))
             elif entry.role is ValueRole.INPUT:
-                block = local_block(batch[entry.name], entry.placement, self._groups.shape, self._groups.coordinate)
-                tensors.append(copied(block, self._device))
+                tensors.append(copied(blocks[entry.name], self._device))
             else:
                 tensors.append(self.state[entry.name])
         return tensors

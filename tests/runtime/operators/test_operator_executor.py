@@ -7,6 +7,7 @@ import pytest
 import torch
 from support.steps.models import conv_net, gpt, mlp, res_net
 from support.steps.plain_schedule import replicated_schedule
+from torch import nn
 
 from planner.graph.operator_graph import ValueRole
 from planner.graph.optimizers import optimizer_named
@@ -99,6 +100,29 @@ def test_updates_are_listed_in_the_order_of_the_schedule(traced_mlp):
     found = lower(schedule, traced, ALONE, 0, CPU).end.updated
     assert list(found) == names
     assert sorted(names) == ["0.bias", "0.weight", "2.bias", "2.weight"]
+
+
+class SharedGradient(nn.Module):
+    """Two parameters that are added: their gradients are one value of the graph."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Parameter(torch.randn(4, 8)), nn.Parameter(torch.randn(4, 8))
+
+    def forward(self, hidden):
+        return (hidden + self.first + self.second).square().mean()
+
+
+def test_two_parameters_with_one_gradient_are_both_updated():
+    module, args = SharedGradient(), (torch.randn(4, 8),)
+    traced = trace_step(module, args)
+    module(*args).backward()
+    schedule = replicated_schedule(traced.graph, (1,))
+    lowered = lower(schedule, traced, ALONE, 0, CPU)
+    gradients = lowered.run(input_tensors(traced, module, args)).gradients
+    assert sorted(lowered.end.updated) == ["first", "second"]
+    for name, parameter in module.named_parameters():
+        assert torch.allclose(gradients[name], parameter.grad)
 
 
 def test_a_clock_times_every_instruction_and_changes_no_number(traced_mlp):

@@ -1,0 +1,1 @@
+"""Plans in a training loop of one's own: ``load``, ``Trainer``, weights and checkpoints."""

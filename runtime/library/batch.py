@@ -1,0 +1,131 @@
+"""Batches of the user, and this rank's share of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from planner.graph.operator_graph import OperatorGraph, ValueRole
+from planner.graph.placement import REPLICATE, Placement, block_index, is_shard, local_shape, shard_dim
+from planner.schedule.instructions import Schedule
+from runtime.library.errors import BatchError
+from runtime.measure.local_shards import local_block
+
+Batch = Mapping[str, Tensor] | Sequence[Tensor] | Tensor
+"""Tensors of a batch by name, in the order of the step's arguments, or the only one."""
+
+
+@dataclass(frozen=True, slots=True)
+class BatchTensor:
+    """A tensor of the batch: its global shape, dtype and placement."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    placement: Placement
+
+
+class BatchShares:
+    """Which part of a batch this rank reads.
+
+    Parameters
+    ----------
+    graph, schedule
+        The traced step, and its schedule.
+    names
+        Tensors of the step's arguments in order, those that take no part in the step included.
+    coordinate
+        Position of this rank on each mesh axis.
+
+    Attributes
+    ----------
+    tensors
+        Those that the step reads, by name.
+    rows
+        Rows of the global batch that any tensor of this rank comes from; all of them where a tensor is not sharded by
+        rows, or the tensors differ.
+    batch_size
+        Rows of the global batch.
+    """
+
+    def __init__(
+        self, graph: OperatorGraph, schedule: Schedule, names: Sequence[str], coordinate: Sequence[int]
+    ) -> None:
+        self.names = tuple(names)
+        self._mesh, self._coordinate = schedule.mesh, tuple(coordinate)
+        found = [
+            BatchTensor(
+                graph.values[value].name,
+                graph.values[value].spec.shape,
+                getattr(torch, graph.values[value].spec.dtype),
+                schedule.buffers[buffer].placement,
+            )
+            for value, buffer in zip(graph.inputs, schedule.inputs, strict=True)
+            if graph.values[value].role is ValueRole.INPUT
+        ]
+        self.tensors = {entry.name: entry for entry in found}
+        sizes = {entry.shape[0] if entry.shape else 0 for entry in found}
+        self.batch_size = sizes.pop() if len(sizes) == 1 else 0
+        blocks = {self._rows(entry) for entry in found} if self.batch_size else set()
+        self.rows = blocks.pop() if len(blocks) == 1 else range(self.batch_size)
+
+    def blocks(self, batch: Batch) -> dict[str, Tensor]:
+        """Blocks of this rank of every tensor that the step reads, by name; views where possible.
+
+        Parameters
+        ----------
+        batch
+            Each tensor is global, or the :attr:`rows` of the global one, or already this rank's block.
+
+        Raises
+        ------
+        BatchError
+            A tensor is missing, is not one of the step's, or has another shape or dtype.
+        """
+        given = self._named(batch)
+        return {name: self._block(entry, given[name]) for name, entry in self.tensors.items()}
+
+    def _named(self, batch: Batch) -> Mapping[str, Tensor]:
+        wanted = ", ".join(self.names)
+        if isinstance(batch, Tensor):
+            batch = (batch,)
+        if not isinstance(batch, Mapping):
+            if len(batch) != len(self.names):
+                raise BatchError(f"the batch has {len(batch)} tensors, the step takes {len(self.names)}: {wanted}")
+            batch = dict(zip(self.names, batch, strict=True))
+        missing = [name for name in self.tensors if name not in batch]
+        unknown = [str(name) for name in batch if name not in self.names]
+        if missing or unknown:
+            wrong = (
+                f"lacks {', '.join(missing)}" if missing else f"has {', '.join(unknown)}, which the step does not take"
+            )
+            raise BatchError(f"the batch {wrong}: it takes {wanted}")
+        return batch
+
+    def _block(self, entry: BatchTensor, tensor: Tensor) -> Tensor:
+        if not isinstance(tensor, Tensor):
+            raise BatchError(f"{entry.name} of the batch is a {type(tensor).__name__}: give a tensor")
+        if tensor.dtype != entry.dtype:
+            raise BatchError(f"{entry.name} of the batch has {tensor.dtype}, planned is {entry.dtype}: convert it")
+        shape, local = tuple(tensor.shape), local_shape(entry.shape, entry.placement, self._mesh)
+        if shape == entry.shape:
+            return local_block(tensor, entry.placement, self._mesh, self._coordinate)
+        if shape == local:
+            return tensor
+        rows = (len(self.rows), *entry.shape[1:])
+        if self.batch_size and shape == rows:
+            rest = tuple(REPLICATE if is_shard(part) and shard_dim(part) == 0 else part for part in entry.placement)
+            return local_block(tensor, rest, self._mesh, self._coordinate)
+        shares = f", or this rank's share of {rows}" if self.batch_size and rows != entry.shape else ""
+        raise BatchError(
+            f"{entry.name} of the batch has shape {shape}, planned is {entry.shape}{shares}: plan with the batch and "
+            "sequence that you train with, pad, and drop the last incomplete batch"
+        )
+
+    def _rows(self, entry: BatchTensor) -> range:
+        size = local_shape(entry.shape, entry.placement, self._mesh)[0]
+        first = size * block_index(self._coordinate, entry.placement, self._mesh, 0)
+        return range(first, first + size)

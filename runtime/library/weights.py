@@ -1,0 +1,226 @@
+"""Where the initial tensors come from: a module, a mapping, files of safetensors or of torch.
+
+A rank reads its own blocks; of a file nothing else is read, and of the model no rank holds more than one whole tensor.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from runtime.library.errors import WeightsError
+from runtime.measure.initial_state import map_tensors
+
+Weights = Mapping[str, Tensor] | Path | str
+"""A state dict, a file of one, or a folder as ``from_pretrained`` reads it."""
+
+INDEX, SINGLE, TORCH = "model.safetensors.index.json", "model.safetensors", "pytorch_model.bin"
+_SUFFIXES = (".safetensors", ".pt", ".pth", ".bin")
+
+
+class TensorSource(Protocol):
+    """Full tensors by name, read in part."""
+
+    def names(self) -> Iterable[str]:
+        """Names of all tensors."""
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Shape of a full tensor."""
+
+    def block(self, name: str, slices: tuple[slice, ...]) -> Tensor:
+        """A block of a tensor; may share memory with the source."""
+
+    def close(self) -> None:
+        """Let files go."""
+
+
+class MappedTensors:
+    """A mapping of names to tensors: a state dict in memory, or a file of torch that is mapped."""
+
+    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
+        self._tensors = tensors
+
+    def names(self) -> Iterable[str]:
+        """Names of all tensors."""
+        return self._tensors
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Shape of a full tensor."""
+        return tuple(self._tensors[name].shape)
+
+    def block(self, name: str, slices: tuple[slice, ...]) -> Tensor:
+        """View of a block."""
+        return self._tensors[name].detach()[slices]
+
+    def close(self) -> None:
+        """Forget the mapping."""
+        self._tensors = {}
+
+
+class ModuleTensors:
+    """Tensors of a module, as rank 0 has them; :meth:`block` is a collective of all ranks."""
+
+    def __init__(self, module: nn.Module, device: torch.device) -> None:
+        self._module, self._device = module, device
+        self._tensors = {name: tensor.detach() for name, tensor in _named_tensors(module)}
+
+    def names(self) -> Iterable[str]:
+        """Names of all tensors."""
+        return self._tensors
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Shape of a full tensor."""
+        return tuple(self._tensors[name].shape)
+
+    def block(self, name: str, slices: tuple[slice, ...]) -> Tensor:
+        """Copy of a block of rank 0's tensor."""
+        full = self._tensors[name].to(self._device, memory_format=torch.contiguous_format, copy=True)
+        dist.broadcast(full, 0)
+        return full[slices]
+
+    def is_on_meta(self, name: str) -> bool:
+        """Whether a tensor has no data."""
+        return self._tensors[name].device.type == "meta"
+
+    def close(self) -> None:
+        """Forget the module's tensors."""
+        self._tensors = {}
+
+    def forget(self, name: str) -> None:
+        """Let a tensor go that the module no longer has."""
+        del self._tensors[name]
+
+
+class SafetensorsFiles:
+    """Tensors of safetensors files."""
+
+    def __init__(self, file_of: Mapping[str, Path]) -> None:
+        try:
+            from safetensors import safe_open
+        except ImportError:
+            raise WeightsError("reading safetensors needs the package: pip install safetensors") from None
+        self._stack = ExitStack()
+        opened: dict[Path, Any] = {}
+        for path in set(file_of.values()):
+            try:
+                opened[path] = self._stack.enter_context(safe_open(path, framework="pt"))
+            except Exception as error:
+                raise WeightsError(f"weights {path} cannot be read: {error}") from error
+        self._files = {name: opened[path] for name, path in file_of.items()}
+
+    @classmethod
+    def single(cls, path: Path) -> SafetensorsFiles:
+        """Tensors of one file."""
+        names = cls({"": path})._files[""].keys()
+        return cls(dict.fromkeys(names, path))
+
+    def names(self) -> Iterable[str]:
+        """Names of all tensors."""
+        return self._files
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Shape of a full tensor."""
+        return tuple(self._files[name].get_slice(name).get_shape())
+
+    def close(self) -> None:
+        """Close the files."""
+        self._files = {}
+        self._stack.close()
+
+    def block(self, name: str, slices: tuple[slice, ...]) -> Tensor:
+        """A block; its bytes alone are read."""
+        found: Tensor = self._files[name].get_slice(name)[slices] if slices else self._files[name].get_tensor(name)
+        return found
+
+
+def open_weights(weights: Weights) -> TensorSource:
+    """Source of a mapping, a file or a folder.
+
+    Raises
+    ------
+    WeightsError
+        There is no such file, or it is none of these.
+    """
+    if isinstance(weights, Mapping):
+        return MappedTensors(weights)
+    path = Path(weights)
+    if path.is_dir():
+        if (path / INDEX).exists():
+            return SafetensorsFiles(_indexed(path / INDEX))
+        found = next((path / name for name in (SINGLE, TORCH) if (path / name).exists()), None)
+        if found is None:
+            raise WeightsError(f"weights {path}: the folder has none of {INDEX}, {SINGLE} and {TORCH}")
+        path = found
+    if not path.is_file() or path.suffix not in _SUFFIXES:
+        raise WeightsError(
+            f"weights {path}: no such file or folder; give a file ({', '.join(_SUFFIXES)}), a folder as "
+            "from_pretrained reads it, or a state dict"
+        )
+    if path.suffix == ".safetensors":
+        return SafetensorsFiles.single(path)
+    try:
+        return MappedTensors(map_tensors(path))
+    except Exception as error:
+        raise WeightsError(f"weights {path} cannot be read as a state dict of tensors alone: {error}") from error
+
+
+def _indexed(path: Path) -> dict[str, Path]:
+    try:
+        written = json.loads(path.read_text(encoding="utf-8"))["weight_map"]
+        return {str(name): path.parent / str(file) for name, file in written.items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise WeightsError(f"weights {path}: no index of safetensors ({type(error).__name__}: {error})") from error
+
+
+def find_names(source: TensorSource, wanted: Mapping[str, tuple[str, ...]], optional: Iterable[str]) -> dict[str, str]:
+    """Name in the source by name of the tensor.
+
+    Parameters
+    ----------
+    source
+        Where the tensors are.
+    wanted
+        Other names of the same tensor by its first name.
+    optional
+        Tensors that the source need not have.
+
+    Returns
+    -------
+    dict
+        A name that the source lacks is found with or without a first part, as transformers saves a base model.
+
+    Raises
+    ------
+    WeightsError
+        The source lacks tensors.
+    """
+    there = set(source.names())
+    firsts = sorted({name.partition(".")[0] for name in there if "." in name})
+    found, missing = {}, []
+    for name, aliases in wanted.items():
+        candidates = [name, *aliases]
+        candidates += [entry.partition(".")[2] for entry in (name, *aliases)]
+        candidates += [f"{first}.{entry}" for first in firsts for entry in (name, *aliases)]
+        match = next((candidate for candidate in candidates if candidate in there), None)
+        if match is not None:
+            found[name] = match
+        elif name not in optional:
+            missing.append(name)
+    if missing:
+        more = f" and {len(missing) - 5} more" if len(missing) > 5 else ""
+        raise WeightsError(
+            f"the weights lack {', '.join(missing[:5])}{more} of the model; they have "
+            f"{', '.join(sorted(there)[:3])}, ...: give those of the planned model"
+        )
+    return found
+
+
+def _named_tensors(module: nn.Module) -> list[tuple[str, Tensor]]:
+    return [*module.named_parameters(), *module.named_buffers()]

@@ -1,0 +1,145 @@
+"""Checkpoints: bit-equal under the same plan, equal within rounding under another, complete or not there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support.processes.library_runs import ADAMW, OPTIMIZERS, batches, full_tensors, scheduler_of
+from support.steps.planned_steps import random_plan, real_step
+from support.tiers import slow
+from torch import Tensor
+
+import runtime
+from planner.plan.document import Plan
+from runtime.library.checkpoint import latest_checkpoint
+from runtime.library.errors import CheckpointError
+
+
+def trained_on_rank(
+    plan: Plan, name: str, optimizer: str, begin: int, end: int, folder: Path | None, keep: int | None = None
+) -> tuple[list[float], dict[str, Tensor], dict[str, Any]]:
+    """Losses of steps ``begin`` to ``end``, all tensors, the position; from and to the checkpoints in a folder."""
+    module = real_step(name).module
+    step = runtime.load(plan, module, optimizer=OPTIMIZERS[optimizer], clip_norm=0.5, device="cpu")
+    scheduler = scheduler_of(step.optimizer)
+    position = step.resume(folder, scheduler) if begin and folder else {}
+    assert step.steps == begin
+    losses = []
+    for batch in batches(name, end)[begin:]:
+        losses.append(step(batch).item())
+        scheduler.step()
+        if folder is not None and not begin:
+            step.save(folder, scheduler, {"epoch": 3, "batch": step.steps}, keep)
+    return losses, full_tensors(step.state_dict()), position
+
+
+@pytest.mark.parametrize(
+    ("name", "optimizer"),
+    [("dropout_gpt", "adamw"), ("res_net", "nesterov"), slow("llama", "fused"), slow("tied_gpt", "foreach")],
+)
+def test_the_same_plan_goes_on_bit_equal(name, optimizer, two_ranks, tmp_path):
+    plan = random_plan(name, (2,), 0)
+    whole = two_ranks.run(trained_on_rank, plan, name, optimizer, 0, 4, None)
+    two_ranks.run(trained_on_rank, plan, name, optimizer, 0, 2, tmp_path)
+    rest = two_ranks.run(trained_on_rank, plan, name, optimizer, 2, 4, tmp_path)
+    for (losses, tensors, _), (later, found, position) in zip(whole, rest, strict=True):
+        assert later == losses[2:]
+        assert all(torch.equal(found[key], tensor) for key, tensor in tensors.items())
+        assert position == {"epoch": 3, "batch": 2}
+
+
+@pytest.mark.parametrize("name", ["gpt2", slow("conv_net")])
+def test_another_mesh_and_plan_go_on_within_rounding(name, two_ranks, four_ranks, tmp_path):
+    plan, other = random_plan(name, (2,), 0), random_plan(name, (2, 2), 5)
+    (whole, *_) = two_ranks.run(trained_on_rank, plan, name, "adamw", 0, 4, None)
+    two_ranks.run(trained_on_rank, plan, name, "adamw", 0, 2, tmp_path)
+    for losses, found, _ in four_ranks.run(trained_on_rank, other, name, "adamw", 2, 4, tmp_path):
+        assert losses == pytest.approx(whole[0][2:], rel=1e-5)
+        assert all(torch.allclose(found[key], tensor, rtol=1e-4, atol=1e-5) for key, tensor in whole[1].items())
+
+
+def test_the_last_few_are_kept_and_remains_removed(two_ranks, tmp_path):
+    (tmp_path / ".writing-step-00000001-left").mkdir()
+    two_ranks.run(trained_on_rank, random_plan("mlp", (2,), 0), "mlp", "adamw", 0, 4, tmp_path, 2)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000003", "step-00000004"]
+    files = sorted(path.name for path in (tmp_path / "step-00000004").iterdir())
+    assert files[0] == "loop.pt"
+    assert all(name.endswith(".safetensors") for name in files[1:])
+
+
+def interrupted_on_rank(plan: Plan, folder: Path) -> tuple[str, str]:
+    """What a save says that fails behind the tensors, and the latest checkpoint after it."""
+    from unittest.mock import patch
+
+    step = runtime.load(plan, real_step("mlp").module, optimizer=ADAMW, device="cpu")
+    step.save(folder)
+    step(batches("mlp", 1)[0])
+    message = ""
+    with patch("runtime.library.checkpoint._write_synced", side_effect=OSError(28, "No space left on device")):
+        try:
+            step.save(folder)
+        except CheckpointError as error:
+            message = str(error)
+    return message, str(latest_checkpoint(folder))
+
+
+def test_a_save_that_fails_leaves_the_older_checkpoint(two_ranks, tmp_path):
+    for message, latest in two_ranks.run(interrupted_on_rank, random_plan("mlp", (2,), 0), tmp_path):
+        assert "step-00000001 cannot be written: " in message
+        assert "No space left" in message
+        assert latest == str(tmp_path / "step-00000000")
+
+
+def refusals_on_rank(plan: Plan, other: Plan, folder: Path) -> list[str]:
+    """Messages of loads that do not fit what was saved."""
+    step = runtime.load(plan, real_step("mlp").module, optimizer=ADAMW, device="cpu")
+    step(batches("mlp", 1)[0])
+    path = step.save(folder, scheduler_of(step.optimizer))
+    sgd = runtime.load(plan, real_step("mlp").module, optimizer=torch.optim.SGD, device="cpu")
+    net = runtime.load(other, real_step("conv_net").module, optimizer=ADAMW, device="cpu")
+    grouped = runtime.load(plan, real_step("mlp").module, optimizer=in_two_groups, device="cpu")
+    lambdas = torch.optim.lr_scheduler.LambdaLR(step.optimizer, Rate())
+    messages = []
+    for load in (
+        lambda: sgd.resume(path),
+        lambda: step.resume(path),
+        lambda: grouped.resume(folder, scheduler_of(grouped.optimizer)),
+        lambda: net.resume(path, scheduler_of(net.optimizer)),
+        lambda: step.resume(folder / "nothing"),
+        lambda: step.save(folder, lambdas),
+    ):
+        try:
+            load()
+            messages.append("")
+        except CheckpointError as error:
+            messages.append(str(error))
+    return messages
+
+
+class Rate:
+    """A rate of one's own, whose state would be code."""
+
+    def __init__(self) -> None:
+        self.me = Rate
+
+    def __call__(self, step: int) -> float:
+        return 1.0
+
+
+def in_two_groups(named):
+    return torch.optim.AdamW([{"params": named[:1]}, {"params": named[1:], "lr": 1e-3}])
+
+
+def test_what_does_not_fit_is_refused_by_name(two_ranks, tmp_path):
+    plan, other = random_plan("mlp", (2,), 0), random_plan("conv_net", (2,), 0)
+    for found in two_ranks.run(refusals_on_rank, plan, other, tmp_path):
+        optimizer, scheduler, groups, model, nothing, code = found
+        assert "is of AdamW, the step has SGD: use the same class" in optimizer
+        assert "has a scheduler's state, none was given" in scheduler
+        assert "has its parameters in 1 groups of the optimizer, the step has others in 2" in groups
+        assert "groups of the optimizer" in model
+        assert "neither a checkpoint nor a folder that holds one" in nothing
+        assert "holds more than plain values" in code

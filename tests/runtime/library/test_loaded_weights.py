@@ -1,0 +1,159 @@
+"""Weights into shards and out again: what is read, what is held, and what other libraries make of it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from support.processes.library_runs import ADAMW, batches, full_tensors
+from support.steps.planned_steps import configuration_file, random_plan, real_step
+from support.tiers import slow
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+import runtime
+from planner.plan.document import Plan
+from planner.torch_adapter.meters.storage_meter import StorageMeter
+from runtime.library.errors import WeightsError
+from runtime.library.sources import place
+from runtime.library.weights import INDEX, SINGLE
+
+
+def other_weights(name: str) -> dict[str, Tensor]:
+    """Weights that are not those of the seed; a tied parameter once."""
+    generator = torch.Generator().manual_seed(7)
+    named = real_step(name).module.named_parameters()
+    return {key: torch.randn(tensor.shape, generator=generator) * 0.02 for key, tensor in named}
+
+
+def pretrained_folder(folder: Path, name: str) -> dict[str, Tensor]:
+    """A folder of two shards and an index, as transformers writes it."""
+    weights = other_weights(name)
+    names = sorted(weights)
+    shards = {"model-00001-of-00002.safetensors": names[::2], "model-00002-of-00002.safetensors": names[1::2]}
+    for file, held in shards.items():
+        save_file({key: weights[key] for key in held}, folder / file)
+    where = {key: file for file, held in shards.items() for key in held}
+    (folder / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": where}))
+    (folder / "config.json").write_text(configuration_file(name).read_text())
+    return weights
+
+
+class LocalMeter(StorageMeter):
+    """Counts tensors that have memory: neither those on meta nor the DTensors over local ones."""
+
+    def _count(self, tensor: Tensor, operator: object) -> None:
+        if not tensor.is_meta and not isinstance(tensor, DTensor):
+            super()._count(tensor, operator)
+
+
+def metered_load(plan: Plan, folder: Path) -> tuple[dict[str, Tensor], int, int, int]:
+    """All tensors; most bytes of tensors while they were placed, bytes of this rank's, and of the largest one."""
+    meter = LocalMeter()
+
+    def metered(*arguments: Any) -> dict[str, Tensor]:
+        with meter:
+            return place(*arguments)
+
+    with patch("runtime.library.loading.place", metered):
+        step = runtime.load(plan, weights=folder, optimizer=ADAMW, device="cpu")
+    held = sum(tensor.nbytes for tensor in step.training.state.values())
+    largest = max(tensor.nbytes for tensor in step.state_dict().values())
+    return full_tensors(step.state_dict()), meter.peak_bytes, held, largest
+
+
+@pytest.mark.parametrize("name", ["gpt2", slow("llama")])
+def test_a_folder_goes_straight_into_shards(name, two_ranks, tmp_path):
+    expected = pretrained_folder(tmp_path, name)
+    plan = random_plan(name, (2,), 1)
+    whole = sum(tensor.nbytes for tensor in expected.values())
+    for tensors, peak, held, largest in two_ranks.run(metered_load, plan, tmp_path):
+        assert all(torch.equal(tensors[key], tensor) for key, tensor in expected.items())
+        assert held < 0.9 * whole
+        assert held <= peak <= held + largest
+
+
+def loaded_from(plan: Plan, weights) -> dict[str, Tensor]:
+    return full_tensors(runtime.load(plan, weights=weights, optimizer=ADAMW, device="cpu").state_dict())
+
+
+def test_files_state_dicts_and_base_models_are_the_same(two_ranks, tmp_path):
+    plan, expected = random_plan("gpt2", (2,), 1), other_weights("gpt2")
+    base = {key.removeprefix("transformer."): tensor for key, tensor in expected.items()}
+    half = {key: tensor.bfloat16() for key, tensor in expected.items()}
+    save_file(base, tmp_path / "base.safetensors")
+    torch.save(expected, tmp_path / "weights.pt")
+    (tmp_path / "single").mkdir()
+    save_file(half, tmp_path / "single" / SINGLE)
+    for weights in (expected, tmp_path / "base.safetensors", str(tmp_path / "weights.pt")):
+        for tensors in two_ranks.run(loaded_from, plan, weights):
+            assert all(torch.equal(tensors[key], tensor) for key, tensor in expected.items())
+    for tensors in two_ranks.run(loaded_from, plan, tmp_path / "single"):
+        assert all(torch.equal(tensors[key], tensor.float()) for key, tensor in half.items())
+
+
+def test_the_seed_gives_the_tensors_of_one_process(two_ranks):
+    expected = real_step("res_net").module.state_dict()
+    for tensors in two_ranks.run(loaded_from, random_plan("res_net", (2,), 0), None):
+        assert tensors.keys() == expected.keys()
+        assert all(torch.equal(tensors[key], tensor) for key, tensor in expected.items())
+
+
+def exported_by_rank(plan: Plan, name: str, path: Path) -> dict[str, Tensor]:
+    step = runtime.load(plan, real_step(name).module, optimizer=ADAMW, device="cpu")
+    step(batches(name, 1)[0])
+    step.export(path)
+    return full_tensors(step.state_dict())
+
+
+def test_an_export_loads_in_transformers(four_ranks, tmp_path):
+    from transformers import AutoModelForCausalLM
+
+    tensors, *_ = four_ranks.run(exported_by_rank, random_plan("llama", (2, 2), 0), "llama", tmp_path / "out")
+    found = AutoModelForCausalLM.from_pretrained(tmp_path / "out").state_dict()
+    assert all(torch.equal(found[key], tensor) for key, tensor in tensors.items())
+
+
+@pytest.mark.parametrize("name", ["tied_gpt", "res_net"])
+def test_an_export_loads_as_a_state_dict(name, two_ranks, tmp_path):
+    path = tmp_path / "weights.safetensors"
+    tensors, *_ = two_ranks.run(exported_by_rank, random_plan(name, (2,), 0), name, path)
+    module = real_step(name).module
+    module.load_state_dict(load_file(path))
+    assert all(torch.equal(module.state_dict()[key], tensor) for key, tensor in tensors.items())
+    assert [entry.name for entry in tmp_path.iterdir()] == ["weights.safetensors"]
+
+
+def refusal_on_rank(plan: Plan, weights, on_meta: bool = False) -> str:
+    module = real_step("mlp").module.to("meta") if on_meta else None
+    try:
+        runtime.load(plan, module, weights=weights, optimizer=ADAMW, device="cpu")
+    except WeightsError as error:
+        return str(error)
+    return ""
+
+
+def test_weights_that_are_not_the_model_s_are_refused(two_ranks, tmp_path):
+    plan, weights = random_plan("mlp", (2,), 0), other_weights("mlp")
+    (tmp_path / "code.pt").write_bytes(b"cos\nsystem\n(S'true'\ntR.")
+    (tmp_path / "broken.safetensors").write_bytes(b"\x10\0\0\0")
+    cases = {
+        r"the weights lack 0.bias of the model; they have 0.weight": {
+            k: v for k, v in weights.items() if k != "0.bias"
+        },
+        "0.bias of the weights has shape (3,), the model (64,)": {**weights, "0.bias": torch.zeros(3)},
+        "no such file or folder; give a file": tmp_path / "nothing",
+        f"the folder has none of {INDEX}": tmp_path,
+        "cannot be read as a state dict of tensors alone": tmp_path / "code.pt",
+        "broken.safetensors cannot be read": tmp_path / "broken.safetensors",
+    }
+    for message, given in cases.items():
+        for found in two_ranks.run(refusal_on_rank, plan, given):
+            assert message in found
+    for found in two_ranks.run(refusal_on_rank, plan, None, True):
+        assert "parameter 0.weight has no data, the module is on meta: give weights" in found
