@@ -8,7 +8,18 @@ from typing import Any
 
 from planner.papers.claims.claim import Answer, Claim, Results, Rule, Verdict
 
-__all__ = ["TOLERANCE", "fact", "judge_cells", "judge_number", "not_reproduced", "number", "same"]
+__all__ = [
+    "TOLERANCE",
+    "fact",
+    "judge_cells",
+    "judge_number",
+    "no_figure",
+    "not_reproduced",
+    "number",
+    "percent",
+    "remark",
+    "same",
+]
 
 TOLERANCE = 0.1
 """Relative difference up to which a number of ours agrees with one that a paper measured on its machine."""
@@ -92,7 +103,24 @@ def judge_cells(ours: Sequence[float | None], printed: Sequence[float | str | No
     close = all(abs(ratio - 1) <= TOLERANCE for ratio in ratios)
     text = ", ".join("OOM" if found is None else f"{found:.4g}" for found, _ in pairs)
     memory = f"memory as printed in {alike} of {len(pairs)} cells"
-    factors = f"; ours {min(ratios):.2f} to {max(ratios):.2f} times the paper's, median {median(ratios):.2f}"
+    factors = ""
+    if ratios:
+        factors = f"; ours {min(ratios):.2f} to {max(ratios):.2f} times the paper's, median {median(ratios):.2f}"
     holds = alike == len(pairs) and close
-    why = f"{memory}{factors if ratios else ''}{'' if holds else f'; {reason}'}"
+    why = f"{memory}{factors}{'' if holds else f'; {reason}'}"
     return Answer(text, Verdict.HOLDS if holds else Verdict.DIFFERS, why)
+
+
+def remark(pattern: str) -> Rule:
+    """Rule for a remark on a printed text: it makes no claim of its own."""
+    return not_reproduced(pattern, "a remark on the printed text, which claims nothing by itself")
+
+
+def no_figure(pattern: str) -> Rule:
+    """Rule for a plot without printed numbers."""
+    return not_reproduced(pattern, "the paper has a plot here and prints no number")
+
+
+def percent(ratio: float) -> float:
+    """Gain in per cent of a ratio."""
+    return 100 * (ratio - 1)
