@@ -4,6 +4,9 @@ A baseline fixes the number of stages and leaves every layer the same one strate
 layers are cut into stages, the batch, micro-batches within the rule, is solved exactly, so a baseline is as good as it
 can be under the same costs; and it is a plan of the whole problem, which is therefore never slower.
 
+With one strategy the sum over stages in the time of a step, ``(m - 1) max_i C'_i + sum_i C_i``, is the same for all
+partitions. So the best one has the least slowest stage among those that fit: :func:`solve_uniform` needs no search.
+
 ==============  ======================================================================================
 ``ddp``         replicas on all devices (PyTorch DDP)
 ``fsdp``        shards on all devices (FairScale's FSDP, ZeRO-3, the paper's SDP)
@@ -21,15 +24,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from functools import cache
+from itertools import product
 
+import numpy as np
+
+from formulations.galvatron.best_partition import best_partition
 from formulations.galvatron.costs import CostModel, LayerTables, layer_tables
-from formulations.galvatron.pipeline import MicroBatchRule, PipelineProblem
+from formulations.galvatron.joint import JointResult
+from formulations.galvatron.pipeline import MicroBatchRule, PipelinePlan, PipelineProblem
 from formulations.galvatron.strategies import Dimension, LayerStrategy, Level
+from formulations.galvatron.windows import IMPOSSIBLE
 from formulations.layers.layer import LayerChain
 from formulations.layers.pipeline_schedule import Schedule
+from formulations.problem.strategy_problem import IntArray
 
-__all__ = ["UniformStrategy", "baselines", "three_dimensions", "uniform_problem", "with_any_degree"]
+__all__ = ["UniformStrategy", "baselines", "solve_uniform", "three_dimensions", "uniform_problem", "with_any_degree"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,9 +131,57 @@ def uniform_problem(
         del stages  # there is one number of stages
         return layer_tables(chain, uniform.strategies, micro_batch, model)
 
-    return PipelineProblem(
-        len(chain), tables, (uniform.stages,), tuple(batches), memory_limit, uniform.schedule, rule
+    return PipelineProblem(len(chain), tables, (uniform.stages,), tuple(batches), memory_limit, uniform.schedule, rule)
+
+
+def solve_uniform(problem: PipelineProblem) -> JointResult:
+    """Find the partition, batch and micro-batches with most samples per second where every layer has one strategy.
+
+    Parameters
+    ----------
+    problem
+        Of :func:`uniform_problem` with one strategy; its bound is exact.
+
+    Raises
+    ------
+    ValueError
+        If there is a choice of strategies.
+    """
+    best: tuple[Fraction, int, PipelinePlan] | None = None
+    for stages, batch in product(problem.usable_degrees, problem.batches):
+        for count in problem.rule.counts(batch, stages):
+            tables = problem.tables(stages, batch // count)
+            if len(tables.strategies) != 1:
+                raise ValueError(f"{len(tables.strategies)} strategies; a uniform plan has one, use the joint search")
+            if not tables.allowed[tables.kinds].all():
+                continue
+            held = [problem.schedule.in_flight(stages, position, count) for position in range(stages)]
+            windows = {k: _slowest_within(tables, k, problem.memory_limit) for k in set(held)}
+            slowest, borders = best_partition(np.stack([windows[k] for k in held]), np.maximum)
+            if slowest >= IMPOSSIBLE:
+                continue
+            cost = (count - 1) * slowest + int(tables.synchronised[tables.kinds, 0].sum())
+            per_sample = Fraction(cost, batch)
+            if best is None or per_sample < best[0]:
+                best = per_sample, cost, PipelinePlan(batch, count, borders, (0,) * problem.layers)
+    return JointResult(None, None, None, 0) if best is None else JointResult(best[2], best[1], best[0], 0)
+
+
+def _slowest_within(tables: LayerTables, in_flight: int, memory_limit: int) -> IntArray:
+    """Time of a micro-batch without synchronisation of every run of layers, where it fits; shape ``(L + 1, L + 1)``."""
+    rows = tables.kinds
+    forward, backward, states, borrowed, repeated = (
+        table[rows, 0] for table in (tables.forward, tables.backward, tables.states, tables.borrowed, tables.repeated)
     )
+    layers = len(rows)
+    found = np.full((layers + 1, layers + 1), IMPOSSIBLE, dtype=np.int64)
+    for first in range(layers):
+        held = np.maximum.accumulate(in_flight * np.cumsum(forward[first:]) + backward[first:])
+        held = held + np.cumsum(states[first:])
+        if first > 0:  # layers before the first lend nothing to this stage
+            held = held + np.maximum.accumulate(borrowed[first:])
+        found[first, first + 1 :] = np.where(held <= memory_limit, np.cumsum(repeated[first:]), IMPOSSIBLE)
+    return found
 
 
 def with_any_degree(chain: LayerChain, degree: int) -> LayerChain:
@@ -134,7 +193,6 @@ def with_any_degree(chain: LayerChain, degree: int) -> LayerChain:
     return replace(
         chain,
         layers=tuple(
-            replace(layer, split=replace(layer.split, divisor=layer.split.divisor * degree))
-            for layer in chain.layers
+            replace(layer, split=replace(layer.split, divisor=layer.split.divisor * degree)) for layer in chain.layers
         ),
     )

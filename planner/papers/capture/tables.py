@@ -1,4 +1,4 @@
-"""CAPTURE's figures with every row: Alpa's choice as the paper describes it, beside published, repaired and exact plans.
+"""CAPTURE's figures with every row: Alpa's choice as the paper describes it, beside published and exact plans.
 
 Alpa's choice is modelled, its plans are not printed. Hybrid: "autostaging ... to optimize throughput", the fastest of
 all plans that fit, with complete freedom. Pipelines alone: "autolayering" cuts the model into 16 layers of equal
@@ -119,7 +119,9 @@ def _fewest(report: Report) -> list[Row]:
         for model, (batches, _) in MODELS.items():
             report(f"fewest GPUs, {model}, {schedule}")
 
-            def problem_of(gpus: int, model: str = model, batch: int = batches[0], schedule: Schedule = schedule) -> Any:
+            def problem_of(
+                gpus: int, model: str = model, batch: int = batches[0], schedule: Schedule = schedule
+            ) -> Any:
                 return CaptureCase(model, batch, schedule, nodes_of(gpus, GPUS_PER_NODE)).problem
 
             limit = CaptureCase(model, batches[0], schedule).limit

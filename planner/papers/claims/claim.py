@@ -1,8 +1,8 @@
 """Claims of the papers as data, and what we say about each: the rows of the table *claims*.
 
 ``printed/`` has one JSON file per paper: nested names, and at their ends what the paper prints. The path of names is
-the claim's key, ``table_2/rows/8G/pytorch_ddp``. Rules of a paper answer keys by patterns; every key has one answer, and
-the first rule whose pattern matches gives it.
+the claim's key, ``table_2/rows/8G/pytorch_ddp``. Rules of a paper answer keys by patterns; the first whose pattern
+matches gives the one answer of a key.
 """
 
 from __future__ import annotations

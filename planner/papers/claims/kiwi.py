@@ -36,7 +36,9 @@ def _largest_factor(results: Results, other: str) -> float | None:
 
 def _never_worse(results: Results, claim: Claim) -> tuple[bool, str]:
     factors = [costs["sharding"] / costs["kiwi_chain"] for costs in _cells(results) if "sharding" in costs]
-    return min(factors, default=0) >= 1, f"Alpa takes {min(factors, default=0):.4f} to {max(factors, default=0):.3f} times"
+    return min(
+        factors, default=0
+    ) >= 1, f"Alpa takes {min(factors, default=0):.4f} to {max(factors, default=0):.3f} times"
 
 
 def _floors(results: Results, model: str, mesh: str) -> dict[str, float]:
@@ -211,7 +213,7 @@ RULES = (
     no_figure("figure_6/values"),
     not_reproduced(
         "figure_7/*",
-        "solver time over layers: `notebooks/04_kiwi_solver_time.ipynb` has it on our costs, this command does not run it",
+        "solver time over layers is in `notebooks/04_kiwi_solver_time.ipynb`; this command does not run it",
     ),
 )
 """In the order in which they are tried."""

@@ -10,7 +10,9 @@ from planner.papers.claims.judge import fact, not_reproduced, number, percent, r
 
 __all__ = ["RULES"]
 
-COSTS = "the paper prints neither alpha, beta, gamma, sequence nor the sizes of its bars; ours are presets and our sizes"
+COSTS = (
+    "the paper prints neither alpha, beta, gamma, sequence nor the sizes of its bars; ours are presets and our sizes"
+)
 PIPELINE = "`pipeline:` rows, one evaluator for all strategies"
 OURS = "osdp_peak:knapsack"
 """OSDP with any cuts at the true peak: what the paper's implementation measures."""
@@ -31,8 +33,13 @@ def _cells(results: Results, table: str, family: str = "") -> Cells:
 
 
 def _gains(cells: Mapping[tuple[int, str], Mapping[str, float]], ours: str, others: tuple[str, ...]) -> list[float]:
-    return [percent(rates[ours] / rates[other]) for rates in cells.values() if ours in rates for other in others
-            if other in rates]  # fmt: skip
+    return [
+        percent(rates[ours] / rates[other])
+        for rates in cells.values()
+        if ours in rates
+        for other in others
+        if other in rates
+    ]
 
 
 def _of(claim: Claim, gains: list[float]) -> float | None:
@@ -120,7 +127,7 @@ def _reduction(results: Results, claim: Claim) -> float:
     for hidden in {row["hidden"] for row in results["figure_7"]}:
         held = {row["granularity"]: row["bytes"] for row in results["figure_7"] if row["hidden"] == hidden}
         saved.append(100 * (1 - min(held.values()) / held[0]))
-    return max(saved)
+    return float(max(saved))
 
 
 def _search(results: Results, claim: Claim) -> tuple[bool, str]:
@@ -156,7 +163,9 @@ RULES = (
         "figure_7",
     ),
     number("figure_8_splitting_throughput_gain_pct/*", _cut_gain, f"where cutting gains; {COSTS}", "figure_5"),
-    number("split_operator_share_pct/*", _cut_share, f"the fastest plan cuts no more than it needs; {COSTS}", "figure_5"),
+    number(
+        "split_operator_share_pct/*", _cut_share, f"the fastest plan cuts no more than it needs; {COSTS}", "figure_5"
+    ),
     number("figure_9_checkpointing_vs_fsdp_pct/*", _checkpointing, COSTS, "figure_5"),
     fact("search_time_s/*", _search, "the exact search is a knapsack, not a depth-first search", "search_times"),
     same("default_slice_granularity", lambda: 4, "`PUBLISHED_SLICES`"),

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from formulations.problem.files import write_text_atomically
 from planner.papers.claims.claim import PAPERS, ClaimRow, Results, claim_rows
@@ -31,8 +31,8 @@ class ResultsError(ValueError):
     """A results file that cannot be used; the message names it and the remedy."""
 
 
-class Observer:
-    """What happens during a run; does nothing."""
+class Observer(Protocol):
+    """Callbacks of a run."""
 
     def table(self, paper: str, table: str, number: int, count: int) -> None:
         """Called before a table is computed."""
@@ -114,9 +114,7 @@ def tables_of(paper: str) -> Mapping[str, MakeTable]:
     return found
 
 
-def run_paper(
-    paper: str, folder: Path, observer: Observer | None = None, tables: Sequence[str] | None = None
-) -> PaperResults:
+def run_paper(paper: str, folder: Path, observer: Observer, tables: Sequence[str] | None = None) -> PaperResults:
     """Compute the tables of a paper that its file in the folder does not have.
 
     Parameters
@@ -126,7 +124,7 @@ def run_paper(
     folder
         Where ``PAPER.json`` is, or will be.
     observer
-        Is told what happens.
+        Callbacks.
     tables
         Names of tables; all if None.
 
@@ -137,7 +135,6 @@ def run_paper(
     OSError
         The file cannot be written.
     """
-    watching = observer or Observer()
     makers = tables_of(paper)
     unknown = [name for name in tables or () if name not in makers]
     if unknown:
@@ -147,11 +144,11 @@ def run_paper(
     chosen = list(makers) if tables is None else list(tables)
     for number, name in enumerate(chosen, start=1):
         if name in results.tables:
-            watching.kept(paper, name)
+            observer.kept(paper, name)
             continue
-        watching.table(paper, name, number, len(chosen))
+        observer.table(paper, name, number, len(chosen))
         started = time.perf_counter()
-        rows = makers[name](watching.step)
+        rows = makers[name](observer.step)
         results.tables[name] = {
             "date": datetime.now(UTC).date().isoformat(),
             "seconds": round(time.perf_counter() - started, 1),

@@ -119,9 +119,7 @@ class GalvatronCase:
     def baseline(self, uniform: UniformStrategy) -> PipelineProblem:
         """Set up the problem that a uniform strategy leaves, under the same costs."""
         cluster, limit = cluster_of(self.cluster, self.hardware), self.memory_gb * GIGABYTE
-        return uniform_problem(
-            self.chain(), limit, self.batches, CostModel(device_links(cluster)), uniform, self.rule
-        )
+        return uniform_problem(self.chain(), limit, self.batches, CostModel(device_links(cluster)), uniform, self.rule)
 
     def chain(self) -> LayerChain:
         """Layers of the model."""
@@ -187,4 +185,3 @@ def paper_chain(
 def _without_workspaces(layer: LayerProfile) -> LayerProfile:
     split = replace(layer.split, forward_workspace_bytes=0, backward_workspace_bytes=0)
     return replace(layer, split=split, forward_workspace_bytes=0, backward_workspace_bytes=0)
-

@@ -7,6 +7,7 @@ variant that contains a baseline is never slower, and begins its search with the
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from fractions import Fraction
 from functools import partial
@@ -17,7 +18,7 @@ from formulations.galvatron.pipeline import PipelinePlan, PipelineProblem, balan
 from formulations.galvatron.published_search import Balance
 from formulations.galvatron.slips import REPAIRED
 from formulations.galvatron.strategies import decision_trees, pipeline_degrees
-from formulations.galvatron.uniform import baselines
+from formulations.galvatron.uniform import baselines, solve_uniform
 from planner.papers.galvatron import paper_tables as paper
 from planner.papers.galvatron.cases import BATCHES, GIGABYTE, VARIANT_SPACES, GalvatronCase
 from planner.papers.hardware import Hardware, cluster_of
@@ -43,6 +44,9 @@ GAP, LARGE_GAP = Fraction(1, 1000), Fraction(1, 100)
 LARGE_BATCHES = (4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 640, 768, 1024, 1536)
 """Batches of 64 devices."""
 
+INFERRED_VARIANTS = ("galvatron_dp_tp", "galvatron_dp_pp", "galvatron", "galvatron_bmw")
+"""Variants of the tables under inferred hardware, and on 64 devices."""
+
 A100_16, A100_64, TITAN_8, TITAN_16 = "a100-2x8-nvlink", "a100-8x8-nvlink", "titan-rtx-8-pcie", "titan-rtx-2x8-pcie"
 
 
@@ -67,7 +71,7 @@ def cell_rows(
         except ValueError:
             yield _row(case, name, None, None)  # more stages than layers
             continue
-        found = solve_joint(problem, gap, time_limit=seconds)
+        found = solve_uniform(problem)
         yield _row(case, name, problem, found)
         if found.plan is not None:
             plans.append((problem, found.plan))
@@ -83,9 +87,16 @@ def cell_rows(
 
 def _with(case: GalvatronCase, variant: str) -> GalvatronCase:
     return GalvatronCase(
-        case.cluster, case.model, case.memory_gb, variant, case.rule, case.batches, case.blocks, case.hardware,
+        case.cluster,
+        case.model,
+        case.memory_gb,
+        variant,
+        case.rule,
+        case.batches,
+        case.blocks,
+        case.hardware,
         case.any_degree,
-    )  # fmt: skip
+    )
 
 
 def _expressed(plan: PipelinePlan, before: PipelineProblem, after: PipelineProblem) -> PipelinePlan | None:
@@ -134,11 +145,12 @@ def _table(
     hardware: Hardware,
     report: Report,
     *,
+    variants: tuple[str, ...] = paper.VARIANTS,
     batches: tuple[int, ...] = BATCHES,
     seconds: float = SECONDS,
     gap: Fraction = GAP,
 ) -> list[Row]:
-    rows = []
+    rows: list[Row] = []
     for cluster, table in cells:
         for memory_gb in table:
             for model in models:
@@ -146,7 +158,7 @@ def _table(
                 case = GalvatronCase(
                     cluster, model, memory_gb, "galvatron_bmw", batches=batches, hardware=hardware, any_degree=True
                 )
-                rows += cell_rows(case, paper.VARIANTS, seconds, gap)
+                rows += cell_rows(case, variants, seconds, gap)
     return rows
 
 
@@ -156,13 +168,13 @@ def _table_4(hardware: Hardware, report: Report) -> list[Row]:
     for memory_gb in paper.PARTITIONS:
         for model in paper.TABLE_4_MODELS:
             report(f"table 4, {memory_gb} GB, {model}, {hardware}")
-            case = GalvatronCase(
-                A100_16, model, memory_gb, "galvatron_1f1b_biobj", hardware=hardware, any_degree=True
-            )
+            case = GalvatronCase(A100_16, model, memory_gb, "galvatron_1f1b_biobj", hardware=hardware, any_degree=True)
             problem = case.problem()
             searches: dict[str, Balance | None] = {
-                "memory_balanced": Balance.MEMORY, "time_balanced": Balance.TIME, "biobjective": None,
-            }  # fmt: skip
+                "memory_balanced": Balance.MEMORY,
+                "time_balanced": Balance.TIME,
+                "biobjective": None,
+            }
             best: PipelinePlan | None = None
             for name, balance in searches.items():
                 found = case.search(REPAIRED, balance, SECONDS).best
@@ -227,8 +239,6 @@ _FIGURE_6_DEVICES = {8: "a100-8-nvlink", 16: A100_16, 64: A100_64}
 
 def _figure_6(report: Report) -> list[Row]:
     """Seconds of the repaired search over blocks, budgets and devices, and the number of strategies."""
-    import time
-
     rows = []
     sizes: list[tuple[str, int, int, str]] = [
         *((TITAN_8, 16, blocks, "galvatron_bmw") for blocks in _FIGURE_6_BLOCKS),
@@ -263,11 +273,14 @@ def _strategies(report: Report) -> list[Row]:
     def count(devices: int, **space: Any) -> int:
         return len(decision_trees(devices, **space))
 
-    rows = [
-        {"group": 8 // stages, "raw": count(8 // stages, data_with_sharded=True, checkpoint=False),
-         "pruned": count(8 // stages, checkpoint=False)}
+    rows: list[Row] = [
+        {
+            "group": 8 // stages,
+            "raw": count(8 // stages, data_with_sharded=True, checkpoint=False),
+            "pruned": count(8 // stages, checkpoint=False),
+        }
         for stages in degrees
-    ]  # fmt: skip
+    ]
     for variant in paper.VARIANTS:
         space = VARIANT_SPACES[variant].space
         total = sum(
@@ -289,7 +302,7 @@ TABLES: Mapping[str, Callable[[Report], list[Row]]] = {
         Hardware.PRESET,
     ),
     "table_3_inferred": partial(
-        _table, [(A100_16, paper.TABLE_3_A100)], paper.TABLE_3_MODELS, Hardware.INFERRED
+        _table, [(A100_16, paper.TABLE_3_A100)], paper.TABLE_3_MODELS, Hardware.INFERRED, variants=INFERRED_VARIANTS
     ),
     "table_4": partial(_table_4, Hardware.PRESET),
     "table_4_inferred": partial(_table_4, Hardware.INFERRED),
@@ -298,6 +311,7 @@ TABLES: Mapping[str, Callable[[Report], list[Row]]] = {
         [(A100_64, paper.TABLE_5)],
         paper.TABLE_5_MODELS,
         Hardware.INFERRED,
+        variants=INFERRED_VARIANTS,
         batches=LARGE_BATCHES,
         seconds=LARGE_SECONDS,
         gap=LARGE_GAP,

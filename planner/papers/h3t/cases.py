@@ -89,14 +89,16 @@ def table_1_cases(hardware: Hardware = Hardware.PRESET) -> list[H3tCase]:
         Inferred, eight GeForce cards have less of PCIe and eight A100 of computation. For 64 A100 nothing is inferred:
         the paper does not say what is between the nodes.
     """
-    shares = {}
-    if hardware is Hardware.INFERRED:
-        shares = {
-            "rtx-2080ti-8-pcie": {"pcie_share": H3T_PCIE_SHARE},
-            "a100-8-nvlink": {"compute_share": H3T_A100_COMPUTE_SHARE},
-        }
+    pcie, compute = {"rtx-2080ti-8-pcie": H3T_PCIE_SHARE}, {"a100-8-nvlink": H3T_A100_COMPUTE_SHARE}
+    if hardware is Hardware.PRESET:
+        pcie, compute = {}, {}
     return [
-        replace(H3tCase(*column, paper.LIMIT_GB[column.cluster]), **shares.get(column.cluster, {}))
+        H3tCase(
+            *column,
+            paper.LIMIT_GB[column.cluster],
+            pcie_share=pcie.get(column.cluster, 1.0),
+            compute_share=compute.get(column.cluster, 1.0),
+        )
         for column in paper.COLUMNS
     ]
 

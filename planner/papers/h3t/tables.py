@@ -7,8 +7,8 @@ words of the switches all layers have
   on every device when forward ends;
 - ZeRO-3: partition too; parameters are gathered again before backward, their shards stay on the device.
 
-Neither prefetches lazily, offloads hidden states, or orders a segment economically. Both run in the same simulator, with
-the same treatment of the optimizer, as every other sequence: they are synchronized sequences, so the exact plan under a
+Neither prefetches lazily, offloads hidden states, or orders a segment economically. Both run in the same simulator,
+with the same treatment of the optimizer, as every other sequence. As they are synchronized, the exact plan under a
 limit that they keep is never slower. They are out of memory where they need more than the device has without reserve.
 """
 
@@ -131,8 +131,9 @@ def _table_6(report: Report) -> list[Row]:
             report(f"table 6, {name}, {hardware}")
             pair = SEARCHES[solver](case, SolveOptions())
             if pair is not None:
-                shares = dict(zip(("partition", "lazy_prefetch", "remat", "offload_hidden"), switch_shares(pair[0]),
-                                  strict=True))  # fmt: skip
+                shares = dict(
+                    zip(("partition", "lazy_prefetch", "remat", "offload_hidden"), switch_shares(pair[0]), strict=True)
+                )
                 rows.append({"hardware": str(hardware), "case": name, "seconds": pair[1].cost / 1e6, **shares})
     return rows
 

@@ -77,10 +77,11 @@ def _unlimited_cost(suite: Suite) -> int:
 
 def _run(instances: Sequence[BenchInstance], report: Report) -> tuple[BenchRow, ...]:
     timed = tuple(
-        replace(each, time_limit=_PEAK_SECONDS if SMALLEST_PEAK in each.own_solvers else _SECONDS)
-        for each in instances
+        replace(each, time_limit=_PEAK_SECONDS if SMALLEST_PEAK in each.own_solvers else _SECONDS) for each in instances
     )
-    return bench(Suite("kiwi-transformer", timed, _SECONDS, solvers=(DEFAULT_SOLVER,)), observer=_Reporting(report)).rows
+    return bench(
+        Suite("kiwi-transformer", timed, _SECONDS, solvers=(DEFAULT_SOLVER,)), observer=_Reporting(report)
+    ).rows
 
 
 def _transformer_rows(rows: Sequence[BenchRow], **fixed: Any) -> list[Row]:
@@ -126,8 +127,9 @@ def _operators(report: Report) -> list[Row]:
     rows = []
     for layers in OPERATOR_LAYERS:
         report(f"operators of {layers} layers")
-        reference = ModelReference("planner.papers.kiwi.models:encoder_of_primitives", batch=16, sequence=1024,
-                                   layers=layers)  # fmt: skip
+        reference = ModelReference(
+            "planner.papers.kiwi.models:encoder_of_primitives", batch=16, sequence=1024, layers=layers
+        )
         session = PlanningSession(reference, paper_case("encoder", (2, 4)).spec(), (2, 4), "adamw")
         rows.append({"layers": layers, "operators": len(session.graph.operators)})
     return rows

@@ -1,10 +1,11 @@
 """OSDP's tables with every row: pure and hybrid strategies beside OSDP's own plans, and what cutting saves.
 
-Data parallelism, FSDP and OSDP are planned by OSDP's own equations. Pipelines and tensor parallelism are in none of them;
-they, and the same data-parallel rows again, are uniform strategies of :mod:`formulations.galvatron.uniform` with
+Data parallelism, FSDP and OSDP are planned by OSDP's own equations. Pipelines and tensor parallelism are in none of
+them; they, and the same data-parallel rows again, are uniform strategies of :mod:`formulations.galvatron.uniform` with
 communication that overlaps nothing, as in OSDP's model (a slowdown of two makes the sum). So within the rows named
-``pipeline:`` all strategies have one evaluator: ``ddp``, ``fsdp``, ``tp``, ``gpipe``, the best ``3d`` of all degrees (the
-paper tunes them), ``osdp`` (each operator replicated or sharded, uncut) and ``3d_osdp`` (the same inside the best 3D).
+``pipeline:`` all strategies have one evaluator: ``ddp``, ``fsdp``, ``tp``, ``gpipe``, the best ``3d`` of all degrees
+(the paper tunes them), ``osdp`` (each operator replicated or sharded, uncut) and ``3d_osdp`` (the same inside the best
+3D).
 Memory there is the peak over operators without gathered parameters.
 """
 
@@ -20,7 +21,14 @@ from formulations.galvatron.costs import CostModel
 from formulations.galvatron.joint import JointResult, solve_joint
 from formulations.galvatron.pipeline import MicroBatchRule, PipelineProblem
 from formulations.galvatron.strategies import Dimension
-from formulations.galvatron.uniform import UniformStrategy, baselines, three_dimensions, uniform_problem, with_any_degree
+from formulations.galvatron.uniform import (
+    UniformStrategy,
+    baselines,
+    solve_uniform,
+    three_dimensions,
+    uniform_problem,
+    with_any_degree,
+)
 from formulations.layers.layer import LayerChain
 from formulations.osdp.problem import (
     DP,
@@ -108,7 +116,9 @@ def pipeline_rows(cluster: str, gibibytes: int, model: str, seconds: float = SEC
             "strategy": f"pipeline:{name}",
             "rate": None if best is None else _rate(best[1], best[2]),
             "batch": None if best is None or best[2].plan is None else best[2].plan.batch,
-            "degrees": None if best is None else f"{best[0].stages} stages, {best[0].strategies[0]}",
+            "degrees": None
+            if best is None
+            else f"{best[0].stages} stages, {' or '.join(map(str, best[0].strategies))}",
             "applicable": bool(tried),
         }
 
@@ -132,6 +142,8 @@ def _solved(
     batches = [spec.devices * samples for samples in SAMPLES]
     costs = CostModel(device_links(spec), overlap_slowdown=NO_OVERLAP)
     problem = uniform_problem(chain, limit, batches, costs, uniform, MicroBatchRule.TWICE_THE_STAGES)
+    if len(uniform.strategies) == 1:
+        return problem, solve_uniform(problem)
     return problem, solve_joint(problem, GAP, time_limit=seconds)
 
 
@@ -143,7 +155,7 @@ def _rate(problem: PipelineProblem, found: JointResult) -> float | None:
 
 
 def _figure(part: str, report: Report) -> list[Row]:
-    rows = []
+    rows: list[Row] = []
     for gibibytes in LIMITS_GIB:
         for model in MODELS:
             report(f"{CLUSTERS[part]}, {gibibytes} GiB, {model}")
@@ -214,9 +226,14 @@ def _search_times(report: Report) -> list[Row]:
         if found.objective is not None and exact.objective is not None:
             lost = found.objective / exact.objective - 1
         rows.append(
-            {"model": model, "dfs_seconds": found.seconds, "dfs_proven": found.gap == 0, "lost": lost,
-             "exact_seconds": exact.seconds}
-        )  # fmt: skip
+            {
+                "model": model,
+                "dfs_seconds": found.seconds,
+                "dfs_proven": found.gap == 0,
+                "lost": lost,
+                "exact_seconds": exact.seconds,
+            }
+        )
     return rows
 
 
