@@ -13,13 +13,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from fractions import Fraction
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 from formulations.galvatron.costs import CostModel
 from formulations.galvatron.joint import JointResult, solve_joint
-from formulations.galvatron.pipeline import MicroBatchRule, PipelineProblem
+from formulations.galvatron.pipeline import MicroBatchRule, PipelinePlan, PipelineProblem
 from formulations.galvatron.strategies import Dimension
 from formulations.galvatron.uniform import (
     UniformStrategy,
@@ -48,7 +49,7 @@ from planner.machine.cluster import load_cluster
 from planner.papers.galvatron.adapter import device_links
 from planner.papers.osdp.adapter import data_parallel_machine
 from planner.papers.osdp.bench import exact_plan
-from planner.papers.osdp.cases import CLUSTERS, LIMITS_GIB, MODELS, OsdpCase
+from planner.papers.osdp.cases import CLUSTERS, GIBIBYTE, LIMITS_GIB, MODELS, OsdpCase
 
 __all__ = ["TABLES", "pipeline_rows"]
 
@@ -58,9 +59,12 @@ Report = Callable[[str], None]
 NO_OVERLAP = 2.0
 """Slowdown of overlapped work with which computation and communication add up."""
 
-SECONDS, GAP = 5.0, Fraction(1, 1000)
+SECONDS, GAP = 4.0, Fraction(1, 1000)
+"""For all choices of one row, and relative gap of each."""
 
-SAMPLES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
+AMPLE_GIB = 2**20
+
+SAMPLES = (1, 2, 4, 8, 12, 16, 24, 32, 64, 128)
 """Samples a device of the rows named ``pipeline:``."""
 
 _OWN = ("osdp_base", "osdp", "osdp_peak_base", "osdp_peak", "osdp_checkpointing")
@@ -106,21 +110,60 @@ def pipeline_rows(cluster: str, gibibytes: int, model: str, seconds: float = SEC
     rows["3d"] = [three_dimensions(*degrees, (Dimension.DATA,)) for degrees in hybrids]
     rows["3d_osdp"] = [three_dimensions(*degrees, _BOTH) for degrees in hybrids]
     for name in ("ddp", "fsdp", "tp", "gpipe", "1f1b", "osdp", "3d", "3d_osdp"):
-        tried = [(uniform, *_solved(cluster, gibibytes, model, uniform, seconds)) for uniform in rows.get(name, [])]
-        found = [each for each in tried if each[2].plan is not None]
-        best = min(found, key=lambda each: each[2].quanta_per_sample or 0, default=None)
+        best = _best(cluster, gibibytes, model, rows.get(name, []), seconds)
+        plan = None if best is None else best[2].plan
         yield {
             "cluster": cluster,
             "memory_gib": gibibytes,
             "model": model,
             "strategy": f"pipeline:{name}",
             "rate": None if best is None else _rate(best[1], best[2]),
-            "batch": None if best is None or best[2].plan is None else best[2].plan.batch,
+            "batch": None if plan is None else plan.batch,
             "degrees": None
             if best is None
             else f"{best[0].stages} stages, {' or '.join(map(str, best[0].strategies))}",
-            "applicable": bool(tried),
+            "applicable": name in rows,
         }
+
+
+Found = tuple[UniformStrategy, PipelineProblem, JointResult]
+
+
+def _best(cluster: str, gibibytes: int, model: str, tried: Sequence[UniformStrategy], seconds: float) -> Found | None:
+    """The fastest of several: at first each strategy alone, then choices of two, the most promising ones first.
+
+    Replicas are never slower than shards, so the first strategy alone, with ample memory, bounds a choice of both.
+    """
+    deadline = time.monotonic() + seconds
+    best: Found | None = None
+    choices: list[tuple[Fraction, UniformStrategy, PipelineProblem, PipelinePlan | None]] = []
+    for uniform in tried:
+        alone = [replace(uniform, strategies=(each,)) for each in uniform.strategies]
+        starts: list[PipelinePlan] = []
+        problem = _problem(cluster, gibibytes, model, uniform)
+        for choice, each in enumerate(alone):
+            single, found = _alone(cluster, gibibytes, model, each)
+            best = _faster(best, (each, single, found))
+            if found.plan is not None:
+                starts.append(replace(found.plan, choices=(choice,) * single.layers))
+        if len(alone) == 1:
+            continue
+        bound = _alone(cluster, AMPLE_GIB, model, alone[0])[1].quanta_per_sample
+        if bound is not None:
+            start = min(starts, key=lambda plan: Fraction(problem.evaluate(plan).cost, plan.batch), default=None)
+            choices.append((bound, uniform, problem, start))
+    for bound, uniform, problem, start in sorted(choices, key=lambda each: each[0]):
+        left = deadline - time.monotonic()
+        if left <= 0 or (best is not None and bound >= (best[2].quanta_per_sample or 0)):
+            break
+        best = _faster(best, (uniform, problem, solve_joint(problem, GAP, start, left)))
+    return best
+
+
+def _faster(best: Found | None, found: Found) -> Found | None:
+    """The one with less time per sample; one without a plan is none."""
+    ours, other = found[2].quanta_per_sample, None if best is None else best[2].quanta_per_sample
+    return found if ours is not None and (other is None or ours < other) else best
 
 
 def _degrees(devices: int, blocks: int) -> Iterator[tuple[int, int, int]]:
@@ -133,18 +176,25 @@ def _degrees(devices: int, blocks: int) -> Iterator[tuple[int, int, int]]:
                 yield stages, data, tensor
 
 
-def _solved(
-    cluster: str, gibibytes: int, model: str, uniform: UniformStrategy, seconds: float
-) -> tuple[PipelineProblem, JointResult]:
-    spec = load_cluster(cluster)
-    chain = with_any_degree(paper_layers(model, spec, apart=True), spec.devices)
-    limit = gibibytes * 2**30 - spec.device.reserve_bytes
+@lru_cache(maxsize=256)
+def _alone(cluster: str, gibibytes: int, model: str, uniform: UniformStrategy) -> tuple[PipelineProblem, JointResult]:
+    """The problem of one strategy and its solution."""
+    problem = _problem(cluster, gibibytes, model, uniform)
+    return problem, solve_uniform(problem)
+
+
+def _problem(cluster: str, gibibytes: int, model: str, uniform: UniformStrategy) -> PipelineProblem:
+    spec, chain = load_cluster(cluster), _chain(cluster, model)
+    limit = gibibytes * GIBIBYTE - spec.device.reserve_bytes
     batches = [spec.devices * samples for samples in SAMPLES]
     costs = CostModel(device_links(spec), overlap_slowdown=NO_OVERLAP)
-    problem = uniform_problem(chain, limit, batches, costs, uniform, MicroBatchRule.TWICE_THE_STAGES)
-    if len(uniform.strategies) == 1:
-        return problem, solve_uniform(problem)
-    return problem, solve_joint(problem, GAP, time_limit=seconds)
+    return uniform_problem(chain, limit, batches, costs, uniform, MicroBatchRule.TWICE_THE_STAGES)
+
+
+@lru_cache(maxsize=8)
+def _chain(cluster: str, model: str) -> LayerChain:
+    spec = load_cluster(cluster)
+    return with_any_degree(paper_layers(model, spec, apart=True), spec.devices)
 
 
 def _rate(problem: PipelineProblem, found: JointResult) -> float | None:
