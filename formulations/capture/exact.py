@@ -26,7 +26,7 @@ from formulations.capture.replay import StepTimes
 from formulations.capture.slips import REPAIRED, Slip
 from formulations.problem.strategy_problem import BoolArray, IntArray
 
-__all__ = ["FewestGpus", "fastest_plan", "fewest_gpus", "least_peak_plan"]
+__all__ = ["FewestGpus", "balanced_plan", "fastest_plan", "fewest_gpus", "least_peak_plan"]
 
 
 def least_peak_plan(problem: PartitionProblem, slips: Slip = REPAIRED) -> CapturePlan:
@@ -92,6 +92,21 @@ def fastest_plan(problem: PartitionProblem, times: StepTimes, limit: int | None 
             best = found, plan
     assert best is not None, "the least bottleneck is one of the stages'"
     return best[1]
+
+
+def balanced_plan(problem: PartitionProblem, times: StepTimes) -> CapturePlan:
+    """Find a plan whose slowest stage takes least for a micro-batch, memory left aside.
+
+    With one GPU a stage these are the layers of equal computation that Alpa's automatic layering makes.
+
+    Raises
+    ------
+    TraceError
+        No plan is possible, because some layers run in no configuration.
+    """
+    usable = _allowed(problem)
+    repeated = np.array(np.broadcast_to(times.repeated, usable.shape), order="C")
+    return _plan(problem, cheapest_stages(repeated, usable, *_shape(problem), False))
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,8 +17,9 @@ if TYPE_CHECKING:
 
 CHECK_FAILED = 1
 INTERRUPTED = 130
-SUITES = ("random", "contest", "kiwi-mlp", "kiwi-transformer", "osdp", "galvatron", "h3t", "capture")
-WITH_PARTS = ("kiwi-transformer", "osdp", "galvatron", "h3t", "capture")
+SUITES = ("random", "contest", "kiwi-mlp", "kiwi-transformer", "osdp", "galvatron", "h3t", "capture", "papers")
+WITH_PARTS = ("kiwi-transformer", "osdp", "galvatron", "h3t", "capture", "papers")
+PAPER_FOLDER = Path("paper-results")
 
 
 def bench(
@@ -59,7 +60,8 @@ def bench(
             metavar="A,B",
             help="Of kiwi-transformer: encoder,decoder,layers,recompute,llama. Of osdp: titan,a100,milp. Of galvatron: "
             "small,joint,stages,table-2,table-3,table-4,table-5,figure-6. Of h3t: table-1,figure-6,table-5,table-6,"
-            "optimizer,free. Of capture: hybrid,pipeline,smaller,times,figure-7-local, which runs small models.",
+            "optimizer,free. Of capture: hybrid,pipeline,smaller,times,figure-7-local, which runs small models. Of "
+            "papers: names of tables of one paper.",
             show_default="all (half an hour for kiwi-transformer, ten minutes for osdp); small for galvatron; table-1 "
             "for h3t; all but figure-7-local (two minutes) for capture",
         ),
@@ -72,6 +74,18 @@ def bench(
             show_default="500",
         ),
     ] = None,
+    paper: Annotated[
+        str | None,
+        typer.Option(metavar="A,B", help="Of papers: kiwi,osdp,galvatron,h3t,capture.", show_default="all, an hour"),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="Of papers: results, one file per paper, and the claims. Tables that are there are not run again.",
+            show_default=str(PAPER_FOLDER),
+        ),
+    ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the generated problems and of the solvers.")] = 0,
     best: Annotated[
         Path | None,
@@ -79,6 +93,8 @@ def bench(
     ] = None,
 ) -> int:
     """Run solvers side by side: on generated problems, contest files, or the problems of the papers.
+
+    `papers` computes the tables of the five papers, and prints each of their claims beside ours.
 
     Every result is checked. Small generated problems are enumerated beside. The exit code is 1 where solvers
     contradict the checks. `meshwright bench ablate` leaves out techniques of the engine, one at a time.
@@ -93,6 +109,9 @@ def bench(
         raise OptionError(f"--part: {part!r} belongs to the suites {' and '.join(WITH_PARTS)}; leave it out")
     if plans is not None and "figure-7-local" not in (part or ""):
         raise OptionError(f"--plans: {plans} belongs to the part figure-7-local of capture; leave it out")
+    if suite != "papers" and (paper is not None or out is not None):
+        option = "--out" if paper is None else "--paper"
+        raise OptionError(f"{option}: belongs to the suite papers; leave it out")
     names = None if solvers is None else listed(solvers, "--solvers")
     sizes = None if size is None else listed(size, "--size")
     parts = None if part is None else listed(part, "--part")
@@ -100,6 +119,8 @@ def bench(
         writable_file(json_file, "--json")
     if best is not None:
         readable_file(best, "--best")
+    if suite == "papers":
+        return _papers(None if paper is None else listed(paper, "--paper"), out or PAPER_FOLDER, parts)
 
     from planner import benchmarks, papers
     from runtime.commands.tables.bench import live_rows, print_result
@@ -143,6 +164,28 @@ def bench(
     for contradiction in contradictions:
         typer.echo(f"meshwright: contradiction: {contradiction}", err=True)
     return CHECK_FAILED if contradictions else 0
+
+
+def _papers(papers: Sequence[str] | None, folder: Path, tables: Sequence[str] | None) -> int:
+    from planner.papers.claims.claim import PAPERS
+    from planner.papers.claims.report import markdown, write_report
+    from planner.papers.claims.results import load_results, paper_claims, run_paper
+    from runtime.commands.bench_display import paper_progress, print_claims
+
+    chosen = PAPERS if papers is None else papers
+    unknown = [name for name in chosen if name not in PAPERS]
+    if unknown:
+        raise OptionError(f"--paper: {unknown[0]!r} is no paper; use {', '.join(PAPERS)}")
+    if tables is not None and len(chosen) != 1:
+        raise OptionError("--part: tables belong to one paper; name it with --paper")
+    for name in chosen:  # a file that cannot be used is found before hours of work
+        load_results(folder / f"{name}.json", name)
+    with paper_progress() as observer:
+        results = [run_paper(name, folder, observer, tables) for name in chosen]
+    rows = [row for each in results for row in paper_claims(each)]
+    print_claims(rows)
+    typer.echo(f"wrote {write_report(folder, markdown(rows, results))}")
+    return 0
 
 
 def _suite(name: str, paths: Sequence[Path], sizes: Sequence[str] | None, seed: int) -> Suite:

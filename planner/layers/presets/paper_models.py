@@ -12,7 +12,8 @@ OSDP                      minGPT (causal, eager attention, untied head), float32
                           one product widens.
 Galvatron-BMW, Table I    eager attention, float32; assumed: sequence 512 (images: 224, patches of 16, Swin 4 and
                           windows of 7), heads of 64 (Swin 32), vocabularies of BERT and T5
-H3T, Table 2              BERT, float16, sequence 512, eager attention; vocabulary assumed
+H3T, Table 2              BERT, float16, sequence 512, eager attention; vocabulary assumed. Its GPT-3-175B has the
+                          layers and widths of GPT-3's own paper (Brown et al. 2020)
 CAPTURE, Table I          shapes of Alpa's public benchmarks, which carry the same names and sizes; float16,
                           Wide-ResNet float32 as there
 ========================  =====================================================================================
@@ -287,6 +288,7 @@ PAPER_MODELS: dict[str, PaperModel] = {
     "H3T-6B": _h3t(48, 1024, 65536, 128, 6.68e9),
     "H3T-13B": _h3t(48, 2048, 65536, 128, 1.38e10),
     "H3T-100B": _h3t(56, 12288, 49152, 96, 1.02e11),
+    "GPT-3-175B": _h3t(96, 12288, 49152, 96, 1.75e11),
     "GPT-3-2.6B": _trace_gpt(2560, 2.6e9),
     "GPT-3-6.7B": _trace_gpt(4096, 6.7e9),
     "MoE-2.4B": _trace_experts(1024, 16, 2.4e9),

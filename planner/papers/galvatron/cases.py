@@ -15,11 +15,12 @@ from formulations.galvatron.pipeline import MicroBatchRule, PipelineProblem, Sea
 from formulations.galvatron.published_search import Balance, SearchOutcome, search_base, search_bmw
 from formulations.galvatron.slips import REPAIRED, Slip
 from formulations.galvatron.strategies import Dimension
+from formulations.galvatron.uniform import UniformStrategy, uniform_problem, with_any_degree
 from formulations.layers.layer import LayerChain, LayerProfile
 from formulations.layers.pipeline_schedule import Schedule
 from planner.layers.presets.paper_models import MEBIBYTE, paper_layers
-from planner.machine.cluster import load_cluster
 from planner.papers.galvatron.adapter import device_links
+from planner.papers.hardware import Hardware, cluster_of
 
 __all__ = ["BATCHES", "VARIANT_SPACES", "GalvatronCase", "Variant"]
 
@@ -85,6 +86,11 @@ class GalvatronCase:
         Which batches are.
     blocks
         Number of blocks, which are all alike, in place of the model's own; None leaves these.
+    hardware
+        Whose figures the cluster has.
+    any_degree
+        Whether tensor parallelism of any degree is possible, as the paper's rows of Megatron imply, or only of those
+        that divide the assumed heads.
     """
 
     cluster: str
@@ -94,17 +100,32 @@ class GalvatronCase:
     rule: MicroBatchRule = MicroBatchRule.TWICE_THE_STAGES
     batches: tuple[int, ...] = BATCHES
     blocks: int | None = None
+    hardware: Hardware = Hardware.PRESET
+    any_degree: bool = False
 
     def __str__(self) -> str:
         divisors = "-any-micro-batches" if self.rule is MicroBatchRule.DIVISORS else ""
         blocks = "" if self.blocks is None else f"-with-{self.blocks}-blocks"
         other = self.batches != BATCHES
         batches = f"-{len(self.batches)}-batches-of-{self.batches[0]}-to-{self.batches[-1]}" if other else ""
-        return f"{self.cluster}-{self.memory_gb}G-{self.model}{blocks}{divisors}{batches}"
+        hardware = "" if self.hardware is Hardware.PRESET else f"-{self.hardware}"
+        degrees = "-any-degree" if self.any_degree else ""
+        return f"{self.cluster}-{self.memory_gb}G-{self.model}{blocks}{divisors}{batches}{hardware}{degrees}"
 
     def problem(self, slips: Slip = REPAIRED) -> PipelineProblem:
         """Set up the problem, its costs estimated with some slips kept."""
         return _problem_of(self, slips)
+
+    def baseline(self, uniform: UniformStrategy) -> PipelineProblem:
+        """Set up the problem that a uniform strategy leaves, under the same costs."""
+        cluster, limit = cluster_of(self.cluster, self.hardware), self.memory_gb * GIGABYTE
+        return uniform_problem(self.chain(), limit, self.batches, CostModel(device_links(cluster)), uniform, self.rule)
+
+    def chain(self) -> LayerChain:
+        """Layers of the model."""
+        chain = paper_chain(self.model, self.cluster, self.blocks, self.hardware)
+        devices = cluster_of(self.cluster, self.hardware).devices
+        return with_any_degree(chain, devices) if self.any_degree else chain
 
     def search(self, slips: Slip = REPAIRED, balance: Balance | None = None, time_limit: float = inf) -> SearchOutcome:
         """Run a search on the problem, some slips kept.
@@ -125,10 +146,10 @@ class GalvatronCase:
 
 @lru_cache(maxsize=8)
 def _problem_of(case: GalvatronCase, slips: Slip) -> PipelineProblem:
-    cluster = _cluster(case.cluster)
+    cluster = cluster_of(case.cluster, case.hardware)
     variant = VARIANT_SPACES[case.variant]
     return pipeline_problem(
-        paper_chain(case.model, case.cluster, case.blocks),
+        case.chain(),
         cluster.devices,
         case.memory_gb * GIGABYTE,
         case.batches,
@@ -140,7 +161,9 @@ def _problem_of(case: GalvatronCase, slips: Slip) -> PipelineProblem:
 
 
 @cache
-def paper_chain(model: str, cluster: str, blocks: int | None = None) -> LayerChain:
+def paper_chain(
+    model: str, cluster: str, blocks: int | None = None, hardware: Hardware = Hardware.PRESET
+) -> LayerChain:
     """Layers of a model with the activations that the paper prints, and no workspaces, which it does not count.
 
     Embedding and head are layers of their own, the first and the last.
@@ -149,10 +172,10 @@ def paper_chain(model: str, cluster: str, blocks: int | None = None) -> LayerCha
     ----------
     model, cluster
         Names of the model in Table I and of the cluster's preset.
-    blocks
+    blocks, hardware
         As for :class:`GalvatronCase`.
     """
-    chain = paper_layers(model, _cluster(cluster), printed_activations=True)
+    chain = paper_layers(model, cluster_of(cluster, hardware), printed_activations=True)
     first, *middle, last = (_without_workspaces(layer) for layer in chain.layers)
     if blocks is not None:
         middle = [replace(middle[0], name=f"block {number}") for number in range(blocks)]
@@ -162,6 +185,3 @@ def paper_chain(model: str, cluster: str, blocks: int | None = None) -> LayerCha
 def _without_workspaces(layer: LayerProfile) -> LayerProfile:
     split = replace(layer.split, forward_workspace_bytes=0, backward_workspace_bytes=0)
     return replace(layer, split=split, forward_workspace_bytes=0, backward_workspace_bytes=0)
-
-
-_cluster = cache(load_cluster)

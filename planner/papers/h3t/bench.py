@@ -191,6 +191,9 @@ _FREE: dict[str, Search] = {
     "synchronized": _synchronized,
 }
 
+SEARCHES = _SYNCHRONIZED | _FREE
+"""Searches by name: a sequence of switches with its cost and peak, or None."""
+
 
 def _solve(
     case: H3tCase,

@@ -15,6 +15,7 @@ from planner.layers.presets.paper_models import paper_layers
 from planner.machine.cluster import load_cluster
 from planner.papers.h3t import paper_tables as paper
 from planner.papers.h3t.adapter import h3t_machine
+from planner.papers.hardware import H3T_A100_COMPUTE_SHARE, H3T_PCIE_SHARE, Hardware
 
 __all__ = ["GIGABYTE", "MEASURED_PCIE_SHARE", "NO_LIMIT_GB", "H3tCase", "table_1_cases"]
 
@@ -79,9 +80,27 @@ class H3tCase:
         return _tables(replace(self, limit_gb=NO_LIMIT_GB))
 
 
-def table_1_cases() -> list[H3tCase]:
-    """The columns of Table 1 at the paper's limits."""
-    return [H3tCase(*column, paper.LIMIT_GB[column.cluster]) for column in paper.COLUMNS]
+def table_1_cases(hardware: Hardware = Hardware.PRESET) -> list[H3tCase]:
+    """The columns of Table 1 at the paper's limits.
+
+    Parameters
+    ----------
+    hardware
+        Inferred, eight GeForce cards have less of PCIe and eight A100 of computation. For 64 A100 nothing is inferred:
+        the paper does not say what is between the nodes.
+    """
+    pcie, compute = {"rtx-2080ti-8-pcie": H3T_PCIE_SHARE}, {"a100-8-nvlink": H3T_A100_COMPUTE_SHARE}
+    if hardware is Hardware.PRESET:
+        pcie, compute = {}, {}
+    return [
+        H3tCase(
+            *column,
+            paper.LIMIT_GB[column.cluster],
+            pcie_share=pcie.get(column.cluster, 1.0),
+            compute_share=compute.get(column.cluster, 1.0),
+        )
+        for column in paper.COLUMNS
+    ]
 
 
 @cache

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -16,6 +17,10 @@ from rich.text import Text
 from formulations.problem.solution import Progress, relative_gap
 from planner.benchmarks import BenchResult, BenchRow, Observer, Suite
 from planner.common.units import format_gap
+from runtime.commands.progress import ProgressLine, progress_line
+
+if TYPE_CHECKING:
+    from planner.papers.claims.claim import ClaimRow
 
 _LINES_AROUND_ROWS = 6
 _REFRESHES_PER_SECOND = 4
@@ -98,3 +103,41 @@ def live_rows(suite: Suite) -> Iterator[Observer]:
 def print_result(result: BenchResult) -> None:
     """Print the table on stdout: as wide as the terminal, or as it needs where there is none."""
     Console(width=None if sys.stdout.isatty() else _WIDTH_WITHOUT_TERMINAL).print(bench_table(result))
+
+
+class PaperProgress:
+    """Tables of papers on stderr: a line for each, and on a terminal the cell that is computed."""
+
+    def __init__(self, line: ProgressLine) -> None:
+        self._line = line
+
+    def table(self, paper: str, table: str, number: int, count: int) -> None:
+        """Print the table that begins."""
+        print(f"{paper}: table {number} of {count}, {table}", file=sys.stderr)
+
+    def kept(self, paper: str, table: str) -> None:
+        """Print the table that is there."""
+        print(f"{paper}: {table} is there already", file=sys.stderr)
+
+    def step(self, text: str) -> None:
+        """Show the cell."""
+        self._line.what, self._line.started = text, time.monotonic()
+
+
+@contextmanager
+def paper_progress() -> Iterator[PaperProgress]:
+    """Show the progress of tables while the block runs."""
+    with progress_line("tables") as line:
+        yield PaperProgress(line)
+
+
+def print_claims(rows: Sequence[ClaimRow]) -> None:
+    """Print the table of claims on stdout, and how many hold."""
+    from planner.papers.claims.report import HEADINGS, summary
+
+    table = Table(*HEADINGS, title="claims", show_edge=False, pad_edge=False)
+    for row in rows:
+        table.add_row(*map(Text, row.cells()))
+    Console(width=None if sys.stdout.isatty() else _WIDTH_WITHOUT_TERMINAL).print(table)
+    for line in summary(rows):
+        print(line)

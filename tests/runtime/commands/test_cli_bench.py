@@ -144,3 +144,34 @@ def row(instance: str) -> BenchRow:
     return BenchRow(
         instance, "random", "greedy", Status.FEASIBLE, 10, None, None, 2.0, 1.0, 5, 0.0, 6, 3.0, 0, None, "", "", ()
     )
+
+
+def test_papers_prints_every_claim_and_resumes(bench, tmp_path: Path) -> None:
+    out = tmp_path / "results"
+    ran = bench("papers", "--paper", "h3t", "--part", "search_space", "--out", out)
+    assert ran.code == 0
+    assert "h3t: table 1 of 1, search_space" in ran.err
+    assert "h3t: 84 claims" in ran.out
+    assert "search_space/S_full" in ran.out
+    page = (out / "CLAIMS.md").read_text()
+    assert page.count("\n| h3t | ") == 84 + 5
+    assert json.loads((out / "h3t.json").read_text())["tables"]["search_space"]["rows"][0]["S_full"] == 128
+    again = bench("papers", "--paper", "h3t", "--part", "search_space", "--out", out)
+    assert (again.code, "search_space is there already" in again.err) == (0, True)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["papers", "--paper", "alpa"], "--paper: 'alpa' is no paper; use kiwi, osdp, galvatron, h3t, capture"),
+        (["papers", "--part", "table_1"], "--part: tables belong to one paper; name it with --paper"),
+        (["papers", "--paper", "h3t", "--part", "nine"], "paper h3t has no table 'nine'; use search_space, table_1"),
+        (["random", "--paper", "h3t"], "--paper: belongs to the suite papers; leave it out"),
+        (["random", "--out", "x"], "--out: belongs to the suite papers; leave it out"),
+    ],
+)
+def test_bad_input_of_papers_is_one_line(bench, arguments: list[str], message: str) -> None:
+    outcome = bench(*arguments)
+    assert (outcome.code, outcome.out) == (2, "")
+    assert message in outcome.err
+    assert len(outcome.err.splitlines()) == 1

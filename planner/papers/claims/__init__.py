@@ -1,0 +1,1 @@
+"""Claims of the five papers, each beside our number."""

@@ -1,0 +1,219 @@
+"""KIWI's claims beside ours."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from planner.papers.claims.claim import Answer, Claim, Results, Verdict
+from planner.papers.claims.judge import fact, no_figure, not_reproduced, number, percent, remark, same
+
+__all__ = ["RULES"]
+
+COSTS = "the paper gives neither operator costs, links nor the sequence length; ours are presets and 1024 tokens"
+SIZES = "the paper does not print the perceptron's sizes; ours are our own instance"
+SOLVER = "another solver on another machine and instance"
+HLO = "the paper counts operators of XLA's HLO, ours are those of the traced PyTorch step, backward included"
+FIGURES = ("figure_5_encoder", "figure_5_decoder")
+BLOCK_WEIGHTS_GB = 1_258_291_200 * 4 / 1e9
+
+
+def _cells(results: Results) -> Iterator[dict[str, float]]:
+    """Costs by formulation for each model, mesh and limit."""
+    found: dict[tuple[Any, ...], dict[str, float]] = {}
+    for table in FIGURES:
+        for row in results[table]:
+            if row["share"] is not None and row["cost"] is not None:
+                key = row["model"], row["mesh"], row["share"]
+                found.setdefault(key, {})[row["formulation"]] = row["cost"]
+    yield from found.values()
+
+
+def _largest_factor(results: Results, other: str) -> float | None:
+    factors = [costs[other] / costs["kiwi_chain"] for costs in _cells(results) if {other, "kiwi_chain"} <= costs.keys()]
+    return max(factors, default=None)
+
+
+def _never_worse(results: Results, claim: Claim) -> tuple[bool, str]:
+    factors = [costs["sharding"] / costs["kiwi_chain"] for costs in _cells(results) if "sharding" in costs]
+    return min(
+        factors, default=0
+    ) >= 1, f"Alpa takes {min(factors, default=0):.4f} to {max(factors, default=0):.3f} times"
+
+
+def _floors(results: Results, model: str, mesh: str) -> dict[str, float]:
+    return {
+        row["formulation"]: row["peak_gb"]
+        for row in results[f"figure_5_{model}"]
+        if row["share"] is None and row["mesh"] == mesh and row["peak_gb"] is not None
+    }
+
+
+def _floor(results: Results, claim: Claim) -> float | None:
+    _, model, mesh = claim.key.split("/")
+    return _floors(results, model, mesh.removeprefix("mesh_")).get("kiwi_chain")
+
+
+def _only_kiwi(results: Results, claim: Claim) -> tuple[bool, str]:
+    below = []
+    for model in ("encoder", "decoder"):
+        for mesh in ("2x4", "4x2"):
+            floors = _floors(results, model, mesh)
+            ours = floors.get("kiwi_chain", float("inf"))
+            others = [floors.get(each, float("inf")) for each in ("sharding", "checkpoint_dots", "megatron_selective")]
+            below.append((ours < min(others), f"{model} {mesh}: {ours:.2f} against {min(others):.2f} GB"))
+    return all(holds for holds, _ in below), "; ".join(text for _, text in below)
+
+
+def _mlp(results: Results) -> Mapping[int, Mapping[str, Mapping[str, Any]]]:
+    found: dict[int, dict[str, Mapping[str, Any]]] = {}
+    for row in results["table_1"]:
+        if row["ratio"] is not None:
+            found.setdefault(row["share"], {})[row["formulation"]] = row
+    return found
+
+
+def _increases(results: Results) -> dict[int, float]:
+    return {
+        share: percent(rows["kiwi_reduced"]["ratio"] / rows["kiwi_full"]["ratio"])
+        for share, rows in _mlp(results).items()
+        if {"kiwi_reduced", "kiwi_full"} <= rows.keys()
+    }
+
+
+def _worst(results: Results, claim: Claim) -> float | None:
+    increases = _increases(results)
+    if not increases:
+        return None
+    share = max(increases, key=lambda each: increases[each])
+    return float(share) if claim.key.endswith("limit_pct") else increases[share]
+
+
+def _full_seconds(results: Results, claim: Claim) -> float | None:
+    row = _mlp(results).get(20, {}).get("kiwi_full")
+    seconds = None if row is None else float(row["seconds"])
+    return seconds if seconds is None or not claim.key.endswith("_min") else seconds / 60
+
+
+def _solver_factor(results: Results, claim: Claim) -> float | None:
+    rows = _mlp(results).get(20, {})
+    if not {"kiwi_full", "kiwi_reduced"} <= rows.keys():
+        return None
+    return float(rows["kiwi_full"]["seconds"] / rows["kiwi_reduced"]["seconds"])
+
+
+def _table_1(results: Results, claim: Claim) -> tuple[bool, str]:
+    words, holds = [], True
+    for printed in claim.printed:
+        rows = _mlp(results).get(printed["limit_pct"], {})
+        full, reduced = rows.get("kiwi_full"), rows.get("kiwi_reduced")
+        if full is None or reduced is None:
+            words.append(f"{printed['limit_pct']} %: none")
+            holds = False
+            continue
+        ratios = full["ratio"], reduced["ratio"]
+        holds = holds and all(
+            abs(ours / printed[which]["latency"] - 1) <= 0.1
+            for ours, which in zip(ratios, ("full", "reduced"), strict=True)
+        )
+        words.append(
+            f"{printed['limit_pct']} %: full {ratios[0]:.3f} in {full['seconds']:.1f} s, reduced {ratios[1]:.3f} in "
+            f"{reduced['seconds']:.1f} s"
+        )
+    return holds, "; ".join(words)
+
+
+def _operators(results: Results, claim: Claim) -> float:
+    rows = sorted((row["layers"], row["operators"]) for row in results["operators"])
+    (first, at_first), (last, at_last) = rows[0], rows[-1]
+    each = (at_last - at_first) / (last - first)
+    return float(at_first + (int(claim.key.rpartition("/")[2]) - first) * each)
+
+
+def _by_slowdown(results: Results, other: str) -> list[float | None]:
+    gains: list[float | None] = []
+    for slowdown in (1, 10, 100):
+        costs = {row["formulation"]: row["cost"] for row in results["figure_6"] if row["slowdown"] == slowdown}
+        both = costs.get(other), costs.get("kiwi_chain")
+        gains.append(None if both[0] is None or both[1] is None else both[0] / both[1])
+    return gains
+
+
+def _grows(results: Results, claim: Claim) -> tuple[bool, str]:
+    alpa = _by_slowdown(results, "sharding")
+    known = [gain for gain in alpa if gain is not None]
+    rules = []
+    for rule in ("checkpoint_dots", "megatron_selective"):
+        costs = {row["formulation"]: row["cost"] for row in results["figure_6"] if row["slowdown"] == 1}
+        if costs.get(rule) is not None and costs.get("sharding") is not None:
+            rules.append(costs[rule] / costs["sharding"])
+    text = ", ".join("none" if gain is None else f"{gain:.3f}" for gain in alpa)
+    heuristics = ", ".join(f"{ratio:.3f}" for ratio in rules)
+    grows = len(known) == len(alpa) and known == sorted(known)
+    return grows and all(ratio > 1 for ratio in rules), (
+        f"Alpa's time over KIWI's at links / 1, 10, 100: {text}; heuristics over Alpa at full speed: {heuristics}"
+    )
+
+
+def _fit(results: Results, claim: Claim) -> tuple[bool, str]:
+    values = {layers: 30 + 278 * layers for layers in (1, 4, 8, 12, 16, 20)}
+    return True, ", ".join(f"{layers}: {count}" for layers, count in values.items())
+
+
+def _same_fit(claim: Claim) -> Answer:
+    ours = 30 + 278 * int(claim.key.rpartition("/")[2])
+    return Answer(str(ours), Verdict.HOLDS if ours == claim.printed else Verdict.DIFFERS, "30 + 278 * layers")
+
+
+RULES = (
+    number("headline/up_to_factor_vs_alpa", lambda r, c: _largest_factor(r, "sharding"), COSTS, *FIGURES),
+    number(
+        "headline/up_to_factor_vs_alpa_checkpoint_dots",
+        lambda r, c: _largest_factor(r, "checkpoint_dots"),
+        COSTS,
+        *FIGURES,
+    ),
+    number(
+        "headline/up_to_factor_vs_alpa_megatron_selective",
+        lambda r, c: _largest_factor(r, "megatron_selective"),
+        COSTS,
+        *FIGURES,
+    ),
+    fact("headline/never_worse_than_alpa", _never_worse, "where both have a plan, under the same limit", *FIGURES),
+    remark("headline/note"),
+    not_reproduced("figure_1_ms/*", "neither sizes nor links of the 4-layer perceptron are printed"),
+    fact(
+        "feasibility_floor_gb/statement",
+        _only_kiwi,
+        "smallest peaks found by kiwi_chain, and the least of Alpa and both heuristics",
+        *FIGURES,
+    ),
+    fact(
+        "feasibility_floor_gb/reading",
+        lambda r, c: (abs(BLOCK_WEIGHTS_GB - 5.03) < 0.01, f"{BLOCK_WEIGHTS_GB:.2f} GB"),
+        "weights of four blocks by their shapes",
+    ),
+    number("feasibility_floor_gb/*", _floor, f"smallest peak found by kiwi_chain; {COSTS}", *FIGURES),
+    fact("table_1", _table_1, f"{SIZES}; {SOLVER}", "table_1"),
+    number("table_1_vs_prose/worst*", _worst, SIZES, "table_1"),
+    number("table_1_vs_prose/solver_time*", _full_seconds, f"at 20 %; {SOLVER}", "table_1"),
+    number("table_1_vs_prose/solver_factor*", _solver_factor, f"at 20 %; {SOLVER}", "table_1"),
+    number("table_2_encoder_operators/*", _operators, f"the line through 1 and 4 layers; {HLO}", "operators"),
+    fact("table_2_check/fit", _fit, "arithmetic on the printed counts"),
+    fact("table_2_check/outlier", lambda r, c: (30 + 278 * 4 == 1142, "1142"), "arithmetic on the printed counts"),
+    fact(
+        "table_2_check/fit_values/*",
+        lambda r, c: (_same_fit(c).verdict is Verdict.HOLDS, _same_fit(c).ours),
+        "30 + 278 * layers",
+    ),
+    same("figure_6/mesh", lambda: [1, 4], "the mesh of table figure_6"),
+    same("figure_6/model", lambda: "decoder", "the model of table figure_6"),
+    same("figure_6/bandwidth_divisors", lambda: [1, 10, 100], "the slowdowns of table figure_6"),
+    fact("figure_6/claim", _grows, f"at half of the memory; {COSTS}", "figure_6"),
+    no_figure("figure_6/values"),
+    not_reproduced(
+        "figure_7/*",
+        "solver time over layers is in `notebooks/04_kiwi_solver_time.ipynb`; this command does not run it",
+    ),
+)
+"""In the order in which they are tried."""

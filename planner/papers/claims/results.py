@@ -1,0 +1,164 @@
+"""Results files: the tables of one paper, computed one after another and kept, so that a run can be resumed.
+
+A file is one JSON object. A table that is in it is not computed again; delete the file, or give another folder, to
+compute it anew. It is written after every table, atomically.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Protocol
+
+from formulations.problem.files import write_text_atomically
+from planner.papers.claims.claim import PAPERS, ClaimRow, Results, claim_rows
+
+__all__ = ["Observer", "PaperResults", "ResultsError", "load_results", "paper_claims", "run_paper", "tables_of"]
+
+FORMAT = 1
+
+Rows = list[dict[str, Any]]
+MakeTable = Callable[[Callable[[str], None]], Rows]
+
+
+class ResultsError(ValueError):
+    """A results file that cannot be used; the message names it and the remedy."""
+
+
+class Observer(Protocol):
+    """Callbacks of a run."""
+
+    def table(self, paper: str, table: str, number: int, count: int) -> None:
+        """Called before a table is computed."""
+
+    def kept(self, paper: str, table: str) -> None:
+        """Called for a table that the file has already."""
+
+    def step(self, text: str) -> None:
+        """Called before each cell of a table."""
+
+
+@dataclass(frozen=True, slots=True)
+class PaperResults:
+    """Tables of one paper.
+
+    Parameters
+    ----------
+    paper
+        One of :data:`planner.papers.claims.claim.PAPERS`.
+    tables
+        By name, each with ``rows``, ``seconds`` (of its computation) and ``date``.
+    """
+
+    paper: str
+    tables: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+    @property
+    def rows(self) -> Results:
+        """Rows of every table."""
+        return {name: table["rows"] for name, table in self.tables.items()}
+
+    def save(self, path: Path) -> None:
+        """Write the file.
+
+        Raises
+        ------
+        OSError
+            It cannot be written.
+        """
+        document = {"format": FORMAT, "paper": self.paper, "cores": os.cpu_count(), "tables": self.tables}
+        write_text_atomically(path, json.dumps(document, indent=1, ensure_ascii=False) + "\n")
+
+
+def load_results(path: Path, paper: str) -> PaperResults:
+    """Read a results file, or begin one where there is none.
+
+    Raises
+    ------
+    ResultsError
+        The file is no results file of this paper.
+    """
+    if not path.exists():
+        return PaperResults(paper)
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, ValueError) as error:
+        raise ResultsError(f"results file {path} cannot be read ({error}); delete it, or use another folder") from None
+    if not isinstance(document, dict) or document.get("format") != FORMAT or document.get("paper") != paper:
+        raise ResultsError(
+            f"results file {path} is not one of format {FORMAT} of the paper {paper}; delete it, or use another folder"
+        )
+    tables = document.get("tables")
+    if not isinstance(tables, dict) or not all(isinstance(t, dict) and "rows" in t for t in tables.values()):
+        raise ResultsError(f"results file {path} has tables without rows; delete it, or use another folder")
+    return PaperResults(paper, tables)
+
+
+def tables_of(paper: str) -> Mapping[str, MakeTable]:
+    """Makers of a paper's tables, by name.
+
+    Raises
+    ------
+    ResultsError
+        There is no such paper.
+    """
+    if paper not in PAPERS:
+        raise ResultsError(f"paper {paper!r} is not known; use {', '.join(PAPERS)}")
+    found: Mapping[str, MakeTable] = import_module(f"planner.papers.{paper}.tables").TABLES
+    return found
+
+
+def run_paper(paper: str, folder: Path, observer: Observer, tables: Sequence[str] | None = None) -> PaperResults:
+    """Compute the tables of a paper that its file in the folder does not have.
+
+    Parameters
+    ----------
+    paper
+        Which.
+    folder
+        Where ``PAPER.json`` is, or will be.
+    observer
+        Callbacks.
+    tables
+        Names of tables; all if None.
+
+    Raises
+    ------
+    ResultsError
+        There is no such paper or table, or the file is no results file.
+    OSError
+        The file cannot be written.
+    """
+    makers = tables_of(paper)
+    unknown = [name for name in tables or () if name not in makers]
+    if unknown:
+        raise ResultsError(f"paper {paper} has no table {unknown[0]!r}; use {', '.join(makers)}")
+    path = folder / f"{paper}.json"
+    results = load_results(path, paper)
+    chosen = list(makers) if tables is None else list(tables)
+    for number, name in enumerate(chosen, start=1):
+        if name in results.tables:
+            observer.kept(paper, name)
+            continue
+        observer.table(paper, name, number, len(chosen))
+        started = time.perf_counter()
+        rows = makers[name](observer.step)
+        results.tables[name] = {
+            "date": datetime.now(UTC).date().isoformat(),
+            "seconds": round(time.perf_counter() - started, 1),
+            "rows": rows,
+        }
+        results.save(path)
+    return results
+
+
+def paper_claims(results: PaperResults) -> list[ClaimRow]:
+    """Rows of the table *claims* of one paper."""
+    rules = import_module(f"planner.papers.claims.{results.paper}").RULES
+    return claim_rows(results.paper, rules, results.rows)

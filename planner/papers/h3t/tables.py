@@ -1,0 +1,200 @@
+"""H3T's tables with every row: its searches and ZeRO-2 and ZeRO-3 as sequences of switches, under two hardwares.
+
+ZeRO is modelled, not quoted. The paper turned rematerialization and the offload of the optimizer on for both. In the
+words of the switches all layers have
+
+- ZeRO-2: rematerialization and synchronization; parameters, once gathered, stay until backward, so that all of them are
+  on every device when forward ends;
+- ZeRO-3: partition too; parameters are gathered again before backward, their shards stay on the device.
+
+Neither prefetches lazily, offloads hidden states, or orders a segment economically. Both run in the same simulator,
+with the same treatment of the optimizer, as every other sequence. As they are synchronized, the exact plan under a
+limit that they keep is never slower. They are out of memory where they need more than the device has without reserve.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from formulations.h3t.exact import least_memory, solve_synchronized
+from formulations.h3t.operations import ALL_ON, Switch
+from formulations.h3t.problem import Outcome, simulate
+from formulations.h3t.segments import HANDED_OVER_SETS, SYNCHRONIZED_SETS
+from formulations.problem.solution import SolveOptions
+from planner.machine.cluster import load_cluster
+from planner.papers.h3t import paper_tables as paper
+from planner.papers.h3t.bench import SEARCHES, SECONDS, switch_shares, table_6_cases
+from planner.papers.h3t.cases import GIGABYTE, NO_LIMIT_GB, H3tCase, table_1_cases
+from planner.papers.hardware import H3T_PCIE_SHARE, Hardware
+
+__all__ = ["TABLES", "ZERO", "exact_within", "uniform_outcome"]
+
+Row = dict[str, Any]
+Report = Callable[[str], None]
+
+ZERO = {
+    "zero2": Switch.REMAT | Switch.SEGMENT_SYNC,
+    "zero3": Switch.REMAT | Switch.SEGMENT_SYNC | Switch.PARTITION,
+}
+"""Switches of every layer."""
+
+GPT_3_BATCHES = (512, 1024)
+STATE_BYTES = 16
+"""Bytes a parameter in host memory: parameter and gradient in 16 bits, and Adam's three numbers in 32."""
+
+
+def uniform_outcome(case: H3tCase, switches: Switch) -> Outcome:
+    """Cost and peak where all layers have the same switches."""
+    step = case.step()
+    return simulate(step, (int(switches),) * len(step.layers))
+
+
+def exact_within(case: H3tCase, limit_bytes: int) -> Outcome | None:
+    """Cost and peak of the exact synchronized plan within a number of bytes; None where nothing fits."""
+    return solve_synchronized(case.tables(), limit_bytes, deadline=time.monotonic() + SECONDS).outcome
+
+
+def device_bytes(case: H3tCase) -> int:
+    """Bytes that tensors can have on a device, whatever limit the solver had."""
+    device = load_cluster(case.cluster).device
+    return device.memory_bytes - device.reserve_bytes
+
+
+def _row(case: H3tCase, hardware: Hardware, solver: str, found: Outcome | None, limit: int) -> Row:
+    fits = found is not None and found.peak <= limit
+    return {
+        "hardware": str(hardware),
+        "column": f"{case.cluster}/{case.model}/{case.batch}",
+        "solver": solver,
+        "seconds": found.cost / 1e6 if found is not None and fits else None,
+        "peak_gb": None if found is None else found.peak / GIGABYTE,
+        "limit_gb": limit / GIGABYTE,
+    }
+
+
+def _table_1(hardware: Hardware, report: Report) -> list[Row]:
+    rows = []
+    for case in table_1_cases(hardware):
+        report(f"table 1, {case}")
+        for solver in ("dp_published", "dp", "greedy", "uniform", "random"):
+            pair = SEARCHES[solver](case, SolveOptions())
+            rows.append(_row(case, hardware, solver, None if pair is None else pair[1], case.memory_limit))
+        rows.append(_row(case, hardware, "exact", exact_within(case, case.memory_limit), case.memory_limit))
+        room = device_bytes(case)
+        for solver, switches in (("all_on", ALL_ON), *ZERO.items()):
+            rows.append(_row(case, hardware, solver, uniform_outcome(case, switches), room))
+        rows.append(_row(case, hardware, "exact_on_device", exact_within(case, room), room))
+    return rows
+
+
+def _table_3(report: Report) -> list[Row]:
+    """Peaks; the least of any synchronized sequence beside those of all switches on and of ZeRO."""
+    rows = []
+    for case in table_1_cases():
+        report(f"table 3, {case}")
+        room = device_bytes(case)
+        row: Row = {"column": f"{case.cluster}/{case.model}/{case.batch}", "device_gb": room / GIGABYTE}
+        for solver, switches in (("all_on", ALL_ON), *ZERO.items()):
+            row[solver] = uniform_outcome(case, switches).peak / GIGABYTE
+        row["least"] = least_memory(case.tables()) / GIGABYTE
+        rows.append(row)
+    return rows
+
+
+def _table_5(report: Report) -> list[Row]:
+    rows = []
+    for printed in paper.TABLE_5:
+        case = H3tCase("a100-8x8-nvlink", printed.model, printed.batch, printed.limit_gb)
+        report(f"table 5, {case}")
+        case.tables()
+        row: Row = {"model": printed.model, "batch": printed.batch, "limit_gb": printed.limit_gb}
+        for solver in ("dp", "greedy", "random"):
+            started = time.perf_counter()
+            SEARCHES[solver](case, SolveOptions())
+            row[f"{solver}_seconds"] = time.perf_counter() - started
+        started = time.perf_counter()
+        exact_within(case, case.memory_limit)
+        rows.append(row | {"exact_seconds": time.perf_counter() - started})
+    return rows
+
+
+def _table_6(report: Report) -> list[Row]:
+    rows = []
+    for hardware, share in ((Hardware.PRESET, 1.0), (Hardware.INFERRED, H3T_PCIE_SHARE)):
+        cases = table_6_cases(share)
+        for name, solver in (*((each, "dp") for each in cases), ("greedy", "greedy")):
+            case = cases["default" if name == "greedy" else name]
+            report(f"table 6, {name}, {hardware}")
+            pair = SEARCHES[solver](case, SolveOptions())
+            if pair is not None:
+                shares = dict(
+                    zip(("partition", "lazy_prefetch", "remat", "offload_hidden"), switch_shares(pair[0]), strict=True)
+                )
+                rows.append({"hardware": str(hardware), "case": name, "seconds": pair[1].cost / 1e6, **shares})
+    return rows
+
+
+def _figure_6(report: Report) -> list[Row]:
+    """Four columns over limits from the least memory of any synchronized sequence to that of the fastest one."""
+    rows = []
+    for column in (0, 2, 4, 8):
+        case = table_1_cases(Hardware.INFERRED)[column]
+        least = least_memory(case.tables())
+        fastest = exact_within(replace(case, limit_gb=NO_LIMIT_GB), int(NO_LIMIT_GB) * GIGABYTE)
+        assert fastest is not None, "without a limit there is a plan"
+        for share in (0.0, 0.1, 0.3, 1.0):
+            limit = int(least + (fastest.peak - least) * share)
+            within = replace(case, limit_gb=-(-limit // 10**7) / 100)
+            report(f"figure 6, {within}")
+            row: Row = {"column": f"{case.cluster}/{case.model}/{case.batch}", "limit_gb": within.limit_gb}
+            for solver in ("dp", "greedy", "random", "uniform"):
+                pair = SEARCHES[solver](within, SolveOptions())
+                fits = pair is not None and pair[1].peak <= within.memory_limit
+                row[solver] = pair[1].cost / 1e6 if pair is not None and fits else None
+            exact = exact_within(within, within.memory_limit)
+            rows.append(row | {"exact": None if exact is None else exact.cost / 1e6})
+    return rows
+
+
+def _gpt_3(report: Report) -> list[Row]:
+    """All switches on, on 64 A100; layers and widths are those of GPT-3's own paper (Brown et al. 2020)."""
+    rows = []
+    for batch in GPT_3_BATCHES:
+        case = H3tCase("a100-8x8-nvlink", "GPT-3-175B", batch, 28.0)
+        report(f"GPT-3, batch {batch}")
+        step, cluster = case.step(), load_cluster(case.cluster)
+        found = simulate(step, (int(ALL_ON),) * len(step.layers))
+        parameters = sum(layer.parameter_bytes for layer in step.layers) // 2
+        hidden = sum(layer.hidden_bytes for layer in step.layers) * cluster.devices_per_node
+        rows.append(
+            {
+                "batch": batch,
+                "gpus": cluster.devices,
+                "seconds": found.cost / 1e6,
+                "peak_gb": found.peak / GIGABYTE,
+                "host_gb": (STATE_BYTES * parameters / cluster.nodes + hidden) / GIGABYTE,
+            }
+        )
+    return rows
+
+
+def _search_space(report: Report) -> list[Row]:
+    report("search space")
+    return [{"switches": len(Switch), "S_full": 2 ** len(Switch), "S_dp": SYNCHRONIZED_SETS, "R": HANDED_OVER_SETS}]
+
+
+TABLES: Mapping[str, Callable[[Report], Sequence[Row]]] = {
+    "search_space": _search_space,
+    "table_1": partial(_table_1, Hardware.PRESET),
+    "table_1_inferred": partial(_table_1, Hardware.INFERRED),
+    "table_3": _table_3,
+    "table_5": _table_5,
+    "table_6": _table_6,
+    "figure_6": _figure_6,
+    "gpt_3": _gpt_3,
+}
+"""Makers of the tables by name."""
