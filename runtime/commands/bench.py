@@ -170,7 +170,7 @@ def _papers(papers: Sequence[str] | None, folder: Path, tables: Sequence[str] | 
     from planner.papers.claims.claim import PAPERS
     from planner.papers.claims.report import markdown, write_report
     from planner.papers.claims.results import load_results, paper_claims, run_paper
-    from runtime.commands.bench_display import paper_progress, print_claims
+    from runtime.commands.tables.bench import paper_progress, print_claims
 
     chosen = PAPERS if papers is None else papers
     unknown = [name for name in chosen if name not in PAPERS]

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from formulations.problem.files import write_text_atomically
 from planner.machine.cluster import LOCAL_NAME, ClusterError, load_cluster
 from planner.plan.document import Plan, load_plan, save_plan, verify_plan
-from runtime.commands.progress import progress_line
+from runtime.commands.tables.progress import progress_line
 from runtime.measure.run_report import RunReport
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from planner.common.units import format_bytes, format_seconds
-from runtime.commands.progress import progress_line
+from runtime.commands.tables.progress import progress_line
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -35,7 +35,7 @@ from runtime.commands.options import (
     TensorMemory,
     Workers,
 )
-from runtime.commands.progress import progress_line
+from runtime.commands.tables.progress import progress_line
 from runtime.commands.values import OptionError, device_memory, parse_bytes, parse_mesh, readable_file, writable_file
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ import typer
 
 from runtime.commands.layers import run_layers
 from runtime.commands.options import AllowCode
-from runtime.commands.progress import progress_line
+from runtime.commands.tables.progress import progress_line
 from runtime.commands.values import OptionError, readable_file, writable_file
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ import typer
 
 from planner.common.units import format_gap
 from runtime.commands.options import DEFAULT_SOLVER, Solver, Workers
-from runtime.commands.progress import progress_line
+from runtime.commands.tables.progress import progress_line
 from runtime.commands.values import readable_file, writable_file
 
 LEAST_SOLVING_SECONDS = 0.1

@@ -22,7 +22,7 @@ from runtime.commands.options import (
     Seed,
     SequenceLength,
 )
-from runtime.commands.progress import progress_line
+from runtime.commands.tables.progress import progress_line
 from runtime.commands.values import OptionError, parse_mesh, readable_file, writable_file
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from runtime.commands.options import AllowCode
-from runtime.commands.progress import progress_line
+from runtime.commands.tables.progress import progress_line
 from runtime.commands.values import OptionError, readable_file, writable_file
 
 if TYPE_CHECKING:

@@ -107,7 +107,9 @@ def make_initial_state(module: str, plan: Path, options: RunOptions) -> None:
         command = [sys.executable, "-m", module, str(plan), str(options.scratch)]
         command += ["--steps", str(options.steps if options.check else 0)]
         command += ["--data", str(options.data)] if options.data is not None else []
-        made = subprocess.run(command, stderr=subprocess.PIPE, text=True, check=False)
+        found_here = os.pathsep.join(filter(None, sys.path))  # a model beside the user's script is there as well
+        environment = {**os.environ, "PYTHONPATH": found_here}
+        made = subprocess.run(command, stderr=subprocess.PIPE, text=True, check=False, env=environment)
         if made.returncode != 0:
             last = (made.stderr.strip().splitlines() or [f"exit code {made.returncode}"])[-1]
             raise LaunchError(f"the process that makes the initial state failed: {last}")

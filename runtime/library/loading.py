@@ -15,7 +15,7 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from planner.graph.optimizers import OptimizerSpec, optimizer_named
 from planner.layers.plan.document import LayerPlan, is_layer_plan
-from planner.models.references import TrainingStep
+from planner.models.references import TrainingStep, check_code
 from planner.plan.document import Plan, PlanError, load_plan
 from planner.plan.format import canonical_json
 from planner.schedule.instructions import Schedule, Wait
@@ -55,6 +55,7 @@ def load(
     loss_fn: Callable[..., Tensor] | None = None,
     clip_norm: float | None = None,
     device: torch.device | str | None = None,
+    allow_code: bool = False,
 ) -> Step:
     """Step that trains as an operator plan says, in a process of a job with as many ranks as the plan has.
 
@@ -67,7 +68,7 @@ def load(
         A plan, or its file, which rank 0 reads.
     module
         The planned module in training mode, on the CPU (the values of rank 0 count) or on ``meta``. Its tensors are
-        replaced by DTensors in place. None: the module that the plan names, which is code of the plan's origin.
+        replaced by DTensors in place. None: the module that the plan names.
     optimizer
         An element-wise class of ``torch.optim``, a ``functools.partial`` of it, or a function from a list of (name,
         parameter) to an optimizer. None: the plan's, with the settings of ``meshwright run``.
@@ -82,9 +83,13 @@ def load(
         Largest norm of all gradients together; ``inf`` measures it and changes nothing.
     device
         ``cpu`` or ``cuda``; None: CUDA where every rank of the machine has a device.
+    allow_code
+        Whether the plan may import the module that it names, where ``module`` or ``batch`` is left out.
 
     Raises
     ------
+    ModelError
+        The plan's model cannot be built, or is code that was not allowed.
     LoadError, LaunchError, PlanError
         The plan is of another step or number of ranks, or the device is not there.
     OptimizerRefusedError
@@ -96,6 +101,8 @@ def load(
     join(place_of_rank)
     plan = _shared(plan)
     check_ranks(plan, dist.get_world_size())
+    if allow_code:
+        check_code(plan.decision.model.source, allowed=True)
     step, from_seed = _training_step(plan, module, weights, batch, loss_fn)
     traced = trace_step(step.module, step.example_args, step.example_kwargs, step.loss_fn)
     schedule = checked_schedule(plan, traced, dist.get_world_size())

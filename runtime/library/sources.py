@@ -14,7 +14,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from planner.graph.operator_graph import Value, ValueRole
 from planner.graph.placement import Placement, block_index, local_shape
-from planner.models.references import TrainingStep, load_step, reference_of
+from planner.models.references import TrainingStep, check_code, load_step, reference_of
 from planner.plan.document import Plan, save_plan
 from planner.schedule.instructions import Schedule
 from planner.strategies.traced_step import TracedStep
@@ -46,7 +46,14 @@ def parameters_on_meta() -> Iterator[None]:
 
 
 def planned_step(plan: Plan) -> TrainingStep:
-    """The training step that a plan names, its parameters on ``meta``; this imports what the plan names."""
+    """The training step that a plan names, its parameters on ``meta``.
+
+    Raises
+    ------
+    ModelError
+        It is code that nobody allowed (:func:`planner.models.references.check_code`).
+    """
+    check_code(plan.decision.model.source)
     with parameters_on_meta():
         return load_step(reference_of(plan), "cpu")
 

@@ -17,7 +17,7 @@ from rich.text import Text
 from formulations.problem.solution import Progress, relative_gap
 from planner.benchmarks import BenchResult, BenchRow, Observer, Suite
 from planner.common.units import format_gap
-from runtime.commands.progress import ProgressLine, progress_line
+from runtime.commands.tables.progress import ProgressLine, progress_line
 
 if TYPE_CHECKING:
     from planner.papers.claims.claim import ClaimRow

@@ -61,7 +61,7 @@ def metered_load(plan: Plan, folder: Path) -> tuple[dict[str, Tensor], int, int,
             return place(*arguments)
 
     with patch("runtime.library.loading.place", metered):
-        step = runtime.load(plan, weights=folder, optimizer=ADAMW, device="cpu")
+        step = runtime.load(plan, weights=folder, optimizer=ADAMW, device="cpu", allow_code=True)
     held = sum(tensor.nbytes for tensor in step.training.state.values())
     largest = max(tensor.nbytes for tensor in step.state_dict().values())
     return full_tensors(step.state_dict()), meter.peak_bytes, held, largest
@@ -79,7 +79,9 @@ def test_a_folder_goes_straight_into_shards(name, two_ranks, tmp_path):
 
 
 def loaded_from(plan: Plan, weights) -> dict[str, Tensor]:
-    return full_tensors(runtime.load(plan, weights=weights, optimizer=ADAMW, device="cpu").state_dict())
+    return full_tensors(
+        runtime.load(plan, weights=weights, optimizer=ADAMW, device="cpu", allow_code=True).state_dict()
+    )
 
 
 def test_files_state_dicts_and_base_models_are_the_same(two_ranks, tmp_path):
@@ -132,7 +134,7 @@ def test_an_export_loads_as_a_state_dict(name, two_ranks, tmp_path):
 def refusal_on_rank(plan: Plan, weights, on_meta: bool = False) -> str:
     module = real_step("mlp").module.to("meta") if on_meta else None
     try:
-        runtime.load(plan, module, weights=weights, optimizer=ADAMW, device="cpu")
+        runtime.load(plan, module, weights=weights, optimizer=ADAMW, device="cpu", allow_code=True)
     except WeightsError as error:
         return str(error)
     return ""

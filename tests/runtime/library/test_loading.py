@@ -29,7 +29,7 @@ PLANS = ROOT / "tests" / "fixtures" / "plans"
 def failure_on_rank(plan: Any, **options: Any) -> str:
     """Kind and message of what ``load`` raises."""
     try:
-        runtime.load(plan, device="cpu", **options)
+        runtime.load(plan, device="cpu", allow_code=True, **options)
     except ValueError as error:
         return f"{type(error).__name__}: {error}"
     return ""
@@ -101,7 +101,7 @@ def test_one_process_needs_no_launcher(tmp_path):
     script = (
         "import torch, runtime\n"
         "from support.processes.library_runs import batches\n"
-        "step = runtime.load('plan.json', device='cpu', clip_norm=float('inf'))\n"
+        "step = runtime.load('plan.json', device='cpu', clip_norm=float('inf'), allow_code=True)\n"
         "losses = [step(batch).item() for batch in batches('mlp', 3)]\n"
         "print(*losses, float(step.gradient_norm) > 0, step.steps)\n"
     )
