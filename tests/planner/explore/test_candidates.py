@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 from support.steps.planned_steps import step_reference
+from support.tiers import slow
 
 from planner import api
 from planner.common.infeasibility import InfeasibleError
@@ -17,9 +18,11 @@ from planner.session import PlanRequest
 
 CLUSTER = "a100-8-nvlink"
 REQUEST = PlanRequest(time_limit=30.0)
+SHORT = PlanRequest(time_limit=3.0)
+"""For searches that end with limits that nothing fits."""
 
 
-@pytest.mark.parametrize("name", ["mlp", "gpt2"])
+@pytest.mark.parametrize("name", ["mlp", slow("gpt2")])
 def test_what_is_pruned_is_not_better(name, monkeypatch):
     found = api.best_mesh(step_reference(name), 4, cluster=CLUSTER, request=REQUEST)
     assert {tried.name for tried in found.tried} == {"4", "2x2"}
@@ -56,13 +59,14 @@ def test_meshes_that_do_not_fit_the_cluster_are_named():
         api.best_mesh(step_reference("mlp"), 16, cluster=CLUSTER, request=REQUEST)
 
 
-def test_the_largest_batch_fits_and_the_next_does_not():
+@pytest.mark.parametrize("name", ["mlp", slow("gpt2")])
+def test_the_largest_batch_fits_and_the_next_does_not(name):
     cluster = load_cluster(CLUSTER)
-    reference = step_reference("gpt2")
+    reference = step_reference(name)
     reserve = cluster.device.reserve_bytes
     small = api.plan(replace(reference, batch=4), cluster=cluster, mesh=(2,), time_limit=30.0)
     memory = reserve + 2 * small.peak_bytes
-    found = api.largest_batch(reference, cluster=cluster, mesh=(2,), memory=memory, request=REQUEST, most=64)
+    found = api.largest_batch(reference, cluster=cluster, mesh=(2,), memory=memory, request=SHORT, most=32)
     assert found.batch >= 4
     assert found.batch % 2 == 0
     assert found.plan.decision.model.batch == found.batch
@@ -70,17 +74,17 @@ def test_the_largest_batch_fits_and_the_next_does_not():
     verdicts = {int(tried.name): tried.verdict for tried in found.tried}
     assert verdicts[found.batch] == "planned"
     assert verdicts.get(found.batch + 2, "no plan") != "planned"
-    for name, verdict in verdicts.items():
-        assert (verdict == "planned") == (name <= found.batch)
-    pruned = [name for name, verdict in verdicts.items() if verdict == "pruned"]
-    for name in pruned[:1]:
+    for batch, verdict in verdicts.items():
+        assert (verdict == "planned") == (batch <= found.batch)
+    pruned = [batch for batch, verdict in verdicts.items() if verdict == "pruned"]
+    for batch in pruned[:1]:
         with pytest.raises(InfeasibleError):
-            api.plan(replace(reference, batch=name), cluster=cluster, mesh=(2,), memory=memory, time_limit=30.0)
+            api.plan(replace(reference, batch=batch), cluster=cluster, mesh=(2,), memory=memory, time_limit=3.0)
 
 
 def test_no_batch_at_all_is_refused():
     reserve = load_cluster(CLUSTER).device.reserve_bytes
     with pytest.raises(InfeasibleError, match="batch 2: not even that fits"):
-        api.largest_batch(step_reference("mlp"), cluster=CLUSTER, mesh=(2,), memory=reserve + 64, request=REQUEST)
+        api.largest_batch(step_reference("mlp"), cluster=CLUSTER, mesh=(2,), memory=reserve + 64, request=SHORT)
     with pytest.raises(ExploreError, match="multiples of 0"):
         api.largest_batch(step_reference("mlp"), cluster=CLUSTER, mesh=(2,), multiple=0)

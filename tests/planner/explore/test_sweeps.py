@@ -131,6 +131,7 @@ def test_a_digest_depends_on_all_that_a_row_depends_on(tmp_path):
     assert of_file.digest() != before
 
 
+@pytest.mark.slow
 def test_one_process_is_the_default_and_gives_the_same_rows(tmp_path):
     cells = grid(meshes=[(2,)], memories=[None], formulations=["sharding"])
     here = swept(tmp_path / "threads", cells)
