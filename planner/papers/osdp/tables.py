@@ -64,7 +64,7 @@ SECONDS, GAP = 4.0, Fraction(1, 1000)
 
 AMPLE_GIB = 2**20
 
-SAMPLES = (1, 2, 4, 8, 12, 16, 24, 32, 64, 128)
+SAMPLES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 """Samples a device of the rows named ``pipeline:``."""
 
 _OWN = ("osdp_base", "osdp", "osdp_peak_base", "osdp_peak", "osdp_checkpointing")

@@ -132,12 +132,14 @@ def paper_progress() -> Iterator[PaperProgress]:
 
 
 def print_claims(rows: Sequence[ClaimRow]) -> None:
-    """Print the table of claims on stdout, and how many hold."""
-    from planner.papers.claims.report import HEADINGS, summary
+    """Print the table of claims on stdout, then the headlines again, and how many claims hold."""
+    from planner.papers.claims.report import HEADINGS, headlines, summary
 
-    table = Table(*HEADINGS, title="claims", show_edge=False, pad_edge=False)
-    for row in rows:
-        table.add_row(*map(Text, row.cells()))
-    Console(width=None if sys.stdout.isatty() else _WIDTH_WITHOUT_TERMINAL).print(table)
+    console = Console(width=None if sys.stdout.isatty() else _WIDTH_WITHOUT_TERMINAL)
+    for title, part in (("claims", rows), ("headlines", headlines(rows))):
+        table = Table(*HEADINGS, title=title, show_edge=False, pad_edge=False)
+        for row in part:
+            table.add_row(*map(Text, row.cells()))
+        console.print(table)
     for line in summary(rows):
         print(line)
