@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ TENSORS_SHOWN = 15
 
 
 class ViewError(ValueError):
-    """Plans that cannot be shown, or a library that is missing; the message names the remedy."""
+    """A library of the page that is missing; the message names it and the remedy."""
 
 
 def page(plans: Sequence[OpenedPlan | tuple[str, LayerPlan]]) -> str:
@@ -47,11 +48,10 @@ def page(plans: Sequence[OpenedPlan | tuple[str, LayerPlan]]) -> str:
     ViewError
         plotly or jinja2 is not installed.
     """
-    try:
-        from jinja2 import Environment, FileSystemLoader
-        from plotly.offline import get_plotlyjs
-    except ImportError as error:
-        raise ViewError(f"{error.name} is not installed: pip install 'meshwright[view]'") from None
+    check_libraries()
+    from jinja2 import Environment, FileSystemLoader
+    from plotly.offline import get_plotlyjs
+
     environment = Environment(loader=FileSystemLoader(ASSETS), autoescape=True, trim_blocks=True, lstrip_blocks=True)
     environment.filters.update(bytes=format_bytes, seconds=lambda nanoseconds: format_seconds(nanoseconds * 1e-9))
     opened = [plan for plan in plans if isinstance(plan, OpenedPlan)]
@@ -83,6 +83,19 @@ def page(plans: Sequence[OpenedPlan | tuple[str, LayerPlan]]) -> str:
         style=(ASSETS / "page.css").read_text(encoding="utf-8"),
         script=(ASSETS / "page.js").read_text(encoding="utf-8"),
     )
+
+
+def check_libraries() -> None:
+    """Check that the libraries of a page are there, before anything is computed for it.
+
+    Raises
+    ------
+    ViewError
+        plotly or jinja2 is not installed.
+    """
+    missing = [name for name in ("plotly", "jinja2") if find_spec(name) is None]
+    if missing:
+        raise ViewError(f"{' and '.join(missing)} not installed: pip install 'meshwright[view]'")
 
 
 def headline(columns: Sequence[Mapping[str, str]]) -> list[tuple[str, list[str]]]:

@@ -53,8 +53,9 @@ def view(
     exports.check(len(plan_files))
 
     from formulations.problem.files import write_text_atomically
-    from planner.view.page import page
+    from planner.view.page import check_libraries, page
 
+    check_libraries()
     with progress_line(f"tracing the step of {' and '.join(path.name for path in plan_files)}"):
         opened = _opened(plan_files, cluster, allow_code)
         text = page(opened)

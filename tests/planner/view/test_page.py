@@ -15,6 +15,7 @@ import pytest
 from support.steps.opened_plans import KINDS, opened_plan
 
 from planner.layers.plan.document import load_layer_plan
+from planner.view import page as module_of_page
 from planner.view.modules import module_tree
 from planner.view.page import ASSETS, page
 
@@ -179,6 +180,12 @@ def test_plans_of_layers_have_a_headline_and_their_settings():
     assert found.scripts == []
     beside = parsed(("galvatron.json", layers), opened_plan("serial"))
     assert len(beside.data["charts"]) == 1
+
+
+def test_a_missing_library_is_named_with_the_way_to_get_it(monkeypatch):
+    monkeypatch.setattr(module_of_page, "find_spec", lambda name: None if name == "plotly" else name)
+    with pytest.raises(module_of_page.ViewError, match=r"plotly not installed: pip install 'meshwright\[view\]'"):
+        page([opened_plan("serial")])
 
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)
