@@ -17,14 +17,12 @@ from uuid import uuid4
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
-from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
-from torch.distributed.checkpoint.metadata import TensorStorageMetadata
-from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from runtime.job.process_group import broadcast_text
 from runtime.library.errors import CheckpointError
+from runtime.library.saved_state import matching_groups, read_tensors, reason_of, scalars_of, settings, tensors_of
 
 if TYPE_CHECKING:
     from runtime.library.step import Step
@@ -32,8 +30,6 @@ if TYPE_CHECKING:
 LOOP_FILE = "loop.pt"
 _VERSION = 1
 _NAME = re.compile(r"step-(\d{8,})")
-_IMPLEMENTATION = ("params", "param_names", "foreach", "fused", "capturable", "differentiable")
-"""Settings of an optimizer that say how it computes, not what: the new process's own stay."""
 
 
 def save_checkpoint(
@@ -74,8 +70,8 @@ def save_checkpoint(
         "steps": step.steps,
         "plan": step.plan.digest,
         "optimizer": type(step.optimizer).__name__,
-        "groups": [_settings(group) | {"names": names} for group, names in step.updates.groups()],
-        "scalars": _scalars(step),
+        "groups": [settings(group) | {"names": names} for group, names in step.updates.groups()],
+        "scalars": scalars_of(step),
         "scheduler": None if scheduler is None else scheduler.state_dict(),
         "position": dict(position or {}),
     }
@@ -84,9 +80,9 @@ def save_checkpoint(
     part = folder / broadcast_text(f".writing-{name}-{uuid4().hex}")
     try:
         part.mkdir(parents=True, exist_ok=True)
-        save(_tensors(step), storage_writer=HuggingFaceStorageWriter(str(part), save_distributed=True))
+        save(tensors_of(step), storage_writer=HuggingFaceStorageWriter(str(part), save_distributed=True))
     except Exception as error:
-        raise CheckpointError(f"checkpoint {folder / name} cannot be written: {_reason(error)}") from error
+        raise CheckpointError(f"checkpoint {folder / name} cannot be written: {reason_of(error)}") from error
     failure = ""
     if dist.get_rank() == 0:
         try:
@@ -146,8 +142,8 @@ def load_checkpoint(step: Step, path: Path | str, scheduler: Any | None = None) 
     if (loop["scheduler"] is None) != (scheduler is None):
         has, got = ("no", "one") if loop["scheduler"] is None else ("a", "none")
         raise CheckpointError(f"checkpoint {path} has {has} scheduler's state, {got} was given: pass what was saved")
-    groups = _matching_groups(path, step, loop)
-    _read_tensors(step, path, loop)
+    groups = matching_groups(path, step, loop)
+    read_tensors(step, path, loop)
     for group, saved in groups:
         group.update(saved)
     step.updates.step_count = loop["steps"]
@@ -155,87 +151,6 @@ def load_checkpoint(step: Step, path: Path | str, scheduler: Any | None = None) 
         scheduler.load_state_dict(loop["scheduler"])
     position: dict[str, Any] = loop["position"]
     return position
-
-
-def _tensors(step: Step) -> dict[str, Tensor]:
-    """All tensors of a step: parameters and buffers, master copies, and the optimizer's state."""
-    found: dict[str, Tensor] = {
-        f"model.{name}": step.as_dtensor(name, tensor)
-        for name, tensor in step.training.state.items()
-        if name not in step.constants
-    }
-    found |= {f"master.{name}": step.as_dtensor(name, tensor) for name, tensor in step.updates.masters.items()}
-    for name, parameter in step.updates.parameters.items():
-        for key, value in step.optimizer.state.get(parameter, {}).items():
-            if isinstance(value, Tensor):
-                like = value.shape == parameter.shape
-                found[f"optimizer.{key}.{name}"] = step.as_dtensor(name, value) if like else value
-    return found
-
-
-def _scalars(step: Step) -> dict[str, dict[str, Any]]:
-    """State of the optimizer that is no tensor, by parameter."""
-    found = {}
-    for name, parameter in step.updates.parameters.items():
-        state = step.optimizer.state.get(parameter, {})
-        values = {key: value for key, value in state.items() if not isinstance(value, Tensor)}
-        if values:
-            found[name] = values
-    return found
-
-
-def _settings(group: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in group.items() if key not in _IMPLEMENTATION}
-
-
-def _matching_groups(path: Path, step: Step, loop: dict[str, Any]) -> list[tuple[dict[str, Any], dict[str, Any]]]:
-    here, saved = step.updates.groups(), loop["groups"]
-    if [sorted(names) for _, names in here] != [sorted(group.pop("names")) for group in saved]:
-        raise CheckpointError(
-            f"checkpoint {path} has its parameters in {len(saved)} groups of the optimizer, the step has others in "
-            f"{len(here)}: make the optimizer as it was"
-        )
-    return list(zip((group for group, _ in here), saved, strict=True))
-
-
-def _read_tensors(step: Step, path: Path, loop: dict[str, Any]) -> None:
-    try:
-        described = HuggingFaceStorageReader(str(path)).read_metadata().state_dict_metadata
-    except Exception as error:
-        raise CheckpointError(f"checkpoint {path} cannot be read: {_reason(error)}") from error
-    saved = {key: entry for key, entry in described.items() if isinstance(entry, TensorStorageMetadata)}
-    wanted = {key: value for key, value in _tensors(step).items() if not key.startswith("optimizer.")}
-    for key, tensor in wanted.items():
-        size = tuple(saved[key].size) if key in saved else None
-        if size != tuple(tensor.shape):
-            _, _, name = key.partition(".")
-            raise CheckpointError(
-                f"checkpoint {path} has {'no ' + name if size is None else f'{name} of shape {size}'}, the model "
-                f"{tuple(tensor.shape)}: it is of another model"
-            )
-    states: dict[str, dict[str, Any]] = {name: dict(values) for name, values in loop["scalars"].items()}
-    for entry, found in saved.items():
-        kind, _, rest = entry.partition(".")
-        key, _, name = rest.partition(".")
-        if kind != "optimizer":
-            continue
-        parameter = step.updates.parameters.get(name)
-        if parameter is None:
-            raise CheckpointError(
-                f"checkpoint {path} has an optimizer's state of {name}, which the step does not train"
-            )
-        like = tuple(found.size) == step.shapes[name]
-        device = parameter.device if like or step.runs_on_device else torch.device("cpu")
-        local = torch.zeros(parameter.shape if like else found.size, dtype=found.properties.dtype, device=device)
-        states.setdefault(name, {})[key] = local
-        wanted[entry] = step.as_dtensor(name, local) if like else local
-    try:
-        load(wanted, storage_reader=HuggingFaceStorageReader(str(path)))
-    except Exception as error:
-        raise CheckpointError(f"checkpoint {path} cannot be read: {_reason(error)}") from error
-    step.optimizer.state.clear()
-    for name, state in states.items():
-        step.optimizer.state[step.updates.parameters[name]] = state
 
 
 def _plain(loop: dict[str, Any]) -> bytes:
@@ -247,7 +162,7 @@ def _plain(loop: dict[str, Any]) -> bytes:
     except Exception as error:
         raise CheckpointError(
             "the scheduler's state, the optimizer's settings or the position holds more than plain values, so no "
-            f"checkpoint can hold it ({_reason(error)}): use a scheduler of torch without functions of your own"
+            f"checkpoint can hold it ({reason_of(error)}): use a scheduler of torch without functions of your own"
         ) from error
     return stream.getvalue()
 
@@ -256,7 +171,7 @@ def _read_loop(path: Path) -> dict[str, Any]:
     try:
         loop: dict[str, Any] = torch.load(path / LOOP_FILE, weights_only=True)
     except Exception as error:
-        raise CheckpointError(f"checkpoint {path} cannot be read: {_reason(error)}") from error
+        raise CheckpointError(f"checkpoint {path} cannot be read: {reason_of(error)}") from error
     if not isinstance(loop, dict) or loop.get("version") != _VERSION:
         raise CheckpointError(f"checkpoint {path} is of another version than {_VERSION}: write it with this one")
     return loop
@@ -304,10 +219,3 @@ def _prune(folder: Path, keep: int | None) -> None:
         gone = path.with_name(f".removed-{path.name}")
         os.replace(path, gone)  # so that what is half removed is no checkpoint
         shutil.rmtree(gone, ignore_errors=True)
-
-
-def _reason(error: BaseException) -> str:
-    """First line of the innermost cause."""
-    while error.__cause__ is not None:
-        error = error.__cause__
-    return f"{type(error).__name__}: {(str(error).strip().splitlines() or ['no message'])[-1]}"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
 import os
+import sys
 
 import torch
 import torch.distributed as dist
@@ -58,6 +60,20 @@ def join(device: torch.device) -> None:
             torch.set_num_threads(max(1, available_cores() // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))))
             keep_freed_memory()
         dist.init_process_group(backend, timeout=COLLECTIVE_TIMEOUT)
+        atexit.register(_leave_together)
     else:
         alone = dist.HashStore()  # type: ignore[attr-defined]  # torch exports it from a binary module
         dist.init_process_group(backend, store=alone, rank=0, world_size=1, timeout=COLLECTIVE_TIMEOUT)
+
+
+def _leave_together() -> None:
+    """Leave when all ranks are done, past the destructors of process groups, which may abort the process.
+
+    After an uncaught error the group dies with the process, and the launcher ends the other ranks. A code given to
+    ``sys.exit`` is not known here; the process ends with 0.
+    """
+    if dist.is_initialized() and not hasattr(sys, "last_type"):
+        dist.barrier()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)
