@@ -8,10 +8,11 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 from formulations.problem.files import write_text_atomically
-from planner.papers.claims.claim import ClaimRow, Verdict
+from planner.papers.claims.claim import ClaimRow, Verdict, printed_claims
 from planner.papers.claims.results import PaperResults
+from planner.papers.h3t import paper_tables as h3t_paper
 
-__all__ = ["HEADINGS", "HEADLINES", "headlines", "markdown", "summary", "write_report"]
+__all__ = ["HEADINGS", "HEADLINES", "hardware_lines", "headlines", "markdown", "summary", "write_report"]
 
 HEADINGS = ("paper", "claim", "printed", "ours", "verdict", "reason")
 
@@ -75,12 +76,53 @@ def markdown(rows: Sequence[ClaimRow], results: Sequence[PaperResults]) -> str:
             "",
             *_lines(headlines(rows)),
             "",
+            *hardware_lines(results),
             "## All claims",
             "",
             *_lines(rows),
             "",
         ]
     )
+
+
+def hardware_lines(results: Sequence[PaperResults]) -> list[str]:
+    """Rows under preset and inferred hardware beside the printed ones, of the tables that were run under both."""
+    tables = {each.paper: each.rows for each in results}
+    lines = []
+    h3t = tables.get("h3t", {})
+    if {"table_1", "table_1_inferred"} <= h3t.keys():
+        lines += [
+            "H3T, Table 1, seconds of a step (PCIe of the GeForce cards and computation of eight A100 inferred):",
+            "",
+        ]
+        columns = list(dict.fromkeys(row["column"] for row in h3t["table_1"]))
+        lines += [f"| row | hardware | {' | '.join(columns)} |", "|" + "---|" * (2 + len(columns))]
+        for solver in ("all_on", "greedy", "exact"):
+            for table, hardware in (("table_1", "preset"), ("table_1_inferred", "inferred")):
+                cells = [_number(row["seconds"]) for row in h3t[table] if row["solver"] == solver]
+                lines.append(f"| {solver} | {hardware} | {' | '.join(cells)} |")
+            if solver in h3t_paper.TABLE_1:
+                printed = " | ".join(_number(value) for value in h3t_paper.TABLE_1[solver])
+                lines.append(f"| {solver} | printed | {printed} |")
+        lines.append("")
+    figure = tables.get("galvatron", {}).get("figure_4", ())
+    if figure:
+        lines += ["Galvatron-BMW, Figure 4, samples per second of printed partitions on four A100:", ""]
+        lines += ["| partition | preset | inferred (TF32) | printed |", "|---|---|---|---|"]
+        printed_rates = {
+            claim.key.split("/")[1]: claim.printed
+            for claim in printed_claims("galvatron")
+            if claim.key.startswith("figure_4") and claim.key.endswith("throughput")
+        }
+        for name, rate in printed_rates.items():
+            ours = {row["hardware"]: row["rate"] for row in figure if row["partition_name"] == name}
+            lines.append(f"| {name} | {_number(ours['preset'])} | {_number(ours['inferred'])} | {_number(rate)} |")
+        lines.append("")
+    return ["## Preset and inferred hardware", "", *lines] if lines else []
+
+
+def _number(value: float | None) -> str:
+    return "out of memory" if value is None else f"{value:.1f}"
 
 
 def write_report(folder: Path, page: str) -> Path:

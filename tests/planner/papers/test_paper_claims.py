@@ -10,7 +10,7 @@ import pytest
 from planner.papers.claims import results as results_module
 from planner.papers.claims.claim import PAPERS, Claim, Verdict, claim_rows, printed_claims
 from planner.papers.claims.judge import judge_cells, judge_number, not_reproduced, number, same
-from planner.papers.claims.report import HEADINGS, headlines, markdown, summary
+from planner.papers.claims.report import HEADINGS, hardware_lines, headlines, markdown, summary
 from planner.papers.claims.results import PaperResults, ResultsError, load_results, paper_claims, run_paper, tables_of
 
 PRINTED = Path(results_module.__file__).parent / "printed"
@@ -140,3 +140,12 @@ def test_the_page_has_every_claim(tmp_path: Path) -> None:
         assert f"| {row.claim.paper} | {row.claim.key} | " in page
     assert [line.split(":")[0] for line in summary(rows)] == list(PAPERS)
     assert isinstance(rows[0].claim, Claim)
+
+
+def test_the_page_shows_both_hardwares_where_tables_have_them() -> None:
+    row = {"column": "a column", "solver": "all_on", "seconds": 4.46}
+    both = {"table_1": {"rows": [row]}, "table_1_inferred": {"rows": [{**row, "seconds": None}]}}
+    lines = hardware_lines([PaperResults("h3t", both)])
+    assert "| all_on | preset | 4.5 |" in lines
+    assert "| all_on | inferred | out of memory |" in lines
+    assert hardware_lines([PaperResults("h3t")]) == []
