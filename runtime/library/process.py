@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import os
 import sys
+import time
 
 import torch
 import torch.distributed as dist
@@ -13,6 +14,10 @@ from planner.machine.identity import available_cores
 from runtime.job.allocator import keep_freed_memory
 from runtime.job.process_group import COLLECTIVE_TIMEOUT, LaunchError, rank_device
 from runtime.library.errors import LoadError
+
+
+_SETTLED_SECONDS = 0.2
+"""Time for threads of gloo to drop their last collective."""
 
 
 def chosen_device(device: torch.device | str | None) -> torch.device:
@@ -60,20 +65,18 @@ def join(device: torch.device) -> None:
             torch.set_num_threads(max(1, available_cores() // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))))
             keep_freed_memory()
         dist.init_process_group(backend, timeout=COLLECTIVE_TIMEOUT)
-        atexit.register(_leave_together)
+        atexit.register(_leave)
     else:
         alone = dist.HashStore()  # type: ignore[attr-defined]  # torch exports it from a binary module
         dist.init_process_group(backend, store=alone, rank=0, world_size=1, timeout=COLLECTIVE_TIMEOUT)
 
 
-def _leave_together() -> None:
-    """Leave when all ranks are done, past the destructors of process groups, which may abort the process.
+def _leave() -> None:
+    """Destroy the groups before the interpreter ends, and let their threads drop what they still hold.
 
-    After an uncaught error the group dies with the process, and the launcher ends the other ranks. A code given to
-    ``sys.exit`` is not known here; the process ends with 0.
+    A thread of gloo that drops the last reference to a Python object while the interpreter ends aborts the process.
+    After an uncaught error the groups die with the process: others may be waiting in a collective.
     """
     if dist.is_initialized() and not hasattr(sys, "last_type"):
-        dist.barrier()
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(0)
+        dist.destroy_process_group()
+        time.sleep(_SETTLED_SECONDS)
