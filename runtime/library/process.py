@@ -15,7 +15,6 @@ from runtime.job.allocator import keep_freed_memory
 from runtime.job.process_group import COLLECTIVE_TIMEOUT, LaunchError, rank_device
 from runtime.library.errors import LoadError
 
-
 _SETTLED_SECONDS = 0.2
 """Time for threads of gloo to drop their last collective."""
 
