@@ -118,7 +118,7 @@ def deep_case(seed: int, settings: OsdpSettings) -> Case:
     return Case(chain, replace(machine, memory_bytes=max(limit, low)), settings, 2)
 
 
-@pytest.mark.parametrize("seeds", [range(2), slow(range(2, 4))], ids=["few", "more"])
+@pytest.mark.parametrize("seeds", [range(1), slow(range(1, 4))], ids=["few", "more"])
 @pytest.mark.parametrize("accounting", only((Accounting.PUBLISHED,), Accounting))
 def test_branch_and_cut_finds_the_same_optimum_on_larger_problems(accounting: Accounting, seeds: range) -> None:
     cut = 0

@@ -22,6 +22,7 @@ def lying(monkeypatch: pytest.MonkeyPatch, library: str, lie: str) -> None:
         monkeypatch.setitem(SOLVERS, solver, target)
 
 
+@pytest.mark.slow_cases("highspy-over_the_limit")
 @pytest.mark.parametrize(("library", "lie"), LIARS)
 def test_no_lie_becomes_a_result(library: str, lie: str, monkeypatch: pytest.MonkeyPatch) -> None:
     lying(monkeypatch, library, lie)

@@ -59,6 +59,7 @@ def test_meshes_that_do_not_fit_the_cluster_are_named():
         api.best_mesh(step_reference("mlp"), 16, cluster=CLUSTER, request=REQUEST)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["mlp", slow("gpt2")])
 def test_the_largest_batch_fits_and_the_next_does_not(name):
     cluster = load_cluster(CLUSTER)

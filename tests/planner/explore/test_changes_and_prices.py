@@ -26,6 +26,7 @@ def exploration(name: str = "gpt2") -> Exploration:
     return opened[name]
 
 
+@pytest.mark.slow_cases("llama")
 @pytest.mark.parametrize("name", ["gpt2", "llama"])
 def test_more_memory_never_costs_more(name):
     here = exploration(name)
@@ -100,6 +101,7 @@ def test_slower_links_never_make_a_plan_faster():
     assert faster.after.objective_seconds <= here.plan.objective_seconds
 
 
+@pytest.mark.slow
 def test_a_plan_that_needs_more_than_there_is_says_so():
     here = exploration()
     reserve = here.session.cluster.device.reserve_bytes
@@ -110,6 +112,7 @@ def test_a_plan_that_needs_more_than_there_is_says_so():
     assert found.after.peak_bytes < here.plan.peak_bytes
 
 
+@pytest.mark.slow
 def test_other_numbers_of_ranks():
     here = exploration()
     four = here.whatif(ClusterChange(mesh=(4,)))

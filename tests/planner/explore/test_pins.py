@@ -73,6 +73,7 @@ def accepted(plan) -> bool:
     return report.peak_bytes == plan.peak_bytes
 
 
+@pytest.mark.fast_cases("gpt2-0.9")
 @pytest.mark.parametrize("share", [None, 0.9])
 @pytest.mark.parametrize("name", ["gpt2", "llama"])
 def test_a_pin_never_lowers_the_optimum_and_unpinning_gives_the_former_plan(name, share):

@@ -71,6 +71,7 @@ def _measured_at_random(session: PlanningSession, schedule: Schedule, seed: int)
     return costs
 
 
+@pytest.mark.slow_cases("llama-mesh1")
 @pytest.mark.parametrize(("name", "mesh"), [("gpt2", (2,)), ("llama", (2, 2)), ("vit", (2,))])
 def test_models_and_replays_count_measured_costs_alike(name: str, mesh: tuple[int, ...]) -> None:
     """A session refuses a plan whose model and replay differ; the same schedule costs what was measured."""

@@ -75,6 +75,7 @@ def test_an_overlapped_schedule_is_written_and_read(planned, tmp_path):
     assert schedule_of(load_plan(tmp_path / "plan.json"), session.graph) == schedule
 
 
+@pytest.mark.slow
 def test_ctrl_c_while_plans_are_timed_keeps_the_best(planned, monkeypatch):
     session, serial, _ = planned
 

@@ -217,6 +217,7 @@ LAST = """<script>(async () => {
 })();</script></body>"""
 
 
+@pytest.mark.fast_cases("1600")
 @pytest.mark.skipif(BROWSER is None, reason="no chromium or chrome is installed")
 @pytest.mark.parametrize("width", [400, 900, 1600])
 def test_a_browser_draws_it_and_keys_work(tmp_path, width):

@@ -36,6 +36,7 @@ def trained_on_rank(
     return losses, full_tensors(step.state_dict()), position
 
 
+@pytest.mark.fast_cases("res_net-nesterov")
 @pytest.mark.parametrize(
     ("name", "optimizer"),
     [("dropout_gpt", "adamw"), ("res_net", "nesterov"), slow("llama", "fused"), slow("tied_gpt", "foreach")],

@@ -84,6 +84,7 @@ def loaded_from(plan: Plan, weights) -> dict[str, Tensor]:
     )
 
 
+@pytest.mark.slow
 def test_files_state_dicts_and_base_models_are_the_same(two_ranks, tmp_path):
     plan, expected = random_plan("gpt2", (2,), 1), other_weights("gpt2")
     base = {key.removeprefix("transformer."): tensor for key, tensor in expected.items()}
@@ -99,6 +100,7 @@ def test_files_state_dicts_and_base_models_are_the_same(two_ranks, tmp_path):
         assert all(torch.equal(tensors[key], tensor.float()) for key, tensor in half.items())
 
 
+@pytest.mark.slow
 def test_the_seed_gives_the_tensors_of_one_process(two_ranks):
     expected = real_step("res_net").module.state_dict()
     for tensors in two_ranks.run(loaded_from, random_plan("res_net", (2,), 0), None):

@@ -96,6 +96,7 @@ def test_a_module_of_one_s_own_needs_nothing_that_the_plan_names(two_ranks):
         assert "AdamW, each parameter where the plan updates it" in found["text"]
 
 
+@pytest.mark.slow
 def test_one_process_needs_no_launcher(tmp_path):
     save_plan(random_plan("mlp", (1,), 0), tmp_path / "plan.json")
     script = (

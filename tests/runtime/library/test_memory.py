@@ -38,6 +38,7 @@ def peaks_on_rank(plan: Plan, name: str, optimizer: str, clip_norm: float | None
     return step.peak_bytes, meter.peak_bytes, evaluation.peak_bytes, len(step.updates.parameters)
 
 
+@pytest.mark.fast_cases("adamw-1.0")
 @pytest.mark.parametrize(
     ("optimizer", "clip_norm"),
     [("adamw", None), ("adamw", 1.0), ("foreach", None), ("fused", 1.0), ("nesterov", 1.0), ("rmsprop", None)],

@@ -85,6 +85,7 @@ def test_two_ranks(name, seed, two_ranks):
     check(two_ranks, name, (2,), seed, limited=bool(seed))
 
 
+@pytest.mark.slow_cases("llama-mesh1")
 @pytest.mark.parametrize(("name", "mesh"), [("gpt2", (2, 2)), ("llama", (4,))])
 def test_four_ranks(name, mesh, four_ranks):
     check(four_ranks, name, mesh, 0, eagerness=3.0)

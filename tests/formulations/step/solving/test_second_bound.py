@@ -68,6 +68,7 @@ def test_it_is_of_another_method_and_at_most_the_optimum(seed, proved_by, pool, 
     assert method_of(found.solver) != method_of(proved_by)
 
 
+@pytest.mark.slow_cases("2")
 @pytest.mark.parametrize("seed", range(3))
 def test_where_the_problem_leaves_plans_out_it_bounds_those_too(seed, pool):
     def with_offload(model, limit):
