@@ -32,7 +32,9 @@ import pandas as pd
 from planner import api
 from planner.common.units import format_bytes
 from planner.machine.cluster import LOCAL_NAME, ClusterError, load_cluster
-from planner.plots import memory_over_time, placements_by_module
+from planner.plots import memory_over_time, modules_of_plan
+from planner.view.modules import module_tree
+from planner.view.opened import open_plan
 from runtime.calibration.calibrate import calibrate
 from runtime.job.launch import run_plan
 
@@ -94,8 +96,12 @@ fastest
 # %%
 memory_over_time(fastest)
 
+# %% [markdown]
+# Where the time goes, and where the bytes at the peak are. `meshwright view plan.json` shows the same as a page, with
+# every module and stream.
+
 # %%
-placements_by_module(fastest)
+modules_of_plan(module_tree(open_plan("fastest", fastest, session=session)))
 
 # %% [markdown]
 # ## The same step with less memory
@@ -114,7 +120,16 @@ memory_over_time(tight)
 api.compare(fastest=fastest, tight=tight)
 
 # %% [markdown]
-# What is recomputed, by kind of operator:
+# A decision of one's own, and what it costs: an exploration keeps what it knows of the step, so that a plan after a pin
+# takes a second. `forbid`, `unpin`, `whatif` (another cluster, mesh or limit) and `price_of_memory` work alike.
+
+# %%
+with api.Exploration(session, api.PlanRequest(memory=limit + reserve, time_limit=10)) as exploration:
+    change = exploration.pin("*.mlp", "recompute")
+change
+
+# %% [markdown]
+# What is recomputed in the plan without the pin, by kind of operator:
 
 # %%
 recomputed = Counter(

@@ -54,8 +54,9 @@ from formulations.problem.strategy_problem import Factor, IntArray, Node, Resour
 SECONDS_PER_COST = 1e-9
 """Time quantum of costs."""
 
-_COLLECTIVES_DP = 2
-_COLLECTIVES_ZDP = 3
+COLLECTIVES_DP, COLLECTIVES_ZDP = 2, 3
+"""Collectives of a step for a replicated operator, and for a sharded one (section 3.1)."""
+
 _MOST_NANOSECONDS = 2**50
 
 
@@ -279,11 +280,11 @@ def operator_table(
     """
     devices, size, again = machine.devices, layer.parameter_bytes, settings.checkpointing
     kept = 0 if again else layer.saved_bytes - layer.unread_input_bytes
-    collectives = _COLLECTIVES_ZDP + again
+    collectives = COLLECTIVES_ZDP + again
     communication, states, gathered = [], [], []
     modes = settings.modes(layer)
     for g, k in modes:
-        steps = (devices - 1) * (_COLLECTIVES_DP * (g - k) + collectives * k)
+        steps = (devices - 1) * (COLLECTIVES_DP * (g - k) + collectives * k)
         seconds = steps * (machine.latency_seconds + size / (g * devices) * machine.seconds_per_byte)
         communication.append(round(seconds / SECONDS_PER_COST))
         states.append(-(-settings.state_multiple * size * ((g - k) * devices + k) // (g * devices)))

@@ -36,7 +36,9 @@ _T5_VOCABULARY = 32128
 _GPT2_VOCABULARY = 50257
 _ALPA_GPT_VOCABULARY = 51200
 _ALPA_MOE_VOCABULARY = 32000
-_SEQUENCE = 512
+SEQUENCE = 512
+"""Tokens of a sequence of BERT, T5 and H3T's models."""
+
 _OSDP_SEQUENCE = 96
 MEBIBYTE = 2**20
 """Bytes of a MB in Galvatron-BMW, of which 1024 are a GB of its memory limits.
@@ -172,7 +174,7 @@ def _galvatron(build: Build, parameters_m: float, activation_mb: float) -> Paper
 def _galvatron_bert(layers: int, hidden: int, parameters_m: float, activation_mb: float) -> PaperModel:
     shape = _shape(hidden, "float32", heads=hidden // 64)
     return _galvatron(
-        lambda device, apart: bert(device, shape, layers, sequence=_SEQUENCE, vocabulary=_BERT_VOCABULARY, apart=apart),
+        lambda device, apart: bert(device, shape, layers, sequence=SEQUENCE, vocabulary=_BERT_VOCABULARY, apart=apart),
         parameters_m,
         activation_mb,
     )
@@ -192,7 +194,7 @@ def _galvatron_t5(layers: int, target: int, parameters_m: float, activation_mb: 
     shape = replace(_shape(1024, "float32", heads=16), bias=False, inner_dropout=True, activation=RELU, norm_tensors=2)
     return _galvatron(
         lambda device, apart: t5(
-            device, shape, (layers, layers), sequences=(_SEQUENCE, target), vocabulary=_T5_VOCABULARY, apart=apart
+            device, shape, (layers, layers), sequences=(SEQUENCE, target), vocabulary=_T5_VOCABULARY, apart=apart
         ),
         parameters_m,
         activation_mb,
@@ -214,7 +216,7 @@ def _h3t(layers: int, hidden: int, feed_forward: int, heads: int, parameters: fl
     shape = _shape(hidden, "float16", heads=heads, feed_forward=feed_forward)
 
     def build(device: FormulaDevice, apart: bool) -> tuple[LayerProfile, ...]:
-        return bert(device, shape, layers, sequence=_SEQUENCE, vocabulary=_BERT_VOCABULARY, apart=apart)
+        return bert(device, shape, layers, sequence=SEQUENCE, vocabulary=_BERT_VOCABULARY, apart=apart)
 
     return PaperModel("H3T", "float16", build, parameters)
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from planner.papers.capture.bench import PLANS
+from planner.papers.capture.cases import PROFILING_GPUS
 from planner.papers.claims.claim import Claim, Results, printed_claims
 from planner.papers.claims.judge import fact, no_figure, not_reproduced, number, remark, same
 
@@ -186,9 +188,13 @@ RULES = (
         for name, model in MODELS.items()
     ),
     no_figure("figure_6_peak_reduction_pct/per_panel_values_otherwise"),
-    same("figure_7_prediction_within_pct/plans", lambda: 500, "plans of table figure_7"),
-    same("figure_7_prediction_within_pct/gpus_per_plan", lambda: 16, "GPUs of table figure_7"),
-    same("figure_7_prediction_within_pct/gpu_predictions", lambda: 8000, "500 plans on 16 GPUs"),
+    same("figure_7_prediction_within_pct/plans", lambda: PLANS, "plans of table figure_7"),
+    same("figure_7_prediction_within_pct/gpus_per_plan", lambda: PROFILING_GPUS, "GPUs of table figure_7"),
+    same(
+        "figure_7_prediction_within_pct/gpu_predictions",
+        lambda: PLANS * PROFILING_GPUS,
+        "plans times GPUs of table figure_7",
+    ),
     number("figure_7_prediction_within_pct/*", _within, REPLAY, "figure_7"),
     number("figure_8/1f1b/throughput_loss_pct", _losses("1f1b"), ALPA, HYBRID),
     number("figure_8/1f1b/memory_gain_pct", _savings(HYBRID, "1f1b"), ALPA, HYBRID),

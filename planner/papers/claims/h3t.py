@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from statistics import median
 
+from formulations.h3t.dynamic_program import UNITS
+from planner.layers.presets.paper_models import SEQUENCE
+from planner.machine.cluster import load_cluster
 from planner.papers.claims.claim import Claim, Results, Rule
 from planner.papers.claims.judge import (
     fact,
@@ -16,6 +19,7 @@ from planner.papers.claims.judge import (
     same,
 )
 from planner.papers.h3t import paper_tables as paper
+from planner.papers.h3t.tables import GPT_3_BATCHES, GPT_3_CLUSTER
 
 __all__ = ["RULES"]
 
@@ -249,9 +253,9 @@ RULES: tuple[Rule, ...] = (
     remark("table_6_switch_on_pct/check"),
     number("table_6_switch_on_pct/*", _switch, f"many switches are ties; {COSTS}", "table_6"),
     fact("table_6_vs_prose/*", _directions, "change of the shares with the larger limit, in points", "table_6"),
-    same("gpt3_175b/gpus", lambda: 64, "the machine of table gpt_3"),
-    same("gpt3_175b/batch", lambda: 512, "the batch of table gpt_3"),
-    same("gpt3_175b/sequence", lambda: 512, "the model's sequence"),
+    same("gpt3_175b/gpus", lambda: load_cluster(GPT_3_CLUSTER).devices, "the machine of table gpt_3"),
+    same("gpt3_175b/batch", lambda: min(GPT_3_BATCHES), "the batch of table gpt_3"),
+    same("gpt3_175b/sequence", lambda: SEQUENCE, "the model's sequence"),
     number(
         "gpt3_175b/memory_gb_*",
         _gpt_3("peak_gb"),
@@ -273,6 +277,6 @@ RULES: tuple[Rule, ...] = (
         fact(f"search_space/{name}", _space(name), "our switches", "search_space")
         for name in ("switches", "S_full", "S_dp", "R")
     ),
-    same("search_space/m", lambda: 128, "units of the dynamic program"),
+    same("search_space/m", lambda: UNITS, "units of the dynamic program"),
 )
 """In the order in which they are tried."""

@@ -42,6 +42,7 @@ ZERO = {
 }
 """Switches of every layer."""
 
+GPT_3_CLUSTER = "a100-8x8-nvlink"
 GPT_3_BATCHES = (512, 1024)
 STATE_BYTES = 16
 """Bytes a parameter in host memory: parameter and gradient in 16 bits, and Adam's three numbers in 32."""
@@ -164,7 +165,7 @@ def _gpt_3(report: Report) -> list[Row]:
     """All switches on, on 64 A100; layers and widths are those of GPT-3's own paper (Brown et al. 2020)."""
     rows = []
     for batch in GPT_3_BATCHES:
-        case = H3tCase("a100-8x8-nvlink", "GPT-3-175B", batch, 28.0)
+        case = H3tCase(GPT_3_CLUSTER, "GPT-3-175B", batch, 28.0)
         report(f"GPT-3, batch {batch}")
         step, cluster = case.step(), load_cluster(case.cluster)
         found = simulate(step, (int(ALL_ON),) * len(step.layers))
