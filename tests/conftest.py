@@ -23,6 +23,8 @@ LONGEST = (
     "test_portfolio",
     "test_step_beside",
     "test_worker",
+    "test_changes_and_prices",
+    "test_checkpoints",
 )
 """Files that take half a minute or more, in `make test-all`; one process runs a file, so these begin first."""
 
