@@ -27,7 +27,7 @@ from planner.fits import FitsReport, fits_report
 from planner.layer_planning import LAYER_FORMULATIONS, plan_layers
 from planner.layers.plan.document import LayerPlan, is_layer_plan, load_layer_plan, save_layer_plan
 from planner.machine.cluster import ClusterSpec
-from planner.models.references import ModelReference, check_code
+from planner.models.references import ModelReference
 from planner.plan.document import Plan, load_plan, save_plan
 from planner.plan.rendering import html_table, text_table
 from planner.session import PlanningSession, PlanRequest, session_of
@@ -412,8 +412,7 @@ def explain(
     """
     if isinstance(plan, LayerPlan):
         return plan.summary()
-    check_code(plan.decision.model.source, allow_code)
-    return explain_plan(session_of(plan, cluster), plan, time_limit, progress)
+    return explain_plan(session_of(plan, cluster, allow_code), plan, time_limit, progress)
 
 
 @dataclass(frozen=True)
@@ -427,7 +426,6 @@ class Comparison:
         """Name, step time, bound's gap, peak, recomputed operators, collectives and offloaded bytes, per plan."""
         found: list[tuple[str, ...]] = []
         for name, made in zip(self.names, self.plans, strict=True):
-            recomputed = sum(step.op == "recompute" for step in made.decision.schedule.instructions)
             offloaded = made.decision.predicted.host.offloaded_bytes
             found.append(
                 (
@@ -435,7 +433,7 @@ class Comparison:
                     format_seconds(made.objective_seconds),
                     format_gap(made.gap),
                     format_bytes(made.peak_bytes),
-                    f"{recomputed} recomputed",
+                    f"{made.recomputed} recomputed",
                     f"{made.collectives} collectives",
                     *((f"{format_bytes(offloaded)} offloaded",) if offloaded else ()),
                 )

@@ -47,7 +47,7 @@ class Cell:
         return self.reference, self.cluster.fingerprint(), self.mesh, self.optimizer, self.request.solver
 
     def digest(self) -> str:
-        """SHA-256 of all that its row depends on: model, cluster, request, and the code that plans."""
+        """SHA-256 of what its row depends on: model, cluster, request, code of sharding rules, versions of packages."""
         content = {
             "reference": asdict(self.reference),
             "model": _model_digest(self.reference.source),

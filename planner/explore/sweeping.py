@@ -179,7 +179,7 @@ def plan_cell(cell: Cell, plan_file: str = "") -> SweepRow:
         bound_seconds=plan.bound_seconds,
         gap=plan.gap,
         peak_bytes=plan.peak_bytes,
-        recomputed=sum(step.op == "recompute" for step in plan.decision.schedule.instructions),
+        recomputed=plan.recomputed,
         collectives=plan.collectives,
         planning_seconds=time.perf_counter() - begun,
         digest=plan.digest,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
@@ -22,16 +23,16 @@ Row = Mapping[str, Any]
 _MOST_LINES = 12
 
 
-class Table:
+class Table(ABC):
     """A result with rows; what is shown is a title, the rows and notes."""
 
+    @abstractmethod
     def title(self) -> str:
         """One line that says what it is."""
-        raise NotImplementedError
 
+    @abstractmethod
     def rows(self) -> list[dict[str, Any]]:
         """Rows with the same columns: numbers, strings, truth values and None."""
-        raise NotImplementedError
 
     def notes(self) -> Sequence[str]:
         """Lines below the rows."""
@@ -93,14 +94,13 @@ def shown(name: str, value: Any) -> str:
 
 def plan_row(name: str, plan: Plan) -> dict[str, Any]:
     """Figures of a plan as a row."""
-    recomputed = sum(step.op == "recompute" for step in plan.decision.schedule.instructions)
     return {
         "name": name,
         "seconds": plan.objective_seconds,
         "bound_seconds": plan.bound_seconds,
         "gap": plan.gap,
         "peak_bytes": plan.peak_bytes,
-        "recomputed": recomputed,
+        "recomputed": plan.recomputed,
         "collectives": plan.collectives,
     }
 

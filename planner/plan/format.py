@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections import Counter
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, NonNegativeInt, PositiveInt, model_validator
@@ -333,7 +332,6 @@ class Plan(_Part):
         """Main figures of the plan, as (name, value)."""
         options, predicted = self.decision.options, self.decision.predicted
         model, certificate = self.decision.model, self.record.certificate
-        counts = Counter(instruction.op for instruction in self.decision.schedule.instructions)
         bound, limit = self.bound_seconds, options.limit_bytes
         return [
             ("model", f"{model.source}, batch {model.batch}, sequence {model.sequence}, {model.dtype}"),
@@ -349,7 +347,7 @@ class Plan(_Part):
             ("peak memory", format_bytes(predicted.peak_bytes)),
             ("memory limit", "-" if limit is None else _limit(limit, options.reserve_bytes)),
             *self._host_rows(),
-            ("recomputed operators", str(counts["recompute"])),
+            ("recomputed operators", str(self.recomputed)),
             ("collectives", str(self.collectives)),
             *(("note", note) for note in self.record.notes),
         ]
@@ -367,6 +365,11 @@ class Plan(_Part):
             ("copied to and from host", f"{format_bytes(copied)}, {host.hidden_bytes / copied:.0%} of it hidden"),
             ("waiting for copies", f"{format_seconds(host.stall_ns / NANOSECONDS)} per step"),
         ]
+
+    @property
+    def recomputed(self) -> int:
+        """Further executions of operators that already ran."""
+        return sum(step.op == "recompute" for step in self.decision.schedule.instructions)
 
     @property
     def collectives(self) -> int:

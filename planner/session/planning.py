@@ -34,7 +34,7 @@ from planner.graph.optimizers import OptimizerSpec, optimizer_named
 from planner.machine.cluster import ClusterError, ClusterSpec, load_cluster
 from planner.machine.costs import CostModel
 from planner.machine.memory_budget import MemoryBudget
-from planner.models.references import ModelReference, check_code, load_step, reference_of
+from planner.models.references import ModelReference, load_step
 from planner.overlap.link_costs import with_link_costs
 from planner.overlap.search import solve_overlapped
 from planner.overlap.task import OverlapTask
@@ -476,23 +476,3 @@ def _first_layouts(
         return found
     one_round = replace(options, time_limit=_FIRST_LAYOUTS_SECONDS, iteration_limit=1)
     return solve(problem, "greedy", one_round, None, pool)
-
-
-def session_of(plan: Plan, cluster: ClusterSpec | str | None = None) -> PlanningSession:
-    """Prepare the session that a plan was made in.
-
-    Parameters
-    ----------
-    plan
-        A plan as it was read.
-    cluster
-        The cluster where it is not known by name.
-
-    Raises
-    ------
-    ValueError
-        The model or the cluster cannot be loaded, or the model is code that nobody allowed.
-    """
-    options = plan.decision.options
-    check_code(plan.decision.model.source)
-    return PlanningSession(reference_of(plan), cluster or options.cluster, options.mesh, options.optimizer)

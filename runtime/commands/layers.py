@@ -32,14 +32,12 @@ def run_layers(
     from rich.console import Console
 
     from planner.layers.plan.document import load_layer_plan
-    from planner.models.references import check_code
     from runtime.layers.launch import run_layer_plan
     from runtime.measure.run_report import write_report
 
     plan = load_layer_plan(plan_file)
-    check_code(plan.model.source, allow_code)
     with progress_line(f"running {steps} steps on {plan.devices} ranks" + (" and on one process" if check else "")):
-        found = run_layer_plan(plan, steps=steps, check=check, data=data, device=device)
+        found = run_layer_plan(plan, steps=steps, check=check, data=data, device=device, allow_code=allow_code)
     if report is not None:
         write_report(found, report)
     Console().print(run_table(plan, found))

@@ -68,16 +68,22 @@ def _run_locally(
     allow_code: bool,
     profile: Path | None,
 ) -> int:
-    from planner.models.references import check_code
     from planner.plan.document import load_plan
     from runtime.job.launch import run_plan
     from runtime.measure.run_report import write_report
 
     plan = load_plan(plan_file)
-    check_code(plan.decision.model.source, allow_code)
     ranks = prod(plan.decision.options.mesh)
     with progress_line(f"running {steps} steps on {ranks} ranks" + (" and on one process" if check else "")):
-        found = run_plan(plan, steps=steps, check=check, data=data, device=device, profile=profile is not None)
+        found = run_plan(
+            plan,
+            steps=steps,
+            check=check,
+            data=data,
+            device=device,
+            profile=profile is not None,
+            allow_code=allow_code,
+        )
     if report is not None:
         write_report(found, report)
     _show(plan, found)

@@ -50,6 +50,21 @@ def rank_device(wanted: str) -> torch.device:
     return torch.device("cuda", local_rank)
 
 
+def enter(device: torch.device) -> None:
+    """Make the process group that the launcher's environment describes; on CPU its ranks share the machine's cores."""
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    else:
+        torch.set_num_threads(max(1, available_cores() // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))))
+        keep_freed_memory()
+    dist.init_process_group(backend_of(device), timeout=COLLECTIVE_TIMEOUT)
+
+
+def backend_of(device: torch.device) -> str:
+    """Backends of a job on a kind of device: CPU tensors go over gloo."""
+    return "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+
+
 @contextmanager
 def joined(device: torch.device) -> Iterator[Membership]:
     """Join the job of the environment (``torchrun`` or :mod:`runtime.job.launch`); leave it at the end.
@@ -65,13 +80,7 @@ def joined(device: torch.device) -> Iterator[Membership]:
     """
     if "RANK" not in os.environ:
         raise LaunchError("no launcher: start with `torchrun --nproc-per-node N -m runtime.rank_main PLAN`")
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
-    else:
-        torch.set_num_threads(max(1, available_cores() // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))))
-        keep_freed_memory()
-    backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
-    dist.init_process_group(backend, timeout=COLLECTIVE_TIMEOUT)
+    enter(device)
     membership = Membership()
     yield membership
     dist.barrier()

@@ -10,9 +10,7 @@ import time
 import torch
 import torch.distributed as dist
 
-from planner.machine.identity import available_cores
-from runtime.job.allocator import keep_freed_memory
-from runtime.job.process_group import COLLECTIVE_TIMEOUT, LaunchError, rank_device
+from runtime.job.process_group import COLLECTIVE_TIMEOUT, LaunchError, backend_of, enter, rank_device
 from runtime.library.errors import LoadError
 
 _SETTLED_SECONDS = 0.2
@@ -58,16 +56,12 @@ def join(device: torch.device) -> None:
                 "'cpu:gloo,cuda:nccl'"
             )
         return
-    backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
     if "RANK" in os.environ:
-        if device.type == "cpu":
-            torch.set_num_threads(max(1, available_cores() // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))))
-            keep_freed_memory()
-        dist.init_process_group(backend, timeout=COLLECTIVE_TIMEOUT)
+        enter(device)
         atexit.register(_leave)
     else:
         alone = dist.HashStore()  # type: ignore[attr-defined]  # torch exports it from a binary module
-        dist.init_process_group(backend, store=alone, rank=0, world_size=1, timeout=COLLECTIVE_TIMEOUT)
+        dist.init_process_group(backend_of(device), store=alone, rank=0, world_size=1, timeout=COLLECTIVE_TIMEOUT)
 
 
 def _leave() -> None:

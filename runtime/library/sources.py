@@ -6,14 +6,14 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
+from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from planner.graph.operator_graph import Value, ValueRole
-from planner.graph.placement import Placement, block_index, local_shape
+from planner.graph.placement import Placement
 from planner.models.references import TrainingStep, check_code, load_step, reference_of
 from planner.plan.document import Plan, save_plan
 from planner.schedule.instructions import Schedule
@@ -24,6 +24,7 @@ from runtime.library.dtensors import as_dtensor, put_into
 from runtime.library.errors import WeightsError
 from runtime.library.weights import MappedTensors, ModuleTensors, TensorSource, find_names
 from runtime.measure.initial_state import copied, read_initial_state
+from runtime.measure.local_shards import block_slices
 
 PLAN_FILE = "plan.json"
 
@@ -34,15 +35,17 @@ def parameters_on_meta() -> Iterator[None]:
 
     Each parameter exists for a moment; its initialisation does nothing.
     """
-    register = nn.Module.register_parameter
 
-    def on_meta(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
-        if parameter is not None and parameter.device.type != "meta":
-            parameter = nn.Parameter(parameter.detach().to("meta"), requires_grad=parameter.requires_grad)
-        register(module, name, parameter)
+    def on_meta(module: nn.Module, name: str, parameter: nn.Parameter | None) -> nn.Parameter | None:
+        if parameter is None or parameter.device.type == "meta":
+            return parameter
+        return nn.Parameter(parameter.detach().to("meta"), requires_grad=parameter.requires_grad)
 
-    with patch.object(nn.Module, "register_parameter", on_meta):
+    hook = register_module_parameter_registration_hook(on_meta)  # type: ignore[arg-type]  # it may return a parameter
+    try:
         yield
+    finally:
+        hook.remove()
 
 
 def planned_step(plan: Plan) -> TrainingStep:
@@ -125,15 +128,6 @@ def place(
         tensor = as_dtensor(local[name], placement, value.spec.shape, mesh)
         put_into(module, {name: tensor}, {name: value.aliases})
     return local
-
-
-def block_slices(
-    shape: tuple[int, ...], placement: Placement, mesh: tuple[int, ...], coordinate: tuple[int, ...]
-) -> tuple[slice, ...]:
-    """The rank's block of a tensor, as one slice per dimension."""
-    sizes = local_shape(shape, placement, mesh)
-    firsts = [block_index(coordinate, placement, mesh, dim) * size for dim, size in enumerate(sizes)]
-    return tuple(slice(first, first + size) for first, size in zip(firsts, sizes, strict=True))
 
 
 def _chosen(

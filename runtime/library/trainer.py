@@ -44,7 +44,7 @@ class Trainer:
     data
         Batches, passed over as often as needed: a ``DataLoader`` with a :class:`ShareSampler` as its ``batch_sampler``
         reads this rank's rows alone and resumes without reading. Any other iterable gives the same global batches on
-        every rank in each pass; it resumes by passing over what was read. One with ``set_epoch`` is told the pass.
+        every rank in each pass; it resumes by passing over what was read. ``set_epoch`` gets the number of the pass.
     steps
         Optimizer steps in all.
     scheduler
@@ -140,10 +140,10 @@ class Trainer:
             sampler.epoch, sampler.start = self._epoch, self._batch
             yield from self._data
             return
-        told: Any
-        for told in (self._data, getattr(self._data, "sampler", None)):
-            if hasattr(told, "set_epoch"):
-                told.set_epoch(self._epoch)
+        shuffled: Any
+        for shuffled in (self._data, getattr(self._data, "sampler", None)):
+            if hasattr(shuffled, "set_epoch"):
+                shuffled.set_epoch(self._epoch)
         yield from islice(iter(self._data), self._batch, None)
 
     def _one(self, batch: Batch) -> float:

@@ -6,8 +6,17 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from planner.graph.placement import Placement, block_index, is_partial, is_shard, shard_dim
+from planner.graph.placement import Placement, block_index, is_partial, local_shape
 from planner.torch_adapter.local.collectives import MeshGroups, reshard_step
+
+
+def block_slices(
+    shape: Sequence[int], placement: Placement, mesh: Sequence[int], coordinate: Sequence[int]
+) -> tuple[slice, ...]:
+    """Block of a tensor of some ``shape`` that the rank at ``coordinate`` holds, as one slice per dimension."""
+    sizes = local_shape(shape, placement, mesh)
+    firsts = [block_index(coordinate, placement, mesh, dim) * size for dim, size in enumerate(sizes)]
+    return tuple(slice(first, first + size) for first, size in zip(firsts, sizes, strict=True))
 
 
 def local_block(full: Tensor, placement: Placement, mesh: Sequence[int], coordinate: Sequence[int]) -> Tensor:
@@ -31,15 +40,7 @@ def local_block(full: Tensor, placement: Placement, mesh: Sequence[int], coordin
     """
     if any(is_partial(entry) for entry in placement):
         raise ValueError(f"placement {placement} is partial: a full tensor has no block under it")
-    parts: dict[int, int] = {}
-    for entry, count in zip(placement, mesh, strict=True):
-        if is_shard(entry):
-            parts[shard_dim(entry)] = parts.get(shard_dim(entry), 1) * count
-    block = full
-    for dim, count in parts.items():
-        size = full.shape[dim] // count
-        block = block.narrow(dim, block_index(coordinate, placement, mesh, dim) * size, size)
-    return block
+    return full[block_slices(full.shape, placement, mesh, coordinate)]
 
 
 def gather_full(local: Tensor, placement: Placement, groups: MeshGroups) -> Tensor:
