@@ -267,7 +267,7 @@ def _categories(graph: OperatorGraph, schedule: Schedule, lifetimes: Lifetimes) 
 
 
 def _beside(schedule: Schedule, start: int, local_bytes: LocalBytes) -> tuple[int, int]:
-    """Bytes of an overlapped collective besides source and target: a copy that it sends, one that its wait makes."""
+    """Bytes that an overlapped collective holds besides source and target: copies made to send and by its wait."""
     instruction = schedule.instructions[start]
     assert isinstance(instruction, Reshard)
     if len(instruction.path) != 2:

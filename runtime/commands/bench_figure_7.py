@@ -71,20 +71,20 @@ _CLUSTER = "titan-rtx-8-pcie"
 
 @dataclass(frozen=True)
 class LocalCase:
-    """Model, devices and micro-batches of a set of runs.
+    """Model, devices and micro-batches of one set of pipelines that run locally.
 
     Parameters
     ----------
     model
         One of :data:`MODELS`.
     schedule
-        Of the micro-batches.
+        Order of the micro-batches in a stage: GPipe or 1F1B.
     blocks
-        Its blocks; embedding and head are layers too. Profiling takes twice as many layers as devices.
+        Number of blocks. The embedding and the head are layers too. Profiling needs twice as many layers as devices.
     devices, degrees
         Number of local processes, and the possible numbers of devices of a stage.
     micro_batches, micro_batch
-        Their number, and the samples in each.
+        Number of micro-batches, and samples in each.
     """
 
     model: str

@@ -243,7 +243,7 @@ class PartSearch:
         return self._closed()
 
     def _part_gap(self, part: StrategyProblem, start: tuple[int, ...] | None) -> float:
-        """Return the relative gap at which what is left to gain in a part does not matter for the whole."""
+        """Return the relative gap of a part below which solving it further cannot close much of the whole gap."""
         bound = EXCHANGE.bound(self.problem, self.bound)
         if start is None or bound is None or self.search.objective is None:
             return 0.0

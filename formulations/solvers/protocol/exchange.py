@@ -86,14 +86,16 @@ class IncumbentExchange:
 
     @contextlib.contextmanager
     def translated(self, problem: StrategyProblem, translate: Translation, offset: int) -> Iterator[None]:
-        """Read updates as those of another problem instead.
+        """Translate every update that is received inside the block to another problem.
 
         Parameters
         ----------
         problem
-            Every assignment of it is one of the problem so far that costs ``offset`` more.
+            Problem to whose assignments and costs updates are translated.
         translate
-            Makes its assignments from those that arrive; None where it cannot.
+            Maps an assignment of the current problem to one of ``problem``, or to None where there is none.
+        offset
+            Cost of an assignment of the current problem, less that of the assignment it is mapped to.
         """
         outer = self._subscription
         if outer is None:

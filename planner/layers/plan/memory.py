@@ -286,7 +286,7 @@ class _Stage:
         )
 
     def _reduction(self, place: int) -> EnginePeak:
-        """Reduction of a layer's gradients, where that follows its backward."""
+        """Peak while a layer's gradients are reduced, for layers that reduce them right after their backward."""
         layer = self._layers[place]
         waiting = self._sum("copy", 0, place) if self._micro_batches > 1 else 0
         return self._moment(

@@ -130,10 +130,10 @@ def region_bytes(times: StorageTimes, count: int, size: Size) -> tuple[RegionByt
 
 
 def bytes_beyond(times: StorageTimes, regions: Sequence[RegionBytes], size: Size) -> NDArray[np.int64]:
-    """Bytes that exist while each operator runs, less those that layer plans count for its region.
+    """Bytes alive while each operator runs that the memory model of layer plans does not count otherwise.
 
-    The latter are what the regions up to this one keep, its input included, and in forward its result. The samples
-    are counted by the caller.
+    That model counts what the regions up to the operator's own save for backward, the region's input, and in forward
+    its result. The input samples are not among either; the caller adds them.
 
     Returns
     -------
