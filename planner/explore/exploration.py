@@ -40,6 +40,8 @@ class PinChange(Table):
     ----------
     changed
         The pins that were added or taken away.
+    pins
+        The pins after the change.
     before, after
         The plans before and after the change.
     elapsed_seconds
@@ -49,6 +51,7 @@ class PinChange(Table):
     """
 
     changed: tuple[Pin, ...]
+    pins: tuple[Pin, ...]
     before: Plan
     after: Plan
     elapsed_seconds: float
@@ -78,7 +81,7 @@ class PinChange(Table):
 
     def title(self) -> str:
         """What changed, and what it costs."""
-        what = ", ".join(map(str, self.changed)) or "nothing"
+        what = ", ".join(str(pin) if pin in self.pins else f"no longer {pin}" for pin in self.changed) or "nothing"
         return f"{what}: {signed_seconds(self.seconds)} a step, peak {signed_bytes(self.bytes)}"
 
     def rows(self) -> list[dict[str, Any]]:
@@ -306,7 +309,7 @@ class Exploration:
             before = self.solver.improved(self.request, before, after)
         changed = tuple(pin for pin in (*self.pins, *pins) if (pin in self.pins) != (pin in pins))
         self.pins = pins
-        change = PinChange(changed, before.plan, after.plan, elapsed, self.first_seconds)
+        change = PinChange(changed, pins, before.plan, after.plan, elapsed, self.first_seconds)
         self.history.append(change)
         return change
 

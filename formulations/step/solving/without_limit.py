@@ -11,8 +11,9 @@ from dataclasses import replace
 from formulations.problem.solution import SolveResult, Status
 from formulations.solvers import solve
 from formulations.step.solving.context import NEAR_OPTIMAL, Candidate, SolveContext
-from formulations.step.solving.search import Search, begun_from
+from formulations.step.solving.search import Search
 from formulations.step.solving.solved import SolvedStep, certified
+from formulations.step.training_step import StepDecision
 
 SHARE = 0.8
 """Part of the time for the problem without a limit: its next decision may be over the limit after all."""
@@ -44,7 +45,8 @@ def solve_without_limit(kept: Search, context: SolveContext) -> SolvedStep | Non
         problem = unlimited()
         gap = max(NEAR_OPTIMAL, context.options.relative_gap)
         options = replace(context.within(SHARE * context.options.time_limit).options, relative_gap=gap)
-        options = begun_from(problem, best, options)
+        # Without a limit nothing runs again: the layouts alone cost no more, and the problem contains them.
+        options = replace(options, initial_choices=problem.encoded(StepDecision(best.decision.layouts, {})))
         found = solve(problem.problem, context.solver, options, context.progress, context.pool)
         if found.choices is not None:
             decision = problem.decode(found.choices)

@@ -356,6 +356,25 @@ def test_where_the_cheapest_known_without_a_limit_fits_only_that_problem_is_solv
     assert free.decision is not None
 
 
+def test_a_known_decision_with_reruns_may_be_cheaper_than_all_that_is_known_without(pool):
+    """The problem without a limit does not contain the reruns; its search begins from the layouts alone."""
+    tried = 0
+    for seed in range(12):
+        model, space = step_with_decisions(seed)
+        candidates, limit = without_reruns(space), max(executed.peak for _, executed in space)
+        reruns = [Candidate(*own) for own in space if own[0].recomputed]
+        with_reruns = min(reruns, key=lambda own: own.executed.cost, default=candidates[-1])
+        if with_reruns.executed.cost >= candidates[-1].executed.cost:
+            continue
+        tried += 1
+        free = FreeDecision(best=candidates[-1])
+        context = SolveContext(execution(model), EXACT, AMPLE, pool, known=(with_reruns.decision,), free=free)
+        found = solve_step(kiwi_chain_problem(model, limit), context)
+        assert isinstance(found, SolvedStep)
+        assert found.result.objective == candidates[0].executed.cost, seed
+    assert tried >= 4
+
+
 def test_a_better_decision_without_a_limit_that_does_not_fit_brings_the_limit_back(pool):
     tried = 0
     for seed in range(12):
