@@ -74,7 +74,7 @@ lint: install
 
 notebooks: install
 	$(python) -m jupytext --sync notebooks/*.py
-	$(python) -m pytest --nbmake --nbmake-timeout 1200 --timeout 0 --override-ini testpaths=notebooks notebooks
+	$(python) -m pytest --nbmake --overwrite --nbmake-timeout 1200 --timeout 0 --override-ini testpaths=notebooks notebooks
 
 clean:
 	rm -rf $(VENV) .demo

@@ -1,9 +1,11 @@
-"""Every notebook runs from top to bottom, in `make test` the first, and is the pair of its script without outputs."""
+"""Every notebook is the pair of its script, holds what its cells showed, and runs through at a small size."""
 
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
+from typing import Any
 
 import jupytext
 import nbformat
@@ -12,6 +14,9 @@ from nbclient import NotebookClient
 from support.tiers import first
 
 NOTEBOOKS = Path(__file__).resolve().parents[2] / "notebooks"
+SCRIPTS = sorted(NOTEBOOKS.glob("*.py"))
+MOST_BYTES = 1_000_000
+ABSOLUTE_PATH = re.compile(r"(?<![\w.:/])/(?:home|root|work|Users|usr|opt|tmp|private|var)/\w")
 SMALL_GPT2 = {
     "model_type": "gpt2",
     "n_layer": 2,
@@ -24,24 +29,50 @@ SMALL_GPT2 = {
 }
 
 
-@pytest.mark.parametrize("script", sorted(NOTEBOOKS.glob("*.py")), ids=lambda path: path.stem)
-def test_script_and_notebook_are_one(script: Path) -> None:
-    notebook = nbformat.read(script.with_suffix(".ipynb"), as_version=4)
+def outputs(notebook: nbformat.NotebookNode) -> list[Any]:
+    return [output for cell in notebook.cells for output in cell.get("outputs", [])]
+
+
+def kinds(notebook: nbformat.NotebookNode) -> dict[int, set[str]]:
+    """Of every cell that showed something, as a table, a figure or text."""
+    found: dict[int, set[str]] = {}
+    for number, cell in enumerate(notebook.cells):
+        for output in cell.get("outputs", []):
+            data = output.get("data", {})
+            kind = next((kind for kind in ("image/png", "text/html", "text/plain") if kind in data), None)
+            if kind is not None:
+                found.setdefault(number, set()).add(kind)
+    return found
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
+def test_script_and_notebook_are_one_and_its_outputs_are_kept(script: Path) -> None:
+    path = script.with_suffix(".ipynb")
+    notebook = nbformat.read(path, as_version=4)
     paired = jupytext.read(script)
     assert [(c.cell_type, c.source) for c in notebook.cells] == [(c.cell_type, c.source) for c in paired.cells]
-    assert all(cell.outputs == [] and cell.execution_count is None for cell in notebook.cells if "outputs" in cell)
+    assert path.stat().st_size < MOST_BYTES
+    ran = [cell.execution_count for cell in notebook.cells if cell.cell_type == "code"]
+    assert ran == list(range(1, len(ran) + 1)), "run `make notebooks`: a cell was changed after it ran"
+    shown = outputs(notebook)
+    assert {output.output_type for output in shown} <= {"display_data", "execute_result", "stream"}
+    assert not [output.text for output in shown if output.output_type == "stream" and output.name == "stderr"]
+    assert ABSOLUTE_PATH.search(json.dumps(shown)) is None
+    assert {"image/png", "text/html"} <= set().union(*kinds(notebook).values())
 
 
-@pytest.mark.parametrize("path", first(1, sorted(NOTEBOOKS.glob("*.ipynb"))), ids=lambda path: path.stem)
-def test_a_notebook_runs(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("path", first(1, [script.with_suffix(".ipynb") for script in SCRIPTS]), ids=lambda p: p.stem)
+def test_a_notebook_runs_at_a_small_size(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It shows the same kinds of tables and figures, but for cells that show nothing at that size."""
     config = tmp_path / "config.json"
     config.write_text(json.dumps(SMALL_GPT2))
     monkeypatch.setenv("MESHWRIGHT_NOTEBOOK_MODEL", f"hf:{config}")
     monkeypatch.setenv("MESHWRIGHT_NOTEBOOK_CLUSTER", "v100-8-nvlink")
     monkeypatch.setenv("MESHWRIGHT_NOTEBOOK_SECONDS", "1")
     notebook = nbformat.read(path, as_version=4)
+    kept = kinds(notebook)
     client = NotebookClient(notebook, timeout=240, kernel_name="python3", resources={"metadata": {"path": path.parent}})
     client.execute()
-    shown = [output for cell in notebook.cells for output in cell.get("outputs", []) if "data" in output]
-    assert any("image/png" in output["data"] for output in shown)
-    assert any("text/html" in output["data"] for output in shown)
+    shown = kinds(notebook)
+    assert {"image/png", "text/html"} <= set().union(*shown.values())
+    assert {number: kept.get(number) for number in shown} == shown
