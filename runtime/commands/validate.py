@@ -87,7 +87,10 @@ def validate(
         content = {"plans": [asdict(plan) for plan in found.plans], **_summary(found)}
         write_text_atomically(json_file, json.dumps(content, indent=2) + "\n")
     if plot is not None:
-        found.save_plot(plot)
+        from planner.plots import predicted_and_measured
+
+        times = [(each.predicted_s, each.measured_s) for each in found.plans]
+        predicted_and_measured({"plans": times}, "time of a step", "s").savefig(plot)
 
 
 def _needs_matplotlib() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -69,28 +68,6 @@ class Validation:
         """Measured time of the plan that was predicted to be the fastest, over that of the fastest."""
         chosen = min(self.plans, key=lambda plan: plan.predicted_s)
         return chosen.measured_s / min(plan.measured_s for plan in self.plans)
-
-    def save_plot(self, path: Path) -> None:
-        """Draw measured over predicted times, and write the figure.
-
-        Raises
-        ------
-        ImportError
-            matplotlib is not installed.
-        """
-        from matplotlib.figure import Figure
-
-        figure = Figure(figsize=(5, 5), layout="constrained")
-        axes = figure.add_subplot()
-        predicted = [plan.predicted_s for plan in self.plans]
-        measured = [plan.measured_s for plan in self.plans]
-        ends = 0.9 * min(*predicted, *measured), 1.1 * max(*predicted, *measured)
-        axes.plot(ends, ends, color="#9aa5b1", linewidth=1)
-        axes.fill_between(ends, [0.9 * end for end in ends], [1.1 * end for end in ends], color="#9aa5b1", alpha=0.2)
-        axes.scatter(predicted, measured, s=14, color="#2f6f9f")
-        axes.set(xlabel="predicted step (s)", ylabel="measured step (s)", xscale="log", yscale="log")
-        axes.set_title("each point a plan; the band is 10 %")
-        figure.savefig(path)
 
 
 def validate(

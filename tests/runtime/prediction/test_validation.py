@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 from support.steps.planned_steps import random_plan, step_reference
+from typer.testing import CliRunner
 
+from planner.plan.document import save_plan
 from planner.session import PlanningSession
+from runtime.commands.main import app
 from runtime.prediction.random_plans import random_plans
 from runtime.prediction.validation import ValidatedPlan, Validation, validate
 
@@ -40,15 +45,19 @@ def test_the_plan_of_least_predicted_time_is_compared_with_the_fastest():
     assert validated((1.0, 1.0), (1.5, 2.0)).chosen_over_best == 1.0
 
 
-def test_plans_that_run_have_the_memory_that_they_predict():
+def test_plans_that_run_have_the_memory_that_they_predict(tmp_path):
+    pytest.importorskip("matplotlib", reason="figures need the extra notebooks")
     plan = random_plan("res_net", (2,), 0, "sgd")
-    names = []
-    found = validate([("first", plan)], steps=2, progress=names.append)
-    assert names == ["first"]
-    (row,) = found.plans
-    assert row.measured_bytes == row.predicted_bytes == plan.peak_bytes
-    assert row.measured_s > 0
-    assert row.predicted_s == plan.objective_seconds
+    save_plan(plan, tmp_path / "plan.json")
+    results, plot = tmp_path / "results.json", tmp_path / "scatter.png"
+    outputs = ["--json", str(results), "--plot", str(plot)]
+    ran = CliRunner().invoke(app, ["validate", str(tmp_path / "plan.json"), "--steps", "2", "--allow-code", *outputs])
+    assert ran.exit_code == 0, ran.output
+    (row,) = json.loads(results.read_text())["plans"]
+    assert row["measured_bytes"] == row["predicted_bytes"] == plan.peak_bytes
+    assert row["measured_s"] > 0
+    assert row["predicted_s"] == plan.objective_seconds
+    assert plot.read_bytes().startswith(b"\x89PNG")
 
 
 def test_without_plans_or_steps_to_time_nothing_is_run():
@@ -64,9 +73,3 @@ def test_random_plans_differ_and_are_the_same_for_the_same_seed():
     assert first == again
     assert len(set(first)) == 5
     assert [plan.digest for plan in random_plans(session, 4, 4)] == first[1:]
-
-
-def test_the_scatter_plot_is_a_file(tmp_path):
-    pytest.importorskip("matplotlib", reason="figures need the extra notebooks")
-    validated((1.0, 1.2), (1.5, 1.0)).save_plot(tmp_path / "scatter.png")
-    assert (tmp_path / "scatter.png").read_bytes().startswith(b"\x89PNG")
