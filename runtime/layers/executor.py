@@ -171,7 +171,9 @@ def build_stage(
         path: parameter_block(parameter, by_path[path], named[by_path[path].name])
         for path, parameter in stage.named_parameters()
     }
-    blocks |= {path: Block(name, named[name], (0,) * len(named[name]), named[name]) for path, name in buffer_paths.items()}
+    blocks |= {
+        path: Block(name, named[name], (0,) * len(named[name]), named[name]) for path, name in buffer_paths.items()
+    }
     fill(stage, blocks, named, read)
     return BuiltStage(
         module=stage,

@@ -67,7 +67,9 @@ class OneStage:
         """Sum of the losses by the forward alone; see :meth:`step`."""
         parts = zip(*(tensor.chunk(self._micro_batches) for tensor in inputs), strict=True)
         wanted = targets.chunk(self._micro_batches)
-        return torch.stack([self._loss(self._stage.module(*part), own) for part, own in zip(parts, wanted, strict=True)]).sum()
+        return torch.stack(
+            [self._loss(self._stage.module(*part), own) for part, own in zip(parts, wanted, strict=True)]
+        ).sum()
 
 
 class Pipeline:

@@ -187,8 +187,8 @@ class LayerTraining:
         parts = layer.data_parallel // blocks
         rank = self._meshes.rank_in_stage // layer.tensor_parallel % parts
         own = rows.chunk(parts)[rank]
-        shape = (self._most_parallel // layer.data_parallel, self._plan.micro_batches, -1)
-        return copied(own.unflatten(0, shape).transpose(0, 1).flatten(0, 2), self._device)
+        cut = own.view(self._most_parallel // layer.data_parallel, self._plan.micro_batches, -1, *own.shape[1:])
+        return copied(cut.transpose(0, 1).flatten(0, 2), self._device)
 
     def _whole_loss(self, part: Tensor) -> Tensor:
         # Devices that share the last layer's products have the same rows, and the same loss.

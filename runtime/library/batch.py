@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -33,12 +33,12 @@ class BatchShares:
 
     Parameters
     ----------
-    graph, schedule
-        The traced step, and its schedule.
+    tensors
+        Those that the step reads.
     names
         Tensors of the step's arguments in order, those that take no part in the step included.
-    coordinate
-        Position of this rank on each mesh axis.
+    mesh, coordinate
+        Size of each mesh axis, and the position of this rank on it.
 
     Attributes
     ----------
@@ -52,11 +52,27 @@ class BatchShares:
     """
 
     def __init__(
-        self, graph: OperatorGraph, schedule: Schedule, names: Sequence[str], coordinate: Sequence[int]
+        self,
+        tensors: Iterable[BatchTensor],
+        names: Sequence[str],
+        mesh: Sequence[int],
+        coordinate: Sequence[int],
     ) -> None:
         self.names = tuple(names)
-        self._mesh, self._coordinate = schedule.mesh, tuple(coordinate)
-        found = [
+        self._mesh, self._coordinate = tuple(mesh), tuple(coordinate)
+        self.tensors = {entry.name: entry for entry in tensors}
+        found = self.tensors.values()
+        sizes = {entry.shape[0] if entry.shape else 0 for entry in found}
+        self.batch_size = sizes.pop() if len(sizes) == 1 else 0
+        blocks = {self._rows(entry) for entry in found} if self.batch_size else set()
+        self.rows = blocks.pop() if len(blocks) == 1 else range(self.batch_size)
+
+    @classmethod
+    def of_schedule(
+        cls, graph: OperatorGraph, schedule: Schedule, names: Sequence[str], coordinate: Sequence[int]
+    ) -> BatchShares:
+        """Shares of the rank at a coordinate in the batch of a traced step."""
+        tensors = [
             BatchTensor(
                 graph.values[value].name,
                 graph.values[value].spec.shape,
@@ -66,11 +82,7 @@ class BatchShares:
             for value, buffer in zip(graph.inputs, schedule.inputs, strict=True)
             if graph.values[value].role is ValueRole.INPUT
         ]
-        self.tensors = {entry.name: entry for entry in found}
-        sizes = {entry.shape[0] if entry.shape else 0 for entry in found}
-        self.batch_size = sizes.pop() if len(sizes) == 1 else 0
-        blocks = {self._rows(entry) for entry in found} if self.batch_size else set()
-        self.rows = blocks.pop() if len(blocks) == 1 else range(self.batch_size)
+        return cls(tensors, names, schedule.mesh, coordinate)
 
     def blocks(self, batch: Batch) -> dict[str, Tensor]:
         """Blocks of this rank of every tensor that the step reads, by name; views where possible.

@@ -19,7 +19,7 @@ from torch.distributed.tensor import DTensor
 import runtime
 from planner.graph.optimizers import OPTIMIZERS, optimizer_named
 from planner.plan.document import Plan, save_plan
-from runtime.library.optimizer import UserOptimizer, planned_optimizer
+from runtime.library.optimizers.user import UserOptimizer, planned_optimizer
 from runtime.measure.optimizer import LocalOptimizer
 
 ROOT = Path(__file__).parents[3]

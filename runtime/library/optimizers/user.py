@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
-from math import prod
 from typing import Any
 
 import torch
@@ -13,9 +12,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from planner.graph.optimizers import OptimizerSpec
-from planner.graph.placement import REPLICATE, Placement
-from runtime.library.optimizer_probe import OptimizerFactory, make_optimizer, updates_all_at_once
-from runtime.measure.optimizer import HYPERPARAMETERS
+from runtime.library.optimizers.probe import OptimizerFactory, make_optimizer, stand_in, updates_all_at_once
+from runtime.measure.local_shards import local_tensor
+from runtime.measure.optimizer import HYPERPARAMETERS, MASTER
 
 _TINY = 1e-6
 """Added to a norm before it divides, as :func:`torch.nn.utils.clip_grad_norm_` does."""
@@ -62,27 +61,29 @@ class Clipping:
     ----------
     norm
         Largest norm.
-    placements
-        Of the parameters, by name.
-    mesh
-        Size of each mesh axis.
+    copies
+        Number of ranks that hold the same block of a gradient as this one, by its name here.
+    device
+        Where the norm is computed.
     """
 
     norm: float
-    placements: Mapping[str, Placement]
-    mesh: tuple[int, ...]
+    copies: Mapping[str, int]
+    device: torch.device
 
     def total_norm(self, gradients: Mapping[str, Tensor]) -> Tensor:
         """Euclidean norm of the global gradients, a float32 scalar, from local ones; a collective of all ranks.
 
-        A gradient has its parameter's placement, so no sum is pending. A block that ``n`` ranks hold counts ``1/n`` on
-        each of them; the sum over all ranks then has every block once.
+        No sum of a gradient is pending. A block that ``n`` ranks hold counts ``1/n`` on each of them; the sum over all
+        ranks then has every block once.
         """
-        squares = [
-            torch.linalg.vector_norm(gradient, dtype=torch.float32).square() / self._copies(name)
-            for name, gradient in gradients.items()
-        ]
-        total = torch.stack(squares).sum()
+        total = torch.zeros((), device=self.device)
+        if gradients:
+            squares = [
+                torch.linalg.vector_norm(local_tensor(gradient), dtype=torch.float32).square() / self.copies[name]
+                for name, gradient in gradients.items()
+            ]
+            total = torch.stack([square.to(self.device) for square in squares]).sum()
         dist.all_reduce(total)
         return total.sqrt()
 
@@ -90,9 +91,21 @@ class Clipping:
         """What gradients are multiplied by."""
         return (self.norm / (total_norm + _TINY)).clamp(max=1.0)
 
-    def _copies(self, name: str) -> int:
-        axes = zip(self.placements[name], self.mesh, strict=True)
-        return prod(size for placement, size in axes if placement == REPLICATE)
+
+@dataclass(frozen=True, slots=True)
+class ShardNames:
+    """Names of a rank's shards in the model.
+
+    Parameters
+    ----------
+    names
+        Name of the model's parameter by the shard's own name; of one parameter a rank may have several shards, or none.
+    dimensions
+        Number of dimensions of every trained parameter of the model by name, in the model's order.
+    """
+
+    names: Mapping[str, str]
+    dimensions: Mapping[str, int]
 
 
 class UserOptimizer:
@@ -101,13 +114,16 @@ class UserOptimizer:
     Parameters
     ----------
     factory
-        Makes it from (name, parameter).
+        Makes it from (name, parameter); it is given every trained parameter of the model, so that the groups are the
+        same on all ranks.
     shards
         Local shards of the trained parameters by name; updated in place.
     spec
         What the plan assumed; where it keeps a master copy of a 16-bit parameter, the optimizer trains that copy.
     clipping
         None: gradients are not clipped.
+    model
+        Names of the shards in the model; None: each is a parameter of the model, and there are no others.
 
     Attributes
     ----------
@@ -115,6 +131,8 @@ class UserOptimizer:
         The optimizer itself.
     parameters
         What it trains, by name: the shards as parameters, or their master copies.
+    group_names
+        Names of the model's parameters in each group.
     step_count
         Steps begun.
     total_norm
@@ -127,6 +145,7 @@ class UserOptimizer:
         shards: Mapping[str, Tensor],
         spec: OptimizerSpec,
         clipping: Clipping | None = None,
+        model: ShardNames | None = None,
     ) -> None:
         self._shards = dict(shards)
         self.masters = {
@@ -135,10 +154,12 @@ class UserOptimizer:
             if spec.keeps_master(str(shard.dtype).removeprefix("torch."))
         }
         self.parameters = {name: nn.Parameter(self.masters.get(name, shard)) for name, shard in shards.items()}
-        self.torch = make_optimizer(factory, list(self.parameters.items()))
+        own = ShardNames({name: name for name in shards}, {name: shard.ndim for name, shard in shards.items()})
+        self.torch, self.group_names = _over_shards(factory, self.parameters, model or own)
         self.clipping = clipping
         self.order = update_order(self.torch, None if clipping is None else clipping.norm)
-        self._group_of = {name: at for at, (_, names) in enumerate(self.groups()) for name in names}
+        at_of = {parameter: at for at, group in enumerate(self.torch.param_groups) for parameter in group["params"]}
+        self._group_of = {name: at_of[parameter] for name, parameter in self.parameters.items()}
         self.step_count = 0
         self.total_norm: Tensor | None = None
         self._factor: Tensor | None = None
@@ -148,14 +169,35 @@ class UserOptimizer:
         kept = (value for state in self.torch.state.values() for value in state.values())
         return [*self.masters.values(), *(value for value in kept if isinstance(value, Tensor))]
 
+    def state_of(self, name: str) -> dict[str, Tensor]:
+        """Tensors of a parameter's state that are as large as its shard, the master copy included."""
+        parameter = self.parameters[name]
+        found = {
+            key: value
+            for key, value in self.torch.state[parameter].items()
+            if isinstance(value, Tensor) and value.shape == parameter.shape
+        }
+        return found | ({MASTER: self.masters[name]} if name in self.masters else {})
+
+    def put_state(self, name: str, tensors: Mapping[str, Tensor]) -> None:
+        """Use other tensors in their place."""
+        rest = dict(tensors)
+        if name in self.masters:
+            self.masters[name] = self.parameters[name].data = rest.pop(MASTER)
+        self.torch.state[self.parameters[name]].update(rest)
+
     def groups(self) -> list[tuple[dict[str, Any], list[str]]]:
-        """Groups of the optimizer, each with the names of its parameters."""
-        name_of = {parameter: name for name, parameter in self.parameters.items()}
-        return [(group, [name_of[parameter] for parameter in group["params"]]) for group in self.torch.param_groups]
+        """Groups of the optimizer, each with the names of its parameters in the model."""
+        return list(zip(self.torch.param_groups, self.group_names, strict=True))
 
     def begin_step(self) -> None:
         """Count a step."""
         self.step_count += 1
+
+    @property
+    def on_gradients(self) -> Callable[[Mapping[str, Tensor]], None] | None:
+        """What a step calls with all local gradients before the first update; None where it need not wait for them."""
+        return None if self.clipping is None else self.clip
 
     def clip(self, gradients: Mapping[str, Tensor]) -> None:
         """Take the norm of a step's local gradients; the updates that follow scale by it."""
@@ -168,7 +210,7 @@ class UserOptimizer:
         parameter = self.parameters[name]
         if self._factor is not None:
             # A new tensor: gradients of two parameters may be one tensor.
-            gradient = gradient * self._factor.to(gradient.dtype)
+            gradient = gradient * self._factor.to(gradient.device, gradient.dtype)
         gradient = gradient.to(parameter.dtype)
         if self.order is UpdateOrder.AT_ONCE:
             # Fused kernels take gradients that lie like their parameters.
@@ -200,3 +242,40 @@ class UserOptimizer:
             optimizer.step()
         finally:
             optimizer.param_groups, group["params"] = groups, every
+
+
+def _over_shards(
+    factory: OptimizerFactory, parameters: Mapping[str, nn.Parameter], model: ShardNames
+) -> tuple[torch.optim.Optimizer, list[list[str]]]:
+    """Optimizer over this rank's shards, and the names of the model's parameters in each of its groups.
+
+    The factory sees every parameter of the model by its name once, as one of its shards or, where this rank has none,
+    as a small tensor in its place. Further shards of a parameter come from further calls, into the group of the first.
+    """
+    shards_of: dict[str, list[nn.Parameter]] = {name: [] for name in model.dimensions}
+    for name, parameter in parameters.items():
+        shards_of[model.names[name]].append(parameter)
+    made: torch.optim.Optimizer | None = None
+    group_names: list[list[str]] = []
+    for turn in range(max(1, *map(len, shards_of.values()))):
+        given = {
+            name: found[turn] if turn < len(found) else stand_in(model.dimensions[name])
+            for name, found in shards_of.items()
+        }
+        named = {parameter: name for name, parameter in given.items()}
+        one = make_optimizer(factory, list(given.items()))
+        names = [[named[parameter] for parameter in group["params"]] for group in one.param_groups]
+        for group in one.param_groups:
+            group["params"] = [entry for entry in group["params"] if turn < len(shards_of[named[entry]])]
+            group.pop("param_names", None)
+        absent = [entry for name, entry in given.items() if turn >= len(shards_of[name])]
+        for entry in absent:
+            one.state.pop(entry, None)
+        if made is None:
+            made, group_names = one, names
+            continue
+        for group, more in zip(made.param_groups, one.param_groups, strict=True):
+            group["params"] += more["params"]
+        made.state.update(one.state)
+    assert made is not None
+    return made, group_names
