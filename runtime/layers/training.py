@@ -71,6 +71,7 @@ class LayerTraining:
         self._plan, self._family, self._meshes, self._device = plan, family, meshes, device
         self.stage = build_stage(plan, family, model, meshes, read)
         self._counted: Tensor | int = 1
+        self._scale = 1.0
         self._schedule: OneStage | Pipeline
         if meshes.stages == 1:
             self._schedule = OneStage(self.stage, plan.micro_batches, self._loss)
@@ -123,8 +124,13 @@ class LayerTraining:
         rows: Mapping[str, Tensor],
         meter: MemoryMeter | None = None,
         on_gradients: Callable[[Mapping[str, Tensor]], None] | None = None,
+        scale: float = 1.0,
     ) -> Tensor:
-        """As :meth:`step`, from this rank's rows of the batch; the loss is a tensor, which is not waited for."""
+        """As :meth:`step`, from this rank's rows of the batch; the loss is a tensor, which is not waited for.
+
+        Gradients are multiplied by ``scale``, which the optimizer then divides by.
+        """
+        self._scale = scale
         number = self.optimizer.step_count
         if meter is not None and number == 0:
             # Operators touch them in place: they must be known as the host's before.
@@ -155,6 +161,7 @@ class LayerTraining:
 
     def evaluate(self, rows: Mapping[str, Tensor]) -> Tensor:
         """Loss of a batch by the forward alone, in the modules' evaluation mode, from this rank's rows."""
+        self._scale = 1.0
         inputs, targets = self._own(rows)
         self.stage.module.eval()
         try:
@@ -192,17 +199,17 @@ class LayerTraining:
 
     def _whole_loss(self, part: Tensor) -> Tensor:
         # Devices that share the last layer's products have the same rows, and the same loss.
-        total = part.double() / self.stage.last.tensor_parallel
+        total = part.double() / (self.stage.last.tensor_parallel * self._scale)
         dist.all_reduce(total)
         return total.float()
 
     def _loss(self, logits: Tensor, targets: Tensor) -> Tensor:
         """Part of the whole batch's mean loss that these rows have."""
-        if self._family.float_loss:
+        if self._family.float_loss or logits.dtype is torch.float16:  # whose sums overflow
             logits = logits.float()
         flat = logits.reshape(-1, logits.shape[-1])
         total = nn.functional.cross_entropy(flat, targets.reshape(-1), ignore_index=IGNORED_LABEL, reduction="sum")
-        return total / self._counted
+        return total * self._scale / self._counted if self._scale != 1.0 else total / self._counted
 
     def _add_gradients_of_other_stage(self) -> None:
         """Sum the gradients of parameters that another stage holds too, so that both copies are trained alike."""

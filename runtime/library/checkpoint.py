@@ -84,6 +84,7 @@ def save_checkpoint(
         "optimizer": type(step.optimizer).__name__,
         "groups": [settings(group) | {"names": names} for group, names in step.updates.groups()],
         "scalars": _of_all_ranks(scalars_of(step)),
+        "loss_scale": None if step.updates.scale is None else step.updates.scale.state_dict(),
         "scheduler": None if scheduler is None else scheduler.state_dict(),
         "position": dict(position or {}),
     }
@@ -177,6 +178,8 @@ def load_checkpoint(step: Step, path: Path | str, scheduler: Any | None = None) 
     for group, saved in groups:
         group.update(saved)
     step.updates.step_count = loop["steps"]
+    if step.updates.scale is not None and loop.get("loss_scale") is not None:
+        step.updates.scale.load_state_dict(loop["loss_scale"])
     if scheduler is not None:
         scheduler.load_state_dict(loop["scheduler"])
     position: dict[str, Any] = loop["position"]

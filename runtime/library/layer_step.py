@@ -25,6 +25,7 @@ from runtime.layers.mesh import plan_meshes
 from runtime.layers.training import LayerTraining
 from runtime.library.batch import Batch, BatchShares, BatchTensor
 from runtime.library.dtensors import put_into
+from runtime.library.errors import LoadError
 from runtime.library.optimizers.memory import MeasuredOptimizer, check_excess, measured_optimizer
 from runtime.library.optimizers.probe import OptimizerRefusedError, check_element_wise
 from runtime.library.optimizers.user import Clipping, ShardNames, UpdateOrder, UserOptimizer, planned_optimizer
@@ -74,7 +75,8 @@ class LayerStep(Step):
 
     def __call__(self, batch: Batch) -> Tensor:
         """As :meth:`Step.__call__`."""
-        return self.training.run(self.shares.blocks(batch), on_gradients=self.updates.on_gradients)
+        updates = self.updates
+        return self.training.run(self.shares.blocks(batch), on_gradients=updates.on_gradients, scale=updates.loss_scale)
 
     def evaluate(self, batch: Batch) -> Tensor:
         """As :meth:`Step.evaluate`, in the modules' own evaluation mode."""
@@ -138,6 +140,8 @@ def load_layer_step(plan: LayerPlan, step: TrainingStep, how: LoadOptions) -> La
         The model, the job or the optimizer cannot do what the plan says; the weights are not the model's.
     """
     check_layer_plan(plan)
+    if how.accumulate != 1:
+        raise LoadError(f"accumulate {how.accumulate}: the plan itself has {plan.micro_batches} micro-batches")
     module, spec, device, clip_norm = step.module, optimizer_named(plan.optimizer), how.device, how.clip_norm
     family = model_family(step)
     check_model(plan, family, step.example_kwargs)
@@ -148,6 +152,7 @@ def load_layer_step(plan: LayerPlan, step: TrainingStep, how: LoadOptions) -> La
     factory = how.optimizer or planned_optimizer(spec.name)
     check_element_wise(factory, dimensions, device)
     measured = measured_optimizer(factory, trained, spec, clip_norm, device)
+    scale = how.loss_scale(trained.values(), spec)
     first_names = {alias: tensor.name for tensor in model for alias in (tensor.name, *tensor.aliases)}
     saved_names = {key: first_names[key] for key in module.state_dict()}
     arguments = StepArguments.of(module, step.example_args, step.example_kwargs)
@@ -162,7 +167,7 @@ def load_layer_step(plan: LayerPlan, step: TrainingStep, how: LoadOptions) -> La
             copies = {path: _copies(plan, stage, path, parameters[path]) for path in shards}
             clipping = None if clip_norm is None else Clipping(clip_norm, copies, device)
             names = {path: stage.origins[path].name for path in shards}
-            found = UserOptimizer(factory, shards, spec, clipping, ShardNames(names, dimensions))
+            found = UserOptimizer(factory, shards, spec, clipping, ShardNames(names, dimensions), scale)
             if found.order is UpdateOrder.AT_ONCE and any(layer.offload_optimizer for layer in plan.layers):
                 raise OptimizerRefusedError(
                     "the plan keeps the optimizer's state of some layers in host memory, and fetches it parameter by "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from math import prod
+from math import inf, prod
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 
+from planner.graph.operator_graph import OutputRole
 from planner.graph.optimizers import optimizer_named
 from planner.graph.placement import REPLICATE, Placement
 from planner.layers.plan.document import LayerPlan, is_layer_plan, load_layer_plan
@@ -25,13 +26,21 @@ from planner.torch_adapter.local.collectives import MeshGroups
 from planner.torch_adapter.tracing.step_module import StepArguments
 from runtime.job.process_group import broadcast_text
 from runtime.layers.reference import model_reference
-from runtime.library.batch import Batch
+from runtime.library.batch import Batch, BatchShares
 from runtime.library.errors import LoadError
 from runtime.library.layer_step import load_layer_step
 from runtime.library.operator_step import OperatorStep
 from runtime.library.optimizers.memory import check_excess, measured_optimizer, predicted_peak
 from runtime.library.optimizers.probe import OptimizerFactory, check_element_wise, make_optimizer, stand_ins
-from runtime.library.optimizers.user import Clipping, ShardNames, UserOptimizer, planned_optimizer, update_order
+from runtime.library.optimizers.scaling import LossScaling
+from runtime.library.optimizers.user import (
+    Clipping,
+    ShardNames,
+    UpdateOrder,
+    UserOptimizer,
+    planned_optimizer,
+    update_order,
+)
 from runtime.library.process import chosen_device, join
 from runtime.library.sources import LoadOptions, module_tensors, place, planned_step
 from runtime.library.step import Step
@@ -49,6 +58,8 @@ def load(
     batch: Batch | None = None,
     loss_fn: Callable[..., Tensor] | None = None,
     clip_norm: float | None = None,
+    accumulate: int = 1,
+    loss_scaling: LossScaling | None = None,
     device: torch.device | str | None = None,
     allow_code: bool = False,
 ) -> Step:
@@ -76,6 +87,11 @@ def load(
         As in :func:`planner.strategies.traced_step.trace_step`; with a ``batch`` only.
     clip_norm
         Largest norm of all gradients together; ``inf`` measures it and changes nothing.
+    accumulate
+        Micro-batches of a step, each as large as the batch of the plan: their gradients are averaged, and a step reads
+        so many times more rows. A plan of layers has its own micro-batches.
+    loss_scaling
+        For float16: the loss is scaled, and a step whose gradients overflow is skipped on all ranks.
     device
         ``cpu`` or ``cuda``; None: CUDA where every rank of the machine has a device.
     allow_code
@@ -101,7 +117,9 @@ def load(
     if allow_code:
         check_code(reference.source, allowed=True)
     step, from_seed = _training_step(reference, module, weights, batch, loss_fn)
-    how = LoadOptions(optimizer, weights, from_seed, clip_norm, place_of_rank)
+    if loss_scaling is not None and clip_norm is None:
+        clip_norm = inf  # its norm says whether a gradient overflowed
+    how = LoadOptions(optimizer, weights, from_seed, clip_norm, place_of_rank, accumulate, loss_scaling)
     return load_layer_step(plan, step, how) if isinstance(plan, LayerPlan) else _operator_step(plan, step, how)
 
 
@@ -120,6 +138,17 @@ def _operator_step(plan: Plan, step: TrainingStep, how: LoadOptions) -> Operator
     check_element_wise(factory, dimensions, device)
     order = update_order(make_optimizer(factory, list(stand_ins(dimensions, device).items())), clip_norm)
     measured = measured_optimizer(factory, trained, spec, clip_norm, device)
+    scale = how.loss_scale(trained.values(), spec)
+    if how.accumulate < 1:
+        raise LoadError(f"accumulate {how.accumulate}: a step has at least one micro-batch")
+    if how.accumulate > 1:  # the sums of gradients live for the whole step
+        measured = measured.with_gradients()
+        order = UpdateOrder.AFTER_ALL if order is UpdateOrder.AS_PLANNED else order
+    loss = next(traced.graph.values[o.value] for o in traced.graph.outputs if o.role is OutputRole.LOSS)
+    if scale is not None and loss.spec.dtype == "float16":
+        raise LoadError(
+            "loss_scaling: the model's loss is float16, in which a scaled loss overflows: return it in 32 bits"
+        )
     peak = predicted_peak(traced.graph, schedule, measured, order)
     check_excess(peak, plan.peak_bytes, options.limit_bytes, factory, options.optimizer)
     overlapping = any(isinstance(entry, Wait) for entry in schedule.instructions)
@@ -137,14 +166,14 @@ def _operator_step(plan: Plan, step: TrainingStep, how: LoadOptions) -> Operator
             for value, buffer in zip(traced.graph.inputs, schedule.inputs, strict=True)
         }
         clipping = None if clip_norm is None else Clipping(clip_norm, _copies(placements, groups.shape), device)
-        model = ShardNames(
-            {name: name for name in shards}, {name: dimensions[name] for name in trained if name in shards}
-        )
-        return UserOptimizer(factory, shards, spec, clipping, model)
+        updated = {name: ndim for name, ndim in dimensions.items() if name in shards}
+        model = ShardNames({name: name for name in shards}, updated)
+        return UserOptimizer(factory, shards, spec, clipping, model, scale)
 
     training = LocalTraining(traced, schedule, groups, state, made, plan.decision.model.seed, device)
     names = StepArguments.of(module, step.example_args, step.example_kwargs).names
-    return OperatorStep(plan, module, traced, schedule, training, groups, device, names, saved_names, peak)
+    shares = BatchShares.of_schedule(traced.graph, schedule, names, groups.coordinate, how.accumulate)
+    return OperatorStep(plan, module, traced, schedule, training, groups, device, shares, saved_names, peak)
 
 
 def _copies(placements: Mapping[str, Placement], mesh: tuple[int, ...]) -> dict[str, int]:

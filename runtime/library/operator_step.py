@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import cached_property
 
 import torch
@@ -44,7 +44,7 @@ class OperatorStep(Step):
         training: LocalTraining,
         groups: MeshGroups,
         device: torch.device,
-        names: Sequence[str],
+        shares: BatchShares,
         saved_names: Mapping[str, str],
         peak_bytes: int,
     ) -> None:
@@ -61,7 +61,7 @@ class OperatorStep(Step):
             plan,
             module,
             device,
-            BatchShares.of_schedule(traced.graph, schedule, names, groups.coordinate),
+            shares,
             training.optimizer,
             state,
             {name: self._block(name) for name in state},
@@ -78,15 +78,21 @@ class OperatorStep(Step):
 
     def __call__(self, batch: Batch) -> Tensor:
         """As :meth:`Step.__call__`."""
-        return self.training.run(self.shares.blocks(batch), on_gradients=self.updates.on_gradients)
+        parts, on_gradients = self.shares.micro_batches(batch), self.updates.on_gradients
+        if len(parts) > 1:
+            return self.training.run_micro_batches(parts, on_gradients, self.updates.loss_scale)
+        return self.training.run(parts[0], on_gradients=on_gradients, scale=self.updates.loss_scale)
 
     def evaluate(self, batch: Batch) -> Tensor:
         """As :meth:`Step.evaluate`.
 
         What else a module does in training mode only (branches on ``self.training``) stays as it was traced.
         """
+        losses = [self._evaluated(blocks) for blocks in self.shares.micro_batches(batch)]
+        return torch.stack(losses).mean() if len(losses) > 1 else losses[0]
+
+    def _evaluated(self, blocks: Mapping[str, Tensor]) -> Tensor:
         lowered, roles = self._forward
-        blocks = self.shares.blocks(batch)
         inputs = [
             self.training.state[name]
             if role in (ValueRole.PARAMETER, ValueRole.BUFFER)

@@ -15,6 +15,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from planner.graph.operator_graph import ValueRole
+from planner.graph.optimizers import OptimizerSpec
 from planner.layers.plan.document import LayerPlan, save_layer_plan
 from planner.models.references import ModelReference, TrainingStep, check_code, load_step
 from planner.plan.document import Plan, save_plan
@@ -24,8 +25,9 @@ from planner.torch_adapter.local.collectives import MeshGroups
 from planner.torch_adapter.tracing.step_module import named_state
 from runtime.job.rank_job import RunOptions, is_first_here, make_initial_state, scratch_folder
 from runtime.library.dtensors import as_dtensor, put_into
-from runtime.library.errors import WeightsError
+from runtime.library.errors import LoadError, WeightsError
 from runtime.library.optimizers.probe import OptimizerFactory
+from runtime.library.optimizers.scaling import LossScale, LossScaling
 from runtime.library.weights import MappedTensors, ModuleTensors, TensorSource, Weights, find_names, open_weights
 from runtime.measure.initial_state import copied, read_initial_state
 from runtime.measure.local_shards import BlockReader, Slices, block_slices
@@ -83,13 +85,37 @@ def seeded_tensors(plan: Plan | LayerPlan) -> Iterator[TensorSource]:
 
 @dataclass(frozen=True, slots=True)
 class LoadOptions:
-    """What the user of :func:`runtime.load` chose; ``from_seed``: the initial tensors are those of the plan's seed."""
+    """What the user of :func:`runtime.load` chose; ``from_seed``: the initial tensors are those of the plan's seed.
+
+    With ``loss_scaling`` there is a ``clip_norm``, which may be infinite.
+    """
 
     optimizer: OptimizerFactory | None
     weights: Weights | None
     from_seed: bool
     clip_norm: float | None
     device: torch.device
+    accumulate: int = 1
+    loss_scaling: LossScaling | None = None
+
+    def loss_scale(self, parameters: Iterable[Tensor], spec: OptimizerSpec) -> LossScale | None:
+        """Scale of the loss of an optimizer over some parameters; None: it is not scaled.
+
+        Raises
+        ------
+        LoadError
+            Parameters of 16 bits would be trained with gradients of 16 bits.
+        """
+        if self.loss_scaling is None:
+            return None
+        dtypes = {str(parameter.dtype).removeprefix("torch.") for parameter in parameters}
+        for dtype in dtypes:
+            if dtype == "float16" and not spec.keeps_master(dtype):
+                raise LoadError(
+                    f"loss_scaling: the plan's optimizer {spec.name} trains {dtype} parameters with gradients of 16 "
+                    "bits; plan with --optimizer adamw_mixed, which keeps copies of 32 bits"
+                )
+        return LossScale(self.loss_scaling)
 
     @contextmanager
     def source(self, plan: Plan | LayerPlan) -> Iterator[TensorSource | None]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
@@ -128,11 +128,15 @@ class LocalTraining:
         blocks: Mapping[str, Tensor],
         meter: MemoryMeter | None = None,
         on_gradients: Callable[[Mapping[str, Tensor]], None] | None = None,
+        scale: float = 1.0,
     ) -> Tensor:
-        """As :meth:`step`, from this rank's blocks of the batch; the loss is a tensor, which is not waited for."""
+        """As :meth:`step`, from this rank's blocks of the batch; the loss is a tensor, which is not waited for.
+
+        Gradients are multiplied by ``scale``, which the optimizer then divides by.
+        """
         number = self.optimizer.step_count
         self._step_seed.fill_((self._seed * _SEED_STRIDE + number) % 2**62)
-        inputs = self._local_inputs(blocks)
+        inputs = self._local_inputs(blocks, scale)
         if self._clock is not None:
             self._clock.begin()
         with _watching(meter, inputs):
@@ -156,11 +160,44 @@ class LocalTraining:
             self._clock.end()
         return result.loss
 
-    def _local_inputs(self, blocks: Mapping[str, Tensor]) -> list[Tensor]:
+    def run_micro_batches(
+        self,
+        micro_batches: Sequence[Mapping[str, Tensor]],
+        on_gradients: Callable[[Mapping[str, Tensor]], None] | None = None,
+        scale: float = 1.0,
+        meter: MemoryMeter | None = None,
+    ) -> Tensor:
+        """As :meth:`run`, with the mean of the micro-batches' losses and gradients; they are updated at the end."""
+        number, count = self.optimizer.step_count, len(micro_batches)
+        losses, sums = [], dict[str, Tensor]()
+        for at, blocks in enumerate(micro_batches):
+            self._step_seed.fill_((self._seed * _SEED_STRIDE + number * count + at) % 2**62)
+            inputs = self._local_inputs(blocks, scale / count)
+            with _watching(meter, inputs):
+                result = self._lowered.begin(inputs)
+                gradients = self._lowered.end.gradients(result.carried)
+                for name in list(gradients):
+                    gradient = gradients.pop(name)
+                    # A new tensor: gradients of two parameters may be one tensor.
+                    sums[name] = sums[name] + gradient if name in sums else gradient
+                    del gradient
+                for name, updated in result.buffer_updates.items():
+                    self.state[name].copy_(updated)
+            losses.append(result.loss)
+        if on_gradients is not None:
+            on_gradients(sums)
+        with _watching(meter, ()):
+            self.optimizer.begin_step()
+            for name in list(sums):
+                self.optimizer.update(name, sums.pop(name))
+            self.optimizer.end_step()
+        return torch.stack(losses).mean()
+
+    def _local_inputs(self, blocks: Mapping[str, Tensor], scale: float) -> list[Tensor]:
         tensors = []
         for entry in self._inputs:
             if entry.role is ValueRole.TANGENT:
-                tensors.append(torch.ones(entry.shape, dtype=entry.dtype, device=self._device))
+                tensors.append(torch.full(entry.shape, scale, dtype=entry.dtype, device=self._device))
             elif entry.role is ValueRole.INPUT:
                 tensors.append(copied(blocks[entry.name], self._device))
             else:

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from planner.common.units import format_bytes
-from planner.graph.operator_graph import OperatorGraph, TensorSpec
+from planner.graph.operator_graph import ITEM_BYTES, OperatorGraph, TensorSpec
 from planner.graph.optimizers import OptimizerSpec
 from planner.replay.checker import OptimizerMemory, replay
 from planner.replay.memory import LocalBytes
@@ -37,6 +37,13 @@ class MeasuredOptimizer(OptimizerMemory):
     """
 
     per_element: Mapping[str, ElementBytes] = field(default_factory=dict)
+
+    def with_gradients(self) -> MeasuredOptimizer:
+        """The same with a sum of gradients, which lives as long as the state."""
+        more = {
+            dtype: replace(entry, state=entry.state + ITEM_BYTES[dtype]) for dtype, entry in self.per_element.items()
+        }
+        return replace(self, per_element=more)
 
     def state_bytes(self, parameter: TensorSpec, local_numel: int) -> int:
         """Bytes that live for the whole step."""

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from planner.graph.optimizers import OptimizerSpec
 from runtime.library.optimizers.probe import OptimizerFactory, make_optimizer, stand_in, updates_all_at_once
+from runtime.library.optimizers.scaling import LossScale
 from runtime.measure.local_shards import local_tensor
 from runtime.measure.optimizer import HYPERPARAMETERS, MASTER
 
@@ -124,6 +125,8 @@ class UserOptimizer:
         None: gradients are not clipped.
     model
         Names of the shards in the model; None: each is a parameter of the model, and there are no others.
+    scale
+        Of the loss; with ``clipping`` only, whose norm may be infinite.
 
     Attributes
     ----------
@@ -146,6 +149,7 @@ class UserOptimizer:
         spec: OptimizerSpec,
         clipping: Clipping | None = None,
         model: ShardNames | None = None,
+        scale: LossScale | None = None,
     ) -> None:
         self._shards = dict(shards)
         self.masters = {
@@ -162,7 +166,9 @@ class UserOptimizer:
         self._group_of = {name: at_of[parameter] for name, parameter in self.parameters.items()}
         self.step_count = 0
         self.total_norm: Tensor | None = None
+        self.scale = scale
         self._factor: Tensor | None = None
+        self._skips = False
 
     def state_tensors(self) -> list[Tensor]:
         """Master copies, and the state that exists: torch makes it at the first step."""
@@ -199,19 +205,35 @@ class UserOptimizer:
         """What a step calls with all local gradients before the first update; None where it need not wait for them."""
         return None if self.clipping is None else self.clip
 
+    @property
+    def loss_scale(self) -> float:
+        """What the loss of the next step is multiplied by."""
+        return 1.0 if self.scale is None else self.scale.value
+
     def clip(self, gradients: Mapping[str, Tensor]) -> None:
-        """Take the norm of a step's local gradients; the updates that follow scale by it."""
+        """Take the norm of a step's local gradients; the updates that follow scale by it.
+
+        With a scaled loss the norm is that of the gradients divided by the scale, and nothing is updated where it is
+        not finite: a value that is not finite on one rank makes the norm so on all.
+        """
         assert self.clipping is not None
-        self.total_norm = self.clipping.total_norm(gradients)
-        self._factor = self.clipping.factor(self.total_norm)
+        total = self.clipping.total_norm(gradients)
+        if self.scale is None:
+            self.total_norm, self._factor = total, self.clipping.factor(total)
+            return
+        self.total_norm = total / self.scale.value
+        self._factor = self.clipping.factor(self.total_norm) / self.scale.value
+        self._skips = not bool(total.isfinite())
 
     def update(self, name: str, gradient: Tensor) -> None:
         """Update a parameter with its local gradient, or keep the gradient for :meth:`end_step`."""
+        if self._skips:
+            return
         parameter = self.parameters[name]
+        gradient = gradient.to(parameter.dtype)
         if self._factor is not None:
             # A new tensor: gradients of two parameters may be one tensor.
             gradient = gradient * self._factor.to(gradient.device, gradient.dtype)
-        gradient = gradient.to(parameter.dtype)
         if self.order is UpdateOrder.AT_ONCE:
             # Fused kernels take gradients that lie like their parameters.
             parameter.grad = gradient.contiguous() if parameter.is_contiguous() else gradient
@@ -225,8 +247,10 @@ class UserOptimizer:
 
     def end_step(self) -> None:
         """Update all parameters where the optimizer takes them at once."""
-        self._factor = None
-        if self.order is UpdateOrder.AT_ONCE:
+        skips, self._skips, self._factor = self._skips, False, None
+        if self.scale is not None:
+            self.scale.after_step(not skips)
+        if self.order is UpdateOrder.AT_ONCE and not skips:
             self.torch.step()
             self.torch.zero_grad(set_to_none=True)
             for name, master in self.masters.items():
