@@ -147,7 +147,7 @@ def load_layer_step(plan: LayerPlan, step: TrainingStep, how: LoadOptions) -> La
     check_model(plan, family, step.example_kwargs)
     meshes = plan_meshes(plan, device.type)
     model = module_tensors(module)
-    trained = {name: p for name, p in module.named_parameters() if p.requires_grad}
+    trained = {name: torch.empty_like(p, device="meta") for name, p in module.named_parameters() if p.requires_grad}
     dimensions = {name: parameter.ndim for name, parameter in trained.items()}
     factory = how.optimizer or planned_optimizer(spec.name)
     check_element_wise(factory, dimensions, device)

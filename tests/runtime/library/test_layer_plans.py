@@ -4,20 +4,26 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from functools import cache
+from tempfile import TemporaryDirectory
 
 import pytest
 import torch
 from safetensors.torch import load_file
+from support.layers.layer_random import random_layer_plan
 from support.layers.layer_runs import staged_plan
-from support.processes.library_runs import OPTIMIZERS, Trained, batches, scheduler_of, train_alone, train_on_rank
+from support.processes.library_runs import ADAMW, OPTIMIZERS, Trained, batches, scheduler_of, train_alone, train_on_rank
 from support.steps.planned_steps import random_plan, real_step, step_reference
 from support.tiers import slow
 
 import runtime
 from planner.layers.plan.document import LayerPlan
+from planner.models.references import load_step
 from planner.plan.document import PlannedModel
+from runtime.job.process_group import broadcast_text
+from runtime.layers.reference import model_reference
 
 alone = cache(train_alone)
+SEEDS = range(40, 44)
 DATA, TENSOR = {"data_parallel": 2, "sharding": "zero3"}, {"tensor_parallel": 2, "sequence_parallel": True}
 
 
@@ -116,3 +122,50 @@ def test_checkpoints_are_exchangeable_with_plans_of_operators(make, two_ranks, t
     for file in files[2:]:
         found = load_file(file)
         assert all(torch.allclose(found[key], tensor, rtol=1e-4, atol=1e-5) for key, tensor in expected.items())
+
+
+def random_run_on_rank(plan: LayerPlan):
+    """Losses, norms, an evaluation and whole tensors of two steps of a random plan."""
+    step = load_step(model_reference(plan), "cpu")
+    batch = step.example_kwargs
+    loaded = runtime.load(plan, step.module, optimizer=ADAMW, clip_norm=0.5, device="cpu")
+    losses, norms = [], []
+    for _ in range(2):
+        losses.append(loaded(batch).item())
+        norms.append(float(loaded.gradient_norm))
+    evaluated = loaded.evaluate(batch).item()
+    with TemporaryDirectory() as folder:
+        path = broadcast_text(folder)
+        tensors = load_file(loaded.export(f"{path}/weights.safetensors"))
+        torch.distributed.barrier()
+    return losses, evaluated, norms, tensors
+
+
+@cache
+def random_run_alone(reference) -> Trained:
+    step = load_step(reference, "cpu")
+    module, batch = step.module, step.example_kwargs
+    updater = ADAMW([parameter for parameter in module.parameters() if parameter.requires_grad])
+    losses, norms = [], []
+    for _ in range(2):
+        loss = module(**batch).loss
+        loss.backward()
+        norms.append(float(torch.nn.utils.clip_grad_norm_(module.parameters(), 0.5)))
+        updater.step()
+        updater.zero_grad()
+        losses.append(loss.item())
+    module.eval()
+    return Trained(losses, module(**batch).loss.item(), norms, dict(module.state_dict()))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "seed", [*range(40, 44), *(pytest.param(seed, marks=pytest.mark.fuzz) for seed in range(44, 60))]
+)
+@pytest.mark.parametrize("name", ["gpt2", "llama"])
+def test_random_plans_train_like_torch_alone(name, seed, two_ranks, four_ranks):
+    devices = 4 if seed % 2 else 2
+    plan = random_layer_plan(name, devices, seed)
+    ranks = four_ranks if devices == 4 else two_ranks
+    for found in ranks.run(random_run_on_rank, plan):
+        check(Trained(*found), random_run_alone(model_reference(plan)))
