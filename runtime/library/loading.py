@@ -58,7 +58,7 @@ def load(
     batch: Batch | None = None,
     loss_fn: Callable[..., Tensor] | None = None,
     clip_norm: float | None = None,
-    accumulate: int = 1,
+    accumulate: int | None = None,
     loss_scaling: LossScaling | None = None,
     device: torch.device | str | None = None,
     allow_code: bool = False,
@@ -88,8 +88,8 @@ def load(
     clip_norm
         Largest norm of all gradients together; ``inf`` measures it and changes nothing.
     accumulate
-        Micro-batches of a step, each as large as the batch of the plan: their gradients are averaged, and a step reads
-        so many times more rows. A plan of layers has its own micro-batches.
+        Micro-batches of a step, each of the plan's: their gradients are averaged. None: as many as the plan has. A plan
+        of layers has its own.
     loss_scaling
         For float16: the loss is scaled, and a step whose gradients overflow is skipped on all ranks.
     device
@@ -117,6 +117,8 @@ def load(
     if allow_code:
         check_code(reference.source, allowed=True)
     step, from_seed = _training_step(reference, module, weights, batch, loss_fn)
+    if accumulate is None:
+        accumulate = plan.decision.options.grad_accum if isinstance(plan, Plan) else 1
     if loss_scaling is not None and clip_norm is None:
         clip_norm = inf  # its norm says whether a gradient overflowed
     how = LoadOptions(optimizer, weights, from_seed, clip_norm, place_of_rank, accumulate, loss_scaling)

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from planner.common.units import format_bytes
-from planner.graph.operator_graph import ITEM_BYTES, OperatorGraph, TensorSpec
+from planner.graph.operator_graph import OperatorGraph, TensorSpec
 from planner.graph.optimizers import OptimizerSpec
 from planner.replay.checker import OptimizerMemory, replay
 from planner.replay.memory import LocalBytes
@@ -41,7 +41,8 @@ class MeasuredOptimizer(OptimizerMemory):
     def with_gradients(self) -> MeasuredOptimizer:
         """The same with a sum of gradients, which lives as long as the state."""
         more = {
-            dtype: replace(entry, state=entry.state + ITEM_BYTES[dtype]) for dtype, entry in self.per_element.items()
+            dtype: replace(entry, state=entry.state + replace(self.spec, micro_batches=2).state(dtype).item_bytes)
+            for dtype, entry in self.per_element.items()
         }
         return replace(self, per_element=more)
 

@@ -14,6 +14,7 @@ from planner.models.references import load_step
 from runtime.layers.reference import model_reference
 from runtime.library.errors import LoadError
 from runtime.library.optimizers.scaling import LossScale, LossScaling
+from runtime.measure.memory_meter import MemoryMeter
 
 CLIP = 0.5
 
@@ -27,7 +28,7 @@ def doubled(count: int = 3):
     ]
 
 
-def variants_on_rank(plan, layers):
+def variants_on_rank(plan, layers, planned):
     """Losses, norms and tensors of plain and scaled runs of either kind of plan, and of sums of gradients."""
     found = {}
     for name, one, options, given in (
@@ -36,7 +37,7 @@ def variants_on_rank(plan, layers):
         ("layers", layers, {}, batches("gpt2")),
         ("layers scaled", layers, {"loss_scaling": LossScaling(2.0**10, growth_interval=2)}, batches("gpt2")),
         ("summed", plan, {"accumulate": 2}, doubled()),
-        ("summed by rows", plan, {"accumulate": 2}, doubled()),
+        ("summed by rows", planned, {}, doubled()),
     ):
         step = runtime.load(one, real_step("gpt2").module, optimizer=ADAMW, clip_norm=CLIP, device="cpu", **options)
         losses, norms = [], []
@@ -66,7 +67,7 @@ def test_powers_of_two_change_nothing_and_sums_are_those_of_the_whole_batch(two_
         updater.zero_grad()
         losses.append(loss.item())
     ends = {"data_parallel": 2, "sharding": "zero3"}
-    plans = random_plan("gpt2", (2,), 0), staged_plan("gpt2", [ends] * 4, devices=2, model=random_model())
+    plans = random_plan("gpt2", (2,), 0), staged_plan("gpt2", [ends] * 4, devices=2, model=random_model()), summing()
     for found in two_ranks.run(variants_on_rank, *plans):
         for kind in ("plain", "layers"):
             name = "scaled" if kind == "plain" else "layers scaled"
@@ -84,6 +85,31 @@ def test_powers_of_two_change_nothing_and_sums_are_those_of_the_whole_batch(two_
 def random_model():
     """The model of the plans of operators."""
     return random_plan("gpt2", (2,), 0).decision.model
+
+
+def summing():
+    """A plan for two micro-batches."""
+    return random_plan("gpt2", (2,), 2, micro_batches=2)
+
+
+def peaks_on_rank(plan):
+    """Bytes predicted and measured of the second step, where the optimizer has its state."""
+    step = runtime.load(plan, real_step("gpt2").module, optimizer=ADAMW, device="cpu")
+    (batch,) = doubled(1)
+    step(batch)
+    meter = MemoryMeter(torch.device("cpu"), step.training.resident_tensors())
+    step.training.run_micro_batches(step.shares.micro_batches(batch), meter=meter)
+    return step.peak_bytes, meter.peak_bytes, len(step.updates.parameters)
+
+
+def test_sums_of_gradients_are_in_the_predicted_peak(two_ranks):
+    plan = summing()
+    alone = random_plan("gpt2", (2,), 2)
+    assert plan.peak_bytes > alone.peak_bytes
+    assert 1.5 < plan.objective_seconds / alone.objective_seconds < 2.5
+    for predicted, measured, count in two_ranks.run(peaks_on_rank, plan):
+        assert predicted == plan.peak_bytes
+        assert 0.8 * predicted <= measured <= predicted + 4 * count + 64
 
 
 HALF = LossScaling(2.0**24, growth_interval=3)
