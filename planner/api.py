@@ -70,6 +70,7 @@ class _PlanOptions(TypedDict, total=False):
     memory: int | None
     host_memory: int | None
     optimizer: str
+    grad_accum: int
     solver: str
     time_limit: float
     seed: int
@@ -95,6 +96,7 @@ def plan(
     memory: int | None = None,
     host_memory: int | None = None,
     optimizer: str = "adamw",
+    grad_accum: int = 1,
     formulation: str = "kiwi_chain",
     solver: str = DEFAULT_SOLVER,
     time_limit: float = 30.0,
@@ -122,6 +124,8 @@ def plan(
         Bytes of pinned host memory for one device, for formulations that offload; None for no limit.
     optimizer
         A name of :data:`planner.graph.optimizers.OPTIMIZERS`.
+    grad_accum
+        Micro-batches that the batch of a plan of operators is cut into; their gradients are summed on each device.
     formulation
         One of :data:`planner.session.formulations.FORMULATIONS`, or one of
         :data:`planner.layer_planning.LAYER_FORMULATIONS` for a plan of layers.
@@ -159,6 +163,8 @@ def plan(
     if formulation in LAYER_FORMULATIONS:
         if overlap:
             raise PlanError(f"overlap: {formulation} plans layers; it is for formulations of operators")
+        if grad_accum != 1:
+            raise PlanError(f"grad_accum {grad_accum}: {formulation} plans layers, and their micro-batches with them")
         return plan_layers(
             reference,
             cluster=cluster,
@@ -173,7 +179,11 @@ def plan(
     if as_published or search_batch:
         option = "as_published" if as_published else "search_batch"
         raise PlanError(f"{option}: {formulation} plans operators; it is for {', '.join(LAYER_FORMULATIONS)}")
-    session = PlanningSession(_reference(reference), cluster, mesh, optimizer)
+    whole = _reference(reference)
+    if grad_accum < 1 or whole.batch % grad_accum:
+        raise PlanError(f"grad_accum {grad_accum}: a batch of {whole.batch} cannot be cut into as many micro-batches")
+    micro = replace(whole, batch=whole.batch // grad_accum)
+    session = PlanningSession(micro, cluster, mesh, optimizer, grad_accum=grad_accum)
     request = PlanRequest(memory, formulation, solver, time_limit, seed, workers, host_memory, gap, overlap)
     return session.plan(request, progress)
 

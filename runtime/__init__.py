@@ -9,12 +9,19 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from runtime.library.data import ShareSampler
     from runtime.library.loading import load
+    from runtime.library.optimizers.scaling import LossScaling
     from runtime.library.sources import parameters_on_meta
     from runtime.library.trainer import Trainer
 
-__all__ = ["ShareSampler", "Trainer", "load", "parameters_on_meta"]
+__all__ = ["LossScaling", "ShareSampler", "Trainer", "load", "parameters_on_meta"]
 
-_WHERE = {"ShareSampler": "data", "Trainer": "trainer", "load": "loading", "parameters_on_meta": "sources"}
+_WHERE = {
+    "LossScaling": "optimizers.scaling",
+    "ShareSampler": "data",
+    "Trainer": "trainer",
+    "load": "loading",
+    "parameters_on_meta": "sources",
+}
 
 
 def __getattr__(name: str) -> Any:

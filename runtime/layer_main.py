@@ -33,6 +33,7 @@ from runtime.layers.training import LayerTraining
 from runtime.measure.batches import Batches
 from runtime.measure.comparison import NO_ERROR
 from runtime.measure.initial_state import read_initial_state
+from runtime.measure.local_shards import reader_of
 from runtime.measure.merged_report import merged_measurements, rank_measurements
 from runtime.measure.reference import ReferenceRun, read_reference
 from runtime.measure.run_report import write_report
@@ -84,7 +85,7 @@ def _run(plan: LayerPlan, options: RunOptions, device: torch.device) -> LayerRun
     arguments = StepArguments.of(step.module, step.example_args, step.example_kwargs)
     examples = tuple(initial.examples[name] for name in arguments.names)
     batches = Batches.of(step.module, arguments, examples, options.data)
-    training = LayerTraining(plan, family, step.module, meshes, initial.tensors, device)
+    training = LayerTraining(plan, family, step.module, meshes, reader_of(initial.tensors), device)
     reference = read_reference(options.scratch) if options.check else None
     own = _train(training, batches, reference, options.steps, device)
     ranks = [LayerRankReport.model_validate_json(text) for text in gather_texts(own.model_dump_json())]

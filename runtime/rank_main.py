@@ -22,7 +22,7 @@ from planner.schedule.instructions import Schedule, Wait
 from planner.strategies.traced_step import TracedStep, trace_step
 from planner.torch_adapter.local.collectives import MeshGroups
 from planner.torch_adapter.tracing.step_module import StepArguments
-from runtime.job.process_group import broadcast_text, gather_texts, joined, rank_device
+from runtime.job.process_group import LaunchError, broadcast_text, gather_texts, joined, rank_device
 from runtime.job.rank_job import RunOptions, is_first_here, make_initial_state, parse_options, scratch_folder
 from runtime.measure.batches import Batches
 from runtime.measure.comparison import NO_ERROR, ReferenceComparison, WorstError
@@ -113,6 +113,10 @@ def _train(
     overlapping = any(isinstance(entry, Wait) for entry in schedule.instructions)
     groups = MeshGroups.of(init_device_mesh(device.type, decision.options.mesh), overlapping=overlapping)
     initial = read_initial_state(options.scratch)
+    if options.profile and decision.options.grad_accum > 1:
+        raise LaunchError(
+            "--profile: the instructions of several micro-batches are not timed; plan without --grad-accum"
+        )
     clock = InstructionClock(len(schedule.instructions), device) if options.profile else None
     training = LocalTraining(
         traced,
@@ -123,10 +127,11 @@ def _train(
         decision.model.seed,
         device,
         clock,
+        decision.options.grad_accum,
     )
     arguments = StepArguments.of(step.module, step.example_args, step.example_kwargs)
     examples = tuple(initial.examples[name] for name in arguments.names)
-    batches = Batches.of(step.module, arguments, examples, options.data)
+    batches = Batches.of(step.module, arguments, examples, options.data, decision.options.grad_accum)
     if not options.check:
         measured = train_and_measure(training, batches, options.steps, device)
         return _rank_report(measured, NO_ERROR, NO_ERROR, clock)

@@ -241,7 +241,12 @@ class Exploration:
         present = self.solution
         cluster, mesh = change.of(self.session.cluster), change.mesh or self.session.mesh
         session = PlanningSession(
-            self.session.reference, cluster, mesh, self.session.optimizer.name, traced=self.session.traced
+            self.session.reference,
+            cluster,
+            mesh,
+            self.session.optimizer.name,
+            traced=self.session.traced,
+            grad_accum=self.session.optimizer.micro_batches,
         )
         request = self.request if change.memory is None else replace(self.request, memory=change.memory)
         there = Exploration(session, request, self.progress, self.solver.pool)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 from planner.graph.operator_graph import ITEM_BYTES
@@ -50,6 +50,8 @@ class OptimizerSpec:
         Whether a parameter of 16 bits is updated in 32 bits: a master copy of it is state as well, the
         state has 32 bits, and the gradient is copied to 32 bits for the time of the update (Micikevicius et
         al. 2018, section 3.1). The 16-bit parameter is then only written.
+    micro_batches
+        Of a step; where there are several, the sum of their gradients is state as well, in its dtype.
     """
 
     name: OptimizerName
@@ -58,12 +60,14 @@ class OptimizerSpec:
     parameter_passes: int = 3
     state_passes: int = 0
     master: bool = False
+    micro_batches: int = 1
 
     def state(self, dtype: str) -> Buffers:
-        """Buffers that a parameter of ``dtype`` (torch's name) keeps between steps."""
+        """Buffers that a parameter of ``dtype`` (torch's name) keeps between steps, or between micro-batches."""
+        tensors = self.state_tensors + (self.micro_batches > 1)
         if self.keeps_master(dtype):
-            return Buffers(self.state_tensors + 1, ITEM_BYTES[_MASTER])
-        return Buffers(self.state_tensors, ITEM_BYTES[dtype])
+            return Buffers(tensors + 1, ITEM_BYTES[_MASTER])
+        return Buffers(tensors, ITEM_BYTES[dtype])
 
     def workspace(self, dtype: str) -> Buffers:
         """Buffers alive at once beyond parameter, gradient and state while a parameter of ``dtype`` is updated."""
@@ -95,8 +99,8 @@ OPTIMIZERS: dict[str, OptimizerSpec] = {
 }
 
 
-def optimizer_named(name: str) -> OptimizerSpec:
-    """Look up an optimizer.
+def optimizer_named(name: str, micro_batches: int = 1) -> OptimizerSpec:
+    """Look up an optimizer, for steps of so many micro-batches.
 
     Raises
     ------
@@ -105,4 +109,4 @@ def optimizer_named(name: str) -> OptimizerSpec:
     """
     if name not in OPTIMIZERS:
         raise OptimizerError(f"optimizer {name!r} is not known; choose one of {', '.join(OPTIMIZERS)}")
-    return OPTIMIZERS[name]
+    return replace(OPTIMIZERS[name], micro_batches=micro_batches)

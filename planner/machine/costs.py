@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from planner.graph.operator_classes import ARITHMETIC, OperatorClass, memory_passes, operator_class, operator_name
-from planner.graph.operator_graph import Operator, OperatorGraph, TensorSpec
+from planner.graph.operator_graph import ITEM_BYTES, Operator, OperatorGraph, TensorSpec
 from planner.graph.optimizers import optimizer_named
 from planner.graph.placement import REPLICATE, Placement, local_numel
 from planner.machine.cluster import ClusterSpec, Collective
@@ -67,6 +67,9 @@ class CostModel:
         The cluster.
     mesh
         Size of each mesh axis.
+    micro_batches
+        Of a step. Costs are those of one micro-batch, with its share of the update and its part of the sum of
+        gradients.
 
     Attributes
     ----------
@@ -87,8 +90,8 @@ class CostModel:
         The mesh does not fit on the cluster.
     """
 
-    def __init__(self, cluster: ClusterSpec, mesh: Sequence[int]) -> None:
-        self.mesh = tuple(mesh)
+    def __init__(self, cluster: ClusterSpec, mesh: Sequence[int], micro_batches: int = 1) -> None:
+        self.mesh, self._micro_batches = tuple(mesh), micro_batches
         self.device = cluster.device_for(self.mesh)
         self.links = cluster.mesh_links(self.mesh)
         self.host_link = cluster.host_link_for(self.mesh)
@@ -144,7 +147,7 @@ class CostModel:
         return self._memo[key]
 
     def update_seconds(self, numel_local: int, dtype: str, optimizer: str) -> float:
-        """Seconds of the optimizer step of one parameter on one rank.
+        """Seconds of the optimizer step of one parameter on one rank; of several micro-batches each has its share.
 
         Parameters
         ----------
@@ -161,7 +164,13 @@ class CostModel:
             Unknown optimizer.
         """
         modelled = self.modelled_update_seconds(numel_local, dtype, optimizer)
-        return self.known.seconds(optimizer, self.update_signature(numel_local, dtype), modelled)
+        seconds = self.known.seconds(optimizer, self.update_signature(numel_local, dtype), modelled)
+        if self._micro_batches == 1:
+            return seconds
+        item_bytes = optimizer_named(optimizer, self._micro_batches).state(dtype).item_bytes
+        moved = numel_local * (2 * item_bytes + ITEM_BYTES[dtype])  # the sum is read and written, the gradient read
+        added = moved / self.bandwidth_of(OperatorClass.OPTIMIZER, optimizer) + self.device.launch_seconds
+        return seconds / self._micro_batches + added
 
     def modelled_operator_seconds(self, graph: OperatorGraph, operator: Operator, strategy: StrategyLike) -> float:
         """Seconds of one execution of an operator by the rates of the cluster alone."""

@@ -78,7 +78,7 @@ def verify_plan(
     report = replay(
         graph,
         decode_schedule(plan.decision, graph),
-        optimizer=OptimizerMemory(optimizer_named(options.optimizer)),
+        optimizer=OptimizerMemory(optimizer_named(options.optimizer, options.grad_accum)),
         seconds=seconds,
         limit=options.limit_bytes,
         host_limit=options.host_memory_bytes,

@@ -60,7 +60,7 @@ class PlanOptions(_Part):
     mesh
         Size of each mesh axis.
     optimizer, grad_accum
-        Optimizer, and micro-batches per optimizer step.
+        Optimizer, and micro-batches per optimizer step: each has the model's batch, and the schedule is that of one.
     formulation
         Name of the model that was solved.
     memory_bytes, reserve_bytes
@@ -75,7 +75,7 @@ class PlanOptions(_Part):
     cluster: str
     mesh: tuple[PositiveInt, ...]
     optimizer: OptimizerName
-    grad_accum: Literal[1] = 1
+    grad_accum: PositiveInt = 1
     formulation: str
     memory_bytes: NonNegativeInt | None = None
     reserve_bytes: NonNegativeInt = 0
@@ -310,13 +310,13 @@ class Plan(_Part):
     @property
     def objective_seconds(self) -> float:
         """Predicted seconds of one optimizer step."""
-        return self.decision.predicted.objective_ns / NANOSECONDS
+        return self.decision.predicted.objective_ns * self.decision.options.grad_accum / NANOSECONDS
 
     @property
     def bound_seconds(self) -> float | None:
         """Proven lower bound of the objective."""
         bound = self.decision.predicted.bound_ns
-        return None if bound is None else bound / NANOSECONDS
+        return None if bound is None else bound * self.decision.options.grad_accum / NANOSECONDS
 
     @property
     def gap(self) -> float | None:
@@ -332,18 +332,19 @@ class Plan(_Part):
         """Main figures of the plan, as (name, value)."""
         options, predicted = self.decision.options, self.decision.predicted
         model, certificate = self.decision.model, self.record.certificate
-        bound, limit = self.bound_seconds, options.limit_bytes
+        bound, limit, parts = self.bound_seconds, options.limit_bytes, options.grad_accum
+        batch = f"{model.batch * parts} in {parts} micro-batches" if parts > 1 else f"{model.batch}"
         return [
-            ("model", f"{model.source}, batch {model.batch}, sequence {model.sequence}, {model.dtype}"),
+            ("model", f"{model.source}, batch {batch}, sequence {model.sequence}, {model.dtype}"),
             ("mesh", f"{'x'.join(map(str, options.mesh))} on {options.cluster}"),
             ("formulation", f"{options.formulation}, {options.optimizer}"),
             ("status", str(certificate.status)),
             ("objective", f"{format_seconds(self.objective_seconds)} per step"),
             ("bound", "-" if bound is None else f"{format_seconds(bound)}{_known(certificate)}"),
-            *_claim_row(certificate),
+            *_claim_row(certificate, parts),
             ("gap", format_gap(self.gap)),
             ("solver", f"{certificate.solver}, {format_seconds(certificate.seconds)}"),
-            ("second bound", _second_bound(certificate, predicted.objective_ns)),
+            ("second bound", _second_bound(certificate, predicted.objective_ns, parts)),
             ("peak memory", format_bytes(predicted.peak_bytes)),
             ("memory limit", "-" if limit is None else _limit(limit, options.reserve_bytes)),
             *self._host_rows(),
@@ -430,9 +431,9 @@ def _known(certificate: Certificate) -> str:
     return "" if certificate.proof is None else f", {certificate.proof}{method}"
 
 
-def _second_bound(certificate: Certificate, objective_ns: int) -> str:
+def _second_bound(certificate: Certificate, objective_ns: int, micro_batches: int) -> str:
     words = [
-        f"{format_seconds(check.bound_ns / NANOSECONDS)} by {check.solver}, "
+        f"{format_seconds(check.bound_ns * micro_batches / NANOSECONDS)} by {check.solver}, "
         f"gap {format_gap(relative_gap(objective_ns, check.bound_ns))}"
         for check in certificate.cross_checks
         if check.bound_ns is not None
@@ -440,10 +441,10 @@ def _second_bound(certificate: Certificate, objective_ns: int) -> str:
     return ", ".join(words) or "none: the bound is from one method"
 
 
-def _claim_row(certificate: Certificate) -> list[tuple[str, str]]:
+def _claim_row(certificate: Certificate, micro_batches: int) -> list[tuple[str, str]]:
     if certificate.claimed_ns is None:
         return []
-    claimed = format_seconds(certificate.claimed_ns / NANOSECONDS)
+    claimed = format_seconds(certificate.claimed_ns * micro_batches / NANOSECONDS)
     return [("claimed bound", f"{claimed} by {certificate.claimed_by}, not proven")]
 
 

@@ -81,6 +81,8 @@ class PlanningSession:
     traced
         The traced step of another session of the same reference, which depends on neither cluster nor mesh; the model
         is loaded and traced if None.
+    grad_accum
+        Micro-batches of a step, each of the reference's batch; costs and bounds in here are those of one.
 
     Raises
     ------
@@ -96,12 +98,13 @@ class PlanningSession:
         mesh: tuple[int, ...],
         optimizer: str = "adamw",
         traced: TracedStep | None = None,
+        grad_accum: int = 1,
     ) -> None:
         self.reference = reference
         self.cluster = load_cluster(cluster) if isinstance(cluster, str) else cluster
         self.mesh = mesh
-        self.optimizer: OptimizerSpec = optimizer_named(optimizer)
-        self.costs = CostModel(self.cluster, mesh)
+        self.optimizer: OptimizerSpec = optimizer_named(optimizer, grad_accum)
+        self.costs = CostModel(self.cluster, mesh, grad_accum)
         if self.cluster.measured is None and self.cluster.devices % prod(mesh):
             raise ClusterError(
                 f"mesh {'x'.join(map(str, mesh))} has {prod(mesh)} ranks, which do not divide the "
@@ -424,6 +427,7 @@ class PlanningSession:
                 cluster=self.cluster.name,
                 mesh=self.mesh,
                 optimizer=self.optimizer.name,
+                grad_accum=self.optimizer.micro_batches,
                 formulation=request.formulation,
                 memory_bytes=budget.device_bytes,
                 reserve_bytes=budget.reserve_bytes,

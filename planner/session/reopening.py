@@ -27,4 +27,10 @@ def session_of(plan: Plan, cluster: ClusterSpec | str | None = None, allow_code:
     """
     options = plan.decision.options
     check_code(plan.decision.model.source, allow_code)
-    return PlanningSession(reference_of(plan), cluster or options.cluster, options.mesh, options.optimizer)
+    return PlanningSession(
+        reference_of(plan),
+        cluster or options.cluster,
+        options.mesh,
+        options.optimizer,
+        grad_accum=options.grad_accum,
+    )

@@ -132,8 +132,6 @@ def open_plan(
 
 def _is_session_of(session: PlanningSession, plan: Plan) -> bool:
     options = plan.decision.options
-    return session.reference == reference_of(plan) and (session.cluster.name, session.mesh, session.optimizer.name) == (
-        options.cluster,
-        options.mesh,
-        options.optimizer,
-    )
+    of_session = session.cluster.name, session.mesh, session.optimizer.name, session.optimizer.micro_batches
+    of_plan = options.cluster, options.mesh, options.optimizer, options.grad_accum
+    return session.reference == reference_of(plan) and of_session == of_plan

@@ -83,8 +83,8 @@ def plan(
     ranks, limit = parse_mesh(mesh, "--mesh"), device_memory(memory, tensor_memory, cluster)
     host_limit = None if host_memory is None else parse_bytes(host_memory, "--host-memory")
     writable_file(out, "--out")
-    if grad_accum != 1:
-        raise OptionError(f"--grad-accum: {grad_accum} micro-batches are not planned yet; use 1 and a larger --batch")
+    if batch % grad_accum:
+        raise OptionError(f"--grad-accum {grad_accum}: it does not divide --batch {batch}; change either")
 
     from planner.models.references import ModelReference
 
@@ -94,6 +94,10 @@ def plan(
         option = "--as-published" if as_published else "--search-batch"
         raise OptionError(f"{option}: {model_formulation} plans operators; it is for {', '.join(LAYER_FORMULATIONS)}")
 
+    if grad_accum != 1 and of_layers:
+        raise OptionError(
+            f"--grad-accum: {model_formulation} plans layers, and their micro-batches with them; leave it out"
+        )
     if overlap and of_layers:
         raise OptionError(f"--overlap: {model_formulation} plans layers; it is for formulations of operators")
 
@@ -107,6 +111,7 @@ def plan(
             memory=limit,
             host_memory=host_limit,
             optimizer=optimizer,
+            grad_accum=grad_accum,
             formulation=model_formulation,
             solver=solver,
             time_limit=time_limit,

@@ -28,6 +28,7 @@ from runtime.layers.launch import run_layer_plan
 from runtime.layers.mesh import plan_meshes
 from runtime.layers.reference import model_reference
 from runtime.layers.training import LayerTraining
+from runtime.measure.local_shards import reader_of
 from runtime.measure.memory_meter import MemoryMeter
 
 STEPS = 2
@@ -76,7 +77,7 @@ def peak_of_rank(text: str) -> int:
     check_model(plan, family, step.example_kwargs)
     named = [*initial.module.named_parameters(), *initial.module.named_buffers()]
     state = {name: tensor.detach() for name, tensor in named}
-    training = LayerTraining(plan, family, step.module, plan_meshes(plan, device.type), state, device)
+    training = LayerTraining(plan, family, step.module, plan_meshes(plan, device.type), reader_of(state), device)
     meter = MemoryMeter(device, training.resident_tensors(), ResizedStorageMeter())
     for _ in range(STEPS):
         training.step(initial.example_kwargs, meter)

@@ -24,10 +24,19 @@ from runtime.layers.assignment import PlannedUnit, assign_layers, tied_parameter
 from runtime.layers.families.units import Carried, LayerUnit, ModelFamily
 from runtime.layers.memory import keep_as_planned
 from runtime.layers.mesh import Layout, PlanMeshes, reshard
-from runtime.layers.parameters import Origin, Origins, materialize, split_linears
+from runtime.layers.parameters import (
+    Origin,
+    Origins,
+    allocate,
+    fill,
+    origins_by_path,
+    parameter_block,
+    split_linears,
+)
 from runtime.layers.sharding import shard_stage
 from runtime.layers.tensor_parallel import repeat_products, share_products
 from runtime.measure.host_copies import HostCopies
+from runtime.measure.local_shards import Block, BlockReader
 
 
 class LayerStage(nn.Module):
@@ -86,6 +95,8 @@ class BuiltStage:
         Modules in it whose parameters are gathered once in a step, for all micro-batches: those of ZeRO-2.
     origins
         Origin of each parameter by its path in `module`.
+    blocks
+        Place of each parameter and buffer in the model, by its path.
     layers
         Settings by path of the parameter.
     first, last
@@ -97,6 +108,7 @@ class BuiltStage:
     module: LayerStage
     gathered_once: list[FSDPModule]
     origins: Mapping[str, Origin]
+    blocks: Mapping[str, Block]
     layers: Mapping[str, LayerSettings]
     first: LayerSettings
     last: LayerSettings
@@ -104,20 +116,20 @@ class BuiltStage:
 
 
 def build_stage(
-    plan: LayerPlan, family: ModelFamily, model: nn.Module, meshes: PlanMeshes, state: Mapping[str, Tensor]
+    plan: LayerPlan, family: ModelFamily, model: nn.Module, meshes: PlanMeshes, read: BlockReader
 ) -> BuiltStage:
-    """Build this rank's stage; a collective of the stage's ranks.
+    """Build this rank's stage; a collective of all ranks.
 
     Parameters
     ----------
     plan
         A plan that :func:`runtime.layers.check.check_model` passed.
     family, model
-        The model without storage and its units, which are rewritten.
+        The model, its parameters without storage, and its units, which are rewritten.
     meshes
         Meshes of this rank.
-    state
-        The model's initial parameters and buffers by name.
+    read
+        The model's initial parameters and buffers.
 
     Raises
     ------
@@ -127,6 +139,7 @@ def build_stage(
     device = torch.device("cpu") if meshes.device_type == "cpu" else torch.device("cuda", torch.cuda.current_device())
     stages = assign_layers(plan, family)
     mine = stages[meshes.stage]
+    named = {name: tuple(tensor.shape) for name, tensor in (*model.named_parameters(), *model.named_buffers())}
     origins: Origins = {parameter: Origin(name) for name, parameter in model.named_parameters()}
     shared = _shared_between_stages(stages, meshes.stage, origins)
     buffers = {buffer: name for name, buffer in model.named_buffers()}
@@ -141,7 +154,7 @@ def build_stage(
                 name=layer.name,
             )
     units = [planned.unit for planned in mine]
-    by_path = materialize(units, origins, buffers, state, device)
+    by_path = {f"units.{path}": origin for path, origin in origins_by_path(units, origins).items()}
     layers = _settings_by_path(mine)
     _share_products(mine, meshes)
     copies = HostCopies(device)
@@ -151,14 +164,26 @@ def build_stage(
     incoming = _given(stages[meshes.stage - 1][-1], meshes) if meshes.stage else _taken(stages[0][0], meshes)
     layouts = [(_taken(planned, meshes), _given(planned, meshes)) for planned in mine]
     stage = LayerStage(units, incoming, layouts, meshes, meshes.stage == meshes.stages - 1)
+    buffer_paths = {path: buffers[buffer] for path, buffer in stage.named_buffers()}
+    gathered_once = shard_stage(stage, mine, meshes, device)
+    allocate(stage, device, lambda path: layers[path].offload_parameters)
+    blocks = {
+        path: parameter_block(parameter, by_path[path], named[by_path[path].name])
+        for path, parameter in stage.named_parameters()
+    }
+    blocks |= {
+        path: Block(name, named[name], (0,) * len(named[name]), named[name]) for path, name in buffer_paths.items()
+    }
+    fill(stage, blocks, named, read)
     return BuiltStage(
         module=stage,
-        gathered_once=shard_stage(stage, mine, meshes, device),
-        origins={f"units.{path}": origin for path, origin in by_path.items()},
-        layers={f"units.{path}": layer for path, layer in layers.items()},
+        gathered_once=gathered_once,
+        origins=by_path,
+        blocks=blocks,
+        layers=layers,
         first=stages[0][0].whole,
         last=stages[-1][-1].whole,
-        shared_with={f"units.{path}": shared[origin.name] for path, origin in by_path.items() if origin.name in shared},
+        shared_with={path: shared[origin.name] for path, origin in by_path.items() if origin.name in shared},
     )
 
 
@@ -191,7 +216,7 @@ def _settings_by_path(mine: Iterable[PlannedUnit]) -> dict[str, LayerSettings]:
     found = {}
     for position, planned in enumerate(mine):
         for name, _ in planned.unit.named_parameters(remove_duplicate=False):
-            found[f"{position}.{name}"] = planned.settings_at(name)
+            found[f"units.{position}.{name}"] = planned.settings_at(name)
     return found
 
 

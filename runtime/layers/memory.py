@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from contextlib import nullcontext
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -18,13 +18,8 @@ from torch.utils.checkpoint import checkpoint
 from planner.layers.plan.document import LayerSettings
 from planner.torch_adapter.meters.tensor_kinds import has_data, waited
 from runtime.measure.host_copies import HostCopies
-from runtime.measure.optimizer import LocalOptimizer
-
-
-def local_tensor(tensor: Tensor) -> Tensor:
-    """Part of a tensor that is on this device, without gradient."""
-    detached = tensor.detach()
-    return detached.to_local() if isinstance(detached, DTensor) else detached
+from runtime.measure.local_shards import local_tensor
+from runtime.measure.optimizer import ShardOptimizer
 
 
 def keep_as_planned(module: nn.Module, layer: LayerSettings, copies: HostCopies) -> None:
@@ -110,55 +105,40 @@ class HiddenOffload:
         )
 
 
-class LayerOptimizer:
-    """The optimizer of one rank, the state of some parameters in host memory between their updates.
+class HostState:
+    """Keeps the state of some parameters in host memory between their updates.
 
     Parameters
     ----------
-    name
-        A name of :data:`planner.graph.optimizers.OPTIMIZERS`.
-    parameters
-        Local part of each trainable parameter by path.
-    on_host
-        Paths of the parameters whose state is on the host.
+    optimizer
+        The optimizer.
+    paths
+        The parameters.
     copies
         Starts the copies.
     """
 
-    def __init__(self, name: str, parameters: Mapping[str, Tensor], on_host: set[str], copies: HostCopies) -> None:
-        self._optimizer = LocalOptimizer(name, parameters)
-        self._copies = copies
-        self._host: dict[str, dict[str, Tensor]] = {}
-        for path in sorted(on_host & parameters.keys()):
+    def __init__(self, optimizer: ShardOptimizer, paths: Iterable[str], copies: HostCopies) -> None:
+        self._optimizer, self._copies = optimizer, copies
+        self._paths = frozenset(paths)
+        for path in sorted(self._paths):
             self._to_host(path)
 
-    @property
-    def step_count(self) -> int:
-        """Number of steps begun."""
-        return self._optimizer.step_count
-
-    def state(self, path: str) -> tuple[Tensor, ...]:
-        """State of a parameter, wherever it is."""
-        return tuple((self._host.get(path) or self._optimizer.state[path]).values())
-
-    def begin_step(self) -> None:
-        """Count a step; call it before the step's first :meth:`update`."""
-        self._optimizer.begin_step()
-
-    def update(self, path: str, gradient: Tensor) -> None:
-        """Update the local part of a parameter in place."""
-        waits = path in self._host
-        if waits:
-            host = self._host.pop(path)
-            self._optimizer.state[path] = {key: self._copies.prefetch(kept, None)[0] for key, kept in host.items()}
-            del host
-        self._optimizer.update(path, gradient)
-        if waits:
-            self._to_host(path)
+    @contextmanager
+    def on_device(self, path: str) -> Iterator[None]:
+        """The state of a parameter is on the device inside."""
+        if path not in self._paths:
+            yield
+            return
+        kept = self._optimizer.state_of(path)
+        self._optimizer.put_state(path, {key: self._copies.prefetch(host, None)[0] for key, host in kept.items()})
+        del kept
+        yield
+        self._to_host(path)
 
     def _to_host(self, path: str) -> None:
         moved = {}
-        for key, tensor in self._optimizer.state[path].items():
+        for key, tensor in self._optimizer.state_of(path).items():
             moved[key], copied = self._copies.offload(tensor)
             self._copies.wait(tensor, copied)
-        self._host[path], self._optimizer.state[path] = moved, {}
+        self._optimizer.put_state(path, moved)

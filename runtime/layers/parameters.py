@@ -1,19 +1,22 @@
 """Parameters of a layer plan: modules cut before they are sharded, and the origin of each cut parameter.
 
-Units are rebuilt without storage; every parameter has an :class:`Origin`, a part of one of the model's parameters. So
-the ranks read their initial values from the same file as every other run, and gradients are compared by name.
+Units are rebuilt and sharded without storage; every parameter has an :class:`Origin`, a part of one of the model's
+parameters. Then the shards alone get memory, and each rank reads their values.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
+from planner.torch_adapter.local.boxes import local_box
 from runtime.layers.families.units import FamilyError, LayerUnit
+from runtime.measure.local_shards import Block, BlockReader, local_tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,45 +190,78 @@ def _inherit(parameter: Tensor, source: Tensor, origin: Origin, origins: Origins
     origins[parameter] = origin
 
 
-def materialize(
-    units: list[LayerUnit],
-    origins: Origins,
-    buffers: Mapping[Tensor, str],
-    state: Mapping[str, Tensor],
-    device: torch.device,
-) -> dict[str, Origin]:
-    """Give every parameter and buffer of a stage's units its initial value.
+def origins_by_path(units: Sequence[LayerUnit], origins: Origins) -> dict[str, Origin]:
+    """Origin of each parameter of some units by its path, which begins with the position of its unit.
 
-    Parameters
-    ----------
-    units
-        Units without storage; their tensors are replaced.
-    origins, buffers
-        Origin of each parameter and name of each buffer.
-    state
-        Initial values by name.
-    device
-        Where the tensors go.
-
-    Returns
-    -------
-    dict
-        Origin of each parameter by its path, which begins with the position of its unit. Tied parameters stay one.
+    Parameters of one origin become one parameter.
     """
     by_path: dict[str, Origin] = {}
-    made: dict[Origin, nn.Parameter] = {}
+    first: dict[Origin, nn.Parameter] = {}
     for position, unit in enumerate(units):
         for path, module in unit.named_modules():
             prefix = f"{position}.{path}." if path else f"{position}."
             for name, parameter in list(module.named_parameters(recurse=False)):
                 origin = origins[parameter]
-                if origin not in made:
-                    made[origin] = nn.Parameter(
-                        origin.part(state[origin.name]).to(device, copy=True).contiguous(), parameter.requires_grad
-                    )
-                module.register_parameter(name, made[origin])
+                module.register_parameter(name, first.setdefault(origin, parameter))
                 by_path[prefix + name] = origin
-            for name, buffer in list(module.named_buffers(recurse=False)):
-                if buffer in buffers:  # else it was made for a unit that shares the module
-                    setattr(module, name, state[buffers[buffer]].to(device, copy=True))
     return by_path
+
+
+def parameter_block(parameter: Tensor, origin: Origin, shape: tuple[int, ...]) -> Block:
+    """Place of a parameter's local part in the model's parameter of some shape."""
+    if isinstance(parameter, DTensor):
+        offsets, sizes = local_box(parameter)
+    else:
+        offsets, sizes = (0,) * parameter.ndim, tuple(parameter.shape)
+    cuts = (origin.rows, origin.columns)[: len(offsets)]
+    starts = [cut[0] if cut else 0 for cut in cuts] + [0] * (len(offsets) - len(cuts))
+    offsets = tuple(offset + start for offset, start in zip(offsets, starts, strict=True))
+    transposed = origin.transposed and len(sizes) > 1
+    if transposed:
+        offsets, sizes = offsets[::-1], sizes[::-1]
+    return Block(origin.name, shape, offsets, sizes, transposed)
+
+
+def allocate(stage: nn.Module, device: torch.device, on_host: Callable[[str], bool]) -> None:
+    """Give a sharded stage memory: its shards and buffers, nothing larger.
+
+    Parameters
+    ----------
+    stage
+        Sharded on ``meta``.
+    device
+        Where its tensors go.
+    on_host
+        Whether a parameter of some path stays in host memory.
+    """
+    named = {module: path for path, module in stage.named_modules()}
+    for module in reversed(named):  # FSDP2 takes the tensors of a group when its outermost module is reached
+        own = next((f"{named[module]}.{name}" for name, _ in module.named_parameters(recurse=False)), None)
+        module.to_empty(device="cpu" if own is not None and on_host(own) else device, recurse=False)
+
+
+def fill(stage: nn.Module, blocks: Mapping[str, Block], names: Iterable[str], read: BlockReader) -> None:
+    """Copy initial values into a stage's parameters and buffers; a collective where ``read`` is one.
+
+    Parameters
+    ----------
+    stage
+        With memory.
+    blocks
+        By path.
+    names
+        All tensors of the model, in the order of all ranks.
+    read
+        Where the values come from.
+    """
+    paths: dict[str, list[str]] = {}
+    for path, block in blocks.items():
+        if not block.is_empty:
+            paths.setdefault(block.name, []).append(path)
+    tensors: dict[str, Tensor] = {**dict(stage.named_parameters()), **dict(stage.named_buffers())}
+    with torch.no_grad():
+        for name in names:
+            here = paths.get(name, [])
+            found = read(name, [blocks[path].slices for path in here])
+            for path, values in zip(here, found, strict=True):
+                blocks[path].of(local_tensor(tensors[path])).copy_(values)

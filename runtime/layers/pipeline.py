@@ -63,6 +63,14 @@ class OneStage:
             losses.append(loss.detach())
         return torch.stack(losses).sum()
 
+    def evaluate(self, inputs: tuple[Tensor, ...], targets: Tensor) -> Tensor:
+        """Sum of the losses by the forward alone; see :meth:`step`."""
+        parts = zip(*(tensor.chunk(self._micro_batches) for tensor in inputs), strict=True)
+        wanted = targets.chunk(self._micro_batches)
+        return torch.stack(
+            [self._loss(self._stage.module(*part), own) for part, own in zip(parts, wanted, strict=True)]
+        ).sum()
+
 
 class Pipeline:
     """One stage of several, run by torch's schedule.
@@ -110,9 +118,16 @@ class Pipeline:
 
         The first stage uses the inputs alone, the last the targets; the loss of the others is 0.
         """
+        return self._run(self._schedule.step, inputs, targets)
+
+    def evaluate(self, inputs: tuple[Tensor, ...], targets: Tensor) -> Tensor:
+        """Sum of the losses by the forward alone; see :meth:`step`."""
+        return self._run(self._schedule.eval, inputs, targets)
+
+    def _run(self, run: Callable[..., Any], inputs: tuple[Tensor, ...], targets: Tensor) -> Tensor:
         losses: list[Tensor] = []
         given: dict[str, Any] = {"target": targets, "losses": losses} if self._is_last else {}
-        self._schedule.step(*(inputs if self._is_first else ()), return_outputs=False, **given)
+        run(*(inputs if self._is_first else ()), return_outputs=False, **given)
         return (
             torch.stack([loss.detach() for loss in losses]).sum() if losses else torch.zeros((), device=targets.device)
         )

@@ -30,9 +30,9 @@ def model_reference(plan: LayerPlan) -> ModelReference:
     return ModelReference(**plan.model.model_dump())
 
 
-def _step_of(path: Path) -> tuple[ModelReference, str]:
+def _step_of(path: Path) -> tuple[ModelReference, str, int]:
     plan = load_layer_plan(path)
-    return model_reference(plan), plan.optimizer
+    return model_reference(plan), plan.optimizer, 1
 
 
 if __name__ == "__main__":

@@ -8,17 +8,20 @@ from contextlib import nullcontext
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
 
 from planner.layers.plan.document import LayerPlan, LayerSettings
 from planner.torch_adapter.meters.storage_meter import counted_on_host
-from runtime.layers.executor import build_stage
+from runtime.layers.executor import BuiltStage, build_stage
 from runtime.layers.families.units import IGNORED_LABEL, ModelFamily
-from runtime.layers.memory import LayerOptimizer, local_tensor
+from runtime.layers.memory import HostState
 from runtime.layers.mesh import PlanMeshes
 from runtime.layers.pipeline import OneStage, Pipeline
 from runtime.measure.host_copies import HostCopies
 from runtime.measure.initial_state import copied
+from runtime.measure.local_shards import BlockReader, local_tensor
 from runtime.measure.memory_meter import MemoryMeter
+from runtime.measure.optimizer import LocalOptimizer, ShardOptimizer
 
 _SEED_STRIDE = 1_000_003
 """Distance in seeds between two steps' random numbers, and between two ranks'."""
@@ -27,18 +30,23 @@ _SEED_STRIDE = 1_000_003
 class LayerTraining:
     """One rank's part of the training.
 
+    A rank's rows of the batch are one block of it; a micro-batch has some rows of every rank.
+
     Parameters
     ----------
     plan
         A checked plan.
     family, model
-        The model without storage, and its units.
+        The model, its parameters without storage, and its units.
     meshes
         Meshes of this rank.
-    state
-        The model's initial parameters and buffers by name.
+    read
+        The model's initial parameters and buffers.
     device
         Device of the rank.
+    optimizer
+        Makes the optimizer for this rank's stage and the local parts of its trained parameters by path; None: the
+        plan's.
 
     Attributes
     ----------
@@ -46,6 +54,8 @@ class LayerTraining:
         This rank's stage.
     optimizer
         Its optimizer, by path of the parameter.
+    share
+        Number of this rank's block of the batch, and of blocks in all.
     """
 
     def __init__(
@@ -54,22 +64,30 @@ class LayerTraining:
         family: ModelFamily,
         model: nn.Module,
         meshes: PlanMeshes,
-        state: Mapping[str, Tensor],
+        read: BlockReader,
         device: torch.device,
+        optimizer: Callable[[BuiltStage, Mapping[str, Tensor]], ShardOptimizer] | None = None,
     ) -> None:
         self._plan, self._family, self._meshes, self._device = plan, family, meshes, device
-        self.stage = build_stage(plan, family, model, meshes, state)
-        self._counted = 1
+        self.stage = build_stage(plan, family, model, meshes, read)
+        self._counted: Tensor | int = 1
+        self._scale = 1.0
         self._schedule: OneStage | Pipeline
         if meshes.stages == 1:
             self._schedule = OneStage(self.stage, plan.micro_batches, self._loss)
         else:
             group = meshes.pipeline_group
             self._schedule = Pipeline(plan, self.stage, meshes.stage, group, device, self._loss)
+        blocks = min(self.stage.first.data_parallel, self.stage.last.data_parallel)
+        self.share = meshes.rank_in_stage * blocks // plan.stage_devices, blocks
+        self._most_parallel = max(layer.data_parallel for layer in plan.layers)
         trained = {path: p for path, p in self.stage.module.named_parameters() if p.requires_grad}
         offloaded = {path for path in trained if self.stage.layers[path].offload_optimizer}
         local = {path: local_tensor(parameter) for path, parameter in trained.items()}
-        self.optimizer = LayerOptimizer(plan.optimizer, local, offloaded, HostCopies(device))
+        self.optimizer: ShardOptimizer = (
+            LocalOptimizer(plan.optimizer, local) if optimizer is None else optimizer(self.stage, local)
+        )
+        self._host_state = HostState(self.optimizer, offloaded, HostCopies(device))
 
     def parameters(self) -> dict[str, nn.Parameter]:
         """Parameters of this rank by path."""
@@ -87,7 +105,7 @@ class LayerTraining:
             if layer.offload_parameters == on_host:
                 kept.append(local_tensor(parameter))
             if (layer.offload_parameters or layer.offload_optimizer) == on_host and parameter.requires_grad:
-                kept += self.optimizer.state(path)
+                kept += self.optimizer.state_of(path).values()
         return kept
 
     def step(
@@ -97,6 +115,22 @@ class LayerTraining:
         on_gradients: Callable[[Mapping[str, Tensor]], None] | None = None,
     ) -> float:
         """As :meth:`runtime.measure.steps.Training.step`."""
+        number, blocks = self.share
+        rows = {name: tensor.chunk(blocks)[number] for name, tensor in batch.items()}
+        return self.run(rows, meter, on_gradients).item()
+
+    def run(
+        self,
+        rows: Mapping[str, Tensor],
+        meter: MemoryMeter | None = None,
+        on_gradients: Callable[[Mapping[str, Tensor]], None] | None = None,
+        scale: float = 1.0,
+    ) -> Tensor:
+        """As :meth:`step`, from this rank's rows of the batch; the loss is a tensor, which is not waited for.
+
+        Gradients are multiplied by ``scale``, which the optimizer then divides by.
+        """
+        self._scale = scale
         number = self.optimizer.step_count
         if meter is not None and number == 0:
             # Operators touch them in place: they must be known as the host's before.
@@ -104,7 +138,11 @@ class LayerTraining:
                 pass
         with torch.random.fork_rng(devices=[self._device] if self._device.type == "cuda" else []):
             torch.manual_seed((self._plan.seed + number * _SEED_STRIDE + dist.get_rank()) % 2**62)
-            loss = self._forward_and_backward(batch, meter)
+            inputs, targets = self._own(rows)
+            with nullcontext() if meter is None else meter.metering(*inputs, targets):
+                part = self._schedule.step(inputs, targets)
+                self._add_gradients_of_other_stage()
+        loss = self._whole_loss(part)
         parameters = self.parameters()
         gradients = {path: p.grad for path, p in parameters.items() if p.grad is not None}
         if on_gradients is not None:
@@ -114,36 +152,64 @@ class LayerTraining:
             self.optimizer.begin_step()
             for path, parameter in parameters.items():
                 if parameter.grad is not None:
-                    self.optimizer.update(path, local_tensor(parameter.grad))
-                    parameter.grad = None
+                    gradient, parameter.grad = local_tensor(parameter.grad), None
+                    with self._host_state.on_device(path):
+                        self.optimizer.update(path, gradient)
+                    del gradient
+            self.optimizer.end_step()
         return loss
 
-    def _forward_and_backward(self, batch: Mapping[str, Tensor], meter: MemoryMeter | None) -> float:
-        targets = self._family.targets(batch)
-        self._counted = int((targets != IGNORED_LABEL).sum())
-        inputs = tuple(self._rows(tensor, self.stage.first) for tensor in self._family.inputs(batch))
-        own_targets = self._rows(targets, self.stage.last)
-        with nullcontext() if meter is None else meter.metering(*inputs, own_targets):
-            part = self._schedule.step(inputs, own_targets)
-            self._add_gradients_of_other_stage()
-        # Devices that share the last layer's products have the same rows, and the same loss.
-        total = part.double() / self.stage.last.tensor_parallel
-        dist.all_reduce(total)
-        return total.item()
+    def evaluate(self, rows: Mapping[str, Tensor]) -> Tensor:
+        """Loss of a batch by the forward alone, in the modules' evaluation mode, from this rank's rows."""
+        self._scale = 1.0
+        inputs, targets = self._own(rows)
+        self.stage.module.eval()
+        try:
+            with torch.no_grad():
+                part = self._schedule.evaluate(inputs, targets)
+        finally:
+            self.stage.module.train()
+            for module in self.stage.module.modules():
+                if isinstance(module, FSDPModule):
+                    module.reshard()  # what was gathered is of parameters before the next update
+        return self._whole_loss(part)
 
-    def _rows(self, tensor: Tensor, layer: LayerSettings) -> Tensor:
-        """Rows of this rank of every micro-batch, one after the other."""
-        rank = self._meshes.rank_in_stage // layer.tensor_parallel
-        parts = [part.chunk(layer.data_parallel)[rank] for part in tensor.chunk(self._plan.micro_batches)]
-        return copied(torch.cat(parts), self._device)
+    def _own(self, rows: Mapping[str, Tensor]) -> tuple[tuple[Tensor, ...], Tensor]:
+        """Inputs and targets of this rank, micro-batch after micro-batch; counts those of all ranks."""
+        targets = self._family.targets(rows)
+        counted = (targets != IGNORED_LABEL).sum().to(self._device)
+        dist.all_reduce(counted)
+        _, blocks = self.share
+        self._counted = counted * blocks / dist.get_world_size()  # every block is on as many ranks
+        inputs = tuple(self._micro_batches(tensor, self.stage.first) for tensor in self._family.inputs(rows))
+        return inputs, self._micro_batches(targets, self.stage.last)
+
+    def _micro_batches(self, rows: Tensor, layer: LayerSettings) -> Tensor:
+        """Rows of this rank in a layer, micro-batch after micro-batch.
+
+        The batch is cut into as many blocks as the most parallel layer has ranks, and each of them into micro-batches:
+        so a rank of any layer has the same rows of a micro-batch as those of its blocks.
+        """
+        _, blocks = self.share
+        parts = layer.data_parallel // blocks
+        rank = self._meshes.rank_in_stage // layer.tensor_parallel % parts
+        own = rows.chunk(parts)[rank]
+        cut = own.view(self._most_parallel // layer.data_parallel, self._plan.micro_batches, -1, *own.shape[1:])
+        return copied(cut.transpose(0, 1).flatten(0, 2), self._device)
+
+    def _whole_loss(self, part: Tensor) -> Tensor:
+        # Devices that share the last layer's products have the same rows, and the same loss.
+        total = part.double() / (self.stage.last.tensor_parallel * self._scale)
+        dist.all_reduce(total)
+        return total.float()
 
     def _loss(self, logits: Tensor, targets: Tensor) -> Tensor:
         """Part of the whole batch's mean loss that these rows have."""
-        if self._family.float_loss:
+        if self._family.float_loss or logits.dtype is torch.float16:  # whose sums overflow
             logits = logits.float()
         flat = logits.reshape(-1, logits.shape[-1])
         total = nn.functional.cross_entropy(flat, targets.reshape(-1), ignore_index=IGNORED_LABEL, reduction="sum")
-        return total / self._counted
+        return total * self._scale / self._counted if self._scale != 1.0 else total / self._counted
 
     def _add_gradients_of_other_stage(self) -> None:
         """Sum the gradients of parameters that another stage holds too, so that both copies are trained alike."""

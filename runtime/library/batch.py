@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -33,12 +33,15 @@ class BatchShares:
 
     Parameters
     ----------
-    graph, schedule
-        The traced step, and its schedule.
+    tensors
+        Those that the step reads.
     names
         Tensors of the step's arguments in order, those that take no part in the step included.
-    coordinate
-        Position of this rank on each mesh axis.
+    mesh, coordinate
+        Size of each mesh axis, and the position of this rank on it.
+    accumulate
+        Micro-batches of a batch, each of the tensors' shapes. Every block of the batch that a rank reads is cut into
+        them, so a micro-batch has some rows of each.
 
     Attributes
     ----------
@@ -52,11 +55,37 @@ class BatchShares:
     """
 
     def __init__(
-        self, graph: OperatorGraph, schedule: Schedule, names: Sequence[str], coordinate: Sequence[int]
+        self,
+        tensors: Iterable[BatchTensor],
+        names: Sequence[str],
+        mesh: Sequence[int],
+        coordinate: Sequence[int],
+        accumulate: int = 1,
     ) -> None:
         self.names = tuple(names)
-        self._mesh, self._coordinate = schedule.mesh, tuple(coordinate)
-        found = [
+        self._accumulate = accumulate
+        self._mesh, self._coordinate = tuple(mesh), tuple(coordinate)
+        self.tensors = {entry.name: entry for entry in tensors}
+        found = self.tensors.values()
+        sizes = {entry.shape[0] if entry.shape else 0 for entry in found}
+        self._micro_size = sizes.pop() if len(sizes) == 1 else 0
+        self.batch_size = self._micro_size * accumulate
+        blocks = {self._rows(entry) for entry in found} if self._micro_size else set()
+        self._fewest = min(map(len, blocks), default=1)
+        own = blocks.pop() if len(blocks) == 1 else range(self._micro_size)
+        self.rows = range(own.start * accumulate, own.stop * accumulate)
+
+    @classmethod
+    def of_schedule(
+        cls,
+        graph: OperatorGraph,
+        schedule: Schedule,
+        names: Sequence[str],
+        coordinate: Sequence[int],
+        accumulate: int = 1,
+    ) -> BatchShares:
+        """Shares of the rank at a coordinate in the batch of a traced step."""
+        tensors = [
             BatchTensor(
                 graph.values[value].name,
                 graph.values[value].spec.shape,
@@ -66,11 +95,7 @@ class BatchShares:
             for value, buffer in zip(graph.inputs, schedule.inputs, strict=True)
             if graph.values[value].role is ValueRole.INPUT
         ]
-        self.tensors = {entry.name: entry for entry in found}
-        sizes = {entry.shape[0] if entry.shape else 0 for entry in found}
-        self.batch_size = sizes.pop() if len(sizes) == 1 else 0
-        blocks = {self._rows(entry) for entry in found} if self.batch_size else set()
-        self.rows = blocks.pop() if len(blocks) == 1 else range(self.batch_size)
+        return cls(tensors, names, schedule.mesh, coordinate, accumulate)
 
     def blocks(self, batch: Batch) -> dict[str, Tensor]:
         """Blocks of this rank of every tensor that the step reads, by name; views where possible.
@@ -87,6 +112,25 @@ class BatchShares:
         """
         given = self._named(batch)
         return {name: self._block(entry, given[name]) for name, entry in self.tensors.items()}
+
+    def micro_batches(self, batch: Batch) -> list[dict[str, Tensor]]:
+        """As :meth:`blocks`, for each micro-batch."""
+        if self._accumulate == 1:
+            return [self.blocks(batch)]
+        given = self._named(batch)
+        cut = {name: self._cut(entry, given[name]) for name, entry in self.tensors.items()}
+        return [self.blocks({name: parts[at] for name, parts in cut.items()}) for at in range(self._accumulate)]
+
+    def _cut(self, entry: BatchTensor, tensor: Tensor) -> list[Tensor]:
+        """Micro-batches of a tensor that has all rows or this rank's."""
+        if not isinstance(tensor, Tensor) or not tensor.ndim or len(tensor) not in (self.batch_size, len(self.rows)):
+            shape = tuple(tensor.shape) if isinstance(tensor, Tensor) else type(tensor).__name__
+            raise BatchError(
+                f"{entry.name} of the batch has shape {shape}: {self._accumulate} micro-batches of {entry.shape} have "
+                f"{self.batch_size} rows, this rank's share {len(self.rows)}"
+            )
+        cut = tensor.view(-1, self._accumulate, self._fewest, *tensor.shape[1:])
+        return [cut[:, at].flatten(0, 1) for at in range(self._accumulate)]
 
     def _named(self, batch: Batch) -> Mapping[str, Tensor]:
         wanted = ", ".join(self.names)
@@ -115,7 +159,7 @@ class BatchShares:
             return local_block(tensor, entry.placement, self._mesh, self._coordinate)
         if shape == local:
             return tensor
-        rows = (len(self.rows), *entry.shape[1:])
+        rows = (len(self.rows) // self._accumulate, *entry.shape[1:])
         if self.batch_size and shape == rows:
             rest = tuple(REPLICATE if is_shard(part) and shard_dim(part) == 0 else part for part in entry.placement)
             return local_block(tensor, rest, self._mesh, self._coordinate)

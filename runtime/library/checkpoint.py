@@ -1,4 +1,4 @@
-"""Checkpoints: written by ``torch.distributed.checkpoint`` as safetensors, complete or not there, read under any mesh.
+"""Checkpoints: written by ``torch.distributed.checkpoint`` as safetensors, complete or not there, read under any plan.
 
 A checkpoint is a folder ``step-00000100`` with one file of tensors per rank and ``loop.pt``: counts, the optimizer's
 settings, the schedule, the position in the data. Nothing in it is code, and nothing is unpickled but plain values.
@@ -17,12 +17,18 @@ from uuid import uuid4
 
 import torch
 import torch.distributed as dist
-from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
-from torch.distributed.checkpoint.state_dict_saver import save
 
 from runtime.job.process_group import broadcast_text
 from runtime.library.errors import CheckpointError
-from runtime.library.saved_state import matching_groups, read_tensors, reason_of, scalars_of, settings, tensors_of
+from runtime.library.saved_state import (
+    matching_groups,
+    read_tensors,
+    reason_of,
+    saved_blocks,
+    scalars_of,
+    settings,
+)
+from runtime.library.writing import begin_writing, lock_folder
 
 if TYPE_CHECKING:
     from runtime.library.step import Step
@@ -38,13 +44,14 @@ def save_checkpoint(
     scheduler: Any | None = None,
     position: Mapping[str, Any] | None = None,
     keep: int | None = None,
+    wait: bool = True,
 ) -> Path:
     """Write everything that the next step depends on; a collective of all ranks.
 
     Parameters
     ----------
     step
-        The step.
+        The step; a checkpoint of it that is being written is waited for.
     folder
         Folder of a run's checkpoints, which all ranks see; one job at a time writes into it.
     scheduler
@@ -53,6 +60,9 @@ def save_checkpoint(
         Plain values to find again, such as the position in the data.
     keep
         Number of checkpoints that stay, this one included; None: all.
+    wait
+        Whether it is written when the call returns; otherwise it is copied to host memory and written beside the next
+        steps, until :func:`wait_for_checkpoint`.
 
     Returns
     -------
@@ -62,39 +72,60 @@ def save_checkpoint(
     Raises
     ------
     CheckpointError
-        It cannot be written; older checkpoints are unchanged.
+        It, or the one before it, cannot be written, or another job writes into the folder; older checkpoints are
+        unchanged.
     """
+    wait_for_checkpoint(step)
     folder = Path(folder)
     loop = {
         "version": _VERSION,
         "steps": step.steps,
-        "plan": step.plan.digest,
+        "plan": step.plan_name,
         "optimizer": type(step.optimizer).__name__,
         "groups": [settings(group) | {"names": names} for group, names in step.updates.groups()],
-        "scalars": scalars_of(step),
+        "scalars": _of_all_ranks(scalars_of(step)),
+        "loss_scale": None if step.updates.scale is None else step.updates.scale.state_dict(),
         "scheduler": None if scheduler is None else scheduler.state_dict(),
         "position": dict(position or {}),
     }
     written = _plain(loop)
     name = f"step-{step.steps:08d}"
+    lock_folder(folder)
     part = folder / broadcast_text(f".writing-{name}-{uuid4().hex}")
-    try:
-        part.mkdir(parents=True, exist_ok=True)
-        save(tensors_of(step), storage_writer=HuggingFaceStorageWriter(str(part), save_distributed=True))
-    except Exception as error:
-        raise CheckpointError(f"checkpoint {folder / name} cannot be written: {reason_of(error)}") from error
-    failure = ""
-    if dist.get_rank() == 0:
-        try:
-            _write_synced(part / LOOP_FILE, written)
-            _put_in_place(part, folder / name)
-            _prune(folder, keep)
-        except OSError as error:
-            failure = str(error)
-    failure = broadcast_text(failure)
-    if failure:
-        raise CheckpointError(f"checkpoint {folder / name} cannot be written: {failure}")
+
+    def put_in_place() -> None:
+        _write_synced(part / LOOP_FILE, written)
+        _put_in_place(part, folder / name)
+        _prune(folder, keep)
+
+    step.saving = folder / name, begin_writing(part, saved_blocks(step), put_in_place, beside=not wait)
+    if wait:
+        wait_for_checkpoint(step)
     return folder / name
+
+
+def wait_for_checkpoint(step: Step) -> None:
+    """Wait until a checkpoint of a step that is being written is complete; a collective of all ranks.
+
+    Raises
+    ------
+    CheckpointError
+        It could not be written.
+    """
+    if step.saving is None:
+        return
+    (path, writing), step.saving = step.saving, None
+    try:
+        writing.result()
+    except Exception as error:
+        raise CheckpointError(f"checkpoint {path} cannot be written: {reason_of(error)}") from error
+
+
+def _of_all_ranks(scalars: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Values of every rank, by parameter: each has those of its own stage."""
+    found: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(found, scalars)
+    return {name: values for one in found for name, values in one.items()}
 
 
 def latest_checkpoint(folder: Path | str) -> Path | None:
@@ -147,6 +178,8 @@ def load_checkpoint(step: Step, path: Path | str, scheduler: Any | None = None) 
     for group, saved in groups:
         group.update(saved)
     step.updates.step_count = loop["steps"]
+    if step.updates.scale is not None and loop.get("loss_scale") is not None:
+        step.updates.scale.load_state_dict(loop["loss_scale"])
     if scheduler is not None:
         scheduler.load_state_dict(loop["scheduler"])
     position: dict[str, Any] = loop["position"]

@@ -7,10 +7,6 @@ class LoadError(ValueError):
     """A plan, module or device that cannot be trained with as given."""
 
 
-class OptimizerRefusedError(ValueError):
-    """An optimizer that cannot update shards one by one, or needs more memory than the plan allows."""
-
-
 class BatchError(ValueError):
     """A batch whose tensors are not those of the planned step."""
 
@@ -21,7 +17,3 @@ class WeightsError(ValueError):
 
 class CheckpointError(ValueError):
     """A checkpoint that cannot be written, read or continued."""
-
-
-class MemoryWarning(UserWarning):
-    """A step needs more memory than its plan predicted, within the plan's limit."""

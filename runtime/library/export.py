@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 from uuid import uuid4
@@ -12,13 +13,11 @@ from uuid import uuid4
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 
-from runtime.job.process_group import broadcast_text
-from runtime.library.dtensors import placement_of
+from runtime.job.process_group import broadcast_text, gather_texts
 from runtime.library.errors import WeightsError
 from runtime.library.weights import SINGLE
-from runtime.measure.local_shards import gather_full
+from runtime.measure.local_shards import Block
 
 if TYPE_CHECKING:
     from runtime.library.step import Step
@@ -36,7 +35,7 @@ def export(step: Step, path: Path | str) -> Path:
     Parameters
     ----------
     step
-        Its :meth:`~runtime.library.step.Step.state_dict`; a tied parameter is written under each of its names.
+        Its parameters and persistent buffers; a tied parameter is written under each of its names.
     path
         A file that ends in ``.safetensors``; or a folder, which gets ``model.safetensors`` and, from a module of
         transformers, ``config.json``, as ``from_pretrained`` reads them.
@@ -54,19 +53,67 @@ def export(step: Step, path: Path | str) -> Path:
     path = Path(path)
     as_folder = path.suffix != ".safetensors"
     file = path / SINGLE if as_folder else path
-    state = step.state_dict()
-    tensors = {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in state.items()}
-    unknown = [f"{name} ({dtype})" for name, (_, dtype) in tensors.items() if dtype not in _DTYPES]
+    holders = _holders(step)
+    names = {key: name for key, name in step.saved_names.items() if name in holders}
+    tensors = {key: (step.model[name].shape, holders[name][0].dtype) for key, name in names.items()}
+    unknown = [f"{key} ({dtype})" for key, (_, dtype) in tensors.items() if dtype not in _DTYPES]
     if unknown:
         raise WeightsError(f"export: {unknown[0]} has no counterpart in safetensors: convert the module before")
-    names = sorted(tensors, key=lambda name: (-tensors[name][1].itemsize, name))
+    order = sorted(tensors, key=lambda key: (-tensors[key][1].itemsize, key))
     part = file.with_name(f".{file.name}.{uuid4().hex}")
     with _RankZero(file) as rank_0:
-        rank_0.run(_begin, step, path if as_folder else None, part, _header(names, tensors))
-        for name in names:
-            rank_0.run(_append, part, _full(step, state[name]))
+        rank_0.run(_begin, step, path if as_folder else None, part, _header(order, tensors))
+        for key in order:
+            rank_0.run(_append, part, _full(step, names[key], holders[names[key]]))
         rank_0.run(_finish, part, file)
     return file
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """A block that a rank has under a name of its own."""
+
+    rank: int
+    path: str
+    block: Block
+    dtype: torch.dtype
+
+
+def _holders(step: Step) -> dict[str, list[_Held]]:
+    """By name of the model's tensor, the blocks that make it up; the same on all ranks."""
+    rank = dist.get_rank()
+    own = [
+        (path, block.name, block.shape, block.offsets, block.sizes, block.transposed, str(step.state[path].dtype))
+        for path, block in step.blocks.items()
+        if not block.is_empty
+    ]
+    found: dict[str, dict[tuple[int, ...], _Held]] = {}
+    for rank, text in enumerate(gather_texts(json.dumps(own))):
+        for path, name, shape, offsets, sizes, transposed, dtype in json.loads(text):
+            block = Block(name, tuple(shape), tuple(offsets), tuple(sizes), transposed)
+            held = _Held(rank, path, block, getattr(torch, dtype.removeprefix("torch.")))
+            found.setdefault(name, {}).setdefault(block.offsets, held)
+    return {name: list(blocks.values()) for name, blocks in found.items()}
+
+
+def _full(step: Step, name: str, holders: list[_Held]) -> Tensor:
+    """The whole tensor on rank 0; something else on the others, which send their blocks."""
+    rank = dist.get_rank()
+    full = torch.empty(step.model[name].shape if rank == 0 else (0,), dtype=holders[0].dtype)
+    for held in holders:
+        if rank not in (0, held.rank):
+            continue
+        block = torch.empty(held.block.sizes, dtype=held.dtype)
+        if rank == held.rank:
+            block.copy_(held.block.of(step.state[held.path]))
+        if held.rank:
+            if rank == 0:
+                dist.recv(block, held.rank)
+            else:
+                dist.send(block, 0)
+        if rank == 0:
+            full[held.block.slices] = block
+    return full
 
 
 class _RankZero:
@@ -92,13 +139,6 @@ class _RankZero:
             failure = broadcast_text(self._failure)
             if failure:
                 raise WeightsError(f"export {self._file} cannot be written: {failure}")
-
-
-def _full(step: Step, tensor: Tensor) -> Tensor:
-    if not isinstance(tensor, DTensor):
-        return tensor.detach()
-    with torch.no_grad():
-        return gather_full(tensor.to_local(), placement_of(tensor), step.groups)
 
 
 def _header(names: list[str], tensors: Mapping[str, tuple[tuple[int, ...], torch.dtype]]) -> bytes:

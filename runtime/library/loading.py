@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
+from math import inf, prod
 from pathlib import Path
 from typing import Any
 
@@ -13,40 +13,44 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 
-from planner.graph.optimizers import OptimizerSpec, optimizer_named
-from planner.layers.plan.document import LayerPlan, is_layer_plan
-from planner.models.references import TrainingStep, check_code
+from planner.graph.operator_graph import OutputRole
+from planner.graph.optimizers import optimizer_named
+from planner.graph.placement import REPLICATE, Placement
+from planner.layers.plan.document import LayerPlan, is_layer_plan, load_layer_plan
+from planner.models.references import ModelReference, TrainingStep, check_code, reference_of
 from planner.plan.document import Plan, PlanError, load_plan
 from planner.plan.format import canonical_json
-from planner.schedule.instructions import Schedule, Wait
-from planner.strategies.traced_step import TracedStep, trace_step
+from planner.schedule.instructions import Wait
+from planner.strategies.traced_step import trace_step
 from planner.torch_adapter.local.collectives import MeshGroups
 from planner.torch_adapter.tracing.step_module import StepArguments
 from runtime.job.process_group import broadcast_text
-from runtime.library.batch import Batch
-from runtime.library.errors import LoadError, MemoryWarning, OptimizerRefusedError
-from runtime.library.memory import MeasuredOptimizer, excess_message, predicted_peak
-from runtime.library.optimizer import Clipping, UserOptimizer, planned_optimizer, update_order
-from runtime.library.optimizer_probe import (
-    ElementBytes,
-    OptimizerFactory,
-    check_element_wise,
-    element_bytes,
-    make_optimizer,
-    stand_ins,
+from runtime.layers.reference import model_reference
+from runtime.library.batch import Batch, BatchShares
+from runtime.library.errors import LoadError
+from runtime.library.layer_step import load_layer_step
+from runtime.library.operator_step import OperatorStep
+from runtime.library.optimizers.memory import check_excess, measured_optimizer, predicted_peak
+from runtime.library.optimizers.probe import OptimizerFactory, check_element_wise, make_optimizer, stand_ins
+from runtime.library.optimizers.scaling import LossScaling
+from runtime.library.optimizers.user import (
+    Clipping,
+    ShardNames,
+    UpdateOrder,
+    UserOptimizer,
+    planned_optimizer,
+    update_order,
 )
 from runtime.library.process import chosen_device, join
-from runtime.library.sources import place, planned_step, seeded_tensors
+from runtime.library.sources import LoadOptions, module_tensors, place, planned_step
 from runtime.library.step import Step
-from runtime.library.weights import Weights, open_weights
+from runtime.library.weights import Weights
 from runtime.operators.checked_plan import check_ranks, checked_schedule
 from runtime.operators.training import LocalTraining
 
-_MASTER_BYTES = 4
-
 
 def load(
-    plan: Plan | Path | str,
+    plan: Plan | LayerPlan | Path | str,
     module: nn.Module | None = None,
     *,
     optimizer: OptimizerFactory | None = None,
@@ -54,10 +58,12 @@ def load(
     batch: Batch | None = None,
     loss_fn: Callable[..., Tensor] | None = None,
     clip_norm: float | None = None,
+    accumulate: int | None = None,
+    loss_scaling: LossScaling | None = None,
     device: torch.device | str | None = None,
     allow_code: bool = False,
 ) -> Step:
-    """Step that trains as an operator plan says, in a process of a job with as many ranks as the plan has.
+    """Step that trains as a plan says, of operators or of layers, in a process of a job with the plan's ranks.
 
     A collective of all ranks. Started by torchrun, in a process group that exists already, or alone for a plan of one
     rank.
@@ -81,6 +87,11 @@ def load(
         As in :func:`planner.strategies.traced_step.trace_step`; with a ``batch`` only.
     clip_norm
         Largest norm of all gradients together; ``inf`` measures it and changes nothing.
+    accumulate
+        Micro-batches of a step, each of the plan's: their gradients are averaged. None: as many as the plan has. A plan
+        of layers has its own.
+    loss_scaling
+        For float16: the loss is scaled, and a step whose gradients overflow is skipped on all ranks.
     device
         ``cpu`` or ``cuda``; None: CUDA where every rank of the machine has a device.
     allow_code
@@ -90,8 +101,8 @@ def load(
     ------
     ModelError
         The plan's model cannot be built, or is code that was not allowed.
-    LoadError, LaunchError, PlanError
-        The plan is of another step or number of ranks, or the device is not there.
+    FamilyError, LoadError, LaunchError, PlanError
+        The plan is of another step or number of ranks, or the device is not there; a layer plan's model has no layers.
     OptimizerRefusedError
         The optimizer is not element-wise, or needs more memory than the plan's limit.
     WeightsError
@@ -100,60 +111,103 @@ def load(
     place_of_rank = chosen_device(device)
     join(place_of_rank)
     plan = _shared(plan)
-    check_ranks(plan, dist.get_world_size())
+    reference = reference_of(plan) if isinstance(plan, Plan) else model_reference(plan)
+    if isinstance(plan, Plan):
+        check_ranks(plan, dist.get_world_size())
     if allow_code:
-        check_code(plan.decision.model.source, allowed=True)
-    step, from_seed = _training_step(plan, module, weights, batch, loss_fn)
-    traced = trace_step(step.module, step.example_args, step.example_kwargs, step.loss_fn)
+        check_code(reference.source, allowed=True)
+    step, from_seed = _training_step(reference, module, weights, batch, loss_fn)
+    if accumulate is None:
+        accumulate = plan.decision.options.grad_accum if isinstance(plan, Plan) else 1
+    if loss_scaling is not None and clip_norm is None:
+        clip_norm = inf  # its norm says whether a gradient overflowed
+    how = LoadOptions(optimizer, weights, from_seed, clip_norm, place_of_rank, accumulate, loss_scaling)
+    return load_layer_step(plan, step, how) if isinstance(plan, LayerPlan) else _operator_step(plan, step, how)
+
+
+def _operator_step(plan: Plan, step: TrainingStep, how: LoadOptions) -> OperatorStep:
+    module, device, clip_norm = step.module, how.device, how.clip_norm
+    traced = trace_step(module, step.example_args, step.example_kwargs, step.loss_fn)
     schedule = checked_schedule(plan, traced, dist.get_world_size())
-    spec = optimizer_named(plan.decision.options.optimizer)
-    factory = optimizer or planned_optimizer(spec.name)
-    peak = _checked_peak(plan, traced, schedule, factory, spec, clip_norm, place_of_rank)
+    options, spec = plan.decision.options, optimizer_named(plan.decision.options.optimizer)
+    factory = how.optimizer or planned_optimizer(spec.name)
+    trained = {
+        value.name: torch.empty(value.spec.shape, dtype=getattr(torch, value.spec.dtype), device="meta")
+        for value in traced.graph.parameters
+        if value.trainable
+    }
+    dimensions = {name: tensor.ndim for name, tensor in trained.items()}
+    check_element_wise(factory, dimensions, device)
+    order = update_order(make_optimizer(factory, list(stand_ins(dimensions, device).items())), clip_norm)
+    measured = measured_optimizer(factory, trained, spec, clip_norm, device)
+    scale = how.loss_scale(trained.values(), spec)
+    if how.accumulate < 1:
+        raise LoadError(f"accumulate {how.accumulate}: a step has at least one micro-batch")
+    if how.accumulate > 1:  # the sums of gradients live for the whole step
+        measured = measured.with_gradients()
+        order = UpdateOrder.AFTER_ALL if order is UpdateOrder.AS_PLANNED else order
+    loss = next(traced.graph.values[o.value] for o in traced.graph.outputs if o.role is OutputRole.LOSS)
+    if scale is not None and loss.spec.dtype == "float16":
+        raise LoadError(
+            "loss_scaling: the model's loss is float16, in which a scaled loss overflows: return it in 32 bits"
+        )
+    peak = predicted_peak(traced.graph, schedule, measured, order)
+    check_excess(peak, plan.peak_bytes, options.limit_bytes, factory, options.optimizer)
     overlapping = any(isinstance(entry, Wait) for entry in schedule.instructions)
-    mesh = init_device_mesh(place_of_rank.type, plan.decision.options.mesh)
+    mesh = init_device_mesh(device.type, options.mesh)
     groups = MeshGroups.of(mesh, overlapping=overlapping)
+    first_names = {alias: tensor.name for tensor in module_tensors(module) for alias in (tensor.name, *tensor.aliases)}
+    saved_names = {key: first_names[key] for key in module.state_dict()}
     with ExitStack() as stack:
-        source = open_weights(weights) if weights is not None else None
-        if from_seed:
-            source = stack.enter_context(seeded_tensors(plan))
-        if source is not None:
-            stack.callback(source.close)
-        state = place(traced, schedule, step.module, source, groups, mesh, place_of_rank)
+        source = stack.enter_context(how.source(plan))
+        state = place(traced, schedule, module, source, groups, mesh, device)
 
     def made(shards: Mapping[str, Tensor]) -> UserOptimizer:
         placements = {
             traced.graph.values[value].name: schedule.buffers[buffer].placement
             for value, buffer in zip(traced.graph.inputs, schedule.inputs, strict=True)
         }
-        clipping = None if clip_norm is None else Clipping(clip_norm, placements, groups.shape)
-        return UserOptimizer(factory, shards, spec, clipping)
+        clipping = None if clip_norm is None else Clipping(clip_norm, _copies(placements, groups.shape), device)
+        updated = {name: ndim for name, ndim in dimensions.items() if name in shards}
+        model = ShardNames({name: name for name in shards}, updated)
+        return UserOptimizer(factory, shards, spec, clipping, model, scale)
 
-    training = LocalTraining(traced, schedule, groups, state, made, plan.decision.model.seed, place_of_rank)
-    names = StepArguments.of(step.module, step.example_args, step.example_kwargs).names
-    return Step(plan, step.module, traced, schedule, training, groups, mesh, place_of_rank, names, peak)
+    training = LocalTraining(traced, schedule, groups, state, made, plan.decision.model.seed, device)
+    names = StepArguments.of(module, step.example_args, step.example_kwargs).names
+    shares = BatchShares.of_schedule(traced.graph, schedule, names, groups.coordinate, how.accumulate)
+    return OperatorStep(plan, module, traced, schedule, training, groups, device, shares, saved_names, peak)
 
 
-def _shared(plan: Plan | Path | str) -> Plan:
+def _copies(placements: Mapping[str, Placement], mesh: tuple[int, ...]) -> dict[str, int]:
+    """Ranks that hold the same block of each tensor."""
+    return {
+        name: prod(size for entry, size in zip(placement, mesh, strict=True) if entry == REPLICATE)
+        for name, placement in placements.items()
+    }
+
+
+def _shared(plan: Plan | LayerPlan | Path | str) -> Plan | LayerPlan:
     """The plan of rank 0 on every rank."""
-    if isinstance(plan, LayerPlan) or (isinstance(plan, (Path, str)) and is_layer_plan(Path(plan))):
-        named = "this" if isinstance(plan, LayerPlan) else str(plan)
-        raise LoadError(f"plan {named} is one of layers: runtime.load takes plans of operators, `meshwright run` both")
-    if not isinstance(plan, (Plan, Path, str)):
+    if not isinstance(plan, (Plan, LayerPlan, Path, str)):
         raise LoadError(f"plan is a {type(plan).__name__}: give a plan of planner.api or the path of its file")
     text = failure = ""
     if dist.get_rank() == 0:
         try:
-            text = canonical_json(plan if isinstance(plan, Plan) else load_plan(Path(plan)))
+            if isinstance(plan, (Path, str)):
+                path = Path(plan)
+                plan = load_layer_plan(path) if is_layer_plan(path) else load_plan(path)
+            text = ("layers" if isinstance(plan, LayerPlan) else "operators") + canonical_json(plan)
         except PlanError as error:
             failure = str(error)
     failure = broadcast_text(failure)
     if failure:
         raise PlanError(failure)
-    return Plan.model_validate_json(broadcast_text(text))
+    kind, brace, rest = broadcast_text(text).partition("{")
+    return (LayerPlan if kind == "layers" else Plan).model_validate_json(brace + rest)
 
 
 def _training_step(
-    plan: Plan,
+    reference: ModelReference,
     module: nn.Module | None,
     weights: Weights | None,
     batch: Batch | None,
@@ -163,13 +217,13 @@ def _training_step(
     if module is None:
         if batch is not None or loss_fn is not None:
             raise LoadError("batch and loss_fn belong to a module of your own: give the module as well")
-        return planned_step(plan), weights is None
+        return planned_step(reference), weights is None
     if not isinstance(module, nn.Module):
         raise LoadError(f"module is a {type(module).__name__}: give an nn.Module or None")
     if batch is None:
         if loss_fn is not None:
             raise LoadError("loss_fn without a batch: give an example of a global batch as well")
-        named = planned_step(plan)
+        named = planned_step(reference)
         return TrainingStep(module, named.example_args, named.example_kwargs, named.loss_fn), False
     args: tuple[Any, ...] = ()
     kwargs: dict[str, Any] = {}
@@ -178,50 +232,3 @@ def _training_step(
     else:
         args = (batch,) if isinstance(batch, Tensor) else tuple(batch)
     return TrainingStep(module, args, kwargs, loss_fn), False
-
-
-def _checked_peak(
-    plan: Plan,
-    traced: TracedStep,
-    schedule: Schedule,
-    factory: OptimizerFactory,
-    spec: OptimizerSpec,
-    clip_norm: float | None,
-    device: torch.device,
-) -> int:
-    """Predicted peak with the user's optimizer, before anything is allocated.
-
-    Raises
-    ------
-    OptimizerRefusedError
-        The optimizer is not element-wise, or its peak is above the plan's limit.
-    """
-    trained = [value for value in traced.graph.parameters if value.trainable]
-    dimensions = {value.name: len(value.spec.shape) for value in trained}
-    check_element_wise(factory, dimensions, device)
-    per_element = {}
-    for value in trained:
-        dtype = value.spec.dtype
-        if dtype not in per_element:
-            kept = spec.keeps_master(dtype)
-            own = torch.float32 if kept else getattr(torch, dtype)
-            found = element_bytes(factory, dimensions, value.name, own, device)
-            # The master copy is state; the gradient is copied to its dtype.
-            extra = _MASTER_BYTES if kept else 0
-            workspace = found.workspace + extra
-            if clip_norm is not None:
-                workspace = max(workspace, value.spec.item_bytes)
-            per_element[dtype] = ElementBytes(found.state + extra, workspace)
-    order = update_order(make_optimizer(factory, list(stand_ins(dimensions, device).items())), clip_norm)
-    peak = predicted_peak(traced.graph, schedule, MeasuredOptimizer(spec, per_element), order)
-    named = getattr(getattr(factory, "func", factory), "__name__", "this optimizer")
-    message = excess_message(plan, peak, f"{named} ({order.value})")
-    limit = plan.decision.options.limit_bytes
-    if message and limit is not None and peak > limit:
-        raise OptimizerRefusedError(
-            f"{message} and {peak - limit} more than its limit of {limit} allows: plan with the memory, or for an "
-            "optimizer with as much state"
-        )
-    if message and dist.get_rank() == 0:
-        warnings.warn(message, MemoryWarning, stacklevel=3)
-    return peak

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -12,19 +14,23 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
-from planner.graph.operator_graph import Value, ValueRole
-from planner.graph.placement import Placement
-from planner.models.references import TrainingStep, check_code, load_step, reference_of
+from planner.graph.operator_graph import ValueRole
+from planner.graph.optimizers import OptimizerSpec
+from planner.layers.plan.document import LayerPlan, save_layer_plan
+from planner.models.references import ModelReference, TrainingStep, check_code, load_step
 from planner.plan.document import Plan, save_plan
 from planner.schedule.instructions import Schedule
 from planner.strategies.traced_step import TracedStep
 from planner.torch_adapter.local.collectives import MeshGroups
+from planner.torch_adapter.tracing.step_module import named_state
 from runtime.job.rank_job import RunOptions, is_first_here, make_initial_state, scratch_folder
 from runtime.library.dtensors import as_dtensor, put_into
-from runtime.library.errors import WeightsError
-from runtime.library.weights import MappedTensors, ModuleTensors, TensorSource, find_names
+from runtime.library.errors import LoadError, WeightsError
+from runtime.library.optimizers.probe import OptimizerFactory
+from runtime.library.optimizers.scaling import LossScale, LossScaling
+from runtime.library.weights import MappedTensors, ModuleTensors, TensorSource, Weights, find_names, open_weights
 from runtime.measure.initial_state import copied, read_initial_state
-from runtime.measure.local_shards import block_slices
+from runtime.measure.local_shards import BlockReader, Slices, block_slices
 
 PLAN_FILE = "plan.json"
 
@@ -48,29 +54,147 @@ def parameters_on_meta() -> Iterator[None]:
         hook.remove()
 
 
-def planned_step(plan: Plan) -> TrainingStep:
-    """The training step that a plan names, its parameters on ``meta``.
+def planned_step(reference: ModelReference) -> TrainingStep:
+    """The training step of a plan's reference, its parameters on ``meta``.
 
     Raises
     ------
     ModelError
         It is code that nobody allowed (:func:`planner.models.references.check_code`).
     """
-    check_code(plan.decision.model.source)
+    check_code(reference.source)
     with parameters_on_meta():
-        return load_step(reference_of(plan), "cpu")
+        return load_step(reference, "cpu")
 
 
 @contextmanager
-def seeded_tensors(plan: Plan) -> Iterator[TensorSource]:
+def seeded_tensors(plan: Plan | LayerPlan) -> Iterator[TensorSource]:
     """Initial tensors of the plan's seed, which one process of each machine makes; a collective of all ranks."""
     options = RunOptions(Path(), 1, False, None, "cpu", None, Path(tempfile.gettempdir()))
     with scratch_folder(options) as own:
         copy = own.scratch / PLAN_FILE
+        if isinstance(plan, Plan):
+            write, module = partial(save_plan, plan), "runtime.measure.reference"
+        else:
+            write, module = partial(save_layer_plan, plan), "runtime.layers.reference"
         if is_first_here():
-            save_plan(plan, copy)
-        make_initial_state("runtime.measure.reference", copy, own)
+            write(copy)
+        make_initial_state(module, copy, own)
         yield MappedTensors(read_initial_state(own.scratch).tensors)
+
+
+@dataclass(frozen=True, slots=True)
+class LoadOptions:
+    """What the user of :func:`runtime.load` chose; ``from_seed``: the initial tensors are those of the plan's seed.
+
+    With ``loss_scaling`` there is a ``clip_norm``, which may be infinite.
+    """
+
+    optimizer: OptimizerFactory | None
+    weights: Weights | None
+    from_seed: bool
+    clip_norm: float | None
+    device: torch.device
+    accumulate: int = 1
+    loss_scaling: LossScaling | None = None
+
+    def loss_scale(self, parameters: Iterable[Tensor], spec: OptimizerSpec) -> LossScale | None:
+        """Scale of the loss of an optimizer over some parameters; None: it is not scaled.
+
+        Raises
+        ------
+        LoadError
+            Parameters of 16 bits would be trained with gradients of 16 bits.
+        """
+        if self.loss_scaling is None:
+            return None
+        dtypes = {str(parameter.dtype).removeprefix("torch.") for parameter in parameters}
+        for dtype in dtypes:
+            if dtype == "float16" and not spec.keeps_master(dtype):
+                raise LoadError(
+                    f"loss_scaling: the plan's optimizer {spec.name} trains {dtype} parameters with gradients of 16 "
+                    "bits; plan with --optimizer adamw_mixed, which keeps copies of 32 bits"
+                )
+        return LossScale(self.loss_scaling)
+
+    @contextmanager
+    def source(self, plan: Plan | LayerPlan) -> Iterator[TensorSource | None]:
+        """Where the initial tensors come from; None: the module itself. A collective of all ranks."""
+        if self.from_seed:
+            with seeded_tensors(plan) as made:
+                yield made
+            return
+        source = None if self.weights is None else open_weights(self.weights)
+        try:
+            yield source
+        finally:
+            if source is not None:
+                source.close()
+
+
+@dataclass(frozen=True, slots=True)
+class ModelTensor:
+    """A parameter or buffer of a model, by its first name and the other names of the same tensor."""
+
+    name: str
+    aliases: tuple[str, ...]
+    shape: tuple[int, ...]
+    is_buffer: bool
+
+
+def module_tensors(module: nn.Module) -> list[ModelTensor]:
+    """Parameters, then buffers of a module."""
+    groups = (module.named_parameters(remove_duplicate=False), module.named_buffers(remove_duplicate=False))
+    return [
+        ModelTensor(named.name, named.aliases, tuple(named.tensor.shape), is_buffer)
+        for is_buffer, group in zip((False, True), groups, strict=True)
+        for named in named_state(group)
+    ]
+
+
+def initial_reader(tensors: Iterable[ModelTensor], own: ModuleTensors, source: TensorSource | None) -> BlockReader:
+    """Reader of a model's initial tensors, each of which is read once.
+
+    Parameters
+    ----------
+    tensors
+        The model's.
+    own
+        The module itself: its buffers are taken where the source lacks them.
+    source
+        Where the tensors come from; None: the module itself.
+
+    Raises
+    ------
+    WeightsError
+        The source lacks a tensor, or has it in another shape.
+    """
+    described = {entry.name: entry for entry in tensors}
+    chosen: dict[str, tuple[TensorSource, str]] = {}
+    if source is not None:
+        buffers = [name for name, entry in described.items() if entry.is_buffer]
+        aliases = {name: entry.aliases for name, entry in described.items()}
+        chosen = {name: (source, found) for name, found in find_names(source, aliases, buffers).items()}
+    for name, entry in described.items():
+        if name not in chosen:
+            if own.is_on_meta(name):
+                raise WeightsError(
+                    f"{'buffer' if entry.is_buffer else 'parameter'} {name} has no data, the module is on meta: give "
+                    "weights that hold it, or build the module on the CPU, under runtime.parameters_on_meta() to save "
+                    "memory"
+                )
+            chosen[name] = own, name
+        origin, found = chosen[name]
+        if origin.shape(found) != entry.shape:
+            raise WeightsError(f"{found} of the weights has shape {origin.shape(found)}, the model {entry.shape}")
+
+    def read(name: str, wanted: Sequence[Slices]) -> Sequence[Tensor]:
+        origin, found = chosen[name]
+        blocks = origin.blocks(found, wanted)
+        own.forget(name)
+        return blocks
+
+    return read
 
 
 def place(
@@ -110,44 +234,22 @@ def place(
         for value, buffer in zip(traced.graph.inputs, schedule.inputs, strict=True)
         if traced.graph.values[value].role in (ValueRole.PARAMETER, ValueRole.BUFFER)
     }
-    own = ModuleTensors(module, device)
-    named = {name: entry for name, entry in values.items() if name not in traced.constants}
-    chosen = _chosen(named, own, source)
+    tensors = [
+        ModelTensor(name, value.aliases, value.spec.shape, value.role is ValueRole.BUFFER)
+        for name, (value, _) in values.items()
+        if name not in traced.constants
+    ]
+    read = initial_reader(tensors, ModuleTensors(module, device), source)
     local: dict[str, Tensor] = {}
     for name, (value, placement) in values.items():
         slices = block_slices(value.spec.shape, placement, groups.shape, groups.coordinate)
         if name in traced.constants:
             local[name] = copied(traced.constants[name][slices], device)
             continue
-        origin, found = chosen[name]
-        block = origin.block(found, slices)
+        (block,) = read(name, [slices])
         wanted = getattr(torch, value.spec.dtype)
         local[name] = torch.empty(block.shape, dtype=wanted, device=device).copy_(block)
         del block
-        own.forget(name)
         tensor = as_dtensor(local[name], placement, value.spec.shape, mesh)
         put_into(module, {name: tensor}, {name: value.aliases})
     return local
-
-
-def _chosen(
-    named: Mapping[str, tuple[Value, Placement]], own: ModuleTensors, source: TensorSource | None
-) -> dict[str, tuple[TensorSource, str]]:
-    """Source of each tensor and its name there, all of the right shape."""
-    chosen: dict[str, tuple[TensorSource, str]] = {}
-    if source is not None:
-        buffers = [name for name, (value, _) in named.items() if value.role is ValueRole.BUFFER]
-        aliases = {name: value.aliases for name, (value, _) in named.items()}
-        chosen = {name: (source, found) for name, found in find_names(source, aliases, buffers).items()}
-    for name, (value, _) in named.items():
-        if name not in chosen:
-            if own.is_on_meta(name):
-                raise WeightsError(
-                    f"{value.role} {name} has no data, the module is on meta: give weights that hold it, or build the "
-                    "module on the CPU, under runtime.parameters_on_meta() to save memory"
-                )
-            chosen[name] = own, name
-        origin, found = chosen[name]
-        if origin.shape(found) != value.spec.shape:
-            raise WeightsError(f"{found} of the weights has shape {origin.shape(found)}, the model {value.spec.shape}")
-    return chosen

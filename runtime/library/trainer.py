@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch.distributed as dist
+from torch.profiler import profile as recording
 
 from formulations.problem.files import write_text_atomically
 from runtime.library.batch import Batch
@@ -19,6 +20,7 @@ from runtime.library.checkpoint import latest_checkpoint
 from runtime.library.data import ShareSampler
 from runtime.library.errors import BatchError
 from runtime.library.step import Step
+from runtime.library.writing import lock_folder
 
 
 class Scheduler(Protocol):
@@ -65,6 +67,12 @@ class Trainer:
         Whether rank 0 shows a bar, where stderr is a terminal and rich is installed.
     resume
         Whether to go on from the latest checkpoint.
+    beside
+        Whether checkpoints are copied to host memory and written beside the next steps.
+    profile
+        Numbers of steps that ``torch.profiler`` records.
+    traces
+        Folder of their traces, one file for each step and rank; needed with ``profile``.
     """
 
     def __init__(
@@ -82,7 +90,12 @@ class Trainer:
         evaluate_every: int = 0,
         progress: bool = True,
         resume: bool = True,
+        beside: bool = False,
+        profile: Collection[int] = (),
+        traces: Path | str | None = None,
     ) -> None:
+        if profile and traces is None:
+            raise ValueError(f"profile {sorted(profile)}: give traces, the folder of the recorded steps")
         self.step, self._data, self._steps = step, data, steps
         self._scheduler, self._progress = scheduler, progress
         self._checkpoints = None if checkpoints is None else Path(checkpoints)
@@ -90,7 +103,8 @@ class Trainer:
         self._metrics = Path(metrics) if metrics is not None and dist.get_rank() == 0 else None
         self._evaluation, self._evaluate_every = evaluation, evaluate_every
         self._epoch = self._batch = 0
-        self._resume = resume
+        self._resume, self._beside = resume, beside
+        self._profiled, self._traces = frozenset(profile), None if traces is None else Path(traces)
 
     def fit(self) -> float:
         """Train; the loss of the last step. A collective of all ranks.
@@ -102,6 +116,8 @@ class Trainer:
         CheckpointError
             A checkpoint cannot be written or read.
         """
+        if self._checkpoints is not None:
+            lock_folder(self._checkpoints)
         self._go_on()
         loss = float("nan")
         with self._bar() as advance:
@@ -119,6 +135,7 @@ class Trainer:
                         f"the data has no batch after step {before}: give an iterable that can be "
                         "passed over again, not an iterator"
                     )
+        self.step.wait_for_save()
         return loss
 
     def _go_on(self) -> None:
@@ -149,7 +166,8 @@ class Trainer:
     def _one(self, batch: Batch) -> float:
         started = time.perf_counter()
         rates = [float(group["lr"]) for group in self.step.optimizer.param_groups]
-        loss = self.step(batch).item()
+        with self._profiling(self.step.steps + 1):
+            loss = self.step(batch).item()
         if self._scheduler is not None:
             self._scheduler.step()
         self._batch += 1
@@ -165,8 +183,19 @@ class Trainer:
         due = number == self._steps or (self._every and number % self._every == 0)
         if self._checkpoints is not None and due:
             position = {"epoch": self._epoch, "batch": self._batch}
-            self.step.save(self._checkpoints, self._scheduler, position, self._keep)
+            self.step.save(self._checkpoints, self._scheduler, position, self._keep, wait=not self._beside)
         return loss
+
+    @contextmanager
+    def _profiling(self, number: int) -> Iterator[None]:
+        """Record a step, if it is one of the chosen."""
+        if number not in self._profiled or self._traces is None:
+            yield
+            return
+        with recording(record_shapes=True, profile_memory=True) as recorded:
+            yield
+        self._traces.mkdir(parents=True, exist_ok=True)
+        recorded.export_chrome_trace(str(self._traces / f"step-{number:08d}-rank-{dist.get_rank()}.json"))
 
     def _write(self, line: dict[str, Any]) -> None:
         if self._metrics is not None:

@@ -6,7 +6,7 @@ A rank reads its own blocks; of a file nothing else is read, and of the model no
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Protocol
@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from runtime.library.errors import WeightsError
 from runtime.measure.initial_state import map_tensors
+from runtime.measure.local_shards import Slices
 
 Weights = Mapping[str, Tensor] | Path | str
 """A state dict, a file of one, or a folder as ``from_pretrained`` reads it."""
@@ -34,8 +35,8 @@ class TensorSource(Protocol):
     def shape(self, name: str) -> tuple[int, ...]:
         """Shape of a full tensor."""
 
-    def block(self, name: str, slices: tuple[slice, ...]) -> Tensor:
-        """A block of a tensor; may share memory with the source."""
+    def blocks(self, name: str, wanted: Sequence[Slices]) -> Sequence[Tensor]:
+        """Blocks of a tensor; may share memory with the source."""
 
     def close(self) -> None:
         """Let files go."""
@@ -55,9 +56,9 @@ class MappedTensors:
         """Shape of a full tensor."""
         return tuple(self._tensors[name].shape)
 
-    def block(self, name: str, slices: tuple[slice, ...]) -> Tensor:
-        """View of a block."""
-        return self._tensors[name].detach()[slices]
+    def blocks(self, name: str, wanted: Sequence[Slices]) -> Sequence[Tensor]:
+        """Views of blocks."""
+        return [self._tensors[name].detach()[slices] for slices in wanted]
 
     def close(self) -> None:
         """Forget the mapping."""
@@ -65,7 +66,7 @@ class MappedTensors:
 
 
 class ModuleTensors:
-    """Tensors of a module, as rank 0 has them; :meth:`block` is a collective of all ranks."""
+    """Tensors of a module, as rank 0 has them; :meth:`blocks` is a collective of all ranks."""
 
     def __init__(self, module: nn.Module, device: torch.device) -> None:
         self._module, self._device = module, device
@@ -79,11 +80,11 @@ class ModuleTensors:
         """Shape of a full tensor."""
         return tuple(self._tensors[name].shape)
 
-    def block(self, name: str, slices: tuple[slice, ...]) -> Tensor:
-        """Copy of a block of rank 0's tensor."""
+    def blocks(self, name: str, wanted: Sequence[Slices]) -> Sequence[Tensor]:
+        """Views of blocks of rank 0's tensor, which is copied."""
         full = self._tensors[name].to(self._device, memory_format=torch.contiguous_format, copy=True)
         dist.broadcast(full, 0)
-        return full[slices]
+        return [full[slices] for slices in wanted]
 
     def is_on_meta(self, name: str) -> bool:
         """Whether a tensor has no data."""
@@ -134,10 +135,10 @@ class SafetensorsFiles:
         self._files = {}
         self._stack.close()
 
-    def block(self, name: str, slices: tuple[slice, ...]) -> Tensor:
-        """A block; its bytes alone are read."""
-        found: Tensor = self._files[name].get_slice(name)[slices] if slices else self._files[name].get_tensor(name)
-        return found
+    def blocks(self, name: str, wanted: Sequence[Slices]) -> Sequence[Tensor]:
+        """Blocks, whose bytes alone are read."""
+        file = self._files[name]
+        return [file.get_slice(name)[slices] if slices else file.get_tensor(name) for slices in wanted]
 
 
 def open_weights(weights: Weights) -> TensorSource:

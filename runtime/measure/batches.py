@@ -50,16 +50,29 @@ class Batches:
         Example tensors of the step's arguments and their names.
     text
         Where the tokens come from; None: every step gets the example tensors.
+    micro_batches
+        Of a step, each like the examples.
     """
 
-    def __init__(self, names: tuple[str, ...], examples: tuple[Tensor, ...], text: TextTokens | None = None) -> None:
-        self.names = names
+    def __init__(
+        self,
+        names: tuple[str, ...],
+        examples: tuple[Tensor, ...],
+        text: TextTokens | None = None,
+        micro_batches: int = 1,
+    ) -> None:
+        self.names, self.micro_batches = names, micro_batches
         self._examples = examples
         self._text = text
 
     @classmethod
     def of(
-        cls, module: nn.Module, arguments: StepArguments, examples: tuple[Tensor, ...], data: Path | None
+        cls,
+        module: nn.Module,
+        arguments: StepArguments,
+        examples: tuple[Tensor, ...],
+        data: Path | None,
+        micro_batches: int = 1,
     ) -> Batches:
         """Batches for a module, from a text file where ``data`` names one.
 
@@ -69,10 +82,17 @@ class Batches:
             If the file cannot be read or is too short, or the model takes no token ids.
         """
         text = None if data is None else _read_text(module, arguments.names, examples, data)
-        return cls(arguments.names, examples, text)
+        return cls(arguments.names, examples, text, micro_batches)
+
+    def of_step(self, step: int) -> dict[str, Tensor]:
+        """Global tensors of step ``step`` (from 0) by name; those of several micro-batches are stacked."""
+        first = step * self.micro_batches
+        parts = [self.tensors(first + at) for at in range(self.micro_batches)]
+        found = parts[0] if len(parts) == 1 else [torch.stack(tensors) for tensors in zip(*parts, strict=True)]
+        return dict(zip(self.names, found, strict=True))
 
     def tensors(self, step: int) -> list[Tensor]:
-        """Global tensors of step ``step`` (from 0), in the order of the names."""
+        """Global tensors of micro-batch ``step`` (from 0) among those of all steps, in the order of the names."""
         batch = list(self._examples)
         if self._text is None:
             return batch

@@ -2,12 +2,64 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 from planner.graph.placement import Placement, block_index, is_partial, local_shape
 from planner.torch_adapter.local.collectives import MeshGroups, reshard_step
+
+Slices = tuple[slice, ...]
+BlockReader = Callable[[str, Sequence[Slices]], Sequence[Tensor]]
+"""Blocks of a tensor of the model by its name; all ranks call it for the same names in the same order."""
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Place of a rank's local tensor in one of the model's.
+
+    Parameters
+    ----------
+    name, shape
+        First name and shape of the model's tensor.
+    offsets, sizes
+        First index and length on each of its dimensions.
+    transposed
+        Whether the local tensor has rows and columns swapped.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    offsets: tuple[int, ...]
+    sizes: tuple[int, ...]
+    transposed: bool = False
+
+    @property
+    def slices(self) -> Slices:
+        """The block as one slice per dimension."""
+        return tuple(slice(first, first + size) for first, size in zip(self.offsets, self.sizes, strict=True))
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether the block has no entries."""
+        return 0 in self.sizes
+
+    def of(self, local: Tensor) -> Tensor:
+        """View of a local tensor that lies as in the model."""
+        return local.t() if self.transposed and local.ndim > 1 else local
+
+
+def local_tensor(tensor: Tensor) -> Tensor:
+    """Part of a tensor that is on this device, without gradient."""
+    detached = tensor.detach()
+    return detached.to_local() if isinstance(detached, DTensor) else detached
+
+
+def reader_of(tensors: Mapping[str, Tensor]) -> BlockReader:
+    """Reader of tensors that this process has."""
+    return lambda name, wanted: [tensors[name][slices] for slices in wanted]
 
 
 def block_slices(

@@ -55,6 +55,12 @@ class ShardOptimizer(Protocol):
     def begin_step(self) -> None:
         """Count a step; called before the step's first :meth:`update`."""
 
+    def state_of(self, name: str) -> dict[str, Tensor]:
+        """Tensors of a parameter's state that are as large as its shard."""
+
+    def put_state(self, name: str, tensors: Mapping[str, Tensor]) -> None:
+        """Use other tensors in their place."""
+
     def update(self, name: str, gradient: Tensor) -> None:
         """Update the shard of parameter ``name`` in place with its local gradient, now or in :meth:`end_step`."""
 
@@ -105,6 +111,14 @@ class LocalOptimizer:
     def state_tensors(self) -> list[Tensor]:
         """Every tensor of the state."""
         return [tensor for kept in self.state.values() for tensor in kept.values()]
+
+    def state_of(self, name: str) -> dict[str, Tensor]:
+        """Tensors of a parameter's state."""
+        return self.state[name]
+
+    def put_state(self, name: str, tensors: Mapping[str, Tensor]) -> None:
+        """Use other tensors in their place."""
+        self.state[name] = dict(tensors)
 
     def begin_step(self) -> None:
         """Count a step; call it before the step's first :meth:`update`."""

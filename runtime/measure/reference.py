@@ -48,7 +48,9 @@ class ReferenceRun:
     gradient_scale: float
 
 
-def prepare(reference: ModelReference, optimizer: str, steps: int, data: Path | None, folder: Path) -> None:
+def prepare(
+    reference: ModelReference, optimizer: str, steps: int, data: Path | None, folder: Path, micro_batches: int = 1
+) -> None:
     """Write the initial state into ``folder`` and train ``steps`` steps for comparison.
 
     Parameters
@@ -63,12 +65,14 @@ def prepare(reference: ModelReference, optimizer: str, steps: int, data: Path | 
         Text to train on; None: the example batch.
     folder
         Where the files go.
+    micro_batches
+        Of a step, each of the reference's batch.
     """
     step = load_step(reference, "cpu")
     arguments = StepArguments.of(step.module, step.example_args, step.example_kwargs)
     write_initial_state(folder, step.module, dict(zip(arguments.names, arguments.tensors, strict=True)))
     if steps > 0:
-        batches = Batches.of(step.module, arguments, arguments.tensors, data)
+        batches = Batches.of(step.module, arguments, arguments.tensors, data, micro_batches)
         _train(step, arguments, batches, optimizer, steps, folder)
 
 
@@ -79,10 +83,13 @@ def _train(
     updater = whole_model_optimizer(optimizer, module)
     losses, scale = [], 0.0
     for number in range(steps):
-        args, kwargs = arguments.rebuild(batches.tensors(number))
-        loss = step_loss(module, args, kwargs, step.loss_fn)
-        loss.backward()  # type: ignore[no-untyped-call]
-        losses.append(loss.item())
+        parts = []
+        for at in range(batches.micro_batches):
+            args, kwargs = arguments.rebuild(batches.tensors(number * batches.micro_batches + at))
+            loss = step_loss(module, args, kwargs, step.loss_fn) / batches.micro_batches
+            loss.backward()  # type: ignore[no-untyped-call]
+            parts.append(loss.item())
+        losses.append(sum(parts))
         if number == 0:
             found = {name: p.grad.contiguous() for name, p in module.named_parameters() if p.grad is not None}
             scale = max((float(gradient.abs().max()) for gradient in found.values() if gradient.numel()), default=0.0)
@@ -105,13 +112,13 @@ def read_reference(folder: Path) -> ReferenceRun:
     )
 
 
-def prepare_from_command_line(step_of: Callable[[Path], tuple[ModelReference, str]]) -> None:
+def prepare_from_command_line(step_of: Callable[[Path], tuple[ModelReference, str, int]]) -> None:
     """Prepare a run of a plan, with the options of the command line.
 
     Parameters
     ----------
     step_of
-        Returns the model reference and the optimizer of a plan file.
+        Returns the model reference, the optimizer and the micro-batches of a plan file.
     """
     parser = argparse.ArgumentParser(description="Write the initial state of a plan's run, and train in one process.")
     parser.add_argument("plan", type=Path)
@@ -119,12 +126,13 @@ def prepare_from_command_line(step_of: Callable[[Path], tuple[ModelReference, st
     parser.add_argument("--steps", type=int, default=0)
     parser.add_argument("--data", type=Path)
     options = parser.parse_args()
-    prepare(*step_of(options.plan), options.steps, options.data, options.folder)
+    reference, optimizer, micro_batches = step_of(options.plan)
+    prepare(reference, optimizer, options.steps, options.data, options.folder, micro_batches)
 
 
-def _step_of(path: Path) -> tuple[ModelReference, str]:
+def _step_of(path: Path) -> tuple[ModelReference, str, int]:
     plan = load_plan(path)
-    return reference_of(plan), plan.decision.options.optimizer
+    return reference_of(plan), plan.decision.options.optimizer, plan.decision.options.grad_accum
 
 
 if __name__ == "__main__":

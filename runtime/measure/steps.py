@@ -101,7 +101,7 @@ def train_and_measure(
     seconds: list[float] = []
     meter = MemoryMeter(device, training.resident_tensors(), storages)
     for number in range(steps):
-        batch = dict(zip(batches.names, batches.tensors(number), strict=True))
+        batch = batches.of_step(number)
         if number == 0:
             losses.append(training.step(batch, meter, on_gradients))
             continue

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
@@ -17,7 +17,7 @@ from planner.torch_adapter.local.collectives import MeshGroups
 from runtime.measure.initial_state import copied
 from runtime.measure.local_shards import local_block
 from runtime.measure.memory_meter import MemoryMeter
-from runtime.measure.optimizer import LocalOptimizer, ShardOptimizer
+from runtime.measure.optimizer import MASTER, LocalOptimizer, ShardOptimizer
 from runtime.operators.executor import lower
 from runtime.operators.instruction_clock import InstructionClock
 
@@ -58,6 +58,8 @@ class LocalTraining:
         Where the local tensors are.
     clock
         Times every instruction of every step.
+    micro_batches
+        Of a batch of :meth:`step`.
 
     Attributes
     ----------
@@ -77,8 +79,10 @@ class LocalTraining:
         seed: int,
         device: torch.device,
         clock: InstructionClock | None = None,
+        micro_batches: int = 1,
     ) -> None:
         graph = traced.graph
+        self._micro_batches = micro_batches
         self._seed = seed
         self._step_seed = torch.zeros((), dtype=torch.int64, device=device)
         self._groups = groups
@@ -112,8 +116,11 @@ class LocalTraining:
         meter: MemoryMeter | None = None,
         on_gradients: Callable[[Mapping[str, Tensor]], None] | None = None,
     ) -> float:
-        """As :meth:`runtime.measure.steps.Training.step`."""
-        return self.run(self.blocks(batch), meter, on_gradients).item()
+        """As :meth:`runtime.measure.steps.Training.step`; tensors of several micro-batches are stacked."""
+        if self._micro_batches == 1:
+            return self.run(self.blocks(batch), meter, on_gradients).item()
+        parts = [self.blocks({name: tensor[at] for name, tensor in batch.items()}) for at in range(self._micro_batches)]
+        return self.run_micro_batches(parts, on_gradients, meter=meter).item()
 
     def blocks(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Views of this rank's blocks of a batch's global tensors, by name."""
@@ -128,11 +135,15 @@ class LocalTraining:
         blocks: Mapping[str, Tensor],
         meter: MemoryMeter | None = None,
         on_gradients: Callable[[Mapping[str, Tensor]], None] | None = None,
+        scale: float = 1.0,
     ) -> Tensor:
-        """As :meth:`step`, from this rank's blocks of the batch; the loss is a tensor, which is not waited for."""
+        """As :meth:`step`, from this rank's blocks of the batch; the loss is a tensor, which is not waited for.
+
+        Gradients are multiplied by ``scale``, which the optimizer then divides by.
+        """
         number = self.optimizer.step_count
         self._step_seed.fill_((self._seed * _SEED_STRIDE + number) % 2**62)
-        inputs = self._local_inputs(blocks)
+        inputs = self._local_inputs(blocks, scale)
         if self._clock is not None:
             self._clock.begin()
         with _watching(meter, inputs):
@@ -156,11 +167,60 @@ class LocalTraining:
             self._clock.end()
         return result.loss
 
-    def _local_inputs(self, blocks: Mapping[str, Tensor]) -> list[Tensor]:
+    def run_micro_batches(
+        self,
+        micro_batches: Sequence[Mapping[str, Tensor]],
+        on_gradients: Callable[[Mapping[str, Tensor]], None] | None = None,
+        scale: float = 1.0,
+        meter: MemoryMeter | None = None,
+    ) -> Tensor:
+        """As :meth:`run`, with the mean of the micro-batches' losses and gradients.
+
+        The sums of gradients live until the updates, which are where the schedule has them, in the last micro-batch.
+        """
+        number, count = self.optimizer.step_count, len(micro_batches)
+        losses, sums = [], dict[str, Tensor]()
+
+        def add(name: str, gradient: Tensor) -> None:
+            if name in sums:
+                sums[name].add_(gradient)
+            else:
+                wide = MASTER in self.optimizer.state_of(name)
+                sums[name] = gradient.to(torch.float32 if wide else gradient.dtype, copy=True)
+
+        def update(name: str, gradient: Tensor) -> None:
+            add(name, gradient)
+            self.optimizer.update(name, sums.pop(name))
+
+        for at, blocks in enumerate(micro_batches):
+            self._step_seed.fill_((self._seed * _SEED_STRIDE + number * count + at) % 2**62)
+            inputs = self._local_inputs(blocks, scale / count)
+            with _watching(meter, inputs):
+                result = self._lowered.begin(inputs)
+            inputs.clear()
+            ends = at == count - 1 and on_gradients is None
+            with _watching(meter, ()):
+                if ends:
+                    self.optimizer.begin_step()
+                self._lowered.end.run(result.carried, update if ends else add)
+                for name, updated in result.buffer_updates.items():
+                    self.state[name].copy_(updated)
+            losses.append(result.loss)
+        if on_gradients is not None:
+            on_gradients(sums)
+            with _watching(meter, ()):
+                self.optimizer.begin_step()
+                for name in list(sums):
+                    self.optimizer.update(name, sums.pop(name))
+        with _watching(meter, ()):
+            self.optimizer.end_step()
+        return torch.stack(losses).mean()
+
+    def _local_inputs(self, blocks: Mapping[str, Tensor], scale: float) -> list[Tensor]:
         tensors = []
         for entry in self._inputs:
             if entry.role is ValueRole.TANGENT:
-                tensors.append(torch.ones(entry.shape, dtype=entry.dtype, device=self._device))
+                tensors.append(torch.full(entry.shape, scale, dtype=entry.dtype, device=self._device))
             elif entry.role is ValueRole.INPUT:
                 tensors.append(copied(blocks[entry.name], self._device))
             else:

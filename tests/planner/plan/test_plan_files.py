@@ -47,7 +47,7 @@ def test_files_that_are_no_plans(tmp_path, content, message):
         (("decision", "schedule", "instructions", 2, "operator"), "1", r"instructions\[2\]\.compute\.operator: Input"),
         (("decision", "schedule", "instructions", 0, "op"), "sing", r"schedule\.instructions\[0\]: Input tag 'sing'"),
         (("decision", "schedule", "placements", 0, 0), "Q", r"schedule\.placements\[0\]\[0\]: String should match"),
-        (("decision", "options", "grad_accum"), 2, r"decision\.options\.grad_accum: Input should be 1"),
+        (("decision", "options", "grad_accum"), 0, r"decision\.options\.grad_accum: Input should be greater"),
         (("decision", "options", "reserve_bytes"), 9999, "reserve of 9999 bytes exceeds the memory of 1500"),
         (("decision", "options", "mesh"), [4], r"schedule is for mesh \(2,\), the options say \(4,\)"),
         (("decision", "predicted", "peak_bytes"), -1, r"decision\.predicted\.peak_bytes: Input should be greater"),

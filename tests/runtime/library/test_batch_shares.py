@@ -21,7 +21,7 @@ def shares(placements, mesh, coordinate, shapes=SHAPES):
     graph = OperatorGraph(tuple(values), (), tuple(range(len(values))), (), ())
     buffers = tuple(Buffer(k, placement) for k, placement in enumerate(placements))
     schedule = Schedule(mesh, buffers, tuple(range(len(values))), (), ())
-    return BatchShares(graph, schedule, tuple(shapes), coordinate)
+    return BatchShares.of_schedule(graph, schedule, tuple(shapes), coordinate)
 
 
 def batch():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import runtime
 from planner.plan.document import Plan
 from runtime.library.checkpoint import latest_checkpoint
 from runtime.library.errors import CheckpointError
+from runtime.library.writing import LOCK_FILE
 
 
 def trained_on_rank(
@@ -65,10 +67,37 @@ def test_another_mesh_and_plan_go_on_within_rounding(name, two_ranks, four_ranks
 def test_the_last_few_are_kept_and_remains_removed(two_ranks, tmp_path):
     (tmp_path / ".writing-step-00000001-left").mkdir()
     two_ranks.run(trained_on_rank, random_plan("mlp", (2,), 0), "mlp", "adamw", 0, 4, tmp_path, 2)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000003", "step-00000004"]
+    assert sorted(path.name for path in tmp_path.glob("*step*")) == ["step-00000003", "step-00000004"]
     files = sorted(path.name for path in (tmp_path / "step-00000004").iterdir())
     assert files[0] == "loop.pt"
     assert all(name.endswith(".safetensors") for name in files[1:])
+
+
+def locked_on_rank(plan: Plan, folder: Path) -> list[str]:
+    """What a save and a trainer say of a folder into which another process writes."""
+    step = runtime.load(plan, real_step("mlp").module, optimizer=ADAMW, device="cpu")
+    messages = []
+    for write in (
+        lambda: step.save(folder),
+        lambda: runtime.Trainer(step, batches("mlp", 1), steps=1, checkpoints=folder).fit(),
+    ):
+        try:
+            write()
+        except CheckpointError as error:
+            messages.append(str(error))
+    return [*messages, str(step.steps)]
+
+
+def test_two_jobs_do_not_write_into_one_folder(two_ranks, tmp_path):
+    with (tmp_path / LOCK_FILE).open("w") as file:
+        file.write("process 1 on elsewhere")
+        file.flush()
+        fcntl.flock(file, fcntl.LOCK_EX)
+        for *messages, steps in two_ranks.run(locked_on_rank, random_plan("mlp", (2,), 0), tmp_path):
+            assert len(messages) == 2
+            assert all("process 1 on elsewhere writes into this folder: give this job" in entry for entry in messages)
+            assert steps == "0"
+    assert [path.name for path in tmp_path.iterdir()] == [LOCK_FILE]
 
 
 def interrupted_on_rank(plan: Plan, folder: Path) -> tuple[str, str]:

@@ -19,7 +19,7 @@ from torch.distributed.tensor import DTensor
 import runtime
 from planner.graph.optimizers import OPTIMIZERS, optimizer_named
 from planner.plan.document import Plan, save_plan
-from runtime.library.optimizer import UserOptimizer, planned_optimizer
+from runtime.library.optimizers.user import UserOptimizer, planned_optimizer
 from runtime.measure.optimizer import LocalOptimizer
 
 ROOT = Path(__file__).parents[3]
@@ -45,7 +45,12 @@ def test_what_is_no_plan_of_this_job_is_refused(two_ranks, tmp_path):
     cases = [
         (tmp_path / "nothing.json", {}, "PlanError: plan ", "cannot be read"),
         (str(tmp_path / "broken.json"), {}, "PlanError: plan ", "is not JSON"),
-        (PLANS / "galvatron.json", {}, "LoadError: plan ", "is one of layers: runtime.load takes plans of operators"),
+        (
+            PLANS / "galvatron.json",
+            {"module": nn.Linear(1, 1), "batch": {"input": torch.ones(1, 1)}},
+            "FamilyError: the layer executor cannot cut a Linear into layers",
+            "",
+        ),
         (random_plan("mlp", (4,), 0), {}, "LaunchError: ", "the plan is for mesh 4, 4 ranks, the job has 2: start 4"),
         (
             plan,
@@ -128,7 +133,7 @@ def test_one_process_needs_no_launcher(tmp_path):
 def test_importing_runtime_imports_no_torch():
     code = "import sys, runtime; print('torch' in sys.modules, sorted(runtime.__all__))"
     ran = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert ran.stdout.strip() == "False ['ShareSampler', 'Trainer', 'load', 'parameters_on_meta']"
+    assert ran.stdout.strip() == "False ['LossScaling', 'ShareSampler', 'Trainer', 'load', 'parameters_on_meta']"
     with pytest.raises(AttributeError, match="module 'runtime' has no attribute 'train'"):
         _ = runtime.train
 

@@ -12,7 +12,8 @@ from support.steps.planned_steps import random_plan, real_step
 import runtime
 from planner.plan.document import Plan
 from planner.plan.format import decision_digest
-from runtime.library.errors import MemoryWarning, OptimizerRefusedError
+from runtime.library.optimizers.memory import MemoryWarning
+from runtime.library.optimizers.probe import OptimizerRefusedError
 from runtime.measure.memory_meter import MemoryMeter
 
 CPU = torch.device("cpu")

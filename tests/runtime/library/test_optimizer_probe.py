@@ -8,8 +8,12 @@ import pytest
 import torch
 from torch.optim import SGD, Adafactor, Adagrad, Adam, AdamW, Muon, NAdam, RMSprop
 
-from runtime.library.errors import OptimizerRefusedError
-from runtime.library.optimizer_probe import ElementBytes, check_element_wise, element_bytes
+from runtime.library.optimizers.probe import (
+    ElementBytes,
+    OptimizerRefusedError,
+    check_element_wise,
+    element_bytes,
+)
 
 CPU = torch.device("cpu")
 NAMES = {"bias": 1, "weight": 2, "kernel": 4, "scale": 0}

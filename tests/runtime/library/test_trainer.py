@@ -39,6 +39,9 @@ def fit_on_rank(plan: Plan, folder: Path, steps: int, every: int = 0) -> tuple[f
         metrics=folder / "metrics.jsonl",
         evaluation=data[:2],
         evaluate_every=3,
+        beside=every > 0,
+        profile={3},
+        traces=folder / "traces",
     )
     loss = trainer.fit()
     return loss, full_tensors(step.state_dict()), step.optimizer.param_groups[0]["lr"]
@@ -67,6 +70,9 @@ def test_metrics_evaluation_and_resume_in_the_middle_of_a_pass(two_ranks, tmp_pa
     assert steps[0]["lr"] != steps[1]["lr"]
     assert steps[-1]["loss"] < steps[0]["loss"]
     assert all(line["gradient_norm"] > 0 for line in steps)
+    traces = sorted((tmp_path / "whole" / "traces").iterdir())
+    assert [path.name for path in traces] == [f"step-00000003-rank-{rank}.json" for rank in (0, 1)]
+    assert any("aten::" in event.get("name", "") for event in json.loads(traces[0].read_text())["traceEvents"])
 
 
 def orders_on_rank(plan: Plan) -> list[list[list[int]]]:

@@ -17,10 +17,10 @@ from planner.torch_adapter.meters.resized_storages import ResizedStorageMeter
 from runtime.layers.check import check_model
 from runtime.layers.comparison import gradient_error, uncompared
 from runtime.layers.families.registry import model_family
-from runtime.layers.memory import local_tensor
 from runtime.layers.mesh import plan_meshes
 from runtime.layers.reference import model_reference
 from runtime.layers.training import LayerTraining
+from runtime.measure.local_shards import local_tensor, reader_of
 from runtime.measure.memory_meter import MemoryMeter
 from runtime.measure.optimizer import whole_model_optimizer
 from runtime.measure.reference import ReferenceRun
@@ -85,7 +85,7 @@ def training_of(plan: LayerPlan, state, batch) -> LayerTraining:
     step = load_step(model_reference(plan), "meta")
     family = model_family(step)
     check_model(plan, family, batch)
-    return LayerTraining(plan, family, step.module, plan_meshes(plan, "cpu"), state, CPU)
+    return LayerTraining(plan, family, step.module, plan_meshes(plan, "cpu"), reader_of(state), CPU)
 
 
 def run_layer_plan_on_rank(text: str, padded: bool = False, steps: int = 2) -> dict[str, object]:

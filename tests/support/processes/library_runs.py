@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file
 from support.steps.planned_steps import real_step
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 import runtime
+from planner.layers.plan.document import LayerPlan
 from planner.plan.document import Plan
 from planner.torch_adapter.tracing.step_module import StepArguments, step_loss
 
@@ -92,9 +95,14 @@ def train_alone(name: str, optimizer: str = "adamw", clip_norm: float | None = N
 
 
 def train_on_rank(
-    plan: Plan, name: str, optimizer: str = "adamw", clip_norm: float | None = None, shares: str = "global"
+    plan: Plan | LayerPlan,
+    name: str,
+    optimizer: str = "adamw",
+    clip_norm: float | None = None,
+    shares: str = "global",
+    folder: Path | None = None,
 ) -> tuple[Any, ...]:
-    """The same through the library, on one rank: fields of :class:`Trained`."""
+    """The same through the library, on one rank: fields of :class:`Trained`; tensors as exported into a folder."""
     module = real_step(name).module
     if torch.distributed.get_rank():
         with torch.no_grad():
@@ -112,7 +120,15 @@ def train_on_rank(
         if step.gradient_norm is not None:
             norms.append(float(step.gradient_norm))
     evaluated = step.evaluate(batches(name)[0]).item()
-    return losses, evaluated, norms, full_tensors(step.state_dict()), step.peak_bytes
+    tensors = full_tensors(step.state_dict())
+    if folder is not None:
+        exported = load_file(step.export(folder / f"{name}.safetensors"))
+        for key, tensor in tensors.items():
+            whole, _, part = key.rstrip("]").partition("[")
+            cuts = [slice(*map(int, cut.split(":"))) if cut != ":" else slice(None) for cut in part.split(", ") if cut]
+            assert torch.equal(exported[whole][tuple(cuts)], tensor), key
+        tensors = exported
+    return losses, evaluated, norms, tensors, step.peak_bytes
 
 
 def full_tensors(state: dict[str, Any]) -> dict[str, Tensor]:

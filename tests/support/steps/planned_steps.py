@@ -79,20 +79,23 @@ def real_step(name: str) -> TrainingStep:
     return load_step(step_reference(name), "cpu")
 
 
-def random_plan(name: str, mesh: tuple[int, ...], seed: int, optimizer: str = "adamw") -> Plan:
+def random_plan(name: str, mesh: tuple[int, ...], seed: int, optimizer: str = "adamw", micro_batches: int = 1) -> Plan:
     """Plan with random layouts and recomputation; certified by nobody."""
     space, traced = strategy_space(name, mesh, optimizer), traced_step(name)
     schedule = build_schedule(space, random_decision(space, seed))
     costs = InstructionCosts(
-        traced.graph, CostModel(load_cluster("a100-8-nvlink"), mesh), space.operator_strategies, optimizer
+        traced.graph,
+        CostModel(load_cluster("a100-8-nvlink"), mesh, micro_batches),
+        space.operator_strategies,
+        optimizer,
     )
-    return plan_of(name, schedule, costs, optimizer)
+    return plan_of(name, schedule, costs, optimizer, micro_batches)
 
 
-def plan_of(name: str, schedule: Schedule, costs: StepCosts, optimizer: str = "adamw") -> Plan:
+def plan_of(name: str, schedule: Schedule, costs: StepCosts, optimizer: str = "adamw", micro_batches: int = 1) -> Plan:
     """Plan of a schedule; certified by nobody."""
     traced = traced_step(name)
-    memory = OptimizerMemory(optimizer_named(optimizer))
+    memory = OptimizerMemory(optimizer_named(optimizer, micro_batches))
     report = replay(traced.graph, schedule, optimizer=memory, seconds=costs, counter_based_random=True)
     return make_plan(
         traced.graph,
@@ -103,6 +106,7 @@ def plan_of(name: str, schedule: Schedule, costs: StepCosts, optimizer: str = "a
             cluster="a100-8-nvlink",
             mesh=schedule.mesh,
             optimizer=optimizer,
+            grad_accum=micro_batches,
             formulation="random",
             counter_based_random=True,
         ),

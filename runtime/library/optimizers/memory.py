@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
 from planner.common.units import format_bytes
 from planner.graph.operator_graph import OperatorGraph, TensorSpec
-from planner.plan.format import Plan
+from planner.graph.optimizers import OptimizerSpec
 from planner.replay.checker import OptimizerMemory, replay
 from planner.replay.memory import LocalBytes
 from planner.schedule.instructions import Free, Instruction, Schedule, Update
-from runtime.library.optimizer import UpdateOrder
-from runtime.library.optimizer_probe import ElementBytes
+from runtime.library.optimizers.probe import ElementBytes, OptimizerFactory, OptimizerRefusedError, element_bytes
+from runtime.library.optimizers.user import UpdateOrder
+
+_MASTER_BYTES = 4
+
+
+class MemoryWarning(UserWarning):
+    """A step needs more memory than its plan predicted, within the plan's limit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +37,14 @@ class MeasuredOptimizer(OptimizerMemory):
     """
 
     per_element: Mapping[str, ElementBytes] = field(default_factory=dict)
+
+    def with_gradients(self) -> MeasuredOptimizer:
+        """The same with a sum of gradients, which lives as long as the state."""
+        more = {
+            dtype: replace(entry, state=entry.state + replace(self.spec, micro_batches=2).state(dtype).item_bytes)
+            for dtype, entry in self.per_element.items()
+        }
+        return replace(self, per_element=more)
 
     def state_bytes(self, parameter: TensorSpec, local_numel: int) -> int:
         """Bytes that live for the whole step."""
@@ -86,16 +105,67 @@ def with_updates_last(schedule: Schedule, order: UpdateOrder) -> Schedule:
     return replace(schedule, instructions=(*instructions, *last))
 
 
-def excess_message(plan: Plan, peak_bytes: int, optimizer_name: str) -> str:
-    """How much more memory a step needs than its plan predicted; empty if none."""
-    more = peak_bytes - plan.peak_bytes
-    if more <= 0:
-        return ""
-    planned = plan.decision.options.optimizer
-    return (
-        f"with {optimizer_name} a step needs {peak_bytes} bytes on each device, {more} bytes ({format_bytes(more)}) "
-        f"more than the {plan.peak_bytes} that the plan predicted with {planned}"
+def measured_optimizer(
+    factory: OptimizerFactory,
+    trained: Mapping[str, Tensor],
+    spec: OptimizerSpec,
+    clip_norm: float | None,
+    device: torch.device,
+) -> MeasuredOptimizer:
+    """Bytes of an optimizer per element of the trained parameters, by their dtype.
+
+    Parameters
+    ----------
+    factory
+        The optimizer.
+    trained
+        Parameters of the model, or tensors like them.
+    spec
+        What the plan assumed, master copies of 16-bit parameters among it.
+    clip_norm
+        As :func:`runtime.load` takes it.
+    device
+        Where to measure.
+    """
+    dimensions = {name: tensor.ndim for name, tensor in trained.items()}
+    per_element: dict[str, ElementBytes] = {}
+    for name, tensor in trained.items():
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        if dtype in per_element:
+            continue
+        kept = spec.keeps_master(dtype)
+        found = element_bytes(factory, dimensions, name, torch.float32 if kept else tensor.dtype, device)
+        # The master copy is state; the gradient is copied to its dtype.
+        extra = _MASTER_BYTES if kept else 0
+        workspace = found.workspace + extra
+        if clip_norm is not None:
+            workspace = max(workspace, tensor.itemsize)
+        per_element[dtype] = ElementBytes(found.state + extra, workspace)
+    return MeasuredOptimizer(spec, per_element)
+
+
+def check_excess(peak: int, planned: int, limit: int | None, factory: OptimizerFactory, planned_name: str) -> None:
+    """Warn on rank 0 where a step needs more bytes than its plan predicted.
+
+    Raises
+    ------
+    OptimizerRefusedError
+        It needs more than the limit, which the plan kept.
+    """
+    if peak <= planned:
+        return
+    named = getattr(getattr(factory, "func", factory), "__name__", "this optimizer")
+    message = (
+        f"with {named} a step needs {peak} bytes on each device, {peak - planned} bytes "
+        f"({format_bytes(peak - planned)}) more than the {planned} that the plan predicted with {planned_name}"
     )
+    if limit is not None and planned <= limit < peak:
+        raise OptimizerRefusedError(
+            f"{message} and {peak - limit} more than its limit of {limit} allows: plan with the memory, or for an "
+            "optimizer with as much state"
+        )
+    if dist.get_rank() == 0:
+        warnings.warn(message, MemoryWarning, stacklevel=4)
 
 
 def _all_workspaces(graph: OperatorGraph, schedule: Schedule, optimizer: MeasuredOptimizer) -> int:

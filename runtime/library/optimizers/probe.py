@@ -12,11 +12,15 @@ import torch
 from torch import Tensor, nn
 
 from planner.torch_adapter.meters.storage_meter import StorageMeter
-from runtime.library.errors import OptimizerRefusedError
 
 NamedParameters = Sequence[tuple[str, nn.Parameter]]
 OptimizerFactory = Callable[[NamedParameters], torch.optim.Optimizer]
 """A class of ``torch.optim``, a ``functools.partial`` of one, or a function: from (name, parameter) to an optimizer."""
+
+
+class OptimizerRefusedError(ValueError):
+    """An optimizer that cannot update shards one by one, or needs more memory than the plan allows."""
+
 
 _SIDE, _STEPS = 4, 3
 _ELEMENTS = 1 << 14
@@ -146,7 +150,12 @@ def element_bytes(
 
 def stand_ins(trained: Mapping[str, int], device: torch.device) -> dict[str, nn.Parameter]:
     """Small parameters in the place of all trained ones."""
-    return {name: nn.Parameter(torch.ones((_SIDE,) * ndim, device=device)) for name, ndim in trained.items()}
+    return {name: stand_in(ndim, device) for name, ndim in trained.items()}
+
+
+def stand_in(dimensions: int, device: torch.device | None = None) -> nn.Parameter:
+    """A small parameter in the place of one with so many dimensions."""
+    return nn.Parameter(torch.ones((_SIDE,) * dimensions, device=device))
 
 
 def _half(tensors: Mapping[str, Tensor], dim: int, at: int) -> dict[str, Tensor]:

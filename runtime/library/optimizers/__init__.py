@@ -1,0 +1,1 @@
+"""Optimizers of the user over the shards of a rank."""
