@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.layers.peak_ratios import PROPERTY, PeakRatio, summary
+from support.processes.warm_workers import WarmWorkers
 from support.tiers import mark_slow_cases
+
+from formulations.solvers import SolverPool
 
 LONGEST = (
     "test_notebooks",
@@ -50,6 +54,30 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def fast_tests(pytestconfig: pytest.Config) -> dict[Path, int]:
     """How many tests of each file `make test` runs; none are known where single tests were asked for."""
     return {} if any("::" in argument for argument in pytestconfig.args) else pytestconfig.stash[FAST_TESTS]
+
+
+@pytest.fixture(scope="session")
+def _warm_workers() -> Iterator[WarmWorkers]:
+    workers = WarmWorkers()
+    yield workers
+    workers.close()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _solver_processes(request: pytest.FixtureRequest, _warm_workers: WarmWorkers) -> Iterator[None]:
+    """Files share processes of solvers, but for those marked ``cold_workers``."""
+    if request.node.get_closest_marker("cold_workers"):
+        yield
+    else:
+        with _warm_workers.lent():
+            yield
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[SolverPool]:
+    """Processes of solvers for the tests of a file."""
+    with SolverPool() as shared:
+        yield shared
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:

@@ -14,12 +14,6 @@ from formulations.problem.solution import SolveOptions, Status
 from formulations.solvers import SolverPool
 
 
-@pytest.fixture(scope="module")
-def pool():
-    with SolverPool() as made:
-        yield made
-
-
 @pytest.mark.parametrize("solver", ProgramSolver)
 @pytest.mark.parametrize(
     "seeds", [range(40), pytest.param(range(40, 540), marks=pytest.mark.fuzz)], ids=["few", "more"]

@@ -8,7 +8,7 @@ import itertools
 import json
 import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +21,6 @@ from formulations.problem.checker import check
 from formulations.problem.solution import SolveOptions, Status
 from formulations.problem.strategy_problem import ProblemError
 from formulations.solvers import SolverPool, solve, solve_in_process
-
-
-@pytest.fixture(scope="module")
-def pool() -> Iterator[SolverPool]:
-    with SolverPool() as shared:
-        yield shared
 
 
 def changed(change: Callable[[dict[str, Any]], object]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -119,12 +119,6 @@ def test_damaged_files_are_read_as_the_reference_reads_them(tmp_path: Path) -> N
 @pytest.mark.fuzz
 def test_damaged_files_at_length(tmp_path: Path) -> None:
     compare_files(tmp_path / "file", range(SAMPLE_OF_FILES, SAMPLE_OF_FILES + ALL_FILES))
-
-
-@pytest.fixture(scope="module")
-def pool() -> Iterator[SolverPool]:
-    with SolverPool() as shared:
-        yield shared
 
 
 def document(costs: list[list[int]], edges: list[list[int]], usages: list[list[int]], limit: int) -> bytes:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -21,12 +20,6 @@ from formulations.step.kiwi_reduced import build_kiwi_reduced
 from formulations.step.sharding import within
 
 SHARES = (0.9, 0.75, 0.65, 0.55)
-
-
-@pytest.fixture(scope="module")
-def pool() -> Iterator[SolverPool]:
-    with SolverPool() as workers:
-        yield workers
 
 
 def checked(graph: KiwiGraph, limit: int, formulation: str, pool: SolverPool) -> int | None:

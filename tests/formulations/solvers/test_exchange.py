@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 from support.problems.random_problems import random_problem, training_step_problem
 
@@ -16,12 +14,6 @@ from formulations.solvers.protocol.exchange import EXCHANGE, IncumbentExchange, 
 
 LISTENERS = ("highs", "cpsat", "lagrangian", "price_and_branch", "large_neighbourhood", "hub_branching")
 PROBLEMS = 12
-
-
-@pytest.fixture(scope="module")
-def pool() -> Iterator[SolverPool]:
-    with SolverPool() as shared:
-        yield shared
 
 
 def _told(bound: int) -> Listener:

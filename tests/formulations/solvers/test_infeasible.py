@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -24,12 +23,6 @@ from formulations.solvers.peaks.minimum_peak import without_limit
 from formulations.solvers.running import run
 
 OPTIONS = SolveOptions(time_limit=30)
-
-
-@pytest.fixture(scope="module")
-def pool() -> Iterator[SolverPool]:
-    with SolverPool() as shared:
-        yield shared
 
 
 def tight(limit: int | None) -> StrategyProblem:

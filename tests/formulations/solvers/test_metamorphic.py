@@ -35,12 +35,6 @@ LARGEST_AMOUNT = 10**12
 """Amounts beyond this are left alone by relations that multiply them."""
 
 
-@pytest.fixture(scope="module")
-def pool() -> Iterator[SolverPool]:
-    with SolverPool() as shared:
-        yield shared
-
-
 def times_a_thousand(problem: StrategyProblem, seed: int) -> StrategyProblem:
     """All costs become a thousandfold, all amounts and limits sevenfold."""
     return scaled(problem, 1000, 7)

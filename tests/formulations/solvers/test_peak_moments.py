@@ -19,12 +19,6 @@ from formulations.solvers.peaks.minimum_peak import without_limit
 from formulations.solvers.peaks.moments import busiest_moments, moment_problem
 
 
-@pytest.fixture(scope="module")
-def pool() -> Iterator[SolverPool]:
-    with SolverPool() as shared:
-        yield shared
-
-
 def assignments(problem: StrategyProblem) -> Iterator[tuple[int, ...]]:
     return itertools.product(*(range(node.size) for node in problem.nodes))
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -35,12 +34,6 @@ from formulations.solvers.running.lanes import PROVING, Turn, lanes_for
 FAKE = "support.problems.fake_solvers:"
 PROBLEMS = 100
 EXACT_UP_TO = 10**12
-
-
-@pytest.fixture(scope="module")
-def pool() -> Iterator[SolverPool]:
-    with SolverPool() as shared:
-        yield shared
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,6 @@ for doubles a solver may leave its bound a little below the optimum, but never a
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -43,12 +42,6 @@ LONG_BATCHES = 20
 AT_LENGTH = tuple(name for name in (*EXACT, *HEURISTICS) if name != "pyomo")
 LEAST_SURVIVORS = 0.2
 """Share of the sample; presolve drops what fits nowhere, which most limits of a few small tables decide."""
-
-
-@pytest.fixture(scope="module")
-def pool() -> Iterator[SolverPool]:
-    with SolverPool() as shared:
-        yield shared
 
 
 def seeds_of(batch: int, batches: int, count: int) -> range:

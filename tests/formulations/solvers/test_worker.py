@@ -7,7 +7,6 @@ import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -40,18 +39,13 @@ from formulations.solvers.processes.worker_process import read_status_bytes
 
 ROOT = Path(__file__).resolve().parents[3]
 FAKE = "support.problems.fake_solvers:"
+pytestmark = pytest.mark.cold_workers
 
 
 def two_nodes() -> StrategyProblem:
     nodes = (Node("a", np.array([3, 1])), Node("b", np.array([2, 5, 4])))
     factor = Factor((0, 1), np.array([[0, 9, 9], [9, 0, 9]]))
     return StrategyProblem("two nodes", nodes, (factor,), (), 1)
-
-
-@pytest.fixture(scope="module")
-def pool() -> Iterator[SolverPool]:
-    with SolverPool() as shared:
-        yield shared
 
 
 def test_solves_and_reports_use(pool: SolverPool) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -117,12 +116,6 @@ def test_reruns_once_or_twice_are_stages_of_the_full_problem() -> None:
             assert (executed.cost, executed.peak) == (staged.cost, staged.peak)
             compared += any(len(moments) > 1 for moments in decision.recomputed.values())
     assert compared > 100
-
-
-@pytest.fixture(scope="module")
-def pool() -> Iterator[SolverPool]:
-    with SolverPool() as workers:
-        yield workers
 
 
 def solved(model: StepModel, modes: Modes, limit: int, pool: SolverPool) -> tuple[int, dict[int, Moments]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
 from itertools import pairwise
@@ -45,12 +44,6 @@ from formulations.solvers.running.tunables import HEAD_START_SECONDS, LEAST_NODE
 LAYERS = 5
 SEEDS = 40
 PERIOD = 2
-
-
-@pytest.fixture(scope="module")
-def pool() -> Iterator[SolverPool]:
-    with SolverPool() as shared:
-        yield shared
 
 
 def layered_problem(seed: int, layers: int = LAYERS, forbidden_share: float = 0.1) -> StrategyProblem:

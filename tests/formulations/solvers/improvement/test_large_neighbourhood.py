@@ -33,12 +33,6 @@ from formulations.solvers.protocol.registry import UnknownSolverError, find_solv
 EXACT_IN_FLOAT = 2**52
 
 
-@pytest.fixture(scope="module")
-def pool() -> Iterator[SolverPool]:
-    with SolverPool() as shared:
-        yield shared
-
-
 def _costs_are_exact(problem: StrategyProblem) -> bool:
     tables = [table.cost for table in (*problem.nodes, *problem.factors)]
     return sum(max(abs(int(table.max())), abs(int(table.min()))) for table in tables) < EXACT_IN_FLOAT

@@ -5,8 +5,6 @@ With offload and one layout an operator they are what solves a step whose blocks
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 from support.steps.never_worse import Case, reference, session_of_case
 from support.tiers import slow
@@ -18,12 +16,6 @@ from formulations.step.replay import replay_decision
 from formulations.step.solving.registry import sharding_problem, step_problem
 from formulations.step.solving.stages import use_block_columns
 from planner.session import PlanningSession, PlanRequest
-
-
-@pytest.fixture(scope="module")
-def pool() -> Iterator[SolverPool]:
-    with SolverPool() as shared:
-        yield shared
 
 
 @pytest.mark.parametrize("formulation", [slow("kiwi_reduced"), pytest.param("sharding", marks=pytest.mark.fuzz)])

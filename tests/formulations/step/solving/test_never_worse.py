@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
 
 import pytest
 from support.steps.never_worse import (
@@ -26,12 +25,6 @@ ORDERED = ("sharding", "kiwi_reduced", "kiwi_chain", "kiwi_offload")
 """Each contains the one before."""
 
 ON_THE_DEVICE = tuple(name for name in NARROW_FIRST if name != "kiwi_offload")
-
-
-@pytest.fixture(scope="module")
-def pool() -> Iterator[SolverPool]:
-    with SolverPool() as pool:
-        yield pool
 
 
 def check_case(case: Case, seconds: float, pool: SolverPool, formulations: tuple[str, ...] = NARROW_FIRST) -> None:

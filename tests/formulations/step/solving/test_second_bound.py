@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import count
 
@@ -25,12 +25,6 @@ from formulations.step.training_step import StepDecision, StepModel
 
 OPTIONS = SolveOptions(time_limit=60.0, workers=1)
 Formulation = Callable[[StepModel, int | None], StepProblem]
-
-
-@pytest.fixture(scope="module")
-def pool() -> Iterator[SolverPool]:
-    with SolverPool() as pool:
-        yield pool
 
 
 def execution(model: StepModel) -> Callable[[StepDecision], Executed]:

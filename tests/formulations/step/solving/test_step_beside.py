@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from itertools import count
@@ -41,12 +41,6 @@ AT_ONCE, IN_ALL = 2, 4
 def some_of(seeds: int) -> list[object]:
     """The first few seeds, and the others at length."""
     return [*first(AT_ONCE, range(IN_ALL)), *(pytest.param(k, marks=pytest.mark.fuzz) for k in range(IN_ALL, seeds))]
-
-
-@pytest.fixture(scope="module")
-def pool() -> Iterator[SolverPool]:
-    with SolverPool() as pool:
-        yield pool
 
 
 @pytest.fixture(autouse=True)

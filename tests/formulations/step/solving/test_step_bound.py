@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from concurrent.futures import Future
 from concurrent.futures import wait as futures_wait
 from dataclasses import replace
@@ -13,7 +12,7 @@ import pytest
 from formulations.instances.random_families import family_problem
 from formulations.problem.solution import KnownBound, Proof, SolveOptions, Status
 from formulations.problem.strategy_problem import StrategyProblem
-from formulations.solvers import SolverPool, solve, solve_in_process
+from formulations.solvers import solve, solve_in_process
 from formulations.solvers.protocol.registry import method_of
 from formulations.step.solving import bound as step_bound
 from formulations.step.solving.bound import ALONE_SHARE, BoundBeside
@@ -21,12 +20,6 @@ from formulations.step.solving.bound import ALONE_SHARE, BoundBeside
 BESIDE = SolveOptions(time_limit=20.0, workers=2)
 AFTER = replace(BESIDE, workers=1)
 FAR_ABOVE = 10**15
-
-
-@pytest.fixture(scope="module")
-def pool() -> Iterator[SolverPool]:
-    with SolverPool() as pool:
-        yield pool
 
 
 class Relaxed:

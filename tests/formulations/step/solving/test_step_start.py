@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
 from itertools import count
@@ -14,7 +13,7 @@ from support.tiers import first
 from formulations.problem.checker import check
 from formulations.problem.solution import KnownBound, Proof, SolveOptions, Status
 from formulations.problem.strategy_problem import StrategyProblem
-from formulations.solvers import SolverPool, solve
+from formulations.solvers import solve
 from formulations.solvers.peaks.minimum_peak import MinimumPeak, without_limit
 from formulations.step.holds import shortest_holds
 from formulations.step.kiwi_chain import chain_moments
@@ -38,12 +37,6 @@ from formulations.step.training_step import StepDecision, StepModel
 AMPLE = SolveOptions(time_limit=600.0, workers=1)
 NO_TIME = replace(AMPLE, time_limit=1e-6)
 EXACT = "brute_force"
-
-
-@pytest.fixture(scope="module")
-def pool() -> Iterator[SolverPool]:
-    with SolverPool() as pool:
-        yield pool
 
 
 def execution(model: StepModel):
