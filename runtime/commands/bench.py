@@ -38,7 +38,8 @@ def bench(
         str | None,
         typer.Option(
             metavar="A,B",
-            help="Built-in names, module:function, or entry points of the group meshwright.solvers.",
+            help="Built-in names, exe:PATH for an executable of the contest, module:function, or entry points of the "
+            "group meshwright.solvers.",
             show_default="portfolio,lagrangian,highs; branch_and_bound for kiwi-mlp; highs for osdp; else portfolio",
         ),
     ] = None,
@@ -153,6 +154,9 @@ def bench(
         )
     if result.rows:
         print_result(result)
+        for row in result.rows:
+            if row.objective is None and row.message:
+                typer.echo(f"meshwright: {row.instance}, {row.solver}: {row.message}", err=True)
         for line in [] if chosen.summarize is None else chosen.summarize(result.rows):
             typer.echo(line)
         if json_file is not None:

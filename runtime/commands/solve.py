@@ -65,3 +65,5 @@ def solve(
     )
     if why:
         typer.echo(why)
+    elif result.choices is None and result.message:
+        typer.echo(f"meshwright: {result.message}", err=True)

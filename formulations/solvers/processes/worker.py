@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -207,9 +208,14 @@ class Worker:
         """End the process."""
         self._connection.close()
         if self.alive:
-            self._process.kill()
+            self._end()
         self._process.wait()
         self._output.close()
+
+    def _end(self) -> None:
+        """Kill the process and what it has started, which share its process group."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
 
     def _await_ready(self) -> None:
         deadline = time.monotonic() + STARTUP_SECONDS
@@ -287,7 +293,7 @@ class Worker:
                 self._process.wait(timeout=1.0)
             text = f"crashed with exit code {self._process.poll()}: {self._printed() or '(it printed nothing)'}"
         if self.alive:
-            self._process.kill()
+            self._end()
             self._process.wait()
         with contextlib.suppress(EOFError, ConnectionError):
             self._deliver(listener)

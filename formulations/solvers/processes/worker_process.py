@@ -10,6 +10,7 @@ import contextlib
 import gc
 import os
 import queue
+import signal
 import sys
 import threading
 import time
@@ -177,7 +178,7 @@ def _reset_peak() -> None:
 def _end_with_parent(parent: int) -> None:
     while os.getppid() == parent:
         time.sleep(_PARENT_CHECK_SECONDS)
-    os._exit(1)
+    os.killpg(os.getpgid(0), signal.SIGKILL)  # what the solver has started ends as well
 
 
 def main() -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import os
+import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -87,6 +89,9 @@ LIBRARIES: Mapping[str, str] = MappingProxyType(
 )
 """Built-in solvers that load a library which excludes others from its process."""
 
+EXECUTABLE = "exe"
+_EXECUTABLE_TARGET = "formulations.solvers.reference.executable:solve"
+
 _COORDINATORS = frozenset({"portfolio"})
 
 
@@ -98,7 +103,7 @@ class UnknownSolverError(ValueError):
 class SolverSpec:
     """A solver by name, the function behind it and keywords that the name adds.
 
-    ``pyomo:NAME`` is the solver ``pyomo`` with the keyword ``solver_name=NAME``, and ``large_neighbourhood:NAME``
+    ``exe:PATH`` is an executable with the keyword ``path=PATH``, ``pyomo:NAME`` is the solver ``pyomo`` with the keyword ``solver_name=NAME``, and ``large_neighbourhood:NAME``
     has ``part_solver=NAME``.
     """
 
@@ -121,7 +126,7 @@ class SolverSpec:
         """Kind of solver behind its claims; what is not built in is a kind of its own."""
         head, _, tail = self.name.partition(":")
         if not self.is_built_in:
-            return self.target
+            return self.name if self.target == _EXECUTABLE_TARGET else self.target
         if head == "large_neighbourhood" and tail:
             return find_solver(tail).claimant
         if head == "pyomo" and tail and "highs" not in tail:
@@ -180,7 +185,8 @@ def find_solver(name: str) -> SolverSpec:
     Parameters
     ----------
     name
-        A key of :data:`SOLVERS`, ``pyomo:NAME`` for any solver that Pyomo knows, ``large_neighbourhood:NAME``
+        A key of :data:`SOLVERS`, ``exe:PATH`` for an executable that follows the contest's protocol, ``pyomo:NAME``
+        for any solver that Pyomo knows, ``large_neighbourhood:NAME``
         for any solver of its parts, the name of an entry point of the group ``meshwright.solvers``, or
         ``module:function``.
 
@@ -196,6 +202,8 @@ def find_solver(name: str) -> SolverSpec:
         return SolverSpec(name, SOLVERS["pyomo"], {"solver_name": tail})
     if head == "large_neighbourhood" and tail:
         return SolverSpec(name, SOLVERS[head], {"part_solver": find_solver(tail).name})
+    if head == EXECUTABLE and colon:
+        return SolverSpec(name, _EXECUTABLE_TARGET, {"path": _executable(name, tail)})
     plugins = {point.name: point.value for point in entry_points(group=ENTRY_POINT_GROUP)}
     if name in plugins:
         return SolverSpec(name, plugins[name])
@@ -203,5 +211,15 @@ def find_solver(name: str) -> SolverSpec:
         return SolverSpec(name, name)
     known = ", ".join(sorted({*SOLVERS, *plugins}))
     raise UnknownSolverError(
-        f"unknown solver {name!r}; known are {known}, pyomo:NAME for a solver of Pyomo, or module:function"
+        f"unknown solver {name!r}; known are {known}, pyomo:NAME for a solver of Pyomo, exe:PATH, or module:function"
     )
+
+
+def _executable(name: str, path: str) -> str:
+    """Return the absolute path of an executable, given by path or as a command."""
+    found = shutil.which(path)
+    if found is not None:
+        return os.path.abspath(found)
+    if not os.path.isfile(path):
+        raise UnknownSolverError(f"solver {name}: there is no file or command {path!r}")
+    raise UnknownSolverError(f"solver {name}: {path!r} may not be executed; run chmod +x {path}")
