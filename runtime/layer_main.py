@@ -22,7 +22,14 @@ from planner.plan.format import canonical_json
 from planner.torch_adapter.meters.resized_storages import ResizedStorageMeter
 from planner.torch_adapter.tracing.step_module import StepArguments
 from runtime.job.process_group import broadcast_text, gather_texts, joined, rank_device
-from runtime.job.rank_job import RunOptions, is_first_here, make_initial_state, parse_options, scratch_folder
+from runtime.job.rank_job import (
+    RunOptions,
+    is_first_here,
+    make_initial_state,
+    parse_options,
+    scratch_folder,
+    shared_rounding,
+)
 from runtime.layers.check import check_comparable, check_model
 from runtime.layers.comparison import gradient_error, uncompared
 from runtime.layers.families.registry import model_family
@@ -31,15 +38,16 @@ from runtime.layers.reference import model_reference
 from runtime.layers.report import LayerRankReport, LayerRunReport
 from runtime.layers.training import LayerTraining
 from runtime.measure.batches import Batches
-from runtime.measure.comparison import NO_ERROR
 from runtime.measure.initial_state import read_initial_state
 from runtime.measure.local_shards import reader_of
 from runtime.measure.merged_report import merged_measurements, rank_measurements
 from runtime.measure.reference import ReferenceRun, read_reference
+from runtime.measure.rounding import NO_ROUNDING
 from runtime.measure.run_report import write_report
 from runtime.measure.steps import train_and_measure
 
 PLAN_FILE = "layers.json"
+REFERENCE = "runtime.layers.reference"
 
 
 def run_layer_rank(options: RunOptions) -> int:
@@ -80,14 +88,14 @@ def _run(plan: LayerPlan, options: RunOptions, device: torch.device) -> LayerRun
     copy = options.scratch / PLAN_FILE
     if is_first_here():
         save_layer_plan(plan, copy)
-    make_initial_state("runtime.layers.reference", copy, options)
+    make_initial_state(REFERENCE, copy, options)
     initial = read_initial_state(options.scratch)
     arguments = StepArguments.of(step.module, step.example_args, step.example_kwargs)
     examples = tuple(initial.examples[name] for name in arguments.names)
     batches = Batches.of(step.module, arguments, examples, options.data)
     training = LayerTraining(plan, family, step.module, meshes, reader_of(initial.tensors), device)
     reference = read_reference(options.scratch) if options.check else None
-    own = _train(training, batches, reference, options.steps, device)
+    own = _train(training, batches, reference, options, device)
     ranks = [LayerRankReport.model_validate_json(text) for text in gather_texts(own.model_dump_json())]
     missing = [] if reference is None else uncompared([rank.compared for rank in ranks], reference)
     report = LayerRunReport(
@@ -105,17 +113,20 @@ def _run(plan: LayerPlan, options: RunOptions, device: torch.device) -> LayerRun
 
 
 def _train(
-    training: LayerTraining, batches: Batches, reference: ReferenceRun | None, steps: int, device: torch.device
+    training: LayerTraining, batches: Batches, reference: ReferenceRun | None, options: RunOptions, device: torch.device
 ) -> LayerRankReport:
-    worst, compared = NO_ERROR, dict[str, int]()
+    errors, compared, rounding = dict[str, float](), dict[str, int](), NO_ROUNDING
 
     def compare(gradients: Mapping[str, Tensor]) -> None:
-        nonlocal worst, compared
+        nonlocal errors, compared
         if reference is not None:
-            worst, compared = gradient_error(gradients, training.stage.origins, reference)
+            errors, compared = gradient_error(gradients, training.stage.origins, reference)
 
-    measured = train_and_measure(training, batches, steps, device, compare, ResizedStorageMeter())
-    return LayerRankReport(compared=compared, **rank_measurements(measured, worst))
+    measured = train_and_measure(training, batches, options.steps, device, compare, ResizedStorageMeter())
+    if reference is not None:
+        loss, copy = measured.losses[0], options.scratch / PLAN_FILE
+        rounding = shared_rounding(REFERENCE, copy, options, errors, loss, reference.losses[0])
+    return LayerRankReport(compared=compared, **rank_measurements(measured, errors, rounding))
 
 
 @record

@@ -8,7 +8,7 @@ Started by :mod:`runtime.job.launch`, or by torch's own launcher, one process pe
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import torch
 import torch.distributed as dist
@@ -23,12 +23,20 @@ from planner.strategies.traced_step import TracedStep, trace_step
 from planner.torch_adapter.local.collectives import MeshGroups
 from planner.torch_adapter.tracing.step_module import StepArguments
 from runtime.job.process_group import LaunchError, broadcast_text, gather_texts, joined, rank_device
-from runtime.job.rank_job import RunOptions, is_first_here, make_initial_state, parse_options, scratch_folder
+from runtime.job.rank_job import (
+    RunOptions,
+    is_first_here,
+    make_initial_state,
+    parse_options,
+    scratch_folder,
+    shared_rounding,
+)
 from runtime.measure.batches import Batches
-from runtime.measure.comparison import NO_ERROR, ReferenceComparison, WorstError
+from runtime.measure.comparison import ReferenceComparison
 from runtime.measure.initial_state import local_state, read_initial_state
 from runtime.measure.merged_report import merged_measurements, rank_measurements
 from runtime.measure.reference import read_reference
+from runtime.measure.rounding import NO_ERROR, NO_ROUNDING, Rounding, WorstError
 from runtime.measure.run_report import RankReport, RunReport, write_report
 from runtime.measure.steps import Measurement, train_and_measure
 from runtime.operators.checked_plan import check_ranks, checked_schedule
@@ -36,6 +44,7 @@ from runtime.operators.instruction_clock import InstructionClock
 from runtime.operators.training import LocalTraining
 
 PLAN_FILE = "plan.json"
+REFERENCE = "runtime.measure.reference"
 
 
 def print_failures(plan: Plan, report: RunReport) -> None:
@@ -85,7 +94,7 @@ def _run(plan: Plan, options: RunOptions, device: torch.device) -> RunReport:
     step = load_step(reference_of(plan), "meta")
     traced = trace_step(step.module, step.example_args, step.example_kwargs, step.loss_fn)
     schedule = checked_schedule(plan, traced, dist.get_world_size())
-    make_initial_state("runtime.measure.reference", copy, options)
+    make_initial_state(REFERENCE, copy, options)
     texts = gather_texts(_train(plan, step, traced, schedule, options, device).model_dump_json())
     merged = ""
     if dist.get_rank() == 0:
@@ -134,23 +143,31 @@ def _train(
     batches = Batches.of(step.module, arguments, examples, options.data, decision.options.grad_accum)
     if not options.check:
         measured = train_and_measure(training, batches, options.steps, device)
-        return _rank_report(measured, NO_ERROR, NO_ERROR, clock)
-    comparison = ReferenceComparison(read_reference(options.scratch), training.placements, groups)
-    gradient_errors: list[WorstError] = []
+        return _rank_report(measured, {}, NO_ERROR, clock)
+    reference = read_reference(options.scratch)
+    comparison = ReferenceComparison(reference, training.placements, groups)
+    errors: dict[str, float] = {}
     measured = train_and_measure(
         training,
         batches,
         options.steps,
         device,
-        lambda gradients: gradient_errors.append(comparison.gradients(gradients)),
+        lambda gradients: errors.update(comparison.gradients(gradients)),
     )
-    return _rank_report(measured, gradient_errors[0], comparison.updated(training.state), clock)
+    rounding = shared_rounding(
+        REFERENCE, options.scratch / PLAN_FILE, options, errors, measured.losses[0], reference.losses[0]
+    )
+    return _rank_report(measured, errors, comparison.updated(training.state), clock, rounding)
 
 
 def _rank_report(
-    measured: Measurement, gradients: WorstError, updated: WorstError, clock: InstructionClock | None
+    measured: Measurement,
+    errors: Mapping[str, float],
+    updated: WorstError,
+    clock: InstructionClock | None,
+    rounding: Rounding = NO_ROUNDING,
 ) -> RankReport:
-    found = rank_measurements(measured, gradients)
+    found = rank_measurements(measured, errors, rounding)
     times = None if clock is None else clock.typical()
     return RankReport(param_rel_error=updated.error, worst_parameter=updated.name, instruction_ns=times, **found)
 

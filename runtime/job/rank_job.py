@@ -9,14 +9,23 @@ import subprocess
 import sys
 import tempfile
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch.distributed as dist
 
-from runtime.job.process_group import LaunchError, broadcast_text
+from runtime.job.process_group import LaunchError, broadcast_text, gather_texts
+from runtime.measure.rounding import (
+    GRADIENT_TOLERANCE,
+    LOSS_TOLERANCE,
+    NO_ROUNDING,
+    Rounding,
+    loss_error,
+    read_rounding,
+    worst_of,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,14 +112,45 @@ def make_initial_state(module: str, plan: Path, options: RunOptions) -> None:
     LaunchError
         The process failed.
     """
+    _run_reference(module, plan, options, ["--steps", str(options.steps if options.check else 0)])
+
+
+def shared_rounding(
+    module: str, plan: Path, options: RunOptions, errors: Mapping[str, float], loss: float, expected: float
+) -> Rounding:
+    """The rounding of one process, computed where a gradient or the loss of any rank is not within single precision.
+
+    A collective of all ranks.
+
+    Parameters
+    ----------
+    module, plan, options
+        As for :func:`make_initial_state`, which was called before with a check.
+    errors
+        Relative errors of this rank's gradients.
+    loss, expected
+        Loss of the first step, and one process's.
+
+    Raises
+    ------
+    LaunchError
+        The process failed.
+    """
+    near = worst_of(errors).error <= GRADIENT_TOLERANCE and loss_error(loss, expected) <= LOSS_TOLERANCE
+    if all(text == str(True) for text in gather_texts(str(near))):
+        return NO_ROUNDING
+    _run_reference(module, plan, options, ["--rounding"])
+    return read_rounding(options.scratch)
+
+
+def _run_reference(module: str, plan: Path, options: RunOptions, wanted: list[str]) -> None:
     if is_first_here():
-        command = [sys.executable, "-m", module, str(plan), str(options.scratch)]
-        command += ["--steps", str(options.steps if options.check else 0)]
+        command = [sys.executable, "-m", module, str(plan), str(options.scratch), *wanted]
         command += ["--data", str(options.data)] if options.data is not None else []
         found_here = os.pathsep.join(filter(None, sys.path))  # a model beside the user's script is there as well
         environment = {**os.environ, "PYTHONPATH": found_here}
         made = subprocess.run(command, stderr=subprocess.PIPE, text=True, check=False, env=environment)
         if made.returncode != 0:
             last = (made.stderr.strip().splitlines() or [f"exit code {made.returncode}"])[-1]
-            raise LaunchError(f"the process that makes the initial state failed: {last}")
+            raise LaunchError(f"the process that trains for comparison or makes the initial state failed: {last}")
     dist.barrier()

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from math import inf
+from math import inf, isnan
 
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from runtime.layers.parameters import Origin
-from runtime.measure.comparison import GRADIENT_FLOOR, NO_ERROR, WorstError
 from runtime.measure.reference import ReferenceRun
 
 
 def gradient_error(
     gradients: Mapping[str, Tensor], origins: Mapping[str, Origin], reference: ReferenceRun
-) -> tuple[WorstError, dict[str, int]]:
+) -> tuple[dict[str, float], dict[str, int]]:
     """Compare the gradients of a stage with those of one process; a collective of the stage's ranks.
 
     Parameters
@@ -30,23 +29,23 @@ def gradient_error(
     Returns
     -------
     tuple
-        The largest error, relative to the largest entry of the model's whole gradient, and the number of entries
-        compared by name. The error is infinite where one process has no such gradient.
+        Errors by name, relative to the largest entry of the model's whole gradient, and the number of entries
+        compared by name. An error is infinite where one process has no such gradient.
     """
-    worst = NO_ERROR
+    errors: dict[str, float] = {}
     compared: dict[str, int] = {}
     for path, gradient in gradients.items():
         whole = (gradient.full_tensor() if isinstance(gradient, DTensor) else gradient).cpu()
         origin = origins[path]
         expected = reference.gradients.get(origin.name)
         if expected is None:
-            worst = worst.worse_of(WorstError(inf, origin.name))
+            errors[origin.name] = inf
             continue
         part = origin.part(expected)
         compared[origin.name] = compared.get(origin.name, 0) + part.numel()
-        scale = max(float(expected.abs().max()), GRADIENT_FLOOR * reference.gradient_scale) or 1.0
-        worst = worst.worse_of(WorstError(float((whole - part).abs().max()) / scale, f"{origin.name} ({path})"))
-    return worst, compared
+        error = float((whole - part).abs().max()) / reference.scale_of(expected)
+        errors[origin.name] = max(errors.get(origin.name, 0.0), inf if isnan(error) else error)
+    return errors, compared
 
 
 def uncompared(compared: list[Mapping[str, int]], reference: ReferenceRun) -> list[str]:

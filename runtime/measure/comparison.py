@@ -5,7 +5,7 @@ Each rank compares its own blocks with the same blocks of the reference's files.
 meaning are left out:
 
 - A gradient that is zero up to rounding (an attention key's bias, say) has no digits to compare: its scale
-  is at least :data:`GRADIENT_FLOOR` of the largest gradient entry of the model.
+  is at least :data:`~runtime.measure.reference.GRADIENT_FLOOR` of the largest gradient entry of the model.
 - AdamW divides a gradient by its own magnitude, so where an entry's gradient is rounding noise its update
   is a random number of the size of the learning rate. Updated parameters are compared where the first
   gradient is above :data:`NOISE_SHARE` of its tensor's scale.
@@ -14,8 +14,7 @@ meaning are left out:
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from math import inf, isnan
+from math import inf
 
 from torch import Tensor
 
@@ -23,24 +22,9 @@ from planner.graph.placement import Placement
 from planner.torch_adapter.local.collectives import MeshGroups
 from runtime.measure.local_shards import local_block
 from runtime.measure.reference import ReferenceRun
+from runtime.measure.rounding import NO_ERROR, WorstError
 
-GRADIENT_FLOOR = 1e-4
 NOISE_SHARE = 1e-3
-
-
-@dataclass(frozen=True, slots=True)
-class WorstError:
-    """The largest relative error and the tensor that has it."""
-
-    error: float
-    name: str
-
-    def worse_of(self, other: WorstError) -> WorstError:
-        """The larger of two errors; NaN counts as the largest."""
-        return self if isnan(self.error) or other.error <= self.error else other
-
-
-NO_ERROR = WorstError(0.0, "")
 
 
 class ReferenceComparison:
@@ -61,16 +45,14 @@ class ReferenceComparison:
         self._placements = placements
         self._groups = groups
 
-    def gradients(self, local: Mapping[str, Tensor]) -> WorstError:
-        """Largest error of the local gradients of the first step; infinite where only one side has a gradient."""
-        worst = NO_ERROR
-        for name in sorted(local.keys() ^ self._reference.gradients.keys()):
-            worst = worst.worse_of(WorstError(inf, name))
+    def gradients(self, local: Mapping[str, Tensor]) -> dict[str, float]:
+        """Relative errors of the local gradients of the first step; infinite where only one side has a gradient."""
+        errors = dict.fromkeys(sorted(local.keys() ^ self._reference.gradients.keys()), inf)
         for name in sorted(local.keys() & self._reference.gradients.keys()):
             gradient, expected = local[name], self._reference.gradients[name]
             difference = (gradient.cpu() - self._block(name, expected)).abs()
-            worst = worst.worse_of(_error(name, difference, self._gradient_scale(expected)))
-        return worst
+            errors[name] = _largest(difference) / self._reference.scale_of(expected)
+        return errors
 
     def updated(self, local: Mapping[str, Tensor]) -> WorstError:
         """Largest error of the local parameters and module buffers after the last step."""
@@ -82,21 +64,14 @@ class ReferenceComparison:
             difference = (tensor.cpu().double() - self._block(name, expected).double()).abs()
             gradient = self._reference.gradients.get(name)
             if gradient is not None:
-                noise = NOISE_SHARE * self._gradient_scale(gradient)
+                noise = NOISE_SHARE * self._reference.scale_of(gradient)
                 difference = difference[self._block(name, gradient).abs() > noise]
-            worst = worst.worse_of(_error(name, difference, _largest(expected)))
+            worst = worst.worse_of(WorstError(_largest(difference) / (_largest(expected) or 1.0), name))
         return worst
 
     def _block(self, name: str, full: Tensor) -> Tensor:
         return local_block(full, self._placements[name], self._groups.shape, self._groups.coordinate)
 
-    def _gradient_scale(self, gradient: Tensor) -> float:
-        return max(_largest(gradient), GRADIENT_FLOOR * self._reference.gradient_scale)
-
 
 def _largest(tensor: Tensor) -> float:
     return float(tensor.abs().max()) if tensor.numel() else 0.0
-
-
-def _error(name: str, difference: Tensor, scale: float) -> WorstError:
-    return WorstError(_largest(difference) / (scale or 1.0), name)

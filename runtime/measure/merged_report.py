@@ -2,25 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from runtime.measure.comparison import NO_ERROR, WorstError
 from runtime.measure.reference import ReferenceRun
+from runtime.measure.rounding import NO_ERROR, NO_ROUNDING, Rounding, WorstError, worst_of
 from runtime.measure.run_report import MeasuredRank
 from runtime.measure.steps import Measurement
 
 
-def rank_measurements(measured: Measurement, gradients: WorstError) -> dict[str, Any]:
-    """Fields of a :class:`MeasuredRank`."""
+def rank_measurements(
+    measured: Measurement, errors: Mapping[str, float], rounding: Rounding = NO_ROUNDING
+) -> dict[str, Any]:
+    """Fields of a :class:`MeasuredRank`.
+
+    Parameters
+    ----------
+    measured
+        Times, losses and bytes.
+    errors
+        Relative errors of this rank's gradients by name; empty where nothing was checked.
+    rounding
+        Of one process.
+    """
+    worst = worst_of(errors, rounding)
     return {
         "losses": measured.losses,
         "measured_peak_bytes": measured.peak_bytes,
         "measured_host_peak_bytes": measured.host_peak_bytes,
         "resident_set_bytes": measured.resident_set_bytes,
         "measured_step_s": measured.step_seconds,
-        "grad_rel_error": gradients.error,
-        "worst_gradient": gradients.name,
+        "grad_rel_error": worst.error,
+        "worst_gradient": worst.name,
+        "grad_tolerance": worst.tolerance,
+        "loss_tolerance": rounding.loss_tolerance,
     }
 
 
@@ -36,7 +51,7 @@ def merged_measurements(ranks: Sequence[MeasuredRank], reference: ReferenceRun |
     """
     worst = NO_ERROR
     for rank in ranks:
-        worst = worst.worse_of(WorstError(rank.grad_rel_error, rank.worst_gradient))
+        worst = worst.worse_of(WorstError(rank.grad_rel_error, rank.worst_gradient, rank.grad_tolerance))
     times = [rank.measured_step_s for rank in ranks if rank.measured_step_s is not None]
     return {
         "steps": len(ranks[0].losses),
@@ -48,4 +63,6 @@ def merged_measurements(ranks: Sequence[MeasuredRank], reference: ReferenceRun |
         "reference_loss": None if reference is None else list(reference.losses),
         "max_grad_rel_error": None if reference is None else worst.error,
         "worst_gradient": worst.name,
+        "grad_tolerance": worst.tolerance,
+        "loss_tolerance": ranks[0].loss_tolerance,
     }

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from formulations.problem.files import write_text_atomically
 from planner.models.references import ModelReference, TrainingStep, load_step, reference_of
@@ -22,6 +22,10 @@ from planner.torch_adapter.tracing.step_module import StepArguments, step_loss
 from runtime.measure.batches import Batches
 from runtime.measure.initial_state import map_tensors, save_tensors, write_initial_state
 from runtime.measure.optimizer import whole_model_optimizer
+from runtime.measure.rounding import WIDER, Rounding, loss_error, write_rounding
+
+GRADIENT_FLOOR = 1e-4
+"""Least scale of a gradient, as a share of the largest entry of all gradients."""
 
 GRADIENTS_FILE, UPDATED_FILE, LOSSES_FILE = "gradients.pt", "updated.pt", "losses.json"
 
@@ -46,6 +50,11 @@ class ReferenceRun:
     gradients: Mapping[str, Tensor]
     updated: Mapping[str, Tensor]
     gradient_scale: float
+
+    def scale_of(self, gradient: Tensor) -> float:
+        """What errors of a gradient are relative to: its largest entry, or a floor where all are small."""
+        largest = float(gradient.abs().max()) if gradient.numel() else 0.0
+        return max(largest, GRADIENT_FLOOR * self.gradient_scale) or 1.0
 
 
 def prepare(
@@ -83,15 +92,9 @@ def _train(
     updater = whole_model_optimizer(optimizer, module)
     losses, scale = [], 0.0
     for number in range(steps):
-        parts = []
-        for at in range(batches.micro_batches):
-            args, kwargs = arguments.rebuild(batches.tensors(number * batches.micro_batches + at))
-            loss = step_loss(module, args, kwargs, step.loss_fn) / batches.micro_batches
-            loss.backward()  # type: ignore[no-untyped-call]
-            parts.append(loss.item())
-        losses.append(sum(parts))
+        losses.append(_backward(step, arguments, batches, number))
         if number == 0:
-            found = {name: p.grad.contiguous() for name, p in module.named_parameters() if p.grad is not None}
+            found = _gradients(module)
             scale = max((float(gradient.abs().max()) for gradient in found.values() if gradient.numel()), default=0.0)
             save_tensors(folder / GRADIENTS_FILE, found)
         updater.step()
@@ -99,6 +102,39 @@ def _train(
     named = [*module.named_parameters(), *module.named_buffers()]
     save_tensors(folder / UPDATED_FILE, {name: tensor.detach().contiguous() for name, tensor in named})
     write_text_atomically(folder / LOSSES_FILE, json.dumps({"losses": losses, "gradient_scale": scale}))
+
+
+def _backward(step: TrainingStep, arguments: StepArguments, batches: Batches, number: int) -> float:
+    """Forward and backward of all micro-batches of a step; its loss."""
+    parts = []
+    for at in range(batches.micro_batches):
+        args, kwargs = arguments.rebuild(batches.tensors(number * batches.micro_batches + at))
+        loss = step_loss(step.module, args, kwargs, step.loss_fn) / batches.micro_batches
+        loss.backward()  # type: ignore[no-untyped-call]
+        parts.append(loss.item())
+    return sum(parts)
+
+
+def _gradients(module: nn.Module) -> dict[str, Tensor]:
+    return {name: p.grad.contiguous() for name, p in module.named_parameters() if p.grad is not None}
+
+
+def prepare_rounding(reference: ModelReference, data: Path | None, folder: Path, micro_batches: int = 1) -> None:
+    """Write how far the gradients of :func:`prepare` are from those of a wider dtype; arguments as there."""
+    step = load_step(reference, "cpu")
+    arguments = StepArguments.of(step.module, step.example_args, step.example_kwargs)
+    dtype = WIDER[reference.dtype]
+    examples = tuple(tensor.to(dtype) if tensor.is_floating_point() else tensor for tensor in arguments.tensors)
+    batches = Batches.of(step.module, arguments, examples, data, micro_batches)
+    step.module.to(dtype)
+    loss = _backward(step, arguments, batches, 0)
+    run, precise = read_reference(folder), _gradients(step.module)
+    errors = {
+        name: float((gradient.to(dtype) - precise[name]).abs().max()) / run.scale_of(gradient)
+        for name, gradient in run.gradients.items()
+        if gradient.numel()
+    }
+    write_rounding(Rounding(loss_error(run.losses[0], loss), errors), folder)
 
 
 def read_reference(folder: Path) -> ReferenceRun:
@@ -125,9 +161,13 @@ def prepare_from_command_line(step_of: Callable[[Path], tuple[ModelReference, st
     parser.add_argument("folder", type=Path)
     parser.add_argument("--steps", type=int, default=0)
     parser.add_argument("--data", type=Path)
+    parser.add_argument("--rounding", action="store_true", help="the rounding of what was written before")
     options = parser.parse_args()
     reference, optimizer, micro_batches = step_of(options.plan)
-    prepare(reference, optimizer, options.steps, options.data, options.folder, micro_batches)
+    if options.rounding:
+        prepare_rounding(reference, options.data, options.folder, micro_batches)
+    else:
+        prepare(reference, optimizer, options.steps, options.data, options.folder, micro_batches)
 
 
 def _step_of(path: Path) -> tuple[ModelReference, str, int]:

@@ -66,7 +66,7 @@ def train(
     comparison = ReferenceComparison(read_reference(folder), training.placements, groups)
     meter = MemoryMeter(CPU, training.resident_tensors())
     errors: list[float] = []
-    training.step(initial.examples, meter, lambda found: errors.append(comparison.gradients(found).error))
+    training.step(initial.examples, meter, lambda found: errors.append(max(comparison.gradients(found).values())))
     for _ in range(1, STEPS):
         training.step(initial.examples)
     state = training.optimizer.state

@@ -9,10 +9,11 @@ from support.steps.planned_steps import step_reference, traced_step
 
 from planner.models.references import load_step
 from planner.torch_adapter.local.collectives import MeshGroups
-from runtime.measure.comparison import NO_ERROR, ReferenceComparison, WorstError
+from runtime.measure.comparison import ReferenceComparison
 from runtime.measure.initial_state import local_state, read_initial_state
 from runtime.measure.local_shards import local_block
 from runtime.measure.reference import prepare, read_reference
+from runtime.measure.rounding import NO_ERROR, WorstError, worst_of
 
 CPU = torch.device("cpu")
 
@@ -70,11 +71,11 @@ def test_blocks_of_a_reference_agree_with_themselves_and_differ_when_changed(pre
     groups = MeshGroups((2,), (1,), ("",))
     comparison = ReferenceComparison(reference, placements, groups)
     blocks = {key: local_block(g, placements[key], (2,), (1,)).clone() for key, g in reference.gradients.items()}
-    assert comparison.gradients(blocks).error == 0.0
+    assert set(comparison.gradients(blocks).values()) == {0.0}
     changed = max(blocks, key=lambda key: float(blocks[key].abs().max()))
     scale = float(reference.gradients[changed].abs().max())
     blocks[changed].view(-1)[0] += 0.01 * scale
-    found = comparison.gradients(blocks)
+    found = worst_of(comparison.gradients(blocks))
     assert found.name == changed
     assert found.error == pytest.approx(0.01, rel=1e-3)
     updated = {key: local_block(t, placements[key], (2,), (1,)).clone() for key, t in reference.updated.items()}
@@ -90,10 +91,9 @@ def test_a_gradient_that_only_one_side_has_is_an_infinite_error(prepared):
     comparison = ReferenceComparison(reference, placements, MeshGroups((2,), (1,), ("",)))
     missing, *others = reference.gradients
     local = {name: reference.gradients[name] for name in others}
-    assert comparison.gradients(local) == WorstError(float("inf"), missing)
-    assert comparison.gradients({**reference.gradients, "unknown": torch.ones(1)}) == WorstError(
-        float("inf"), "unknown"
-    )
+    assert worst_of(comparison.gradients(local)) == WorstError(float("inf"), missing)
+    errors = comparison.gradients({**reference.gradients, "unknown": torch.ones(1)})
+    assert worst_of(errors) == WorstError(float("inf"), "unknown")
 
 
 def test_an_error_that_is_no_number_is_the_worst():
@@ -101,3 +101,4 @@ def test_an_error_that_is_no_number_is_the_worst():
     assert NO_ERROR.worse_of(nothing) is nothing
     assert nothing.worse_of(WorstError(3.0, "b")) is nothing
     assert WorstError(1.0, "a").worse_of(WorstError(2.0, "b")).name == "b"
+    assert WorstError(1.0, "a", 0.1).worse_of(WorstError(2.0, "b", 0.3)).name == "a"

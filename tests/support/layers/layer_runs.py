@@ -24,6 +24,7 @@ from runtime.measure.local_shards import local_tensor, reader_of
 from runtime.measure.memory_meter import MemoryMeter
 from runtime.measure.optimizer import whole_model_optimizer
 from runtime.measure.reference import ReferenceRun
+from runtime.measure.rounding import worst_of
 
 CPU = torch.device("cpu")
 
@@ -105,7 +106,8 @@ def run_layer_plan_on_rank(text: str, padded: bool = False, steps: int = 2) -> d
         )
         for number in range(steps)
     ]
-    worst, compared = found[0]
+    gradient_errors, compared = found[0]
+    worst = worst_of(gradient_errors)
     every = [None] * dist.get_world_size()
     dist.all_gather_object(every, compared)
     errors = [abs(a - b) / abs(b) for a, b in zip(losses, expected.losses, strict=True)]

@@ -14,8 +14,8 @@ from planner.schedule.instructions import Schedule
 from planner.strategies.traced_step import input_tensors
 from planner.torch_adapter.local.collectives import MeshGroups
 from planner.torch_adapter.tracing.step_module import step_loss
-from runtime.measure.comparison import GRADIENT_FLOOR
 from runtime.measure.local_shards import local_block
+from runtime.measure.reference import GRADIENT_FLOOR
 from runtime.operators.executor import StepResult
 
 
