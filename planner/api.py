@@ -69,7 +69,7 @@ class _PlanOptions(TypedDict, total=False):
     mesh: Required[Mesh]
     memory: int | None
     host_memory: int | None
-    optimizer: str
+    optimizer: str | None
     grad_accum: int
     solver: str
     time_limit: float
@@ -95,7 +95,7 @@ def plan(
     mesh: Mesh,
     memory: int | None = None,
     host_memory: int | None = None,
-    optimizer: str = "adamw",
+    optimizer: str | None = None,
     grad_accum: int = 1,
     formulation: str = "kiwi_chain",
     solver: str = DEFAULT_SOLVER,
@@ -123,7 +123,7 @@ def plan(
     host_memory
         Bytes of pinned host memory for one device, for formulations that offload; None for no limit.
     optimizer
-        A name of :data:`planner.graph.optimizers.OPTIMIZERS`.
+        A name of :data:`planner.graph.optimizers.OPTIMIZERS`; AdamW, in 32 bits for parameters of 16, if None.
     grad_accum
         Micro-batches that the batch of a plan of operators is cut into; their gradients are summed on each device.
     formulation
@@ -219,7 +219,7 @@ def fits(
     cluster: ClusterSpec | str,
     mesh: tuple[int, ...],
     memory: int | None = None,
-    optimizer: str = "adamw",
+    optimizer: str | None = None,
 ) -> FitsReport:
     """Bounds on the memory that one rank needs, without solving; parameters as for :func:`plan`."""
     session = PlanningSession(_reference(reference), cluster, mesh, optimizer)
@@ -236,7 +236,7 @@ def explore(
     cluster: ClusterSpec | str,
     mesh: Mesh,
     memory: int | None = None,
-    optimizer: str = "adamw",
+    optimizer: str | None = None,
     request: PlanRequest | None = None,
     progress: Callable[[Progress], None] | None = None,
 ) -> Exploration:
@@ -264,7 +264,7 @@ def best_mesh(
     *,
     cluster: ClusterSpec | str,
     memory: int | None = None,
-    optimizer: str = "adamw",
+    optimizer: str | None = None,
     request: PlanRequest | None = None,
     axes: int = 2,
     progress: Callable[[Progress], None] | None = None,
@@ -301,7 +301,7 @@ def largest_batch(
     cluster: ClusterSpec | str,
     mesh: Mesh,
     memory: int | None = None,
-    optimizer: str = "adamw",
+    optimizer: str | None = None,
     request: PlanRequest | None = None,
     multiple: int | None = None,
     most: int = 2**16,
@@ -347,7 +347,7 @@ def sweep(
     batches: Sequence[int] = (),
     formulations: Sequence[str] = ("kiwi_chain",),
     solvers: Sequence[str] = (DEFAULT_SOLVER,),
-    optimizer: str = "adamw",
+    optimizer: str | None = None,
     request: PlanRequest | None = None,
     executor: Executor | None = None,
     folder: str | Path | None = None,

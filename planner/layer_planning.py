@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from formulations.layers.layer import LayerChain
 from planner.common.plan_error import PlanError
-from planner.graph.optimizers import optimizer_named
+from planner.graph.optimizers import default_optimizer, optimizer_named
 from planner.layers.plan.check import divisors
 from planner.layers.plan.document import LayerPlan
 from planner.layers.plan.memory import engine_peaks, plan_profiles
@@ -46,7 +46,7 @@ def plan_layers(
     devices: int,
     formulation: str,
     memory: int | None = None,
-    optimizer: str = "adamw",
+    optimizer: str | None = None,
     as_published: bool = False,
     search_batch: bool = False,
     time_limit: float = 30.0,
@@ -67,7 +67,7 @@ def plan_layers(
     memory
         Bytes of one device, of which the cluster's reserve is subtracted; all that it has if None.
     optimizer
-        A name of :data:`planner.graph.optimizers.OPTIMIZERS`.
+        A name of :data:`planner.graph.optimizers.OPTIMIZERS`; AdamW, in 32 bits for parameters of 16, if None.
     as_published
         Whether the paper's own search decides, in place of the exact one.
     search_batch
@@ -97,7 +97,7 @@ def plan_layers(
         cluster=found,
         devices=devices,
         tensor_bytes=MemoryBudget.on(found, memory).tensor_bytes,
-        optimizer=optimizer_named(optimizer),
+        optimizer=optimizer_named(optimizer or default_optimizer(step.dtype)),
         as_published=as_published,
         search_batch=search_batch,
         time_limit=time_limit,

@@ -155,7 +155,7 @@ def best_mesh(
     cluster: ClusterSpec | str,
     ranks: int,
     request: PlanRequest,
-    optimizer: str = "adamw",
+    optimizer: str | None = None,
     axes: int = 2,
     progress: Callable[[Progress], None] | None = None,
 ) -> BestMesh:
@@ -228,7 +228,7 @@ def largest_batch(
     mesh: tuple[int, ...],
     request: PlanRequest,
     floor: Callable[[PlanningSession], int],
-    optimizer: str = "adamw",
+    optimizer: str | None = None,
     multiple: int | None = None,
     most: int = 2**16,
     progress: Callable[[Progress], None] | None = None,

@@ -35,11 +35,11 @@ class Cell:
     reference: ModelReference
     cluster: ClusterSpec
     mesh: tuple[int, ...]
-    optimizer: str
+    optimizer: str | None
     request: PlanRequest
 
     @property
-    def step(self) -> tuple[ModelReference, str, tuple[int, ...], str, str]:
+    def step(self) -> tuple[ModelReference, str, tuple[int, ...], str | None, str]:
         """What cells share that are planned from what is known of each other: all but limit and formulation.
 
         Solvers are compared, so none begins from what another one found.
@@ -82,7 +82,7 @@ class Grid:
     batches: Sequence[int] = ()
     formulations: Sequence[str] = ("kiwi_chain",)
     solvers: Sequence[str] = ("portfolio",)
-    optimizer: str = "adamw"
+    optimizer: str | None = None
     request: PlanRequest = field(default_factory=PlanRequest)
 
     def __post_init__(self) -> None:

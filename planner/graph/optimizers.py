@@ -99,6 +99,11 @@ OPTIMIZERS: dict[str, OptimizerSpec] = {
 }
 
 
+def default_optimizer(dtype: str) -> OptimizerName:
+    """AdamW for parameters of a dtype: in 32 bits for those of 16, since moments of 16 bits round small steps away."""
+    return "adamw_mixed" if dtype in _HALF else "adamw"
+
+
 def optimizer_named(name: str, micro_batches: int = 1) -> OptimizerSpec:
     """Look up an optimizer, for steps of so many micro-batches.
 

@@ -30,7 +30,7 @@ from formulations.step.solving.step_problem import StepProblem
 from formulations.step.training_step import StepDecision, StepModel
 from planner.common.infeasibility import refusal
 from planner.graph.operator_graph import OperatorGraph
-from planner.graph.optimizers import OptimizerSpec, optimizer_named
+from planner.graph.optimizers import OptimizerSpec, default_optimizer, optimizer_named
 from planner.machine.cluster import ClusterError, ClusterSpec, load_cluster
 from planner.machine.costs import CostModel
 from planner.machine.memory_budget import MemoryBudget
@@ -96,14 +96,14 @@ class PlanningSession:
         reference: ModelReference,
         cluster: ClusterSpec | str,
         mesh: tuple[int, ...],
-        optimizer: str = "adamw",
+        optimizer: str | None = None,
         traced: TracedStep | None = None,
         grad_accum: int = 1,
     ) -> None:
         self.reference = reference
         self.cluster = load_cluster(cluster) if isinstance(cluster, str) else cluster
         self.mesh = mesh
-        self.optimizer: OptimizerSpec = optimizer_named(optimizer, grad_accum)
+        self.optimizer: OptimizerSpec = optimizer_named(optimizer or default_optimizer(reference.dtype), grad_accum)
         self.costs = CostModel(self.cluster, mesh, grad_accum)
         if self.cluster.measured is None and self.cluster.devices % prod(mesh):
             raise ClusterError(

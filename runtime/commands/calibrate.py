@@ -42,7 +42,7 @@ def calibrate(
     batch: Batch = 8,
     sequence: SequenceLength = 256,
     dtype: Dtype = "float32",
-    optimizer: Optimizer = "adamw",
+    optimizer: Optimizer = None,
     seed: Seed = 0,
     layers: Layers = None,
     dropout: Dropout = None,

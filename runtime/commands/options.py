@@ -42,7 +42,11 @@ Batch = Annotated[int, typer.Option(min=1, help="Sequences in one step, over all
 SequenceLength = Annotated[int, typer.Option("--seq", min=1, help="Tokens in one sequence.")]
 Dtype = Annotated[str, typer.Option(help="Parameters and activations: float32, bfloat16 or float16.")]
 Optimizer = Annotated[
-    str, typer.Option(help=f"{', '.join(OPTIMIZERS)}; adamw_mixed trains 16-bit parameters in 32 bits.")
+    str | None,
+    typer.Option(
+        help=f"{', '.join(OPTIMIZERS)}; adamw_mixed trains 16-bit parameters in 32 bits.",
+        show_default="adamw_mixed for them, else adamw",
+    ),
 ]
 GradAccum = Annotated[int, typer.Option(min=1, help="Micro-batches in one step.")]
 DEFAULT_SOLVER = "portfolio"

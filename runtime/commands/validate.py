@@ -44,7 +44,7 @@ def validate(
     batch: Batch = 8,
     sequence: SequenceLength = 256,
     dtype: Dtype = "float32",
-    optimizer: Optimizer = "adamw",
+    optimizer: Optimizer = None,
     seed: Seed = 0,
     layers: Layers = None,
     dropout: Dropout = None,
@@ -119,7 +119,7 @@ def _read(files: list[Path], allow_code: bool) -> list[tuple[str, Plan]]:
 
 
 def _sampled(
-    reference: ModelReference, cluster: str, mesh: tuple[int, ...], optimizer: str, count: int, seed: int
+    reference: ModelReference, cluster: str, mesh: tuple[int, ...], optimizer: str | None, count: int, seed: int
 ) -> list[tuple[str, Plan]]:
     from planner.session import PlanningSession
     from runtime.prediction.random_plans import random_plans

@@ -36,7 +36,7 @@ def calibrate_model(
     reference: ModelReference,
     mesh: tuple[int, ...],
     request: PlanRequest,
-    optimizer: str = "adamw",
+    optimizer: str | None = None,
     path: Path | None = None,
     rounds: int = ROUNDS,
     sample: int = 0,

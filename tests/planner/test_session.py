@@ -207,6 +207,11 @@ def test_plans_and_fits_know_every_optimizer(optimizer):
     verify_plan(plan, here.traced.graph, here.fingerprints, seconds=here.instruction_costs)
 
 
+@pytest.mark.parametrize(("dtype", "optimizer"), [("bfloat16", "adamw_mixed"), ("float32", "adamw")])
+def test_without_an_optimizer_16_bits_are_trained_in_32(dtype, optimizer):
+    assert PlanningSession(replace(step_reference("mlp"), dtype=dtype), CLUSTER, (2,)).optimizer.name == optimizer
+
+
 def test_plans_side_by_side():
     here = session("conv_net", (2,))
     one, two = here.plan(PlanRequest(time_limit=3)), here.plan(PlanRequest(formulation="sharding", time_limit=3))
