@@ -104,7 +104,7 @@ def test_too_little_memory_says_the_minimum_that_then_fits(name):
     here = session(name, (2,))
     smallest = usable(here, 2**16)
     with pytest.raises(InfeasibleError, match="too little: every plan of this formulation needs at least") as refused:
-        here.plan(PlanRequest(memory=smallest, time_limit=3))
+        here.plan(PlanRequest(memory=smallest, time_limit=6))
     message = str(refused.value)
     assert "it binds at" in message
     assert "alive" in message
