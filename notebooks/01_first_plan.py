@@ -43,6 +43,7 @@ os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 # The tests run this notebook with a smaller model, on figures of a machine that need no measuring.
 MODEL = os.environ.get("MESHWRIGHT_NOTEBOOK_MODEL", "hf:gpt2")
 CLUSTER = os.environ.get("MESHWRIGHT_NOTEBOOK_CLUSTER", LOCAL_NAME)
+SECONDS = float(os.environ.get("MESHWRIGHT_NOTEBOOK_SECONDS", "10"))
 MESH = (2,)
 
 # %% [markdown]
@@ -90,7 +91,7 @@ api.fits(reference, cluster=cluster, mesh=MESH)
 # The bound is proven: no plan of this formulation is faster.
 
 # %%
-fastest = session.plan(api.PlanRequest(time_limit=10))
+fastest = session.plan(api.PlanRequest(time_limit=SECONDS))
 fastest
 
 # %%
@@ -113,7 +114,7 @@ modules_of_plan(module_tree(open_plan("fastest", fastest, session=session)))
 reserve = fastest.decision.options.reserve_bytes
 limit = fastest.peak_bytes * 92 // 100
 print("tensors may have", format_bytes(limit), "on each device")
-tight = session.plan(api.PlanRequest(memory=limit + reserve, time_limit=10))
+tight = session.plan(api.PlanRequest(memory=limit + reserve, time_limit=SECONDS))
 memory_over_time(tight)
 
 # %%
@@ -124,7 +125,7 @@ api.compare(fastest=fastest, tight=tight)
 # takes a second. `forbid`, `unpin`, `whatif` (another cluster, mesh or limit) and `price_of_memory` work alike.
 
 # %%
-with api.Exploration(session, api.PlanRequest(memory=limit + reserve, time_limit=10)) as exploration:
+with api.Exploration(session, api.PlanRequest(memory=limit + reserve, time_limit=SECONDS)) as exploration:
     change = exploration.pin("*.mlp", "recompute")
 change
 

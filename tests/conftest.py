@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,11 +16,12 @@ from support.tiers import mark_slow_cases
 from formulations.solvers import SolverPool
 
 LONGEST = (
+    "operators",
+    "library",
     "test_notebooks",
     "test_solvers_differential",
     "test_session",
     "test_launch",
-    "test_random_plans",
     "test_layer_executor",
     "test_layer_random",
     "test_metamorphic",
@@ -28,9 +30,11 @@ LONGEST = (
     "test_step_beside",
     "test_worker",
     "test_changes_and_prices",
-    "test_checkpoints",
 )
-"""Files that take half a minute or more, in `make test-all`; one process runs a file, so these begin first."""
+"""What takes half a minute or more in `make test-all`; one process runs a file or folder, so these begin first."""
+
+TOGETHER = ("tests/runtime/operators/", "tests/runtime/library/")
+"""Folders that one process runs: each of its ranks traces a model once for all files."""
 
 NOT_FAST = ("slow", "fuzz", "bench")
 """Marks of what `make test` leaves out."""
@@ -47,7 +51,21 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         fast[item.path] += not any(item.get_closest_marker(mark) for mark in NOT_FAST)
     config.stash[FAST_TESTS] = dict(fast)
     order = {name: place for place, name in enumerate(LONGEST)}
-    items.sort(key=lambda item: order.get(item.path.stem, len(LONGEST)))
+    items.sort(key=lambda item: min(order.get(name, len(LONGEST)) for name in (item.path.stem, item.path.parent.name)))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Let one process run a file, or a folder of :data:`TOGETHER`."""
+    if config.getvalue("dist") != "loadfile":
+        return None
+    from xdist.scheduler import LoadFileScheduling
+
+    class Scheduling(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return next((folder for folder in TOGETHER if nodeid.startswith(folder)), super()._split_scope(nodeid))
+
+    return Scheduling(config, log)
 
 
 @pytest.fixture(scope="session")
@@ -71,6 +89,24 @@ def _solver_processes(request: pytest.FixtureRequest, _warm_workers: WarmWorkers
     else:
         with _warm_workers.lent():
             yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _sessions_trace_once() -> Iterator[None]:
+    """Sessions of the planner share traced steps of equal references; tests of mathematics alone load no torch."""
+    with pytest.MonkeyPatch.context() as patch:
+        if "planner.session" in sys.modules:
+            from support.steps.traced_once import traced_once
+
+            from planner.session import PlanningSession
+
+            def trace(session: PlanningSession) -> Any:
+                traced = traced_once(session.reference)
+                session.times |= {"load": 0.0, "trace": traced.seconds}
+                return traced
+
+            patch.setattr(PlanningSession, "_trace", trace)
+        yield
 
 
 @pytest.fixture(scope="module")

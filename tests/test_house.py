@@ -19,7 +19,9 @@ FLOORS = ("formulations", "planner", "runtime")
 TOP_LEVEL = {*FLOORS, "notebooks", "tests", ".ci"}
 LONGEST_FILE = 500
 # Without networkx, which torch itself needs.
-NOT_FOR_EXECUTION = ("highspy", "ortools", "pyomo", "numba", "transformers", "typer", "rich", "matplotlib", "pandas")
+NOT_FOR_EXECUTION = (
+    "highspy", "ortools", "pyomo", "scipy", "numba", "transformers", "typer", "rich", "matplotlib", "pandas",
+)  # fmt: skip
 EXECUTION_ROOMS = ("planner.graph", "planner.plan", "planner.replay", "planner.schedule", "planner.torch_adapter")
 """Rooms of ``planner`` that a rank imports; of ``runtime`` it is all but the commands."""
 MOST_FILES = 18

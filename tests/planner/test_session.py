@@ -26,6 +26,8 @@ from planner.replay.checker import ViolationKind
 from planner.session import PlanningSession, PlanRequest, session_of
 
 CLUSTER = "a100-8-nvlink"
+NEAR = PlanRequest(time_limit=20, gap=0.01)
+"""For tests that need a plan, but no proof that it is the best."""
 
 
 @cache
@@ -54,7 +56,7 @@ def plans_within(session: PlanningSession, memories: list[int], request: PlanReq
 )
 def test_a_plan_is_certified_and_holds(name, mesh):
     here = session(name, mesh)
-    plan = here.plan(PlanRequest(time_limit=10))
+    plan = here.plan(NEAR)
     certificate = plan.record.certificate
     assert certificate.status in (Status.OPTIMAL, Status.FEASIBLE)
     assert plan.bound_seconds <= plan.objective_seconds
@@ -102,12 +104,12 @@ def test_too_little_memory_says_the_minimum_that_then_fits(name):
     here = session(name, (2,))
     smallest = usable(here, 2**16)
     with pytest.raises(InfeasibleError, match="too little: every plan of this formulation needs at least") as refused:
-        here.plan(PlanRequest(memory=smallest, time_limit=3))
+        here.plan(PlanRequest(memory=smallest, time_limit=6))
     message = str(refused.value)
     assert "it binds at" in message
     assert "alive" in message
     fits = int(re.search(r"--memory (\d+)MiB fits", message)[1]) * 2**20
-    assert here.plan(PlanRequest(memory=fits, time_limit=3)).peak_bytes <= fits
+    assert here.plan(replace(NEAR, memory=fits)).peak_bytes <= fits
 
 
 def test_a_memory_that_the_reserve_uses_up_is_refused():
@@ -146,13 +148,14 @@ def test_unknown_optimizer():
 @pytest.mark.parametrize("name", ["conv_net", slow("gpt2")])
 def test_an_explanation_says_what_moves_what_is_alive_and_what_memory_is_worth(name):
     here = session(name, (2,))
-    free = here.plan(PlanRequest(time_limit=3))
-    tight = here.plan(PlanRequest(memory=usable(here, int(free.peak_bytes * 0.97)), time_limit=3))
-    text = str(api.explain(tight, time_limit=2))
+    free = here.plan(NEAR)
+    tight = here.plan(replace(NEAR, memory=usable(here, int(free.peak_bytes * 0.97))))
+    explained = api.explain(tight, time_limit=2)
+    text = str(explained)
     for heading in ("Costliest reshardings", "Recomputed", "Alive at the peak", "Price of memory"):
         assert heading in text
     assert "1 GiB more: -" in text or "1 GiB more: +0" in text
-    assert "<h4>Recomputed</h4>" in api.explain(tight, time_limit=2)._repr_html_()
+    assert "<h4>Recomputed</h4>" in explained._repr_html_()
 
 
 def test_fits_brackets_the_plans():
@@ -162,7 +165,7 @@ def test_fits_brackets_the_plans():
     assert floor < kept
     assert all(row.fits for row in report.rows)
     here = session("gpt2", (2,))
-    assert floor_divided <= here.plan(PlanRequest(time_limit=3)).peak_bytes <= kept
+    assert floor_divided <= here.plan(NEAR).peak_bytes <= kept
 
 
 @pytest.mark.slow
@@ -195,13 +198,13 @@ def test_host_memory_below_nothing_is_refused():
         PlanRequest(host_memory=-1)
 
 
-@pytest.mark.parametrize("optimizer", only(("adamw", "adamw_mixed"), OPTIMIZERS))
+@pytest.mark.parametrize("optimizer", only(("adamw_mixed",), OPTIMIZERS))
 def test_plans_and_fits_know_every_optimizer(optimizer):
     here = PlanningSession(replace(step_reference("gpt2"), dtype="bfloat16"), CLUSTER, (2,), optimizer)
     whole = StepDecision((0,) * len(here.space.nodes), {})
     kept = fits_report(here.traced.graph, 2, here.optimizer).rows[0].peak_bytes
     assert kept == here.replay(here.schedule(whole)).peak_bytes
-    plan = here.plan(PlanRequest(formulation="sharding", time_limit=3))
+    plan = here.plan(replace(NEAR, formulation="sharding"))
     assert plan.decision.options.optimizer == optimizer
     assert plan.peak_bytes <= kept
     verify_plan(plan, here.traced.graph, here.fingerprints, seconds=here.instruction_costs)
@@ -213,8 +216,8 @@ def test_without_an_optimizer_16_bits_are_trained_in_32(dtype, optimizer):
 
 
 def test_plans_side_by_side():
-    here = session("conv_net", (2,))
-    one, two = here.plan(PlanRequest(time_limit=3)), here.plan(PlanRequest(formulation="sharding", time_limit=3))
+    here = session("mlp", (2,))
+    one, two = here.plan(NEAR), here.plan(replace(NEAR, formulation="sharding"))
     table = api.compare(joint=one, sharding=two)
     assert "joint" in str(table)
     assert "sharding" in table._repr_html_()
@@ -243,13 +246,13 @@ def test_a_second_bound_above_the_cost_refuses_the_plan(monkeypatch):
     true_result = SecondBound.result
     monkeypatch.setattr(SecondBound, "result", too_high)
     with pytest.raises(PlanError, match="below the bound of"):
-        session("conv_net", (2, 2)).plan(PlanRequest(time_limit=5))
+        session("mlp", (2,)).plan(NEAR)
 
 
 def test_where_the_second_method_has_no_bound_the_plan_says_so(monkeypatch):
     true_result = SecondBound.result
     monkeypatch.setattr(SecondBound, "result", lambda self: replace(true_result(self), bound=None))
-    plan = session("conv_net", (2, 2)).plan(PlanRequest(time_limit=5))
+    plan = session("mlp", (2,)).plan(NEAR)
     assert dict(plan.rows())["second bound"] == "none: the bound is from one method"
 
 

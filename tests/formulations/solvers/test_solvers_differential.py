@@ -165,7 +165,7 @@ def test_training_steps_are_proved_by_highs_and_confirmed_by_cpsat(seed: int, me
     assert by_cpsat.claimed is None or by_cpsat.claimed <= by_highs.objective
 
 
-@pytest.mark.parametrize("seeds", [range(1, 7), slow(range(7, 61))], ids=["few", "more"])
+@pytest.mark.parametrize("seeds", [range(1, 3), slow(range(3, 61))], ids=["few", "more"])
 def test_small_amounts_that_matter(seeds: range, pool: SolverPool) -> None:
     """HiGHS's presolve and restarts cut off the optimum of a fifth of these before rows were scaled for that.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from functools import cache
 from itertools import pairwise
 
 import pytest
@@ -12,25 +13,27 @@ from support.steps.planned_steps import step_reference
 from planner.explore.changes import ClusterChange, recosted
 from planner.explore.errors import ExploreError
 from planner.explore.exploration import Exploration
-from planner.explore.memory_prices import SHARES
+from planner.explore.memory_prices import SHARES, MemoryPrices
 from planner.session import PlanningSession, PlanRequest
 
 CLUSTER = "a100-8-nvlink"
-opened: dict[str, Exploration] = {}
 
 
-def exploration(name: str = "gpt2") -> Exploration:
-    if name not in opened:
-        session = PlanningSession(step_reference(name), CLUSTER, (2,))
-        opened[name] = Exploration(session, PlanRequest(time_limit=30))
-    return opened[name]
+@cache
+def exploration(name: str) -> Exploration:
+    return Exploration(PlanningSession(step_reference(name), CLUSTER, (2,)), PlanRequest(time_limit=30))
+
+
+@cache
+def prices_of(name: str) -> MemoryPrices:
+    return exploration(name).price_of_memory(time_limit=10)
 
 
 @pytest.mark.slow_cases("llama")
 @pytest.mark.parametrize("name", ["gpt2", "llama"])
 def test_more_memory_never_costs_more(name):
     here = exploration(name)
-    prices = here.price_of_memory(time_limit=10)
+    prices = prices_of(name)
     assert len(prices.limits) == len(SHARES)
     planned = [price for price in prices.limits if price.plan is not None]
     assert len(planned) >= 2
@@ -52,7 +55,7 @@ def test_more_memory_never_costs_more(name):
 
 
 def test_memory_that_is_too_little_is_a_row_with_the_reason():
-    here = exploration()
+    here = exploration("gpt2")
     reserve = here.session.cluster.device.reserve_bytes
     prices = here.price_of_memory([reserve + 2**12, reserve + 2**30], time_limit=2)
     assert prices.limits[0].plan is None
@@ -63,7 +66,7 @@ def test_memory_that_is_too_little_is_a_row_with_the_reason():
 
 
 def test_no_change_gives_the_same_plan_again():
-    here = exploration()
+    here = exploration("gpt2")
     same = here.whatif(ClusterChange())
     assert same.same.seconds == here.plan.objective_seconds == same.after.objective_seconds
     assert same.same.peak_bytes == here.plan.peak_bytes
@@ -80,7 +83,7 @@ def test_no_change_gives_the_same_plan_again():
     ],
 )
 def test_the_new_plan_is_no_worse_than_the_present_one_there(change):
-    here = exploration()
+    here = exploration("gpt2")
     found = here.whatif(change)
     assert found.same.fits
     assert found.after.objective_seconds <= found.same.seconds
@@ -93,7 +96,7 @@ def test_the_new_plan_is_no_worse_than_the_present_one_there(change):
 
 
 def test_slower_links_never_make_a_plan_faster():
-    here = exploration()
+    here = exploration("gpt2")
     slower = here.whatif(ClusterChange(bandwidth=0.1))
     assert slower.same.seconds >= here.plan.objective_seconds
     assert slower.after.objective_seconds >= here.plan.bound_seconds
@@ -103,7 +106,7 @@ def test_slower_links_never_make_a_plan_faster():
 
 @pytest.mark.slow
 def test_a_plan_that_needs_more_than_there_is_says_so():
-    here = exploration()
+    here = exploration("gpt2")
     reserve = here.session.cluster.device.reserve_bytes
     found = here.whatif(ClusterChange(memory=reserve + int(0.9 * here.plan.peak_bytes)))
     assert not found.same.fits
@@ -114,7 +117,7 @@ def test_a_plan_that_needs_more_than_there_is_says_so():
 
 @pytest.mark.slow
 def test_other_numbers_of_ranks():
-    here = exploration()
+    here = exploration("gpt2")
     four = here.whatif(ClusterChange(mesh=(4,)))
     assert four.after.decision.options.mesh == (4,)
     if four.same.fits:
@@ -130,7 +133,7 @@ def test_factors_are_above_nothing():
 
 
 def test_pins_stay_under_a_change():
-    here = exploration()
+    here = exploration("gpt2")
     here.pin("transformer.h.0.mlp", "recompute")
     found = here.whatif(ClusterChange(bandwidth=0.5))
     here.unpin()
@@ -139,8 +142,8 @@ def test_pins_stay_under_a_change():
 
 
 def test_results_are_short_text_tables_and_files(tmp_path):
-    here = exploration()
-    prices = here.price_of_memory(time_limit=10)
+    here = exploration("gpt2")
+    prices = prices_of("gpt2")
     assert len(repr(prices)) < 2_000
     assert repr(prices).count("\n") <= 12
     assert prices._repr_html_().count("<tr>") == len(prices.limits) + 1

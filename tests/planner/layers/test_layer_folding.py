@@ -32,6 +32,8 @@ from planner.strategies.sharding_rules import Strategy, axis_rules
 
 TITAN = load_cluster("titan-rtx-8-pcie")
 BATCHES = (2, 4)
+FAST = ("gpt2", "t5", "res_net", "conv_net", "tied_gpt", "mlp", "experts")
+"""Models of `make test`; every capture of a transformer takes seconds, at each of two batches."""
 LINEAR = tuple(name for name in (*TRANSFORMERS, *OWN) if name != "experts")
 """Models whose storages grow with the batch and no faster; the places of experts are tokens times capacity."""
 
@@ -93,8 +95,7 @@ EXPECTED = {
 }
 
 
-@pytest.mark.slow_cases("t5", "bert")
-@pytest.mark.parametrize("name", only(EXPECTED.keys() - {"swin"}, EXPECTED))
+@pytest.mark.parametrize("name", only(FAST, EXPECTED))
 def test_blocks_are_layers_and_so_is_what_lies_around_them(name):
     assert [layer.name for layer in folded(name).layers] == EXPECTED[name]
 
@@ -123,14 +124,14 @@ def test_attention_and_feed_forward_modules_apart():
 
 
 @pytest.mark.parametrize("apart", [False, True])
-@pytest.mark.parametrize("name", only(EXPECTED.keys() - {"swin"}, EXPECTED))
+@pytest.mark.parametrize("name", only(FAST, EXPECTED))
 def test_parameters_are_the_modules_to_the_byte(name, apart):
     module = training_step(name, BATCHES[0]).module
     assert folded(name, apart).parameter_bytes == sum(p.numel() * p.element_size() for p in module.parameters())
 
 
 @pytest.mark.parametrize("apart", [False, True])
-@pytest.mark.parametrize("name", LINEAR)
+@pytest.mark.parametrize("name", only(FAST, LINEAR))
 def test_what_layers_keep_is_what_the_replay_keeps_to_the_byte(name, apart):
     chain = folded(name, apart)
     fixed = sum(layer.fixed_saved_bytes for layer in chain.layers)
@@ -147,7 +148,7 @@ def test_the_line_meets_a_third_batch(name):
 
 
 @pytest.mark.parametrize("apart", [False, True])
-@pytest.mark.parametrize("name", LINEAR)
+@pytest.mark.parametrize("name", only(FAST, LINEAR))
 def test_peaks_of_layers_bound_the_replay_and_the_highest_is_met(name, apart):
     chain, graph = folded(name, apart), traced_batch(name, BATCHES[0]).graph
     modules = module_regions(graph)
@@ -242,6 +243,7 @@ SHAPES = {
 }
 
 
+@pytest.mark.slow_cases("bert")
 @pytest.mark.parametrize("name", SHAPES)
 def test_formulas_are_the_captured_blocks_to_the_byte(name):
     """Parameters, storages and what tensor parallelism divides, of the last block and of its modules."""
@@ -281,12 +283,13 @@ def test_gradients_inside_a_divided_module_are_divided():
     assert block.split.backward_seconds > 0.9 * block.backward_seconds
 
 
-def test_figures_of_the_group_never_exceed_those_of_one_device():
-    for name in TRANSFORMERS:
-        for layer in folded(name).layers:
-            share = layer.on_one_of(2)
-            for field in ("parameter_bytes", "saved_bytes", "forward_seconds", "backward_workspace_bytes"):
-                assert getattr(share, field) <= getattr(layer, field)
+@pytest.mark.fast_cases("gpt2", "t5")
+@pytest.mark.parametrize("name", TRANSFORMERS)
+def test_figures_of_the_group_never_exceed_those_of_one_device(name):
+    for layer in folded(name).layers:
+        share = layer.on_one_of(2)
+        for field in ("parameter_bytes", "saved_bytes", "forward_seconds", "backward_workspace_bytes"):
+            assert getattr(share, field) <= getattr(layer, field)
 
 
 def test_batches_and_steps_that_do_not_belong_together_are_refused():
@@ -310,6 +313,7 @@ def lawful(rule, graph, operator, small, partial):
     return given and all(word is None or wanted(word) for word in rule.outputs)
 
 
+@pytest.mark.slow_cases("bert")
 @pytest.mark.parametrize("name", ["bert", "t5"])
 def test_verified_rules_allow_every_division(name):
     traced = traced_batch(name, 4)

@@ -58,7 +58,7 @@ def planned(formulation: str, memory: int | None = None, name: str = "gpt2", **m
 
 @pytest.mark.parametrize("as_published", [False, True])
 @pytest.mark.parametrize("formulation", LAYER_FORMULATIONS)
-@pytest.mark.parametrize("name", ["gpt2", "vit"])
+@pytest.mark.parametrize("name", ["gpt2", slow("vit")])
 def test_a_plan_names_every_layer_and_keeps_its_promises(formulation, as_published, name, tmp_path):
     plan = planned(formulation, name=name, as_published=as_published)
     check_layer_plan(plan)

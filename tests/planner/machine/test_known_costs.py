@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import cache
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from planner.schedule.instructions import Schedule
 from planner.session import PlanningSession, PlanRequest
 
 CLUSTER = load_cluster("a100-8-nvlink")
-REQUEST = PlanRequest(None, "kiwi_chain", time_limit=10.0)
+REQUEST = PlanRequest(None, "kiwi_chain", time_limit=20.0, gap=0.01)
 
 
 def known(*costs: tuple[str, float, float], ranks: int = 2) -> KnownCosts:
@@ -71,12 +72,17 @@ def _measured_at_random(session: PlanningSession, schedule: Schedule, seed: int)
     return costs
 
 
-@pytest.mark.slow_cases("llama-mesh1")
+@cache
+def planned(name: str, mesh: tuple[int, ...]) -> tuple[PlanningSession, Schedule]:
+    session = PlanningSession(step_reference(name), CLUSTER, mesh)
+    return session, schedule_of(session.plan(REQUEST), session.graph)
+
+
+@pytest.mark.fast_cases("gpt2-mesh0")
 @pytest.mark.parametrize(("name", "mesh"), [("gpt2", (2,)), ("llama", (2, 2)), ("vit", (2,))])
 def test_models_and_replays_count_measured_costs_alike(name: str, mesh: tuple[int, ...]) -> None:
     """A session refuses a plan whose model and replay differ; the same schedule costs what was measured."""
-    session = PlanningSession(step_reference(name), CLUSTER, mesh)
-    schedule = schedule_of(session.plan(REQUEST), session.graph)
+    session, schedule = planned(name, mesh)
     costs = _measured_at_random(session, schedule, len(name))
     measured = PlanningSession(step_reference(name), CLUSTER.model_copy(update={"costs": costs}), mesh)
     spent = measured.instruction_costs.seconds_by_source(schedule)
@@ -91,9 +97,8 @@ def test_models_and_replays_count_measured_costs_alike(name: str, mesh: tuple[in
 
 
 def test_signatures_tell_apart_what_takes_different_times() -> None:
-    session = PlanningSession(step_reference("gpt2"), CLUSTER, (2,))
+    session, schedule = planned("gpt2", (2,))
     by_signature: dict[tuple[str, str], set[int]] = {}
-    schedule = schedule_of(session.plan(REQUEST), session.graph)
     for instruction in schedule.instructions:
         for part in session.instruction_costs.parts(schedule, instruction):
             by_signature.setdefault((part.kind, part.signature), set()).add(round(part.modelled * 1e12))

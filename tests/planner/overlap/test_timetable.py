@@ -51,14 +51,14 @@ def replayed(name, mesh, schedule, costs):
     )
 
 
-@pytest.mark.parametrize("seed", first(3, range(8)))
+@pytest.mark.parametrize("seed", first(1, range(5)))
 @pytest.mark.parametrize("mesh", MESHES)
 @pytest.mark.parametrize("name", NAMES)
 def test_random_plans(name, mesh, seed):
     space = strategy_space(name, mesh)
     decision = random_decision(space, seed)
     serial = build_schedule(space, decision)
-    slow = OverlapSpec(computation=1.3, collectives=1.1) if seed % 2 else None
+    slow = OverlapSpec(computation=1.3, collectives=1.1) if (seed + len(name) + len(mesh)) % 2 else None
     model_costs, costs = prices(name, mesh, slow)
     before = replayed(name, mesh, serial, costs)
     model = with_link_costs(space, model_costs)

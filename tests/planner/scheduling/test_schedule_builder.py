@@ -6,7 +6,6 @@ import pytest
 import torch
 from support.steps.planned_steps import step_reference, strategy_space
 from support.steps.random_plans import modes_with, with_reruns_twice
-from support.tiers import slow
 
 from formulations.problem.checker import check
 from formulations.step.counting import Counting
@@ -27,16 +26,17 @@ from planner.strategies.traced_step import trace_step
 NAMES = ["gpt2", "llama", "vit", "conv_net", "lora_gpt", "tied_gpt", "res_net", "mixture_of_experts"]
 
 
-@pytest.mark.slow_cases("llama-mesh2-adamw", "mixture_of_experts-mesh2-adamw", "lora_gpt-mesh0-adamw")
-@pytest.mark.parametrize("optimizer", ["adamw", slow("sgd")])
-@pytest.mark.parametrize("mesh", [(2,), slow((4,)), (2, 2)])
+@pytest.mark.fast_cases(*(f"{name}-mesh{2 - 2 * (k % 2)}-adamw" for k, name in enumerate(NAMES)))
+@pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
+@pytest.mark.parametrize("mesh", [(2,), (4,), (2, 2)])
 @pytest.mark.parametrize("name", NAMES)
 def test_random_decisions_replay_as_the_model_says(name, mesh, optimizer):
     space = strategy_space(name, mesh, optimizer)
     check_decisions(space, optimizer, [once(random_decision(space, seed)) for seed in range(4)])
 
 
-@pytest.mark.parametrize("mesh", [(2,), slow((2, 2))])
+@pytest.mark.fast_cases("gpt2-mesh0", "vit-mesh0", "lora_gpt-mesh0", "res_net-mesh0")
+@pytest.mark.parametrize("mesh", [(2,), (2, 2)])
 @pytest.mark.parametrize("name", NAMES)
 def test_operators_that_run_again_twice_replay_as_the_model_says(name, mesh):
     space = strategy_space(name, mesh, "adamw")

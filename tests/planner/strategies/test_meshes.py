@@ -9,6 +9,7 @@ from itertools import product
 import numpy as np
 import pytest
 from support.steps.planned_steps import strategy_space, traced_step
+from support.tiers import slow
 
 from formulations.step.training_step import NodeKind
 from planner.graph.optimizers import optimizer_named
@@ -44,7 +45,7 @@ def equal_tables(left, right) -> bool:
 
 
 @pytest.mark.parametrize(("mesh", "axis"), [((1, 4), 0), ((4, 1), 1), ((1, 4, 1), 2)])
-@pytest.mark.parametrize("name", ["gpt2", "llama", "conv_net", "mixture_of_experts"])
+@pytest.mark.parametrize("name", ["gpt2", slow("llama"), "conv_net", slow("mixture_of_experts")])
 def test_an_axis_of_one_rank_adds_a_word_and_nothing_else(name, mesh, axis):
     thin, flat = strategy_space(name, mesh), strategy_space(name, mesh[:axis] + mesh[axis + 1 :])
     assert thin.report == flat.report
@@ -91,7 +92,7 @@ def total_of_tables(model, layouts) -> int:
     return total + sum(int(result.cost[layouts[result.producer]]) for result in model.results)
 
 
-@pytest.mark.slow_cases("conv_net-mesh12")
+@pytest.mark.fast_cases("llama-mesh2", "res_net-mesh7", "mixture_of_experts-mesh8", "gpt2-mesh13")
 @pytest.mark.parametrize(
     ("name", "mesh"),
     [

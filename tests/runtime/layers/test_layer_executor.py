@@ -56,6 +56,7 @@ def test_parameters_are_sharded_by_data_and_tensor_parallelism(name, two_ranks):
     assert whole / 2 < shared[0].parameter_bytes < whole
 
 
+@pytest.mark.slow_cases("llama")
 @pytest.mark.parametrize("name", ["bert", "llama"])
 def test_padding_is_learned_nothing_from_wherever_its_row_is(name, two_ranks):
     """Divided by its rows, the table has the row of the padding on one device, and the other has one at its place."""
@@ -102,6 +103,7 @@ def test_unlike_neighbours_reshard_hidden_states(four_ranks):
     check_layer_run(four_ranks, staged_plan("deep", [ends, first, second, third, second, ends], devices=4))
 
 
+@pytest.mark.slow_cases("False")
 @pytest.mark.parametrize("first_is_whole", [True, False])
 def test_a_position_bias_is_learned_once_where_devices_compute_the_same(first_is_whole, two_ranks):
     """Its table is in the first block of each stack, and the second block uses it too."""

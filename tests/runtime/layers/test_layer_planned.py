@@ -38,6 +38,7 @@ def test_what_osdp_plans_runs(name, share, two_ranks):
     check_layer_run(two_ranks, plan)
 
 
+@pytest.mark.fast_cases("gpt2-False", "bert-True")
 @pytest.mark.parametrize("as_published", [False, True])
 @pytest.mark.parametrize("name", ["gpt2", "bert"])
 def test_what_galvatron_plans_runs(name, as_published, four_ranks):

@@ -75,7 +75,7 @@ def test_random_plans_on_two_by_two_ranks(name, seed, four_ranks):
     check_plan(four_ranks, name, (2, 2), seed)
 
 
-@pytest.mark.parametrize(("name", "seed"), [("gpt2", 0), ("llama", 0), ("vit", 0), ("conv_net", 1)])
+@pytest.mark.parametrize(("name", "seed"), [("gpt2", 0), slow("llama", 0), slow("vit", 0), ("conv_net", 1)])
 def test_operators_that_run_again_twice(name, seed, two_ranks):
     space = strategy_space(name, (2,))
     reruns = with_reruns_twice(space.model, random_decision(space, seed), seed).recomputed
@@ -98,7 +98,7 @@ def test_labels_that_are_ignored_on_one_rank_only(name, two_ranks, four_ranks):
     check_plan(four_ranks, name, (2, 2), 0, ignored_rows=2)
 
 
-@pytest.mark.parametrize(("name", "mesh"), [("llama", (1, 2)), ("gpt2", (2, 1))])
+@pytest.mark.parametrize(("name", "mesh"), [slow("llama", (1, 2)), ("gpt2", (2, 1))])
 def test_an_axis_of_one_rank_changes_nothing(name, mesh, two_ranks):
     check_plan(two_ranks, name, mesh, 0)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -22,6 +23,7 @@ class WarmWorkers:
 
     def __init__(self) -> None:
         self._kept: list[Worker] = []
+        self._lock = threading.Lock()
 
     @contextmanager
     def lent(self) -> Iterator[None]:
@@ -31,15 +33,17 @@ class WarmWorkers:
 
         def made(pool: SolverPool) -> None:
             make(pool)
-            pool._idle, self._kept = self._kept, []
+            with self._lock:
+                pool._idle, self._kept = self._kept, []
 
         def closed(pool: SolverPool) -> None:
             pool._await_starting()
             idle = [*pool._idle, *pool._warmed.values()]
             pool._warmed.clear()
-            fit = [worker for worker in idle if worker.alive and worker not in foreign][: MOST - len(self._kept)]
+            with self._lock:
+                fit = [worker for worker in idle if worker.alive and worker not in foreign][: MOST - len(self._kept)]
+                self._kept += fit
             pool._idle = [worker for worker in idle if worker not in fit]
-            self._kept += fit
             close(pool)
 
         def ran(worker: Worker, spec: SolverSpec, *arguments: Any) -> Any:

@@ -10,6 +10,8 @@ from dataclasses import asdict
 from functools import cache
 from pathlib import Path
 
+from support.steps.traced_once import traced_once
+
 from formulations.problem.files import write_text_atomically
 from formulations.problem.solution import Status
 from planner.graph.optimizers import optimizer_named
@@ -24,7 +26,7 @@ from planner.scheduling.builder import build_schedule
 from planner.strategies.instruction_costs import InstructionCosts
 from planner.strategies.random_decision import random_decision
 from planner.strategies.space import StrategySpace, build_strategy_space
-from planner.strategies.traced_step import TracedStep, trace_step
+from planner.strategies.traced_step import TracedStep
 
 CONFIGURATIONS = {
     "gpt2": {
@@ -63,8 +65,7 @@ def configuration_file(name: str) -> Path:
 @cache
 def traced_step(name: str) -> TracedStep:
     """Traced step of :func:`step_reference`."""
-    step = load_step(step_reference(name))
-    return trace_step(step.module, step.example_args, step.example_kwargs, step.loss_fn)
+    return traced_once(step_reference(name))
 
 
 @cache
