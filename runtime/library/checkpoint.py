@@ -17,6 +17,7 @@ from uuid import uuid4
 
 import torch
 import torch.distributed as dist
+from torch.distributed.checkpoint.api import CheckpointException
 
 from runtime.job.process_group import broadcast_text
 from runtime.library.errors import CheckpointError
@@ -117,7 +118,7 @@ def wait_for_checkpoint(step: Step) -> None:
     (path, writing), step.saving = step.saving, None
     try:
         writing.result()
-    except Exception as error:
+    except (Exception, CheckpointException) as error:  # the latter is no Exception
         raise CheckpointError(f"checkpoint {path} cannot be written: {reason_of(error)}") from error
 
 

@@ -16,6 +16,7 @@ from typing import Any, TextIO
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, Metadata, MetadataIndex, TensorProperties
@@ -63,7 +64,7 @@ def begin_writing(
     done: Future[Any] = Future()
     try:
         done.set_result(save(tensors, storage_writer=writer, planner=planner))
-    except Exception as error:
+    except (Exception, CheckpointException) as error:  # the latter is no Exception
         done.set_exception(error)
     return done
 

@@ -110,7 +110,9 @@ def interrupted_on_rank(plan: Plan, folder: Path) -> tuple[str, str]:
     message = ""
     with patch("runtime.library.checkpoint._write_synced", side_effect=OSError(28, "No space left on device")):
         try:
-            step.save(folder)
+            step.save(folder, wait=False)
+            step(batches("mlp", 1)[0])
+            step.wait_for_save()
         except CheckpointError as error:
             message = str(error)
     return message, str(latest_checkpoint(folder))
