@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from importlib.metadata import entry_points
 from types import MappingProxyType
-from typing import cast
+from typing import Any, cast
 
 from formulations.solvers.protocol.solver import Solver
 
@@ -104,7 +104,7 @@ class SolverSpec:
 
     name: str
     target: str
-    keywords: Mapping[str, str | int] = field(default_factory=dict)
+    keywords: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def kind(self) -> str | None:
