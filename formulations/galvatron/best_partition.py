@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from formulations.galvatron.labels import StageResult
 from formulations.galvatron.windows import IMPOSSIBLE
@@ -47,13 +49,14 @@ def _allows(solved: int | None, limit: int | None) -> bool:
     return solved is None or (limit is not None and solved >= limit)
 
 
-def best_partition(bounds: IntArray, combine: np.ufunc = np.add) -> tuple[int, tuple[int, ...]]:
+def best_partition(bounds: IntArray | NDArray[np.float64], combine: np.ufunc = np.add) -> tuple[Any, tuple[int, ...]]:
     """Find the best partition of layers into the stages of a pipeline; every stage has a layer.
 
     Parameters
     ----------
     bounds
-        Of the windows at every position, shape ``(P, L + 1, L + 1)``, indexed by the first layer and the end.
+        Of the windows at every position, shape ``(P, L + 1, L + 1)``, indexed by the first layer and the end: integers
+        below :data:`~formulations.galvatron.windows.IMPOSSIBLE`, or floats.
     combine
         Joins the bounds of the windows of a partition: their sum, or the largest.
 
@@ -63,14 +66,15 @@ def best_partition(bounds: IntArray, combine: np.ufunc = np.add) -> tuple[int, t
         That of the partition, and its ``P + 1`` borders.
     """
     stages, size, _ = bounds.shape
-    best = np.full(size, IMPOSSIBLE)
+    none = IMPOSSIBLE if np.issubdtype(bounds.dtype, np.integer) else np.inf
+    best = np.full(size, none, dtype=bounds.dtype)
     best[0] = 0
     sources = []
     for position in range(stages):
-        through = np.minimum(combine(best[:, None], bounds[position]), IMPOSSIBLE)
+        through = np.minimum(combine(best[:, None], bounds[position]), none)
         sources.append(through.argmin(axis=0))
         best = through.min(axis=0)
     borders = [size - 1]
     for source in reversed(sources):
         borders.append(int(source[borders[-1]]))
-    return int(best[-1]), tuple(reversed(borders))
+    return best[-1].item(), tuple(reversed(borders))

@@ -11,6 +11,8 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
+from formulations.galvatron.best_partition import best_partition
+
 __all__ = ["balanced_partition"]
 
 
@@ -38,26 +40,10 @@ def balanced_partition(loads: NDArray[np.float64]) -> tuple[int, ...]:
     sums = np.concatenate([np.zeros((stages, 1)), np.cumsum(loads, axis=1)], axis=1)
     segments = sums[:, None, :] - sums[:, :, None]
     segments[:, np.tril(np.ones((layers + 1, layers + 1), dtype=np.bool_))] = np.inf
-    smallest, _ = _chain(segments, np.maximum)
+    smallest, _ = best_partition(segments, np.maximum)
     largest = smallest * (1 + 1e-9)
-    _, borders = _chain(np.where(segments <= largest, segments**2, np.inf), np.add)
+    _, borders = best_partition(np.where(segments <= largest, segments**2, np.inf))
     return borders
-
-
-def _chain(segments: NDArray[np.float64], combine: np.ufunc) -> tuple[float, tuple[int, ...]]:
-    """Shortest path through all positions; `combine` joins a prefix with the segment of a position."""
-    stages, size, _ = segments.shape
-    best = np.full(size, np.inf)
-    best[0] = 0.0
-    sources = []
-    for position in range(stages):
-        through = combine(best[:, None], segments[position])
-        sources.append(through.argmin(axis=0))
-        best = through.min(axis=0)
-    borders = [size - 1]
-    for source in reversed(sources):
-        borders.append(int(source[borders[-1]]))
-    return float(best[-1]), tuple(reversed(borders))
 
 
 def moved_layer(borders: tuple[int, ...], stage: int, forward: bool) -> tuple[int, ...] | None:

@@ -12,15 +12,15 @@ import time
 from collections.abc import Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import reduce
 
 import numpy as np
 
-from formulations.h3t.free_worker import step_as_text
 from formulations.h3t.operations import ALL_ON, SETS
 from formulations.h3t.problem import H3tStep, Outcome, simulate_sequences
 from formulations.h3t.program import memory_floor
 from formulations.h3t.sampling import H3tFound, fastest_of
-from formulations.problem.solution import SolveOptions, Status
+from formulations.problem.solution import Claim, SolveOptions, Status, higher_bound
 from formulations.problem.strategy_problem import StrategyProblem
 from formulations.solvers.processes.worker import Listener, SolverPool
 from formulations.solvers.protocol.registry import SolverSpec
@@ -31,7 +31,6 @@ _DESCENT_SHARE = 0.4
 """Of the time limit."""
 
 _LEAST_SECONDS = 0.1
-_SOLVE, _CONFIRM = "solve", "confirm"
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,18 +47,14 @@ class FreeResult:
     bound
         HiGHS claims that no sequence within the limit costs less; None where nothing is known, nothing fits, or a
         sequence that was found costs less.
-    cpu_seconds, peak_rss_bytes
-        Of the worker.
     message
-        Its words.
+        What the solvers said.
     """
 
     status: Status
     sequence: tuple[int, ...] | None
     outcome: Outcome | None
     bound: int | None
-    cpu_seconds: float
-    peak_rss_bytes: int
     message: str
 
 
@@ -91,94 +86,52 @@ def solve_free(
     deadline = time.monotonic() + chosen.time_limit
     floor = memory_floor(step)
     if floor > step.memory_limit:
-        message = f"{floor} bytes are there whatever the switches"
-        return FreeResult(Status.INFEASIBLE, None, None, None, 0.0, 0, message)
+        return FreeResult(Status.INFEASIBLE, None, None, None, f"{floor} bytes are there whatever the switches")
     best = fastest_of(step, (*starts, (int(ALL_ON),) * len(step.layers)))
     if best is not None:
         best = descend(step, best, time.monotonic() + _DESCENT_SHARE * chosen.time_limit)
     cutoff = _slowest(step) if best is None else best.outcome.cost - 1
-    status = Status.FEASIBLE
+    status, message = Status.FEASIBLE, ""
     with ExitStack() as stack:
         workers = pool if pool is not None else stack.enter_context(SolverPool())
-        answer = _ask(workers, _SOLVE, step, cutoff, chosen, deadline)
-        best, bound = _fastest(step, answer.found, best), answer.bound
-        if best is None and bound is not None and bound > cutoff:
-            second = _ask(workers, _CONFIRM, step, cutoff, chosen, deadline)
-            if not second.found:
-                return _nothing_fits(answer, second)
-            best = _fastest(step, second.found, None)
-        elif best is not None and bound == best.outcome.cost:
-            second = _ask(workers, _CONFIRM, step, best.outcome.cost - 1, chosen, deadline, costs_at_most=True)
-            status = Status.OPTIMAL if second.infeasible else status
-            best = _fastest(step, second.found, best)
+        found, claim = _ask(workers, "solve", step, cutoff, chosen, deadline)
+        best, bound, message = _fastest(step, found, best), claim.bound, claim.message
+        if best is not None:
+            cutoff = best.outcome.cost - 1
+        if bound is not None and bound > cutoff:
+            found, second = _ask(workers, "confirm", step, cutoff, chosen, deadline)
+            if best is None and not found:
+                status = Status.INFEASIBLE if second.proved_infeasible else Status.INFEASIBLE_UNCONFIRMED
+                return FreeResult(status, None, None, None, f"{message}; {second.message}")
+            if best is not None and second.proved_infeasible:
+                status = Status.OPTIMAL
+            best = _fastest(step, found, best)
     if best is None:
-        return FreeResult(
-            Status.NO_SOLUTION, None, None, bound, answer.cpu_seconds, answer.peak_rss_bytes, answer.message
-        )
+        return FreeResult(Status.NO_SOLUTION, None, None, bound, message)
     if bound is not None and bound > best.outcome.cost:
         bound = None  # a plan that the simulator accepts refutes what HiGHS claimed
-    return FreeResult(
-        status, best.sequence, best.outcome, bound, answer.cpu_seconds, answer.peak_rss_bytes, answer.message
-    )
+    return FreeResult(status, best.sequence, best.outcome, bound, message)
 
 
 def _fastest(step: H3tStep, found: list[tuple[int, ...]], known: H3tFound | None) -> H3tFound | None:
     return fastest_of(step, [*found, *([] if known is None else [known.sequence])])
 
 
-@dataclass(frozen=True, slots=True)
-class _Answer:
-    """What a worker said."""
-
-    found: list[tuple[int, ...]]
-    bound: int | None
-    infeasible: bool
-    cpu_seconds: float
-    peak_rss_bytes: int
-    message: str
-
-
 def _ask(
-    workers: SolverPool,
-    function: str,
-    step: H3tStep,
-    cutoff: int,
-    options: SolveOptions,
-    deadline: float,
-    *,
-    costs_at_most: bool = False,
-) -> _Answer:
-    keywords: dict[str, str | int] = {"step": step_as_text(step), "cutoff": cutoff}
-    if costs_at_most:
-        keywords["costs_at_most"] = True
-    spec = SolverSpec(f"h3t_free_{function}", f"formulations.h3t.free_worker:{function}", keywords)
+    workers: SolverPool, function: str, step: H3tStep, cutoff: int, options: SolveOptions, deadline: float
+) -> tuple[list[tuple[int, ...]], Claim]:
+    """Sequences that a worker found, and its claim with the best bound on the way."""
+    spec = SolverSpec(
+        f"h3t_free_{function}", f"formulations.h3t.free_worker:{function}", {"step": step, "cutoff": cutoff}
+    )
     limits = replace(options, time_limit=max(_LEAST_SECONDS, deadline - time.monotonic()))
     found: list[tuple[int, ...]] = []
-    bounds: list[int] = []
-    listener = Listener(
-        lambda progress: bounds.append(progress.bound) if progress.bound is not None else None, found.extend
-    )
+    bounds: list[int | None] = []
+    listener = Listener(lambda progress: bounds.append(progress.bound), found.extend)
     ended = workers.run(spec, StrategyProblem("h3t", (), (), (), 0), limits, listener)
-    claim = ended.claim
-    if claim is None:
-        return _Answer(found, max(bounds, default=None), False, ended.cpu_seconds, ended.peak_rss_bytes, ended.message)
+    claim = ended.claim or Claim(None, None, message=ended.message)
     found += [] if claim.choices is None else [claim.choices]
-    bounds += [] if claim.bound is None else [claim.bound]
-    bound = max(bounds, default=None)
-    return _Answer(found, bound, claim.proved_infeasible, ended.cpu_seconds, ended.peak_rss_bytes, claim.message)
-
-
-def _nothing_fits(answer: _Answer, second: _Answer) -> FreeResult:
-    """HiGHS excludes everything: so it is, where CP-SAT does too."""
-    return FreeResult(
-        Status.INFEASIBLE if second.infeasible else Status.INFEASIBLE_UNCONFIRMED,
-        None,
-        None,
-        None,
-        answer.cpu_seconds + second.cpu_seconds,
-        max(answer.peak_rss_bytes, second.peak_rss_bytes),
-        f"{answer.message}; {second.message}",
-    )
+    return found, replace(claim, bound=reduce(higher_bound, bounds, claim.bound))
 
 
 def descend(step: H3tStep, start: H3tFound, deadline: float) -> H3tFound:

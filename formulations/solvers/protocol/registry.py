@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from importlib.metadata import entry_points
 from types import MappingProxyType
-from typing import cast
+from typing import Any, cast
 
 from formulations.solvers.protocol.solver import Solver
 
@@ -109,7 +109,7 @@ class SolverSpec:
 
     name: str
     target: str
-    keywords: Mapping[str, str | int] = field(default_factory=dict)
+    keywords: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def kind(self) -> str | None:

@@ -11,7 +11,7 @@ throughput lost against it are in the last lines, by solver.
 ``repaired``          the same with the repaired predictor, ties by leximax
 ``exact``             least peak by the replay, ties by leximax; proven
 ``mcap``              of pipelines alone: mCAP's brute force, until a number of placements
-``highs``, ``cpsat``  the least peak as an integer program
+``canonical``         the least peak of the canonical problem, by bisection of its limit
 ==================  ============================================================================================
 """
 
@@ -21,10 +21,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
+from formulations.capture.canonical import least_peak_by_solver
 from formulations.capture.enumeration import Recommendation, recommend, search_mcap
 from formulations.capture.exact import fastest_plan, fewest_gpus, least_peak_plan
 from formulations.capture.problem import CapturePlan, TraceError, nodes_of
-from formulations.capture.program_search import ProgramSolver, solve_as_program
 from formulations.capture.sampling import PredictionErrors, prediction_errors, random_plans
 from formulations.capture.slips import AS_PUBLISHED, REPAIRED
 from formulations.layers.pipeline_schedule import Schedule
@@ -66,12 +66,11 @@ NOTES = (
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """Result of a solver on a case: a plan or none, a bound if it proves or claims one, and a message."""
+    """Result of a solver on a case: a plan or none, a bound if it proves one, and a message."""
 
     plan: CapturePlan | None
     bound: int | None = None
     message: str = ""
-    claimed: int | None = None
 
 
 Find = Callable[[CaptureCase, SolveOptions, Meter], _Found]
@@ -147,11 +146,9 @@ class CaptureCell:
             cpu_seconds,
             max(meter.peak_rss_bytes, read_status_bytes("self", "VmHWM")),
             () if peak is None else (peak,),
-            () if peak is None else (Progress(seconds, peak, made.bound, solver, claimed=made.claimed),),
+            () if peak is None else (Progress(seconds, peak, made.bound, solver),),
             message,
             proof=None if made.bound is None else Proof.EXACT,
-            claimed=made.claimed,
-            claimed_by="" if made.claimed is None else solver,
         )
 
 
@@ -197,9 +194,9 @@ def _exact(case: CaptureCase, options: SolveOptions, meter: Meter) -> _Found:
     return _Found(plan, case.problem.peak(plan))
 
 
-def _program(solver: ProgramSolver, case: CaptureCase, options: SolveOptions, meter: Meter) -> _Found:
-    made = solve_as_program(case.problem, solver, options, meter)
-    return _Found(made.plan, None, made.message, claimed=made.bound)
+def _canonical(case: CaptureCase, options: SolveOptions, meter: Meter) -> _Found:
+    plan = least_peak_by_solver(case.problem)
+    return _Found(plan, None if plan is None else case.problem.peak(plan))
 
 
 SOLVERS: Mapping[str, Find] = {
@@ -209,8 +206,7 @@ SOLVERS: Mapping[str, Find] = {
     "repaired": _repaired,
     "exact": _exact,
     "mcap": _mcap,
-    "highs": partial(_program, ProgramSolver.HIGHS),
-    "cpsat": partial(_program, ProgramSolver.CPSAT),
+    "canonical": _canonical,
 }
 HYBRID = ("throughput_first", "as_published", "published", "repaired", "exact")
 PIPELINE = ("throughput_first", "mcap", "published", "repaired", "exact")
@@ -326,7 +322,7 @@ def _smaller() -> Iterator[tuple[CaptureCase, tuple[str, ...]]]:
 def _times() -> Iterator[tuple[CaptureCase, tuple[str, ...]]]:
     for model, merge_to in (("GPT-3-6.7B", None), ("GPT-3-6.7B", 16), ("MoE-7.1B", None), ("Wide-ResNet-2B", None)):
         batch = MODELS[model][0][0]
-        yield CaptureCase(model, batch, Schedule.GPIPE, merge_to=merge_to), ("as_published", "exact", "cpsat", "highs")
+        yield CaptureCase(model, batch, Schedule.GPIPE, merge_to=merge_to), ("as_published", "exact", "canonical")
 
 
 PARTS: Mapping[str, Callable[[], Iterator[tuple[CaptureCase, tuple[str, ...]]]]] = {

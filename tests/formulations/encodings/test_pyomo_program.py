@@ -113,9 +113,7 @@ def test_rows_have_the_names_and_words_of_their_rules(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "seeds", [12, pytest.param(200, marks=pytest.mark.fuzz)], ids=lambda seeds: f"{seeds}-instances"
 )
-@pytest.mark.parametrize(
-    "name", ["kiwi_full", "kiwi_full_published", "kiwi_reduced", "kiwi_reduced_published", "capture", "h3t"]
-)
+@pytest.mark.parametrize("name", ["kiwi_full", "kiwi_full_published", "kiwi_reduced", "kiwi_reduced_published", "h3t"])
 def test_file_and_rows_have_the_same_optimum(name: str, seeds: int) -> None:
     """In a process of its own, as it loads HiGHS."""
     finished = subprocess.run(

@@ -10,7 +10,6 @@ import pytest
 from support.problems.h3t_steps import SYNC, enumerated, random_step
 
 from formulations.h3t.free import descend, solve_free
-from formulations.h3t.free_worker import step_as_text, step_of_text
 from formulations.h3t.operations import SETS
 from formulations.h3t.problem import H3tError, simulate, simulate_sequences
 from formulations.h3t.program import FreeProgram, memory_floor
@@ -102,12 +101,6 @@ def test_nothing_needs_less_than_the_floor(seeds):
 def test_a_start_of_another_length_is_refused():
     with pytest.raises(H3tError, match="2 sets of switches for 1 layers; give one for each"):
         solve_free(random_step(0, most_layers=1, memory_limit=2**40), [(1, 2)])
-
-
-def test_steps_survive_as_text():
-    for seed in range(20):
-        step = random_step(seed)
-        assert step_of_text(step_as_text(step)) == step
 
 
 def test_what_is_forbidden_is_a_row():

@@ -10,11 +10,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from support.problems.capture_problems import random_partition
 from support.problems.h3t_steps import random_step
 from support.problems.kiwi_graphs import greatest_peak, random_graph
 
-from formulations.capture.program import PlacementProgram, RankedPartition
 from formulations.encodings.pyomo_program import write_program
 from formulations.h3t.program import FreeProgram
 from formulations.kiwi.worker import MODELS
@@ -29,12 +27,6 @@ def kiwi(formulation: str) -> Callable[[int], Any]:
     return program
 
 
-def capture(seed: int) -> Any:
-    problem = random_partition(seed)
-    ranked = None if problem is None else RankedPartition.of(problem)
-    return None if ranked is None or not ranked.arcs() else PlacementProgram(ranked)
-
-
 def h3t(seed: int) -> Any:
     step = random_step(seed, most_layers=2)
     durations = step.durations()
@@ -42,16 +34,15 @@ def h3t(seed: int) -> Any:
     return FreeProgram(step, horizon)
 
 
-PROGRAMS: dict[str, Callable[[int], Any]] = {**{name: kiwi(name) for name in MODELS}, "capture": capture, "h3t": h3t}
-"""By name, what makes a program of a seed; None where there is none."""
+PROGRAMS: dict[str, Callable[[int], Any]] = {**{name: kiwi(name) for name in MODELS}, "h3t": h3t}
+"""By name, what makes a program of a seed."""
 
 
 def optima(name: str, seeds: range) -> Iterator[tuple[int | None, int | None]]:
     """Optima by the exact rows and by the file that Pyomo writes; None where nothing is feasible."""
     for seed in seeds:
         made = PROGRAMS[name](seed)
-        if made is not None:
-            yield by_rows(made.program()), by_file(made.model)
+        yield by_rows(made.program()), by_file(made.model)
 
 
 def by_rows(program: Any) -> int | None:
