@@ -215,7 +215,7 @@ class _Former:
             self._add_boxes(factor.scope, group, [])
 
     def _add_boxes(self, scope: tuple[int, ...], terms: dict[Interval, IntArray], own: Sequence[IntArray]) -> None:
-        """Add an auxiliary node for the usage over a scope, and for its cost and forbidden entries if they are given."""
+        """Add an auxiliary node for the usage over a scope, and for its cost and forbidden entries where given."""
         tables = [*terms.values(), *own]
         classes = [_classes(axis, tables) for axis in range(len(scope))]
         told_apart = [axis for axis, (first, _) in enumerate(classes) if len(first) > 1]

@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from html import escape
+from itertools import pairwise
 from pathlib import Path
 
 from formulations.problem.files import write_text_atomically
@@ -14,6 +15,13 @@ from planner.benchmarks.rows import BenchRow, RowError, row_from_document
 from planner.common.units import format_bytes, format_gap
 
 _DASH = "-"
+_LATEX = {character: f"\\{character}" for character in "&%$#_{}"} | {
+    "~": "\\textasciitilde{}",
+    "^": "\\textasciicircum{}",
+    "\\": "\\textbackslash{}",
+    "<": "$<$",
+    ">": "$>$",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +132,27 @@ class BenchResult:
         ]
         return "\n".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |" for line in lines)
 
+    def to_latex(self) -> str:
+        """Return the table in LaTeX, for the package booktabs, with a line between instances."""
+        columns = self.columns()
+        names = [row.instance for row in self.rows]
+        ends = ["", *("\\midrule\n" if here != before else "" for before, here in pairwise(names))]
+        lines = [f"{end}{' & '.join(map(_latex, line))} \\\\" for end, line in zip(ends, self.cells(), strict=True)]
+        alignment = "".join("r" if column.is_number else "l" for column in columns)
+        head = f"{' & '.join(_latex(column.heading) for column in columns)} \\\\"
+        body = [f"\\begin{{tabular}}{{{alignment}}}", "\\toprule", head, "\\midrule", *lines]
+        return "\n".join([*body, "\\bottomrule", "\\end{tabular}"])
+
+    def save_table(self, path: Path) -> None:
+        """Write the table, in LaTeX where the path ends in ``.tex`` and in Markdown else, atomically.
+
+        Raises
+        ------
+        OSError
+            The file cannot be written.
+        """
+        write_text_atomically(path, (self.to_latex() if path.suffix == ".tex" else self.to_markdown()) + "\n")
+
     def _repr_html_(self) -> str:
         columns = self.columns()
         styles = [f" style='text-align:{'right' if column.is_number else 'left'}'" for column in columns]
@@ -176,6 +205,11 @@ def _contradictions_between(rows: Sequence[BenchRow]) -> list[str]:
                 f"{row.instance}: {row.solver} reports the bound {row.bound}, but {best.solver} found {best.objective}"
             )
     return found
+
+
+def _latex(text: str) -> str:
+    """Return text with the characters that LaTeX reads otherwise escaped."""
+    return "".join(_LATEX.get(character, character) for character in text)
 
 
 def _integer(value: int | None) -> str:

@@ -7,18 +7,19 @@ from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
-from runtime.commands.values import OptionError, listed, readable_file, writable_file
+from runtime.commands.values import OptionError, figure_file, listed, readable_file, writable_file
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from formulations.instances.random_families import Size
-    from planner.benchmarks import Suite
+    from planner.benchmarks import BenchResult, Suite
 
 CHECK_FAILED = 1
 INTERRUPTED = 130
 SUITES = ("random", "contest", "kiwi-mlp", "kiwi-transformer", "osdp", "galvatron", "h3t", "capture", "papers")
 WITH_PARTS = ("kiwi-transformer", "osdp", "galvatron", "h3t", "capture", "papers")
+TABLES = (".tex", ".md")
 PAPER_FOLDER = Path("paper-results")
 
 
@@ -33,6 +34,13 @@ def bench(
     ] = None,
     json_file: Annotated[
         Path | None, typer.Option("--json", metavar="FILE", help="Rows as JSON, written after each.")
+    ] = None,
+    table: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Table for a paper: LaTeX (.tex) or Markdown (.md).")
+    ] = None,
+    plot: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Figure of gaps over time and of performance profiles (PDF, PNG, SVG)."),
     ] = None,
     solvers: Annotated[
         str | None,
@@ -118,6 +126,12 @@ def bench(
     parts = None if part is None else listed(part, "--part")
     if json_file is not None:
         writable_file(json_file, "--json")
+    if table is not None:
+        if table.suffix not in TABLES:
+            raise OptionError(f"--table: {str(table)!r} must end in {' or '.join(TABLES)}")
+        writable_file(table, "--table")
+    if plot is not None:
+        figure_file(plot, "--plot")
     if best is not None:
         readable_file(best, "--best")
     if suite == "papers":
@@ -159,8 +173,13 @@ def bench(
                 typer.echo(f"meshwright: {row.instance}, {row.solver}: {row.message}", err=True)
         for line in [] if chosen.summarize is None else chosen.summarize(result.rows):
             typer.echo(line)
-        if json_file is not None:
-            typer.echo(f"wrote {json_file}")
+        if table is not None:
+            result.save_table(table)
+        if plot is not None:
+            _save_plot(result, plot)
+        for written in (json_file, table, plot):
+            if written is not None:
+                typer.echo(f"wrote {written}")
     if result.interrupted:
         typer.echo(f"meshwright: interrupted after {len(result.rows)} rows", err=True)
         return INTERRUPTED
@@ -168,6 +187,14 @@ def bench(
     for contradiction in contradictions:
         typer.echo(f"meshwright: contradiction: {contradiction}", err=True)
     return CHECK_FAILED if contradictions else 0
+
+
+def _save_plot(result: BenchResult, path: Path) -> None:
+    """Write the gaps over time to ``path`` and the ratios of times beside it, each as its own figure."""
+    from planner.plots import performance_profile, time_ratios
+
+    performance_profile(result.rows).savefig(path, dpi=150)
+    time_ratios(result.rows).savefig(path.with_name(f"{path.stem}-ratios{path.suffix}"), dpi=150)
 
 
 def _papers(papers: Sequence[str] | None, folder: Path, tables: Sequence[str] | None) -> int:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from typing import Annotated, Any
 
@@ -19,6 +19,7 @@ from runtime.commands.ablate import ablate
 from runtime.commands.bench import bench
 from runtime.commands.calibrate import calibrate
 from runtime.commands.doctor import doctor
+from runtime.commands.export import export
 from runtime.commands.plan import explain, fits, plan, sweep
 from runtime.commands.run import run
 from runtime.commands.solve import solve
@@ -43,13 +44,44 @@ app = typer.Typer(
     cls=TwoWords,
     name="meshwright",
     help="Plan the training step of a PyTorch model under a memory limit, with a proven bound, and run the plan.",
-    add_completion=False,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
-for command in (plan, run, explain, view, fits, sweep, solve, bench, calibrate, validate, doctor):
-    app.command()(command)
-app.command("bench ablate")(ablate)
+COMMANDS: dict[Callable[..., int | None], tuple[str, tuple[str, ...]]] = {
+    plan: (
+        "plan",
+        (
+            "hf:gpt2 --mesh 2 --memory 2GiB --batch 4 --dropout 0 --out plan.json",
+            "my.module:step --mesh 2x4 --cluster a100-8-nvlink --memory 30GiB --out plan.json",
+        ),
+    ),
+    run: ("run", ("plan.json --steps 3 --check", "plan.json --profile trace.json")),
+    explain: ("explain", ("plan.json --json why.json",)),
+    view: ("view", ("plan.json", "plan.json other.json --out beside.html")),
+    fits: ("fits", ("hf:llama --mesh 8 --cluster h100-8-nvlink --memory 80GB --batch 8",)),
+    sweep: ("sweep", ("hf:gpt2 --mesh 2 --mesh 4 --memory 1GiB --memory 2GiB --out table.json --folder rows",)),
+    solve: (
+        "solve",
+        ("problem.json.gz --out solution.json", "problem.json --solver exe:./iopddl --out solution.json"),
+    ),
+    bench: (
+        "bench",
+        (
+            "random --solvers portfolio,my.module:solve",
+            "contest problems --solvers portfolio,exe:./iopddl --table table.tex --plot profile.pdf",
+        ),
+    ),
+    ablate: ("bench ablate", ("--list", "--only highs --size small --json ablation.json")),
+    export: ("bench export", ("--only gpt2-4 --out set", "problem.json.gz --format mps --out .")),
+    calibrate: ("calibrate", ("", "--model hf:gpt2 --mesh 2 --batch 4")),
+    validate: ("validate", ("plan.json --plot scatter.png", "--sample 3 --model hf:gpt2 --mesh 2 --layers 2")),
+    doctor: ("doctor", ("--json",)),
+}
+"""Every command with its name and examples of its arguments, which its help shows."""
+
+for command, (name, examples) in COMMANDS.items():
+    lines = [f"meshwright {name} {arguments}".strip() for arguments in examples]
+    app.command(name, epilog="\n\n".join(["Examples:", *lines]))(command)
 
 
 def print_version(wanted: bool) -> None:

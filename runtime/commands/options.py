@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -49,6 +50,9 @@ Optimizer = Annotated[
     ),
 ]
 GradAccum = Annotated[int, typer.Option(min=1, help="Micro-batches in one step.")]
+JsonFile = Annotated[
+    Path | None, typer.Option("--json", metavar="FILE", help="Result to write as JSON too.", show_default=False)
+]
 DEFAULT_SOLVER = "portfolio"
 """Spelled out, because the registry would import numpy before ``--help`` is shown."""
 

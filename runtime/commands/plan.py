@@ -22,6 +22,7 @@ from runtime.commands.options import (
     Formulation,
     GradAccum,
     HostMemory,
+    JsonFile,
     Layers,
     LossChunks,
     Memory,
@@ -36,7 +37,15 @@ from runtime.commands.options import (
     Workers,
 )
 from runtime.commands.tables.progress import progress_line
-from runtime.commands.values import OptionError, device_memory, parse_bytes, parse_mesh, readable_file, writable_file
+from runtime.commands.values import (
+    OptionError,
+    device_memory,
+    parse_bytes,
+    parse_mesh,
+    readable_file,
+    writable_file,
+    write_json,
+)
 
 if TYPE_CHECKING:
     from planner.fits import FitsReport
@@ -145,9 +154,12 @@ def fits(
     layers: Layers = None,
     dropout: Dropout = None,
     loss_chunks: LossChunks = 1,
+    json_file: JsonFile = None,
 ) -> None:
     """Bound the memory that one rank needs, without planning, and compare it with the limit."""
     ranks, limit = parse_mesh(mesh, "--mesh"), device_memory(memory, tensor_memory, cluster)
+    if json_file is not None:
+        writable_file(json_file, "--json")
 
     from planner import api
     from planner.models.references import ModelReference
@@ -156,6 +168,7 @@ def fits(
     with progress_line(f"tracing {model}"):
         report = api.fits(reference, cluster=cluster, mesh=ranks, memory=limit, optimizer=optimizer)
     print_fits(report)
+    write_json(json_file, report)
 
 
 def print_fits(report: FitsReport) -> None:
@@ -249,9 +262,12 @@ def explain(
     ] = None,
     time_limit: Annotated[float, typer.Option(min=0.1, help="Seconds for each solve that prices memory.")] = 20.0,
     allow_code: AllowCode = False,
+    json_file: JsonFile = None,
 ) -> None:
     """Explain a plan: its largest costs, its recomputation, and the tensors alive at the peak."""
     readable_file(plan_file, "PLAN")
+    if json_file is not None:
+        writable_file(json_file, "--json")
 
     from planner import api
 
@@ -259,3 +275,4 @@ def explain(
     with progress_line(f"explaining {plan_file.name}", NANOSECOND) as report:
         explanation = api.explain(plan, cluster=cluster, time_limit=time_limit, progress=report, allow_code=allow_code)
     typer.echo(str(explanation))
+    write_json(json_file, explanation)

@@ -23,7 +23,9 @@ def run(
     plan_file: Annotated[Path, typer.Argument(metavar="PLAN", help="Plan file.", show_default=False)],
     steps: Annotated[int, typer.Option(min=1, help="Optimizer steps; the first is metered, the others timed.")] = 5,
     check: Annotated[bool, typer.Option("--check", help="Compare with one process; code 1 if they differ.")] = False,
-    report: Annotated[Path | None, typer.Option(help="Report to write as JSON.", show_default=False)] = None,
+    report: Annotated[
+        Path | None, typer.Option("--report", "--json", help="Report to write as JSON.", show_default=False)
+    ] = None,
     data: Annotated[Path | None, typer.Option(help="File whose bytes are the tokens.", show_default=False)] = None,
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
     profile: Annotated[

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -16,6 +15,7 @@ from runtime.commands.options import (
     Cluster,
     Dropout,
     Dtype,
+    JsonFile,
     Layers,
     LossChunks,
     Optimizer,
@@ -23,7 +23,7 @@ from runtime.commands.options import (
     SequenceLength,
 )
 from runtime.commands.tables.progress import progress_line
-from runtime.commands.values import OptionError, parse_mesh, readable_file, writable_file
+from runtime.commands.values import OptionError, figure_file, parse_mesh, readable_file, writable_file, write_json
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -51,7 +51,7 @@ def validate(
     loss_chunks: LossChunks = 1,
     steps: Annotated[int, typer.Option(min=2, help="Steps of each run; the first is not timed.")] = 4,
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
-    json_file: Annotated[Path | None, typer.Option("--json", help="Results to write.", show_default=False)] = None,
+    json_file: JsonFile = None,
     plot: Annotated[Path | None, typer.Option(help="Scatter plot to write (PNG, SVG).", show_default=False)] = None,
     allow_code: AllowCode = False,
 ) -> None:
@@ -59,17 +59,16 @@ def validate(
     files = plan_files or []
     for path in files:
         readable_file(path, "PLAN")
-    for written, option in ((json_file, "--json"), (plot, "--plot")):
-        if written is not None:
-            writable_file(written, option)
+    if json_file is not None:
+        writable_file(json_file, "--json")
+    if plot is not None:
+        figure_file(plot, "--plot")
     if not files and not sample:
         raise OptionError("PLAN: give plan files, or --sample with a --model and a --mesh")
     if bool(sample) != (model is not None and mesh is not None):
         raise OptionError("--sample: give a --model and a --mesh with it, and neither of them without it")
     if device not in ("cpu", "cuda"):
         raise OptionError(f"--device: {device!r} is unknown; choose cpu or cuda")
-    if plot is not None:
-        _needs_matplotlib()
 
     from planner.models.references import ModelReference
     from runtime.prediction.validation import validate as run_and_compare
@@ -81,25 +80,12 @@ def validate(
     with progress_line(f"running {len(plans)} plans"):
         found = run_and_compare(plans, steps=steps, device=device, progress=lambda name: typer.echo(f"running {name}"))
     _print(found)
-    if json_file is not None:
-        from formulations.problem.files import write_text_atomically
-
-        content = {"plans": [asdict(plan) for plan in found.plans], **_summary(found)}
-        write_text_atomically(json_file, json.dumps(content, indent=2) + "\n")
+    write_json(json_file, {"plans": [asdict(plan) for plan in found.plans], **_summary(found)})
     if plot is not None:
         from planner.plots import predicted_and_measured
 
         times = [(each.predicted_s, each.measured_s) for each in found.plans]
         predicted_and_measured({"plans": times}, "time of a step", "s").savefig(plot)
-
-
-def _needs_matplotlib() -> None:
-    try:
-        import matplotlib  # noqa: F401
-    except ImportError:
-        raise OptionError(
-            "--plot: matplotlib is not installed; install meshwright[notebooks] or leave it out"
-        ) from None
 
 
 def _read(files: list[Path], allow_code: bool) -> list[tuple[str, Plan]]:

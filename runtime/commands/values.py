@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import re
 import tempfile
+from dataclasses import asdict, is_dataclass
 from decimal import Decimal
+from importlib.util import find_spec
 from pathlib import Path
 
 UNITS = {"B": 1} | {
@@ -121,3 +124,40 @@ def listed(text: str, option: str) -> list[str]:
     if len(set(names)) < len(names):
         raise OptionError(f"{option}: {text!r} names something twice; name each once")
     return names
+
+
+def stem_of(path: Path) -> str:
+    """Return the name of a problem file without ``.json`` or ``.json.gz``."""
+    return path.name.removesuffix(".gz").removesuffix(".json")
+
+
+def figure_file(path: Path, option: str) -> Path:
+    """Return ``path`` if a figure can be written there.
+
+    Raises
+    ------
+    OptionError
+        As for :func:`writable_file`, or matplotlib is not installed.
+    """
+    if find_spec("matplotlib") is None:
+        raise OptionError(f"{option}: matplotlib is not installed; install meshwright[notebooks] or leave it out")
+    return writable_file(path, option)
+
+
+def write_json(path: Path | None, content: object) -> None:
+    """Write the result of a command as ``--json`` asks, atomically; nothing where it does not ask.
+
+    Parameters
+    ----------
+    path
+        File of the option, or None.
+    content
+        A dataclass, or what JSON holds.
+    """
+    if path is None:
+        return
+
+    from formulations.problem.files import write_text_atomically
+
+    document = asdict(content) if is_dataclass(content) and not isinstance(content, type) else content
+    write_text_atomically(path, json.dumps(document, indent=2, ensure_ascii=False) + "\n")

@@ -103,8 +103,8 @@ class UnknownSolverError(ValueError):
 class SolverSpec:
     """A solver by name, the function behind it and keywords that the name adds.
 
-    ``exe:PATH`` is an executable with the keyword ``path=PATH``, ``pyomo:NAME`` is the solver ``pyomo`` with the keyword ``solver_name=NAME``, and ``large_neighbourhood:NAME``
-    has ``part_solver=NAME``.
+    ``exe:PATH`` is an executable with the keyword ``path=PATH``, ``pyomo:NAME`` is the solver ``pyomo`` with
+    ``solver_name=NAME``, and ``large_neighbourhood:NAME`` has ``part_solver=NAME``.
     """
 
     name: str

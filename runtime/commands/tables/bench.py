@@ -121,7 +121,7 @@ class PaperProgress:
 
     def step(self, text: str) -> None:
         """Show the cell."""
-        self._line.what, self._line.started = text, time.monotonic()
+        self._line.begin(text)
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""A live line on the terminal for work that takes more than two seconds."""
+"""A live line on the terminal for work that takes more than a second."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from planner.common.units import format_gap, format_seconds
 if TYPE_CHECKING:
     from formulations.problem.solution import Progress
 
-SILENT_SECONDS = 2.0
+SILENT_SECONDS = 1.0
 
 
 class ProgressLine:
@@ -37,12 +37,16 @@ class ProgressLine:
         self.started = time.monotonic()
         self.latest: Progress | None = None
 
+    def begin(self, what: str) -> None:
+        """Show other work, from now on."""
+        self.what, self.started, self.latest = what, time.monotonic(), None
+
     def __call__(self, progress: Progress) -> None:
         """Take a report; drawing happens at the line's own rate."""
         self.latest = progress
 
     def __rich__(self) -> Text:
-        """Draw the line; empty in the first two seconds."""
+        """Draw the line; empty in the first second."""
         elapsed = time.monotonic() - self.started
         if elapsed < SILENT_SECONDS:
             return Text()

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import re
+import resource
+import shlex
 import subprocess
 import sys
 from importlib.metadata import version
 from pathlib import Path
 
 import pytest
+import typer
 from support.processes.command_line import TINY_PROBLEM, Outcome
 from support.steps.planned_steps import configuration_file
 
@@ -52,11 +56,38 @@ def test_version(meshwright) -> None:
     assert (outcome.code, outcome.out) == (0, f"meshwright {version('meshwright')}\n")
 
 
-def test_every_command_has_help(meshwright) -> None:
-    for command in ("plan", "run", "explain", "fits", "sweep", "solve", "bench", "calibrate", "validate"):
-        outcome = meshwright(command, "--help")
+def test_every_command_has_help_with_examples_that_it_accepts(meshwright) -> None:
+    commands = typer.main.get_command(cli.app).commands
+    assert set(commands) == {name for name, _ in cli.COMMANDS.values()}
+    for name, examples in cli.COMMANDS.values():
+        outcome = meshwright(*name.split(), "--help")
         assert outcome.code == 0
-        assert f"meshwright {command}" in outcome.out
+        words = " ".join(outcome.out.split())
+        for arguments in examples:
+            assert " ".join(f"meshwright {name} {arguments}".split()[:4]) in words
+            commands[name].make_context(name, shlex.split(arguments))
+
+
+def test_help_takes_half_a_second_of_processor_time() -> None:
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    subprocess.run([sys.executable, "-m", "runtime.commands.main", "--help"], capture_output=True, check=True)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime <= 0.5
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_shells_complete_commands_and_options(shell: str) -> None:
+    words = {"bash": {"COMP_WORDS": "meshwright pl", "COMP_CWORD": "1"}}
+    environment = words.get(shell, {"_TYPER_COMPLETE_ARGS": "meshwright pl", "_TYPER_COMPLETE_FISH_ACTION": "get-args"})
+    asked = "import sys; sys.argv = ['meshwright']; from runtime.commands.main import main; main()"
+    found = subprocess.run(
+        [sys.executable, "-c", asked],
+        env=os.environ | environment | {"_MESHWRIGHT_COMPLETE": f"complete_{shell}"},
+        capture_output=True,
+        text=True,
+    )
+    assert "plan" in found.stdout
+    assert "bench" not in found.stdout
 
 
 def test_the_help_names_what_may_be_chosen_and_imports_nothing_heavy(meshwright) -> None:

@@ -1,0 +1,85 @@
+"""The public benchmark set: export, then import, gives the same objective and the same plan."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+from support.steps.planned_steps import step_reference
+
+from formulations.instances.contest import read_contest_problem
+from formulations.instances.contest_form import contest_form
+from formulations.problem.checker import check
+from formulations.problem.solution import SolveOptions, Status
+from formulations.solvers import SolverPool, solve
+from planner.benchmarks import contest_suite, load_best_known, real_steps
+from planner.benchmarks.real_steps import RealStep, export_steps, free_peak, known_table, load_known
+from planner.benchmarks.suites import SuiteError
+from planner.session import PlanningSession, PlanRequest
+
+STEPS = (RealStep("mlp", (2,), "sharding", 90), RealStep("mlp", (2,), "kiwi_chain", 70))
+
+
+@pytest.fixture
+def small_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(real_steps, "MODELS", {"mlp": step_reference("mlp")})
+    monkeypatch.setattr(real_steps, "STEPS", STEPS)
+
+
+def test_export_then_import_gives_the_same_objective_and_plan(small_set: None, tmp_path: Path) -> None:
+    begun: list[str] = []
+    known = export_steps(tmp_path, None, 200.0, ("json", "lp", "mps"), begun.append)
+    assert [what for what in begun if "tracing" in what] == ["mlp-2-sharding-90: tracing"]
+    assert sorted(path.name for path in (tmp_path / "problems").iterdir()) == [
+        f"{step.name}.{suffix}" for step in reversed(STEPS) for suffix in ("json.gz", "lp", "mps")
+    ]
+    session = PlanningSession(step_reference("mlp"), real_steps.CLUSTER, (2,))
+    with SolverPool() as pool:
+        peak = free_peak(session, pool)
+        for step in STEPS:
+            facts = known[step.name]
+            assert facts.best is not None
+            assert (facts.best, facts.proof) == (facts.bound, "exact")
+            assert facts.limit == peak * step.share // 100
+            request = PlanRequest(
+                memory=facts.limit + session.cluster.device.reserve_bytes, formulation=step.formulation
+            )
+            plan, built = session.plan(request), session.problem(request)
+            assert plan.objective_seconds == pytest.approx(facts.best * 1e-9, rel=1e-12)
+            imported = read_contest_problem(tmp_path / "problems" / f"{step.name}.json.gz")
+            form = contest_form(built.problem)
+            found = solve(imported, "branch_and_bound", SolveOptions(time_limit=200), pool=pool)
+            assert (found.status, found.objective) == (Status.OPTIMAL, facts.best)
+            assert found.choices is not None
+            assert session.execute(built.decode(form.restrict(found.choices))).cost == facts.best
+            chosen = solve(built.problem, "branch_and_bound", SolveOptions(time_limit=200), pool=pool)
+            assert chosen.choices is not None
+            whole = form.extend(chosen.choices)
+            assert check(imported, whole).objective == chosen.objective == facts.best
+            decision = built.decode(form.restrict(whole))
+            assert decision == built.decode(chosen.choices)
+            assert session.schedule(decision) == session.schedule(built.decode(chosen.choices))
+    suite = contest_suite([tmp_path / "problems"])
+    assert {instance.name for instance in suite.instances} == load_best_known(tmp_path / "best_known.json").keys()
+    assert known_table(known) in (tmp_path / "README.md").read_text()
+
+
+def test_an_export_goes_on_and_keeps_only_what_belongs_to_the_same_file(small_set: None, tmp_path: Path) -> None:
+    first = export_steps(tmp_path, ["mlp-2-sharding"], 0.0)
+    (name,) = first
+    content = json.loads((tmp_path / "known.json").read_text())
+    content[name] |= {"best": 7, "bound": 7, "proof": "exact", "solver": "mine"}
+    (tmp_path / "known.json").write_text(json.dumps(content))
+    before = gzip.decompress((tmp_path / "problems" / f"{name}.json.gz").read_bytes())
+    assert export_steps(tmp_path, [name], 0.0)[name].best == 7
+    assert gzip.decompress((tmp_path / "problems" / f"{name}.json.gz").read_bytes()) == before
+    content[name]["sha256"] = "another"
+    (tmp_path / "known.json").write_text(json.dumps(content))
+    assert export_steps(tmp_path, [name], 0.0)[name].best is None
+    with pytest.raises(SuiteError, match="no instance begins with 'gpt9'; models are mlp"):
+        export_steps(tmp_path, ["gpt9"])
+    (tmp_path / "known.json").write_text('{"a": 1}')
+    with pytest.raises(SuiteError, match="remove it"):
+        load_known(tmp_path / "known.json")
