@@ -21,7 +21,7 @@ from planner.models.references import check_code, load_step
 from planner.plan.format import canonical_json
 from planner.torch_adapter.meters.resized_storages import ResizedStorageMeter
 from planner.torch_adapter.tracing.step_module import StepArguments
-from runtime.job.process_group import broadcast_text, gather_texts, joined, rank_device
+from runtime.job.process_group import broadcast_text, gather_texts, joined, rank_device, round_as_float32
 from runtime.job.rank_job import (
     RunOptions,
     is_first_here,
@@ -64,6 +64,8 @@ def run_layer_rank(options: RunOptions) -> int:
         The job does not have the plan's ranks, or the plan or the model cannot be run.
     """
     device = rank_device(options.device)
+    if options.check:
+        round_as_float32()
     with joined(device) as membership:
         text = canonical_json(load_layer_plan(options.plan)) if dist.get_rank() == 0 else ""
         plan = parse_layer_plan(broadcast_text(text), str(options.plan))

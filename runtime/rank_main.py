@@ -22,7 +22,7 @@ from planner.schedule.instructions import Schedule, Wait
 from planner.strategies.traced_step import TracedStep, trace_step
 from planner.torch_adapter.local.collectives import MeshGroups
 from planner.torch_adapter.tracing.step_module import StepArguments
-from runtime.job.process_group import LaunchError, broadcast_text, gather_texts, joined, rank_device
+from runtime.job.process_group import LaunchError, broadcast_text, gather_texts, joined, rank_device, round_as_float32
 from runtime.job.rank_job import (
     RunOptions,
     is_first_here,
@@ -76,6 +76,8 @@ def run_rank(options: RunOptions, show: Callable[[Plan, RunReport], None] = prin
         If the plan cannot be read, or is not a correct plan of the step as traced on this machine.
     """
     device = rank_device(options.device)
+    if options.check:
+        round_as_float32()
     with joined(device) as membership:
         plan = _shared_plan(options)
         with scratch_folder(options) as own:

@@ -19,6 +19,9 @@ from runtime.job.allocator import keep_freed_memory
 COLLECTIVE_TIMEOUT = timedelta(minutes=30)
 LEAVE_SECONDS = 20.0
 
+ALLOCATOR_SETTING = "PYTORCH_CUDA_ALLOC_CONF"
+"""Environment variable that CUDA's allocator reads before its first allocation."""
+
 
 class LaunchError(ValueError):
     """A job that cannot be started with the given options."""
@@ -34,6 +37,8 @@ class Membership:
 def rank_device(wanted: str) -> torch.device:
     """Device of this rank: ``cpu``, or ``cuda`` with the local rank's number.
 
+    A launcher may show each rank its own device alone; then that is its number 0.
+
     Raises
     ------
     LaunchError
@@ -42,22 +47,37 @@ def rank_device(wanted: str) -> torch.device:
     if wanted == "cpu":
         return torch.device("cpu")
     local_rank, local_ranks = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
-    if wanted != "cuda" or torch.cuda.device_count() < local_ranks:
+    seen = torch.cuda.device_count()
+    if wanted == "cuda" and seen == 1 and os.environ.get("CUDA_VISIBLE_DEVICES"):
+        return torch.device("cuda", 0)
+    if wanted != "cuda" or seen < local_ranks:
         raise LaunchError(
-            f"device {wanted!r}: this machine has {torch.cuda.device_count()} CUDA devices for {local_ranks} ranks; "
+            f"device {wanted!r}: this machine has {seen} CUDA devices for {local_ranks} ranks; "
             "use --device cpu or fewer ranks per machine"
         )
     return torch.device("cuda", local_rank)
 
 
 def enter(device: torch.device) -> None:
-    """Make the process group that the launcher's environment describes; on CPU its ranks share the machine's cores."""
+    """Make the process group that the launcher's environment describes; on CPU its ranks share the machine's cores.
+
+    On CUDA the group is bound to the rank's device, so that NCCL connects at once and splits its communicators, and
+    the allocator's segments grow in place, so that free memory is not in pieces.
+    """
     if device.type == "cuda":
+        os.environ.setdefault(ALLOCATOR_SETTING, "expandable_segments:True")
         torch.cuda.set_device(device)
-    else:
-        torch.set_num_threads(max(1, available_cores() // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))))
-        keep_freed_memory()
+        dist.init_process_group(backend_of(device), timeout=COLLECTIVE_TIMEOUT, device_id=device)
+        return
+    torch.set_num_threads(max(1, available_cores() // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))))
+    keep_freed_memory()
     dist.init_process_group(backend_of(device), timeout=COLLECTIVE_TIMEOUT)
+
+
+def round_as_float32() -> None:
+    """Have CUDA multiply 32-bit tensors in 32 bits: TF32 rounds to 10, which a comparison with one process shows."""
+    torch.backends.cuda.matmul.allow_tf32 = False
+    torch.backends.cudnn.allow_tf32 = False
 
 
 def backend_of(device: torch.device) -> str:

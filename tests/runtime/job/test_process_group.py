@@ -1,0 +1,70 @@
+"""Devices and settings of a rank on CUDA, as far as a machine without one can tell: torch's calls are recorded."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from runtime.job import process_group
+from runtime.job.process_group import ALLOCATOR_SETTING, LaunchError, enter, rank_device, round_as_float32
+
+
+@pytest.fixture
+def machine(monkeypatch):
+    """A machine with some CUDA devices, of which the process sees so many, as rank 1 of its local ranks."""
+
+    def seen(devices: int, local_ranks: int, visible: str | None = None) -> None:
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: devices)
+        monkeypatch.setenv("LOCAL_RANK", "1")
+        monkeypatch.setenv("LOCAL_WORLD_SIZE", str(local_ranks))
+        if visible is None:
+            monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+        else:
+            monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+
+    return seen
+
+
+def test_a_rank_has_the_device_of_its_number_or_the_only_one_that_it_is_shown(machine):
+    machine(4, 4)
+    assert rank_device("cuda") == torch.device("cuda", 1)
+    assert rank_device("cpu") == torch.device("cpu")
+    machine(1, 4, visible="3")
+    assert rank_device("cuda") == torch.device("cuda", 0)
+
+
+@pytest.mark.parametrize("wanted", ["cuda", "tpu"])
+def test_too_few_devices_are_refused(machine, wanted):
+    machine(1 if wanted == "cuda" else 4, 2)
+    with pytest.raises(LaunchError, match=r"'(cuda|tpu)': this machine has \d CUDA devices for 2 ranks; use"):
+        rank_device(wanted)
+
+
+def test_a_group_on_cuda_is_bound_to_its_device_before_anything_is_allocated(monkeypatch):
+    calls = []
+    monkeypatch.delenv(ALLOCATOR_SETTING, raising=False)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: calls.append((device, os.environ[ALLOCATOR_SETTING])))
+    monkeypatch.setattr(dist, "init_process_group", lambda backend, **named: calls.append((backend, named)))
+    device = torch.device("cuda", 1)
+    enter(device)
+    monkeypatch.delenv(ALLOCATOR_SETTING)
+    assert calls == [
+        (device, "expandable_segments:True"),
+        ("cpu:gloo,cuda:nccl", {"timeout": process_group.COLLECTIVE_TIMEOUT, "device_id": device}),
+    ]
+
+
+def test_a_comparison_multiplies_in_32_bits():
+    backends = torch.backends.cuda.matmul, torch.backends.cudnn
+    before = [backend.allow_tf32 for backend in backends]
+    try:
+        for backend in backends:
+            backend.allow_tf32 = True
+        round_as_float32()
+        assert [backend.allow_tf32 for backend in backends] == [False, False]
+    finally:
+        for backend, value in zip(backends, before, strict=True):
+            backend.allow_tf32 = value
