@@ -89,12 +89,15 @@ class HiddenOffload:
         distribution = None
         if isinstance(tensor, DTensor):
             distribution = _Distribution(tensor.device_mesh, tensor.placements, tensor.shape, tensor.stride())
-        return _Offloaded(*self._copies.offload(local), distribution)
+        host, copied = self._copies.offload(local)
+        self._copies.let_go(local, copied)
+        return _Offloaded(host, copied, distribution)
 
     def _unpack(self, packed: Any) -> Tensor:
         if not isinstance(packed, _Offloaded):
             unchanged: Tensor = packed
             return unchanged
+        self._copies.settle()
         local, fetched = self._copies.prefetch(packed.host, packed.copied)
         self._copies.wait(local, fetched)
         whole = packed.distribution

@@ -28,6 +28,7 @@ class HostCopies:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._streams = device.type == "cuda"
+        self._leaving: list[tuple[Tensor, torch.cuda.Event]] = []
 
     @cached_property
     def _outward(self) -> torch.cuda.Stream:
@@ -80,6 +81,29 @@ class HostCopies:
         with torch.cuda.stream(self._inward):
             target.copy_(host, non_blocking=True)
             return target, self._inward.record_event()
+
+    def let_go(self, tensor: Tensor, copied: torch.cuda.Event | None) -> None:
+        """Free a tensor on the device after its copy to the host, which goes on beside the computation.
+
+        It lives until the next one is let go, or until :meth:`settle`: the computation waits for its copy there, and
+        only then may the allocator give its memory to the computation.
+
+        Parameters
+        ----------
+        tensor, copied
+            Argument and handle of :meth:`offload`.
+        """
+        if copied is None:
+            return
+        leaving, self._leaving = self._leaving, [(tensor, copied)]
+        for earlier, done in leaving:
+            self.wait(earlier, done)
+
+    def settle(self) -> None:
+        """Let the computation wait for the copies of all tensors that were let go, which are freed with that."""
+        leaving, self._leaving = self._leaving, []
+        for tensor, done in leaving:
+            self.wait(tensor, done)
 
     def wait(self, tensor: Tensor, *copies: torch.cuda.Event | None) -> None:
         """Let the computation wait for copies that read or write ``tensor``, which lives until then."""
