@@ -85,7 +85,7 @@ pd.Series({name: placement for name, placement in layout.items() if ".1." in nam
 # torchrun --nproc-per-node 8 -m runtime.rank_main plan.json --steps 20 --report report.json
 # ```
 #
-# The ranks refuse a plan for devices with more memory than theirs before anything is allocated. In a training script
+# Ranks refuse a plan that holds more than their devices have, before anything is allocated. In a training script
 # of your own `runtime.load("plan.json", module, optimizer=...)` makes the step (`runtime/library/README.md`).
 
 # %%

@@ -21,6 +21,7 @@ from planner.models.references import check_code, load_step
 from planner.plan.format import canonical_json
 from planner.torch_adapter.meters.resized_storages import ResizedStorageMeter
 from planner.torch_adapter.tracing.step_module import StepArguments
+from runtime.job.device_memory import check_device_memory
 from runtime.job.process_group import broadcast_text, gather_texts, joined, rank_device, round_as_float32
 from runtime.job.rank_job import (
     RunOptions,
@@ -71,6 +72,7 @@ def run_layer_rank(options: RunOptions) -> int:
         plan = parse_layer_plan(broadcast_text(text), str(options.plan))
         check_layer_plan(plan)
         check_code(plan.model.source, options.allow_code)
+        check_device_memory(plan.peak_bytes, device)
         with scratch_folder(options) as own:
             report = _run(plan, own, device)
             if dist.get_rank() == 0:

@@ -22,6 +22,7 @@ from planner.schedule.instructions import Schedule, Wait
 from planner.strategies.traced_step import TracedStep, trace_step
 from planner.torch_adapter.local.collectives import MeshGroups
 from planner.torch_adapter.tracing.step_module import StepArguments
+from runtime.job.device_memory import check_device_memory
 from runtime.job.process_group import LaunchError, broadcast_text, gather_texts, joined, rank_device, round_as_float32
 from runtime.job.rank_job import (
     RunOptions,
@@ -80,6 +81,7 @@ def run_rank(options: RunOptions, show: Callable[[Plan, RunReport], None] = prin
         round_as_float32()
     with joined(device) as membership:
         plan = _shared_plan(options)
+        check_device_memory(plan.peak_bytes, device)
         with scratch_folder(options) as own:
             report = _run(plan, own, device)
             if dist.get_rank() == 0:

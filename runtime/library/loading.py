@@ -24,6 +24,7 @@ from planner.schedule.instructions import Wait
 from planner.strategies.traced_step import trace_step
 from planner.torch_adapter.local.collectives import MeshGroups
 from planner.torch_adapter.tracing.step_module import StepArguments
+from runtime.job.device_memory import check_device_memory
 from runtime.job.process_group import broadcast_text
 from runtime.layers.reference import model_reference
 from runtime.library.batch import Batch, BatchShares
@@ -114,6 +115,7 @@ def load(
     reference = reference_of(plan) if isinstance(plan, Plan) else model_reference(plan)
     if isinstance(plan, Plan):
         check_ranks(plan, dist.get_world_size())
+    check_device_memory(plan.peak_bytes, place_of_rank)
     if allow_code:
         check_code(reference.source, allowed=True)
     step, from_seed = _training_step(reference, module, weights, batch, loss_fn)

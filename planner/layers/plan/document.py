@@ -237,6 +237,11 @@ class LayerPlan(_Part):
         """The layers of all stages."""
         return tuple(layer for stage in self.stages for layer in stage.layers)
 
+    @property
+    def peak_bytes(self) -> int:
+        """Predicted bytes on the fullest device; 0 in a plan without predictions."""
+        return 0 if self.record is None else max(self.record.stage_peak_bytes, default=0)
+
     def summary(self) -> str:
         """Lines of text: the prediction, then the settings of every run of equal layers."""
         return layer_plan_text(self)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+from types import SimpleNamespace
 
 import pytest
 import torch
 import torch.distributed as dist
 
-from runtime.job import process_group
+from runtime.job import device_memory, process_group
+from runtime.job.device_memory import check_device_memory
 from runtime.job.process_group import ALLOCATOR_SETTING, LaunchError, enter, rank_device, round_as_float32
 
 
@@ -68,3 +70,16 @@ def test_a_comparison_multiplies_in_32_bits():
     finally:
         for backend, value in zip(backends, before, strict=True):
             backend.allow_tf32 = value
+
+
+def test_a_plan_for_more_memory_than_the_device_has_is_refused(monkeypatch):
+    monkeypatch.setattr(device_memory, "physical_memory_bytes", lambda: 8 * 2**30)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
+    check_device_memory(2 * 2**30, torch.device("cpu"))
+    with pytest.raises(LaunchError, match=r"holds 3.00 GiB.*shared by 4 ranks, has 8.00 GiB.*--memory 2.00 GiB or"):
+        check_device_memory(3 * 2**30, torch.device("cpu"))
+    found = SimpleNamespace(total_memory=40 * 2**30, name="NVIDIA A100")
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: found)
+    check_device_memory(40 * 2**30, torch.device("cuda", 1))
+    with pytest.raises(LaunchError, match=r"cuda:1 \(NVIDIA A100\) has 40.00 GiB"):
+        check_device_memory(41 * 2**30, torch.device("cuda", 1))
