@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import BaseModel, ConfigDict, NonNegativeInt, PositiveFloat, PositiveInt
 
 from formulations.problem.files import write_text_atomically
 from planner.graph.operator_classes import ARITHMETIC, OperatorClass
@@ -23,7 +23,6 @@ from planner.machine.cluster import (
     ClusterSpec,
     Collective,
     DeviceSpec,
-    FreshMemorySpec,
     LinkSpec,
     Measurement,
     OverlapSpec,
@@ -32,10 +31,6 @@ from planner.machine.identity import current_machine, physical_memory_bytes
 
 PROCESS_RESERVE_BYTES = 512 * 2**20
 """Memory of a Python process with torch and gloo that holds no tensor."""
-
-
-REUSED_BYTES = 32 * 2**20
-"""Largest buffer that glibc's malloc keeps for reuse (``DEFAULT_MMAP_THRESHOLD_MAX`` on 64 bits)."""
 
 
 class CalibrationError(ValueError):
@@ -88,13 +83,9 @@ _Timed = TypeVar("_Timed", KernelSample, CollectiveSample)
 
 
 class RankReport(_Sample):
-    """Measurements of one rank; all ranks measure the same kernels and collectives in the same order.
-
-    ``fresh_seconds_per_byte`` is the cost of a new large buffer beyond writing to it.
-    """
+    """Measurements of one rank; all ranks measure the same kernels and collectives in the same order."""
 
     launch_seconds: PositiveFloat
-    fresh_seconds_per_byte: NonNegativeFloat
     kernels: tuple[KernelSample, ...]
     collectives: tuple[CollectiveSample, ...]
     overlap: OverlapSample
@@ -104,7 +95,6 @@ def slowest(reports: Sequence[RankReport]) -> RankReport:
     """One report with each sample's time on its slowest rank, which determines the time of a step."""
     return RankReport(
         launch_seconds=max(report.launch_seconds for report in reports),
-        fresh_seconds_per_byte=max(report.fresh_seconds_per_byte for report in reports),
         kernels=tuple(_slowest(samples) for samples in zip(*(r.kernels for r in reports), strict=True)),
         collectives=tuple(_slowest(samples) for samples in zip(*(r.collectives for r in reports), strict=True)),
         overlap=max((report.overlap for report in reports), key=lambda overlap: overlap.slowdowns),
@@ -207,7 +197,6 @@ def device_from(report: RankReport, ranks: int, memory_bytes: int) -> DeviceSpec
         reserve_bytes=min(PROCESS_RESERVE_BYTES, memory_bytes // ranks // 2),
         efficiency=efficiency,
         bandwidth_by_class=bandwidths,
-        fresh_memory=_fresh_memory(report.fresh_seconds_per_byte),
     )
 
 
@@ -242,12 +231,6 @@ def local_cluster(reports: Sequence[RankReport]) -> ClusterSpec:
 def save_cluster(cluster: ClusterSpec, path: Path) -> None:
     """Write a cluster file atomically; its folder is made where missing."""
     write_text_atomically(path, cluster.model_dump_json(indent=2) + "\n")
-
-
-def _fresh_memory(seconds_per_byte: float) -> FreshMemorySpec | None:
-    if seconds_per_byte == 0:
-        return None
-    return FreshMemorySpec(threshold_bytes=REUSED_BYTES, bandwidth=1 / seconds_per_byte)
 
 
 def _slowest(samples: Sequence[_Timed]) -> _Timed:

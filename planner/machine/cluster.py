@@ -16,11 +16,18 @@ from enum import StrEnum
 from hashlib import sha256
 from math import prod
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-import numpy as np
-from numpy.typing import ArrayLike, NDArray
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    model_validator,
+)
 from pydantic import ValidationError as PydanticError
 
 from planner.machine.identity import MachineIdentity, cache_directory, current_machine
@@ -56,28 +63,12 @@ class HostCopies(StrEnum):
     BLOCKING = "blocking"
 
 
+FORMER_FIELD = "fresh_memory"
+"""Of a device in cluster files of earlier versions."""
+
+
 class _Spec(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
-
-
-class FreshMemorySpec(_Spec):
-    """Cost of large buffers that are new pages of the operating system at each allocation.
-
-    Parameters
-    ----------
-    threshold_bytes
-        Smaller buffers reuse memory and cost nothing.
-    bandwidth
-        Bytes/s at which new pages are made.
-    """
-
-    threshold_bytes: PositiveInt
-    bandwidth: PositiveFloat
-
-    def seconds(self, nbytes: ArrayLike) -> NDArray[np.float64]:
-        """Seconds of allocating buffers of ``nbytes`` bytes; shape as given."""
-        sizes = np.asarray(nbytes, dtype=np.float64)
-        return np.where(sizes < self.threshold_bytes, 0.0, sizes / self.bandwidth)
 
 
 class DeviceSpec(_Spec):
@@ -102,8 +93,6 @@ class DeviceSpec(_Spec):
     bandwidth_by_class
         Per operator class, or per operator name (``tanh``), which goes first: achieved bytes/s;
         :attr:`memory_bandwidth` where absent.
-    fresh_memory
-        What large new buffers cost; None where the allocator keeps freed memory, as on GPUs.
     """
 
     name: str
@@ -114,7 +103,14 @@ class DeviceSpec(_Spec):
     reserve_bytes: NonNegativeInt
     efficiency: dict[str, PositiveFloat] = Field(default_factory=dict)
     bandwidth_by_class: dict[str, PositiveFloat] = Field(default_factory=dict)
-    fresh_memory: FreshMemorySpec | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_fresh_memory(cls, fields: Any) -> Any:
+        """Files of earlier versions have a cost of new pages, which ranks no longer pay: freed memory is kept."""
+        if isinstance(fields, dict):
+            fields = {name: value for name, value in fields.items() if name != FORMER_FIELD}
+        return fields
 
     def model_post_init(self, context: object, /) -> None:
         """Check what single fields cannot."""
@@ -129,9 +125,6 @@ class DeviceSpec(_Spec):
         def scaled(rates: dict[str, float]) -> dict[str, float]:
             return {name: rate * share for name, rate in rates.items()}
 
-        fresh = self.fresh_memory
-        if fresh is not None:
-            fresh = fresh.model_copy(update={"bandwidth": fresh.bandwidth * share})
         return self.model_copy(
             update={
                 "flops": scaled(self.flops),
@@ -139,7 +132,6 @@ class DeviceSpec(_Spec):
                 "bandwidth_by_class": scaled(self.bandwidth_by_class),
                 "memory_bytes": int(self.memory_bytes * share),
                 "reserve_bytes": int(self.reserve_bytes * share),
-                "fresh_memory": fresh,
             }
         )
 
@@ -270,6 +262,7 @@ class ClusterSpec(_Spec):
         unused = {"costs": not self.costs, "overlap": self.overlap == OverlapSpec()}
         absent = {name for name, is_unused in unused.items() if is_unused}
         content = self.model_dump(mode="json", exclude=absent)
+        content["device"][FORMER_FIELD] = None
         return sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
     def device_for(self, mesh: Sequence[int]) -> DeviceSpec:

@@ -103,7 +103,6 @@ class CostModel:
             self.mesh,
             self.bandwidth_of(OperatorClass.COPY),
             self.device.launch_seconds,
-            self.device.fresh_memory,
             self.known,
         )
         self._memo: dict[object, NDArray[np.float64]] = {}
@@ -205,9 +204,6 @@ class CostModel:
         """Seconds of an update by the rates of the cluster alone; arguments as for :meth:`update_seconds`."""
         spec = optimizer_named(optimizer)
         seconds = spec.moved_bytes(dtype, numel_local) / self.bandwidth_of(OperatorClass.OPTIMIZER, optimizer)
-        if self.device.fresh_memory is not None:
-            tensors, item_bytes = spec.workspace(dtype)
-            seconds += tensors * float(self.device.fresh_memory.seconds(numel_local * item_bytes))
         return seconds + self.device.launch_seconds
 
     def _known_or_roofline(
@@ -238,7 +234,7 @@ class CostModel:
     ) -> NDArray[np.float64]:
         kind = operator_class(target)
         reads_inputs, output_passes = memory_passes(kind)
-        moved, allocating = np.zeros(len(strategies)), np.zeros(len(strategies))
+        moved = np.zeros(len(strategies))
         for position, spec in enumerate(inputs):
             if reads_inputs or spec.dtype not in _FLOATING:
                 moved += self._local_bytes(spec, [strategy.inputs[position] for strategy in strategies])
@@ -247,8 +243,6 @@ class CostModel:
                 placements = [strategy.outputs[position] for strategy in strategies]
                 written = self._local_bytes(output, placements)
                 moved += output_passes * written
-                if self.device.fresh_memory is not None:
-                    allocating += self.device.fresh_memory.seconds(written)
         seconds = moved / self.bandwidth_of(kind, operator_name(target))
         if flops:
             rate = self.flops_of(kind, _arithmetic_dtype(inputs, outputs)) if kind in ARITHMETIC else None
@@ -256,7 +250,7 @@ class CostModel:
             parts = np.array([self._parts(strategy) for strategy in strategies], dtype=np.float64)
             seconds = np.maximum(seconds, flops / parts / rate)
         inside = np.array([self._collective_seconds(strategy) for strategy in strategies], dtype=np.float64)
-        return np.asarray(seconds + allocating + inside + self.device.launch_seconds, dtype=np.float64)
+        return np.asarray(seconds + inside + self.device.launch_seconds, dtype=np.float64)
 
     def _local_bytes(self, spec: TensorSpec, placements: Sequence[Placement | None]) -> NDArray[np.float64]:
         sizes = {

@@ -56,7 +56,7 @@ from planner.graph.placement import (
     shard,
     shard_dim,
 )
-from planner.machine.cluster import Collective, FreshMemorySpec, LinkSpec
+from planner.machine.cluster import Collective, LinkSpec
 from planner.machine.known_costs import KnownCosts
 
 _LINEAR = frozenset({"Psum", "Pavg"})
@@ -205,8 +205,6 @@ class ReshardPlanner:
         Bytes/s, read plus written, of a local copy.
     launch_seconds
         Overhead of each collective and of each local copy.
-    fresh_memory
-        What large new buffers cost, if anything.
     known
         Costs that were measured, if any.
     """
@@ -217,7 +215,6 @@ class ReshardPlanner:
         mesh: Sequence[int],
         memory_bandwidth: float,
         launch_seconds: float,
-        fresh_memory: FreshMemorySpec | None = None,
         known: KnownCosts | None = None,
     ) -> None:
         if len(links) != len(mesh):
@@ -226,7 +223,6 @@ class ReshardPlanner:
         self.mesh = tuple(mesh)
         self.memory_bandwidth = memory_bandwidth
         self.launch_seconds = launch_seconds
-        self.fresh_memory = fresh_memory
         self.known = known
         self._trees: dict[tuple[tuple[int, ...], int, Placement], dict[Placement, ReshardPath]] = {}
         self._moves: dict[tuple[tuple[int, ...], int, Placement, bool], tuple[_Move, ...]] = {}
@@ -340,10 +336,6 @@ class ReshardPlanner:
         after = local_numel(shape, target, self.mesh) * item_bytes
         copies = step_copies(step, before, after, owned=owned)
         seconds = sum(2 * copied / self.memory_bandwidth + self.launch_seconds for copied in copies)
-        if self.fresh_memory is not None:
-            # An all-reduce works inside its copy; every other collective has a buffer of its own besides.
-            inside = step.collective in (None, Collective.ALL_REDUCE)
-            seconds += float(self.fresh_memory.seconds(copies if inside else [*copies, after]).sum())
         if step.collective is not None:
             ranks, larger = self.mesh[step.axis], max(before, after)
             seconds += self.links[step.axis].collective_seconds(step.collective, ranks, larger) + self.launch_seconds

@@ -167,10 +167,7 @@ class InstructionCosts:
         return Slowdowns(ceil(WHOLE * overlap.computation), ceil(WHOLE * overlap.collectives))
 
     def transfer_quanta(self, value: int, placement: Placement, outward: bool) -> int:
-        """Cost of one copy between device and host; both directions of a link have the same speed.
-
-        On devices with a cost of new memory it includes the pages of the copy.
-        """
+        """Cost of one copy between device and host; both directions of a link have the same speed."""
         del outward
         spec = self._graph.values[value].spec
         nbytes = local_numel(spec.shape, placement, self._costs.mesh) * spec.item_bytes
@@ -178,8 +175,5 @@ class InstructionCosts:
 
     def copy_quanta(self, nbytes: IntArray) -> IntArray:
         """Cost of one copy of so many bytes between device and host, elementwise."""
-        link, fresh = self._costs.host_link, self._costs.device.fresh_memory
-        seconds = link.latency_seconds + nbytes / link.bandwidth
-        if fresh is not None:
-            seconds = seconds + fresh.seconds(nbytes)
-        return to_quanta(seconds)
+        link = self._costs.host_link
+        return to_quanta(link.latency_seconds + nbytes / link.bandwidth)

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from planner.graph.operator_classes import memory_passes, operator_class
 from planner.graph.placement import Placement, local_numel, local_shape
-from planner.machine.calibration import REUSED_BYTES, CollectiveSample, KernelSample, OverlapSample, RankReport
+from planner.machine.calibration import CollectiveSample, KernelSample, OverlapSample, RankReport
 from planner.machine.resharding import step_between, step_copies
 from planner.torch_adapter.local.collectives import MeshGroups, reshard_step
 
@@ -27,7 +27,6 @@ aten = torch.ops.aten
 COLLECTIVE_WIDTHS = (16, 64, 256, 512, 1024)
 OVERLAPPED_WORDS = 2**24
 LAUNCHES = 1000
-# Results stay below REUSED_BYTES, so that no kernel's time holds the making of new pages.
 ROWS, WIDTH, WORDS = 1024, 768, 4096
 
 
@@ -57,7 +56,6 @@ def measure_rank(groups: MeshGroups, seconds: float) -> RankReport:
     """Time everything on this rank, each thing for about ``seconds`` seconds; all ranks must call it."""
     return RankReport(
         launch_seconds=time_call(_launch_many, seconds) / LAUNCHES,
-        fresh_seconds_per_byte=_fresh_seconds_per_byte(seconds),
         kernels=tuple(_kernel_sample(kernel, seconds) for kernel in kernels()),
         collectives=tuple(_collective_samples(groups, seconds)),
         overlap=_overlap_sample(seconds),
@@ -90,15 +88,6 @@ def kernels() -> Iterator[Kernel]:
     """Kernels of every class; operands live only while their class is timed."""
     for group in (_products, _attention, _convolutions, _pointwise, _normalizations, _indexing, _optimizer):
         yield from group()
-
-
-def _fresh_seconds_per_byte(seconds: float) -> float:
-    """Cost of a new buffer beyond writing to it: the same kernel with and without a buffer to write to."""
-    operand = torch.ones(2 * REUSED_BYTES // 4)
-    result = torch.empty_like(operand)
-    fresh = time_call(lambda: torch.add(operand, 1.0), seconds)
-    reused = time_call(lambda: torch.add(operand, 1.0, out=result), seconds)
-    return max(0.0, fresh - reused) / operand.nbytes
 
 
 def _products() -> Iterator[Kernel]:

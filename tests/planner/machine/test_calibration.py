@@ -52,11 +52,10 @@ KERNELS = (
 )
 
 
-def report(scale=1.0, kernels=KERNELS, fresh=0.0, overlap=(1.0, 1.3, 2.0, 1.8)):
+def report(scale=1.0, kernels=KERNELS, overlap=(1.0, 1.3, 2.0, 1.8)):
     alone, beside, collective_alone, collective_beside = overlap
     return RankReport(
         launch_seconds=LAUNCH,
-        fresh_seconds_per_byte=fresh,
         kernels=tuple(k.model_copy(update={"seconds": k.seconds * scale}) for k in kernels),
         collectives=tuple(collective_samples(TRUE, ranks=2)),
         overlap=OverlapSample(
@@ -124,13 +123,7 @@ def test_rates_are_work_over_time():
     assert device.bandwidth_by_class["tanh"] == pytest.approx(1e9)
     assert device.bandwidth_by_class["gelu"] == pytest.approx(1e10)
     assert device.bandwidth_by_class["transcendental"] == pytest.approx(2e7 / 1.1e-2)
-    assert (device.memory_bytes, device.launch_seconds, device.fresh_memory) == (2**32, LAUNCH, None)
-
-
-def test_the_cost_of_new_pages_is_kept():
-    fresh = device_from(report(fresh=5e-10), 2, 2**34).fresh_memory
-    assert fresh.bandwidth == pytest.approx(2e9)
-    assert fresh.seconds([fresh.threshold_bytes - 1, 10**9]) == pytest.approx([0.0, 0.5])
+    assert (device.memory_bytes, device.launch_seconds) == (2**32, LAUNCH)
 
 
 @pytest.mark.parametrize("missing", [OperatorClass.MATMUL, OperatorClass.POINTWISE])

@@ -22,6 +22,9 @@ from planner.machine.cluster import (
 )
 from planner.machine.identity import CACHE_VARIABLE, MachineIdentity, current_machine
 
+V100_FINGERPRINT = "3545f8e568a70d59ecf045fbd7c089d293ee8289d30134a925bab33ac32e45e8"
+"""Of the preset, in plans of every version."""
+
 FAST = LinkSpec(latency_seconds=1e-6, bandwidth=1e11)
 NETWORK = LinkSpec(latency_seconds=1e-5, bandwidth=1.6e10)
 DEVICE = DeviceSpec(
@@ -232,3 +235,14 @@ def test_figures_of_another_machine_are_refused(cache, measured):
 def test_the_cache_is_in_the_home_folder_unless_told(monkeypatch):
     monkeypatch.delenv(CACHE_VARIABLE, raising=False)
     assert module.local_cluster_path().as_posix().endswith("/.cache/meshwright/local-cpu.json")
+
+
+def test_a_cluster_file_of_an_earlier_version_is_read_and_keeps_its_fingerprint(tmp_path):
+    """Its device may have the cost of new pages, which nothing pays any more; presets had none."""
+    known = load_cluster("v100-8-nvlink")
+    former = json.loads(known.model_dump_json())
+    former["device"]["fresh_memory"] = {"threshold_bytes": 2**25, "bandwidth": 1e9}
+    (tmp_path / "former.json").write_text(json.dumps(former))
+    read = load_cluster(str(tmp_path / "former.json"))
+    assert read == known
+    assert read.fingerprint() == known.fingerprint() == V100_FINGERPRINT

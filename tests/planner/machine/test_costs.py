@@ -9,7 +9,7 @@ import pytest
 
 from planner.graph.operator_classes import OperatorClass, operator_class
 from planner.graph.operator_graph import Operator, OperatorGraph, Phase, TensorSpec, Value, ValueRole
-from planner.machine.cluster import ClusterSpec, DeviceSpec, FreshMemorySpec, LinkSpec
+from planner.machine.cluster import ClusterSpec, DeviceSpec, LinkSpec
 from planner.machine.costs import CostModel, to_quanta
 
 LAUNCH, FLOPS, MEMORY = 1e-6, 1e12, 1e11
@@ -135,14 +135,6 @@ def test_collectives_inside_an_operator_are_paid_on_their_axis():
     assert paid - quiet == pytest.approx(extra)
 
 
-def test_large_results_cost_their_pages():
-    alone, split = Strategy((("R",),), (("R",),)), Strategy((("S0",),), (("S0",),))
-    copy = one_operator("aten.clone.default", [(1024, 1024)], [(1024, 1024)])
-    fresh = FreshMemorySpec(threshold_bytes=2**21, bandwidth=1e9)
-    extra = seconds(copy, alone, split, fresh_memory=fresh) - seconds(copy, alone, split)
-    np.testing.assert_allclose(extra, [2**22 / 1e9, 0.0], atol=1e-12)
-
-
 def test_answers_are_remembered_and_read_only():
     model, alone = CostModel(cluster(), (4,)), Strategy((("R",),), (("R",), ("R",)))
     first = model.operator_seconds(MM, MM.operators[0], [alone])
@@ -157,16 +149,6 @@ def test_updates_move_each_tensor_once():
     assert model.update_seconds(1000, "bfloat16", "sgd") == pytest.approx(3 * 2000 / MEMORY + LAUNCH)
     slow = CostModel(cluster(bandwidth_by_class={"optimizer": MEMORY / 10}), (4,))
     assert slow.update_seconds(1000, "float32", "adamw") == pytest.approx(70 * 4000 / MEMORY + LAUNCH)
-
-
-def test_updates_pay_the_pages_of_their_workspace():
-    fresh = FreshMemorySpec(threshold_bytes=4000, bandwidth=1e9)
-    plain, paid = CostModel(cluster(), (4,)), CostModel(cluster(fresh_memory=fresh), (4,))
-    below, at = (
-        paid.update_seconds(numel, "float32", "adamw") - plain.update_seconds(numel, "float32", "adamw")
-        for numel in (999, 1000)
-    )
-    assert (below, at) == pytest.approx((0.0, 2 * 4000 / 1e9))
 
 
 def test_an_unknown_optimizer_is_named():
