@@ -41,7 +41,7 @@ def test_the_plan_of_least_predicted_time_is_compared_with_the_fastest():
 
 
 def test_plans_that_run_have_the_memory_that_they_predict():
-    plan = random_plan("res_net", (2,), 0, "sgd")
+    plan = random_plan("mlp", (2,), 0, "sgd")
     names = []
     found = validate([("first", plan)], steps=2, progress=names.append)
     assert names == ["first"]
