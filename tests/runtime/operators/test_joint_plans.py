@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from functools import cache
 
 import pytest
@@ -10,7 +11,7 @@ from support.processes.rank_steps import groups_of, local_inputs, one_process, s
 from support.steps.planned_steps import step_reference, traced_step
 from support.tiers import first
 
-from formulations.solvers import SolverPool
+from planner.common.infeasibility import InfeasibleError
 from planner.graph.optimizers import optimizer_named
 from planner.graph.placement import REPLICATE
 from planner.machine.cluster import LinkSpec, load_cluster
@@ -32,9 +33,9 @@ HOST_LINKS = {
     (2,): LinkSpec(latency_seconds=1e-6, bandwidth=1e10),
     (2, 2): LinkSpec(latency_seconds=1e-9, bandwidth=1e13),  # a quarter of a step this small hides no slower copies
 }
-SECONDS = {(2,): 8.0, (2, 2): 10.0}
+SECONDS = {(2,): 3.0, (2, 2): 10.0}
 PATIENCE = (1, 2, 4)
-"""Times these seconds, one after another: on a loaded machine a search may end before its plan offloads anything."""
+"""Times these seconds, one after another: on a loaded machine a search may end before it has a plan that offloads."""
 
 RUNS = 10
 LABELS = 4 * 16
@@ -48,28 +49,27 @@ def session(name, mesh):
     return PlanningSession(step_reference(name), cluster, mesh)
 
 
-def joint_schedule(name, mesh):
+def joint_schedule(name, mesh, pool):
     """A plan under a binding limit, asserted to use everything that there is."""
     here, (share, host_bytes) = session(name, mesh), LIMITS[mesh][name]
-    with SolverPool() as pool:
-        free = here.solve(PlanRequest(None, "sharding", time_limit=10, workers=1), pool=pool)
-        reserve = here.costs.device.reserve_bytes
-        limit = int(share * here.execute(free.decision).peak)
-        for times in PATIENCE:
-            seconds = times * SECONDS[mesh]
-            request = PlanRequest(
-                reserve + limit, "kiwi_offload", time_limit=seconds, workers=1, host_memory=host_bytes
-            )
+    free = here.solve(PlanRequest(None, "sharding", time_limit=10, workers=1), pool=pool)
+    reserve = here.costs.device.reserve_bytes
+    limit = int(share * here.execute(free.decision).peak)
+    for times in PATIENCE:
+        seconds = times * SECONDS[mesh]
+        request = PlanRequest(reserve + limit, "kiwi_offload", time_limit=seconds, workers=1, host_memory=host_bytes)
+        with contextlib.suppress(InfeasibleError):
             decision = here.solve(request, pool=pool).decision
-            if decision.offloaded and decision.recomputed:
+            again = decision.recomputed
+            chained = any(edge.producer in again and edge.consumer in again for edge in here.space.model.edges)
+            if decision.offloaded and chained:
                 break
     schedule = here.schedule(decision, limit)
     report = here.replay(schedule, limit)
     assert report.violations == ()
     assert report.peak_bytes <= limit
     assert 0 < report.host.peak_bytes <= host_bytes
-    again = decision.recomputed
-    assert any(edge.producer in again and edge.consumer in again for edge in here.space.model.edges), "no chain"
+    assert chained
     assert any(isinstance(entry, Offload) for entry in schedule.instructions)
     computed = [entry for entry in schedule.instructions if isinstance(entry, Compute)]
     placements = {schedule.buffers[out].placement for entry in computed for out in entry.outputs if out is not None}
@@ -106,11 +106,11 @@ def uncounted_labels(name, schedule):
     return 8 * LABELS if sharded else 0
 
 
-def check_joint_plan(pool, name, mesh):
-    schedule = joint_schedule(name, mesh)
+def check_joint_plan(ranks, name, mesh, pool):
+    schedule = joint_schedule(name, mesh, pool)
     predicted = replay(session(name, mesh).traced.graph, schedule, optimizer=SGD, counter_based_random=True)
     resharding = isinstance(schedule.instructions[predicted.peak_instruction], Reshard)
-    for (loss, gradient, worst), peak, host_peak in pool.run(run_on_rank, name, schedule):
+    for (loss, gradient, worst), peak, host_peak in ranks.run(run_on_rank, name, schedule):
         assert loss <= 1e-5
         assert gradient <= 1e-4, f"gradient of {worst}"
         assert host_peak == predicted.host.peak_bytes
@@ -120,11 +120,11 @@ def check_joint_plan(pool, name, mesh):
 
 
 @pytest.mark.parametrize("name", first(1, LIMITS[(2,)]))
-def test_a_joint_plan_on_two_ranks(name, two_ranks):
-    check_joint_plan(two_ranks, name, (2,))
+def test_a_joint_plan_on_two_ranks(name, two_ranks, pool):
+    check_joint_plan(two_ranks, name, (2,), pool)
 
 
 @pytest.mark.fuzz
 @pytest.mark.parametrize("name", LIMITS[2, 2])
-def test_a_joint_plan_on_two_by_two_ranks(name, four_ranks):
-    check_joint_plan(four_ranks, name, (2, 2))
+def test_a_joint_plan_on_two_by_two_ranks(name, four_ranks, pool):
+    check_joint_plan(four_ranks, name, (2, 2), pool)

@@ -79,13 +79,13 @@ def check(ranks, name, mesh, seed, eagerness=1.5, limited=False, delays=True):
         assert peak <= without_state.peak_bytes
 
 
+@pytest.mark.fast_cases("gpt2-0", "vit-1")
 @pytest.mark.parametrize("seed", range(2))
-@pytest.mark.parametrize("name", ["gpt2", slow("llama"), "vit", slow("conv_net")])
+@pytest.mark.parametrize("name", ["gpt2", "llama", "vit", "conv_net"])
 def test_two_ranks(name, seed, two_ranks):
     check(two_ranks, name, (2,), seed, limited=bool(seed))
 
 
-@pytest.mark.slow_cases("llama-mesh1")
-@pytest.mark.parametrize(("name", "mesh"), [("gpt2", (2, 2)), ("llama", (4,))])
+@pytest.mark.parametrize(("name", "mesh"), [("conv_net", (2, 2)), slow("gpt2", (2, 2)), slow("llama", (4,))])
 def test_four_ranks(name, mesh, four_ranks):
     check(four_ranks, name, mesh, 0, eagerness=3.0)

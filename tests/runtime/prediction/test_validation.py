@@ -47,7 +47,7 @@ def test_the_plan_of_least_predicted_time_is_compared_with_the_fastest():
 
 def test_plans_that_run_have_the_memory_that_they_predict(tmp_path):
     pytest.importorskip("matplotlib", reason="figures need the extra notebooks")
-    plan = random_plan("res_net", (2,), 0, "sgd")
+    plan = random_plan("mlp", (2,), 0, "sgd")
     save_plan(plan, tmp_path / "plan.json")
     results, plot = tmp_path / "results.json", tmp_path / "scatter.png"
     outputs = ["--json", str(results), "--plot", str(plot)]
