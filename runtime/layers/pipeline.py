@@ -67,9 +67,8 @@ class OneStage:
         """Sum of the losses by the forward alone; see :meth:`step`."""
         parts = zip(*(tensor.chunk(self._micro_batches) for tensor in inputs), strict=True)
         wanted = targets.chunk(self._micro_batches)
-        return torch.stack(
-            [self._loss(self._stage.module(*part), own) for part, own in zip(parts, wanted, strict=True)]
-        ).sum()
+        losses = [self._loss(self._stage.module(*part), own) for part, own in zip(parts, wanted, strict=True)]
+        return torch.stack(losses).sum()
 
 
 class Pipeline:
