@@ -91,7 +91,7 @@ def go_on_on_rank(plan, name, begin, end, folder, export, beside=False):
     """Losses of steps ``begin`` to ``end`` of a job that resumes there, and saves behind each of them."""
     step = runtime.load(plan, real_step(name).module, optimizer=OPTIMIZERS["adamw"], clip_norm=0.5, device="cpu")
     scheduler = scheduler_of(step.optimizer)
-    position = step.resume(folder, scheduler) if begin else {"batch": 0}
+    position = step.resume(folder / f"step-{begin:08d}", scheduler) if begin else {"batch": 0}
     assert (step.steps, position) == (begin, {"batch": begin})
     losses = []
     for batch in batches(name, end)[begin:]:
@@ -106,11 +106,11 @@ def go_on_on_rank(plan, name, begin, end, folder, export, beside=False):
 
 @pytest.mark.parametrize("make", [cut_plan, pytest.param(staged, marks=pytest.mark.fuzz)])
 def test_checkpoints_are_exchangeable_with_plans_of_operators(make, two_ranks, tmp_path):
-    """Written beside the training; each other kind goes on within rounding, the same plan bit-equal."""
+    """Written while the next step trains; the other kind goes on within rounding, the same plan bit-equal."""
     layers, operators = make("gpt2"), random_plan("gpt2", (2,), 3)
     files = [tmp_path / f"{number}.safetensors" for number in range(4)]
     whole, _ = two_ranks.run(go_on_on_rank, layers, "gpt2", 0, 4, None, files[0])
-    two_ranks.run(go_on_on_rank, layers, "gpt2", 0, 2, tmp_path / "layers", files[1], True)
+    two_ranks.run(go_on_on_rank, layers, "gpt2", 0, 3, tmp_path / "layers", files[1], True)
     two_ranks.run(go_on_on_rank, operators, "gpt2", 0, 2, tmp_path / "operators", files[1])
     for plan, folder, file in (
         (layers, "layers", files[1]),
