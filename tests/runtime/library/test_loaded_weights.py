@@ -27,7 +27,6 @@ from runtime.library.errors import WeightsError
 from runtime.library.sources import place
 from runtime.library.weights import INDEX, SINGLE
 
-
 SMALL = 64
 """Bytes of a module's own buffers (frequencies of rotations), which are copied while they are placed."""
 
