@@ -32,6 +32,7 @@ MOST_GUIDE_LINES = {"formulations/solvers/README.md": 125}
 MOST_LINES_OF_A_GUIDE = 60
 WHOLLY_SLOW = {
     "test_planning.py": "timings of planning, for `make bench` alone",
+    "test_overhead.py": "timings of the library's steps, for `make bench` alone",
 }
 """Files of tests of which `make test` runs none, and why."""
 

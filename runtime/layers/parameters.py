@@ -262,6 +262,6 @@ def fill(stage: nn.Module, blocks: Mapping[str, Block], names: Iterable[str], re
     with torch.no_grad():
         for name in names:
             here = paths.get(name, [])
-            found = read(name, [blocks[path].slices for path in here])
-            for path, values in zip(here, found, strict=True):
-                blocks[path].of(local_tensor(tensors[path])).copy_(values)
+            found = list(read(name, [blocks[path].slices for path in here]))
+            for path in reversed(here):  # so that what was copied is let go before more is read
+                blocks[path].of(local_tensor(tensors[path])).copy_(found.pop())

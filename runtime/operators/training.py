@@ -179,7 +179,8 @@ class LocalTraining:
         The sums of gradients live until the updates, which are where the schedule has them, in the last micro-batch.
         """
         number, count = self.optimizer.step_count, len(micro_batches)
-        losses, sums = [], dict[str, Tensor]()
+        sums = dict[str, Tensor]()
+        total = torch.zeros((), device=self._device)
 
         def add(name: str, gradient: Tensor) -> None:
             if name in sums:
@@ -205,7 +206,8 @@ class LocalTraining:
                 self._lowered.end.run(result.carried, update if ends else add)
                 for name, updated in result.buffer_updates.items():
                     self.state[name].copy_(updated)
-            losses.append(result.loss)
+            total += result.loss.detach()
+            del result
         if on_gradients is not None:
             on_gradients(sums)
             with _watching(meter, ()):
@@ -214,7 +216,7 @@ class LocalTraining:
                     self.optimizer.update(name, sums.pop(name))
         with _watching(meter, ()):
             self.optimizer.end_step()
-        return torch.stack(losses).mean()
+        return total / count
 
     def _local_inputs(self, blocks: Mapping[str, Tensor], scale: float) -> list[Tensor]:
         tensors = []

@@ -12,6 +12,13 @@ from runtime.commands import main as cli
 
 
 @pytest.fixture(scope="session")
+def one_rank() -> Iterator[RankPool]:
+    pool = RankPool(1)
+    yield pool
+    pool.close()
+
+
+@pytest.fixture(scope="session")
 def two_ranks() -> Iterator[RankPool]:
     pool = RankPool(2)
     yield pool

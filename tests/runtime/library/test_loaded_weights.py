@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -10,18 +11,24 @@ from unittest.mock import patch
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from support.layers.layer_runs import staged_plan
 from support.processes.library_runs import ADAMW, batches, full_tensors
-from support.steps.planned_steps import configuration_file, random_plan, real_step
+from support.steps.planned_steps import configuration_file, random_plan, real_step, step_reference
 from support.tiers import slow
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 import runtime
-from planner.plan.document import Plan
+from planner.layers.plan.document import LayerPlan
+from planner.plan.document import Plan, PlannedModel
 from planner.torch_adapter.meters.storage_meter import StorageMeter
+from runtime.layers.training import LayerTraining
 from runtime.library.errors import WeightsError
 from runtime.library.sources import place
 from runtime.library.weights import INDEX, SINGLE
+
+SMALL = 64
+"""Bytes of a module's own buffers (frequencies of rotations), which are copied while they are placed."""
 
 
 def other_weights(name: str) -> dict[str, Tensor]:
@@ -52,17 +59,20 @@ class LocalMeter(StorageMeter):
             super()._count(tensor, operator)
 
 
-def metered_load(plan: Plan, folder: Path) -> tuple[dict[str, Tensor], int, int, int]:
+def metered_load(plan: Plan | LayerPlan, folder: Path) -> tuple[dict[str, Tensor], int, int, int]:
     """All tensors; most bytes of tensors while they were placed, bytes of this rank's, and of the largest one."""
     meter = LocalMeter()
 
-    def metered(*arguments: Any) -> dict[str, Tensor]:
-        with meter:
-            return place(*arguments)
+    of_layers = isinstance(plan, LayerPlan)
+    place_tensors = LayerTraining if of_layers else place
 
-    with patch("runtime.library.loading.place", metered):
+    def metered(*arguments: Any) -> Any:
+        with meter:
+            return place_tensors(*arguments)
+
+    with patch("runtime.library.layer_step.LayerTraining" if of_layers else "runtime.library.loading.place", metered):
         step = runtime.load(plan, weights=folder, optimizer=ADAMW, device="cpu", allow_code=True)
-    held = sum(tensor.nbytes for tensor in step.training.state.values())
+    held = sum(tensor.nbytes for tensor in step.state.values())
     largest = max(tensor.nbytes for tensor in step.state_dict().values())
     return full_tensors(step.state_dict()), meter.peak_bytes, held, largest
 
@@ -76,6 +86,20 @@ def test_a_folder_goes_straight_into_shards(name, two_ranks, tmp_path):
         assert all(torch.equal(tensors[key], tensor) for key, tensor in expected.items())
         assert held < 0.9 * whole
         assert held <= peak <= held + largest
+
+
+@pytest.mark.slow
+def test_layers_are_never_whole_on_a_rank(two_ranks, tmp_path):
+    """Blocks whose products are shared, between shards of FSDP2."""
+    expected = pretrained_folder(tmp_path, "llama")
+    sharded, shared = {"data_parallel": 2, "sharding": "zero3"}, {"tensor_parallel": 2, "sequence_parallel": True}
+    model = PlannedModel(**asdict(step_reference("llama")))
+    plan = staged_plan("llama", [sharded, shared, sharded, sharded], devices=2, model=model)
+    whole = sum(tensor.nbytes for tensor in expected.values())
+    for tensors, peak, held, largest in two_ranks.run(metered_load, plan, tmp_path):
+        assert all(torch.equal(tensors[key], tensor) for key, tensor in expected.items())
+        assert held < 0.6 * whole
+        assert held <= peak <= held + largest + SMALL
 
 
 def loaded_from(plan: Plan, weights) -> dict[str, Tensor]:

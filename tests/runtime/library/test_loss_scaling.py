@@ -102,6 +102,7 @@ def peaks_on_rank(plan):
     return step.peak_bytes, meter.peak_bytes, len(step.updates.parameters)
 
 
+@pytest.mark.slow
 def test_sums_of_gradients_are_in_the_predicted_peak(two_ranks):
     plan = summing()
     alone = random_plan("gpt2", (2,), 2)
@@ -127,6 +128,7 @@ def half_on_rank(plan):
     return losses, scales, full_tensors(step.state_dict()), step.updates.scale.skipped
 
 
+@pytest.mark.slow
 def test_overflows_are_skipped_as_one_process_skips_them(two_ranks):
     model = planned_model("gpt2", dtype="float16")
     ends = {"data_parallel": 2, "sharding": "zero3"}

@@ -9,11 +9,14 @@ from support.steps.planned_steps import step_reference, traced_step
 
 from planner.models.references import load_step
 from planner.torch_adapter.local.collectives import MeshGroups
+from planner.torch_adapter.tracing.step_module import StepArguments
+from runtime.measure.batches import Batches
 from runtime.measure.comparison import ReferenceComparison
 from runtime.measure.initial_state import local_state, read_initial_state
 from runtime.measure.local_shards import local_block
 from runtime.measure.reference import prepare, read_reference
 from runtime.measure.rounding import NO_ERROR, WorstError, worst_of
+from runtime.operators.training import LocalTraining
 
 CPU = torch.device("cpu")
 
@@ -102,3 +105,22 @@ def test_an_error_that_is_no_number_is_the_worst():
     assert nothing.worse_of(WorstError(3.0, "b")) is nothing
     assert WorstError(1.0, "a").worse_of(WorstError(2.0, "b")).name == "b"
     assert WorstError(1.0, "a", 0.1).worse_of(WorstError(2.0, "b", 0.3)).name == "a"
+
+
+def test_micro_batches_of_a_step_are_those_of_one_process(tmp_path):
+    """A rank's steps of two micro-batches, each of other rows of a text."""
+    data, reference = tmp_path / "text.txt", step_reference("gpt")
+    data.write_bytes(bytes(range(120)) * 4)
+    prepare(reference, "sgd", 2, data, tmp_path, micro_batches=2)
+    step, traced = load_step(reference, "cpu"), traced_step("gpt")
+    arguments = StepArguments.of(step.module, step.example_args, step.example_kwargs)
+    batches = Batches.of(step.module, arguments, arguments.tensors, data, 2)
+    groups, schedule = MeshGroups((1,), (0,), ("",)), replicated_schedule(traced.graph, (1,))
+    state = local_state(read_initial_state(tmp_path), traced.constants, traced.graph, schedule, groups, CPU)
+    training = LocalTraining(traced, schedule, groups, state, "sgd", 0, CPU, micro_batches=2)
+    found = read_reference(tmp_path)
+    losses = [training.step(batches.of_step(number)) for number in range(2)]
+    assert losses == pytest.approx(found.losses, rel=1e-5)
+    assert losses[0] != losses[1]
+    for key, tensor in found.updated.items():
+        assert torch.allclose(training.state[key], tensor, rtol=1e-5, atol=1e-6), key

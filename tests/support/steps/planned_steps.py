@@ -95,14 +95,25 @@ def random_plan(name: str, mesh: tuple[int, ...], seed: int, optimizer: str = "a
 
 def plan_of(name: str, schedule: Schedule, costs: StepCosts, optimizer: str = "adamw", micro_batches: int = 1) -> Plan:
     """Plan of a schedule; certified by nobody."""
-    traced = traced_step(name)
+    return made_plan(traced_step(name), step_reference(name), schedule, costs, optimizer, micro_batches)
+
+
+def made_plan(
+    traced: TracedStep,
+    reference: ModelReference,
+    schedule: Schedule,
+    costs: StepCosts,
+    optimizer: str = "adamw",
+    micro_batches: int = 1,
+) -> Plan:
+    """Plan of a schedule of any step; certified by nobody."""
     memory = OptimizerMemory(optimizer_named(optimizer, micro_batches))
     report = replay(traced.graph, schedule, optimizer=memory, seconds=costs, counter_based_random=True)
     return make_plan(
         traced.graph,
         schedule,
         report,
-        model=PlannedModel(**asdict(step_reference(name))),
+        model=PlannedModel(**asdict(reference)),
         options=PlanOptions(
             cluster="a100-8-nvlink",
             mesh=schedule.mesh,
