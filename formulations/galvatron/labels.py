@@ -217,6 +217,8 @@ class _LabelSearch:
             )
             longer, cut = _smallest_bounds(longer, _CANDIDATES * kept)
             complete = complete and not cut
+            if self.repeated_limit == _NO_LIMIT:
+                longer[:, _REPEATED] = 0
             longer = longer[np.lexsort((longer[:, _PEAK], longer[:, _STATES], longer[:, _COST]))]
             labels = longer[_undominated(longer, stage.layouts, stage.transformation.shape[1])]
             labels, cut = _smallest_bounds(labels, kept)
