@@ -6,10 +6,10 @@ backward steps ``l ..`` when these layers are alone,
     U_l = O_ms(l) + U_{l+1}        A_l = max(U_l + O_f(l) + O_b(l), O_ms(l) + O_f(l) + A_{l+1}),
 
 so a label ``(cost, U, A)`` with the layout of its first layer is the whole state for the layers before, and a label
-that is dominated in all three by another of the same layout is dropped. A limit on the time of a micro-batch is a
-fourth number. The completion of a label is bounded by the price of :mod:`formulations.galvatron.prices`; labels that
-cannot be better than the incumbent by more than the gap are dropped, too. If no label is left, the incumbent is proven.
-All numbers are exact integers.
+that is dominated in all three by another of the same layout is dropped. Layouts with equal transformation costs from
+each layout before count as one here. A limit on the time of a micro-batch is a fourth number. The completion of a label
+is bounded by the price of :mod:`formulations.galvatron.prices`; labels that cannot be better than the incumbent by
+more than the gap are dropped, too. If no label is left, the incumbent is proven. All numbers are exact integers.
 """
 
 from __future__ import annotations
@@ -162,6 +162,7 @@ class _LabelSearch:
         self.priced, self.price = priced, price
         self.repeated_limit = _NO_LIMIT if repeated_limit is None else repeated_limit
         self.prefix = priced.prefixes(price) - price * stage.memory_limit
+        self.seen_before = _layouts_seen_before(stage)
         self.memory_before = _before(np.where(stage.allowed, stage.forward + stage.states, _NO_LIMIT))
         self.repeated_before = _before(np.where(stage.allowed, stage.repeated, _NO_LIMIT))
 
@@ -220,7 +221,8 @@ class _LabelSearch:
             if self.repeated_limit == _NO_LIMIT:
                 longer[:, _REPEATED] = 0
             longer = longer[np.lexsort((longer[:, _PEAK], longer[:, _STATES], longer[:, _COST]))]
-            labels = longer[_undominated(longer, stage.layouts, stage.transformation.shape[1])]
+            seen = self.seen_before[layer]
+            labels = longer[_undominated(longer, seen[stage.layouts], int(seen.max()) + 1)]
             labels, cut = _smallest_bounds(labels, kept)
             complete = complete and not cut
             history.append(labels)
@@ -250,6 +252,18 @@ def _before(table: IntArray) -> IntArray:
     """Least sum of a table over the layers before each one, shape ``(L,)``."""
     sums: IntArray = np.concatenate([[0], np.cumsum(table.min(axis=1))[:-1]])
     return sums
+
+
+def _layouts_seen_before(stage: StageProblem) -> IntArray:
+    """Classes of each layer's layouts with equal transformation costs from the layer before, shape ``(L, C)``."""
+    tables = stage.transformation
+    seen = np.zeros(tables.shape[:2], dtype=np.int64)  # before the first layer there is none
+    for layer in range(1, stage.layers):
+        if layer > 1 and np.array_equal(tables[layer], tables[layer - 1]):
+            seen[layer] = seen[layer - 1]
+        else:
+            _, seen[layer] = np.unique(tables[layer], axis=1, return_inverse=True)
+    return seen
 
 
 @compiled
@@ -322,8 +336,8 @@ def _extend(
 def _undominated(labels: IntArray, layouts: IntArray, count: int) -> BoolArray:
     """Flags of the labels that no earlier one of the same layout dominates in states, peak and repeated time.
 
-    Labels are in order of their costs, so that none beats one before it; `layouts` are those of the strategies, `count`
-    is their number.
+    Labels are in order of their costs, so that none beats one before it; `layouts` are the classes of the strategies'
+    layouts, as in :func:`_layouts_seen_before`, and `count` is their number.
 
     Blocks of labels, each in the order of its states, are merged two by two, and those of the earlier block are set
     against those of the later one: a Fenwick tree over repeated times has the least peak of all labels so far whose
