@@ -8,7 +8,7 @@ backward steps ``l ..`` when these layers are alone,
 so a label ``(cost, U, A)`` with the layout of its first layer is the whole state for the layers before, and a label
 that is dominated in all three by another of the same layout is dropped. Layouts with equal transformation costs from
 each layout before count as one here. A limit on the time of a micro-batch is a fourth number. The completion of a label
-is bounded by the prices of :mod:`formulations.galvatron.prices`; labels that cannot be better than the incumbent by
+is bounded by the price of :mod:`formulations.galvatron.prices`; labels that cannot be better than the incumbent by
 more than the gap are dropped, too. If no label is left, the incumbent is proven. All numbers are exact integers.
 """
 
@@ -16,14 +16,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import inf
 
 import numpy as np
 
-from formulations.galvatron.dynamic_program import search_stage
-from formulations.galvatron.fixing import possible_strategies
-from formulations.galvatron.prices import PricedStage, Prices, best_prices, best_weights
+from formulations.galvatron.prices import PricedStage, best_price
 from formulations.galvatron.stage import StageProblem
 from formulations.problem.compiled import compiled
 from formulations.problem.strategy_problem import BoolArray, IntArray
@@ -38,16 +36,10 @@ _FIRST_LABELS = 100
 
 _WIDENING = 10
 
-_TABLE_UNITS = 2048
-"""Units of memory in the table of Algorithm 3."""
-
 _COST, _STATES, _PEAK, _REPEATED, _STRATEGY, _PARENT, _BOUND = range(7)
 _FIELDS = 7
 _CANDIDATES = 10
 """Labels that are compared with each other, for each that is kept."""
-
-_FEW = 256
-"""Labels of one layout that all others are compared with first."""
 
 _NO_LIMIT = 2**62
 
@@ -102,25 +94,19 @@ def solve_stage(
     start
         A plan to begin with; one that does not fit is ignored.
     """
-    stage = replace(stage, allowed=possible_strategies(stage, repeated_limit))
     if not stage.allowed.any(axis=1).all():
         return StageResult(None, None, None)
     incumbent = _Incumbent(stage, repeated_limit)
     if start is not None:
         incumbent.offer(start)
-    weights = best_weights(stage, incumbent.offer)
-    if weights is None:
+    priced = PricedStage(stage)
+    best = best_price(priced, repeated_limit, incumbent.offer)
+    if best is None:
         return StageResult(None, None, None)
-    priced = PricedStage(stage, repeated_limit, weights)
-    prices = best_prices(priced, incumbent.offer)
-    if prices is None:
-        return StageResult(None, None, None)
-    value, _ = priced.cheapest(prices)
+    value, price = best
     dual = max(0, -((-value) >> priced.shift))
-    search = _LabelSearch(priced, prices)
+    search = _LabelSearch(priced, price, repeated_limit)
     for kept in _widening(label_limit):
-        if kept > _FIRST_LABELS:
-            incumbent.offer_table()
         wanted = _NO_LIMIT if cutoff is None else cutoff
         if incumbent.cost is not None:
             wanted = min(wanted, incumbent.cost - int(relative_gap * incumbent.cost))
@@ -155,20 +141,11 @@ class _Incumbent:
         self.repeated_limit = repeated_limit
         self.choices: tuple[int, ...] | None = None
         self.cost: int | None = None
-        self.has_table = False
 
     @property
     def value(self) -> int:
         """Its cost, or a number above all costs."""
         return _NO_LIMIT if self.cost is None else self.cost
-
-    def offer_table(self) -> None:
-        """Take the plan of Algorithm 3, repaired, which can be cheaper than those of few labels; at the first call."""
-        if not self.has_table:
-            self.has_table = True
-            found = search_stage(self.stage, 1 + self.stage.memory_limit // _TABLE_UNITS)
-            if found is not None and found.choices is not None:
-                self.offer(found.choices)
 
     def offer(self, choices: tuple[int, ...]) -> None:
         """Take a plan if it is feasible and cheaper."""
@@ -178,13 +155,13 @@ class _Incumbent:
 
 
 class _LabelSearch:
-    """Extends labels layer by layer at fixed prices."""
+    """Extends labels layer by layer at a fixed price."""
 
-    def __init__(self, priced: PricedStage, prices: Prices) -> None:
+    def __init__(self, priced: PricedStage, price: int, repeated_limit: int | None) -> None:
         stage = priced.stage
-        self.priced, self.prices = priced, prices
-        self.prefix = priced.prefixes(prices)
-        self.allowed = _undominated_strategies(stage)
+        self.priced, self.price = priced, price
+        self.repeated_limit = _NO_LIMIT if repeated_limit is None else repeated_limit
+        self.prefix = priced.prefixes(price) - price * stage.memory_limit
         self.seen_before = _layouts_seen_before(stage)
         self.memory_before = _before(np.where(stage.allowed, stage.forward + stage.states, _NO_LIMIT))
         self.repeated_before = _before(np.where(stage.allowed, stage.repeated, _NO_LIMIT))
@@ -207,7 +184,6 @@ class _LabelSearch:
             The cheapest plan found, or None, and whether nothing that may cost less than `cutoff` was dropped.
         """
         stage, priced = self.priced.stage, self.priced
-        limit = _NO_LIMIT if priced.repeated_limit is None else priced.repeated_limit
         labels = np.zeros((1, _FIELDS), dtype=np.int64)
         labels[0, _STRATEGY] = -1
         history, complete = [], True
@@ -228,39 +204,31 @@ class _LabelSearch:
             longer = _extend(
                 labels,
                 rows,
-                self.allowed[layer],
+                stage.allowed[layer],
                 stage.layouts,
                 after,
                 stage.repeats,
-                self.prefix[layer] - priced.paid(self.prices),
-                self._scales(layer),
+                self.prefix[layer],
+                (priced.shift, self.price),
                 (
                     scaled_cutoff,
                     stage.memory_limit - int(self.memory_before[layer]),
-                    limit - int(self.repeated_before[layer]),
+                    self.repeated_limit - int(self.repeated_before[layer]),
                 ),
             )
             longer, cut = _smallest_bounds(longer, _CANDIDATES * kept)
             complete = complete and not cut
+            if self.repeated_limit == _NO_LIMIT:
+                longer[:, _REPEATED] = 0
             longer = longer[np.lexsort((longer[:, _PEAK], longer[:, _STATES], longer[:, _COST]))]
-            undominated = _undominated_in_time if priced.repeated_limit is not None else _undominated
             seen = self.seen_before[layer]
-            labels = longer[undominated(longer, seen[stage.layouts], int(seen.max()) + 1)]
+            labels = longer[_undominated(longer, seen[stage.layouts], int(seen.max()) + 1)]
             labels, cut = _smallest_bounds(labels, kept)
             complete = complete and not cut
             history.append(labels)
             if not len(labels):
                 return None, complete
         return _best_plan(history), complete
-
-    def _scales(self, layer: int) -> tuple[int, int, int, int]:
-        """Shift of the prices; and prices of a byte of the peak, a byte of the states and a quantum of a label.
-
-        The peak of the layers from this one on stands for their own backward steps, their states for those before.
-        """
-        behind, all_steps = int(self.priced.weight_from[layer]), int(self.priced.weight_from[0])
-        price = self.prices.memory
-        return self.priced.shift, price * behind, price * (all_steps - behind), self.prices.repeated
 
 
 def _smallest_bounds(labels: IntArray, count: int) -> tuple[IntArray, bool]:
@@ -298,20 +266,6 @@ def _layouts_seen_before(stage: StageProblem) -> IntArray:
     return seen
 
 
-def _undominated_strategies(stage: StageProblem) -> BoolArray:
-    """Flags of the strategies of each layer that no other of the same layout dominates."""
-    numbers = np.stack([stage.cost, stage.repeated, stage.forward, stage.backward, stage.states])
-    allowed = stage.allowed.copy()
-    strategies = allowed.shape[1]
-    for s in range(strategies):
-        for other in np.flatnonzero(stage.layouts == stage.layouts[s]):
-            if other != s:
-                better = (numbers[:, :, other] <= numbers[:, :, s]).all(axis=0)
-                equal = (numbers[:, :, other] == numbers[:, :, s]).all(axis=0)
-                allowed[:, s] &= ~(better & stage.allowed[:, other] & ~(equal & (other > s)))
-    return allowed
-
-
 @compiled
 def _extend(
     labels: IntArray,
@@ -321,7 +275,7 @@ def _extend(
     transformation: IntArray,
     repeats: int,
     prefix: IntArray,
-    scales: tuple[int, int, int, int],
+    scales: tuple[int, int],
     limits: tuple[int, int, int],
 ) -> IntArray:
     """Put every strategy of one more layer in front of every label, unless limits or cutoff forbid it.
@@ -339,13 +293,13 @@ def _extend(
     repeats
         How often the cost counts a transformation.
     prefix
-        Least priced cost of the layers before, less the priced limits, shape ``(C,)``.
+        Least priced cost of the layers before, less the priced limit, shape ``(C,)``.
     scales
-        Shift of the prices, price of a byte of the peak, of a byte of the states and of a quantum.
+        Shift of the price, and the price of a byte.
     limits
         The scaled cutoff, and the remaining memory and repeated time for this layer and those behind it.
     """
-    shift, peak_price, states_price, repeated_price = scales
+    shift, price = scales
     cutoff, memory_limit, repeated_limit = limits
     found = np.empty((256, 7), dtype=np.int64)
     count = 0
@@ -360,8 +314,7 @@ def _extend(
                 continue
             cost = labels[i, 0] + rows[0, s] + repeats * handed
             states = labels[i, 1] + rows[4, s]
-            bound = (cost << shift) + peak_price * peak + states_price * states + prefix[layouts[s]]
-            bound += repeated_price * repeated
+            bound = (cost << shift) + price * peak + prefix[layouts[s]]
             if bound > cutoff - (1 << shift):
                 continue
             if count == len(found):
@@ -381,70 +334,10 @@ def _extend(
 
 @compiled
 def _undominated(labels: IntArray, layouts: IntArray, count: int) -> BoolArray:
-    """Flags of the labels that no earlier one of the same layout dominates in states and peak.
-
-    Parameters
-    ----------
-    labels
-        In order of their costs, so that no label beats one before it.
-    layouts, count
-        Class of the layout of every strategy, as in :func:`_layouts_seen_before`, and the number of classes.
-    """
-    kept = np.ones(len(labels), dtype=np.bool_)
-    # Per layout the best pairs so far: states ascend, peaks descend.
-    states = np.empty((count, len(labels)), dtype=np.int64)
-    peaks = np.empty((count, len(labels)), dtype=np.int64)
-    sizes = np.zeros(count, dtype=np.int64)
-    for i in range(len(labels)):
-        layout = layouts[labels[i, 4]]
-        size = sizes[layout]
-        place = np.searchsorted(states[layout, :size], labels[i, 1], side="right")
-        if place > 0 and peaks[layout, place - 1] <= labels[i, 2]:
-            kept[i] = False
-            continue
-        first = place - 1 if place > 0 and states[layout, place - 1] == labels[i, 1] else place
-        end = place
-        while end < size and peaks[layout, end] >= labels[i, 2]:
-            end += 1
-        moved = size - end
-        states[layout, first + 1 : first + 1 + moved] = states[layout, end:size].copy()
-        peaks[layout, first + 1 : first + 1 + moved] = peaks[layout, end:size].copy()
-        states[layout, first] = labels[i, 1]
-        peaks[layout, first] = labels[i, 2]
-        sizes[layout] = first + 1 + moved
-    return kept
-
-
-def _undominated_in_time(labels: IntArray, layouts: IntArray, count: int) -> BoolArray:
-    """As :func:`_undominated`, in repeated time as well."""
-    kept = _unbeaten_by_few(labels, layouts, count)
-    left = np.flatnonzero(kept)
-    kept[left] = _unbeaten(labels[left], layouts, count)
-    return kept
-
-
-@compiled
-def _unbeaten_by_few(labels: IntArray, layouts: IntArray, count: int) -> BoolArray:
-    """Flags of the labels that none of the first few undominated ones dominates; these often dominate all others."""
-    kept = np.ones(len(labels), dtype=np.bool_)
-    fronts = np.empty((count, _FEW, 3), dtype=np.int64)
-    sizes = np.zeros(count, dtype=np.int64)
-    for i in range(len(labels)):
-        layout = layouts[labels[i, 4]]
-        for k in range(sizes[layout]):
-            front = fronts[layout, k]
-            if front[0] <= labels[i, 1] and front[1] <= labels[i, 2] and front[2] <= labels[i, 3]:
-                kept[i] = False
-                break
-        if kept[i] and sizes[layout] < _FEW:
-            fronts[layout, sizes[layout]] = labels[i, 1:4]
-            sizes[layout] += 1
-    return kept
-
-
-@compiled
-def _unbeaten(labels: IntArray, layouts: IntArray, count: int) -> BoolArray:
     """Flags of the labels that no earlier one of the same layout dominates in states, peak and repeated time.
+
+    Labels are in order of their costs, so that none beats one before it; `layouts` are the classes of the strategies'
+    layouts, as in :func:`_layouts_seen_before`, and `count` is their number.
 
     Blocks of labels, each in the order of its states, are merged two by two, and those of the earlier block are set
     against those of the later one: a Fenwick tree over repeated times has the least peak of all labels so far whose
@@ -452,9 +345,10 @@ def _unbeaten(labels: IntArray, layouts: IntArray, count: int) -> BoolArray:
     """
     kept = np.ones(len(labels), dtype=np.bool_)
     layout = layouts[labels[:, 4]]
+    times = np.zeros(len(labels), dtype=np.int64)
     for each in range(count):
         order = np.flatnonzero(layout == each)
-        times = np.searchsorted(np.unique(labels[order, 3]), labels[:, 3])
+        times[order] = np.searchsorted(np.unique(labels[order, 3]), labels[order, 3])
         least = np.full(len(order) + 1, _NO_LIMIT)
         merged = np.empty_like(order)
         width = 1

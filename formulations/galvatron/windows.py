@@ -1,10 +1,8 @@
 """Lower bounds for every possible stage of a Galvatron-BMW pipeline at once.
 
-A window is a run of layers that may become a stage. For a price per byte and a weight of the time of a micro-batch
-without synchronisation, one pass from every first layer bounds all windows that begin there
-(:mod:`formulations.galvatron.prices` has the reasoning for one). The best memory prices of a chain are slopes
-between its strategies, so these are the prices that are tried. Each weight gives a line: a window whose micro-batch may
-take ``t`` costs at least ``value - weight * t``.
+A window is a run of layers that may become a stage. For a price per byte, one pass from every first layer bounds all
+windows that begin there (:mod:`formulations.galvatron.prices` has the reasoning for one). The best memory prices of a
+chain are slopes between its strategies, so these are the prices that are tried.
 """
 
 from __future__ import annotations
@@ -25,9 +23,6 @@ __all__ = ["IMPOSSIBLE", "WindowBounds", "window_bounds"]
 IMPOSSIBLE = 2**60
 """Bound of a window without a plan; sums over stages of this stay within 64 bits."""
 
-WEIGHTS = (0, 1, 4, 16)
-"""Weights of the time of a micro-batch."""
-
 _MOST_PRICES = 10
 _PART_BITS = 58
 
@@ -38,25 +33,19 @@ class WindowBounds:
 
     Parameters
     ----------
-    lines
-        One per weight of :data:`WEIGHTS`: the cost plus that many times the repeated time is at least this, shape
-        ``(W, L + 1, L + 1)``, indexed by the first layer and the end.
-    repeated
-        The repeated time is at least this, shape ``(L + 1, L + 1)``.
+    costs, repeated
+        The cost, and the time of a micro-batch without synchronisation, are at least this, shape ``(L + 1, L + 1)``,
+        indexed by the first layer and the end.
     """
 
-    lines: IntArray
+    costs: IntArray
     repeated: IntArray
 
     def at(self, repeated_limit: int | None) -> IntArray:
         """Bounds on the cost where the repeated time may be this much, shape ``(L + 1, L + 1)``."""
         if repeated_limit is None:
-            unlimited: IntArray = self.lines[0]
-            return unlimited
-        weights = np.array(WEIGHTS)[:, None, None]
-        impossible = self.lines >= IMPOSSIBLE
-        values = np.where(impossible, IMPOSSIBLE, self.lines - weights * repeated_limit).max(axis=0)
-        bounds: IntArray = np.where(self.repeated > repeated_limit, IMPOSSIBLE, np.maximum(values, 0))
+            return self.costs
+        bounds: IntArray = np.where(self.repeated > repeated_limit, IMPOSSIBLE, self.costs)
         return bounds
 
 
@@ -73,22 +62,20 @@ def window_bounds(tables: LayerTables, in_flight: int, memory_limit: int) -> Win
         Bytes on one device.
     """
     layers = len(tables.kinds)
-    lines = np.full((len(WEIGHTS), layers + 1, layers + 1), IMPOSSIBLE)
-    repeated = np.full((layers + 1, layers + 1), IMPOSSIBLE)
+    costs, repeated = np.full((2, layers + 1, layers + 1), IMPOSSIBLE)
     borrowers = np.flatnonzero(tables.borrowed[tables.kinds].max(axis=1)).tolist()
     tied = [0, *borrowers] if borrowers else []
     # All windows that begin behind one tied layer, and at the next one at the latest, borrow alike.
     for first, behind in pairwise(sorted({0, *(layer + 1 for layer in tied), layers})):
         whole = tables.stage(first, layers, in_flight, memory_limit)
         rows = slice(first, behind), slice(first, None)
-        for line, weight in zip(lines, WEIGHTS, strict=True):
-            line[rows] = _bounds(whole, behind - first, whole.cost + weight * whole.repeated, 1 + weight)
-        repeated[rows] = _bounds(whole, behind - first, whole.repeated, 1)
-    return WindowBounds(lines, repeated)
+        costs[rows] = _bounds(whole, behind - first, whole.cost)
+        repeated[rows] = _bounds(whole, behind - first, whole.repeated)
+    return WindowBounds(costs, repeated)
 
 
-def _bounds(whole: StageProblem, firsts: int, cost: IntArray, repeats: int) -> IntArray:
-    """Bounds on the sums of `cost` and so many transformations, the best over all prices that are tried.
+def _bounds(whole: StageProblem, firsts: int, cost: IntArray) -> IntArray:
+    """Bounds on the sums of `cost` and the transformations, the best over all prices that are tried.
 
     Returns
     -------
@@ -105,7 +92,7 @@ def _bounds(whole: StageProblem, firsts: int, cost: IntArray, repeats: int) -> I
         firsts,
     )
     least = _window_values(usage, np.zeros_like(whole.transformation), whole.backward, *chain)
-    totals = int(cost.max(axis=1).sum()) + repeats * int(whole.transformation.max(axis=(1, 2), initial=0).sum())
+    totals = int(cost.max(axis=1).sum()) + int(whole.transformation.max(axis=(1, 2), initial=0).sum())
     shift = price_shift(totals, _PART_BITS)
     used = int((usage + whole.backward).max(axis=1).sum()) + whole.memory_limit
     highest = 2**_PART_BITS // (used + 1)
@@ -113,7 +100,7 @@ def _bounds(whole: StageProblem, firsts: int, cost: IntArray, repeats: int) -> I
     for slope in _slopes(usage, cost, whole.allowed):
         price = min(int(slope * 2.0**shift), highest)
         scaled = (cost << shift) + price * usage
-        change = (repeats << shift) * whole.transformation
+        change = whole.transformation << shift
         values = _window_values(scaled, change, price * whole.backward, *chain)
         best = np.maximum(best, -((price * whole.memory_limit - values) >> shift))
     best[(least > whole.memory_limit) | (least < 0)] = IMPOSSIBLE
