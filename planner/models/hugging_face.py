@@ -177,6 +177,8 @@ def _override(config: Any, name: str, layers: int | None, dropout: float | None)
         for key, value in config.to_dict().items():
             if "drop" in key and isinstance(value, float | int) and not isinstance(value, bool):
                 setattr(config, key, dropout)
+        if dropout == 0 and hasattr(config, "apply_spec_augment"):
+            config.apply_spec_augment = False  # it drops spans of time, drawn on the host
 
 
 def _task(config: Any, name: str) -> str:
