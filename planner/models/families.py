@@ -130,7 +130,8 @@ def _row(kind: str, family: str, differences: dict[str, Any]) -> FamilyRow:
     from planner.models.references import ModelReference
     from planner.session import PlanningSession, PlanRequest
 
-    started, operators, notes, outcome, reason = time.perf_counter(), 0, (), "planned", ""
+    started, operators, outcome, reason = time.perf_counter(), 0, "planned", ""
+    notes: tuple[str, ...] = ()
     try:
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "config.json"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 from unittest.mock import patch
@@ -100,7 +100,8 @@ def watched_autocast(provenance: Provenance) -> Iterator[list[str]]:
         )
     notes: list[str] = []
     known: set[int] = set()
-    make, enter = torch.autocast.__init__, torch.autocast.__enter__
+    make: Callable[..., None] = torch.autocast.__init__
+    enter: Callable[..., Any] = torch.autocast.__enter__
 
     def refuse(device: str) -> None:
         if device != "cpu":
