@@ -1,7 +1,7 @@
 """Models of the transformers library by name or ``config.json``, built from their configuration alone.
 
 Nothing is downloaded: weights are initialised, or have no storage on ``meta``. The class with a training
-loss is chosen: causal, sequence-to-sequence or masked language model, or image classification.
+loss is chosen: causal, sequence-to-sequence or masked language model, image or audio classification, speech to text.
 """
 
 from __future__ import annotations
@@ -63,6 +63,9 @@ _SIZES: dict[str, tuple[str, dict[str, Any]]] = {
 """Published sizes: model type and what differs from the defaults of its configuration class."""
 
 _LAYER_COUNTS = ("num_hidden_layers", "num_layers", "n_layer", "num_decoder_layers", "encoder_layers", "decoder_layers")
+_OF_TEXT = ("sequence_to_sequence", "masked", "causal")
+_IMAGE_SIZE = 224
+"""Height and width of images where the configuration has none, as in the papers of convolutional networks."""
 _MASKED_SHARE = 0.15
 """Share of the tokens that a masked language model is trained to predict (Devlin et al. 2018, section 3.1)."""
 
@@ -97,7 +100,7 @@ def hugging_face_step(
     with _failures_named(name):
         _override(config, name, layers, dropout)
         task = _task(config, name)
-        positions = getattr(config, "max_position_embeddings", None) if task != "image_classification" else None
+        positions = getattr(config, "max_position_embeddings", None) if task in _OF_TEXT else None
         if positions is not None and sequence > positions:
             raise ModelError(
                 f"model hf:{name} has {positions} positions, the sequence has {sequence}: shorten it, "
@@ -110,11 +113,12 @@ def hugging_face_step(
             if task != "causal":
                 raise ModelError(f"model hf:{name}: only causal language models take --loss-chunks; leave it out")
             chunk_loss(module, name, loss_chunks)
-        examples = (
-            _images(config, batch, dtype, seed)
-            if task == "image_classification"
-            else _texts(config, task, batch, sequence, seed)
-        )
+        if task == "image_classification":
+            examples = _images(config, batch, dtype, seed)
+        elif task in ("speech_to_text", "audio_classification"):
+            examples = _sounds(config, task, batch, sequence, dtype, seed)
+        else:
+            examples = _texts(config, task, batch, sequence, seed)
         return module, {key: tensor.to(device) for key, tensor in examples.items()}
 
 
@@ -173,6 +177,8 @@ def _override(config: Any, name: str, layers: int | None, dropout: float | None)
         for key, value in config.to_dict().items():
             if "drop" in key and isinstance(value, float | int) and not isinstance(value, bool):
                 setattr(config, key, dropout)
+        if dropout == 0 and hasattr(config, "apply_spec_augment"):
+            config.apply_spec_augment = False  # it drops spans of time, drawn on the host
 
 
 def _task(config: Any, name: str) -> str:
@@ -183,11 +189,13 @@ def _task(config: Any, name: str) -> str:
         "masked": modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES,
         "causal": modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
         "image_classification": modeling_auto.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES,
+        "speech_to_text": modeling_auto.MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES,
+        "audio_classification": modeling_auto.MODEL_FOR_AUDIO_CLASSIFICATION_MAPPING_NAMES,
     }
     possible = [task for task, classes in tasks.items() if config.model_type in classes]
     if not possible:
         raise ModelError(
-            f"model hf:{name}: model type {config.model_type!r} has no class with a loss for text or image "
+            f"model hf:{name}: model type {config.model_type!r} has no class with a loss for text, image or audio "
             "classification; write a function module.path:function instead"
         )
     classes = {task: _class_names(tasks[task][config.model_type]) for task in possible}
@@ -210,6 +218,8 @@ def _auto_class(task: str) -> Any:
         "masked": transformers.AutoModelForMaskedLM,
         "causal": transformers.AutoModelForCausalLM,
         "image_classification": transformers.AutoModelForImageClassification,
+        "speech_to_text": transformers.AutoModelForSpeechSeq2Seq,
+        "audio_classification": transformers.AutoModelForAudioClassification,
     }[task]
 
 
@@ -229,6 +239,21 @@ def _texts(config: Any, task: str, batch: int, sequence: int, seed: int) -> dict
 
 def _images(config: Any, batch: int, dtype: torch.dtype, seed: int) -> dict[str, Tensor]:
     generator = torch.Generator().manual_seed(seed)
-    size = config.image_size if isinstance(config.image_size, list | tuple) else (config.image_size, config.image_size)
+    size = getattr(config, "image_size", _IMAGE_SIZE)
+    size = size if isinstance(size, list | tuple) else (size, size)
     pixels = torch.randn((batch, config.num_channels, *size), generator=generator).to(dtype)
     return {"pixel_values": pixels, "labels": torch.randint(config.num_labels, (batch,), generator=generator)}
+
+
+def _sounds(config: Any, task: str, batch: int, sequence: int, dtype: torch.dtype, seed: int) -> dict[str, Tensor]:
+    """Spectrograms with transcripts of ``sequence`` tokens, or waves of ``sequence`` frames with classes."""
+    generator = torch.Generator().manual_seed(seed)
+    if task == "speech_to_text":
+        frames = 2 * config.max_source_positions  # the encoder's convolutions halve them
+        features = torch.randn((batch, config.num_mel_bins, frames), generator=generator).to(dtype)
+        return {
+            "input_features": features,
+            "labels": torch.randint(config.vocab_size, (batch, sequence), generator=generator),
+        }
+    waves = torch.randn((batch, sequence * config.inputs_to_logits_ratio), generator=generator).to(dtype)
+    return {"input_values": waves, "labels": torch.randint(config.num_labels, (batch,), generator=generator)}

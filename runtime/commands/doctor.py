@@ -17,6 +17,8 @@ from typing import Annotated
 import typer
 
 from planner.common.units import format_bytes
+from runtime.commands.tables.progress import progress_line
+from runtime.commands.values import OptionError, listed
 
 MISSING = 1
 """Exit code where something is missing that meshwright needs."""
@@ -56,17 +58,43 @@ class Finding:
     remedy: str = ""
 
 
-def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> int:
+def doctor(
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    families: Annotated[
+        bool, typer.Option("--families", help="Plan a small model of each of 30 families of transformers instead.")
+    ] = False,
+    only: Annotated[
+        str | None, typer.Option(metavar="A,B", help="Of --families: these alone, such as llama,t5.")
+    ] = None,
+) -> int:
     """Say what is installed, what this machine has, what is missing and how to get it.
 
-    The exit code is 1 where something is missing that meshwright needs.
+    With --families, say which families of hf: models are planned on two ranks, and why others are refused (minutes).
+
+    The exit code is 1 where something is missing that meshwright needs, or a family fails without a reason.
     """
+    if only is not None and not families:
+        raise OptionError("--only: names families; give --families too")
+    if families:
+        return _families([] if only is None else listed(only, "--only"), as_json)
     findings = list(examine())
     if as_json:
         typer.echo(json.dumps([asdict(finding) for finding in findings], indent=2))
     else:
         _print(findings)
     return MISSING if any(finding.state is State.MISSING for finding in findings) else 0
+
+
+def _families(names: list[str], as_json: bool) -> int:
+    from planner.models.families import FAMILIES, families_table, family_rows
+
+    known = [family for kind in FAMILIES.values() for family in kind]
+    if unknown := [name for name in names if name not in known]:
+        raise OptionError(f"--only: {unknown[0]!r} is no family; use {', '.join(known)}")
+    with progress_line("families") as line:
+        rows = list(family_rows(names, lambda family: line.begin(f"planning {family}")))
+    typer.echo(json.dumps([asdict(row) for row in rows], indent=2) if as_json else families_table(rows))
+    return MISSING if any(row.outcome == "defect" for row in rows) else 0
 
 
 def examine() -> Iterator[Finding]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -22,7 +22,7 @@ from torch.fx.traceback import preserve_node_meta
 
 from planner.graph.operator_graph import OutputRole, Phase, ValueRole
 from planner.torch_adapter.tracing.provenance import Provenance
-from planner.torch_adapter.tracing.settings import no_custom_functions, tracing_settings
+from planner.torch_adapter.tracing.settings import no_custom_functions, tracing_settings, watched_autocast
 from planner.torch_adapter.tracing.step_module import LossFunction, StepArguments, StepModule, left_as_found
 from planner.torch_adapter.tracing.trace_error import TraceError, translate
 from planner.torch_adapter.tracing.transformers_masks import without_packing_checks
@@ -82,8 +82,10 @@ def trace_joint_graph(
             stack.enter_context(provenance.watching(module))
             stack.enter_context(without_packing_checks(module))
             stack.enter_context(no_custom_functions(provenance))
+            casts = stack.enter_context(watched_autocast(provenance))
             joint = aot_export_joint_with_descriptors(stack, step, step.example_tensors)
-            return _read(joint.graph_module, step, arguments)
+            trace = _read(joint.graph_module, step, arguments)
+            return replace(trace, notes=(*trace.notes, *dict.fromkeys(casts)))
     except Exception as error:
         raise translate(error, provenance.module_path) from error
 

@@ -162,3 +162,15 @@ def test_cells_of_one_step_follow_each_other_with_most_memory_first():
     assert len(set(steps)) == 4
     assert sum(a != b for a, b in pairwise(steps)) == 3
     assert [cell.request.memory for cell in cells[:3]] == [None, 3 * GIB, GIB]
+
+
+@pytest.mark.slow
+def test_a_dask_cluster_is_an_executor(tmp_path):
+    distributed = pytest.importorskip("distributed", reason="Dask is not installed: pip install distributed")
+    options = {"n_workers": 1, "threads_per_worker": 1, "processes": True, "dashboard_address": None}
+    cells = list(grid(request=replace(REQUEST, time_limit=60.0)))
+    with distributed.LocalCluster(**options) as cluster, distributed.Client(cluster) as client:
+        found = run_sweep("mlp", cells, client.get_executor(), tmp_path)
+        again = run_sweep("mlp", cells, client.get_executor(), tmp_path)
+    assert [row.status for row in found.sweep_rows] == ["optimal"] * len(cells)
+    assert (again.known, again.sweep_rows) == (len(cells), found.sweep_rows)

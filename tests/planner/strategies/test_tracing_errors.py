@@ -10,6 +10,7 @@ import pytest
 import torch
 from support.steps import models
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from planner.strategies.traced_step import TraceError, trace_step
 
@@ -155,3 +156,79 @@ def test_module_survives_a_refused_capture() -> None:
     assert not module[1]._forward_pre_hooks
     loss_fn(module(*args)).backward()
     assert weight.grad is not None
+
+
+class Cast(nn.Module):
+    """A linear layer under autocast of a device."""
+
+    def __init__(self, device: str, enabled: bool = True) -> None:
+        super().__init__()
+        self.linear, self.device, self.enabled = nn.Linear(8, 4), device, enabled
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        with torch.autocast(self.device, dtype=torch.bfloat16, enabled=self.enabled):
+            return self.linear(hidden)
+
+
+@pytest.mark.filterwarnings("ignore:CUDA is not available")
+def test_autocast_of_another_device_is_refused_by_name_and_line() -> None:
+    class Decorated(nn.Linear):
+        @torch.autocast("cuda", dtype=torch.bfloat16)
+        def forward(self, hidden: Tensor) -> Tensor:
+            return super().forward(hidden)
+
+    with pytest.raises(TraceError) as caught:
+        trace_step(Cast("cuda"), (torch.randn(2, 8),), {}, models.mean_square)
+    line = line_of(Cast.forward, "with torch.autocast")
+    assert str(caught.value).startswith(
+        f"module (root) (planner/strategies/test_tracing_errors.py:{line}): torch.autocast('cuda') leaves no casts"
+    )
+    with pytest.raises(TraceError, match=r"torch.autocast\('cuda'\) leaves no casts"):
+        trace_step(Decorated(8, 4), (torch.randn(2, 8),), {}, models.mean_square)
+    with torch.autocast("cpu"), pytest.raises(TraceError, match="is on around the planner"):
+        trace_step(Cast("cpu"), (torch.randn(2, 8),), {}, models.mean_square)
+    traced = trace_step(Cast("cuda", enabled=False), (torch.randn(2, 8),), {}, models.mean_square)
+    assert traced.graph.notes == ()
+    assert {value.spec.dtype for value in traced.graph.values} == {"float32"}
+
+
+def test_autocast_of_cpus_is_in_the_graph_and_noted() -> None:
+    traced = trace_step(Cast("cpu"), (torch.randn(2, 8),), {}, models.mean_square)
+    (product,) = (each for each in traced.graph.operators if each.target == "aten.addmm.default")
+    assert product.outputs[0] is not None
+    assert traced.graph.values[product.outputs[0]].spec.dtype == "bfloat16"
+    assert [note for note in traced.graph.notes if "casts to bfloat16 by the rules of CPUs" in note]
+    assert Cast("cpu")(torch.randn(2, 8)).dtype is torch.bfloat16
+
+
+class Checkpointed(nn.Module):
+    def __init__(self, reentrant: bool | None) -> None:
+        super().__init__()
+        self.first, self.block = nn.Linear(8, 8), nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Dropout(0.1))
+        self.reentrant = reentrant
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        hidden = self.first(hidden)
+        if self.reentrant is None:
+            return self.block(hidden)
+        return checkpoint(self.block, hidden, use_reentrant=self.reentrant)
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_checkpointing_is_left_to_the_plan(reentrant: bool) -> None:
+    args = (torch.randn(2, 8),)
+    plain, checkpointed = (
+        [
+            (each.target, each.phase)
+            for each in trace_step(Checkpointed(kind), args, {}, models.mean_square).graph.operators
+        ]
+        for kind in (None, reentrant)
+    )
+    assert checkpointed == plain
+
+
+def test_reentrant_checkpointing_without_a_gradient_is_refused() -> None:
+    module = Checkpointed(True)
+    module.first = nn.Identity()
+    with pytest.raises(TraceError, match="use use_reentrant=False"):
+        trace_step(module, (torch.randn(2, 8),), {}, models.mean_square)

@@ -1,0 +1,60 @@
+"""The families of transformers: thirty of them, each planned or refused by name; speech and audio models load."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from planner.models import families
+from planner.models.families import FAMILIES, FamilyRow, families_table, family_rows
+from planner.models.references import ModelReference, load_step
+
+
+def test_thirty_families_are_named_once() -> None:
+    names = [family for kind in FAMILIES.values() for family in kind]
+    assert len(names) == len(set(names)) == 30
+    assert list(FAMILIES) == ["decoder", "encoder", "encoder-decoder", "vision", "speech"]
+
+
+def test_a_family_is_planned_or_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    small = {"hidden_sizes": [8], "embedding_size": 8, "depths": [1], "layer_type": "basic", "image_size": 32}
+    monkeypatch.setattr(families, "FAMILIES", {"vision": {"resnet": small}, "other": {"clap": {}, "bloom": {}}})
+    planned, without_loss, function = family_rows()
+    assert (planned.outcome, planned.reason) == ("planned", "")
+    assert planned.operators > 20
+    assert (without_loss.outcome, without_loss.operators) == ("refused", 0)
+    assert "model hf:clap" in without_loss.reason
+    assert "write a function module.path:function instead" in without_loss.reason
+    assert function.outcome == "refused"
+    assert "GeLUFunction" in function.reason
+    assert "transformers/models/bloom/modeling_bloom.py:" in function.reason
+
+
+def test_the_table_has_a_row_for_each() -> None:
+    rows = [
+        FamilyRow("decoder", "a", "planned", 7, ("2 x b: no rule",), "", 1.0),
+        FamilyRow("c", "d", "x", 0, (), "e|f", 1),
+    ]
+    assert families_table(rows).splitlines()[2:] == [
+        "| decoder | a | planned | 7 | 2 x b: no rule |",
+        "| c | d | x | - | e\\|f |",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("content", "shapes"),
+    [
+        (
+            {"model_type": "whisper", "architectures": ["WhisperForConditionalGeneration"], "max_source_positions": 16},
+            {"input_features": (2, 80, 32), "labels": (2, 8)},
+        ),
+        ({"model_type": "wav2vec2"}, {"input_values": (2, 8 * 320), "labels": (2,)}),
+    ],
+)
+def test_models_of_sounds_have_their_inputs(tmp_path: Path, content: dict, shapes: dict) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(content | {"num_hidden_layers": 1, "encoder_layers": 1, "decoder_layers": 1}))
+    step = load_step(ModelReference(f"hf:{path}", batch=2, sequence=8, dropout=0.0), device="meta")
+    assert {name: tuple(tensor.shape) for name, tensor in step.example_kwargs.items()} == shapes
