@@ -122,15 +122,18 @@ def test_problems_that_once_failed(name: str, path: Path, pool: SolverPool) -> N
     Truth.of(read_problem(path)).judge_solver(name, 0, pool)
 
 
+@pytest.mark.parametrize("seeds", [range(8000, 8200), slow(range(8200, 8500))], ids=["few", "more"])
 @pytest.mark.parametrize("tree", ["tree_without_enumeration", "tree_whose_root_fails"])
-def test_bounds_of_branch_and_bound_decide(tree: str, pool: SolverPool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bounds_of_branch_and_bound_decide(
+    tree: str, seeds: range, pool: SolverPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Where nothing is enumerated, integers from duals alone prove each optimum, and that nothing is feasible."""
     name = "branch_and_bound"
     monkeypatch.setitem(SOLVERS, name, f"support.problems.fake_solvers:{tree}")
     monkeypatch.setattr(run, "PROVERS", ())
     monkeypatch.setattr(run, "CONFIRMERS", ())
     branched = 0
-    for seed in range(8000, 8500):
+    for seed in seeds:
         known = Truth.of(fuzz_problem(seed))
         result = solve(known.problem, name, OPTIONS, pool=pool)
         if "too large" in result.message:
@@ -138,12 +141,13 @@ def test_bounds_of_branch_and_bound_decide(tree: str, pool: SolverPool, monkeypa
         branched += "branches" in result.message
         known.judge_exact(result)
         assert result.proof is Proof.EXACT
-    assert branched > 40
+    assert branched > len(seeds) // 20
 
 
+@pytest.mark.parametrize("seeds", [range(5000, 5050), slow(range(5050, 5150))], ids=["few", "more"])
 @pytest.mark.parametrize("name", ["highs_lazily", "cpsat_lazily"])
-def test_rows_added_as_they_turn_out_to_matter(name: str, pool: SolverPool) -> None:
-    for seed in range(5000, 5150):
+def test_rows_added_as_they_turn_out_to_matter(name: str, seeds: range, pool: SolverPool) -> None:
+    for seed in seeds:
         known = Truth.of(fuzz_problem(seed))
         result = solve(known.problem, f"support.problems.fake_solvers:{name}", OPTIONS, pool=pool)
         if known.optimum is None:
