@@ -168,7 +168,7 @@ def bench(
         )
     if result.rows:
         print_result(result)
-        for row in result.rows:
+        for row in result.rows[: -1 if result.interrupted else None]:
             if row.objective is None and row.message:
                 typer.echo(f"meshwright: {row.instance}, {row.solver}: {row.message}", err=True)
         for line in [] if chosen.summarize is None else chosen.summarize(result.rows):
