@@ -21,6 +21,7 @@ from math import inf
 
 import numpy as np
 
+from formulations.galvatron.dynamic_program import search_stage
 from formulations.galvatron.prices import PricedStage, best_price
 from formulations.galvatron.stage import StageProblem
 from formulations.problem.compiled import compiled
@@ -35,6 +36,9 @@ _FIRST_LABELS = 100
 """Labels of one layer in the first run; every next run keeps :data:`_WIDENING` times as many."""
 
 _WIDENING = 10
+
+_TABLE_UNITS = 2048
+"""Units of memory in the table of Algorithm 3, whose plan is taken before the third run."""
 
 _COST, _STATES, _PEAK, _REPEATED, _STRATEGY, _PARENT, _BOUND = range(7)
 _FIELDS = 7
@@ -107,6 +111,10 @@ def solve_stage(
     dual = max(0, -((-value) >> priced.shift))
     search = _LabelSearch(priced, price, repeated_limit)
     for kept in _widening(label_limit):
+        if kept == _FIRST_LABELS * _WIDENING**2:
+            table = search_stage(stage, 1 + stage.memory_limit // _TABLE_UNITS)
+            if table is not None and table.choices is not None:
+                incumbent.offer(table.choices)
         wanted = _NO_LIMIT if cutoff is None else cutoff
         if incumbent.cost is not None:
             wanted = min(wanted, incumbent.cost - int(relative_gap * incumbent.cost))
