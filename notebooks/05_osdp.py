@@ -193,8 +193,15 @@ peak["over FSDP (%)"] = 100 * (peak["cut"] / peak["sharded"] - 1)
 peak.round(2)
 
 # %%
-axes = peak.drop(columns="over FSDP (%)").plot.bar(figsize=(9, 4), ylabel="samples/s", title="8 TITAN RTX, true peak")
-axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
+shown = peak.drop(columns="over FSDP (%)").dropna(how="all")
+shown.index = [f"{name}, {memory} GiB" for name, memory in shown.index]
+axes = shown.plot.barh(figsize=(8, 7), width=0.8, edgecolor="black", color=["0.2", "0.5", "0.75", "1.0"])
+axes.set(xlabel="samples/s", ylabel="model, memory of a device", title="8 TITAN RTX, true peak")
+for bars, hatch in zip(axes.containers, ("", "", "", "//"), strict=True):
+    for bar in bars:
+        bar.set_hatch(hatch)
+axes.invert_yaxis()
+axes.legend(loc="lower right")
 axes.figure.tight_layout()
 
 # %% [markdown]

@@ -85,9 +85,10 @@ for number, configuration in enumerate(case.configurations):
         stages = {name: problem.peaks[-1, number, 8, 16] / GIGABYTE for name, problem in found.items()}
         rows.append({"degree": configuration.devices, **stages})
 laws = pd.DataFrame(rows).set_index("degree")
-laws.plot(
-    logx=True, marker="o", ylabel="GB on one GPU", title="8 layers of GPT-3 6.7B, data parallelism", figsize=(6, 3)
+axes = laws.plot(
+    logx=True, style=["o-", "s--", "^:"], ylabel="GB on one GPU", title="8 layers of GPT-3 6.7B", figsize=(7, 3)
 )
+axes.set_xlabel("degree of data parallelism")
 laws.round(2)
 
 # %% [markdown]
@@ -188,14 +189,22 @@ pd.DataFrame(smaller).round(2)
 
 # %%
 errors = {schedule: figure_7(schedule, 30 if SMALL else 500) for schedule in (Schedule.GPIPE, Schedule.ONE_F_ONE_B)}
-figure, axes = plt.subplots(1, 2, figsize=(10, 3), sharey=True, layout="constrained")
-for side, (schedule, predictors) in zip(axes, errors.items(), strict=True):
-    for name, found in predictors.items():
-        side.hist(100 * found.per_gpu, bins=40, alpha=0.6, label=name)
-    side.set(title=str(schedule), xlabel="error of the prediction for a GPU (%)")
-axes[0].set_ylabel("GPUs")
-axes[1].legend()
-plt.show()
+
+
+def histograms(errors, what):
+    """Errors (%) of the predictions for GPUs or for plans, by schedule and predictor."""
+    axes = plt.subplots(1, 2, figsize=(10, 3), sharey=True, layout="constrained")[1]
+    for side, (schedule, predictors) in zip(axes, errors.items(), strict=True):
+        for line, (name, found) in zip(("-", "--", ":"), predictors.items(), strict=False):
+            values = 100 * (found.per_gpu if what == "GPU" else found.per_plan)
+            side.hist(values, bins=40, histtype="step", linestyle=line, linewidth=1.5, label=name)
+        side.set(title=str(schedule), xlabel=f"error of the prediction for a {what} (%)")
+    axes[0].set_ylabel(f"{what}s")
+    axes[1].legend()
+    plt.show()
+
+
+histograms(errors, "GPU")
 
 # %%
 pd.DataFrame(
@@ -222,11 +231,4 @@ pd.DataFrame(
 local = [] if SMALL else [LocalCase("gpt2", schedule, blocks=6) for schedule in errors]
 measured = {case.schedule: measured_errors(case, 15, 0).by_predictor for case in local}
 if measured:
-    figure, axes = plt.subplots(1, 2, figsize=(10, 3), sharey=True, layout="constrained")
-    for side, (schedule, predictors) in zip(axes, measured.items(), strict=True):
-        for name, found in predictors.items():
-            side.hist(100 * found.per_plan, bins=40, alpha=0.6, label=name)
-        side.set(title=str(schedule), xlabel="error of the prediction for a plan (%)")
-    axes[0].set_ylabel("plans")
-    axes[1].legend()
-    plt.show()
+    histograms(measured, "plan")
