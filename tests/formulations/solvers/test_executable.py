@@ -15,6 +15,8 @@ from formulations.problem.solution import SolveOptions, Status
 from formulations.solvers import SolverPool, solve
 from formulations.solvers.protocol.registry import UnknownSolverError, find_solver
 
+pytestmark = pytest.mark.cold_workers
+
 PROBLEM = random_problem(3, "tiny")
 
 

@@ -124,7 +124,11 @@ def test_random_schedules_replay_at_the_cost_of_the_tables(name, mesh):
 
 @pytest.mark.parametrize(
     "name",
-    ["gpt2", "conv_net", *(pytest.param(name, marks=pytest.mark.fuzz) for name in ("llama", "mixture_of_experts"))],
+    [
+        "gpt2",
+        slow("conv_net"),
+        *(pytest.param(name, marks=pytest.mark.fuzz) for name in ("llama", "mixture_of_experts")),
+    ],
 )
 def test_strategies_of_three_axes_reproduce_every_operator_on_eight_ranks(name):
     space, step = strategy_space(name, CUBE), traced_step(name)

@@ -39,7 +39,7 @@ def check_random_plan(name, seed, two_ranks, four_ranks, record_property):
         assert 0.5 <= ratio.engine <= 2.0, ratio
 
 
-@pytest.mark.slow_cases("gpt2-7")
+@pytest.mark.slow_cases("gpt2-7", "bert-7")
 @pytest.mark.parametrize("seed", first(1, SEEDS))
 @pytest.mark.parametrize("name", first(2, FAMILIES))
 def test_random_layer_plans(name, seed, two_ranks, four_ranks, record_property):

@@ -55,6 +55,7 @@ def variants_on_rank(plan, layers, planned):
     return found
 
 
+@pytest.mark.slow
 def test_powers_of_two_change_nothing_and_sums_are_those_of_the_whole_batch(two_ranks):
     module = real_step("gpt2").module
     updater = ADAMW(module.parameters())

@@ -50,7 +50,7 @@ def test_two_ranks_train_like_torch_alone(name, optimizer, clip_norm, two_ranks)
         check(Trained(*found), expected)
 
 
-@pytest.mark.parametrize(("name", "seed"), [("gpt2", 0), ("conv_net", 1), slow("llama", 2), slow("res_net", 3)])
+@pytest.mark.parametrize(("name", "seed"), [slow("gpt2", 0), ("conv_net", 1), slow("llama", 2), slow("res_net", 3)])
 def test_two_by_two_ranks_read_their_rows_alone(name, seed, four_ranks):
     plan = random_plan(name, (2, 2), seed)
     for found in four_ranks.run(train_on_rank, plan, name, "adamw", 0.5, "rows"):

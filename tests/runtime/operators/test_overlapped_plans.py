@@ -86,6 +86,6 @@ def test_two_ranks(name, seed, two_ranks):
     check(two_ranks, name, (2,), seed, limited=bool(seed))
 
 
-@pytest.mark.parametrize(("name", "mesh"), [("conv_net", (2, 2)), slow("gpt2", (2, 2)), slow("llama", (4,))])
+@pytest.mark.parametrize(("name", "mesh"), [slow("conv_net", (2, 2)), slow("gpt2", (2, 2)), slow("llama", (4,))])
 def test_four_ranks(name, mesh, four_ranks):
     check(four_ranks, name, mesh, 0, eagerness=3.0)

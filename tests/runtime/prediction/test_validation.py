@@ -45,6 +45,7 @@ def test_the_plan_of_least_predicted_time_is_compared_with_the_fastest():
     assert validated((1.0, 1.0), (1.5, 2.0)).chosen_over_best == 1.0
 
 
+@pytest.mark.slow
 def test_plans_that_run_have_the_memory_that_they_predict(tmp_path):
     pytest.importorskip("matplotlib", reason="figures need the extra notebooks")
     plan = random_plan("mlp", (2,), 0, "sgd")
