@@ -37,6 +37,8 @@ from planner.papers.capture.bench import ERROR_SHARES, figure_7
 from planner.papers.capture.cases import MODELS, CaptureCase
 from runtime.commands.bench_figure_7 import LocalCase, measured_errors
 
+os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+
 # The tests run this notebook with fewer placements and plans.
 SMALL = "MESHWRIGHT_NOTEBOOK_SECONDS" in os.environ
 PLACEMENTS = 10**5 if SMALL else 10**7

@@ -41,6 +41,8 @@ from planner.models.references import ModelReference
 from planner.plots import overhead_over_memory
 from planner.session import PlanningSession, PlanRequest
 
+os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+
 # The tests run this notebook with a smaller model, fewer limits and less time.
 SMALL = "MESHWRIGHT_NOTEBOOK_SECONDS" in os.environ
 SECONDS = float(os.environ.get("MESHWRIGHT_NOTEBOOK_SECONDS", "20"))
