@@ -65,7 +65,7 @@ try:
     cluster = load_cluster(CLUSTER)
 except ClusterError:
     cluster = calibrate(ranks=MESH[0])
-print(cluster.name, "-", cluster.source)
+print(f"{cluster.name}: {cluster.devices} devices")
 
 # %% [markdown]
 # ## Capture
