@@ -36,9 +36,9 @@ os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 # The tests run this notebook with a smaller model, fewer limits and less time.
 SMALL = "MESHWRIGHT_NOTEBOOK_SECONDS" in os.environ
 MODEL = os.environ.get("MESHWRIGHT_NOTEBOOK_MODEL", "hf:gpt2")
-SECONDS = float(os.environ.get("MESHWRIGHT_NOTEBOOK_SECONDS", "10"))
+SECONDS = float(os.environ.get("MESHWRIGHT_NOTEBOOK_SECONDS", "6"))
 CLUSTER = "v100-8-nvlink"
-SHARES = (100, 85) if SMALL else (100, 90, 80, 70, 60, 50, 42, 36)
+SHARES = (100, 85) if SMALL else (100, 85, 70, 55, 45)
 FORMULATIONS = ("sharding", "kiwi_chain") if SMALL else ("sharding", "kiwi_reduced", "kiwi_chain", "kiwi_offload")
 MESHES = [(2, 2)] if SMALL else [(4,), (2, 2)]
 
