@@ -78,7 +78,7 @@ def run_table(plan: LayerPlan, found: LayerRunReport) -> Table:
         for number, (loss, expected) in enumerate(zip(found.loss, found.reference_loss, strict=True), start=1):
             error = abs(loss - expected) / (abs(expected) or 1.0)
             table.add_row(f"loss of step {number}", f"{expected:.6f}", "", f"{loss:.6f}", f"{error:.1e}")
-        within = f"at most {found.grad_tolerance:.1e}"
+        within = f"<= {found.grad_tolerance:.0e}"
         table.add_row("gradients, worst tensor", "", "", within, f"{found.max_grad_rel_error:.1e}")
     return table
 

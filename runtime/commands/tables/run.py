@@ -64,7 +64,7 @@ def run_table(plan: Plan, report: RunReport) -> Table:
             difference = f"{abs(loss - reference) / abs(reference):.1e}"
             table.add_row(f"loss of step {number}", f"{reference:.6f}", f"{loss:.6f}", difference)
     if report.max_grad_rel_error is not None:
-        within = f"at most {report.grad_tolerance:.1e}"
+        within = f"<= {report.grad_tolerance:.0e}"
         table.add_row("gradients, worst tensor", "", within, f"{report.max_grad_rel_error:.1e}")
     return table
 
