@@ -1,8 +1,8 @@
 """A table over several nodes as few boxes, each a product of sets of strategies with one value.
 
 A node whose strategies are boxes can stand for the table where only pairs of nodes may be tied: box ``b`` is allowed
-with strategy ``s`` of axis ``k`` if ``s`` is in the box's set of that axis. A box may hold entries that are smaller
-than its value, because whoever minimises takes another one there.
+with strategy ``s`` of axis ``k`` if ``s`` is in the box's set of that axis. A box may hold entries below its
+value: in an optimum they are covered by another box, which has their own value.
 """
 
 from __future__ import annotations

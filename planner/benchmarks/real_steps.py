@@ -16,7 +16,7 @@ from pathlib import Path
 from formulations.instances.contest_form import ContestForm, contest_form, write_contest_problem
 from formulations.problem.checker import check
 from formulations.problem.files import write_text_atomically
-from formulations.problem.solution import Progress, SolveOptions, Status
+from formulations.problem.solution import Progress, SolveOptions, Status, relative_gap
 from formulations.problem.strategy_problem import StrategyProblem
 from formulations.solvers import SolverPool, solve
 from formulations.solvers.reference.pyomo_mirror import export_model
@@ -188,11 +188,12 @@ def known_table(known: dict[str, Known]) -> str:
     lines = ["| instance | nodes | edges | decisions | limit | best known | proven bound | gap | by |"]
     lines.append("|---|---:|---:|---:|---:|---:|---:|---:|---|")
     for name, facts in sorted(known.items()):
-        gap = None if facts.best is None or facts.bound is None else (facts.best - facts.bound) / max(1, facts.best)
         best, bound = ("-" if value is None else f"{value:,}" for value in (facts.best, facts.bound))
         by = f"{facts.solver}, {facts.seconds:.0f} s" if facts.solver else "-"
         cells = [name, f"{facts.nodes:,}", f"{facts.edges:,}", f"{facts.decisions:,}", format_bytes(facts.limit)]
-        lines.append("| " + " | ".join([*cells, best, bound, format_gap(gap), by]) + " |")
+        lines.append(
+            "| " + " | ".join([*cells, best, bound, format_gap(relative_gap(facts.best, facts.bound)), by]) + " |"
+        )
     return "\n".join(lines)
 
 

@@ -50,6 +50,8 @@ def run_table(plan: LayerPlan, found: LayerRunReport) -> Table:
     """Table of predicted beside measured figures, and of one process beside the ranks."""
     from rich.table import Table
 
+    from runtime.measure.rounding import loss_error
+
     table = Table()
     for heading in ("", "predicted", "with the engine's own", "measured", "measured / predicted"):
         table.add_column(heading, justify="left" if not heading else "right")
@@ -76,8 +78,8 @@ def run_table(plan: LayerPlan, found: LayerRunReport) -> Table:
         table.add_section()
         table.add_row("", "one process", "", "ranks", "relative difference")
         for number, (loss, expected) in enumerate(zip(found.loss, found.reference_loss, strict=True), start=1):
-            error = abs(loss - expected) / (abs(expected) or 1.0)
-            table.add_row(f"loss of step {number}", f"{expected:.6f}", "", f"{loss:.6f}", f"{error:.1e}")
+            error = f"{loss_error(loss, expected):.1e}"
+            table.add_row(f"loss of step {number}", f"{expected:.6f}", "", f"{loss:.6f}", error)
         within = f"<= {found.grad_tolerance:.0e}"
         table.add_row("gradients, worst tensor", "", "", within, f"{found.max_grad_rel_error:.1e}")
     return table

@@ -44,6 +44,8 @@ class LayerStep(Step):
         What runs it.
     """
 
+    plan: LayerPlan
+
     def __init__(
         self,
         plan: LayerPlan,
@@ -55,7 +57,7 @@ class LayerStep(Step):
         device: torch.device,
         peak_bytes: int,
     ) -> None:
-        self._plan, self.training = plan, training
+        self.training = training
         self._stage = training.stage.module
         tensors = (*self._stage.named_parameters(), *self._stage.named_buffers())
         state = {path: local_tensor(tensor) for path, tensor in tensors}
@@ -112,10 +114,10 @@ class LayerStep(Step):
     @property
     def plan_name(self) -> str:
         """As :attr:`Step.plan_name`."""
-        return sha256(canonical_json(self._plan).encode()).hexdigest()
+        return sha256(canonical_json(self.plan).encode()).hexdigest()
 
     def _described(self) -> tuple[str, str, float | None, int | None]:
-        plan, record = self._plan, self._plan.record
+        plan, record = self.plan, self.plan.record
         devices = f"{plan.devices} devices, {len(plan.stages)} stages"
         if record is None:
             return plan.model.source, devices, None, None

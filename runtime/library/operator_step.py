@@ -35,6 +35,8 @@ class OperatorStep(Step):
         What runs it.
     """
 
+    plan: Plan
+
     def __init__(
         self,
         plan: Plan,
@@ -69,7 +71,6 @@ class OperatorStep(Step):
             saved_names,
             peak_bytes,
         )
-        self._plan = plan
 
     def _block(self, name: str) -> Block:
         shape = self._shapes[name]
@@ -113,9 +114,9 @@ class OperatorStep(Step):
     @property
     def plan_name(self) -> str:
         """As :attr:`Step.plan_name`."""
-        return self._plan.digest
+        return self.plan.digest
 
     def _described(self) -> tuple[str, str, float | None, int | None]:
-        options = self._plan.decision.options
+        options = self.plan.decision.options
         mesh = "x".join(map(str, options.mesh))
-        return self._plan.decision.model.source, mesh, self._plan.objective_seconds, options.limit_bytes
+        return self.plan.decision.model.source, mesh, self.plan.objective_seconds, options.limit_bytes

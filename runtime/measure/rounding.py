@@ -14,11 +14,10 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from math import isnan
 from pathlib import Path
 from statistics import median
-
-import torch
 
 from formulations.problem.files import write_text_atomically
 
@@ -33,7 +32,7 @@ MOST_ROUNDING = 0.3
 
 ROUNDING_FILE = "rounding.json"
 
-WIDER = {"float16": torch.float32, "bfloat16": torch.float32, "float32": torch.float64, "float64": torch.float64}
+WIDER = {"float16": "float32", "bfloat16": "float32", "float32": "float64", "float64": "float64"}
 """The dtype that shows the rounding of another."""
 
 
@@ -55,7 +54,7 @@ class WorstError:
 NO_ERROR = WorstError(0.0, "")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Rounding:
     """Relative errors of one process's first step beside the same step in a wider dtype.
 
@@ -72,10 +71,13 @@ class Rounding:
 
     def tolerance(self, name: str) -> float:
         """Relative error up to which a gradient passes; a typical gradient's rounding counts where its own is less."""
-        typical = median(self.gradients.values()) if self.gradients else 0.0
-        if ROUNDINGS * typical > MOST_ROUNDING:  # not rounding: the wider step was another one
+        if ROUNDINGS * self._typical > MOST_ROUNDING:  # not rounding: the wider step was another one
             return MOST_ROUNDING
-        return max(GRADIENT_TOLERANCE, ROUNDINGS * max(self.gradients.get(name, 0.0), typical))
+        return max(GRADIENT_TOLERANCE, ROUNDINGS * max(self.gradients.get(name, 0.0), self._typical))
+
+    @cached_property
+    def _typical(self) -> float:
+        return median(self.gradients.values()) if self.gradients else 0.0
 
     @property
     def loss_tolerance(self) -> float:

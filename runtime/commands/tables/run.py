@@ -8,6 +8,7 @@ from rich.table import Table
 
 from planner.common.units import format_bytes, format_gap, format_seconds
 from planner.plan.document import Plan
+from runtime.measure.rounding import loss_error
 from runtime.measure.run_report import RunReport
 
 
@@ -61,7 +62,7 @@ def run_table(plan: Plan, report: RunReport) -> Table:
         if reference is None:
             table.add_row(f"loss of step {number}", "-", f"{loss:.6f}", "-")
         else:
-            difference = f"{abs(loss - reference) / abs(reference):.1e}"
+            difference = f"{loss_error(loss, reference):.1e}"
             table.add_row(f"loss of step {number}", f"{reference:.6f}", f"{loss:.6f}", difference)
     if report.max_grad_rel_error is not None:
         within = f"<= {report.grad_tolerance:.0e}"
