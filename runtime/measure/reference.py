@@ -13,11 +13,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
 from torch import Tensor, nn
 
 from formulations.problem.files import write_text_atomically
-from planner.models.references import ModelReference, TrainingStep, load_step, reference_of
+from planner.models.references import DTYPES, ModelReference, TrainingStep, load_step, reference_of
 from planner.plan.document import load_plan
 from planner.torch_adapter.tracing.step_module import StepArguments, step_loss
 from runtime.measure.batches import Batches
@@ -124,7 +123,7 @@ def prepare_rounding(reference: ModelReference, data: Path | None, folder: Path,
     """Write how far the gradients of :func:`prepare` are from those of a wider dtype; arguments as there."""
     step = load_step(reference, "cpu")
     arguments = StepArguments.of(step.module, step.example_args, step.example_kwargs)
-    dtype: torch.dtype = getattr(torch, WIDER[reference.dtype])
+    dtype = DTYPES[WIDER[reference.dtype]]
     examples = tuple(tensor.to(dtype) if tensor.is_floating_point() else tensor for tensor in arguments.tensors)
     batches = Batches.of(step.module, arguments, examples, data, micro_batches)
     step.module.to(dtype)
