@@ -61,12 +61,12 @@ def stays_below(limit: DeviceLimit, schedule: Schedule, stays: list[Stay], local
     for stay, size in zip(stays, sizes, strict=True):
         held[stay.freed : stay.prefetched] -= size
     stays = list(stays)
-    leaving = sorted(range(len(stays)), key=lambda k: (stays[k].offloaded, stays[k].owner))
+    leaving = sorted(range(len(stays)), key=lambda k: stays[k].turn)
     for at in np.flatnonzero(held > limit.limit).tolist():
         if held[at] <= limit.limit or isinstance(schedule.instructions[at], Free):
             continue  # a free holds no more than the instruction before it
         for k in leaving:
-            if held[at] > limit.limit and stays[k].offloaded <= at < stays[k].freed:
+            if held[at] > limit.limit and max(stays[k].offloaded, stays[k].left) <= at < stays[k].freed:
                 held[at : stays[k].freed] -= sizes[k]
                 stays[k] = replace(stays[k], freed=at)
         for k in reversed(range(len(stays))):

@@ -105,7 +105,7 @@ class _Writer:
 
     def write(self) -> Schedule:
         leaving, freed, returning, first_read = (defaultdict[int, list[int]](list) for _ in range(4))
-        for stay in sorted(self._stays, key=lambda stay: (stay.offloaded, stay.owner)):
+        for stay in sorted(self._stays, key=lambda stay: stay.turn):
             leaving[stay.offloaded].append(stay.owner)
         for stay in self._stays:
             freed[stay.freed].append(stay.owner)

@@ -1,7 +1,10 @@
 """Timetable of offload: when activations are copied to the host, freed, and prefetched.
 
-The copy of an activation to the host starts right behind its last use in forward; the activation is freed when the
-copy is done. It is prefetched as late as the inward link allows. Links take copies in order, so in a step without
+The copy of an activation to the host may start once it is made, also while forward still reads it; the activation is
+freed when the copy is done and forward has read it. Of the copies that may start, the outward link takes the one whose
+room is needed first: that of the activation that forward reads last the soonest. A copy never delays the computation.
+
+An activation is prefetched as late as the inward link allows. Links take copies in order, so in a step without
 stalls the latest ends of the copies follow from the last one backwards,
 
     end_k = min(begin of the first backward use of k, end_{k+1} - duration_{k+1}),
@@ -16,6 +19,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from heapq import heappop, heappush
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,17 +40,31 @@ class Stay:
     ----------
     owner
         Buffer that owns the storage.
+    turn
+        Its place in the order of the copies to the host.
     offloaded, freed, prefetched
         Where the offload, the free of the source and the prefetch stand; none is a free.
+    left
+        Behind its last use in forward: the first position where it may be freed.
     read
         Its first reader in backward.
     """
 
     owner: int
+    turn: int
     offloaded: int
+    left: int
     freed: int
     prefetched: int
     read: int
+
+
+class _Outward(NamedTuple):
+    """A copy to the host: its turn, the position of its instruction, and its end in quanta."""
+
+    turn: int
+    position: int
+    ends: int
 
 
 class Timetable:
@@ -68,37 +87,53 @@ class Timetable:
         """Stays of storages, in the order in which they come back."""
         if self._costs.host_copies is HostCopies.BLOCKING:
             return sorted(map(self._at_once, owners), key=lambda stay: (stay.read, stay.owner))
-        left = self._ends_outward(owners)
+        outward = self._outward(owners)
         back = sorted(owners, key=lambda owner: (self._uses.first_backward[owner], owner))
         begins = self._planned.copy()
         link = position = 0
         stays = []
         for owner, start in zip(back, self._latest_starts(back), strict=True):
-            leaves, read = self._leaves(owner), self._uses.first_backward[owner]
-            gone = int(np.searchsorted(self._planned, left[owner]))
-            freed = min(read, behind(self._schedule, max(leaves, gone) - 1))
+            left, read, copy = self._left(owner), self._uses.first_backward[owner], outward[owner]
+            gone = int(np.searchsorted(self._planned, copy.ends))
+            freed = min(read, behind(self._schedule, max(left, gone) - 1))
             position = min(read, max(position, freed, _last_by(self._planned, start), _last_by(begins, link)))
-            link = max(link, left[owner], int(begins[position])) + self._duration(owner)
+            link = max(link, copy.ends, int(begins[position])) + self._duration(owner)
             # The stall of the first reader delays all that follows it.
             begins[read + 1 :] += max(0, link - int(begins[read]))
-            stays.append(Stay(owner, leaves, freed, position, read))
+            stays.append(Stay(owner, copy.turn, copy.position, left, freed, position, read))
         return stays
 
     def _at_once(self, owner: int) -> Stay:
         """Stay with exposed copies: freed as early and prefetched as late as possible."""
-        leaves, read = self._leaves(owner), self._uses.first_backward[owner]
-        return Stay(owner, leaves, leaves, read, read)
+        left, read = self._left(owner), self._uses.first_backward[owner]
+        return Stay(owner, left, left, left, left, read, read)
 
-    def _leaves(self, owner: int) -> int:
+    def _left(self, owner: int) -> int:
         return behind(self._schedule, self._uses.last_forward[owner])
 
-    def _ends_outward(self, owners: Collection[int]) -> dict[int, int]:
-        """Ends of the copies to the host."""
-        ends, link = {}, 0
-        for owner in sorted(owners, key=lambda owner: (self._uses.last_forward[owner], owner)):
-            link = max(link, int(self._planned[self._leaves(owner)])) + self._duration(owner, outward=True)
-            ends[owner] = link
-        return ends
+    def _outward(self, owners: Collection[int]) -> dict[int, _Outward]:
+        """Copies to the host in the order of their link, which takes none that keeps it waiting."""
+        made = sorted((behind(self._schedule, self._uses.creator[owner]), owner) for owner in owners)[::-1]
+        ready: list[tuple[int, int]] = []
+        order: list[tuple[int, int, int]] = []
+        link = position = 0
+        while made or ready:
+            position = max(position, _last_by(self._planned, link))
+            if not ready:
+                position = max(position, made[-1][0])
+            while made and made[-1][0] <= position:
+                owner = made.pop()[1]
+                heappush(ready, (self._uses.last_forward[owner], owner))
+            owner = heappop(ready)[1]
+            link = max(link, int(self._planned[position])) + self._duration(owner, outward=True)
+            order.append((owner, position, link))
+        # A copy waits for its link no later than forward reads the activation last, so that a stall can free it then.
+        found: dict[int, _Outward] = {}
+        latest = len(self._schedule.instructions)
+        for turn, (owner, position, ends) in reversed(list(enumerate(order))):
+            latest = min(latest, position, self._left(owner))
+            found[owner] = _Outward(turn, latest, ends)
+        return found
 
     def _latest_starts(self, owners: Sequence[int]) -> list[int]:
         """Latest starts of copies to the device that cause no stall; ``owners`` in their order."""

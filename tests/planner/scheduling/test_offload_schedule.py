@@ -194,12 +194,13 @@ def places_by_operator(graph, schedule):
     ("duration", "moments", "stalled"),
     [
         # Operators 0-4 are forward, 5-8 backward, 10 each: value k+1 is made by k and read by k+1 and 8-k.
-        (5, {1: (2, 3, 7), 2: (3, 4, 6)}, 0),
-        (10, {1: (2, 3, 7), 2: (3, 4, 6)}, 0),
-        # The copies in hold the link for 15 each up to 70 and 80: they start at 65 and 50, the operators before.
-        (15, {1: (2, 4, 6), 2: (3, 5, 5)}, 0),
-        # Out until 45 and 70; value 2 comes back 70-95 to its reader at 70, which waits 25, value 1 95-120 at 105.
-        (25, {1: (2, 5, 7), 2: (3, 7, 7)}, 40),
+        (5, {1: (1, 2, 7), 2: (2, 3, 6)}, 0),
+        (10, {1: (1, 2, 7), 2: (2, 3, 6)}, 0),
+        # Out until 25 and 40. The copies in hold the link for 15 each up to 70 and 80: they start at 65 and 50, the
+        # operators before.
+        (15, {1: (1, 3, 6), 2: (2, 4, 5)}, 0),
+        # Out until 35 and 60; value 2 comes back 60-85 to its reader at 70, which waits 15, value 1 85-110 at 95.
+        (25, {1: (1, 4, 7), 2: (3, 6, 6)}, 30),
     ],
 )
 def test_moments_by_hand(duration, moments, stalled):

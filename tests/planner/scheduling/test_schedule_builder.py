@@ -6,6 +6,7 @@ import pytest
 import torch
 from support.steps.planned_steps import step_reference, strategy_space
 from support.steps.random_plans import modes_with, with_reruns_twice
+from support.tiers import fuzz, slow
 
 from formulations.problem.checker import check
 from formulations.step.counting import Counting
@@ -27,12 +28,18 @@ NAMES = ["gpt2", "llama", "vit", "conv_net", "lora_gpt", "tied_gpt", "res_net", 
 
 
 @pytest.mark.fast_cases(*(f"{name}-mesh{2 - 2 * (k % 2)}-adamw" for k, name in enumerate(NAMES)))
-@pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
+@pytest.mark.parametrize("optimizer", ["adamw", fuzz("sgd")])
 @pytest.mark.parametrize("mesh", [(2,), (4,), (2, 2)])
 @pytest.mark.parametrize("name", NAMES)
 def test_random_decisions_replay_as_the_model_says(name, mesh, optimizer):
     space = strategy_space(name, mesh, optimizer)
     check_decisions(space, optimizer, [once(random_decision(space, seed)) for seed in range(4)])
+
+
+@pytest.mark.parametrize("name", ["gpt2", slow("conv_net"), slow("mixture_of_experts")])
+def test_decisions_for_an_optimizer_without_state(name):
+    space = strategy_space(name, (4,), "sgd")
+    check_decisions(space, "sgd", [once(random_decision(space, seed)) for seed in range(4)])
 
 
 @pytest.mark.fast_cases("gpt2-mesh0", "vit-mesh0", "lora_gpt-mesh0", "res_net-mesh0")
