@@ -124,7 +124,7 @@ pareto_curve({"kiwi_chain": points}, f"{MODEL.rpartition('/')[2]} on 2x2 of {CLU
 # Eight devices as one axis, or as two: meshes whose bound is above the best plan so far are not solved to the end.
 
 # %%
-api.best_mesh(reference, 4 if SMALL else 8, cluster=CLUSTER, request=api.PlanRequest(time_limit=SECONDS))
+api.best_mesh(reference, 2 if SMALL else 8, cluster=CLUSTER, request=api.PlanRequest(time_limit=SECONDS))
 
 # %% [markdown]
 # The largest batch that four devices hold, in multiples of four sequences. A bound refuses what cannot fit without a
@@ -137,7 +137,7 @@ api.largest_batch(
     mesh=(2, 2),
     memory=limit,
     multiple=4,
-    most=32 if SMALL else 128,
+    most=16 if SMALL else 128,
     request=api.PlanRequest(time_limit=SECONDS),
 )
 

@@ -19,6 +19,8 @@ LONGEST = (
     "operators",
     "library",
     "test_notebooks",
+    "test_two_hosts",
+    "test_older_plans",
     "test_solvers_differential",
     "test_session",
     "test_launch",
@@ -28,6 +30,7 @@ LONGEST = (
     "test_schedule_builder",
     "test_portfolio",
     "test_step_beside",
+    "test_timetable",
     "test_worker",
     "test_changes_and_prices",
 )

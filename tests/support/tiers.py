@@ -1,4 +1,4 @@
-"""Which cases are in ``make test``, and which only in ``make test-all``."""
+"""Which cases are in ``make test``, which only in ``make test-all``, and which only in ``make fuzz``."""
 
 from __future__ import annotations
 
@@ -23,6 +23,11 @@ def only(fast: Iterable[Any], cases: Iterable[Any]) -> list[Any]:
 def slow(*case: Any) -> Any:
     """A case of one or more values, marked slow."""
     return pytest.param(*case, marks=pytest.mark.slow)
+
+
+def fuzz(*case: Any) -> Any:
+    """A case of one or more values, marked fuzz."""
+    return pytest.param(*case, marks=pytest.mark.fuzz)
 
 
 def mark_slow_cases(items: Sequence[pytest.Item]) -> None:

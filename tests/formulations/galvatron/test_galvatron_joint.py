@@ -27,7 +27,7 @@ SAMPLE_AND_FUZZ = [SEEDS, pytest.param(range(100, 1100), marks=pytest.mark.fuzz)
 fastest = cache(lambda seed, ties=False: fastest_by_enumeration(random_pipeline(seed, ties)))
 
 
-@pytest.mark.slow_cases("sample-gap0-tied", "sample-gap0-free")
+@pytest.mark.slow_cases("sample-gap0-tied", "sample-gap0-free", "sample-gap1-tied")
 @pytest.mark.parametrize("ties", [False, True], ids=["free", "tied"])
 @pytest.mark.parametrize("gap", [Fraction(0), Fraction(1, 20)])
 @pytest.mark.parametrize("seeds", SAMPLE_AND_FUZZ, ids=["sample", "more"])

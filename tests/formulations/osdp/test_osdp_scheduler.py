@@ -118,7 +118,7 @@ def deep_case(seed: int, settings: OsdpSettings, operators: int = 20) -> Case:
     return Case(chain, replace(machine, memory_bytes=max(limit, low)), settings, 2)
 
 
-@pytest.mark.parametrize(("seeds", "operators"), [(range(3), 8), slow(range(4), 20)], ids=["few", "more"])
+@pytest.mark.parametrize(("seeds", "operators"), [(range(3), 8), slow(range(4), 14)], ids=["few", "more"])
 @pytest.mark.parametrize("accounting", only((Accounting.PUBLISHED,), Accounting))
 def test_branch_and_cut_finds_the_same_optimum_on_larger_problems(
     accounting: Accounting, seeds: range, operators: int, pool: SolverPool

@@ -44,7 +44,8 @@ def test_no_lie_becomes_a_result(seeds: range, liar: tuple[str, SolverPool]) -> 
     for seed in seeds:
         known = known_problem(seed)
         for solver in ("portfolio", direct):
-            result = solve(known.problem, solver, SolveOptions(time_limit=3, workers=1), pool=pool)
+            seconds = 3.0 if solver == "portfolio" else 1.0  # alone, a liar may be at odds with itself to the end
+            result = solve(known.problem, solver, SolveOptions(time_limit=seconds, workers=1), pool=pool)
             known.judge_truth(result)
             decided += result.status in (Status.OPTIMAL, Status.INFEASIBLE)
     assert decided > len(seeds)

@@ -154,19 +154,19 @@ def test_the_random_suite_has_every_family_and_brute_force_where_it_can() -> Non
 
 def test_a_solver_of_an_installed_distribution(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Installed as pip does it: the module, and a folder of metadata with the entry point beside it."""
-    (tmp_path / "own_solver.py").write_text(OWN_SOLVER)
-    metadata = tmp_path / "own_solver-1.0.dist-info"
+    (tmp_path / "first_fit_solver.py").write_text(OWN_SOLVER)
+    metadata = tmp_path / "first_fit_solver-1.0.dist-info"
     metadata.mkdir()
     (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: own-solver\nVersion: 1.0\n")
-    (metadata / "entry_points.txt").write_text("[meshwright.solvers]\nfirst_fit = own_solver:first_fit\n")
+    (metadata / "entry_points.txt").write_text("[meshwright.solvers]\nfirst_fit = first_fit_solver:first_fit\n")
     with pytest.raises(UnknownSolverError, match="first_fit"):
         bench(small("trees"), ["first_fit"])
     monkeypatch.syspath_prepend(tmp_path)
     suite = Suite("loose", (BenchInstance("loose", "random", loose),), 10.0)
-    by_name, by_path = bench(suite, ["first_fit", "own_solver:first_fit"]).rows
+    by_name, by_path = bench(suite, ["first_fit", "first_fit_solver:first_fit"]).rows
     first = (0,) * len(loose().nodes)
     assert by_name.objective == by_path.objective == check(loose(), first).objective
-    assert (by_name.solver, by_path.solver) == ("first_fit", "own_solver:first_fit")
+    assert (by_name.solver, by_path.solver) == ("first_fit", "first_fit_solver:first_fit")
     assert "first fit was here" in by_name.message
 
 

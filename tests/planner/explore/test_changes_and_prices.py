@@ -29,7 +29,7 @@ def prices_of(name: str) -> MemoryPrices:
     return exploration(name).price_of_memory(time_limit=10)
 
 
-@pytest.mark.slow_cases("llama")
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["gpt2", "llama"])
 def test_more_memory_never_costs_more(name):
     here = exploration(name)

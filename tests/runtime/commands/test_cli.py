@@ -235,22 +235,6 @@ def test_plan_and_explain(meshwright, plan_file: Path) -> None:
         assert heading in outcome.out
 
 
-@pytest.mark.slow
-def test_run_compares_with_one_process(meshwright, plan_file: Path, tmp_path: Path) -> None:
-    report = tmp_path / "report.json"
-    trace = tmp_path / "trace.json"
-    outcome = meshwright("run", plan_file, "--steps", "2", "--check", "--report", report, "--profile", trace)
-    assert outcome.code == 0, outcome.err
-    for heading in ("by kind", "by module", "waiting for other ranks"):
-        assert heading in outcome.out
-    assert json.loads(trace.read_text())["traceEvents"]
-    found = json.loads(report.read_text())
-    assert found["loss"][0] == pytest.approx(found["reference_loss"][0], rel=1e-5)
-    assert found["max_grad_rel_error"] <= 1e-4
-    assert len(found["measured_peak_bytes"]) == 2
-    assert "peak of rank 1" in outcome.out
-
-
 def test_a_rank_of_a_job_needs_no_plan_file_and_ends_with_the_verdict_of_the_job(
     meshwright, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -58,12 +58,18 @@ def test_a_run_is_what_was_predicted_and_equal_to_one_process():
 
 @pytest.mark.slow
 def test_training_on_a_text_started_by_torchrun(tmp_path):
+    """The scratch folder keeps what is in it."""
     text, path, out = tmp_path / "text.txt", tmp_path / "plan.json", tmp_path / "report.json"
+    scratch = tmp_path / "home"
+    scratch.mkdir()
+    (scratch / "thesis.tex").write_text("years of work")
     text.write_text("it was the best of times, it was the worst of times; " * 40)
     save_plan(random_plan("gpt2", (2,), 1), path)
-    ended = torchrun(2, path, "--steps", 6, "--check", "--data", text, "--report", out)
+    ended = torchrun(2, path, "--steps", 6, "--check", "--data", text, "--report", out, "--scratch", scratch)
     assert ended.returncode == 0, ended.stderr[-2000:]
+    assert [path.name for path in scratch.iterdir()] == ["thesis.tex"]
     report = read_report(out)
+    assert report.plan_digest == load_plan(path).digest
     assert report.failures() == []
     assert len(set(report.loss)) == 6
     assert report.loss[-1] < report.loss[0]
@@ -78,13 +84,17 @@ def alone(*arguments, **environment):
     return subprocess.run(command, capture_output=True, text=True, check=False, env={**clean, **environment})
 
 
-def test_a_wrong_number_of_ranks_is_refused(tmp_path):
-    save_plan(random_plan("mlp", (2,), 0), tmp_path / "plan.json")
+def job_of_one():
+    """Environment of a job of one process."""
     with socket.socket() as free:
         free.bind(("localhost", 0))
         port = str(free.getsockname()[1])
-    job = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "localhost", "MASTER_PORT": port}
-    ended = alone(tmp_path / "plan.json", **job)
+    return {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "localhost", "MASTER_PORT": port}
+
+
+def test_a_wrong_number_of_ranks_is_refused(tmp_path):
+    save_plan(random_plan("mlp", (2,), 0), tmp_path / "plan.json")
+    ended = alone(tmp_path / "plan.json", **job_of_one())
     assert ended.returncode != 0
     assert "the plan is for mesh 2, 2 ranks, the job has 1: start 2" in ended.stderr
 
@@ -142,26 +152,9 @@ def test_a_check_that_fails_is_shown_once_and_ends_every_rank_with_an_error(tmp_
 
 
 @pytest.mark.slow
-def test_a_plan_file_is_run_and_the_scratch_folder_keeps_what_is_in_it(tmp_path):
-    path, out, scratch = tmp_path / "plan.json", tmp_path / "report.json", tmp_path / "home"
-    save_plan(random_plan("mlp", (2,), 0), path)
-    scratch.mkdir()
-    (scratch / "thesis.tex").write_text("years of work")
-    ended = torchrun(2, path, "--steps", 1, "--scratch", scratch, "--report", out, "--allow-code")
-    assert ended.returncode == 0, ended.stderr[-2000:]
-    assert [path.name for path in scratch.iterdir()] == ["thesis.tex"]
-    report = read_report(out)
-    assert report.plan_digest == load_plan(path).digest
-    assert report.reference_loss is None
-    assert report.max_grad_rel_error is None
-    assert report.measured_step_s is None
-    assert report.failures() == []
-
-
-@pytest.mark.slow
 def test_ranks_refuse_a_plan_whose_model_is_code(tmp_path):
-    save_plan(with_source(random_plan("mlp", (2,), 0), source="nobody_named:this"), tmp_path / "plan.json")
-    ended = torchrun(2, tmp_path / "plan.json", "--steps", 1)
+    save_plan(with_source(random_plan("mlp", (1,), 0), source="nobody_named:this"), tmp_path / "plan.json")
+    ended = alone(tmp_path / "plan.json", "--steps", 1, **job_of_one())
     assert ended.returncode != 0
     assert "'nobody_named:this' is a function" in ended.stderr
     assert "--allow-code" in ended.stderr
