@@ -1,8 +1,10 @@
 """OSDP's own search: depth first over the modes of all operators, with the paper's two cuts (section 3.2, Algorithm 1).
 
-A branch is cut where its memory is over the limit, or its time is not below the best plan's so far. Neither cut
-bounds the operators that are still without a mode, so up to all :math:`M^n` vectors are visited: with 98 to 194
-operators the search does not end, and the order in which modes are tried determines the plan found in time.
+A branch is cut where its memory is over the limit, or its time is not below the best plan's so far. Both cuts look at
+the operators that have a mode, and at nothing else: what the others need at the least is not added. So up to all
+:math:`M^n` vectors are visited: with 98 to 194 operators the search does not end, and the order in which modes are
+tried determines the plan found in time. At the peak (:class:`~formulations.osdp.problem.Accounting`) a branch's memory
+is the bytes that its operators hold and the largest temporary bytes of any, which never falls either.
 (The authors' public code has a dynamic program over truncated megabytes in its place.) Variants carry labels:
 
 - ``dfs`` tries the modes in the order in which the paper names them, DP first;
@@ -21,7 +23,7 @@ from enum import StrEnum
 
 import numpy as np
 
-from formulations.osdp.problem import OperatorTable
+from formulations.osdp.problem import Accounting, OperatorTable
 from formulations.problem.compiled import compiled
 from formulations.problem.strategy_problem import BoolArray, IntArray
 
@@ -50,8 +52,6 @@ class DfsOutcome:
         Whether all branches were visited or cut: then the plan is optimal, and without one nothing fits.
     visited
         Number of visited partial plans.
-    visited
-        Partial plans that were looked at.
     """
 
     choices: tuple[int, ...] | None
@@ -60,14 +60,19 @@ class DfsOutcome:
 
 
 def search_depth_first(
-    tables: Sequence[OperatorTable], batch: int, memory_bytes: int, variant: Dfs, time_limit: float
+    tables: Sequence[OperatorTable],
+    batch: int,
+    memory_bytes: int,
+    variant: Dfs,
+    time_limit: float,
+    accounting: Accounting = Accounting.PUBLISHED,
 ) -> DfsOutcome:
-    """Search at one batch size; memory is added up as in equation (1).
+    """Search at one batch size.
 
     Parameters
     ----------
     tables
-        Of every operator, as summed accounting makes them.
+        Of every operator.
     batch
         Samples on one device.
     memory_bytes
@@ -76,6 +81,8 @@ def search_depth_first(
         Which search.
     time_limit
         Seconds after which the best plan so far is returned.
+    accounting
+        As in the settings that made the tables.
     """
     deadline = time.monotonic() + time_limit
     places = _by_kind(tables) if variant is Dfs.GROUPED else list(range(len(tables)))
@@ -83,11 +90,14 @@ def search_depth_first(
     if variant in (Dfs.SHARDED_FIRST, Dfs.GROUPED):
         modes = modes[::-1]
     cost = np.array([_filled(tables[i].communication, modes, _NO_COST) for i in places])
-    used = [tables[i].resident(batch) + tables[i].extra(batch) for i in places]
-    memory = np.array([_filled(each, modes, memory_bytes + 1) for each in used])
+    resident, extra = ([each(tables[i], batch) for i in places] for each in (OperatorTable.resident, OperatorTable.extra))
+    if accounting is Accounting.PUBLISHED:
+        resident = [held + more for held, more in zip(resident, extra, strict=True)]
+        extra = [np.zeros_like(more) for more in extra]
+    memory, temporary = (np.array([_filled(each, modes, memory_bytes + 1) for each in of]) for of in (resident, extra))
     equal_before = np.zeros(len(places), dtype=np.bool_)
     if variant is Dfs.GROUPED:
-        equal_before[1:] = (cost[1:] == cost[:-1]).all(axis=1) & (memory[1:] == memory[:-1]).all(axis=1)
+        equal_before[1:] = np.logical_and.reduce([(a[1:] == a[:-1]).all(axis=1) for a in (cost, memory, temporary)])
     rest = np.zeros((2, len(places) + 1), dtype=np.int64)
     if variant is Dfs.LOOK_AHEAD:
         least = np.array([cost.min(axis=1), memory.min(axis=1)])
@@ -95,12 +105,12 @@ def search_depth_first(
     state = _start(len(places))
     complete, visited = False, 0
     while not complete and time.monotonic() < deadline:
-        complete = _visit(cost, memory, equal_before, rest, memory_bytes, *state, _VECTORS_BETWEEN_LOOKS)
+        complete = _visit(cost, memory, temporary, equal_before, rest, memory_bytes, *state, _VECTORS_BETWEEN_LOOKS)
         visited = int(state[0][2])
     if state[0][1] == _NO_COST:
         return DfsOutcome(None, complete, visited)
     choices = [0] * len(places)
-    for place, chosen in zip(places, state[4].tolist(), strict=True):
+    for place, chosen in zip(places, state[-1].tolist(), strict=True):
         choices[place] = int(modes[chosen])
     return DfsOutcome(tuple(choices), complete, visited)
 
@@ -109,7 +119,8 @@ def warm_up_osdp() -> None:
     """Compile the loop of the searches; :mod:`formulations.warm_up` calls it at installation."""
     none = np.zeros((2, 2), dtype=np.int64)
     state = _start(2)
-    _visit(none, none, np.zeros(2, dtype=np.bool_), np.zeros((2, 3), dtype=np.int64), 0, *state, _VECTORS_BETWEEN_LOOKS)
+    alone, rest = np.zeros(2, dtype=np.bool_), np.zeros((2, 3), dtype=np.int64)
+    _visit(none, none, none, alone, rest, 0, *state, _VECTORS_BETWEEN_LOOKS)
 
 
 def _filled(figures: IntArray, modes: IntArray, missing: int) -> IntArray:
@@ -131,17 +142,18 @@ def _by_kind(tables: Sequence[OperatorTable]) -> list[int]:
     return sorted(range(len(tables)), key=lambda i: kinds[keys[i]])
 
 
-def _start(operators: int) -> tuple[IntArray, IntArray, IntArray, IntArray, IntArray]:
-    """Depth, best cost and count of visits; next mode, cost and memory at every depth; the best plan."""
+def _start(operators: int) -> tuple[IntArray, IntArray, IntArray, IntArray, IntArray, IntArray]:
+    """Depth, best cost and count of visits; next mode, cost, bytes held and largest temporary bytes; the best plan."""
     progress = np.array([0, _NO_COST, 0], dtype=np.int64)
-    next_mode, spent, used, best = (np.zeros(operators, dtype=np.int64) for _ in range(4))
-    return progress, next_mode, spent, used, best
+    next_mode, spent, used, top, best = (np.zeros(operators, dtype=np.int64) for _ in range(5))
+    return progress, next_mode, spent, used, top, best
 
 
 @compiled
 def _visit(
     cost: IntArray,
     memory: IntArray,
+    temporary: IntArray,
     equal_before: BoolArray,
     rest: IntArray,
     limit: int,
@@ -149,12 +161,13 @@ def _visit(
     next_mode: IntArray,
     spent: IntArray,
     used: IntArray,
+    top: IntArray,
     best: IntArray,
     visits: int,
 ) -> bool:
     """Visit so many more partial plans, from where the last call stopped; True where none is left.
 
-    ``cost`` and ``memory`` have shape ``(n, M)``; ``rest`` is the least cost and memory of the operators from each one
+    ``cost``, ``memory`` and ``temporary`` have shape ``(n, M)``; ``rest`` is the least cost and memory of the operators from each one
     on, shape ``(2, n + 1)``. All arguments after ``limit`` are state, changed in place.
     """
     last = len(cost) - 1
@@ -168,7 +181,8 @@ def _visit(
         next_mode[depth] = mode + 1
         visited += 1
         now_used = used[depth] + memory[depth, mode]
-        if now_used + rest[1, depth + 1] > limit:
+        now_top = max(top[depth], temporary[depth, mode])
+        if now_used + now_top + rest[1, depth + 1] > limit:
             continue
         now_spent = spent[depth] + cost[depth, mode]
         if now_spent + rest[0, depth + 1] >= least:
@@ -178,7 +192,7 @@ def _visit(
             best[:] = next_mode - 1
             continue
         depth += 1
-        used[depth], spent[depth] = now_used, now_spent
+        used[depth], spent[depth], top[depth] = now_used, now_spent, now_top
         next_mode[depth] = mode if equal_before[depth] else 0
     progress[0], progress[1] = depth, least
     progress[2] += visited

@@ -164,11 +164,10 @@ def plan_osdp(
     Raises
     ------
     OsdpError
-        If the batch, its step or the limit is not positive, memory does not grow with the batch, or the accounting of
-        a depth-first search is the peak, for which its cuts are not valid.
+        If the batch, its step or the limit is not positive, or memory does not grow with the batch.
     """
     chosen = settings or OsdpSettings()
-    _validate(chosen, method, batch, batch_step, time_limit)
+    _validate(batch, batch_step, time_limit)
     started = time.perf_counter()
     tables = operator_tables(chain, machine, chosen)
     if batch is None and all(table.sample_resident == 0 == table.workspace(2) - table.workspace(1) for table in tables):
@@ -179,20 +178,18 @@ def plan_osdp(
     elif method is Method.KNAPSACK:
         found = _exactly(_alike(chain, tables), machine, chosen, batches)
     else:
-        found = _depth_first(_alike(chain, tables), machine, Dfs(method.value), batches, time_limit)
+        found = _depth_first(_alike(chain, tables), machine, chosen, Dfs(method.value), batches, time_limit)
     candidates = tuple(found)
     return _best(chain, machine, chosen, method, candidates, time.perf_counter() - started)
 
 
-def _validate(settings: OsdpSettings, method: Method, batch: int | None, batch_step: int, time_limit: float) -> None:
+def _validate(batch: int | None, batch_step: int, time_limit: float) -> None:
     if batch is not None and batch < 1:
         raise OsdpError(f"batch is {batch}; give at least one sample for each device, or None for all that fit")
     if batch_step < 1:
         raise OsdpError(f"batch_step is {batch_step}; give at least one sample")
     if not time_limit > 0:
         raise OsdpError(f"time_limit is {time_limit}; give a positive number of seconds")
-    if method.startswith("dfs") and settings.accounting is Accounting.PEAK:
-        raise OsdpError(f"method {method} adds memory up; use the accounting published, or the method knapsack")
 
 
 Tables = tuple[OperatorTable, ...]
@@ -233,19 +230,24 @@ def _exactly(
 
 
 def _depth_first(
-    problems: Sequence[Tables], machine: OsdpMachine, variant: Dfs, batches: Iterable[int], time_limit: float
+    problems: Sequence[Tables],
+    machine: OsdpMachine,
+    settings: OsdpSettings,
+    variant: Dfs,
+    batches: Iterable[int],
+    time_limit: float,
 ) -> Iterator[Candidate]:
     """Search at every batch size at which the least memory fits, as the paper's scheduler does."""
-    waiting = []
+    waiting, limit, accounting = [], machine.memory_bytes, settings.accounting
     for batch in batches:
-        fitting = [tables for tables in problems if _least_bytes(tables, batch) <= machine.memory_bytes]
+        fitting = [tables for tables in problems if _least(tables, batch, accounting) <= limit]
         if not fitting:
             break
         waiting.append((batch, fitting))
     deadline = time.monotonic() + time_limit
     for done, (batch, fitting) in enumerate(waiting):
         seconds = (deadline - time.monotonic()) / (len(waiting) - done) / len(fitting)
-        found = [(each, search_depth_first(each, batch, machine.memory_bytes, variant, seconds)) for each in fitting]
+        found = [(each, search_depth_first(each, batch, limit, variant, seconds, accounting)) for each in fitting]
         plans = [
             (step_cost(tables, outcome.choices, batch), _modes(tables, outcome.choices))
             for tables, outcome in found
@@ -260,14 +262,11 @@ def _depth_first(
         yield Candidate(batch, status, chosen, cost, cost if complete else None)
 
 
-def _least_bytes(tables: Tables, batch: int) -> int:
-    """Least bytes of any modes, all memory added up."""
-    return sum(int((table.resident(batch) + table.extra(batch)).min()) for table in tables)
-
-
-def _least_peak(tables: Tables, batch: int) -> int:
-    """Least peak of any modes: the minimum over levels of temporary bytes of the level plus the resident bytes."""
+def _least(tables: Tables, batch: int, accounting: Accounting) -> int:
+    """Least bytes of any modes: all added up, or at the peak the best of all levels of temporary bytes."""
     resident, extra = [table.resident(batch) for table in tables], [table.extra(batch) for table in tables]
+    if accounting is Accounting.PUBLISHED:
+        return sum(int((held + more).min()) for held, more in zip(resident, extra, strict=True))
     lowest = max(int(each.min()) for each in extra)
     levels: set[int] = {value for each in extra for value in each.tolist() if value >= lowest}
     return min(
@@ -278,8 +277,8 @@ def _least_peak(tables: Tables, batch: int) -> int:
 
 def least_bytes(chain: LayerChain, machine: OsdpMachine, settings: OsdpSettings, batch: int = 1) -> int:
     """Least bytes on one device that any modes need at a batch, as the settings count them."""
-    least = _least_peak if settings.accounting is Accounting.PEAK else _least_bytes
-    return min(least(tables, batch) for tables in _alike(chain, operator_tables(chain, machine, settings)))
+    problems = _alike(chain, operator_tables(chain, machine, settings))
+    return min(_least(tables, batch, settings.accounting) for tables in problems)
 
 
 def _modes(tables: Tables, choices: Sequence[int]) -> tuple[Slicing, ...]:

@@ -55,8 +55,7 @@ def compare(seed: int) -> Status:
         assert exact.status is Status.INFEASIBLE
     else:
         assert (exact.status, assert_counted(case, exact), exact.gap) == (Status.OPTIMAL, best, 0.0)
-    searches = () if case.settings.accounting is Accounting.PEAK else SEARCHES
-    for method in searches:
+    for method in SEARCHES:
         found = planned(case, method)
         assert found.status is exact.status
         if best is not None:
@@ -199,7 +198,6 @@ def test_one_device_has_nothing_to_shard() -> None:
     [
         (OsdpSettings(), Method.KNAPSACK, 0, 1.0, "batch is 0"),
         (OsdpSettings(), Method.DFS, 1, 0.0, "time_limit is 0.0"),
-        (OsdpSettings(accounting=Accounting.PEAK), Method.DFS, 1, 1.0, "method dfs adds memory up"),
         (OsdpSettings(), Method.KNAPSACK, None, 1.0, "keeps no activations"),
     ],
 )
