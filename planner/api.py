@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from math import prod
@@ -79,6 +79,8 @@ class _PlanOptions(TypedDict, total=False):
     overlap: bool
     as_published: bool
     search_batch: bool
+    choices: Mapping[str, str | None] | None
+    slips: str | None
     progress: Callable[[Progress], None] | None
 
 
@@ -106,6 +108,8 @@ def plan(
     overlap: bool = False,
     as_published: bool = False,
     search_batch: bool = False,
+    choices: Mapping[str, str | None] | None = None,
+    slips: str | None = None,
     progress: Callable[[Progress], None] | None = None,
 ) -> AnyPlan:
     """Plan one training step, by operators or by layers.
@@ -145,6 +149,11 @@ def plan(
         Whether a paper's own search plans the layers, in place of the exact one.
     search_batch
         Whether a plan of layers decides the batch too.
+    choices
+        Choices of the problem of a plan of layers that are not the paper's: values by name
+        (:data:`planner.layers.plan.choices.CHOICES`).
+    slips
+        Slips that a paper's own search keeps: ``prose``, ``printed``, ``repaired``, or names; ``prose`` if None.
     progress
         Called with every better incumbent or bound, for plans of operators.
 
@@ -175,6 +184,8 @@ def plan(
             as_published=as_published,
             search_batch=search_batch,
             time_limit=time_limit,
+            slips=slips,
+            **(choices or {}),
         )
     if as_published or search_batch:
         option = "as_published" if as_published else "search_batch"

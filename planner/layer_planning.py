@@ -50,6 +50,8 @@ def plan_layers(
     as_published: bool = False,
     search_batch: bool = False,
     time_limit: float = 30.0,
+    slips: str | None = None,
+    **choices: str | None,
 ) -> LayerPlan:
     """Plan a training step by layers.
 
@@ -74,11 +76,15 @@ def plan_layers(
         Whether the batch is decided too; that of the reference is kept otherwise.
     time_limit
         Seconds for a search without a short bound on its time.
+    slips
+        Slips that the paper's own search keeps; those that its text does not contradict if None.
+    **choices
+        Choices of the problem that are not the paper's (:data:`planner.layers.plan.choices.CHOICES`).
 
     Raises
     ------
     PlanError
-        Unknown formulation, or a number of devices that it cannot use.
+        Unknown formulation or choice, or a number of devices that it cannot use.
     InfeasibleError
         Nothing fits, or nothing was found.
     """
@@ -101,9 +107,25 @@ def plan_layers(
         as_published=as_published,
         search_batch=search_batch,
         time_limit=time_limit,
+        given={name: value for name, value in choices.items() if value is not None},
+        slips=slips,
     )
+    _check_choices(request)
     chain = profiled_layers(step) or model_layers(step, found, apart=formulation in _OF_OPERATORS)
     made = LAYER_FORMULATIONS[formulation](request, chain)
     assert made.record is not None
     peaks = engine_peaks(made, plan_profiles(made, chain))
     return made.model_copy(update={"record": made.record.model_copy(update={"engine_peaks": peaks})})
+
+
+def _check_choices(request: LayerRequest) -> None:
+    """Refuse choices that a formulation does not have, before its layers are traced."""
+    choices = request.choices
+    if request.slips is not None and not request.as_published:
+        raise PlanError(f"slips {request.slips}: the exact search keeps none; ask for the plan as published")
+    if request.slips is not None and request.formulation == "osdp":
+        raise PlanError(f"slips {request.slips}: osdp has none; leave them out")
+    if request.as_published and choices.get("objective") == "time":
+        raise PlanError(
+            "objective time: Algorithm 4 looks for the least peak; ask for objective peak, or leave out as published"
+        )

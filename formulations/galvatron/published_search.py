@@ -2,10 +2,10 @@
 
 Both go through batches and numbers of stages and search every stage by :mod:`formulations.galvatron.dynamic_program`.
 Base takes one partition per number of stages, the time-balanced one (as a cell that Tables III and IV share suggests).
-BMW begins with the memory-balanced partition and moves boundary layers out of the slowest stage, as long as no stage
-gets slower than the slowest was, none exceeds the memory limit, and none holds more than the fullest stage of the
-time-balanced partition would. The initial strategy of all layers is the first that is possible, data parallelism where
-the micro-batch can be divided (the paper leaves it open).
+BMW begins with the memory-balanced partition (repaired, ``ALG2_START``, with the time-balanced one too) and moves
+boundary layers out of the slowest stage, as long as no stage gets slower than the slowest was, none exceeds the memory
+limit, and none holds more than the fullest stage of the time-balanced partition would. The initial strategy of all
+layers is the first that is possible, data parallelism where the micro-batch can be divided (the paper leaves it open).
 
 Both may be given a time limit, which the paper does not have; the best plan until then is returned.
 
@@ -151,7 +151,7 @@ def _adjusted(searcher: _StageSearcher, batch: int, stages: int) -> FoundPlan | 
     """Lines 6 to 18 of Algorithm 2: all partitions of one batch and number of stages."""
     slips = searcher.slips
     waiting = deque([searcher.memory_balanced(batch, stages)])
-    if Slip.ALG2_APPEND not in slips:
+    if Slip.ALG2_START not in slips:
         waiting.append(searcher.time_balanced(batch, stages))
     seen = set(waiting)
     found: list[FoundPlan | None] = []
@@ -283,14 +283,24 @@ class _StageSearcher:
         return self._partitions[batch, stages]
 
     def _initial_loads(self, batch: int, stages: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Time and memory of every layer at every position under the first strategy that is possible."""
-        count = self.problem.rule.counts(batch, stages)[-1]
+        """Time and memory of every layer at every position under the initial strategy.
+
+        Of several numbers of micro-batches the largest counts under which all layers have the first strategy, data
+        parallelism; where none does, the smallest, and the first strategy that is possible.
+        """
+        counts = self.problem.rule.counts(batch, stages)
+        divided = [m for m in counts if self._all_have_first(stages, batch // m)]
+        count = max(divided, default=counts[0])
         for position in range(stages):
             whole = self._stage(stages, position, (0, self.problem.layers), batch, count)
             rows = np.arange(whole.layers)
             first = whole.allowed.argmax(axis=1)
             memory = (whole.forward + whole.states)[rows, first]
             yield whole.cost[rows, first].astype(np.float64), memory.astype(np.float64)
+
+    def _all_have_first(self, stages: int, micro_batch: int) -> bool:
+        tables = self.problem.tables(stages, micro_batch)
+        return bool(tables.allowed[tables.kinds, 0].all())
 
     def _kept_strategies(self, plan: PipelinePlan, borders: tuple[int, ...]) -> tuple[list[int], list[int]]:
         """Time and peak of the stages of a partition when every layer keeps its strategy."""

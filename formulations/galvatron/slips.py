@@ -1,8 +1,11 @@
 """Slips of Galvatron-BMW: errors and gaps of the printed paper, each with a name, so that both readings can run.
 
 Every search takes a set of slips: those in it are kept as printed, the others are repaired as described in
-:class:`Slip`. :data:`AS_PUBLISHED` has all of them, :data:`REPAIRED` none, and :data:`RUNNABLE` all but those with
-which a search may return no plan.
+:class:`Slip`. :data:`AS_PRINTED` has all of them, :data:`REPAIRED` none, and :data:`AS_PUBLISHED` all but those that
+the paper's own text contradicts.
+
+What only narrows the problem is no slip but a choice of the search space: strategies without those that Takeaway 3
+drops, and one number of micro-batches (:mod:`formulations.galvatron.pipeline`).
 
 Open points of the paper that are no errors are kept: the slowdown of 1.3 is a default; devices and stages of its
 tables are powers of two (others divide as they can); tables II to V are on 8 TITAN, 16 TITAN and 16 A100, 16 A100, and
@@ -16,7 +19,7 @@ from __future__ import annotations
 
 from enum import Flag, auto
 
-__all__ = ["AS_PUBLISHED", "REPAIRED", "RUNNABLE", "Slip"]
+__all__ = ["AS_PRINTED", "AS_PUBLISHED", "REPAIRED", "Slip"]
 
 
 class Slip(Flag):
@@ -35,15 +38,14 @@ class Slip(Flag):
     ``EQ8_OVERLAP``     the time of a micro-batch without synchronisation is the one with it less all
                         gradient traffic, though part of that was hidden; repaired: computed directly
     ``FULL_GRADIENTS``  Takeaway 3 lets replicas exchange whole gradients where each has a shard
-    ``TAKEAWAY_3``      data and sharded data parallelism never meet in one layer
     ``ONE_IN_FLIGHT``   the stage search counts the activations of one micro-batch at every stage;
                         repaired: those that the schedule holds there
-    ``MICRO_BATCHES``   the number of micro-batches is not given; as printed, twice as many as
-                        stages (as in Figure 4), one without a pipeline; repaired: every divisor
     ``ALG1_RETURN``     the search over batches ends at the first one without a plan, which may only
                         be indivisible; repaired: it ends after several without one. Which batches are tried
                         is an input: the paper's 1, 2, 3 ... or multiples of 8, which fit its tables
     ``ALG2_APPEND``     only the last partition that is tried counts; repaired: all do
+    ``ALG2_START``      the search starts at the memory-balanced partition alone; repaired: at the
+                        time-balanced one too
     ``ALG2_STAGES``     plans of one stage are left out; repaired: they are searched
     ``ALG2_CYCLES``     partitions of equal maxima may be tried for ever (we stop after a number);
                         repaired: each is tried once, and layers move to both neighbours
@@ -57,11 +59,10 @@ class Slip(Flag):
     ALG3_UNSET = auto()
     EQ8_OVERLAP = auto()
     FULL_GRADIENTS = auto()
-    TAKEAWAY_3 = auto()
     ONE_IN_FLIGHT = auto()
-    MICRO_BATCHES = auto()
     ALG1_RETURN = auto()
     ALG2_APPEND = auto()
+    ALG2_START = auto()
     ALG2_STAGES = auto()
     ALG2_CYCLES = auto()
     ALG2_RETURN = auto()
@@ -70,12 +71,16 @@ class Slip(Flag):
 REPAIRED = Slip(0)
 """Nothing as printed."""
 
-AS_PUBLISHED = ~REPAIRED
-"""Everything as printed."""
+AS_PRINTED = ~REPAIRED
+"""Everything as printed.
 
-RUNNABLE = AS_PUBLISHED ^ Slip.ALG3_UNSET ^ Slip.ONE_IN_FLIGHT
-"""As printed but for the two slips that leave no plan, or one that does not fit.
+Without checkpointing no layer needs anything in backward alone, so no budget is ever checked and there is never a plan;
+with a pipeline, plans that the stage search accepts may need several times the limit.
+"""
 
-Without checkpointing no layer needs anything in backward alone, so as printed no budget is ever checked and there is
-never a plan; with a pipeline, plans that the stage search accepts may need several times the limit.
+AS_PUBLISHED = AS_PRINTED ^ Slip.ALG3_UNSET ^ Slip.ONE_IN_FLIGHT
+"""As printed but for the two slips that the text contradicts.
+
+Section IV-B and Figure 4 have deeper stages of a 1F1B pipeline hold less than shallower ones, so a stage holds the
+micro-batches of its place. Algorithm 1 collects the strategies of every stage, so Algorithm 3 returns a plan.
 """

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from enum import Flag, StrEnum, auto
 
-__all__ = ["AS_PUBLISHED", "REPAIRED", "Rounding", "Slip"]
+__all__ = ["AS_PRINTED", "AS_PUBLISHED", "REPAIRED", "Rounding", "Slip"]
 
 
 class Slip(Flag):
@@ -37,8 +37,12 @@ class Slip(Flag):
 REPAIRED = Slip(0)
 """Nothing as printed."""
 
-AS_PUBLISHED = ~REPAIRED
+AS_PRINTED = ~REPAIRED
 """Everything as printed."""
+
+AS_PUBLISHED = AS_PRINTED ^ Slip.GREEDY_SPACING ^ Slip.LIMIT_STRICT
+"""As printed but for the two slips that the text contradicts: switches go into the sequence "evenly", and equation (3)
+allows a peak as large as the limit."""
 
 
 class Rounding(StrEnum):

@@ -90,7 +90,9 @@ def search_depth_first(
     if variant in (Dfs.SHARDED_FIRST, Dfs.GROUPED):
         modes = modes[::-1]
     cost = np.array([_filled(tables[i].communication, modes, _NO_COST) for i in places])
-    resident, extra = ([each(tables[i], batch) for i in places] for each in (OperatorTable.resident, OperatorTable.extra))
+    resident, extra = (
+        [each(tables[i], batch) for i in places] for each in (OperatorTable.resident, OperatorTable.extra)
+    )
     if accounting is Accounting.PUBLISHED:
         resident = [held + more for held, more in zip(resident, extra, strict=True)]
         extra = [np.zeros_like(more) for more in extra]
@@ -143,7 +145,7 @@ def _by_kind(tables: Sequence[OperatorTable]) -> list[int]:
 
 
 def _start(operators: int) -> tuple[IntArray, IntArray, IntArray, IntArray, IntArray, IntArray]:
-    """Depth, best cost and count of visits; next mode, cost, bytes held and largest temporary bytes; the best plan."""
+    """Depth, best cost, visits; by depth the next mode, cost, bytes held and largest temporary ones; the best plan."""
     progress = np.array([0, _NO_COST, 0], dtype=np.int64)
     next_mode, spent, used, top, best = (np.zeros(operators, dtype=np.int64) for _ in range(5))
     return progress, next_mode, spent, used, top, best
@@ -167,8 +169,8 @@ def _visit(
 ) -> bool:
     """Visit so many more partial plans, from where the last call stopped; True where none is left.
 
-    ``cost``, ``memory`` and ``temporary`` have shape ``(n, M)``; ``rest`` is the least cost and memory of the operators from each one
-    on, shape ``(2, n + 1)``. All arguments after ``limit`` are state, changed in place.
+    ``cost``, ``memory`` and ``temporary`` have shape ``(n, M)``; ``rest`` is the least cost and memory of the operators
+    from each one on, shape ``(2, n + 1)``. All arguments after ``limit`` are state, changed in place.
     """
     last = len(cost) - 1
     modes = cost.shape[1]

@@ -75,7 +75,40 @@ LAYER_FORMULATIONS = ("osdp", "galvatron", "h3t", "capture")
 Formulation = Annotated[
     str, typer.Option("--model-formulation", help=f"{', '.join(FORMULATIONS + LAYER_FORMULATIONS)}.")
 ]
-AsPublished = Annotated[bool, typer.Option("--as-published", help="Plan layers by the paper's own search.")]
+AsPublished = Annotated[
+    bool,
+    typer.Option("--as-published", help="Let the paper's own search decide, on the same problem as the exact one."),
+]
+Objective = Annotated[
+    str | None, typer.Option(metavar="peak|time", help="capture: what is least.", show_default="peak, as in the paper")
+]
+MemoryModel = Annotated[
+    str | None, typer.Option(metavar="paper|engine", help="osdp: how bytes are counted.", show_default="paper")
+]
+Strategies = Annotated[
+    str | None,
+    typer.Option(metavar="paper|all", help="osdp, galvatron: what a layer may choose.", show_default="paper"),
+]
+MicroBatches = Annotated[
+    str | None,
+    typer.Option(metavar="paper|all", help="galvatron: which numbers of micro-batches.", show_default="paper"),
+]
+OptimizerSchedule = Annotated[
+    str | None,
+    typer.Option(
+        metavar="at_the_end|overlapped",
+        help="h3t: when the optimizer runs.",
+        show_default="at_the_end, as in the paper",
+    ),
+]
+Slips = Annotated[
+    str | None,
+    typer.Option(
+        metavar="prose|printed|repaired|NAME,NAME",
+        help="With --as-published: slips of the paper that are kept.",
+        show_default="prose: those that its text does not contradict",
+    ),
+]
 SearchBatch = Annotated[bool, typer.Option("--search-batch", help="Let a plan of layers choose its batch.")]
 Solver = Annotated[str, typer.Option(help="Name of the solver.")]
 Workers = Annotated[

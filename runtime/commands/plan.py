@@ -26,13 +26,19 @@ from runtime.commands.options import (
     Layers,
     LossChunks,
     Memory,
+    MemoryModel,
     Mesh,
+    MicroBatches,
     Model,
+    Objective,
     Optimizer,
+    OptimizerSchedule,
     SearchBatch,
     Seed,
     SequenceLength,
+    Slips,
     Solver,
+    Strategies,
     TensorMemory,
     Workers,
 )
@@ -86,6 +92,12 @@ def plan(
         ),
     ] = False,
     as_published: AsPublished = False,
+    slips: Slips = None,
+    objective: Objective = None,
+    memory_model: MemoryModel = None,
+    strategies: Strategies = None,
+    micro_batches: MicroBatches = None,
+    optimizer_schedule: OptimizerSchedule = None,
     search_batch: SearchBatch = False,
 ) -> None:
     """Plan the training step of MODEL and write the plan."""
@@ -110,6 +122,13 @@ def plan(
     if overlap and of_layers:
         raise OptionError(f"--overlap: {model_formulation} plans layers; it is for formulations of operators")
 
+    choices = {
+        "objective": objective,
+        "memory_model": memory_model,
+        "strategies": strategies,
+        "micro_batches": micro_batches,
+        "optimizer_schedule": optimizer_schedule,
+    }
     from planner import api
 
     with progress_line(f"planning {model}" + (" by layers" if of_layers else ""), NANOSECOND) as report:
@@ -130,6 +149,8 @@ def plan(
             overlap=overlap,
             as_published=as_published,
             search_batch=search_batch,
+            choices=choices,
+            slips=slips,
             progress=report,
         )
         note = cannot_run(made)

@@ -176,6 +176,12 @@ class LayerRecord(_Part):
         Limit of torch's tensors on one device, in bytes.
     notes
         Omissions and assumptions of the layers' profiles.
+    choices
+        Choices of the problem by name (:mod:`planner.layers.plan.choices`); empty in plans made before these had names.
+    slips
+        Slips of the paper that its own search kept.
+    bound_bytes
+        Exact lower bound on the fullest device's bytes, where that is the objective.
     """
 
     formulation: str
@@ -190,6 +196,9 @@ class LayerRecord(_Part):
     engine_peaks: tuple[EnginePeak, ...] = ()
     tensor_bytes: NonNegativeInt
     notes: tuple[str, ...] = ()
+    choices: dict[str, str] = {}
+    slips: tuple[str, ...] = ()
+    bound_bytes: NonNegativeInt | None = None
 
 
 class LayerPlan(_Part):

@@ -18,6 +18,8 @@ def layer_plan_text(plan: LayerPlan) -> str:
     if record is not None:
         known = record.bound_seconds
         bound = "no bound" if known is None else f"bound {format_seconds(known)} (exact)"
+        if record.bound_bytes is not None:
+            bound = f"peak bound {format_bytes(record.bound_bytes)} (exact)"
         kind = "as published" if record.as_published else "exact"
         lines += [
             f"{record.formulation} ({kind}, {record.solver}): {record.status}, "
@@ -26,6 +28,10 @@ def layer_plan_text(plan: LayerPlan) -> str:
             f"memory for tensors {format_bytes(record.tensor_bytes)}, predicted peaks by stage "
             + ", ".join(map(format_bytes, record.stage_peak_bytes)),
         ]
+        if record.choices:
+            kept = f"; slips kept: {', '.join(record.slips)}" if record.slips else ""
+            named = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in record.choices.items())
+            lines.append(f"problem: {named}{kept}")
         for number, peak in enumerate(record.engine_peaks):
             held = ", ".join(f"{kind} {format_bytes(nbytes)}" for kind, nbytes in peak.parts.items() if nbytes)
             lines.append(

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 
 from planner.common.plan_error import PlanError
 from planner.graph.operator_graph import ITEM_BYTES
 from planner.graph.optimizers import OptimizerSpec
+from planner.layers.plan.choices import chosen
 from planner.machine.cluster import ClusterSpec
 from planner.models.references import ModelReference
 from planner.plan.format import PlannedModel
@@ -36,6 +38,10 @@ class LayerRequest:
         Whether the batch is decided too.
     time_limit
         Seconds for a search that may take long.
+    given
+        Choices of the problem (:mod:`planner.layers.plan.choices`) that are not the paper's.
+    slips
+        Slips that the paper's own search keeps; those that its text does not contradict if None.
     """
 
     formulation: str
@@ -47,6 +53,19 @@ class LayerRequest:
     as_published: bool
     search_batch: bool
     time_limit: float
+    given: Mapping[str, str] = field(default_factory=dict)
+    slips: str | None = None
+
+    @property
+    def choices(self) -> dict[str, str]:
+        """Value of every choice of the problem.
+
+        Raises
+        ------
+        PlanError
+            One that is given is not known.
+        """
+        return chosen(self.formulation, self.given)
 
     @property
     def states_per_parameter(self) -> int:

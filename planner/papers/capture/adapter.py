@@ -1,9 +1,11 @@
 """CAPTURE on a real model: stages of consecutive layers, each by data or by tensor parallelism, as a layer plan.
 
-As published, the paper's predictor and Algorithm 4 search the plan of least peak on the fullest device. Else the
-fastest plan within the memory limit is found and proven (the paper's future work), and a note names the least peak.
+The paper asks for the least peak on the fullest device. As published, its predictor and Algorithm 4 look for it; else a
+dynamic program finds it. Both plans are judged by the replay of their stages. With the objective ``time``
+(:mod:`planner.layers.plan.choices`) the fastest plan within the memory limit is found and proven, the paper's future
+work, and a note names the least peak.
 
-Both plan only what the layer executor runs: stages have equal numbers of devices, so every degree is planned
+Both searches plan only what the layer executor runs: stages have equal numbers of devices, so every degree is planned
 separately and the best is taken; layers that share a parameter are in stages of one configuration. CAPTURE decides
 neither batch nor micro-batches nor checkpointing: the batch is that of the request; there are as many micro-batches as
 divide it, at most twice as many as devices, and they run as 1F1B where there are enough of them; all layers are
@@ -30,7 +32,7 @@ from formulations.capture.problem import (
     stage_configurations,
 )
 from formulations.capture.replay import StageReplay, StepTimes
-from formulations.capture.slips import AS_PUBLISHED, Slip
+from formulations.capture.slips import AS_PUBLISHED, REPAIRED, Slip
 from formulations.galvatron.costs import CostModel
 from formulations.layers.layer import LayerChain, tied_layers
 from formulations.layers.pipeline_schedule import Schedule
@@ -38,6 +40,7 @@ from formulations.problem.solution import Status
 from planner.common.infeasibility import InfeasibleError
 from planner.common.plan_error import PlanError
 from planner.common.units import format_bytes
+from planner.layers.plan.choices import kept_slips, slip_names
 from planner.layers.plan.document import LayerPlan, LayerRecord, StagePlan
 from planner.layers.plan.request import LayerRequest, planned_model
 from planner.layers.plan.settings import strategy_settings
@@ -87,9 +90,8 @@ def plan_with_capture(request: LayerRequest, chain: LayerChain) -> LayerPlan:
     started = time.perf_counter()
     if request.search_batch:
         raise PlanError("formulation capture does not search over batches: leave that search out")
-    found = _decide(request, chain, checkpoint=False)
-    if found.peak > request.tensor_bytes:
-        found = _decide(request, chain, checkpoint=True)
+    slips = kept_slips(Slip, AS_PUBLISHED, request.slips) if request.as_published else REPAIRED
+    found = _decide(request, chain, slips)
     if found.peak > request.tensor_bytes:
         raise InfeasibleError(
             f"memory for tensors {format_bytes(request.tensor_bytes)} on {request.devices} devices: {found.holds()}; "
@@ -97,14 +99,16 @@ def plan_with_capture(request: LayerRequest, chain: LayerChain) -> LayerPlan:
         )
     best, plan = found.candidate, found.plan
     step = best.times.seconds(best.problem, plan)
+    exact, of_peak = not request.as_published, request.choices["objective"] == "peak"
     record = LayerRecord(
         formulation=request.formulation,
         as_published=request.as_published,
-        solver="Algorithm 4" if request.as_published else "dynamic program",
-        status=Status.FEASIBLE if request.as_published else Status.OPTIMAL,
+        solver="dynamic program" if exact else "Algorithm 4",
+        status=Status.OPTIMAL if exact else Status.FEASIBLE,
         objective_seconds=step,
-        bound_seconds=None if request.as_published else step,
-        gap=None if request.as_published else 0.0,
+        bound_seconds=step if exact and not of_peak else None,
+        bound_bytes=found.peak if exact and of_peak else None,
+        gap=0.0 if exact else None,
         seconds=time.perf_counter() - started,
         stage_peak_bytes=best.problem.stage_peaks(plan),
         tensor_bytes=request.tensor_bytes,
@@ -114,6 +118,8 @@ def plan_with_capture(request: LayerRequest, chain: LayerChain) -> LayerPlan:
             f"by the replay {found.holds()}",
             *(() if found.complete else (f"Algorithm 4 was ended after {PLACEMENTS} placements of stages",)),
         ),
+        choices=request.choices,
+        slips=slip_names(slips),
     )
     return LayerPlan(
         model=planned_model(request.reference, request.reference.batch),
@@ -160,21 +166,28 @@ class _Decision:
         )
 
 
-def _decide(request: LayerRequest, chain: LayerChain, *, checkpoint: bool) -> _Decision:
+def _decide(request: LayerRequest, chain: LayerChain, slips: Slip) -> _Decision:
     """Search all candidates; where nothing fits the plan of least peak.
+
+    Layers are checkpointed where nothing fits otherwise, for both searches alike.
 
     Raises
     ------
     InfeasibleError
         There is no plan, whatever the memory.
     """
-    candidates = list(_candidates(request, chain, checkpoint))
+    limit = request.tensor_bytes
+    candidates = list(_candidates(request, chain, checkpoint=False))
     nearest = _nearest(request, chain, candidates)
-    if nearest.least_peak > request.tensor_bytes:
+    if nearest.least_peak > limit:
+        candidates = list(_candidates(request, chain, checkpoint=True))
+        nearest = _nearest(request, chain, candidates)
+    if nearest.least_peak > limit:
         return _Decision(nearest, nearest.least, nearest)
     if request.as_published:
-        return _published(request, candidates, nearest)
-    limit = request.tensor_bytes
+        return _published(request, candidates, nearest, slips)
+    if request.choices["objective"] == "peak":
+        return _Decision(nearest, nearest.least, nearest)
     fitting = [candidate for candidate in candidates if candidate.least_peak <= limit]
     found = [(candidate, fastest_plan(candidate.problem, candidate.times, limit)) for candidate in fitting]
     best, plan = min(found, key=lambda pair: (pair[0].times.step(pair[0].problem, pair[1]), len(pair[1])))
@@ -240,7 +253,7 @@ def _nearest(request: LayerRequest, chain: LayerChain, candidates: list[_Candida
         There is no plan, whatever the memory.
     """
     if candidates:
-        return min(candidates, key=lambda candidate: candidate.least_peak)
+        return min(candidates, key=lambda each: (each.least_peak, each.times.step(each.problem, each.least)))
     nodes = nodes_of(request.devices, request.cluster.devices_per_node)
     largest = max(power for power in powers_of_two(min(nodes)) if not any(node % power for node in nodes))
     raise InfeasibleError(
@@ -251,7 +264,7 @@ def _nearest(request: LayerRequest, chain: LayerChain, candidates: list[_Candida
     )
 
 
-def _published(request: LayerRequest, candidates: list[_Candidate], nearest: _Candidate) -> _Decision:
+def _published(request: LayerRequest, candidates: list[_Candidate], nearest: _Candidate, slips: Slip) -> _Decision:
     """The plan of least predicted peak, ties by the paper's rule.
 
     Raises
@@ -261,12 +274,15 @@ def _published(request: LayerRequest, candidates: list[_Candidate], nearest: _Ca
     """
     found, complete = [], True
     for candidate in candidates:
-        predicted = _predicted(candidate)
-        recommended = recommend(predicted, AS_PUBLISHED & ~Slip.ALG4_LOOP, placement_limit=PLACEMENTS)
-        complete = complete and recommended.complete
-        if recommended.plan is not None:
-            peaks = sorted(set(predicted.gpu_peaks(recommended.plan)), reverse=True)
-            found.append((peaks, candidate, recommended.plan))
+        predicted = _predicted(candidate, slips)
+        plan = None
+        if len(predicted.peaks) > 1:  # by a stage's place, which an enumeration from the first layer on does not know
+            plan = least_peak_plan(predicted, slips)
+        else:
+            recommended = recommend(predicted, slips, placement_limit=PLACEMENTS)
+            complete, plan = complete and recommended.complete, recommended.plan
+        if plan is not None:
+            found.append((sorted(set(predicted.gpu_peaks(plan)), reverse=True), candidate, plan))
     if not found:
         raise InfeasibleError(
             f"{request.devices} devices: the published search predicts no plan, because none of its degrees can be "
@@ -276,14 +292,14 @@ def _published(request: LayerRequest, candidates: list[_Candidate], nearest: _Ca
     return _Decision(best, plan, nearest, complete)
 
 
-def _predicted(candidate: _Candidate) -> PartitionProblem:
+def _predicted(candidate: _Candidate, slips: Slip) -> PartitionProblem:
     degree = int(candidate.problem.degrees[0])
     profiled = {1, 2, LARGEST_PROFILED} if degree > LARGEST_PROFILED else {1, degree}
     checkpoint = candidate.problem.configurations[0].checkpoint
     profile = profile_layers(
         candidate.replay, PROFILING_DEVICES, candidate.micro_batch, sorted(profiled), checkpoint=checkpoint
     )
-    return predict(profile, candidate.problem, candidate.micro_batch, AS_PUBLISHED).problem
+    return predict(profile, candidate.problem, candidate.micro_batch, slips).problem
 
 
 def _stages(chain: LayerChain, problem: PartitionProblem, plan: CapturePlan) -> tuple[StagePlan, ...]:

@@ -1,8 +1,9 @@
 """Galvatron-BMW on a real model: stages, and how the devices of a stage share every layer, as a layer plan.
 
-As published, the bi-objective search (Algorithm 2) decides, with its slips; else stages, partition, strategies and
-micro-batches are decided at once, with a proven gap. Both plan only what the layer executor runs: the levels of a
-strategy nest replicas, shards and tensor parallelism in this order on one mesh of prime axes, layers that share a
+As published, the bi-objective search (Algorithm 2) decides, by costs with its slips; else stages, partition, strategies
+and micro-batches are decided at once, with a proven gap. Both have one problem, whose strategies and numbers of
+micro-batches are choices (:mod:`planner.layers.plan.choices`), and plan only what the layer executor runs: the levels
+of a strategy nest replicas, shards and tensor parallelism in this order on one mesh of prime axes, layers that share a
 parameter have one strategy, and with fewer micro-batches than stages a pipeline runs as GPipe does. The record has the
 plan's cost without any slip.
 """
@@ -23,16 +24,16 @@ from formulations.galvatron.pipeline import (
     PipelineProblem,
     SearchSpace,
     pipeline_problem,
-    renumbered,
 )
 from formulations.galvatron.published_search import search_bmw
-from formulations.galvatron.slips import REPAIRED, RUNNABLE, Slip
+from formulations.galvatron.slips import AS_PUBLISHED, REPAIRED, Slip
 from formulations.layers.layer import LayerChain
 from formulations.layers.pipeline_schedule import Schedule
 from formulations.problem.solution import Status
 from planner.common.infeasibility import InfeasibleError
 from planner.common.plan_error import PlanError
 from planner.common.units import format_bytes
+from planner.layers.plan.choices import kept_slips, slip_names
 from planner.layers.plan.document import LayerPlan, LayerRecord, StagePlan
 from planner.layers.plan.request import LayerRequest, planned_model
 from planner.layers.plan.settings import strategy_settings
@@ -69,10 +70,10 @@ def plan_with_galvatron(request: LayerRequest, chain: LayerChain) -> LayerPlan:
     bound: Fraction | None = None
     gap: float | None = None
     notes = chain.notes
+    slips = kept_slips(Slip, AS_PUBLISHED, request.slips) if request.as_published else REPAIRED
     if request.as_published:
-        printed = _problem(request, chain, RUNNABLE)
-        found = search_bmw(printed, RUNNABLE, unit_bytes, request.time_limit)
-        plan = None if found.best is None else renumbered(found.best.plan, printed, problem)
+        found = search_bmw(_problem(request, chain, slips), slips, unit_bytes, request.time_limit)
+        plan = None if found.best is None else found.best.plan
         until = "" if found.ended else f" in its time limit of {request.time_limit:g} s"
         without = f"the published search finds no plan that fits{until}"
         notes += _search_notes(unit_bytes, until)
@@ -81,12 +82,14 @@ def plan_with_galvatron(request: LayerRequest, chain: LayerChain) -> LayerPlan:
         plan, bound, gap = joint.plan, joint.bound, joint.gap
         proven = "no plan of Galvatron-BMW fits, which is proven"
         without = proven if bound is None else f"no plan that fits was found in {request.time_limit:g} s"
-    if plan is None:
+    cost = None if plan is None else problem.evaluate(plan)
+    if cost is not None and not cost.fits:
+        without = f"the published search finds a plan that needs {format_bytes(max(cost.stage_peaks))}"
+    if plan is None or cost is None or not cost.fits:
         raise InfeasibleError(
             f"memory for tensors {format_bytes(request.tensor_bytes)} on {request.devices} devices: {without}; "
             "use more devices, more memory or a smaller batch"
         )
-    cost = problem.evaluate(plan)
     bound_cost = None if bound is None else bound * plan.batch
     record = LayerRecord(
         formulation=request.formulation,
@@ -100,6 +103,8 @@ def plan_with_galvatron(request: LayerRequest, chain: LayerChain) -> LayerPlan:
         stage_peak_bytes=cost.stage_peaks,
         tensor_bytes=request.tensor_bytes,
         notes=notes,
+        choices=request.choices,
+        slips=slip_names(slips),
     )
     return LayerPlan(
         model=planned_model(request.reference, plan.batch),
@@ -131,7 +136,8 @@ def device_links(cluster: ClusterSpec) -> DeviceLinks:
 
 
 def _problem(request: LayerRequest, chain: LayerChain, slips: Slip) -> PipelineProblem:
-    batch, links = request.reference.batch, device_links(request.cluster)
+    """The problem of both searches; slips change estimates of its costs alone."""
+    choices, batch, links = request.choices, request.reference.batch, device_links(request.cluster)
     return pipeline_problem(
         chain,
         request.devices,
@@ -143,9 +149,9 @@ def _problem(request: LayerRequest, chain: LayerChain, slips: Slip) -> PipelineP
             seconds_per_cost=SECONDS_PER_COST,
             slips=slips,
         ),
-        SearchSpace(data_with_sharded=Slip.TAKEAWAY_3 not in slips, any_order=False, tied_alike=True),
+        SearchSpace(data_with_sharded=choices["strategies"] == "all", any_order=False, tied_alike=True),
         Schedule.ONE_F_ONE_B_IF_FILLED,
-        MicroBatchRule.TWICE_THE_STAGES if Slip.MICRO_BATCHES in slips else MicroBatchRule.DIVISORS,
+        MicroBatchRule.DIVISORS if choices["micro_batches"] == "all" else MicroBatchRule.TWICE_THE_STAGES,
     )
 
 

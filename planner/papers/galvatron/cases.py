@@ -91,6 +91,8 @@ class GalvatronCase:
     any_degree
         Whether tensor parallelism of any degree is possible, as the paper's rows of Megatron imply, or only of those
         that divide the assumed heads.
+    data_with_sharded
+        Whether the strategies that Takeaway 3 drops are kept.
     """
 
     cluster: str
@@ -102,6 +104,7 @@ class GalvatronCase:
     blocks: int | None = None
     hardware: Hardware = Hardware.PRESET
     any_degree: bool = False
+    data_with_sharded: bool = True
 
     def __str__(self) -> str:
         divisors = "-any-micro-batches" if self.rule is MicroBatchRule.DIVISORS else ""
@@ -110,10 +113,11 @@ class GalvatronCase:
         batches = f"-{len(self.batches)}-batches-of-{self.batches[0]}-to-{self.batches[-1]}" if other else ""
         hardware = "" if self.hardware is Hardware.PRESET else f"-{self.hardware}"
         degrees = "-any-degree" if self.any_degree else ""
-        return f"{self.cluster}-{self.memory_gb}G-{self.model}{blocks}{divisors}{batches}{hardware}{degrees}"
+        dropped = "" if self.data_with_sharded else "-takeaway-3"
+        return f"{self.cluster}-{self.memory_gb}G-{self.model}{blocks}{divisors}{batches}{hardware}{degrees}{dropped}"
 
     def problem(self, slips: Slip = REPAIRED) -> PipelineProblem:
-        """Set up the problem, its costs estimated with some slips kept."""
+        """Set up the problem; slips change estimates of its costs alone."""
         return _problem_of(self, slips)
 
     def baseline(self, uniform: UniformStrategy) -> PipelineProblem:
@@ -154,9 +158,9 @@ def _problem_of(case: GalvatronCase, slips: Slip) -> PipelineProblem:
         case.memory_gb * GIGABYTE,
         case.batches,
         CostModel(device_links(cluster), slips=slips),
-        replace(variant.space, data_with_sharded=Slip.TAKEAWAY_3 not in slips),
+        replace(variant.space, data_with_sharded=case.data_with_sharded),
         variant.schedule,
-        MicroBatchRule.TWICE_THE_STAGES if Slip.MICRO_BATCHES in slips else case.rule,
+        case.rule,
     )
 
 

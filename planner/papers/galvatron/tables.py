@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from fractions import Fraction
 from functools import partial
 from typing import Any
@@ -76,27 +77,13 @@ def cell_rows(
         if found.plan is not None:
             plans.append((problem, found.plan))
     for variant in variants:
-        problem = _with(case, variant).problem()
+        problem = replace(case, variant=variant).problem()
         starts = [start for each, plan in plans if (start := _expressed(plan, each, problem)) is not None]
         best = min(starts, key=lambda plan: Fraction(problem.evaluate(plan).cost, plan.batch), default=None)
         found = solve_joint(problem, gap, best, seconds)
         yield _row(case, variant, problem, found)
         if found.plan is not None:
             plans.append((problem, found.plan))
-
-
-def _with(case: GalvatronCase, variant: str) -> GalvatronCase:
-    return GalvatronCase(
-        case.cluster,
-        case.model,
-        case.memory_gb,
-        variant,
-        case.rule,
-        case.batches,
-        case.blocks,
-        case.hardware,
-        case.any_degree,
-    )
 
 
 def _expressed(plan: PipelinePlan, before: PipelineProblem, after: PipelineProblem) -> PipelinePlan | None:

@@ -1,10 +1,10 @@
 """H3T on a real model: the switches of every block, as a layer plan.
 
-As published, the pruned dynamic program decides, with its slips and the optimizer behind the step; else the labels in
-bytes decide, with a proof. Both synchronize all segments. Of a set of switches, the layer executor enforces
-rematerialization (checkpointing), hidden offloading, partition (sharded data parallelism that gathers parameters again
-before backward, or not) and lazy prefetching (parameters in host memory); the optimizer's state is always in host
-memory. Embedding and head, which have no switches, are replicated.
+As published, the pruned dynamic program decides; else the labels in bytes decide, with a proof. Both synchronize all
+segments, of one step, whose optimizer's place is a choice (:mod:`planner.layers.plan.choices`). Of a set of switches,
+the layer executor enforces rematerialization (checkpointing), hidden offloading, partition (sharded data parallelism
+that gathers parameters again before backward, or not) and lazy prefetching (parameters in host memory); the optimizer's
+state is always in host memory. Embedding and head, which have no switches, are replicated.
 """
 
 from __future__ import annotations
@@ -18,12 +18,13 @@ from formulations.h3t.exact import least_memory, solve_synchronized
 from formulations.h3t.operations import Switch
 from formulations.h3t.problem import H3tError, H3tStep, Optimizer, Outcome
 from formulations.h3t.segments import SYNCHRONIZED_SETS, SegmentTables, segment_tables
-from formulations.h3t.slips import AS_PUBLISHED
+from formulations.h3t.slips import AS_PUBLISHED, REPAIRED, Slip
 from formulations.layers.layer import LayerChain
 from formulations.problem.solution import Status, relative_gap
 from planner.common.infeasibility import InfeasibleError
 from planner.common.plan_error import PlanError
 from planner.common.units import format_bytes
+from planner.layers.plan.choices import kept_slips, slip_names
 from planner.layers.plan.document import LayerPlan, LayerRecord, LayerSettings, StagePlan
 from planner.layers.plan.request import LayerRequest, planned_model
 from planner.machine.cluster import ClusterSpec
@@ -53,7 +54,7 @@ def plan_with_h3t(request: LayerRequest, chain: LayerChain) -> LayerPlan:
     if request.search_batch:
         raise PlanError("formulation h3t does not search over batches: leave that search out")
     started = time.perf_counter()
-    optimizer = Optimizer.AT_THE_END if request.as_published else Optimizer.OVERLAPPED
+    optimizer = Optimizer(request.choices["optimizer_schedule"])
     machine = h3t_machine(request.cluster, request.devices)
     try:
         step = h3t_step(chain, machine, request.reference.batch, request.tensor_bytes, optimizer)
@@ -61,8 +62,9 @@ def plan_with_h3t(request: LayerRequest, chain: LayerChain) -> LayerPlan:
         raise PlanError(str(error)) from error
     tables = segment_tables(step)
     bound: int | None = None
+    slips = kept_slips(Slip, AS_PUBLISHED, request.slips) if request.as_published else REPAIRED
     if request.as_published:
-        published = search_dp(tables, step.memory_limit, slips=AS_PUBLISHED)
+        published = search_dp(tables, step.memory_limit, slips=slips)
         sequence, outcome = published.sequence, published.outcome
     else:
         exact = solve_synchronized(tables, step.memory_limit, _GAP, time.monotonic() + request.time_limit)
@@ -93,6 +95,8 @@ def plan_with_h3t(request: LayerRequest, chain: LayerChain) -> LayerPlan:
             stage_peak_bytes=(outcome.peak,),
             tensor_bytes=request.tensor_bytes,
             notes=(*chain.notes, _not_enforced(sequence)),
+            choices=request.choices,
+            slips=slip_names(slips),
         ),
     )
 

@@ -81,7 +81,7 @@ def _table_1(hardware: Hardware, report: Report) -> list[Row]:
     rows = []
     for case in table_1_cases(hardware):
         report(f"table 1, {case}")
-        for solver in ("dp_published", "dp", "dp_up", "greedy", "uniform", "random"):
+        for solver in ("dp_printed", "dp_published", "dp", "dp_up", "greedy", "uniform", "random"):
             pair = SEARCHES[solver](case, SolveOptions())
             rows.append(_row(case, hardware, solver, None if pair is None else pair[1], case.memory_limit))
         rows.append(_row(case, hardware, "exact", exact_within(case, case.memory_limit), case.memory_limit))

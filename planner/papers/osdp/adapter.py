@@ -1,10 +1,9 @@
 """OSDP on a real model: the mode of every attention and feed-forward module, as a layer plan.
 
-A layer is an operator of the paper: the embedding, the attention or the feed-forward module of a block with the norm
-in front of it, or the head. As published, memory is the sum of equation (1), operators may be cut into four slices,
-and the depth-first search decides within its time. Else the knapsack decides on the slices of each operator and on
-checkpointing (of all operators or none, as in the paper), and memory is the peak over all operators, with the further
-memory of torch's FSDP2. Only matrix products are cut; embedding tables, for example, are not.
+A layer is an operator of the paper: the embedding, the attention or the feed-forward module of a block with the norm in
+front of it, or the head. The depth-first search decides as published, within its time, and the knapsack exactly; both
+on one problem, whose count of memory and strategies are choices (:mod:`planner.layers.plan.choices`). Checkpointing is
+of all operators or none, as in the paper. Only matrix products are cut; embedding tables, for example, are not.
 """
 
 from __future__ import annotations
@@ -50,8 +49,8 @@ def plan_with_osdp(request: LayerRequest, chain: LayerChain) -> LayerPlan:
     InfeasibleError
         No choice fits the memory.
     """
-    kinds = _published(request) if request.as_published else _exact(request)
-    plans = {settings: _planned(request, chain, settings) for settings in kinds}
+    kinds = settings_of(request)
+    plans = {settings: _planned(request, chain, settings, request.time_limit / len(kinds)) for settings in kinds}
     found, settings = _best(plans)
     if found.objective is None:
         machine = _machine(request)
@@ -72,32 +71,29 @@ def plan_with_osdp(request: LayerRequest, chain: LayerChain) -> LayerPlan:
     )
 
 
-def _published(request: LayerRequest) -> list[OsdpSettings]:
-    """Equation (1) with the paper's slices, without checkpointing."""
-    return [OsdpSettings(slices=PUBLISHED_SLICES, state_multiple=request.states_per_parameter, products_only=True)]
-
-
-def _exact(request: LayerRequest) -> list[OsdpSettings]:
-    """The peak of memory under FSDP2, without and with checkpointing."""
+def settings_of(request: LayerRequest) -> list[OsdpSettings]:
+    """Settings of the problem, which both searches read; two where checkpointing is a choice."""
+    every = request.choices["strategies"] == "all"
     kept = OsdpSettings(
-        slices=ANY_SLICES,
-        accounting=Accounting.PEAK,
+        slices=ANY_SLICES if every else PUBLISHED_SLICES,
         state_multiple=request.states_per_parameter,
-        gathered_tensors=TENSORS_AT_WORK,
-        replica_tensors=TENSORS_AT_WORK,
         products_only=True,
     )
-    return [kept, replace(kept, checkpointing=True)]
+    if request.choices["memory_model"] == "engine":
+        kept = replace(
+            kept, accounting=Accounting.PEAK, gathered_tensors=TENSORS_AT_WORK, replica_tensors=TENSORS_AT_WORK
+        )
+    return [kept, replace(kept, checkpointing=True)] if every else [kept]
 
 
-def _planned(request: LayerRequest, chain: LayerChain, settings: OsdpSettings) -> OsdpPlan:
+def _planned(request: LayerRequest, chain: LayerChain, settings: OsdpSettings, time_limit: float) -> OsdpPlan:
     return plan_osdp(
         chain,
         _machine(request),
         settings,
         Method.DFS if request.as_published else Method.KNAPSACK,
         batch=None if request.search_batch else _batch_per_device(request),
-        time_limit=request.time_limit,
+        time_limit=time_limit,
     )
 
 
@@ -173,7 +169,8 @@ def _record(request: LayerRequest, found: OsdpPlan, chain: LayerChain) -> LayerR
         bound_seconds=None if found.bound is None else found.bound * seconds_per_quantum,
         gap=found.gap,
         seconds=found.seconds,
-        stage_peak_bytes=(found.peak_bytes,),
+        stage_peak_bytes=(found.memory_bytes,),
         tensor_bytes=request.tensor_bytes,
         notes=chain.notes,
+        choices=request.choices,
     )

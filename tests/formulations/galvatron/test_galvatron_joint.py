@@ -18,7 +18,7 @@ from support.problems.galvatron_problems import (
 
 from formulations.galvatron.joint import solve_joint
 from formulations.galvatron.published_search import search_base, search_bmw
-from formulations.galvatron.slips import AS_PUBLISHED, REPAIRED, Slip
+from formulations.galvatron.slips import AS_PRINTED, REPAIRED, Slip
 from formulations.galvatron.windows import IMPOSSIBLE, window_bounds
 
 SEEDS = range(100)
@@ -73,7 +73,7 @@ def test_a_start_is_never_lost() -> None:
 
 @pytest.mark.parametrize("ties", [False, True], ids=["free", "tied"])
 @pytest.mark.parametrize(
-    "slips", [REPAIRED, AS_PUBLISHED ^ Slip.ONE_IN_FLIGHT, AS_PUBLISHED], ids=["repaired", "kept", "all"]
+    "slips", [REPAIRED, AS_PRINTED ^ Slip.ONE_IN_FLIGHT, AS_PRINTED], ids=["repaired", "kept", "all"]
 )
 @pytest.mark.parametrize("search", [search_base, search_bmw])
 def test_no_published_search_beats_the_optimum(search, slips: Slip, ties: bool) -> None:

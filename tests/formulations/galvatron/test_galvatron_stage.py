@@ -10,7 +10,7 @@ from support.problems.galvatron_problems import best_by_enumeration, plans, rand
 
 from formulations.galvatron.dynamic_program import DEFAULT_UNIT_BYTES, search_stage, unit_for
 from formulations.galvatron.labels import _undominated, solve_stage
-from formulations.galvatron.slips import AS_PUBLISHED, REPAIRED, Slip
+from formulations.galvatron.slips import AS_PRINTED, REPAIRED, Slip
 from formulations.galvatron.stage import StageProblem, build_galvatron_stage
 from formulations.problem.checker import check
 from formulations.solvers import solve_in_process
@@ -180,7 +180,7 @@ def test_layers_that_hold_nothing_need_no_budget(slips: Slip) -> None:
     assert binding > 20
 
 
-@pytest.mark.parametrize("slips", [REPAIRED, *DP_SLIPS, AS_PUBLISHED], ids=str)
+@pytest.mark.parametrize("slips", [REPAIRED, *DP_SLIPS, AS_PRINTED], ids=str)
 def test_no_program_beats_the_optimum(slips: Slip) -> None:
     worse = 0
     for seed in SEEDS[:100]:

@@ -11,7 +11,7 @@ from formulations.h3t.operations import ALL_ON, SETS
 from formulations.h3t.problem import H3tError, simulate
 from formulations.h3t.sampling import search_greedy, search_random, search_uniform, spread
 from formulations.h3t.segments import segment_tables
-from formulations.h3t.slips import AS_PUBLISHED, REPAIRED, Rounding, Slip
+from formulations.h3t.slips import AS_PRINTED, REPAIRED, Rounding, Slip
 
 SEEDS = [range(20), pytest.param(range(20, 1500), marks=pytest.mark.fuzz)]
 
@@ -23,7 +23,7 @@ def test_no_synchronized_search_beats_the_exact_plan(seeds):
         tables = segment_tables(step)
         exact = solve_synchronized(tables, step.memory_limit)
         for rounding in Rounding:
-            for slips in (REPAIRED, AS_PUBLISHED):
+            for slips in (REPAIRED, AS_PRINTED):
                 found = search_dp(tables, step.memory_limit, units=16, rounding=rounding, slips=slips)
                 if found.sequence is None:
                     continue
@@ -78,7 +78,7 @@ def test_greedy_spacing_as_printed_fills_a_prefix():
     assert [spread(10, n).tolist() for n in (3, 6)] == [[0, 3, 6], [0, 1, 3, 5, 6, 8]]
     for count in range(1, 12):
         for n in range(1, count + 1):
-            for slips in (REPAIRED, AS_PUBLISHED):
+            for slips in (REPAIRED, AS_PRINTED):
                 places = spread(count, n, slips).tolist()
                 assert len(set(places)) == n
                 assert set(places) <= set(range(count))
