@@ -25,12 +25,13 @@ from planner.explore.grid import Grid
 from planner.explore.sweeping import Sweep, SweepRow, run_sweep
 from planner.fits import FitsReport, fits_report
 from planner.layer_planning import LAYER_FORMULATIONS, plan_layers
+from planner.layers.plan.choices import chosen
 from planner.layers.plan.document import LayerPlan, is_layer_plan, load_layer_plan, save_layer_plan
 from planner.machine.cluster import ClusterSpec
 from planner.models.references import ModelReference
 from planner.plan.document import Plan, load_plan, save_plan
 from planner.plan.rendering import html_table, text_table
-from planner.session import PlanningSession, PlanRequest, session_of
+from planner.session import PUBLISHED, PlanningSession, PlanRequest, session_of
 
 __all__ = [
     "ClusterChange",
@@ -187,9 +188,10 @@ def plan(
             slips=slips,
             **(choices or {}),
         )
-    if as_published or search_batch:
-        option = "as_published" if as_published else "search_batch"
-        raise PlanError(f"{option}: {formulation} plans operators; it is for {', '.join(LAYER_FORMULATIONS)}")
+    if search_batch:
+        raise PlanError(f"search_batch: {formulation} plans operators; it is for {', '.join(LAYER_FORMULATIONS)}")
+    _check_published(formulation, as_published, choices, slips)
+    formulation = PUBLISHED[formulation] if as_published else formulation
     whole = _reference(reference)
     if grad_accum < 1 or whole.batch % grad_accum:
         raise PlanError(f"grad_accum {grad_accum}: a batch of {whole.batch} cannot be cut into as many micro-batches")
@@ -197,6 +199,18 @@ def plan(
     session = PlanningSession(micro, cluster, mesh, optimizer, grad_accum=grad_accum)
     request = PlanRequest(memory, formulation, solver, time_limit, seed, workers, host_memory, gap, overlap)
     return session.plan(request, progress)
+
+
+def _check_published(
+    formulation: str, as_published: bool, choices: Mapping[str, str | None] | None, slips: str | None
+) -> None:
+    """Refuse what is for plans of layers, and a published form where a formulation has none."""
+    if as_published and formulation not in PUBLISHED:
+        known = ", ".join((*PUBLISHED, *LAYER_FORMULATIONS))
+        raise PlanError(f"as_published: {formulation} has no published form of its own; it is for {known}")
+    chosen(formulation, choices or {})
+    if slips is not None:
+        raise PlanError(f"slips {slips}: {formulation} has none; they are for {', '.join(LAYER_FORMULATIONS)}")
 
 
 def save(made: AnyPlan, path: Path) -> None:

@@ -11,6 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import product
 
+import numpy as np
+
 from formulations.kiwi.graph import GraphError, KiwiGraph
 
 MOST_ENTRIES = 20_000
@@ -93,7 +95,10 @@ def configurations(graph: KiwiGraph) -> Configurations:
 def _classes(graph: KiwiGraph, operator: int) -> tuple[tuple[int, ...], ...]:
     found: dict[tuple[int | bytes, ...], list[int]] = {}
     for strategy in range(graph.operators[operator].size):
-        seen_by_readers = tuple(edge.cost[strategy].tobytes() for edge in graph.edges_from[operator])
+        seen_by_readers = tuple(
+            edge.cost[strategy].tobytes() + (b"" if edge.forbidden is None else edge.forbidden[strategy].tobytes())
+            for edge in graph.edges_from[operator]
+        )
         key = (int(graph.operators[operator].output_bytes[strategy]), *seen_by_readers)
         found.setdefault(key, []).append(strategy)
     return tuple(map(tuple, found.values()))
@@ -116,7 +121,16 @@ def _table(graph: KiwiGraph, classes: tuple[tuple[tuple[int, ...], ...], ...], o
     for others in product(*(range(len(classes[j])) for j in neighbours)):
         strategy_of = {j: classes[j][c][0] for j, c in zip(neighbours, others, strict=True)}
         cost = costs + sum((edge.cost[strategy_of[edge.producer]] for edge in edges), start=0 * costs)
+        impossible = {
+            strategy
+            for edge in edges
+            if edge.forbidden is not None
+            for strategy in np.flatnonzero(edge.forbidden[strategy_of[edge.producer]]).tolist()
+        }
         for own, members in enumerate(classes[operator]):
-            best = min(members, key=lambda strategy: int(cost[strategy]))
+            possible = [strategy for strategy in members if strategy not in impossible]
+            if not possible:
+                continue
+            best = min(possible, key=lambda strategy: int(cost[strategy]))
             entries.append(Configuration(own, others, int(cost[best]), best))
     return ConfigurationTable(neighbours, tuple(entries))

@@ -46,7 +46,8 @@ class PublishedModel(StrategyProgram):
         earlier = [(t, i) for t in m.V for i in m.V if i < t]
         stages = [(t, i) for t in m.V for i in m.V if i <= t]
         frees = [(t, i, k) for t, k in earlier for i in (*self.graph.parents[k], k)]
-        m.A = Var(stages, domain=Binary)
+        again = self.graph.may_run_again
+        m.A = Var(stages, domain=Binary, bounds=lambda m, t, i: (0, int(i == t or again(t, i))))
         m.B = Var(earlier, domain=Binary)
         m.F = Var(frees, domain=Binary)
         # (16): no more than the device has.

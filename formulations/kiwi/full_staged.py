@@ -136,7 +136,7 @@ class StagedModel(KiwiProgram):
 
     def may_compute_again(self, t: int, i: int) -> bool:
         """Whether an earlier operator, whose value does not stay, may be computed again in a stage."""
-        return True
+        return self.graph.may_run_again(t, i)
 
     # ----------------------------------------------------------- strategies
 

@@ -19,7 +19,7 @@ from functools import cached_property
 
 import numpy as np
 
-from formulations.problem.strategy_problem import IntArray
+from formulations.problem.strategy_problem import BoolArray, IntArray
 from formulations.step.training_step import NodeKind
 
 _RESIDENT = (NodeKind.INPUT, NodeKind.PARAMETER)
@@ -62,11 +62,15 @@ class KiwiOperator:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class KiwiEdge:
-    """``consumer`` reads the output of ``producer``; ``cost`` has shape ``(S_producer, S_consumer)``, in quanta."""
+    """``consumer`` reads the output of ``producer``; ``cost`` has shape ``(S_producer, S_consumer)``, in quanta.
+
+    ``forbidden``, of the same shape, flags pairs of strategies that cannot meet; None where all can.
+    """
 
     producer: int
     consumer: int
     cost: IntArray
+    forbidden: BoolArray | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,6 +85,9 @@ class KiwiGraph:
         The step. Several edges may join the same two operators; their costs add up.
     seconds_per_cost
         Length of the cost quantum, or None where costs have no unit.
+    rerunnable
+        Operators that may run again, which they do in stages of backward operators only; None where all may in any
+        stage, as in the paper.
 
     Raises
     ------
@@ -92,6 +99,7 @@ class KiwiGraph:
     operators: tuple[KiwiOperator, ...]
     edges: tuple[KiwiEdge, ...]
     seconds_per_cost: float | None = None
+    rerunnable: tuple[bool, ...] | None = None
 
     def __post_init__(self) -> None:
         for i, operator in enumerate(self.operators):
@@ -160,7 +168,15 @@ class KiwiGraph:
     @cached_property
     def candidates(self) -> tuple[int, ...]:
         """Forward operators that the reduced problem may run again (``z = 1``), ascending."""
-        return tuple(i for i, use in enumerate(self.first_backward_use) if use >= 0 and not self.operators[i].stays)
+        return tuple(i for i, use in enumerate(self.first_backward_use) if use >= 0 and self.may_run_again(use, i))
+
+    def may_run_again(self, stage: int, operator: int) -> bool:
+        """Whether an earlier operator may run again in the stage of another one."""
+        if self.operators[operator].stays:
+            return False
+        if self.rerunnable is None:
+            return True
+        return self.rerunnable[operator] and self.operators[stage].kind is NodeKind.BACKWARD
 
     def execution_cost(self, strategies: Sequence[int], operator: int) -> int:
         """Cost of running one operator once, resharding of its inputs included."""
@@ -176,8 +192,12 @@ class KiwiGraph:
                 "operators": [
                     [o.name, str(o.kind), o.cost.tolist(), o.output_bytes.tolist(), o.stays] for o in self.operators
                 ],
-                "edges": [[e.producer, e.consumer, e.cost.tolist()] for e in self.edges],
+                "edges": [
+                    [e.producer, e.consumer, e.cost.tolist(), None if e.forbidden is None else e.forbidden.tolist()]
+                    for e in self.edges
+                ],
                 "seconds_per_cost": self.seconds_per_cost,
+                "rerunnable": self.rerunnable,
             }
         )
 
@@ -189,8 +209,12 @@ class KiwiGraph:
             KiwiOperator(name, NodeKind(kind), np.array(cost, np.int64), np.array(amount, np.int64), stays)
             for name, kind, cost, amount, stays in document["operators"]
         )
-        edges = tuple(KiwiEdge(u, v, np.array(cost, np.int64)) for u, v, cost in document["edges"])
-        return cls(document["name"], operators, edges, document["seconds_per_cost"])
+        edges = tuple(
+            KiwiEdge(u, v, np.array(cost, np.int64), None if flags is None else np.array(flags, np.bool_))
+            for u, v, cost, flags in document["edges"]
+        )
+        again = document["rerunnable"]
+        return cls(document["name"], operators, edges, document["seconds_per_cost"], again and tuple(again))
 
     def _edge_defect(self, edge: KiwiEdge) -> str:
         u, v = edge.producer, edge.consumer

@@ -31,6 +31,16 @@ class StrategyProgram(KiwiProgram, ABC):
             found[edge.producer, edge.consumer] = (edge.cost + before).tolist()
         return found
 
+    @cached_property
+    def forbidden_pairs(self) -> set[Index]:
+        """Strategies ``p`` and ``q`` of an edge ``j, i`` that cannot meet, as ``j, i, p, q``."""
+        return {
+            (edge.producer, edge.consumer, p, q)
+            for edge in self.graph.edges
+            if edge.forbidden is not None
+            for p, q in np.argwhere(edge.forbidden).tolist()
+        }
+
     def add_strategies(self, m: Any) -> None:
         """Add ``V``, ``E``, ``s`` and ``e`` with (21)-(23)."""
         from pyomo.core import Binary, Set, Var
@@ -39,7 +49,11 @@ class StrategyProgram(KiwiProgram, ABC):
         m.V = Set(initialize=range(self.first, count))
         m.E = Set(initialize=list(self.resharding))
         m.s = Var(self.with_strategies((i,) for i in range(count)), domain=Binary)
-        m.e = Var([(j, i, p, q) for j, i in m.E for p in self.strategies(j) for q in self.strategies(i)], bounds=(0, 1))
+        forbidden = self.forbidden_pairs
+        m.e = Var(
+            [(j, i, p, q) for j, i in m.E for p in self.strategies(j) for q in self.strategies(i)],
+            bounds=lambda m, *pair: (0, int(pair not in forbidden)),
+        )
         add_rows(m, self.one_strategy, range(count))
         add_rows(m, self.consumer_marginal, [(j, i, q) for j, i in m.E for q in self.strategies(i)])
         add_rows(m, self.producer_marginal, [(j, i, p) for j, i in m.E for p in self.strategies(j)])

@@ -4,6 +4,7 @@
 ``sharding``                layouts alone (Alpa's problem, with memory true at every moment)
 ``kiwi_reduced``            layouts and recomputation, as the paper reduces it
 ``kiwi_chain``              layouts and recomputation of whole chains
+``kiwi_full``, ...          KIWI's own programs, for small steps (:mod:`formulations.kiwi.of_step`)
 ``kiwi_offload``            the same, and activations that are offloaded to host memory
 ``checkpoint_dots``, ...    layouts, recomputation by a rule (:mod:`planner.strategies.baselines`)
 ``checkmate``               recomputation alone, the layouts those of data parallelism (Jain et al. 2020)
@@ -19,6 +20,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from formulations.kiwi.of_step import PROGRAMS
 from formulations.problem.solution import SolveResult, Status
 from formulations.problem.strategy_problem import BoolArray, IntArray, StrategyProblem
 from formulations.step.kiwi_chain import latest_moments
@@ -45,8 +47,11 @@ ALPA_THEN_CHECKMATE = "alpa_then_checkmate"
 
 OFFLOAD = "kiwi_offload"
 
-FORMULATIONS = (*MODELS, OFFLOAD, *BASELINES, CHECKMATE, ALPA_THEN_CHECKMATE)
+FORMULATIONS = (*MODELS, OFFLOAD, *BASELINES, CHECKMATE, ALPA_THEN_CHECKMATE, *PROGRAMS)
 """Names of all formulations."""
+
+PUBLISHED = {"kiwi_reduced": "kiwi_reduced_published", "kiwi_full": "kiwi_full_published"}
+"""The paper's own program by the name of the formulation that solves the same problem."""
 
 Solve = Callable[[StrategyProblem], SolveResult]
 
@@ -94,6 +99,8 @@ def formulation_problem(
         return step_problem(name, model, memory_limit)
     if name in BASELINES:
         return policy_problem(model, memory_limit, space.recomputed_by_rule[name])
+    if name in PROGRAMS:
+        raise UnknownFormulationError(f"model formulation {name!r} is no canonical problem; choose kiwi_chain")
     if name not in FORMULATIONS:
         raise UnknownFormulationError(
             f"model formulation {name!r} is not known; choose one of {', '.join(FORMULATIONS)}"

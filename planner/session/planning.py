@@ -15,6 +15,7 @@ from dataclasses import asdict, replace
 from functools import cached_property, partial
 from math import prod
 
+from formulations.kiwi.of_step import PROGRAMS, solve_program
 from formulations.problem.gc_pause import gc_paused
 from formulations.problem.solution import Progress, SolveOptions, SolveResult, Status
 from formulations.problem.strategy_problem import StrategyProblem
@@ -28,7 +29,8 @@ from formulations.step.solving.second_bound import SecondBound, ranked
 from formulations.step.solving.solved import SolvedStep
 from formulations.step.solving.step_problem import StepProblem
 from formulations.step.training_step import StepDecision, StepModel
-from planner.common.infeasibility import refusal
+from planner.common.infeasibility import InfeasibleError, refusal
+from planner.common.units import format_bytes
 from planner.graph.operator_graph import OperatorGraph
 from planner.graph.optimizers import OptimizerSpec, default_optimizer, optimizer_named
 from planner.machine.cluster import ClusterError, ClusterSpec, load_cluster
@@ -401,6 +403,16 @@ class PlanningSession:
         execute = partial(self.execute, limit=budget.tensor_bytes) if model is None else partial(_executed, model)
         free = self.free if model is None else FreeDecision()
         context = SolveContext(execute, request.solver, options, pool, progress, known, free)
+        if request.formulation in PROGRAMS:
+            made = solve_program(
+                self.space.model if model is None else model, budget.tensor_bytes, request.formulation, context
+            )
+            if isinstance(made, SolveResult):
+                raise InfeasibleError(
+                    f"memory {format_bytes(budget.tensor_bytes)} for tensors: {request.formulation} finds no plan "
+                    f"({made.status}: {made.message}); use more memory, more time, or kiwi_chain"
+                )
+            return made
         context.warm_up()
         found = solve_step(self._problem(request, budget, pool, model), context)
         if isinstance(found, MinimumPeak):

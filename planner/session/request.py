@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from formulations.kiwi.of_step import PROGRAMS
 from formulations.solvers import DEFAULT_SOLVER
 from planner.common.plan_error import PlanError
 from planner.session.formulations import OFFLOAD
@@ -49,8 +50,10 @@ class PlanRequest:
     overlap: bool = False
 
     def __post_init__(self) -> None:
-        if self.overlap and self.formulation == OFFLOAD:
-            raise PlanError(f"{OFFLOAD} does not overlap collectives yet: choose another formulation, or no overlap")
+        if self.overlap and self.formulation in (OFFLOAD, *PROGRAMS):
+            raise PlanError(
+                f"{self.formulation} does not overlap collectives yet: choose another formulation, or no overlap"
+            )
         if not 0.0 <= self.gap < 1.0:
             raise PlanError(f"gap {self.gap}: give a share of the cost from 0 (a proof) to below 1, as 0.001")
         if self.host_memory is not None and self.host_memory < 0:

@@ -66,6 +66,9 @@ FORMULATIONS = (
     "full_checkpoint",
     "checkmate",
     "alpa_then_checkmate",
+    "kiwi_full",
+    "kiwi_full_published",
+    "kiwi_reduced_published",
 )
 """Spelled out for the same reason; a test holds them equal to :data:`planner.session.formulations.FORMULATIONS`."""
 

@@ -111,10 +111,10 @@ def plan(
 
     reference = ModelReference(model, batch, sequence, dtype, seed, layers, dropout, loss_chunks)
     of_layers = model_formulation in LAYER_FORMULATIONS
-    if (as_published or search_batch) and not of_layers:
-        option = "--as-published" if as_published else "--search-batch"
-        raise OptionError(f"{option}: {model_formulation} plans operators; it is for {', '.join(LAYER_FORMULATIONS)}")
-
+    if search_batch and not of_layers:
+        raise OptionError(
+            f"--search-batch: {model_formulation} plans operators; it is for {', '.join(LAYER_FORMULATIONS)}"
+        )
     if grad_accum != 1 and of_layers:
         raise OptionError(
             f"--grad-accum: {model_formulation} plans layers, and their micro-batches with them; leave it out"
