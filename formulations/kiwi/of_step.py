@@ -54,9 +54,7 @@ def kiwi_graph(model: StepModel, name: str = "step") -> KiwiGraph:
         resident = i < _residents(model)
         held = node.resident_bytes if resident else node.output_bytes.sum(axis=1)
         operators.append(
-            KiwiOperator(
-                node.name, node.kind, np.zeros_like(costs[i]) if resident else costs[i], held, stays=i in ends
-            )
+            KiwiOperator(node.name, node.kind, np.zeros_like(costs[i]) if resident else costs[i], held, stays=i in ends)
         )
     edges = [KiwiEdge(edge.producer, edge.consumer, edge.cost, edge.forbidden) for edge in model.edges]
     updated: set[int] = set()

@@ -175,9 +175,9 @@ def _mcap(case: CaptureCase, options: SolveOptions, meter: Meter) -> _Found:
 
 
 def _recommended(case: CaptureCase, found: Recommendation) -> _Found:
-    state = "all plans seen" if found.complete else "ended by the limit"
+    state = "all plans seen" if found.complete else "ended by the limit on placements"
     return _Found(
-        found.plan, message=f"{state} after {found.placements} placements, {case.profile.runs} profiling runs"
+        found.plan, message=f"{state} after {found.placements:,} placements, {case.profile.runs} profiling runs"
     )
 
 

@@ -16,7 +16,7 @@ from typing import Any
 from formulations.capture.enumeration import recommend
 from formulations.capture.exact import balanced_plan, fastest_plan, fewest_gpus, least_peak_plan
 from formulations.capture.problem import CapturePlan, TraceError, nodes_of
-from formulations.capture.slips import AS_PUBLISHED, REPAIRED
+from formulations.capture.slips import AS_PRINTED, AS_PUBLISHED, REPAIRED
 from formulations.layers.pipeline_schedule import Schedule
 from planner.papers.capture.bench import GIGABYTE, figure_7
 from planner.papers.capture.cases import GPUS_PER_NODE, MODELS, PROFILING_GPUS, CaptureCase
@@ -137,6 +137,8 @@ def _fewest(report: Report) -> list[Row]:
 def _table_2(report: Report) -> list[Row]:
     """Profiling runs and simulated seconds of them, and seconds of planning, with all layers and merged to 16.
 
+    Algorithm 4 runs as the text has it and as it is printed, each until a number of placements that the row names.
+
     A profiling run lasts for two iterations, as in the paper; its seconds are those of a step of the fastest plan, once
     more for compilation that the replay does not have. So only ratios compare with the paper's hours.
     """
@@ -146,11 +148,14 @@ def _table_2(report: Report) -> list[Row]:
             case = CaptureCase(model, MODELS[model][0][0], Schedule.ONE_F_ONE_B, merge_to=merge_to)
             report(f"table II, {case}")
             step = case.times.seconds(case.problem, fastest_plan(case.problem, case.times))
-            started = time.perf_counter()
             prediction = case.prediction(AS_PUBLISHED)
-            predicted = time.perf_counter() - started
-            found = recommend(prediction.problem, AS_PUBLISHED, placement_limit=PLACEMENTS)
-            planned = time.perf_counter() - started - predicted
+            planning: Row = {"placement_limit": PLACEMENTS}
+            for prefix, slips in (("", AS_PUBLISHED), ("printed_", AS_PRINTED)):
+                started = time.perf_counter()
+                found = recommend(prediction.problem, slips, placement_limit=PLACEMENTS)
+                planning[f"{prefix}planning_seconds"] = time.perf_counter() - started
+                planning[f"{prefix}placements"] = found.placements
+                planning[f"{prefix}complete"] = found.complete
             started = time.perf_counter()
             least_peak_plan(case.problem)
             rows.append(
@@ -159,11 +164,9 @@ def _table_2(report: Report) -> list[Row]:
                     "layers": case.problem.layers,
                     "runs": case.profile.runs,
                     "profiling_seconds": 2 * step * case.profile.runs,
-                    "placements": found.placements,
-                    "complete": found.complete,
-                    "planning_seconds": planned,
                     "exact_seconds": time.perf_counter() - started,
                 }
+                | planning
             )
     return rows
 

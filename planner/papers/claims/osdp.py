@@ -146,6 +146,10 @@ def _search(results: Results, claim: Claim) -> tuple[bool, str]:
     exact = [row["exact_seconds"] for row in results["search_times"]]
     cut_off = sum(not row["dfs_proven"] for row in results["search_times"])
     text = f"exact {min(exact):.2f} to {max(exact):.2f} s; the paper's search is not done after 2 s in {cut_off} of 9"
+    limits = results.get("search_limits", ())
+    for seconds in sorted({row["limit_seconds"] for row in limits} - {2.0}):
+        rows = [row for row in limits if row["limit_seconds"] == seconds]
+        text += f", after {seconds:g} s in {sum(not row['proven'] for row in rows)} of {len(rows)}"
     return False, text
 
 

@@ -15,7 +15,7 @@ from formulations.solvers import DEFAULT_SOLVER
 from planner.benchmarks import BenchRow, Observer, bench
 from planner.benchmarks.suites import BenchInstance, Suite
 from planner.models.references import ModelReference
-from planner.papers.kiwi.mlp import kiwi_mlp_suite
+from planner.papers.kiwi.mlp import PUBLISHED_FORMULATIONS, kiwi_mlp_suite
 from planner.papers.kiwi.solvers import SMALLEST_PEAK
 from planner.papers.kiwi.transformer import paper_case, sweep
 from planner.session import PlanningSession
@@ -53,6 +53,7 @@ def _table_1(report: Report) -> list[Row]:
     instances = tuple(
         replace(each, own_solvers=each.own_solvers if each.formulation == "kiwi_full" else {})
         for each in suite.instances
+        if each.formulation not in PUBLISHED_FORMULATIONS
     )
     rows = bench(
         replace(suite, instances=instances), [DEFAULT_SOLVER], time_limit=_MLP_SECONDS, observer=_Reporting(report)

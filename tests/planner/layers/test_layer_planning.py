@@ -19,6 +19,7 @@ from planner.common.infeasibility import InfeasibleError
 from planner.common.plan_error import PlanError
 from planner.layer_planning import LAYER_FORMULATIONS, plan_layers
 from planner.layers.plan.check import check_layer_plan
+from planner.layers.plan.choices import CHOICES
 from planner.layers.plan.document import LayerPlan, load_layer_plan, save_layer_plan
 from planner.layers.profiles.files import LayerFileError, save_layers
 from planner.machine.cluster import ClusterSpec, load_cluster
@@ -126,7 +127,8 @@ def test_osdp_cuts_and_checkpoints_where_memory_asks_for_it():
 def test_models_of_any_kind_are_planned_though_the_executor_knows_them_not(source, formulation, swin):
     """Experts, convolutions, and Swin's blocks of unequal width; what is no product is left whole."""
     reference = ModelReference(swin if source == "swin" else source, batch=4, sequence=16)
-    request = {"cluster": small_cluster(), "devices": 4, "formulation": formulation}
+    beyond = {name: values[-1] for name, values in CHOICES[formulation].items()}
+    request = {"cluster": small_cluster(), "devices": 4, "formulation": formulation, **beyond}
     free = plan_layers(reference, **request)
     tight = plan_layers(reference, memory=max(free.record.stage_peak_bytes) * 95 // 100, **request)
     for plan in (free, tight):
