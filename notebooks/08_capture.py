@@ -130,8 +130,8 @@ pd.DataFrame([compared(case) for case in (cases[:1] if SMALL else cases)]).round
 #
 # ## Time of the search
 #
-# Algorithm 4 is ended after a number of placements; the paper needs 31 minutes for GPT-3 6.7B. The exact program looks
-# at every stage once.
+# Algorithm 4, as the paper's text has it, is ended after a number of placements; the paper needs 31 minutes for GPT-3
+# 6.7B. The exact program looks at every stage once.
 
 # %%
 timed = []

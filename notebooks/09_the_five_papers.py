@@ -136,8 +136,8 @@ measured.round(3)
 #
 # Per cent of the step's time above that of `kiwi_chain`, the joint plan of operators, and above Galvatron-BMW's exact
 # plan with all its choices, which decides on stages, micro-batches and the layout of every layer at once. Less than
-# nothing means that the formulation promises more, by its own way of counting; nothing here was run. CAPTURE's published
-# and exact plans have the least peak, not the least time.
+# nothing means that the formulation promises more, by its own way of counting; nothing here was run. CAPTURE's
+# published and exact plans have the least peak, not the least time.
 
 # %%
 steps = measured.pivot(index="planner", columns="limit (GB)", values="step (ms)")

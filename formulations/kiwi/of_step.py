@@ -1,9 +1,9 @@
 """A traced training step as the paper's instance, and the paper's programs as formulations of it.
 
-The paper counts inputs, parameters and outputs. So an operator has the bytes of all its outputs, and parameters those of
-their optimizer states; resharded copies, workspaces and extra bytes of updates have no place. What the schedule of a
-plan cannot express is left out: backward operators run once, and forward operators run again before a backward
-operator only.
+The paper counts inputs, parameters and outputs. So an operator has the bytes of all its outputs, and parameters those
+of their optimizer states; resharded copies, workspaces and extra bytes of updates have no place. What the schedule of a
+plan cannot express is left out: backward operators run once, and forward operators run again before a backward operator
+only.
 
 As copies are not counted, a decision may hold more than the limit when the step is replayed. Then the program is solved
 again with as much less, until a decision fits; the bound is that of the program under the limit itself.
