@@ -83,7 +83,7 @@ AsPublished = Annotated[
     typer.Option("--as-published", help="Let the paper's own search decide, on the same problem as the exact one."),
 ]
 Objective = Annotated[
-    str | None, typer.Option(metavar="peak|time", help="capture: what is least.", show_default="peak, as in the paper")
+    str | None, typer.Option(metavar="peak|time", help="capture: what is least.", show_default="peak")
 ]
 MemoryModel = Annotated[
     str | None, typer.Option(metavar="paper|engine", help="osdp: how bytes are counted.", show_default="paper")
@@ -98,18 +98,15 @@ MicroBatches = Annotated[
 ]
 OptimizerSchedule = Annotated[
     str | None,
-    typer.Option(
-        metavar="at_the_end|overlapped",
-        help="h3t: when the optimizer runs.",
-        show_default="at_the_end, as in the paper",
-    ),
+    typer.Option(metavar="WHEN", help="h3t: the optimizer runs at_the_end, or overlapped.", show_default="at_the_end"),
 ]
 Slips = Annotated[
     str | None,
     typer.Option(
-        metavar="prose|printed|repaired|NAME,NAME",
-        help="With --as-published: slips of the paper that are kept.",
-        show_default="prose: those that its text does not contradict",
+        metavar="NAMES",
+        help="Slips that --as-published keeps: printed, prose (those that the paper's text does not contradict), "
+        "repaired (none), or names with commas.",
+        show_default="prose",
     ),
 ]
 SearchBatch = Annotated[bool, typer.Option("--search-batch", help="Let a plan of layers choose its batch.")]
