@@ -75,9 +75,7 @@ FORMULATIONS = (
 LAYER_FORMULATIONS = ("osdp", "galvatron", "h3t", "capture")
 """Formulations that plan whole layers; a test holds them equal to :data:`planner.layer_planning.LAYER_FORMULATIONS`."""
 
-Formulation = Annotated[
-    str, typer.Option("--model-formulation", help=f"{', '.join(FORMULATIONS + LAYER_FORMULATIONS)}.")
-]
+Formulation = Annotated[str, typer.Option("--model-formulation", help=" | ".join(FORMULATIONS + LAYER_FORMULATIONS))]
 AsPublished = Annotated[
     bool,
     typer.Option("--as-published", help="Let the paper's own search decide, on the same problem as the exact one."),
@@ -96,7 +94,7 @@ MicroBatches = Annotated[
     str | None,
     typer.Option(metavar="paper|all", help="galvatron: which numbers of micro-batches.", show_default="paper"),
 ]
-OptimizerSchedule = Annotated[
+OptimizerRuns = Annotated[
     str | None,
     typer.Option(metavar="WHEN", help="h3t: the optimizer runs at_the_end, or overlapped.", show_default="at_the_end"),
 ]

@@ -32,7 +32,7 @@ from runtime.commands.options import (
     Model,
     Objective,
     Optimizer,
-    OptimizerSchedule,
+    OptimizerRuns,
     SearchBatch,
     Seed,
     SequenceLength,
@@ -97,7 +97,7 @@ def plan(
     memory_model: MemoryModel = None,
     strategies: Strategies = None,
     micro_batches: MicroBatches = None,
-    optimizer_schedule: OptimizerSchedule = None,
+    optimizer_runs: OptimizerRuns = None,
     search_batch: SearchBatch = False,
 ) -> None:
     """Plan the training step of MODEL and write the plan."""
@@ -127,7 +127,7 @@ def plan(
         "memory_model": memory_model,
         "strategies": strategies,
         "micro_batches": micro_batches,
-        "optimizer_schedule": optimizer_schedule,
+        "optimizer_runs": optimizer_runs,
     }
     from planner import api
 

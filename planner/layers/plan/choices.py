@@ -11,7 +11,7 @@ to an exact one is due to the search alone. Options of the command line and keyw
 ``strategies``          galvatron   ``paper``: without those that Takeaway 3 drops; ``all``: with them
 ``micro_batches``       galvatron   ``paper``: twice as many as stages, one without a pipeline; ``all``: every
                                     divisor of the batch
-``optimizer_schedule``  h3t         ``at_the_end``: behind the step; ``overlapped``: each layer as soon as its
+``optimizer_runs``      h3t         ``at_the_end``: behind the step; ``overlapped``: each layer as soon as its
                                     gradient is in host memory
 ``objective``           capture     ``peak``: the least memory of the fullest device; ``time``: the fastest step
                                     within the limit, which the published search does not look for
@@ -36,7 +36,7 @@ F = TypeVar("F", bound=Flag)
 CHOICES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "osdp": {"memory_model": ("paper", "engine"), "strategies": ("paper", "all")},
     "galvatron": {"strategies": ("paper", "all"), "micro_batches": ("paper", "all")},
-    "h3t": {"optimizer_schedule": ("at_the_end", "overlapped")},
+    "h3t": {"optimizer_runs": ("at_the_end", "overlapped")},
     "capture": {"objective": ("peak", "time")},
 }
 """Values by formulation and choice, the paper's first."""

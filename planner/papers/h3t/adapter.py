@@ -54,7 +54,7 @@ def plan_with_h3t(request: LayerRequest, chain: LayerChain) -> LayerPlan:
     if request.search_batch:
         raise PlanError("formulation h3t does not search over batches: leave that search out")
     started = time.perf_counter()
-    optimizer = Optimizer(request.choices["optimizer_schedule"])
+    optimizer = Optimizer(request.choices["optimizer_runs"])
     machine = h3t_machine(request.cluster, request.devices)
     try:
         step = h3t_step(chain, machine, request.reference.batch, request.tensor_bytes, optimizer)
