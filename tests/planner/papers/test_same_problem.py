@@ -106,6 +106,7 @@ def test_the_exact_plan_is_never_worse_on_the_published_problem(formulation: str
     assert compared > CASES / 3
 
 
+@pytest.mark.slow
 def test_kiwis_published_program_is_never_better_than_the_staged_one() -> None:
     """Of the full problem both are exact, so they are equal; of the reduced one the published counts more memory."""
     compared = 0

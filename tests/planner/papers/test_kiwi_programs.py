@@ -1,0 +1,60 @@
+"""KIWI's own programs on traced steps: what they decide runs within the limit, and too large steps are refused."""
+
+from __future__ import annotations
+
+import pytest
+from support.problems.kiwi_graphs import random_graph
+
+from formulations.kiwi.graph import GraphError
+from formulations.kiwi.of_step import MOST_OPERATORS, PROGRAMS, kiwi_graph, solve_program
+from formulations.kiwi.schedule import StagedDecision, in_order, replay
+from formulations.kiwi.training_step import step_model
+from formulations.step.solving.context import Executed, SolveContext
+from formulations.step.training_step import StepDecision
+from planner import api
+from planner.common.plan_error import PlanError
+from planner.models.references import ModelReference
+from planner.session import PUBLISHED, PlanningSession, PlanRequest
+
+SECONDS = 60.0
+
+
+@pytest.fixture(scope="module")
+def session() -> PlanningSession:
+    return PlanningSession(ModelReference("support.steps.models:mlp"), "titan-rtx-8-pcie", (2,))
+
+
+@pytest.mark.slow
+def test_what_the_programs_decide_fits_and_costs_what_they_say(session, pool) -> None:
+    reserve = session.cluster.device.reserve_bytes
+    free = session.solve(PlanRequest(formulation="sharding", time_limit=SECONDS), pool=pool)
+    memory = session.execute(free.decision).peak * 9 // 10
+    request = PlanRequest(memory + reserve, time_limit=SECONDS)
+    reduced = session.solve(PlanRequest(memory + reserve, "kiwi_reduced", time_limit=SECONDS), pool=pool).result
+    for name in PROGRAMS:
+        solved = session.solve(PlanRequest(request.memory, name, time_limit=SECONDS), pool=pool)
+        executed = session.execute(solved.decision)
+        assert executed.peak <= memory
+        assert executed.cost == solved.result.objective
+        assert solved.result.bound <= reduced.objective
+        graph = kiwi_graph(session.space.model)
+        kept = StagedDecision(solved.decision.layouts, in_order(graph))
+        assert replay(graph, kept).cost == session.execute(StepDecision(solved.decision.layouts, {})).cost
+
+
+def test_steps_beyond_the_stated_size_are_refused() -> None:
+    model = step_model(random_graph(0, forward=max(MOST_OPERATORS.values()), most_strategies=1))
+    for name, most in MOST_OPERATORS.items():
+        with pytest.raises(GraphError, match=rf"{name}: the step runs \d+ operators, .* more than {most}; use kiwi_ch"):
+            solve_program(model, None, name, SolveContext(lambda _: Executed(0, 0)))
+
+
+def test_what_has_no_published_form_says_what_has() -> None:
+    request = {"cluster": "titan-rtx-8-pcie", "mesh": (2,), "as_published": True}
+    with pytest.raises(PlanError, match="kiwi_chain has no published form of its own; it is for kiwi_reduced, kiwi_f"):
+        api.plan("hf:gpt2", formulation="kiwi_chain", **request)
+    with pytest.raises(PlanError, match="slips printed: kiwi_reduced has none"):
+        api.plan("hf:gpt2", formulation="kiwi_reduced", slips="printed", **request)
+    with pytest.raises(PlanError, match="strategies all: kiwi_full has no such choice; it is for osdp, galvatron"):
+        api.plan("hf:gpt2", formulation="kiwi_full", choices={"strategies": "all"}, **request)
+    assert set(PUBLISHED.values()) < set(PROGRAMS)
