@@ -50,7 +50,7 @@ def kiwi_graph(model: StepModel, name: str = "step") -> KiwiGraph:
 
     Costs are those of the step for decisions that the graph's programs may take.
     """
-    ends = {edge.producer for edge in (*model.gradients, *model.results)}
+    ends = {edge.producer for edge in model.gradients} | {edge.producer for edge in model.results}
     costs = [node.cost.copy() for node in model.nodes]
     for result in model.results:
         costs[result.producer] = costs[result.producer] + result.cost
