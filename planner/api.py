@@ -175,6 +175,7 @@ def plan(
             raise PlanError(f"overlap: {formulation} plans layers; it is for formulations of operators")
         if grad_accum != 1:
             raise PlanError(f"grad_accum {grad_accum}: {formulation} plans layers, and their micro-batches with them")
+        chosen(formulation, choices or {})
         return plan_layers(
             reference,
             cluster=cluster,
