@@ -16,6 +16,7 @@ The published predictor profiles the replay on 16 devices of the same kind: with
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -277,7 +278,8 @@ def _published(request: LayerRequest, candidates: list[_Candidate], nearest: _Ca
         predicted = _predicted(candidate, slips)
         plan = None
         if len(predicted.peaks) > 1:  # by a stage's place, which an enumeration from the first layer on does not know
-            plan = least_peak_plan(predicted, slips)
+            with contextlib.suppress(TraceError):
+                plan = least_peak_plan(predicted, slips)
         else:
             recommended = recommend(predicted, slips, placement_limit=PLACEMENTS)
             complete, plan = complete and recommended.complete, recommended.plan
