@@ -22,7 +22,8 @@ from planner.plan.format import canonical_json
 from planner.torch_adapter.meters.resized_storages import ResizedStorageMeter
 from planner.torch_adapter.tracing.step_module import StepArguments
 from runtime.job.device_memory import check_device_memory
-from runtime.job.process_group import broadcast_text, gather_texts, joined, rank_device, round_as_float32
+from runtime.job.membership import joined
+from runtime.job.process_group import broadcast_text, gather_texts, rank_device, round_as_float32
 from runtime.job.rank_job import (
     RunOptions,
     is_first_here,

@@ -23,7 +23,8 @@ from planner.strategies.traced_step import TracedStep, trace_step
 from planner.torch_adapter.local.collectives import MeshGroups
 from planner.torch_adapter.tracing.step_module import StepArguments
 from runtime.job.device_memory import check_device_memory
-from runtime.job.process_group import LaunchError, broadcast_text, gather_texts, joined, rank_device, round_as_float32
+from runtime.job.membership import joined
+from runtime.job.process_group import LaunchError, broadcast_text, gather_texts, rank_device, round_as_float32
 from runtime.job.rank_job import (
     RunOptions,
     is_first_here,

@@ -123,7 +123,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except (ValueError, RuntimeError) as error:
         if not is_for_the_user(error):
             raise
-        code = complain(str(error), BAD_INPUT)
+        code = complain("" if getattr(error, "printed", False) else str(error), BAD_INPUT)
     sys.exit(code)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from math import prod
 from pathlib import Path
@@ -16,6 +17,7 @@ from runtime.commands.values import OptionError, readable_file, writable_file
 
 if TYPE_CHECKING:
     from planner.plan.document import Plan
+    from runtime.job.rank_job import RunOptions
     from runtime.measure.run_report import RunReport
 
 
@@ -33,15 +35,25 @@ def run(
         typer.Option(help="Time every instruction; Chrome trace to write, beside tables.", show_default=False),
     ] = None,
     allow_code: AllowCode = False,
+    checkpoints: Annotated[
+        Path | None,
+        typer.Option(help="Folder of checkpoints and metrics; goes on from the last one.", show_default=False),
+    ] = None,
+    every: Annotated[int, typer.Option(min=0, help="Steps between checkpoints; 0: the last step alone.")] = 0,
+    max_restarts: Annotated[int, typer.Option(min=0, help="Restarts from the last checkpoint after a failure.")] = 0,
 ) -> int:
     """Run a plan on local processes, or as one rank of a job that torchrun started."""
     started_by_torchrun = "WORLD_SIZE" in os.environ
     if not started_by_torchrun:
         readable_file(plan_file, "PLAN")
     from planner.layers.plan.document import is_layer_plan
+    from runtime.job.rank_job import RunOptions
 
     of_layers = is_layer_plan(plan_file)
-    if of_layers and started_by_torchrun:
+    if checkpoints is None and (every or max_restarts):
+        option, value = ("--max-restarts", max_restarts) if max_restarts else ("--every", every)
+        raise OptionError(f"{option}: {value} needs checkpoints to go on from; add --checkpoints FOLDER")
+    if of_layers and started_by_torchrun and checkpoints is None:
         raise OptionError(f"PLAN: {plan_file} is a plan of layers; torchrun starts those with -m runtime.layer_main")
     if report is not None and os.environ.get("RANK", "0") == "0":
         writable_file(report, "--report")
@@ -54,10 +66,47 @@ def run(
         raise OptionError(f"--profile: no instructions are timed in a run {reason}; leave it out")
     if profile is not None:
         writable_file(profile, "--profile")
+    if checkpoints is not None:
+        if check or profile is not None:
+            raise OptionError(
+                "--checkpoints: a run that is kept is neither compared nor timed; leave --check and --profile out"
+            )
+        options = RunOptions(
+            plan_file,
+            steps,
+            False,
+            data,
+            device,
+            report,
+            Path(),
+            allow_code=allow_code,
+            checkpoints=checkpoints,
+            every=every,
+        )
+        return _train(options, max_restarts, started_by_torchrun)
     if of_layers or started_by_torchrun:
         start = run_layers if of_layers else _run_as_rank
         return start(plan_file, steps, check, report, data, device, allow_code)
     return _run_locally(plan_file, steps, check, report, data, device, allow_code, profile)
+
+
+def _train(options: RunOptions, max_restarts: int, started_by_torchrun: bool) -> int:
+    """Train with checkpoints, on local processes or as one rank of torchrun's job."""
+    if started_by_torchrun:
+        if max_restarts:
+            raise OptionError(f"--max-restarts: {max_restarts} in a run that torchrun started; it has its own option")
+        from runtime.train_main import train_rank
+
+        found = train_rank(options)
+    else:
+        from runtime.job.launch import train_plan
+
+        with progress_line(f"training up to step {options.steps}"):
+            found = train_plan(options, max_restarts)
+    if os.environ.get("RANK", "0") == "0":
+        end = json.loads(found)
+        typer.echo(f"step {end['steps']}: loss {end['loss']:.6f}; checkpoints and metrics in {options.checkpoints}")
+    return 0
 
 
 def _run_locally(

@@ -1,13 +1,15 @@
 """Runs a plan on this machine: one process per rank through torch's launcher, and one report.
 
-If a rank dies the launcher ends the others, so a failure is one error and never a hang. The ranks are
-fresh interpreters that import nothing but torch, numpy and pydantic (and transformers for ``hf:`` models).
+If a rank dies the launcher ends the others, so a failure is one error and never a hang; the ranks' watchdogs end a job
+in which one hangs. The ranks are fresh interpreters that import nothing but torch, numpy and pydantic (and transformers
+for ``hf:`` models).
 """
 
 from __future__ import annotations
 
 import logging
 import os
+import re
 import signal
 import sys
 import tempfile
@@ -23,13 +25,22 @@ from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, Std
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
+from formulations.problem.files import write_text_atomically
+from planner.layers.plan.document import LayerPlan, is_layer_plan, load_layer_plan, save_layer_plan
 from planner.models.references import check_code
 from planner.plan.document import Plan, load_plan, save_plan
 from runtime.job.process_group import LaunchError
+from runtime.job.rank_job import RunOptions
 from runtime.measure.run_report import RunReport
 
-LOG_LINES = 15
-"""Last lines of a failed rank's log that an error shows when the rank left no message."""
+SHUTDOWN_SECONDS = "5"
+"""Time that the launcher gives the ranks after a failure before it kills them."""
+
+_ENDED_BY_US = (-signal.SIGTERM, -signal.SIGALRM)
+"""Exit codes of ranks that end because another one failed."""
+
+_FAULT = re.compile(r"rank [\d, ]+ of \d+.*", re.DOTALL)
+"""The fault that the ranks' watchdogs agreed on (:mod:`runtime.job.watchdog`)."""
 
 
 def run_plan(
@@ -90,6 +101,50 @@ def run_plan(
     return RunReport.model_validate_json(report)
 
 
+def train_plan(options: RunOptions, max_restarts: int = 0) -> str:
+    """Train on this machine with checkpoints, from the last one that is there.
+
+    Parameters
+    ----------
+    options
+        The plan's file, of operators or of layers, and how to train.
+    max_restarts
+        How often the ranks are started again after a failure; each time they go on from the last checkpoint.
+
+    Returns
+    -------
+    str
+        The number of steps and the last loss as JSON.
+
+    Raises
+    ------
+    PlanError
+        The plan cannot be read.
+    ModelError
+        Its model is code that was not allowed.
+    LaunchError
+        The run cannot be started, or ranks failed more often than that.
+    """
+    path = options.plan
+    plan = load_layer_plan(path) if is_layer_plan(path) else load_plan(path)
+    source = plan.model.source if isinstance(plan, LayerPlan) else plan.decision.model.source
+    check_code(source, options.allow_code)
+    report = run_module(
+        "runtime.train_main",
+        plan.devices if isinstance(plan, LayerPlan) else prod(plan.decision.options.mesh),
+        lambda place: save_layer_plan(plan, place) if isinstance(plan, LayerPlan) else save_plan(plan, place),
+        steps=options.steps,
+        check=False,
+        data=options.data,
+        device=options.device,
+        more=["--checkpoints", str(options.checkpoints), "--every", str(options.every)],
+        max_restarts=max_restarts,
+    )
+    if options.report is not None:
+        write_text_atomically(options.report, report)
+    return report
+
+
 def run_module(
     module: str,
     ranks: int,
@@ -100,6 +155,7 @@ def run_module(
     data: Path | str | None,
     device: str,
     more: Sequence[str] = (),
+    max_restarts: int = 0,
 ) -> str:
     """Run a plan of any kind in local processes.
 
@@ -115,6 +171,8 @@ def run_module(
         As :func:`run_plan` takes them.
     more
         Further options of the module.
+    max_restarts
+        How often the ranks are started again after a failure.
 
     Returns
     -------
@@ -139,12 +197,18 @@ def run_module(
         arguments += ["--check"] if check else []
         arguments += ["--data", str(Path(data).resolve())] if data is not None else []
         arguments += more
-        _launch(module, ranks, arguments, folder / "logs", report)
+        for restart in range(max_restarts + 1):
+            fault = _launch(module, ranks, arguments, folder / f"logs-{restart}", report)
+            if not fault:
+                break
+            if restart == max_restarts:
+                raise LaunchError(fault)
+            print(f"meshwright: {fault}; restart {restart + 1} of {max_restarts}", file=sys.stderr, flush=True)
         return report.read_text(encoding="utf-8")
 
 
-def _launch(module: str, ranks: int, arguments: list[str], logs: Path, report: Path) -> None:
-    """Start local processes of a module and wait for them.
+def _launch(module: str, ranks: int, arguments: list[str], logs: Path, report: Path) -> str:
+    """Start local processes of a module and wait for them; the fault that ended them, empty where none did.
 
     An error exit of a rank after the report was written means a failed check, which is in the report.
     """
@@ -162,29 +226,38 @@ def _launch(module: str, ranks: int, arguments: list[str], logs: Path, report: P
         logs_specs=DefaultLogsSpecs(log_dir=str(logs), redirects=Std.ALL),
     )
     try:
-        with _quiet_launcher(), _inherited_import_path(), _kept_signal_handlers():
+        with _quiet_launcher(), _inherited_environment(), _kept_signal_handlers():
             elastic_launch(config, sys.executable)("-m", module, *arguments)
     except ChildFailedError as error:
-        if report.exists():
-            return
-        rank, failure = error.get_first_failure()
-        raise LaunchError(
-            f"rank {rank} of {ranks} failed: {_reason(failure.message, logs, failure.local_rank)}"
-        ) from None
+        return "" if report.exists() else _fault(error, ranks, logs)
+    return ""
 
 
-def _reason(message: str | dict[str, Any], logs: Path, local_rank: int) -> str:
-    """Message of a failed rank, or the end of its log where it died without one (a signal, out of memory).
+def _fault(error: ChildFailedError, ranks: int, logs: Path) -> str:
+    """Which rank failed and why, on one line: a signal, what the ranks agreed on, or the first message."""
+    found = {rank: _message(failure.message) for rank, failure in error.failures.items()}
+    for rank, failure in error.failures.items():
+        if failure.exitcode < 0 and failure.exitcode not in _ENDED_BY_US:
+            return f"rank {rank} of {ranks} failed: {found[rank]}{_last_words(logs, failure.local_rank)}"
+    agreed = next((match[0] for message in found.values() if (match := _FAULT.search(message))), "")
+    if agreed:
+        return agreed
+    rank, failure = error.get_first_failure()
+    message = found[rank]
+    if not message or "To enable traceback" in message:
+        message += _last_words(logs, failure.local_rank)
+    return f"rank {rank} of {ranks} failed: {message}"
 
-    Torch hands over the content of the rank's error file: for an exception a dictionary with its stack.
-    """
-    if isinstance(message, dict):
-        message = str(message.get("message", ""))
-    if message and "To enable traceback" not in message:
-        return message
+
+def _message(message: str | dict[str, Any]) -> str:
+    """Message of a failed rank; for an exception torch hands over a dictionary with its stack."""
+    return " ".join((str(message.get("message", "")) if isinstance(message, dict) else message).split())
+
+
+def _last_words(logs: Path, local_rank: int) -> str:
     found = sorted(logs.rglob(f"{local_rank}/stderr.log"))
     lines = found[-1].read_text(encoding="utf-8", errors="replace").strip().splitlines() if found else []
-    return "\n".join([message, *lines[-LOG_LINES:]])
+    return f"; its last line: {lines[-1].strip()}" if lines else ""
 
 
 @contextmanager
@@ -215,14 +288,17 @@ def _kept_signal_handlers() -> Iterator[None]:
 
 
 @contextmanager
-def _inherited_import_path() -> Iterator[None]:
-    """Pass this process's import path to the ranks, for models in files beside a notebook or script."""
-    before = os.environ.get("PYTHONPATH")
-    os.environ["PYTHONPATH"] = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
+def _inherited_environment() -> Iterator[None]:
+    """Pass this process's import path to the ranks, for models in files beside a script, and a short shutdown."""
+    path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
+    wanted = {"PYTHONPATH": path, "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": SHUTDOWN_SECONDS}
+    before = {name: os.environ.get(name) for name in wanted}
+    os.environ.update(wanted)
     try:
         yield
     finally:
-        if before is None:
-            del os.environ["PYTHONPATH"]
-        else:
-            os.environ["PYTHONPATH"] = before
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value

@@ -1,13 +1,8 @@
-"""Joining and leaving a job: the process groups that the launcher's environment describes."""
+"""Process groups of a job: those that the launcher's environment describes, and texts that all ranks share."""
 
 from __future__ import annotations
 
 import os
-import sys
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
 from datetime import timedelta
 
 import torch
@@ -17,7 +12,6 @@ from planner.machine.identity import available_cores
 from runtime.job.allocator import keep_freed_memory
 
 COLLECTIVE_TIMEOUT = timedelta(minutes=30)
-LEAVE_SECONDS = 20.0
 
 ALLOCATOR_SETTING = "PYTORCH_CUDA_ALLOC_CONF"
 """Environment variable that CUDA's allocator reads before its first allocation."""
@@ -25,13 +19,6 @@ ALLOCATOR_SETTING = "PYTORCH_CUDA_ALLOC_CONF"
 
 class LaunchError(ValueError):
     """A job that cannot be started with the given options."""
-
-
-@dataclass(slots=True)
-class Membership:
-    """A rank's part in a job; ``exit_code`` is that of its process if leaving the job hangs."""
-
-    exit_code: int = 0
 
 
 def rank_device(wanted: str) -> torch.device:
@@ -83,39 +70,6 @@ def round_as_float32() -> None:
 def backend_of(device: torch.device) -> str:
     """Backends of a job on a kind of device: CPU tensors go over gloo."""
     return "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
-
-
-@contextmanager
-def joined(device: torch.device) -> Iterator[Membership]:
-    """Join the job of the environment (``torchrun`` or :mod:`runtime.job.launch`); leave it at the end.
-
-    Collectives of CPU tensors go over gloo, those of CUDA tensors over NCCL. On CPU the machine's cores are
-    shared among its ranks. After an error the group is left to die with the process: the other ranks may be
-    waiting in a collective, and the launcher ends them.
-
-    Raises
-    ------
-    LaunchError
-        If no launcher set the environment.
-    """
-    if "RANK" not in os.environ:
-        raise LaunchError("no launcher: start with `torchrun --nproc-per-node N -m runtime.rank_main PLAN`")
-    enter(device)
-    membership = Membership()
-    yield membership
-    dist.barrier()
-    _leave(membership.exit_code)
-
-
-def _leave(exit_code: int) -> None:
-    """Destroy the groups; a process whose work is done must not hang in their destructors."""
-    leaving = threading.Thread(target=dist.destroy_process_group, daemon=True)
-    leaving.start()
-    leaving.join(LEAVE_SECONDS)
-    if leaving.is_alive():
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(exit_code)
 
 
 def broadcast_text(text: str, source: int = 0) -> str:

@@ -41,6 +41,8 @@ class RunOptions:
     scratch: Path
     profile: bool = False
     allow_code: bool = False
+    checkpoints: Path | None = None
+    every: int = 0
 
 
 def parse_options(program: str, arguments: list[str] | None = None) -> RunOptions:
@@ -55,6 +57,8 @@ def parse_options(program: str, arguments: list[str] | None = None) -> RunOption
     parser.add_argument("--profile", action="store_true", help="time every instruction, for the report")
     parser.add_argument("--allow-code", action="store_true", help="let the plan import the module that it names")
     parser.add_argument("--scratch", type=Path, help="folder of this machine for the run's temporary folder")
+    parser.add_argument("--checkpoints", type=Path, help="folder of checkpoints, which all machines see")
+    parser.add_argument("--every", type=int, default=0, help="steps between checkpoints; 0: after the last one alone")
     found = parser.parse_args(arguments)
     if found.steps < 1:
         raise LaunchError(f"--steps {found.steps}: a run has at least one step")
@@ -68,6 +72,8 @@ def parse_options(program: str, arguments: list[str] | None = None) -> RunOption
         scratch=found.scratch or Path(tempfile.gettempdir()),
         profile=found.profile,
         allow_code=found.allow_code,
+        checkpoints=found.checkpoints,
+        every=found.every,
     )
 
 

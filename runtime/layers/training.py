@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 
 import torch
 import torch.distributed as dist
@@ -12,6 +12,7 @@ from torch.distributed.fsdp import FSDPModule
 
 from planner.layers.plan.document import LayerPlan, LayerSettings
 from planner.torch_adapter.meters.storage_meter import counted_on_host
+from runtime.job.watchdog import watched
 from runtime.layers.executor import BuiltStage, build_stage
 from runtime.layers.families.units import IGNORED_LABEL, ModelFamily
 from runtime.layers.memory import HostState
@@ -22,6 +23,7 @@ from runtime.measure.initial_state import copied
 from runtime.measure.local_shards import BlockReader, local_tensor
 from runtime.measure.memory_meter import MemoryMeter
 from runtime.measure.optimizer import LocalOptimizer, ShardOptimizer
+from runtime.measure.out_of_memory import is_out_of_memory, note_rank_memory
 
 _SEED_STRIDE = 1_000_003
 """Distance in seeds between two steps' random numbers, and between two ranks'."""
@@ -108,6 +110,7 @@ class LayerTraining:
                 kept += self.optimizer.state_of(path).values()
         return kept
 
+    @watched("step")
     def step(
         self,
         batch: Mapping[str, Tensor],
@@ -119,6 +122,22 @@ class LayerTraining:
         rows = {name: tensor.chunk(blocks)[number] for name, tensor in batch.items()}
         return self.run(rows, meter, on_gradients).item()
 
+    @contextmanager
+    def _memory_noted(self) -> Iterator[None]:
+        """Note on an allocator's error what was alive beside what the plan said of this stage."""
+        try:
+            yield
+        except (MemoryError, RuntimeError) as error:
+            record = self._plan.record
+            if is_out_of_memory(error) and record is not None and record.engine_peaks:
+                peak = record.engine_peaks[self._meshes.stage]
+                planned = peak.states, peak.gradients, peak.nbytes - peak.states - peak.gradients
+                gradients = [p.grad for p in self.parameters().values() if p.grad is not None]
+                where = f"step {self.optimizer.step_count + 1} of stage {self._meshes.stage}"
+                note_rank_memory(error, where, self.resident_tensors(), gradients, planned, self._device)
+            raise
+
+    @watched("step")
     def run(
         self,
         rows: Mapping[str, Tensor],
@@ -130,6 +149,16 @@ class LayerTraining:
 
         Gradients are multiplied by ``scale``, which the optimizer then divides by.
         """
+        with self._memory_noted():
+            return self._run(rows, meter, on_gradients, scale)
+
+    def _run(
+        self,
+        rows: Mapping[str, Tensor],
+        meter: MemoryMeter | None,
+        on_gradients: Callable[[Mapping[str, Tensor]], None] | None,
+        scale: float,
+    ) -> Tensor:
         self._scale = scale
         number = self.optimizer.step_count
         if meter is not None and number == 0:
@@ -159,6 +188,7 @@ class LayerTraining:
             self.optimizer.end_step()
         return loss
 
+    @watched("evaluation")
     def evaluate(self, rows: Mapping[str, Tensor]) -> Tensor:
         """Loss of a batch by the forward alone, in the modules' evaluation mode, from this rank's rows."""
         self._scale = 1.0

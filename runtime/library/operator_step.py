@@ -13,6 +13,7 @@ from planner.plan.document import Plan
 from planner.schedule.instructions import Schedule
 from planner.strategies.traced_step import TracedStep
 from planner.torch_adapter.local.collectives import MeshGroups
+from runtime.job.watchdog import watched
 from runtime.library.batch import Batch, BatchShares
 from runtime.library.evaluation import evaluation_step
 from runtime.library.optimizers.user import UserOptimizer
@@ -84,6 +85,7 @@ class OperatorStep(Step):
             return self.training.run_micro_batches(parts, on_gradients, self.updates.loss_scale)
         return self.training.run(parts[0], on_gradients=on_gradients, scale=self.updates.loss_scale)
 
+    @watched("evaluation")
     def evaluate(self, batch: Batch) -> Tensor:
         """As :meth:`Step.evaluate`.
 

@@ -10,6 +10,7 @@ import time
 import torch
 import torch.distributed as dist
 
+from runtime.job import watchdog
 from runtime.job.process_group import COLLECTIVE_TIMEOUT, LaunchError, backend_of, enter, rank_device
 from runtime.library.errors import LoadError
 
@@ -58,6 +59,7 @@ def join(device: torch.device) -> None:
         return
     if "RANK" in os.environ:
         enter(device)
+        watchdog.watch()
         atexit.register(_leave)
     else:
         alone = dist.HashStore()  # type: ignore[attr-defined]  # torch exports it from a binary module
@@ -71,5 +73,6 @@ def _leave() -> None:
     After an uncaught error the groups die with the process: others may be waiting in a collective.
     """
     if dist.is_initialized() and not hasattr(sys, "last_type"):
+        watchdog.leave()
         dist.destroy_process_group()
         time.sleep(_SETTLED_SECONDS)

@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.modules.module import register_module_parameter_registration_hook
@@ -80,7 +81,9 @@ def seeded_tensors(plan: Plan | LayerPlan) -> Iterator[TensorSource]:
         if is_first_here():
             write(copy)
         make_initial_state(module, copy, own)
-        yield MappedTensors(read_initial_state(own.scratch).tensors)
+        opened = MappedTensors(read_initial_state(own.scratch).tensors)
+        dist.barrier()  # a file that is mapped stays when the first rank removes the folder
+        yield opened
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch.profiler import profile as recording
 
 from formulations.problem.files import write_text_atomically
+from runtime.job.watchdog import watched
 from runtime.library.batch import Batch
 from runtime.library.checkpoint import latest_checkpoint
 from runtime.library.data import ShareSampler
@@ -166,7 +167,7 @@ class Trainer:
     def _one(self, batch: Batch) -> float:
         started = time.perf_counter()
         rates = [float(group["lr"]) for group in self.step.optimizer.param_groups]
-        with self._profiling(self.step.steps + 1):
+        with self._profiling(self.step.steps + 1), watched("step"):  # on CUDA the loss is what waits for the others
             loss = self.step(batch).item()
         if self._scheduler is not None:
             self._scheduler.step()

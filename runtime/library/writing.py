@@ -33,6 +33,16 @@ _locks: dict[Path, TextIO] = {}
 """Files that this process holds locked, by folder; the system lets them go with the process."""
 
 
+def _close_in_child() -> None:
+    """Close the locks in a fork, such as a worker of a data loader, that may outlive this process for a while."""
+    for file in _locks.values():
+        file.close()
+    _locks.clear()
+
+
+os.register_at_fork(after_in_child=_close_in_child)
+
+
 def begin_writing(
     folder: Path, blocks: Mapping[str, SavedBlock], put_in_place: Callable[[], None], *, beside: bool
 ) -> Future[Any]:

@@ -45,9 +45,10 @@ _SGD = ("sgd", "sgd_momentum")
 
 
 class ShardOptimizer(Protocol):
-    """An optimizer that a training step calls, one parameter after another."""
+    """An optimizer that a training step calls, one parameter after another; ``spec`` is what the plan assumed."""
 
     step_count: int
+    spec: OptimizerSpec
 
     def state_tensors(self) -> list[Tensor]:
         """Every tensor of the state that exists."""

@@ -13,9 +13,9 @@ graph, instruction by instruction: updates, and between them what is left of the
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import islice, pairwise
 from typing import Any
 
 import torch
@@ -95,12 +95,16 @@ class LoweredStep:
         Role of each result other than gradients, and the name of its module's buffer (empty for the loss).
     end
         The end of the step, from the first update on.
+    places, buffers
+        Position of the instruction of each variable of the generated code, and the buffer that it holds, by its name.
     """
 
     module: GraphModule
     outputs: tuple[GraphOutput, ...]
     names: tuple[str, ...]
     end: StepEnd
+    places: Mapping[str, int]
+    buffers: Mapping[str, int]
 
     def run(self, local_inputs: list[Tensor]) -> StepResult:
         """Results of a step on one rank without its updates; arguments as for :meth:`begin`."""
@@ -191,7 +195,10 @@ class _Lowering:
         graph, schedule = self._traced.graph, self._schedule
         self._take_inputs()
         alive = set(schedule.inputs)
+        places = dict[str, int]()
+        held = {self._nodes[buffer].name: buffer for buffer in schedule.inputs}
         for position, instruction in enumerate(schedule.instructions[: self._end]):
+            before = len(self._graph.nodes)
             match instruction:
                 case Compute():
                     self._compute(instruction)
@@ -214,6 +221,10 @@ class _Lowering:
                             self._wait(buffer, *self._copies[buffer])
                     alive.difference_update(buffers)
             alive.update(creates(instruction))
+            made = islice(reversed(self._graph.nodes), len(self._graph.nodes) - before)
+            places.update((node.name, position) for node in made)
+            created = (buffer for buffer in creates(instruction) if buffer in self._nodes)
+            held.update((self._nodes[buffer].name, buffer) for buffer in created)
             if self._clock is not None:
                 self._graph.call_function(self._clock.tick, (position,))
         results = [
@@ -226,7 +237,7 @@ class _Lowering:
         self._graph.output((tuple(node for _, node in results), carried))
         outputs = tuple(output for output, _ in results)
         names = tuple("" if output.of is None else graph.values[output.of].name for output in outputs)
-        return LoweredStep(GraphModule({}, self._graph), outputs, names, end)
+        return LoweredStep(GraphModule({}, self._graph), outputs, names, end, places, held)
 
     def _step_end(self, alive: set[int]) -> StepEnd:
         """What follows after the graph, and the buffers that it takes over."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -14,12 +15,14 @@ from planner.graph.placement import Placement
 from planner.schedule.instructions import Schedule
 from planner.strategies.traced_step import TracedStep
 from planner.torch_adapter.local.collectives import MeshGroups
+from runtime.job.watchdog import watched
 from runtime.measure.initial_state import copied
 from runtime.measure.local_shards import local_block
 from runtime.measure.memory_meter import MemoryMeter
 from runtime.measure.optimizer import MASTER, LocalOptimizer, ShardOptimizer
 from runtime.operators.executor import lower
 from runtime.operators.instruction_clock import InstructionClock
+from runtime.operators.memory_account import memory_noted
 
 _SEED_STRIDE = 1_000_003
 """Distance in seeds between two runs' random numbers, so that their steps do not share any."""
@@ -105,11 +108,21 @@ class LocalTraining:
         self.optimizer: ShardOptimizer = (
             LocalOptimizer(optimizer, trained) if isinstance(optimizer, str) else optimizer(trained)
         )
+        self._input_buffers = schedule.inputs
+        spec = self.optimizer.spec
+        self._memory_noted = partial(memory_noted, graph, schedule, self._lowered, spec, self._resident, device)
+
+    def _resident(self) -> tuple[dict[int, Tensor], list[Tensor]]:
+        """Parameters and module buffers by the schedule's buffer, and the optimizer's state."""
+        named = zip(self._input_buffers, self._inputs, strict=True)
+        kept = {buffer: self.state[entry.name] for buffer, entry in named if entry.name in self.state}
+        return kept, self.optimizer.state_tensors()
 
     def resident_tensors(self) -> list[Tensor]:
         """Tensors that live between steps: parameters, module buffers, optimizer state."""
         return [*self.state.values(), *self.optimizer.state_tensors()]
 
+    @watched("step")
     def step(
         self,
         batch: Mapping[str, Tensor],
@@ -130,6 +143,7 @@ class LocalTraining:
             if entry.role is ValueRole.INPUT
         }
 
+    @watched("step")
     def run(
         self,
         blocks: Mapping[str, Tensor],
@@ -146,9 +160,9 @@ class LocalTraining:
         inputs = self._local_inputs(blocks, scale)
         if self._clock is not None:
             self._clock.begin()
-        with _watching(meter, inputs):
+        with self._memory_noted(inputs), _watching(meter, inputs):
             result = self._lowered.begin(inputs)
-        with _watching(meter, ()):
+        with self._memory_noted(inputs), _watching(meter, ()):
             self.optimizer.begin_step()
             if on_gradients is None:
                 self._lowered.end.run(result.carried, self.optimizer.update)
@@ -167,6 +181,7 @@ class LocalTraining:
             self._clock.end()
         return result.loss
 
+    @watched("step")
     def run_micro_batches(
         self,
         micro_batches: Sequence[Mapping[str, Tensor]],
@@ -196,11 +211,11 @@ class LocalTraining:
         for at, blocks in enumerate(micro_batches):
             self._step_seed.fill_((self._seed * _SEED_STRIDE + number * count + at) % 2**62)
             inputs = self._local_inputs(blocks, scale / count)
-            with _watching(meter, inputs):
+            with self._memory_noted(inputs), _watching(meter, inputs):
                 result = self._lowered.begin(inputs)
             inputs.clear()
             ends = at == count - 1 and on_gradients is None
-            with _watching(meter, ()):
+            with self._memory_noted(), _watching(meter, ()):
                 if ends:
                     self.optimizer.begin_step()
                 self._lowered.end.run(result.carried, update if ends else add)

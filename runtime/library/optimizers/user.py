@@ -132,6 +132,8 @@ class UserOptimizer:
     ----------
     torch
         The optimizer itself.
+    spec
+        As above.
     parameters
         What it trains, by name: the shards as parameters, or their master copies.
     group_names
@@ -152,6 +154,7 @@ class UserOptimizer:
         scale: LossScale | None = None,
     ) -> None:
         self._shards = dict(shards)
+        self.spec = spec
         self.masters = {
             name: shard.detach().to(torch.float32, memory_format=torch.contiguous_format)
             for name, shard in shards.items()

@@ -1,0 +1,348 @@
+"""Watchdog of a job: a rank that raises, dies or hangs ends every rank, with one line that names rank and cause.
+
+Each rank has a thread that says in the launcher's store what the rank does. A rank that raises writes the fault there.
+One that waits in a step for much longer than steps take looks who is behind: a rank without a sign of life, one that
+has not come to the step, or one that does something else in it than wait. The first fault counts, and the rank that
+wrote it prints it; all others end soon after they have read it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from datetime import timedelta
+from pathlib import Path
+from types import FrameType, TracebackType
+from uuid import uuid4
+
+import torch.distributed as dist
+from torch.distributed.elastic.multiprocessing.errors import get_error_handler
+
+from runtime.job.process_group import LaunchError, broadcast_text
+
+BEAT_SECONDS = 0.5
+STEP_SECONDS = 15.0
+"""Least seconds of a step after which ranks look who is behind."""
+STEP_SECONDS_VARIABLE = "MESHWRIGHT_STEP_SECONDS"
+"""Environment variable with another number of seconds; 0: steps may take as long as they like (for a debugger)."""
+TIMES_LONGEST = 4.0
+"""The same as a multiple of the longest step."""
+SILENT_SECONDS = 2.5
+"""Without a sign of life for so long a rank is dead, or stopped."""
+GRACE_SECONDS, EXIT_SECONDS = 3.0, 10
+"""Time for a rank to end by itself after another's fault, and after its own."""
+_STORE_SECONDS = 10.0
+_LOST = ("gloo", "NCCL", "Connection", "Broken pipe", "TCPStore", "Socket", "socket")
+"""In the messages of errors that another rank's end causes."""
+_WAITS_IN = ("torch/distributed/", "torch_adapter/local/collectives.py")
+_INNERMOST = 4
+"""Frames among which a file of :data:`_WAITS_IN` means that a rank waits for others."""
+
+
+class RankFault(LaunchError):
+    """The fault that ends a job; its message names the rank and the cause, and one rank has printed it."""
+
+    printed = True
+
+
+@dataclass(frozen=True, slots=True)
+class Sign:
+    """Sign of life of a rank.
+
+    Parameters
+    ----------
+    beat
+        Number that each sign has anew.
+    progress
+        Steps and evaluations begun and ended.
+    inside
+        What it is in the middle of (``step 3``); empty between two.
+    at
+        File, line and function of its main thread.
+    waits
+        Whether that is a collective.
+    """
+
+    beat: int
+    progress: int
+    inside: str
+    at: str
+    waits: bool
+
+
+class Watchdog:
+    """A rank's watchdog, from its making until :meth:`stop`.
+
+    Parameters
+    ----------
+    store
+        Of this thread alone.
+    rank, ranks
+        This rank, and the number of all.
+    least_seconds
+        As :data:`STEP_SECONDS`; 0 accuses nobody.
+    end
+        Called with the fault when this rank has not left by itself; None: the process ends.
+    """
+
+    def __init__(
+        self,
+        store: dist.Store,
+        rank: int,
+        ranks: int,
+        least_seconds: float = STEP_SECONDS,
+        end: Callable[[str], None] | None = None,
+    ) -> None:
+        self._store, self._rank, self._ranks, self._least = store, rank, ranks, least_seconds
+        self._progress = self._depth = self._beat = 0
+        self._inside = ""
+        self._awake = self._began = 0.0
+        self._times: dict[str, list[float]] = {}
+        self._limit: float | None = None
+        self._main = threading.main_thread().ident
+        self._stopped, self._failing = threading.Event(), False
+        self._end = end or _end_process
+        self._thread = threading.Thread(target=self._run, name="meshwright-watchdog", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread."""
+        self._stopped.set()
+        self._thread.join(_STORE_SECONDS)
+
+    @contextmanager
+    def watching(self, kind: str) -> Iterator[None]:
+        """What all ranks do together, and how long it may take: after the first of a kind not much longer than before.
+
+        An outer one counts. Time during which the process was suspended does not.
+        """
+        if self._depth:
+            yield
+            return
+        longest = self._times.setdefault(kind, [])
+        self._depth += 1
+        self._progress += 1
+        self._began = self._awake
+        self._limit = max(self._least, TIMES_LONGEST * max(longest[1:] or longest)) if longest else None
+        self._inside = f"{kind} {len(longest) + 1}"
+        started = time.monotonic()
+        try:
+            yield
+        finally:
+            self._inside, self._depth = "", 0
+            self._progress += 1
+        longest.append(time.monotonic() - started)
+
+    def fault_of(self, error: BaseException) -> str:
+        """The job's fault after this rank raised an error; this rank leaves soon, whatever still runs in it.
+
+        An error that another rank's end causes is not the fault: who has ended is looked for.
+        """
+        self._failing = True
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)
+            signal.alarm(EXIT_SECONDS + int(2 * SILENT_SECONDS))
+        said = "; ".join([*getattr(error, "__notes__", ()), str(error) or "no message"])
+        reason = f"{type(error).__name__}: {' '.join(said.split())}"
+        own = f"rank {self._rank} of {self._ranks} failed: {reason}"
+        if not _is_lost(error):
+            return self._claim(own)
+        with suppress(Exception):
+            deadline = time.monotonic() + SILENT_SECONDS
+            while time.monotonic() < deadline:
+                if fault := self._fault():
+                    return fault
+                time.sleep(BEAT_SECONDS / 5)
+            if silent := self._silent():
+                return self._claim(self._died(silent))
+        return self._claim(own)
+
+    def _run(self) -> None:
+        last = time.monotonic()
+        read = None
+        while not self._stopped.wait(BEAT_SECONDS):
+            now = time.monotonic()
+            self._awake += min(now - last, 2 * BEAT_SECONDS)
+            last = now
+            try:
+                self._say()
+                fault = self._fault()
+                late = self._limit is not None and self._inside and self._awake - self._began > self._limit
+                if not fault and late and self._least:
+                    fault = self._accuse()
+            except Exception as error:
+                if self._stopped.is_set() or not self._inside:
+                    continue  # rank 0, which may have the store, ends like any other when its work is done
+                lost = f"lost the job's store: its launcher or rank 0 has ended ({type(error).__name__})"
+                fault = self._claim(f"rank {self._rank} of {self._ranks} {lost}")
+            if fault and read is None:
+                read = now
+            if fault and read is not None and now - read > GRACE_SECONDS and not self._failing:
+                self._end(fault)
+                return
+
+    def _say(self) -> None:
+        self._beat += 1
+        at, waits = _where(sys._current_frames().get(self._main or 0))
+        sign = Sign(self._beat, self._progress, self._inside, at, waits)
+        self._store.set(f"sign/{self._rank}", json.dumps(asdict(sign)))
+
+    def _fault(self) -> str:
+        return self._store.get("fault").decode() if self._store.check(["fault"]) else ""
+
+    def _claim(self, fault: str) -> str:
+        """The job's fault: this one, which is printed, if no other was first."""
+        try:
+            first: str = self._store.compare_set("fault", "", fault).decode()
+        except Exception:  # without a store nobody else can say it
+            first = fault
+        if first == fault:
+            print("meshwright:", fault, file=sys.stderr, flush=True)
+        return first
+
+    def _signs(self) -> list[Sign]:
+        keys = [f"sign/{rank}" for rank in range(self._ranks)]
+        return [
+            Sign(**json.loads(self._store.get(key))) if self._store.check([key]) else Sign(0, 0, "", "its start", False)
+            for key in keys
+        ]
+
+    def _silent(self) -> list[int]:
+        """Ranks without a sign of life."""
+        before = self._signs()
+        deadline = time.monotonic() + SILENT_SECONDS
+        while time.monotonic() < deadline:
+            time.sleep(BEAT_SECONDS)
+            if threading.current_thread() is self._thread:
+                self._say()
+        after = self._signs()
+        return [k for k, (a, b) in enumerate(zip(before, after, strict=True)) if a.beat == b.beat]
+
+    def _died(self, silent: list[int]) -> str:
+        named = ", ".join(map(str, silent))
+        return f"rank {named} of {self._ranks} died or was stopped: no sign of life for {SILENT_SECONDS:g} s"
+
+    def _accuse(self) -> str:
+        inside, began = self._inside, self._began
+        silent, signs = self._silent(), self._signs()
+        if self._inside != inside or self._began != began:
+            return ""  # it has come to an end meanwhile
+        if silent:
+            return self._claim(self._died(silent))
+        least = min(sign.progress for sign in signs)
+        behind = [rank for rank, sign in enumerate(signs) if sign.progress == least]
+        behind = [rank for rank in behind if not signs[rank].waits] or behind
+        where = "; ".join(f"rank {rank} is at {signs[rank].at}" for rank in behind[:4])
+        what = "have not come to" if least < self._progress else "hang in"
+        named = ", ".join(map(str, behind))
+        seconds = self._awake - began
+        return self._claim(f"rank {named} of {self._ranks}: {what} {inside} after {seconds:.0f} s; {where}")
+
+
+_current: Watchdog | None = None
+
+
+def watch() -> None:
+    """Start this rank's watchdog; a collective of all ranks, which a launcher started.
+
+    An error that nobody catches is written as the job's fault from then on.
+    """
+    global _current
+    if _current is not None or dist.get_world_size() == 1:
+        return
+    host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    timeout = timedelta(seconds=_STORE_SECONDS)
+    store = dist.TCPStore(host, port, None, False, timeout=timeout, wait_for_workers=False)
+    own = dist.PrefixStore(broadcast_text(f"meshwright-{uuid4().hex}"), store)
+    least = float(os.environ.get(STEP_SECONDS_VARIABLE, STEP_SECONDS))
+    _current = Watchdog(own, dist.get_rank(), dist.get_world_size(), least)
+    process, show = os.getpid(), sys.excepthook
+
+    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        if not _is_lost(error):
+            show(kind, error, trace)
+        if os.getpid() == process and _current is not None and not isinstance(error, (KeyboardInterrupt, RankFault)):
+            _write_error(RankFault(_current.fault_of(error)))
+
+    sys.excepthook = hook
+
+
+def leave() -> None:
+    """End this rank's watchdog."""
+    global _current
+    if _current is not None:
+        _current.stop()
+        _current = None
+
+
+@contextmanager
+def watched(kind: str) -> Iterator[None]:
+    """A step, or anything else that all ranks do together; see :meth:`Watchdog.watching`."""
+    if _current is None:
+        yield
+        return
+    with _current.watching(kind):
+        yield
+
+
+@contextmanager
+def faults_named() -> Iterator[None]:
+    """Turn an error into the job's fault, where a watchdog runs.
+
+    Raises
+    ------
+    RankFault
+        In the place of the error; its message is the same line on every rank.
+    """
+    try:
+        yield
+    except Exception as error:
+        if _current is None or isinstance(error, RankFault):
+            raise
+        raise RankFault(_current.fault_of(error)) from error
+
+
+def _is_lost(error: BaseException) -> bool:
+    """Whether an error may be the end of another rank."""
+    seen: BaseException | None = error
+    while seen is not None:
+        if isinstance(seen, dist.DistError):
+            return True
+        if isinstance(seen, RuntimeError) and any(word in str(seen) for word in _LOST):
+            return True
+        if type(seen).__name__ in ("CheckpointException", "CheckpointError") and "Connection" in str(seen):
+            return True
+        seen = seen.__cause__
+    return False
+
+
+def _where(frame: FrameType | None) -> tuple[str, bool]:
+    """Innermost place outside of torch, and whether the thread waits for other ranks."""
+    waits, at = False, ""
+    for depth, (entry, line) in enumerate(traceback.walk_stack(frame)):
+        name = entry.f_code.co_filename
+        waits = waits or (depth < _INNERMOST and any(part in name for part in _WAITS_IN))
+        if not at and f"{os.sep}torch{os.sep}" not in name:
+            at = f"{Path(name).name}:{line} in {entry.f_code.co_name}"
+    return at or "torch", waits
+
+
+def _end_process(fault: str) -> None:
+    _write_error(RankFault(fault))
+    sys.stderr.flush()
+    os._exit(1)
+
+
+def _write_error(error: RankFault) -> None:
+    """Write the fault where torch's launcher looks for it."""
+    if "TORCHELASTIC_ERROR_FILE" in os.environ:
+        with suppress(Exception):
+            get_error_handler().record_exception(error)
