@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping
 
 import torch
 import torch.distributed as dist
-from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.elastic.multiprocessing.errors import record
 
 from planner.models.references import TrainingStep, check_code, load_step, reference_of
@@ -23,6 +22,7 @@ from planner.strategies.traced_step import TracedStep, trace_step
 from planner.torch_adapter.local.collectives import MeshGroups
 from planner.torch_adapter.tracing.step_module import StepArguments
 from runtime.job.device_memory import check_device_memory
+from runtime.job.layout import device_mesh, print_layout_note
 from runtime.job.membership import joined
 from runtime.job.process_group import LaunchError, broadcast_text, gather_texts, rank_device, round_as_float32
 from runtime.job.rank_job import (
@@ -83,6 +83,7 @@ def run_rank(options: RunOptions, show: Callable[[Plan, RunReport], None] = prin
     with joined(device) as membership:
         plan = _shared_plan(options)
         check_device_memory(plan.peak_bytes, device)
+        print_layout_note(plan.decision.options.mesh, plan.decision.options.cluster)
         with scratch_folder(options) as own:
             report = _run(plan, own, device)
             if dist.get_rank() == 0:
@@ -125,7 +126,7 @@ def _train(
 ) -> RankReport:
     decision = plan.decision
     overlapping = any(isinstance(entry, Wait) for entry in schedule.instructions)
-    groups = MeshGroups.of(init_device_mesh(device.type, decision.options.mesh), overlapping=overlapping)
+    groups = MeshGroups.of(device_mesh(device.type, decision.options.mesh), overlapping=overlapping)
     initial = read_initial_state(options.scratch)
     if options.profile and decision.options.grad_accum > 1:
         raise LaunchError(

@@ -43,6 +43,10 @@ def run(
     max_restarts: Annotated[int, typer.Option(min=0, help="Restarts from the last checkpoint after a failure.")] = 0,
 ) -> int:
     """Run a plan on local processes, or as one rank of a job that torchrun started."""
+    if "SLURM_STEP_NUM_TASKS" in os.environ:
+        from runtime.job.slurm import adopt_slurm
+
+        adopt_slurm()
     started_by_torchrun = "WORLD_SIZE" in os.environ
     if not started_by_torchrun:
         readable_file(plan_file, "PLAN")

@@ -16,7 +16,9 @@ from pathlib import Path
 
 import torch.distributed as dist
 
+from runtime.job.layout import ranks_by_machine
 from runtime.job.process_group import LaunchError, broadcast_text, gather_texts
+from runtime.job.slurm import adopt_slurm
 from runtime.measure.rounding import (
     GRADIENT_TOLERANCE,
     LOSS_TOLERANCE,
@@ -46,7 +48,8 @@ class RunOptions:
 
 
 def parse_options(program: str, arguments: list[str] | None = None) -> RunOptions:
-    """Options of the command line of a module named `program`."""
+    """Options of the command line of a module named `program`, whose process is a rank of torchrun or srun."""
+    adopt_slurm()
     parser = argparse.ArgumentParser(prog=program, description="Run a plan as one rank of a job.")
     parser.add_argument("plan", type=Path, help="plan file; rank 0 reads it")
     parser.add_argument("--steps", type=int, default=5, help="optimizer steps (at least 1)")
@@ -88,7 +91,7 @@ def scratch_folder(options: RunOptions) -> Iterator[RunOptions]:
 
     A collective of all ranks. Machines may have one file system: each has a name of its own, that of its first rank.
     """
-    first = dist.get_rank() - int(os.environ.get("LOCAL_RANK", "0"))
+    first = ranks_by_machine().index(dist.get_rank()) - int(os.environ.get("LOCAL_RANK", "0"))
     folder = options.scratch / f"meshwright-{broadcast_text(uuid.uuid4().hex)}-{first}"
     try:
         if is_first_here():

@@ -13,11 +13,12 @@ from math import prod
 
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 
 from planner.layers.plan.check import stage_axes
 from planner.layers.plan.document import LayerPlan, LayerSettings
+from runtime.job.layout import device_mesh, ranks_by_machine
 from runtime.job.process_group import LaunchError
 
 REPLICAS, SHARDS, TENSOR, PIPELINE = "replicas", "shards", "tensor", "pipeline"
@@ -53,7 +54,7 @@ class PlanMeshes:
     @property
     def rank_in_stage(self) -> int:
         """Place of this rank among its stage's devices."""
-        return dist.get_rank() % self.axes.size()
+        return ranks_by_machine().index(dist.get_rank()) % self.axes.size()
 
     @property
     def pipeline_group(self) -> dist.ProcessGroup:
@@ -125,10 +126,10 @@ def reshard(tensor: Tensor, axes: DeviceMesh, source: Layout, target: Layout) ->
 
 @cache
 def _named_mesh(device_type: str, shape: tuple[int, int, int, int]) -> DeviceMesh:
-    return init_device_mesh(device_type, shape, mesh_dim_names=(PIPELINE, REPLICAS, SHARDS, TENSOR))
+    return device_mesh(device_type, shape, (PIPELINE, REPLICAS, SHARDS, TENSOR))
 
 
 @cache
 def _axes_mesh(device_type: str, stages: int, sizes: tuple[int, ...]) -> DeviceMesh:
     names = (PIPELINE, *(f"axis{position}" for position in range(len(sizes))))
-    return init_device_mesh(device_type, (stages, *sizes), mesh_dim_names=names)
+    return device_mesh(device_type, (stages, *sizes), names)

@@ -11,7 +11,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.device_mesh import init_device_mesh
 
 from planner.graph.operator_graph import OutputRole
 from planner.graph.optimizers import optimizer_named
@@ -25,7 +24,9 @@ from planner.strategies.traced_step import trace_step
 from planner.torch_adapter.local.collectives import MeshGroups
 from planner.torch_adapter.tracing.step_module import StepArguments
 from runtime.job.device_memory import check_device_memory
+from runtime.job.layout import device_mesh, print_layout_note
 from runtime.job.process_group import broadcast_text
+from runtime.job.slurm import adopt_slurm
 from runtime.layers.reference import model_reference
 from runtime.library.batch import Batch, BatchShares
 from runtime.library.errors import LoadError
@@ -66,8 +67,8 @@ def load(
 ) -> Step:
     """Step that trains as a plan says, of operators or of layers, in a process of a job with the plan's ranks.
 
-    A collective of all ranks. Started by torchrun, in a process group that exists already, or alone for a plan of one
-    rank.
+    A collective of all ranks. Started by torchrun or srun, in a process group that exists already, or alone for a plan
+    of one rank.
 
     Parameters
     ----------
@@ -109,12 +110,14 @@ def load(
     WeightsError
         The weights are not those of the model.
     """
+    adopt_slurm()
     place_of_rank = chosen_device(device)
     join(place_of_rank)
     plan = _shared(plan)
     reference = reference_of(plan) if isinstance(plan, Plan) else model_reference(plan)
     if isinstance(plan, Plan):
         check_ranks(plan, dist.get_world_size())
+        print_layout_note(plan.decision.options.mesh, plan.decision.options.cluster)
     check_device_memory(plan.peak_bytes, place_of_rank)
     if allow_code:
         check_code(reference.source, allowed=True)
@@ -156,7 +159,7 @@ def _operator_step(plan: Plan, step: TrainingStep, how: LoadOptions) -> Operator
     peak = predicted_peak(traced.graph, schedule, measured, order)
     check_excess(peak, plan.peak_bytes, options.limit_bytes, factory, options.optimizer)
     overlapping = any(isinstance(entry, Wait) for entry in schedule.instructions)
-    mesh = init_device_mesh(device.type, options.mesh)
+    mesh = device_mesh(device.type, options.mesh)
     groups = MeshGroups.of(mesh, overlapping=overlapping)
     first_names = {alias: tensor.name for tensor in module_tensors(module) for alias in (tensor.name, *tensor.aliases)}
     saved_names = {key: first_names[key] for key in module.state_dict()}

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import os
+from pathlib import Path
+
 import pytest
 from support.processes.two_hosts import NoNamespacesError, two_hosts
 from support.steps.planned_steps import plan_of, random_plan
@@ -13,6 +17,7 @@ from planner.session import session_of
 from runtime.job.launch import run_plan
 from runtime.measure.run_report import RunReport
 
+ROOT = Path(__file__).parents[3]
 STEPS = 3
 
 
@@ -59,6 +64,18 @@ def test_overlapped_transfers_change_no_bit(hosts, tmp_path):
     assert there.failures() == []
     assert there.loss == run_plan(serial, steps=STEPS).loss
     assert max(there.measured_peak_bytes) <= plan.peak_bytes
+
+
+@pytest.mark.slow
+def test_the_inner_axis_of_a_mesh_stays_on_a_machine(hosts, tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(map(str, (ROOT, ROOT / "tests"))))
+    out = tmp_path / "mesh.json"
+    ended = hosts.torchrun("support.processes.mesh_machines", out, 2, 2, ranks=2)
+    assert [node.returncode for node in ended] == [0, 0], [node.stderr[-2000:] for node in ended]
+    found = json.loads(out.read_text())
+    first, second, third, fourth = found["machines"]
+    assert first == second != third == fourth
+    assert found["sums"] == [2.0, 1.0]
 
 
 def test_a_machine_without_namespaces_gives_the_reason(tmp_path, monkeypatch):

@@ -6,7 +6,6 @@ import re
 from pathlib import Path
 
 import pytest
-import torch
 from support.processes.library_runs import ADAMW, batches
 from support.steps.planned_steps import random_plan, real_step
 from torch.utils._python_dispatch import TorchDispatchMode

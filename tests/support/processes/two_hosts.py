@@ -28,9 +28,9 @@ class TwoHosts:
     folders: tuple[Path, Path]
 
     def torchrun(
-        self, module: str, *arguments: object, folder: Path | None = None, timeout: float = 180.0
+        self, module: str, *arguments: object, folder: Path | None = None, timeout: float = 180.0, ranks: int = 1
     ) -> list[subprocess.CompletedProcess]:
-        """Run a module as a job of two nodes with one rank each; the end of each node's launcher.
+        """Run a module as a job of two nodes with some ranks each; the end of each node's launcher.
 
         With ``folder`` both have it for their temporary files, as where they share a file system.
         """
@@ -39,7 +39,7 @@ class TwoHosts:
             subprocess.Popen(
                 [
                     *("ip", "netns", "exec", name, sys.executable, "-m", "torch.distributed.run"),
-                    *("--nnodes", "2", "--node-rank", str(rank), "--nproc-per-node", "1"),
+                    *("--nnodes", "2", "--node-rank", str(rank), "--nproc-per-node", str(ranks)),
                     *("--master-addr", f"{NETWORK}.1", "--master-port", PORT, "-m", module, *map(str, arguments)),
                 ],
                 stdout=subprocess.PIPE,
