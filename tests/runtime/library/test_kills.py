@@ -24,7 +24,7 @@ WRITING_SECONDS = 0.05
 
 
 def fit_on_rank(plan, folder: Path, beside: bool) -> dict[str, torch.Tensor]:
-    """All tensors of a model after the training, which goes on from the folder's last checkpoint."""
+    """The model after a training that goes on from the folder's last checkpoint, and this rank's moments."""
     step = runtime.load(plan, real_step("mlp").module, optimizer=ADAMW, clip_norm=1.0, device="cpu")
     options = {"scheduler": scheduler_of(step.optimizer), "every": 1, "keep": 2, "beside": beside, "progress": False}
     runtime.Trainer(step, batches("mlp", 3), steps=STEPS, checkpoints=folder, **options).fit()
@@ -33,6 +33,10 @@ def fit_on_rank(plan, folder: Path, beside: bool) -> dict[str, torch.Tensor]:
 
 def moments(step) -> dict[str, torch.Tensor]:
     return {name: step.optimizer.state[p]["exp_avg"] for name, p in step.updates.parameters.items()}
+
+
+def ready() -> int:
+    return os.getpid()
 
 
 class Killer(threading.Thread):
@@ -76,7 +80,7 @@ def survive(seed: int, kills: int, folder: Path, pool: RankPool, expected) -> No
     while True:
         place = folder / f"{seed}-{training}"
         place.mkdir(exist_ok=True)
-        pool.run(os.getpid)  # the ranks are there, so a kill meets the training
+        pool.run(ready)  # the ranks are there, so a kill meets the training
         pids = [process.pid for process in pool._ranks._processes]
         killer = Killer(pool, place, chosen, longest)
         if done < kills:
@@ -102,9 +106,9 @@ def survive(seed: int, kills: int, folder: Path, pool: RankPool, expected) -> No
         if found is not None:
             longest = max(0.05, 0.9 * (time.monotonic() - begun)) if not killer.killed else longest
             training += 1
-            for tensors in found:
-                assert tensors.keys() == expected.keys()
-                assert all(torch.equal(tensors[name], tensor) for name, tensor in expected.items())
+            for tensors, whole in zip(found, expected, strict=True):
+                assert tensors.keys() == whole.keys()
+                assert all(torch.equal(tensors[name], tensor) for name, tensor in whole.items())
             assert [path.name for path in sorted(place.glob("step-*"))] == ["step-00000005", "step-00000006"]
             assert not list(place.glob(".writing-*"))
             if done >= kills:
@@ -113,7 +117,7 @@ def survive(seed: int, kills: int, folder: Path, pool: RankPool, expected) -> No
 
 @pytest.fixture(scope="module")
 def uninterrupted(two_ranks, tmp_path_factory):
-    return two_ranks.run(fit_on_rank, random_plan("mlp", (2,), 0), tmp_path_factory.mktemp("whole"), False)[0]
+    return two_ranks.run(fit_on_rank, random_plan("mlp", (2,), 0), tmp_path_factory.mktemp("whole"), False)
 
 
 @pytest.fixture
