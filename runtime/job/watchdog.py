@@ -26,7 +26,7 @@ from uuid import uuid4
 import torch.distributed as dist
 from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 
-from runtime.job.process_group import LaunchError, broadcast_text
+from runtime.job.process_group import LaunchError, broadcast_text, gather_texts
 
 BEAT_SECONDS = 0.5
 STEP_SECONDS = 15.0
@@ -241,10 +241,10 @@ class Watchdog:
         behind = [rank for rank, sign in enumerate(signs) if sign.progress == least]
         behind = [rank for rank in behind if not signs[rank].waits] or behind
         where = "; ".join(f"rank {rank} is at {signs[rank].at}" for rank in behind[:4])
-        what = "have not come to" if least < self._progress else "hang in"
-        named = ", ".join(map(str, behind))
-        seconds = self._awake - began
-        return self._claim(f"rank {named} of {self._ranks}: {what} {inside} after {seconds:.0f} s; {where}")
+        place = "outside" if least < self._progress else "in"
+        named, seconds = ", ".join(map(str, behind)), self._awake - began
+        began_by = f"which rank {self._rank} began {seconds:.0f} s ago"
+        return self._claim(f"rank {named} of {self._ranks} hangs {place} {inside}, {began_by}; {where}")
 
 
 _current: Watchdog | None = None
@@ -258,10 +258,14 @@ def watch() -> None:
     global _current
     if _current is not None or dist.get_world_size() == 1:
         return
-    host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    timeout = timedelta(seconds=_STORE_SECONDS)
-    store = dist.TCPStore(host, port, None, False, timeout=timeout, wait_for_workers=False)
-    own = dist.PrefixStore(broadcast_text(f"meshwright-{uuid4().hex}"), store)
+    timeout, store = timedelta(seconds=_STORE_SECONDS), None
+    with suppress(dist.DistError, KeyError, ValueError):
+        host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+        store = dist.TCPStore(host, port, None, False, timeout=timeout, wait_for_workers=False)
+    prefix = broadcast_text(f"meshwright-{uuid4().hex}")
+    if "" in gather_texts("" if store is None else prefix) or store is None:
+        return  # the group was made in another way
+    own = dist.PrefixStore(prefix, store)
     least = float(os.environ.get(STEP_SECONDS_VARIABLE, STEP_SECONDS))
     _current = Watchdog(own, dist.get_rank(), dist.get_world_size(), least)
     process, show = os.getpid(), sys.excepthook

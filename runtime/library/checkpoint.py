@@ -247,8 +247,9 @@ def _complete(folder: Path) -> list[Path]:
 
 def _prune(folder: Path, keep: int | None) -> None:
     """Remove all but the last few checkpoints, and what interrupted jobs left half written."""
-    for path in folder.glob(".writing-*"):
-        shutil.rmtree(path, ignore_errors=True)
+    for left in (".writing-*", ".replaced-*", ".removed-*"):
+        for path in folder.glob(left):
+            shutil.rmtree(path, ignore_errors=True)
     for path in _complete(folder)[: 0 if keep is None else -keep]:
         gone = path.with_name(f".removed-{path.name}")
         os.replace(path, gone)  # so that what is half removed is no checkpoint

@@ -56,6 +56,8 @@ def join(device: torch.device) -> None:
                 f"the process group has backend {dist.get_backend_config()}, none for the CPU: initialise it with "
                 "'cpu:gloo,cuda:nccl'"
             )
+        if "RANK" in os.environ:
+            watchdog.watch()
         return
     if "RANK" in os.environ:
         enter(device)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import time
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
 import torch.distributed as dist
 
-from runtime.job import watchdog
+from runtime.job import launch, watchdog
+from runtime.job.process_group import LaunchError
 from runtime.job.watchdog import Watchdog
 
 
@@ -47,7 +50,9 @@ def test_a_rank_that_does_not_come_to_a_step_is_named(job, capfd):
     with job.ranks[0].watching("step"):
         wait_for_end(job, 0, 1)
     (fault,) = set(job.ended.values())
-    assert fault.startswith("rank 1 of 2: have not come to step 2 after 0 s; rank 1 is at test_watchdog.py:")
+    assert re.fullmatch(
+        r"rank 1 of 2 hangs outside step 2, which rank 0 began \d s ago; rank 1 is at \w+.py:\d+ in \w+", fault
+    )
     assert capfd.readouterr().err == f"meshwright: {fault}\n"
 
 
@@ -87,3 +92,63 @@ def test_long_steps_end_no_job_where_all_are_long(job):
         time.sleep(1.0)
     assert job.ended == {}
     assert "evaluation" not in job.ranks[0]._times
+
+
+def test_a_job_that_fails_is_started_again_as_often_as_allowed(monkeypatch, capsys):
+    faults, started = ["rank 1 of 2 failed: Signal 9 (SIGKILL)", "rank 0 of 2 failed: OSError: disk", ""], []
+
+    def launched(module, ranks, arguments, logs, report):
+        started.append(logs.name)
+        report.write_text("{}")
+        return faults[len(started) - 1]
+
+    monkeypatch.setattr(launch, "_launch", launched)
+    options = {"steps": 1, "check": False, "data": None, "device": "cpu"}
+    run = partial(launch.run_module, "module", 2, lambda path: None, **options)
+    with pytest.raises(LaunchError, match="rank 0 of 2 failed: OSError: disk"):
+        run(max_restarts=1)
+    assert capsys.readouterr().err == "meshwright: rank 1 of 2 failed: Signal 9 (SIGKILL); restart 1 of 1\n"
+    started.clear()
+    assert run(max_restarts=2) == "{}"
+    assert started == ["logs-0", "logs-1", "logs-2"]
+
+
+def failure(code, message, rank=0):
+    return SimpleNamespace(exitcode=code, message=message, local_rank=rank)
+
+
+@pytest.mark.parametrize(
+    ("failures", "expected"),
+    [
+        ({0: failure(1, {"message": "RankFault: rank 1 of 2 died or was stopped"})}, "rank 1 of 2 died or was stopped"),
+        (
+            {0: failure(1, {"message": "RuntimeError: Connection\nclosed"}), 1: failure(-9, "Signal 9 (SIGKILL)", 1)},
+            "rank 1 of 2 failed: Signal 9 (SIGKILL); its last line: the end",
+        ),
+        (
+            {0: failure(-15, "Signal 15 (SIGTERM)"), 1: failure(1, {"message": "ValueError: two\n lines"})},
+            "rank 1 of 2 failed: ValueError: two lines",
+        ),
+    ],
+)
+def test_the_cause_is_what_is_said(failures, expected, tmp_path):
+    (tmp_path / "1").mkdir()
+    (tmp_path / "1" / "stderr.log").write_text("the beginning\nthe end\n")
+    first = next(rank for rank, entry in failures.items() if entry.exitcode != -15)
+    error = SimpleNamespace(failures=failures, get_first_failure=lambda: (first, failures[first]))
+    assert launch._fault(error, 2, tmp_path) == expected
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--max-restarts", 2), "--max-restarts: 2 needs checkpoints to go on from; add --checkpoints FOLDER"),
+        (("--every", 5), "--every: 5 needs checkpoints"),
+        (("--checkpoints", "here", "--check"), "--checkpoints: a run that is kept is neither compared nor timed"),
+    ],
+)
+def test_restarts_need_checkpoints(arguments, message, meshwright, tmp_path):
+    (tmp_path / "plan.json").write_text("{}")
+    ended = meshwright("run", tmp_path / "plan.json", *arguments)
+    assert ended.code == 2
+    assert message in ended.err

@@ -17,6 +17,7 @@ from support.steps.planned_steps import random_plan, real_step
 
 import runtime
 from runtime.job.process_group import LaunchError
+from runtime.library.writing import LOCK_FILE
 
 STEPS = 6
 WRITING_SECONDS = 0.05
@@ -110,7 +111,7 @@ def survive(seed: int, kills: int, folder: Path, pool: RankPool, expected) -> No
                 assert tensors.keys() == whole.keys()
                 assert all(torch.equal(tensors[name], tensor) for name, tensor in whole.items())
             assert [path.name for path in sorted(place.glob("step-*"))] == ["step-00000005", "step-00000006"]
-            assert not list(place.glob(".writing-*"))
+            assert {path.name for path in place.glob(".*")} == {LOCK_FILE}
             if done >= kills:
                 return
 
