@@ -12,6 +12,7 @@ import json
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from math import isnan
 from pathlib import Path
 
 import torch.distributed as dist
@@ -58,7 +59,7 @@ class StepBatches:
 
 
 def train_rank(options: RunOptions) -> str:
-    """Do this rank's part; what the last step was, as JSON.
+    """Do this rank's part; the number of steps and the last loss as JSON, null where no step was left to do.
 
     Raises
     ------
@@ -76,7 +77,7 @@ def train_rank(options: RunOptions) -> str:
             step, data, steps=options.steps, checkpoints=options.checkpoints, every=options.every, metrics=metrics
         )
         loss = trainer.fit()
-        report = json.dumps({"steps": step.steps, "loss": loss})
+        report = json.dumps({"steps": step.steps, "loss": None if isnan(loss) else loss})
         if options.report is not None and dist.get_rank() == 0:
             write_text_atomically(options.report, report)
     return report

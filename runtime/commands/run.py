@@ -109,7 +109,8 @@ def _train(options: RunOptions, max_restarts: int, started_by_torchrun: bool) ->
             found = train_plan(options, max_restarts)
     if os.environ.get("RANK", "0") == "0":
         end = json.loads(found)
-        typer.echo(f"step {end['steps']}: loss {end['loss']:.6f}; checkpoints and metrics in {options.checkpoints}")
+        found = "was reached before" if end["loss"] is None else f"has loss {end['loss']:.6f}"
+        typer.echo(f"step {end['steps']} {found}; checkpoints and metrics are in {options.checkpoints}")
     return 0
 
 

@@ -114,7 +114,7 @@ def train_plan(options: RunOptions, max_restarts: int = 0) -> str:
     Returns
     -------
     str
-        The number of steps and the last loss as JSON.
+        The number of steps and the last loss as JSON, null where no step was left to do.
 
     Raises
     ------

@@ -21,6 +21,7 @@ from dataclasses import asdict, dataclass
 from datetime import timedelta
 from pathlib import Path
 from types import FrameType, TracebackType
+from typing import Any
 from uuid import uuid4
 
 import torch.distributed as dist
@@ -84,7 +85,7 @@ class Watchdog:
     Parameters
     ----------
     store
-        Of this thread alone.
+        A store of ``torch.distributed``, of this rank alone.
     rank, ranks
         This rank, and the number of all.
     least_seconds
@@ -95,7 +96,7 @@ class Watchdog:
 
     def __init__(
         self,
-        store: dist.Store,
+        store: Any,
         rank: int,
         ranks: int,
         least_seconds: float = STEP_SECONDS,
@@ -247,6 +248,8 @@ class Watchdog:
         return self._claim(f"rank {named} of {self._ranks} hangs {place} {inside}, {began_by}; {where}")
 
 
+_Client: Any = dist.TCPStore  # type: ignore[attr-defined]  # torch exports them from a binary module
+_Prefixed: Any = dist.PrefixStore  # type: ignore[attr-defined]
 _current: Watchdog | None = None
 
 
@@ -261,11 +264,11 @@ def watch() -> None:
     timeout, store = timedelta(seconds=_STORE_SECONDS), None
     with suppress(dist.DistError, KeyError, ValueError):
         host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-        store = dist.TCPStore(host, port, None, False, timeout=timeout, wait_for_workers=False)
+        store = _Client(host, port, None, False, timeout=timeout, wait_for_workers=False)
     prefix = broadcast_text(f"meshwright-{uuid4().hex}")
     if "" in gather_texts("" if store is None else prefix) or store is None:
         return  # the group was made in another way
-    own = dist.PrefixStore(prefix, store)
+    own = _Prefixed(prefix, store)
     least = float(os.environ.get(STEP_SECONDS_VARIABLE, STEP_SECONDS))
     _current = Watchdog(own, dist.get_rank(), dist.get_world_size(), least)
     process, show = os.getpid(), sys.excepthook

@@ -2,24 +2,56 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
+import re
 import signal
+import subprocess
+import sys
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from support.processes.library_runs import ADAMW, batches, full_tensors, scheduler_of
 from support.processes.rank_pool import RankPool
 from support.steps.planned_steps import random_plan, real_step
 
 import runtime
+from planner.plan.document import save_plan
 from runtime.job.process_group import LaunchError
 from runtime.library.writing import LOCK_FILE
 
+ROOT = Path(__file__).parents[3]
 STEPS = 6
+SCRIPT = """
+import os, signal, sys, time
+from pathlib import Path
+import runtime
+from support.processes.library_runs import ADAMW, batches
+from support.steps.planned_steps import real_step
+
+mode, plan, folder = sys.argv[1], sys.argv[2], Path(sys.argv[3])
+
+class Data:
+    def __iter__(self):
+        for number, batch in enumerate(batches("mlp", 8)):
+            if number == 3 and os.environ["RANK"] == "1":
+                (folder / "fault").touch()
+                if mode == "raise":
+                    raise ValueError("this row is bad")
+                if mode == "hang":
+                    time.sleep(1000)
+                os.kill(os.getpid(), getattr(signal, mode, signal.SIGKILL))
+            yield batch
+
+step = runtime.load(plan, real_step("mlp").module, optimizer=ADAMW, device="cpu")
+runtime.Trainer(step, Data(), steps=8, checkpoints=folder / "checkpoints", every=1, beside=True).fit()
+"""
 WRITING_SECONDS = 0.05
 """Longest wait between the begin of a checkpoint and a kill that is meant to meet it."""
 
@@ -138,3 +170,78 @@ def pool():
 )
 def test_killed_jobs_end_with_the_same_bits(seed, kills, pool, uninterrupted, tmp_path):
     survive(seed, kills, tmp_path, pool, uninterrupted)
+
+
+def started_with(*parts: str) -> list[int]:
+    """Processes in whose command line are all the parts."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):
+            text = path.read_text()
+            if all(part in text for part in parts) and is_alive(int(path.parent.name)):
+                found.append(int(path.parent.name))
+    return found
+
+
+def environment(**more: str) -> dict[str, str]:
+    path = os.pathsep.join(map(str, (ROOT, ROOT / "tests")))
+    return {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", **more}
+
+
+@pytest.mark.fuzz
+@pytest.mark.parametrize(
+    ("mode", "message"),
+    [
+        ("raise", "meshwright: rank 1 of 2 failed: ValueError: this row is bad"),
+        ("hang", "meshwright: rank 1 of 2 hangs outside step 4, which rank 0 began"),
+        ("SIGSTOP", "meshwright: rank 1 of 2 died or was stopped: no sign of life"),
+        ("SIGKILL", "Signal 9 (SIGKILL)"),
+    ],
+)
+def test_a_fault_under_torchrun_ends_the_job_and_is_named(mode, message, tmp_path):
+    save_plan(random_plan("mlp", (2,), 0), tmp_path / "plan.json")
+    (tmp_path / "script.py").write_text(SCRIPT)
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", tmp_path / "script.py", mode]
+    ended = subprocess.run(
+        [*map(str, command), str(tmp_path / "plan.json"), str(tmp_path)],
+        env=environment(TORCH_ELASTIC_SHUTDOWN_TIMEOUT="5"), capture_output=True, text=True, timeout=280,
+    )  # fmt: skip
+    assert time.time() - (tmp_path / "fault").stat().st_mtime < 30
+    assert ended.returncode != 0
+    assert message in ended.stderr
+    assert ended.stderr.count("meshwright: rank") == (mode != "SIGKILL")
+    assert started_with(str(tmp_path / "script.py")) == []
+
+
+@pytest.mark.fuzz
+def test_a_run_goes_on_by_itself_after_a_kill_and_a_stopped_rank(tmp_path):
+    save_plan(random_plan("mlp", (2,), 0), tmp_path / "plan.json")
+
+    def run(folder: Path, **options) -> str:
+        command = [sys.executable, "-m", "runtime.commands.main", "run", tmp_path / "plan.json", "--allow-code"]
+        command += ["--steps", 120, "--checkpoints", folder, "--every", 1, "--max-restarts", 2]
+        started = subprocess.Popen(list(map(str, command)), env=environment(), stderr=subprocess.PIPE, text=True)
+        for step, sent in options.items():
+            while not any(path.name >= f"step-{step[1:]:0>8}" for path in folder.glob("step-*")):
+                time.sleep(0.01)
+            os.kill(max(started_with("runtime.train_main", str(folder))), sent)
+        _, printed = started.communicate(timeout=280)
+        assert started.returncode == 0, printed
+        return printed
+
+    run(tmp_path / "whole")
+    printed = run(tmp_path / "parts", _20=signal.SIGKILL, _70=signal.SIGSTOP)
+    assert printed.count("restart") == 2
+    first, second = (line for line in printed.splitlines() if "restart" in line)
+    assert re.match(r"meshwright: rank \d of 2 failed: Signal 9 \(SIGKILL\).*; restart 1 of 2", first)
+    assert re.match(r"meshwright: rank \d of 2 died or was stopped: no sign of life for .* s; restart 2 of 2", second)
+    files = [sorted((tmp_path / run / "step-00000120").glob("*.safetensors")) for run in ("whole", "parts")]
+    assert files[0]
+    for one, other in zip(*files, strict=True):
+        whole, parts = load_file(one), load_file(other)
+        assert whole.keys() == parts.keys()
+        assert all(torch.equal(parts[key], tensor) for key, tensor in whole.items())
+    losses = [(tmp_path / run / "metrics.jsonl").read_text().splitlines() for run in ("whole", "parts")]
+    assert len(losses[0]) == 120
+    assert [json.loads(line)["loss"] for line in losses[0]] == [json.loads(line)["loss"] for line in losses[1]]
+    assert started_with("runtime.train_main", str(tmp_path)) == []
