@@ -76,11 +76,20 @@ class UNet(nn.Module):
 
 def u_net() -> Step:
     """A U-Net that classifies every pixel."""
+    return _pixels_step(UNet(), _IMAGES, _PIXELS)
+
+
+def u_net_tiny() -> Step:
+    """The same with two levels, of width 8 and 16."""
+    return _pixels_step(UNet(8, 1), 2, 16)
+
+
+def _pixels_step(module: UNet, images: int, pixels: int) -> Step:
     generator = torch.Generator().manual_seed(0)
-    images = torch.randn(_IMAGES, 3, _PIXELS, _PIXELS, generator=generator)
-    classes = torch.randint(16, (_IMAGES, _PIXELS, _PIXELS), generator=generator)
+    given = torch.randn(images, 3, pixels, pixels, generator=generator)
+    classes = torch.randint(16, (images, pixels, pixels), generator=generator)
 
     def loss(scores: Tensor, classes: Tensor) -> Tensor:
         return functional.cross_entropy(scores, classes)
 
-    return UNet().train(), (images,), {"classes": classes}, loss
+    return module.train(), (given,), {"classes": classes}, loss

@@ -78,6 +78,8 @@ class DeviceSpec(_Spec):
     ----------
     name
         Its name.
+    kind
+        Torch's name of its kind; None in files of earlier versions, see :attr:`ClusterSpec.device_kind`.
     flops
         Achievable FLOP/s of a large matrix product per dtype (torch's name); ``float32`` stands in for
         dtypes that are not listed, so it must be.
@@ -89,13 +91,15 @@ class DeviceSpec(_Spec):
         Memory of the device, and how much of it torch's tensors cannot have (context, fragmentation,
         collective buffers).
     efficiency
-        Per operator class of :mod:`planner.machine.costs`: achieved FLOP/s over :attr:`flops`; 1 where absent.
+        Per operator class of :mod:`planner.machine.costs`: achieved FLOP/s over :attr:`flops`; 1 where absent. A kernel
+        of attention has its own key (``efficient_attention_backward``), which goes first.
     bandwidth_by_class
         Per operator class, or per operator name (``tanh``), which goes first: achieved bytes/s;
         :attr:`memory_bandwidth` where absent.
     """
 
     name: str
+    kind: Literal["cpu", "cuda"] | None = None
     flops: dict[str, PositiveFloat]
     memory_bandwidth: PositiveFloat
     launch_seconds: NonNegativeFloat
@@ -250,6 +254,11 @@ class ClusterSpec(_Spec):
         return self.devices_per_node * self.nodes
 
     @property
+    def device_kind(self) -> Literal["cpu", "cuda"]:
+        """Kind of the devices; where the file names none, CPU processes if they were measured, else CUDA."""
+        return self.device.kind or ("cuda" if self.measured is None else "cpu")
+
+    @property
     def host_copies(self) -> HostCopies:
         """Concurrency of copies to and from the host; on a measured machine they are blocking."""
         if self.measured is not None:
@@ -262,6 +271,8 @@ class ClusterSpec(_Spec):
         unused = {"costs": not self.costs, "overlap": self.overlap == OverlapSpec()}
         absent = {name for name, is_unused in unused.items() if is_unused}
         content = self.model_dump(mode="json", exclude=absent)
+        if self.device.kind is None:
+            del content["device"]["kind"]
         content["device"][FORMER_FIELD] = None
         return sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 

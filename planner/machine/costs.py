@@ -17,6 +17,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from planner.graph.operator_classes import ARITHMETIC, OperatorClass, memory_passes, operator_class, operator_name
 from planner.graph.operator_graph import ITEM_BYTES, Operator, OperatorGraph, TensorSpec
+from planner.graph.operator_workspaces import attention_shapes
 from planner.graph.optimizers import optimizer_named
 from planner.graph.placement import REPLICATE, Placement, local_numel
 from planner.machine.cluster import ClusterSpec, Collective
@@ -79,6 +80,8 @@ class CostModel:
         How copies over the host link run.
     overlap
         What computation and collectives that run at once take from each other.
+    device_kind
+        As :attr:`ClusterSpec.device_kind`.
     known
         Costs of single instructions that were measured with as many processes.
     resharding
@@ -97,6 +100,7 @@ class CostModel:
         self.host_link = cluster.host_link_for(self.mesh)
         self.host_copies = cluster.host_copies
         self.overlap = cluster.overlap
+        self.device_kind = cluster.device_kind
         self.known = KnownCosts(cluster.costs, prod(self.mesh))
         self.resharding = ReshardPlanner(
             self.links,
@@ -112,9 +116,10 @@ class CostModel:
         known = self.device.bandwidth_by_class
         return known.get(name) or known.get(kind.value) or self.device.memory_bandwidth
 
-    def flops_of(self, kind: OperatorClass, dtype: str) -> float:
-        """FLOP/s that a kernel of this class reaches in ``dtype``."""
-        return self.device.flops_of(dtype) * self.device.efficiency.get(kind.value, 1.0)
+    def flops_of(self, kind: OperatorClass, dtype: str, kernel: str = "") -> float:
+        """FLOP/s that a kernel of this class, or the one of this name, reaches in ``dtype``."""
+        known = self.device.efficiency
+        return self.device.flops_of(dtype) * known.get(f"{kernel}_{kind.value}", known.get(kind.value, 1.0))
 
     def operator_seconds(
         self, graph: OperatorGraph, operator: Operator, strategies: Sequence[StrategyLike]
@@ -245,7 +250,9 @@ class CostModel:
                 moved += output_passes * written
         seconds = moved / self.bandwidth_of(kind, operator_name(target))
         if flops:
-            rate = self.flops_of(kind, _arithmetic_dtype(inputs, outputs)) if kind in ARITHMETIC else None
+            shapes = attention_shapes(target, inputs) if self.device_kind == "cuda" else None
+            kernel = "" if shapes is None else shapes.kernel().value
+            rate = self.flops_of(kind, _arithmetic_dtype(inputs, outputs), kernel) if kind in ARITHMETIC else None
             rate = rate or self.device.flops_of("float32")
             parts = np.array([self._parts(strategy) for strategy in strategies], dtype=np.float64)
             seconds = np.maximum(seconds, flops / parts / rate)

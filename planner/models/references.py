@@ -27,8 +27,8 @@ DTYPES = {name: getattr(torch, name) for name in ("float32", "bfloat16", "float1
 FORMER_MODULES = {"planner.paper_models": "planner.papers.kiwi.models"}
 """Modules of this package whose functions older plans name as their models, and where those functions are now."""
 
-_OWN_MODELS = "planner.papers."
-"""Prefix of the modules of this package that hold models."""
+_OWN_MODELS = ("planner.papers.", "planner.benchmarks.")
+"""Prefixes of the modules of this package that hold models."""
 
 _named: set[str] = set()
 """Models that the user of this process has named."""

@@ -85,6 +85,7 @@ def verify_plan(
         allowed=allowed,
         devices=devices,
         counter_based_random=options.counter_based_random,
+        device=options.device or "cpu",
     )
     if report.violations:
         more = f" (and {len(report.violations) - 1} more)" if len(report.violations) > 1 else ""

@@ -11,7 +11,17 @@ import hashlib
 import json
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, NonNegativeInt, PositiveInt, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveInt,
+    SerializerFunctionWrapHandler,
+    model_serializer,
+    model_validator,
+)
 
 from formulations.problem.solution import Proof, Status, relative_gap
 from planner.common.units import format_bytes, format_gap, format_seconds
@@ -70,6 +80,9 @@ class PlanOptions(_Part):
     counter_based_random
         Whether random operators draw numbers by element, so that they may be recomputed; the executor must
         then do so.
+    device
+        Kind of device that it was planned for, whose kernels' workspaces the peak holds; absent from plans for
+        processes on a CPU, and from those of earlier versions.
     """
 
     cluster: str
@@ -81,6 +94,13 @@ class PlanOptions(_Part):
     reserve_bytes: NonNegativeInt = 0
     host_memory_bytes: NonNegativeInt | None = None
     counter_based_random: bool = False
+    device: Literal["cuda"] | None = None
+
+    @model_serializer(mode="wrap")
+    def _without_absent_fields(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """What a plan of an earlier version does not have is not written, so that its digest stays."""
+        written: dict[str, Any] = handler(self)
+        return {name: value for name, value in written.items() if name != "device" or value is not None}
 
     @model_validator(mode="after")
     def _memory_beyond_the_reserve(self) -> PlanOptions:

@@ -62,6 +62,7 @@ def replay(
     allowed: StrategyTable | None = None,
     devices: int | None = None,
     counter_based_random: bool = False,
+    device: str = "cpu",
 ) -> ReplayReport:
     """Check a schedule, and compute its memory over time and its cost.
 
@@ -88,6 +89,8 @@ def replay(
         Number of ranks of the job.
     counter_based_random
         Whether random operators draw numbers that depend on the element alone, so that they may run again.
+    device
+        Kind of device whose kernels' workspaces are counted, ``cpu`` or ``cuda``.
 
     Returns
     -------
@@ -106,7 +109,7 @@ def replay(
     if seconds is not None and not violations:
         time, unpriced = step_time(graph, schedule, seconds, local_bytes)
         violations.extend(unpriced)
-    profile, peak, at, alive = memory_profile(graph, schedule, lifetimes, local_bytes, optimizer)
+    profile, peak, at, alive = memory_profile(graph, schedule, lifetimes, local_bytes, optimizer, device)
     if limit is not None and peak > limit:
         where = Wording(graph, schedule).instruction(schedule.instructions[at]) if at >= 0 else "the start"
         message = f"{peak} bytes at {where}, {peak - limit} more than the limit of {limit}"

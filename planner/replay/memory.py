@@ -140,6 +140,7 @@ def memory_profile(
     lifetimes: Lifetimes,
     local_bytes: LocalBytes,
     optimizer: OptimizerMemory,
+    device: str,
 ) -> tuple[MemoryProfile, int, int, tuple[AliveTensor, ...]]:
     """Bytes over time, the peak, the first instruction that reaches it (-1: the start), tensors alive then."""
     count = len(schedule.instructions)
@@ -160,7 +161,7 @@ def memory_profile(
     transient = {category: np.zeros(count, dtype=np.int64) for category in Category}
     for index, instruction in enumerate(schedule.instructions):
         category = Category.RESHARDED if isinstance(instruction, Reshard) else Category.WORKSPACE
-        transient[category][index] += _transient(graph, schedule, instruction, local_bytes, optimizer)
+        transient[category][index] += _transient(graph, schedule, instruction, local_bytes, optimizer, device)
     for start, wait in waits(schedule.instructions).items():
         sent, joined = _beside(schedule, start, local_bytes)
         transient[Category.RESHARDED][start:wait] += sent
@@ -286,6 +287,7 @@ def _transient(
     instruction: Instruction,
     local_bytes: LocalBytes,
     optimizer: OptimizerMemory,
+    device: str,
 ) -> int:
     """Bytes that an instruction holds while it runs and no longer afterwards."""
     buffers = schedule.buffers
@@ -295,7 +297,7 @@ def _transient(
             return max(0, peak - local_bytes(buffers[target].value, buffers[target].placement))
         case Compute(operator, _, outputs) if outputs and outputs[0] is not None:
             value, placement = buffers[outputs[0]].value, buffers[outputs[0]].placement
-            item_bytes = workspace_item_bytes(graph, graph.operators[operator], placement)
+            item_bytes = workspace_item_bytes(graph, graph.operators[operator], placement, device)
             return item_bytes * local_bytes.numel(value, placement)
         case Update(parameter, _):
             value, placement = buffers[parameter].value, buffers[parameter].placement

@@ -212,6 +212,7 @@ class PlanningSession:
             host_limit=host_limit,
             allowed=self.allowed_strategies if priced else None,
             counter_based_random=True,
+            device=self.cluster.device_kind,
         )
 
     def schedule(self, decision: StepDecision, limit: int | None = None) -> Schedule:
@@ -445,6 +446,7 @@ class PlanningSession:
                 reserve_bytes=budget.reserve_bytes,
                 host_memory_bytes=request.host_memory,
                 counter_based_random=True,
+                device="cuda" if self.cluster.device_kind == "cuda" else None,
             ),
             fingerprints=self.fingerprints,
             bound_ns=None if result.bound is None else max(0, result.bound),

@@ -252,7 +252,9 @@ class _SpaceBuilder:
         if value is None:
             return np.zeros(len(strategies), dtype=np.int64)
         placements = [strategy.outputs[0] for strategy in strategies]
-        item_bytes = [workspace_item_bytes(self.graph, op, placement) for placement in placements]
+        item_bytes = [
+            workspace_item_bytes(self.graph, op, placement, self.costs.device_kind) for placement in placements
+        ]
         numel = self._bytes(value, placements) // self.graph.values[value].spec.item_bytes
         return numel * np.array(item_bytes, dtype=np.int64)
 

@@ -156,7 +156,7 @@ def _operator_step(plan: Plan, step: TrainingStep, how: LoadOptions) -> Operator
         raise LoadError(
             "loss_scaling: the model's loss is float16, in which a scaled loss overflows: return it in 32 bits"
         )
-    peak = predicted_peak(traced.graph, schedule, measured, order)
+    peak = predicted_peak(traced.graph, schedule, measured, order, options.device or "cpu")
     check_excess(peak, plan.peak_bytes, options.limit_bytes, factory, options.optimizer)
     overlapping = any(isinstance(entry, Wait) for entry in schedule.instructions)
     mesh = device_mesh(device.type, options.mesh)

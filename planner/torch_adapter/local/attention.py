@@ -1,7 +1,8 @@
-"""CPU flash attention on other devices, by blocks of query rows.
+"""CPU flash attention on other devices: a kernel of the device where one takes the shapes, else blocks of query rows.
 
 A step is traced on the CPU, whose attention kernel exists nowhere else. On another device the same
-operator (same results, same saved log-sum-exp) runs here in plain tensor operations: the forward of
+operator has the same results and the same saved log-sum-exp. The kernels of CUDA are in
+:mod:`planner.torch_adapter.local.attention_kernels`. The blocks are plain tensor operations: the forward of
 Rabe and Staats (Self-attention does not need O(n^2) memory, 2021) and the backward of Dao et al.
 (FlashAttention, 2022, Algorithm 4), one block of query rows at a time, so that no score matrix is whole.
 """
@@ -13,27 +14,67 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from planner.graph.attention_kernels import BLOCK_ROWS, AttentionKernel, AttentionShapes
+from planner.torch_adapter.local.attention_kernels import BACKWARD, FORWARD, KernelCall, capability_of
 from planner.torch_adapter.local.context import LocalContext, LocalFunction, UnsupportedOperatorError
-
-BLOCK_ROWS = 256
 
 
 def attention_forward(context: LocalContext) -> LocalFunction | None:
     """Attention and its log-sum-exp on a device without the traced kernel; None on the CPU."""
-    return None if _has_kernel(context) else blockwise_forward(context)
+    if _has_kernel(context):
+        return None
+    kernel = kernel_of(context)
+    return blockwise_forward(context) if kernel is AttentionKernel.BLOCKS else kernel_forward(context, kernel)
 
 
 def attention_backward(context: LocalContext) -> LocalFunction | None:
     """Gradients of query, key and value on a device without the traced kernel; None on the CPU."""
-    return None if _has_kernel(context) else blockwise_backward(context)
+    if _has_kernel(context):
+        return None
+    kernel = kernel_of(context)
+    return blockwise_backward(context) if kernel is AttentionKernel.BLOCKS else kernel_backward(context, kernel)
 
 
 def _has_kernel(context: LocalContext) -> bool:
     return context.device is None or context.device.type == "cpu"
 
 
-class _Scores:
-    """Scaled and masked scores of blocks of query rows, as (batch, key heads, queries per key head, rows, keys)."""
+def kernel_of(context: LocalContext) -> AttentionKernel:
+    """The kernel on the device of a local operator; blocks on a device that is not CUDA."""
+    if context.device is None or context.device.type != "cuda":
+        return AttentionKernel.BLOCKS
+    query, key, value = (context.spec(name) for name in ("query", "key", "value"))
+    shapes = AttentionShapes(
+        query.dtype, query.shape, key.shape, value.shape, context.has("attn_mask"), bool(context.named["is_causal"])
+    )
+    return shapes.kernel(capability_of(context.device))
+
+
+def kernel_forward(context: LocalContext, kernel: AttentionKernel) -> LocalFunction:
+    """Output and log-sum-exp by a kernel of CUDA."""
+    constants = _Constants(context)
+    call, forward, mask_at = constants.call, FORWARD[kernel], constants.mask
+
+    def attention(*tensors: Tensor) -> tuple[Tensor, Tensor]:
+        return forward(call, *tensors[:3], None if mask_at is None else tensors[mask_at])
+
+    return attention
+
+
+def kernel_backward(context: LocalContext, kernel: AttentionKernel) -> LocalFunction:
+    """Gradients of query, key and value by a kernel of CUDA."""
+    constants = _Constants(context)
+    call, backward, mask_at = constants.call, BACKWARD[kernel], constants.mask
+
+    def attention_backward(*tensors: Tensor) -> tuple[Tensor, ...]:
+        mask = None if mask_at is None else tensors[mask_at]
+        return backward(call, tensors[0], tensors[1:4], mask, tensors[4:6])
+
+    return attention_backward
+
+
+class _Constants:
+    """Constants of an attention: what is masked and how scores are scaled."""
 
     def __init__(self, context: LocalContext) -> None:
         if float(context.named["dropout_p"]) != 0.0:
@@ -42,6 +83,14 @@ class _Scores:
             )
         self.causal, self.given_scale = bool(context.named["is_causal"]), context.named["scale"]
         self.mask = context.position("attn_mask") if context.has("attn_mask") else None
+
+    @property
+    def call(self) -> KernelCall:
+        return KernelCall(self.causal, None if self.given_scale is None else float(self.given_scale))
+
+
+class _Scores(_Constants):
+    """Scaled and masked scores of blocks of query rows, as (batch, key heads, queries per key head, rows, keys)."""
 
     def scale(self, query: Tensor) -> float:
         return float(self.given_scale) if self.given_scale is not None else query.shape[-1] ** -0.5

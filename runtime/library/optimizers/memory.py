@@ -55,7 +55,9 @@ class MeasuredOptimizer(OptimizerMemory):
         return self.per_element[parameter.dtype].workspace * local_numel
 
 
-def predicted_peak(graph: OperatorGraph, schedule: Schedule, optimizer: MeasuredOptimizer, order: UpdateOrder) -> int:
+def predicted_peak(
+    graph: OperatorGraph, schedule: Schedule, optimizer: MeasuredOptimizer, order: UpdateOrder, device: str = "cpu"
+) -> int:
     """Most bytes of one device during a step, by a replay of what is run.
 
     Parameters
@@ -66,14 +68,16 @@ def predicted_peak(graph: OperatorGraph, schedule: Schedule, optimizer: Measured
         Bytes of the optimizer.
     order
         When it runs.
+    device
+        Kind of device that the plan is for.
     """
     run = schedule if order is UpdateOrder.AS_PLANNED else with_updates_last(schedule, order)
     if order is not UpdateOrder.AT_ONCE:
-        report = replay(graph, run, optimizer=optimizer)
+        report = replay(graph, run, optimizer=optimizer, device=device)
         assert report.peak_bytes, "the schedule was checked before"
         return report.peak_bytes
     none = {dtype: replace(entry, workspace=0) for dtype, entry in optimizer.per_element.items()}
-    report = replay(graph, run, optimizer=replace(optimizer, per_element=none))
+    report = replay(graph, run, optimizer=replace(optimizer, per_element=none), device=device)
     assert report.peak_bytes, "the schedule was checked before"
     first = next(at for at, entry in enumerate(run.instructions) if isinstance(entry, Update))
     return max(report.peak_bytes, int(report.profile.total_during[first]) + _all_workspaces(graph, run, optimizer))
