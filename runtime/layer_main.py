@@ -65,7 +65,7 @@ def run_layer_rank(options: RunOptions) -> int:
     FamilyError, LaunchError, PlanError
         The job does not have the plan's ranks, or the plan or the model cannot be run.
     """
-    device = rank_device(options.device)
+    device = rank_device(options.device or "cpu")
     if options.check:
         round_as_float32()
     with joined(device) as membership:
@@ -107,7 +107,7 @@ def _run(plan: LayerPlan, options: RunOptions, device: torch.device) -> LayerRun
         devices=plan.devices,
         stages=len(plan.stages),
         micro_batches=plan.micro_batches,
-        device=options.device,
+        device=device.type,
         dtype=plan.model.dtype,
         uncompared=missing,
         **merged_measurements(ranks, reference),

@@ -24,6 +24,7 @@ from planner.torch_adapter.tracing.step_module import StepArguments
 from runtime.job.device_memory import check_device_memory
 from runtime.job.layout import device_mesh, print_layout_note
 from runtime.job.membership import joined
+from runtime.job.planned_device import check_kind, device_of_run
 from runtime.job.process_group import LaunchError, broadcast_text, gather_texts, rank_device, round_as_float32
 from runtime.job.rank_job import (
     RunOptions,
@@ -77,11 +78,17 @@ def run_rank(options: RunOptions, show: Callable[[Plan, RunReport], None] = prin
     PlanError
         If the plan cannot be read, or is not a correct plan of the step as traced on this machine.
     """
-    device = rank_device(options.device)
+    wanted = options.device
+    if wanted is None:  # where rank 0 alone has the plan, the others go by their machine
+        here = "cuda" if torch.cuda.is_available() else "cpu"
+        wanted = device_of_run(None, load_plan(options.plan)) if options.plan.exists() else here
+    device = rank_device(wanted)
     if options.check:
         round_as_float32()
     with joined(device) as membership:
         plan = _shared_plan(options)
+        if options.device is None:
+            check_kind(plan, device.type)
         check_device_memory(plan.peak_bytes, device)
         print_layout_note(plan.decision.options.mesh, plan.decision.options.cluster)
         with scratch_folder(options) as own:
@@ -104,7 +111,7 @@ def _run(plan: Plan, options: RunOptions, device: torch.device) -> RunReport:
     texts = gather_texts(_train(plan, step, traced, schedule, options, device).model_dump_json())
     merged = ""
     if dist.get_rank() == 0:
-        report = merged_report(plan, [RankReport.model_validate_json(text) for text in texts], options)
+        report = merged_report(plan, [RankReport.model_validate_json(text) for text in texts], options, device)
         if options.report is not None:
             write_report(report, options.report)
         merged = report.model_dump_json()
@@ -178,7 +185,7 @@ def _rank_report(
     return RankReport(param_rel_error=updated.error, worst_parameter=updated.name, instruction_ns=times, **found)
 
 
-def merged_report(plan: Plan, ranks: list[RankReport], options: RunOptions) -> RunReport:
+def merged_report(plan: Plan, ranks: list[RankReport], options: RunOptions, device: torch.device) -> RunReport:
     """One report of all ranks' reports."""
     reference = read_reference(options.scratch) if options.check else None
     host, updated = plan.decision.predicted.host, NO_ERROR
@@ -188,7 +195,7 @@ def merged_report(plan: Plan, ranks: list[RankReport], options: RunOptions) -> R
     return RunReport(
         plan_digest=plan.digest,
         mesh=plan.decision.options.mesh,
-        device=options.device,
+        device=device.type,
         dtype=plan.decision.model.dtype,
         memory_limit_bytes=plan.decision.options.limit_bytes,
         predicted_peak_bytes=[plan.peak_bytes] * len(ranks),

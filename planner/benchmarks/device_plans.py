@@ -54,8 +54,8 @@ class DeviceCase:
 CASES: dict[str, DeviceCase] = {
     "gpt2-tiny": DeviceCase(ModelReference(_MODELS + "gpt2_tiny", batch=32, sequence=64), shares=SHARES),
     "llama-tiny": DeviceCase(ModelReference(_MODELS + "llama_tiny", batch=32, sequence=64), shares=SHARES),
-    "gpt2-half": DeviceCase(ModelReference(_MODELS + "gpt2_tiny", 8, 64, "bfloat16", layers=1, dropout=0.1)),
-    "gpt2-half-2": DeviceCase(ModelReference(_MODELS + "gpt2_tiny", 8, 64, "bfloat16", layers=1, dropout=0.1), (2,)),
+    "gpt2-half": DeviceCase(ModelReference(_MODELS + "gpt2_tiny", 8, 64, "bfloat16", layers=1)),
+    "gpt2-half-2": DeviceCase(ModelReference(_MODELS + "gpt2_tiny", 8, 64, "bfloat16", layers=1), (2,)),
     "gpt2-offload": DeviceCase(
         ModelReference(_MODELS + "gpt2_tiny", batch=32, sequence=64, layers=2),
         shares=(60,),

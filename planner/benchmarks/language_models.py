@@ -9,8 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
-Step = tuple[nn.Module, tuple[Any, ...], dict[str, Any], Callable[..., Tensor]]
+Step = tuple[nn.Module, tuple[Any, ...], dict[str, Any], Callable[..., Tensor] | None]
+
+LOSS_PARTS = 8
+"""Parts of the batch whose logits are made one after the other, since those of all are the largest tensors by far."""
 
 
 @dataclass(frozen=True)
@@ -100,8 +104,32 @@ class LlamaBlock(nn.Module):
         return result
 
 
-class Gpt2(nn.Module):
-    """GPT-2 (Radford et al. 2019), head and embedding tied."""
+class LanguageModel(nn.Module):
+    """Head and loss, with the head tied to the embedding ``words``; the norm before it is ``last``.
+
+    ``recompute_loss`` recomputes the logits of each part in the backward by ``torch.utils.checkpoint``.
+    """
+
+    words: nn.Embedding
+    last: nn.Module
+    recompute_loss = False
+
+    def loss(self, hidden: Tensor, labels: Tensor) -> Tensor:
+        """Mean cross-entropy in 32 bits, of hidden states (batch, tokens, width) and labels (batch, tokens)."""
+        parts = zip(self.last(hidden).flatten(0, 1).chunk(LOSS_PARTS), labels.flatten().chunk(LOSS_PARTS), strict=True)
+        losses = [
+            checkpoint(self._part, *part, use_reentrant=False) if self.recompute_loss else self._part(*part)
+            for part in parts
+        ]
+        return torch.stack(losses).sum() / labels.numel()
+
+    def _part(self, hidden: Tensor, labels: Tensor) -> Tensor:
+        logits = functional.linear(hidden, self.words.weight).float()
+        return functional.cross_entropy(logits, labels, reduction="sum")
+
+
+class Gpt2(LanguageModel):
+    """GPT-2 (Radford et al. 2019)."""
 
     def __init__(self, sizes: Sizes, tokens: int, dropout: float) -> None:
         super().__init__()
@@ -111,16 +139,16 @@ class Gpt2(nn.Module):
         self.last = nn.LayerNorm(sizes.width)
         self.apply(_initialised)
 
-    def forward(self, tokens: Tensor) -> Tensor:
-        """Logits (batch, tokens, words) in 32 bits."""
+    def forward(self, tokens: Tensor, labels: Tensor) -> Tensor:
+        """Loss of tokens and labels, both (batch, tokens)."""
         hidden = self.dropout(self.words(tokens) + self.places.weight)
         for block in self.blocks:
             hidden = block(hidden)
-        return functional.linear(self.last(hidden), self.words.weight).float()
+        return self.loss(hidden, labels)
 
 
-class Llama(nn.Module):
-    """Llama 3.2 (Meta 2024), head and embedding tied."""
+class Llama(LanguageModel):
+    """Llama 3.2 (Meta 2024)."""
 
     def __init__(self, sizes: Sizes, tokens: int) -> None:
         super().__init__()
@@ -134,12 +162,12 @@ class Llama(nn.Module):
         self.register_buffer("sines", angles.sin(), persistent=False)
         self.apply(_initialised)
 
-    def forward(self, tokens: Tensor) -> Tensor:
-        """Logits (batch, tokens, words) in 32 bits."""
+    def forward(self, tokens: Tensor, labels: Tensor) -> Tensor:
+        """Loss of tokens and labels, both (batch, tokens)."""
         hidden = self.words(tokens)
         for block in self.blocks:
             hidden = block(hidden, self.cosines, self.sines)
-        return functional.linear(self.last(hidden), self.words.weight).float()
+        return self.loss(hidden, labels)
 
 
 def _initialised(layer: nn.Module) -> None:
@@ -149,11 +177,7 @@ def _initialised(layer: nn.Module) -> None:
 
 def _step(module: nn.Module, sizes: Sizes, batch: int, sequence: int, dtype: torch.dtype) -> Step:
     tokens, labels = (torch.randint(sizes.words, (batch, sequence)) for _ in range(2))
-    return module.to(dtype).train(), (tokens,), {"labels": labels}, _loss
-
-
-def _loss(logits: Tensor, labels: Tensor) -> Tensor:
-    return functional.cross_entropy(logits.flatten(0, 1), labels.flatten())
+    return module.to(dtype).train(), (tokens, labels), {}, None
 
 
 def gpt2_medium(batch: int, sequence: int, dtype: torch.dtype, dropout: float = 0.0) -> Step:

@@ -26,7 +26,13 @@ def cannot_run(plan: AnyPlan) -> str:
 
 
 def run_layers(
-    plan_file: Path, steps: int, check: bool, report: Path | None, data: Path | None, device: str, allow_code: bool
+    plan_file: Path,
+    steps: int,
+    check: bool,
+    report: Path | None,
+    data: Path | None,
+    device: str | None,
+    allow_code: bool,
 ) -> int:
     """Run a plan of layers on local processes and print predicted beside measured figures."""
     from rich.console import Console

@@ -29,7 +29,9 @@ def run(
         Path | None, typer.Option("--report", "--json", help="Report to write as JSON.", show_default=False)
     ] = None,
     data: Annotated[Path | None, typer.Option(help="File whose bytes are the tokens.", show_default=False)] = None,
-    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    device: Annotated[
+        str | None, typer.Option(help="cpu or cuda; that of the plan's cluster if left out.", show_default=False)
+    ] = None,
     profile: Annotated[
         Path | None,
         typer.Option(help="Time every instruction; Chrome trace to write, beside tables.", show_default=False),
@@ -63,7 +65,7 @@ def run(
         writable_file(report, "--report")
     if data is not None:
         readable_file(data, "--data")
-    if device not in ("cpu", "cuda"):
+    if device not in (None, "cpu", "cuda"):
         raise OptionError(f"--device: {device!r} is unknown; choose cpu or cuda")
     if profile is not None and (of_layers or started_by_torchrun):
         reason = "of layers" if of_layers else "that torchrun started"
@@ -120,7 +122,7 @@ def _run_locally(
     check: bool,
     report: Path | None,
     data: Path | None,
-    device: str,
+    device: str | None,
     allow_code: bool,
     profile: Path | None,
 ) -> int:
@@ -159,13 +161,20 @@ def _show_profile(plan: Plan, found: RunReport, trace: Path) -> None:
 
 
 def _run_as_rank(
-    plan_file: Path, steps: int, check: bool, report: Path | None, data: Path | None, device: str, allow_code: bool
+    plan_file: Path,
+    steps: int,
+    check: bool,
+    report: Path | None,
+    data: Path | None,
+    device: str | None,
+    allow_code: bool,
 ) -> int:
     """Do one rank's part; rank 0 reads the plan and prints the table."""
     from runtime.job.rank_job import parse_options
     from runtime.rank_main import run_rank
 
-    arguments = [str(plan_file), "--steps", str(steps), "--device", device]
+    arguments = [str(plan_file), "--steps", str(steps)]
+    arguments += [] if device is None else ["--device", device]
     arguments += ["--check"] if check else []
     arguments += ["--allow-code"] if allow_code else []
     arguments += ["--report", str(report)] if report is not None else []

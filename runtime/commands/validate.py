@@ -50,7 +50,9 @@ def validate(
     dropout: Dropout = None,
     loss_chunks: LossChunks = 1,
     steps: Annotated[int, typer.Option(min=2, help="Steps of each run; the first is not timed.")] = 4,
-    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    device: Annotated[
+        str | None, typer.Option(help="cpu or cuda; that of each plan's cluster if left out.", show_default=False)
+    ] = None,
     json_file: JsonFile = None,
     plot: Annotated[Path | None, typer.Option(help="Scatter plot to write (PNG, SVG).", show_default=False)] = None,
     allow_code: AllowCode = False,
@@ -67,7 +69,7 @@ def validate(
         raise OptionError("PLAN: give plan files, or --sample with a --model and a --mesh")
     if bool(sample) != (model is not None and mesh is not None):
         raise OptionError("--sample: give a --model and a --mesh with it, and neither of them without it")
-    if device not in ("cpu", "cuda"):
+    if device not in (None, "cpu", "cuda"):
         raise OptionError(f"--device: {device!r} is unknown; choose cpu or cuda")
 
     from planner.models.references import ModelReference

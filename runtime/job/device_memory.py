@@ -11,6 +11,10 @@ from planner.machine.identity import physical_memory_bytes
 from runtime.job.process_group import LaunchError
 
 
+class DeviceMemoryError(LaunchError):
+    """A plan that holds more bytes than the device has."""
+
+
 def check_device_memory(peak_bytes: int, device: torch.device) -> None:
     """Refuse a plan that needs more memory than this rank has; on CPU the ranks of a machine share its memory.
 
@@ -23,7 +27,7 @@ def check_device_memory(peak_bytes: int, device: torch.device) -> None:
 
     Raises
     ------
-    LaunchError
+    DeviceMemoryError
         The device has less; the message names both, and a limit to plan for.
     """
     if device.type == "cuda":
@@ -33,7 +37,7 @@ def check_device_memory(peak_bytes: int, device: torch.device) -> None:
         here, shared = physical_memory_bytes(), int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
         name = f"this machine, shared by {shared} ranks," if shared > 1 else "this machine"
     if peak_bytes * shared > here:
-        raise LaunchError(
+        raise DeviceMemoryError(
             f"the plan holds {format_bytes(peak_bytes)} of tensors on a device; {name} has {format_bytes(here)}: plan "
             f"with --memory {format_bytes(here // shared)} or less, or run on other devices"
         )

@@ -15,6 +15,7 @@ import sys
 import tempfile
 import threading
 import uuid
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from math import prod
@@ -29,6 +30,7 @@ from formulations.problem.files import write_text_atomically
 from planner.layers.plan.document import LayerPlan, is_layer_plan, load_layer_plan, save_layer_plan
 from planner.models.references import check_code
 from planner.plan.document import Plan, load_plan, save_plan
+from runtime.job.planned_device import calibration_note, device_of_run
 from runtime.job.process_group import LaunchError
 from runtime.job.rank_job import RunOptions
 from runtime.measure.run_report import RunReport
@@ -49,7 +51,7 @@ def run_plan(
     steps: int = 5,
     check: bool = False,
     data: Path | str | None = None,
-    device: str = "cpu",
+    device: str | None = None,
     profile: bool = False,
     allow_code: bool = False,
 ) -> RunReport:
@@ -66,7 +68,7 @@ def run_plan(
     data
         Text whose bytes are the token ids; None: the model's example batch in every step.
     device
-        ``cpu`` (gloo) or ``cuda`` (NCCL, one device per rank).
+        ``cpu`` (gloo) or ``cuda`` (NCCL, one device per rank); None: the kind that the plan is for.
     profile
         Time every instruction; see :mod:`runtime.measure.profile`.
     allow_code
@@ -88,6 +90,9 @@ def run_plan(
     """
     checked = plan if isinstance(plan, Plan) else load_plan(Path(plan))
     check_code(checked.decision.model.source, allow_code)
+    device = device_of_run(device, checked)
+    if note := calibration_note(checked):
+        warnings.warn(note, stacklevel=2)
     report = run_module(
         "runtime.rank_main",
         prod(checked.decision.options.mesh),

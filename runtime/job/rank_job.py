@@ -38,7 +38,7 @@ class RunOptions:
     steps: int
     check: bool
     data: Path | None
-    device: str
+    device: str | None
     report: Path | None
     scratch: Path
     profile: bool = False
@@ -55,7 +55,7 @@ def parse_options(program: str, arguments: list[str] | None = None) -> RunOption
     parser.add_argument("--steps", type=int, default=5, help="optimizer steps (at least 1)")
     parser.add_argument("--check", action="store_true", help="compare with one process")
     parser.add_argument("--data", type=Path, help="text whose bytes are the tokens, on every machine")
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--device", choices=("cpu", "cuda"), help="that of the plan's cluster if left out")
     parser.add_argument("--report", type=Path, help="where rank 0 writes its report (JSON)")
     parser.add_argument("--profile", action="store_true", help="time every instruction, for the report")
     parser.add_argument("--allow-code", action="store_true", help="let the plan import the module that it names")

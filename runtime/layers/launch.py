@@ -8,6 +8,7 @@ from planner.layers.plan.check import check_layer_plan
 from planner.layers.plan.document import LayerPlan, load_layer_plan, save_layer_plan
 from planner.models.references import check_code
 from runtime.job.launch import run_module
+from runtime.job.planned_device import device_of_run
 from runtime.layers.reference import model_reference
 from runtime.layers.report import LayerRunReport
 
@@ -18,7 +19,7 @@ def run_layer_plan(
     steps: int = 5,
     check: bool = False,
     data: Path | str | None = None,
-    device: str = "cpu",
+    device: str | None = None,
     allow_code: bool = False,
 ) -> LayerRunReport:
     """Run a layer plan on this machine, one process per device.
@@ -54,6 +55,6 @@ def run_layer_plan(
         steps=steps,
         check=check,
         data=data,
-        device=device,
+        device=device_of_run(device, checked),
     )
     return LayerRunReport.model_validate_json(report)

@@ -25,6 +25,7 @@ from planner.torch_adapter.local.collectives import MeshGroups
 from planner.torch_adapter.tracing.step_module import StepArguments
 from runtime.job.device_memory import check_device_memory
 from runtime.job.layout import device_mesh, print_layout_note
+from runtime.job.planned_device import check_kind
 from runtime.job.process_group import broadcast_text
 from runtime.job.slurm import adopt_slurm
 from runtime.layers.reference import model_reference
@@ -95,7 +96,7 @@ def load(
     loss_scaling
         For float16: the loss is scaled, and a step whose gradients overflow is skipped on all ranks.
     device
-        ``cpu`` or ``cuda``; None: CUDA where every rank of the machine has a device.
+        ``cpu`` or ``cuda``; None: CUDA where every rank of the machine has a device, which a plan for CUDA needs.
     allow_code
         Whether the plan may import the module that it names, where ``module`` or ``batch`` is left out.
 
@@ -118,6 +119,8 @@ def load(
     if isinstance(plan, Plan):
         check_ranks(plan, dist.get_world_size())
         print_layout_note(plan.decision.options.mesh, plan.decision.options.cluster)
+    if device is None:
+        check_kind(plan, place_of_rank.type)
     check_device_memory(plan.peak_bytes, place_of_rank)
     if allow_code:
         check_code(reference.source, allowed=True)

@@ -51,6 +51,21 @@ class MemoryMeter:
         return self._storages.host_peak_bytes
 
     @property
+    def reserved_peak_bytes(self) -> int | None:
+        """Most bytes that CUDA's allocator held at once, tensors and the free memory between them; None elsewhere."""
+        return torch.cuda.max_memory_reserved(self._device) if self._has_allocator_record else None
+
+    @property
+    def allocation_retries(self) -> int | None:
+        """How often CUDA's allocator gave its free memory back and asked again; None elsewhere.
+
+        Any such retry makes a step slower, and says that free memory was in pieces.
+        """
+        if not self._has_allocator_record:
+            return None
+        return int(torch.cuda.memory_stats(self._device).get("num_alloc_retries", 0))
+
+    @property
     def live_bytes(self) -> int:
         """Bytes alive now."""
         if self._has_allocator_record:

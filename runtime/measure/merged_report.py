@@ -36,6 +36,8 @@ def rank_measurements(
         "worst_gradient": worst.name,
         "grad_tolerance": worst.tolerance,
         "loss_tolerance": rounding.loss_tolerance,
+        "reserved_peak_bytes": measured.reserved_peak_bytes,
+        "allocation_retries": measured.allocation_retries,
     }
 
 
@@ -65,4 +67,11 @@ def merged_measurements(ranks: Sequence[MeasuredRank], reference: ReferenceRun |
         "worst_gradient": worst.name,
         "grad_tolerance": worst.tolerance,
         "loss_tolerance": ranks[0].loss_tolerance,
+        "reserved_peak_bytes": _of_every_rank([rank.reserved_peak_bytes for rank in ranks]),
+        "allocation_retries": _of_every_rank([rank.allocation_retries for rank in ranks]),
     }
+
+
+def _of_every_rank(figures: Sequence[int | None]) -> list[int] | None:
+    known = [figure for figure in figures if figure is not None]
+    return known if len(known) == len(figures) else None

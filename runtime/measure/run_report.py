@@ -29,6 +29,8 @@ class MeasuredRank(BaseModel):
     worst_gradient: str
     grad_tolerance: float = GRADIENT_TOLERANCE
     loss_tolerance: float = LOSS_TOLERANCE
+    reserved_peak_bytes: int | None = None
+    allocation_retries: int | None = None
 
 
 class RankReport(MeasuredRank):
@@ -58,6 +60,9 @@ class TrainingReport(BaseModel):
         Relative error of the gradients of the first step that is largest beside its tolerance, and its parameter.
     grad_tolerance, loss_tolerance
         Relative errors up to which that gradient and the first loss pass (:mod:`runtime.measure.rounding`).
+    reserved_peak_bytes, allocation_retries
+        Of CUDA's allocator on each rank: most bytes that it held at once, and how often it gave free memory back and
+        asked again; None on other devices.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, ser_json_inf_nan="constants")
@@ -75,6 +80,8 @@ class TrainingReport(BaseModel):
     worst_gradient: str
     grad_tolerance: float = GRADIENT_TOLERANCE
     loss_tolerance: float = LOSS_TOLERANCE
+    reserved_peak_bytes: list[int] | None = None
+    allocation_retries: list[int] | None = None
 
     @property
     def exit_code(self) -> int:

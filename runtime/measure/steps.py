@@ -63,6 +63,8 @@ class Measurement:
         Largest resident set of the process.
     step_seconds
         Median time of the steps after the first; None with one step.
+    reserved_peak_bytes, allocation_retries
+        Of CUDA's allocator over all steps, see :class:`MemoryMeter`; None elsewhere.
     """
 
     losses: tuple[float, ...]
@@ -70,6 +72,8 @@ class Measurement:
     host_peak_bytes: int
     resident_set_bytes: int
     step_seconds: float | None
+    reserved_peak_bytes: int | None = None
+    allocation_retries: int | None = None
 
 
 def train_and_measure(
@@ -113,4 +117,12 @@ def train_and_measure(
             torch.cuda.synchronize(device)
         seconds.append(time.perf_counter() - started)
     typical = median(seconds) if seconds else None
-    return Measurement(tuple(losses), meter.peak_bytes, meter.host_peak_bytes, resident_set_peak_bytes(), typical)
+    return Measurement(
+        tuple(losses),
+        meter.peak_bytes,
+        meter.host_peak_bytes,
+        resident_set_peak_bytes(),
+        typical,
+        meter.reserved_peak_bytes,
+        meter.allocation_retries,
+    )

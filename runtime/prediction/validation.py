@@ -74,7 +74,7 @@ def validate(
     plans: Sequence[tuple[str, Plan]],
     *,
     steps: int = STEPS,
-    device: str = "cpu",
+    device: str | None = None,
     progress: Callable[[str], None] = lambda _: None,
 ) -> Validation:
     """Run plans one after another and compare each with its prediction.

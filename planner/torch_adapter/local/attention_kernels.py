@@ -153,7 +153,7 @@ def _summed_heads(gradient: Tensor, heads: int) -> Tensor:
     """Gradient of keys or values that heads of queries share."""
     if gradient.shape[1] == heads:
         return gradient
-    return gradient.unflatten(1, (heads, -1)).sum(2)
+    return torch.unflatten(gradient, 1, (heads, -1)).sum(2)
 
 
 def _bias(mask: Tensor | None, query: Tensor, key: Tensor) -> Tensor | None:

@@ -68,6 +68,11 @@ class StorageMeter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         for tensor in tensors:
             self._count(tensor, "before the step")
 
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Let code that ``torch.compile`` made run as compiled, so that it is what is metered."""
+        return True
+
     def __torch_dispatch__(
         self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:

@@ -25,14 +25,12 @@ CPU_FORWARD = aten._scaled_dot_product_flash_attention_for_cpu.default
 CPU_BACKWARD = aten._scaled_dot_product_flash_attention_for_cpu_backward.default
 FLASH, EFFICIENT, CUDNN, BLOCKS = AttentionKernel
 CUDA = torch.device("cuda", 0)
+MASKS = {FLASH: (False,), EFFICIENT: (False, True), CUDNN: (True,)}
 CASES = [
     (kernel, causal, masked, heads, rows)
-    for kernel, causal, masked, heads, rows in itertools.product(
-        FORWARD, (False, True), (False, True), (4, 2), (48, 50)
-    )
-    if not (causal and masked)
-    and (kernel is not FLASH or not masked)
-    and (kernel is not CUDNN or (masked and heads == 4))
+    for kernel, masks in MASKS.items()
+    for causal, masked, heads, rows in itertools.product((False, True), masks, (4, 2), (48, 50))
+    if not (causal and masked) and (kernel is not CUDNN or heads == 4)
 ]
 
 

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 import torch.distributed as dist
 
-from runtime.job import device_memory, process_group
+from planner.machine.cluster import Measurement
+from planner.machine.identity import current_machine
+from planner.plan.document import load_plan
+from runtime.job import device_memory, planned_device, process_group
 from runtime.job.device_memory import check_device_memory
+from runtime.job.planned_device import calibration_note, check_kind, device_of_run
 from runtime.job.process_group import ALLOCATOR_SETTING, LaunchError, enter, rank_device, round_as_float32
+
+PLAN = Path(__file__).parents[2] / "fixtures" / "plans" / "kiwi_chain.json"
 
 
 @pytest.fixture
@@ -83,3 +91,37 @@ def test_a_plan_for_more_memory_than_the_device_has_is_refused(monkeypatch):
     check_device_memory(40 * 2**30, torch.device("cuda", 1))
     with pytest.raises(LaunchError, match=r"cuda:1 \(NVIDIA A100\) has 40.00 GiB"):
         check_device_memory(41 * 2**30, torch.device("cuda", 1))
+
+
+def planned_for(plan, **options):
+    changed = plan.decision.options.model_copy(update=options)
+    return plan.model_copy(update={"decision": plan.decision.model_copy(update={"options": changed})})
+
+
+def test_a_run_is_on_the_kind_of_device_that_its_plan_is_for(monkeypatch):
+    plan = load_plan(PLAN)
+    assert device_of_run(None, plan) == "cpu"
+    on_cuda = planned_for(plan, device="cuda")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(
+        LaunchError, match=r"for CUDA devices of cluster a100-8-nvlink, and none is found.*--device cpu"
+    ):
+        device_of_run(None, on_cuda)
+    with pytest.raises(LaunchError, match="for CUDA devices"):
+        check_kind(on_cuda, "cpu")
+    assert device_of_run("cpu", on_cuda) == "cpu"
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert device_of_run(None, on_cuda) == "cuda"
+    assert device_of_run(None, plan) == "cpu"
+
+
+def test_a_calibration_is_compared_with_this_machine(monkeypatch):
+    plan = load_plan(PLAN)
+    assert calibration_note(plan) == ""
+    measured = Measurement(machine=current_machine(), ranks=2).model_dump_json().encode()
+    here = plan.decision.fingerprints.model_copy(update={"calibration": hashlib.sha256(measured).hexdigest()})
+    plan = plan.model_copy(update={"decision": plan.decision.model_copy(update={"fingerprints": here})})
+    assert calibration_note(plan) == ""
+    elsewhere = current_machine().model_copy(update={"processor": "an abacus"})
+    monkeypatch.setattr(planned_device, "current_machine", lambda: elsewhere)
+    assert "measured on another machine than this one (an abacus" in calibration_note(plan)

@@ -17,6 +17,7 @@ from support.processes.library_runs import ADAMW, batches, full_tensors, schedul
 from support.steps.planned_steps import random_plan, real_step
 
 import runtime
+from planner.machine.cluster import load_cluster
 from planner.plan.document import Plan
 from runtime.library.errors import BatchError
 
@@ -134,7 +135,10 @@ def test_the_script_of_the_guide_trains_and_resumes(tmp_path, meshwright, monkey
 
     save_file(pictures.network().state_dict(), "pretrained.safetensors")
     command = re.search(r"`meshwright (plan pictures:step [^`]*)`", GUIDE.read_text())[1].split()
-    ended = meshwright(*command, "--cluster", "a100-8-nvlink", "--time-limit", 10)
+    cluster = load_cluster("a100-8-nvlink")
+    processes = cluster.model_copy(update={"device": cluster.device.model_copy(update={"kind": "cpu"})})
+    Path("processes.json").write_text(processes.model_dump_json())
+    ended = meshwright(*command, "--cluster", "processes.json", "--time-limit", 10)
     assert ended.code == 0, ended.err
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (ROOT, tmp_path))), "OMP_NUM_THREADS": "1"}
 

@@ -1,0 +1,1 @@
+"""Checks of a device: ``python -m runtime.gpu_check``."""

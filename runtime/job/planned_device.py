@@ -1,0 +1,74 @@
+"""The device that a plan is for, beside the one that is here: another kind is refused, another machine is named."""
+
+from __future__ import annotations
+
+import hashlib
+
+import torch
+
+from planner.layers.plan.document import LayerPlan
+from planner.machine.cluster import Measurement
+from planner.machine.identity import current_machine
+from planner.plan.document import Plan
+from runtime.job.process_group import LaunchError
+
+MOST_RANKS = 1024
+"""Processes that a calibration may have had at once."""
+
+
+def planned_kind(plan: Plan | LayerPlan) -> str:
+    """Kind of device that a plan is for: ``cuda`` where it says so, else ``cpu``."""
+    return (isinstance(plan, Plan) and plan.decision.options.device) or "cpu"
+
+
+def check_kind(plan: Plan | LayerPlan, found: str) -> None:
+    """Refuse a device of another kind than the plan's, where the user did not ask for it.
+
+    Parameters
+    ----------
+    plan
+        The plan.
+    found
+        Kind of device that is here.
+
+    Raises
+    ------
+    LaunchError
+        The plan is for CUDA devices, and there are none.
+    """
+    if isinstance(plan, Plan) and planned_kind(plan) == "cuda" != found:
+        raise LaunchError(
+            f"the plan is for CUDA devices of cluster {plan.decision.options.cluster}, and none is found here: run it "
+            "where they are, plan for this machine, or ask for the CPU (--device cpu, device='cpu')"
+        )
+
+
+def device_of_run(wanted: str | None, plan: Plan | LayerPlan) -> str:
+    """Kind of device of a run: the one that is asked for, else the plan's.
+
+    Raises
+    ------
+    LaunchError
+        The plan's is not here.
+    """
+    if wanted is not None:
+        return wanted
+    kind = planned_kind(plan)
+    check_kind(plan, kind if kind == "cpu" or torch.cuda.is_available() else "cpu")
+    return kind
+
+
+def calibration_note(plan: Plan | LayerPlan) -> str:
+    """What to say of a plan whose costs were measured on another machine than this one; empty where they were not."""
+    planned = plan.decision.fingerprints.calibration if isinstance(plan, Plan) else None
+    if planned is None:
+        return ""
+    here = current_machine()
+    for ranks in range(1, MOST_RANKS + 1):
+        measured = Measurement(machine=here, ranks=ranks)
+        if hashlib.sha256(measured.model_dump_json().encode()).hexdigest() == planned:
+            return ""
+    return (
+        f"the plan's costs were measured on another machine than this one ({here.processor}, {here.cores} cores, torch "
+        f"{here.torch_version}): its predicted seconds are not those of this machine; calibrate and plan again here"
+    )
