@@ -58,7 +58,7 @@ CASES: dict[str, DeviceCase] = {
     "gpt2-half-2": DeviceCase(ModelReference(_MODELS + "gpt2_tiny", 8, 64, "bfloat16", layers=1), (2,)),
     "gpt2-offload": DeviceCase(
         ModelReference(_MODELS + "gpt2_tiny", batch=32, sequence=64, layers=2),
-        shares=(40,),
+        shares=(50,),
         formulation="kiwi_offload",
     ),
     "u-net": DeviceCase(ModelReference("planner.benchmarks.real_models:u_net_tiny")),

@@ -64,7 +64,7 @@ def checks(device: torch.device) -> Iterator[tuple[str, Callable[[], Figures]]]:
     yield "attention", partial(kernels.attention, device, (4, 16, 2048, 64) if on_device else (1, 4, 32, 16))
     yield "dropout", partial(kernels.dropout, device, 2**26 if on_device else 2**16)
     yield "convolutions", partial(steps.as_the_plain_module, "u-net", 100, device)
-    yield "offload", partial(steps.as_the_plain_module, "gpt2-offload", 40, device)
+    yield "offload", partial(steps.as_the_plain_module, "gpt2-offload", 50, device)
     for ranks in (1, 2) if on_device else (2,):
         yield f"half precision, {ranks} ranks", partial(steps.as_one_process, ranks, device)
     for model in ("gpt2-tiny", "llama-tiny"):

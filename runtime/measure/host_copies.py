@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from planner.torch_adapter.meters.storage_meter import counted_on_host
+from runtime.measure.host_arena import HostArena
 
 
 class HostCopies:
@@ -23,10 +24,12 @@ class HostCopies:
     ----------
     device
         Where the computation runs.
+    arena
+        Where host buffers lie whose place is planned; None: torch allocates each, and pins it on CUDA.
     """
 
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
+    def __init__(self, device: torch.device, arena: HostArena | None = None) -> None:
+        self._device, self._arena = device, arena
         self._streams = device.type == "cuda"
         self._leaving: list[tuple[Tensor, torch.cuda.Event]] = []
 
@@ -38,13 +41,15 @@ class HostCopies:
     def _inward(self) -> torch.cuda.Stream:
         return torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
 
-    def offload(self, source: Tensor) -> tuple[Tensor, torch.cuda.Event | None]:
+    def offload(self, source: Tensor, buffer: int | None = None) -> tuple[Tensor, torch.cuda.Event | None]:
         """Start a copy to the host.
 
         Parameters
         ----------
         source
             Tensor on the device.
+        buffer
+            The host buffer of the schedule that it fills, which has a place in the arena.
 
         Returns
         -------
@@ -52,7 +57,10 @@ class HostCopies:
             The host tensor, with the strides of ``source``, and the handle for :meth:`wait`.
         """
         with counted_on_host():
-            host = torch.empty_like(source, device="cpu", pin_memory=self._streams)
+            if self._arena is None or buffer is None:
+                host = torch.empty_like(source, device="cpu", pin_memory=self._streams)
+            else:
+                host = self._arena.tensor(buffer, source)
         if not self._streams:
             return host.copy_(source), None
         self._outward.wait_stream(torch.cuda.current_stream(self._device))

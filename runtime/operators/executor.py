@@ -39,6 +39,7 @@ from planner.strategies.traced_step import TracedStep
 from planner.torch_adapter.local.collectives import InFlight, LocalFunction, MeshGroups, reshard_step, start_step
 from planner.torch_adapter.local.context import LocalOperator
 from planner.torch_adapter.local.operators import build_local
+from runtime.measure.host_arena import HostArena, host_lifetimes, plan_arena
 from runtime.measure.host_copies import HostCopies
 from runtime.operators.instruction_clock import InstructionClock
 from runtime.operators.schedule_lifetimes import ScheduleError, check_schedule
@@ -185,7 +186,7 @@ class _Lowering:
         self._flying: dict[int, tuple[Node, int]] = {}
         """By target of an overlapped collective under way: its node, and its source."""
         self._nodes: dict[int, Node] = {}
-        self._host = HostCopies(device)
+        self._host = HostCopies(device, arena_of(schedule, traced, device))
         # Handles of copies to wait for: by buffer that copies use, by buffer that a copy fills and none has read yet.
         self._copies: dict[int, tuple[Node, ...]] = {}
         self._arriving: dict[int, Node] = {}
@@ -211,7 +212,7 @@ class _Lowering:
                     kept = (self._nodes[source],) if source in alive else ()
                     self._nodes[buffer] = self._graph.call_function(_waited, (node, *kept))
                 case Offload(source, target):
-                    self._copy(self._host.offload, source, target)
+                    self._copy(self._host.offload, source, target, target)
                 case Prefetch(source, target):
                     offloaded = self._copies[source][0]
                     self._arriving[target] = self._copy(self._host.prefetch, source, target, offloaded)
@@ -361,9 +362,9 @@ class _Lowering:
             self._wait(buffer, self._arriving.pop(buffer))
         return self._nodes[buffer]
 
-    def _copy(self, start: Callable[..., Any], source: int, target: int, *waits_for: Node) -> Node:
+    def _copy(self, start: Callable[..., Any], source: int, target: int, more: Node | int) -> Node:
         """Start a copy; the node of its handle."""
-        node = self._graph.call_function(start, (self._nodes[source], *waits_for))
+        node = self._graph.call_function(start, (self._nodes[source], more))
         self._nodes[target] = self._graph.call_function(operator.getitem, (node, 0))
         done = self._graph.call_function(operator.getitem, (node, 1))
         for buffer in (source, target):
@@ -373,6 +374,13 @@ class _Lowering:
     def _wait(self, buffer: int, *copies: Node) -> None:
         """Wait for copies that use a buffer, and keep it until then."""
         self._graph.call_function(self._host.wait, (self._nodes[buffer], *copies))
+
+
+def arena_of(schedule: Schedule, traced: TracedStep, device: torch.device) -> HostArena | None:
+    """One block of pinned memory for what a schedule offloads; None off CUDA, where nothing is pinned."""
+    if device.type != "cuda" or not any(isinstance(entry, Offload) for entry in schedule.instructions):
+        return None
+    return HostArena(plan_arena(host_lifetimes(traced.graph, schedule)), pinned=True)
 
 
 def _named(function: Callable[..., Any], name: str) -> Callable[..., Any]:
