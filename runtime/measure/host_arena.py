@@ -1,8 +1,9 @@
 """One block of pinned host memory for all offloaded tensors of a step, with a planned place for each.
 
 Torch's allocator of pinned memory rounds each tensor up to a power of two, and would round one block of all up as well:
-up to twice the bytes of the plan. Here the places follow from the lifetimes in the schedule, and the block is registered with CUDA
-as it is. A place is used again only after the computation has waited for the copies from it, as the schedule says.
+up to twice the bytes of the plan. Here the places follow from the lifetimes in the schedule, and the block is
+registered with CUDA as it is. A place is used again only after the computation has waited for the copies from it, as
+the schedule says.
 """
 
 from __future__ import annotations

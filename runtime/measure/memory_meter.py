@@ -15,6 +15,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from planner.torch_adapter.meters.library_workspaces import library_workspace_bytes
 from planner.torch_adapter.meters.storage_meter import StorageMeter
 
 
@@ -30,11 +31,18 @@ class MemoryMeter:
         the allocator, from process start on.
     storages
         The meter where there is no such record; None: a plain :class:`StorageMeter`.
+
+    Attributes
+    ----------
+    library_bytes
+        On CUDA, bytes of the allocator that libraries keep for themselves. They are part of the reserve of a plan, so
+        the other figures leave them out; 0 elsewhere.
     """
 
     def __init__(self, device: torch.device, resident: Iterable[Tensor], storages: StorageMeter | None = None) -> None:
         self._device = device
         self._has_allocator_record = device.type == "cuda"
+        self.library_bytes = library_workspace_bytes(device) if self._has_allocator_record else 0
         self._storages = storages or StorageMeter()
         self._storages.track(*resident)
 
@@ -42,7 +50,7 @@ class MemoryMeter:
     def peak_bytes(self) -> int:
         """Most bytes alive at once so far."""
         if self._has_allocator_record:
-            return torch.cuda.max_memory_allocated(self._device)
+            return torch.cuda.max_memory_allocated(self._device) - self.library_bytes
         return self._storages.peak_bytes
 
     @property
@@ -69,7 +77,7 @@ class MemoryMeter:
     def live_bytes(self) -> int:
         """Bytes alive now."""
         if self._has_allocator_record:
-            return torch.cuda.memory_allocated(self._device)
+            return torch.cuda.memory_allocated(self._device) - self.library_bytes
         return self._storages.live_bytes
 
     @contextmanager
