@@ -63,7 +63,7 @@ CASES: dict[str, DeviceCase] = {
     ),
     "u-net": DeviceCase(ModelReference("planner.benchmarks.real_models:u_net_tiny")),
     "gpt2-medium": DeviceCase(ModelReference(_MODELS + "gpt2_medium", 16, 1024, "bfloat16"), shares=SHARES),
-    "llama-1b": DeviceCase(ModelReference(_MODELS + "llama_1b", 4, 2048, "bfloat16"), shares=SHARES),
+    "llama-1b": DeviceCase(ModelReference(_MODELS + "llama_1b", 8, 2048, "bfloat16"), shares=SHARES),
 }
 """Cases by name; the file of a plan is ``NAME-SHARE.json.xz``."""
 

@@ -94,7 +94,7 @@ def _attention_case(
 
 
 def _local(
-    target: torch._ops.OpOverload, tensors: list[Tensor], causal: bool, masked: bool, device: torch.device
+    target: Any, tensors: list[Tensor], causal: bool, masked: bool, device: torch.device
 ) -> tuple[Callable[..., Any], AttentionKernel]:
     """The local operator of an attention on one rank, and the kernel that it calls."""
     slots = [Slot(at) for at in range(len(tensors))]

@@ -71,7 +71,8 @@ class MemoryMeter:
         """
         if not self._has_allocator_record:
             return None
-        return int(torch.cuda.memory_stats(self._device).get("num_alloc_retries", 0))
+        record = torch.cuda.memory_stats(self._device)
+        return int(record.get("num_alloc_retries", 0))
 
     @property
     def live_bytes(self) -> int:

@@ -46,6 +46,10 @@ def run_table(plan: Plan, report: RunReport) -> Table:
     ):
         if predicted or measured:
             table.add_row(f"peak host memory of rank {rank}", format_bytes(predicted), format_bytes(measured), "")
+    reserved, retries = report.reserved_peak_bytes or [], report.allocation_retries or []
+    for rank, (held, again) in enumerate(zip(reserved, retries, strict=True)):
+        kept = format_bytes(held - report.measured_peak_bytes[rank])
+        table.add_row(f"allocator of rank {rank}", "", format_bytes(held), f"{kept} beside tensors, {again} retries")
     step = report.measured_step_s
     table.add_row(
         "step",

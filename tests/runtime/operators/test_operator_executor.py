@@ -15,6 +15,7 @@ from planner.replay.checker import OptimizerMemory, replay
 from planner.schedule.instructions import Compute, Free, Offload, Prefetch, Reshard, Update
 from planner.scheduling.builder import with_frees
 from planner.strategies.traced_step import input_tensors, trace_step
+from planner.torch_adapter.local import attention
 from planner.torch_adapter.local.collectives import MeshGroups
 from planner.torch_adapter.tracing.step_module import step_loss
 from runtime.measure.memory_meter import MemoryMeter
@@ -208,7 +209,8 @@ def test_another_mesh_is_refused(traced_mlp):
         check_schedule(schedule, (2, 2))
 
 
-def test_attention_on_another_device_is_not_the_cpu_kernel():
+def test_attention_on_another_device_is_not_the_cpu_kernel(monkeypatch):
+    monkeypatch.setattr(attention, "capability_of", lambda device: (9, 0))
     module, args, kwargs, loss_fn = gpt()
     traced = trace_step(module, args, kwargs, loss_fn)
     schedule = replicated_schedule(traced.graph, (1,))
