@@ -110,23 +110,31 @@ class _Labels:
 
 
 def nll_loss_forward(context: LocalContext) -> LocalFunction | None:
-    """Negative log-likelihood; a mean divides by the number of counted rows of all ranks."""
+    """Negative log-likelihood; a mean divides by the number of counted rows of all ranks.
+
+    Rows are counted and their losses added up in at least 32 bits: in float16 a sum ends at 65,504, and bfloat16 counts
+    to 256.
+    """
     labels = _Labels(context) if context.is_sharded else None
     if labels is None or not (labels.class_axes or (labels.batch_axes and labels.reduction == _MEAN)):
         return None
 
-    reduction = _NONE if labels.reduction == _NONE else _SUM
+    dtype = torch_dtype(context.spec("self").dtype)
+    wide = _accumulation(dtype)
+    reduction = _NONE if labels.reduction == _NONE or wide != dtype else _SUM
     local = context.operator(reduction=reduction, ignore_index=_IGNORED)
 
     def run(scores: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
         loss, _ = local(scores, labels.local(target))
-        if reduction == _NONE:
+        if labels.reduction == _NONE:
             return loss, scores.new_zeros(())
-        counted = (target != labels.ignored).sum().to(scores.dtype)
+        if reduction == _NONE:
+            loss = loss.sum(dtype=wide)
+        counted = (target != labels.ignored).sum().to(wide)
         if labels.reduction == _SUM:
-            return loss, counted
+            return loss.to(dtype), counted.to(dtype)
         counted = context.all_reduce(counted, "sum", labels.batch_axes)
-        return loss / counted, counted
+        return (loss / counted).to(dtype), counted.to(dtype)
 
     return run
 

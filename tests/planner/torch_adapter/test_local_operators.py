@@ -242,6 +242,26 @@ def test_sums_over_a_sharded_vocabulary_are_as_precise_as_torch():
     assert (found.gather(1, labels[:, None]).double() - exact).abs().max() <= 1.01 * torch_error
 
 
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_a_loss_in_16_bits_is_added_up_in_32(dtype):
+    """3,001 rows with losses of 40: their sum ends beyond float16, and bfloat16 counts only every sixteenth of them."""
+    rows, mesh, whole = 6002, (2,), (spec(6002, 4, dtype=dtype), spec(6002, dtype="int64"))
+    scores, labels = torch.full((rows, 4), -40.0, dtype=getattr(torch, dtype)), torch.zeros(rows, dtype=torch.int64)
+    labels[::2] = -100
+    call = call_of(aten.nll_loss_forward.default, Slot(0), Slot(1), None, 1, -100)
+    placed_out = (("Psum",), ("R",))
+    for inputs in ((("S0",), ("S0",)), (("S1",), ("R",))):
+        parts = [split(tensor, placed, mesh) for tensor, placed in zip((scores, labels), inputs, strict=True)]
+
+        def run(coordinate, reducer, parts=parts, inputs=inputs):
+            local = [part[coordinate[0]] for part in parts]
+            outputs = (spec(dtype=dtype), spec(dtype=dtype))
+            return run_local(call, outputs, local, whole, placed_out, inputs, mesh, coordinate, reducer)
+
+        losses = [result[0] for result in run_ranks(run, mesh, collectives=True)]
+        assert sum(losses).item() == pytest.approx(40.0, rel=1e-2)
+
+
 def test_a_mean_over_uneven_labels_counts_every_label_once():
     scores, labels = torch.randn(8, 6), torch.tensor([0, -100, -100, -100, 1, 2, 3, -100])
     call = call_of(aten.nll_loss_forward.default, Slot(0), Slot(1), None, 1, -100)
