@@ -24,7 +24,7 @@ from planner.torch_adapter.tracing.step_module import StepArguments
 from runtime.job.device_memory import check_device_memory
 from runtime.job.layout import device_mesh, print_layout_note
 from runtime.job.membership import joined
-from runtime.job.planned_device import check_kind, device_of_run
+from runtime.job.planned_device import check_kind, kind_for_rank
 from runtime.job.process_group import LaunchError, broadcast_text, gather_texts, rank_device, round_as_float32
 from runtime.job.rank_job import (
     RunOptions,
@@ -78,11 +78,7 @@ def run_rank(options: RunOptions, show: Callable[[Plan, RunReport], None] = prin
     PlanError
         If the plan cannot be read, or is not a correct plan of the step as traced on this machine.
     """
-    wanted = options.device
-    if wanted is None:  # where rank 0 alone has the plan, the others go by their machine
-        here = "cuda" if torch.cuda.is_available() else "cpu"
-        wanted = device_of_run(None, load_plan(options.plan)) if options.plan.exists() else here
-    device = rank_device(wanted)
+    device = rank_device(kind_for_rank(options.device, options.plan))
     if options.check:
         round_as_float32()
     with joined(device) as membership:

@@ -24,6 +24,7 @@ from planner.models.references import reference_of
 from planner.plan.document import Plan
 from planner.torch_adapter.tracing.step_module import StepArguments
 from runtime.job.membership import joined
+from runtime.job.planned_device import kind_for_rank
 from runtime.job.process_group import LaunchError, rank_device
 from runtime.job.rank_job import RunOptions, parse_options
 from runtime.layers.reference import model_reference
@@ -68,7 +69,7 @@ def train_rank(options: RunOptions) -> str:
     """
     if options.checkpoints is None:
         raise LaunchError("checkpoints: a training that is kept has a folder, give --checkpoints FOLDER")
-    device = rank_device(options.device)
+    device = rank_device(kind_for_rank(options.device, options.plan))
     with joined(device):
         step = load(options.plan, device=device, allow_code=options.allow_code)
         metrics = options.checkpoints / METRICS_FILE

@@ -141,7 +141,7 @@ def train_plan(options: RunOptions, max_restarts: int = 0) -> str:
         steps=options.steps,
         check=False,
         data=options.data,
-        device=options.device,
+        device=device_of_run(options.device, plan),
         more=["--checkpoints", str(options.checkpoints), "--every", str(options.every)],
         max_restarts=max_restarts,
     )

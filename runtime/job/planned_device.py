@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+from pathlib import Path
 
 import torch
 
-from planner.layers.plan.document import LayerPlan
+from planner.layers.plan.document import LayerPlan, is_layer_plan, load_layer_plan
 from planner.machine.cluster import Measurement
 from planner.machine.identity import current_machine
-from planner.plan.document import Plan
+from planner.plan.document import Plan, load_plan
 from runtime.job.process_group import LaunchError
 
 MOST_RANKS = 1024
@@ -56,6 +57,23 @@ def device_of_run(wanted: str | None, plan: Plan | LayerPlan) -> str:
     kind = planned_kind(plan)
     check_kind(plan, kind if kind == "cpu" or torch.cuda.is_available() else "cpu")
     return kind
+
+
+def kind_for_rank(wanted: str | None, path: Path) -> str:
+    """Kind of device of a rank that a launcher started: as :func:`device_of_run`, for the plan in a file.
+
+    Where rank 0 alone has the file, the others go by their machine.
+
+    Raises
+    ------
+    LaunchError
+        The plan's is not here.
+    """
+    if wanted is not None:
+        return wanted
+    if not path.exists():
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    return device_of_run(None, load_layer_plan(path) if is_layer_plan(path) else load_plan(path))
 
 
 def calibration_note(plan: Plan | LayerPlan) -> str:
