@@ -22,7 +22,7 @@ from math import inf
 import numpy as np
 
 from formulations.galvatron.dynamic_program import search_stage
-from formulations.galvatron.prices import PricedStage, best_price
+from formulations.galvatron.prices import PricedStage, best_priced
 from formulations.galvatron.stage import StageProblem
 from formulations.problem.compiled import compiled
 from formulations.problem.strategy_problem import BoolArray, IntArray
@@ -103,11 +103,10 @@ def solve_stage(
     incumbent = _Incumbent(stage, repeated_limit)
     if start is not None:
         incumbent.offer(start)
-    priced = PricedStage(stage)
-    best = best_price(priced, repeated_limit, incumbent.offer)
+    best = best_priced(stage, repeated_limit, incumbent.offer)
     if best is None:
         return StageResult(None, None, None)
-    value, price = best
+    priced, value, price = best
     dual = max(0, -((-value) >> priced.shift))
     search = _LabelSearch(priced, price, repeated_limit)
     for kept in _widening(label_limit):
@@ -169,7 +168,7 @@ class _LabelSearch:
         stage = priced.stage
         self.priced, self.price = priced, price
         self.repeated_limit = _NO_LIMIT if repeated_limit is None else repeated_limit
-        self.prefix = priced.prefixes(price) - price * stage.memory_limit
+        self.prefix = priced.prefixes(price) - price * priced.memory_limit
         self.seen_before = _layouts_seen_before(stage)
         self.memory_before = _before(np.where(stage.allowed, stage.forward + stage.states, _NO_LIMIT))
         self.repeated_before = _before(np.where(stage.allowed, stage.repeated, _NO_LIMIT))
@@ -217,7 +216,7 @@ class _LabelSearch:
                 after,
                 stage.repeats,
                 self.prefix[layer],
-                (priced.shift, self.price),
+                self._scales(layer),
                 (
                     scaled_cutoff,
                     stage.memory_limit - int(self.memory_before[layer]),
@@ -237,6 +236,14 @@ class _LabelSearch:
             if not len(labels):
                 return None, complete
         return _best_plan(history), complete
+
+    def _scales(self, layer: int) -> tuple[int, int, int]:
+        """Shift of the price, and the price of a byte of the peak and of the states of a label.
+
+        The peak of the layers from this one on stands for their own backward steps, their states for those before.
+        """
+        behind, all_steps = int(self.priced.weight_from[layer]), int(self.priced.weight_from[0])
+        return self.priced.shift, self.price * behind, self.price * (all_steps - behind)
 
 
 def _smallest_bounds(labels: IntArray, count: int) -> tuple[IntArray, bool]:
@@ -283,7 +290,7 @@ def _extend(
     transformation: IntArray,
     repeats: int,
     prefix: IntArray,
-    scales: tuple[int, int],
+    scales: tuple[int, int, int],
     limits: tuple[int, int, int],
 ) -> IntArray:
     """Put every strategy of one more layer in front of every label, unless limits or cutoff forbid it.
@@ -303,11 +310,11 @@ def _extend(
     prefix
         Least priced cost of the layers before, less the priced limit, shape ``(C,)``.
     scales
-        Shift of the price, and the price of a byte.
+        Shift of the price, and the price of a byte of the peak and of the states.
     limits
         The scaled cutoff, and the remaining memory and repeated time for this layer and those behind it.
     """
-    shift, price = scales
+    shift, peak_price, states_price = scales
     cutoff, memory_limit, repeated_limit = limits
     found = np.empty((256, 7), dtype=np.int64)
     count = 0
@@ -322,7 +329,7 @@ def _extend(
                 continue
             cost = labels[i, 0] + rows[0, s] + repeats * handed
             states = labels[i, 1] + rows[4, s]
-            bound = (cost << shift) + price * peak + prefix[layouts[s]]
+            bound = (cost << shift) + peak_price * peak + states_price * states + prefix[layouts[s]]
             if bound > cutoff - (1 << shift):
                 continue
             if count == len(found):

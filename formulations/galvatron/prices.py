@@ -1,14 +1,19 @@
 """A price for the memory of a Galvatron-BMW stage: proven lower bounds, and plans along the way.
 
-The last backward step (Eq. 2) keeps the limit as all others do. With a price ``p`` per byte that is in use then, the
-least priced cost of a chain is found layer by layer; less ``p`` times the limit it bounds the cost of every feasible
-plan from below. Prices are integers in units of ``2**-shift`` quanta, so the bound is one in exact integers. The same
-tables bound every completion of a part of a plan, which is what :mod:`formulations.galvatron.labels` prunes with.
+Every backward step (Eq. 2) keeps the limit; so does every weighted mean of them. With a price ``p`` per byte of such a
+mean, the least priced cost of a chain is found layer by layer; less ``p`` times the limit it bounds the cost of every
+feasible plan from below. Prices and weights are integers, prices in units of ``2**-shift`` quanta, so the bound is one
+in exact integers. The same tables bound every completion of a part of a plan, which is what
+:mod:`formulations.galvatron.labels` prunes with.
+
+Where all layers are alike the last backward step is the fullest one. Where the layers at the end hold little, as a
+decoder on four tokens does, an earlier one is: :func:`best_priced` moves the weight to it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -16,10 +21,15 @@ from formulations.galvatron.stage import StageProblem
 from formulations.problem.compiled import compiled
 from formulations.problem.strategy_problem import BoolArray, IntArray
 
-__all__ = ["PricedStage", "best_price", "price_shift"]
+__all__ = ["PricedStage", "best_priced", "price_shift"]
 
 _PART_BITS = 59
 _LINES = 40
+_WEIGHT = 64
+"""Sum of the weights of all backward steps."""
+
+_ROUNDS = 12
+_LITTLE_OVER = 1e-6
 
 
 class PricedStage:
@@ -29,21 +39,32 @@ class PricedStage:
     ----------
     stage
         Layers and strategies; every layer has an allowed one.
+    weights
+        Of the backward step of every layer in the mean that is priced, shape ``(L,)``.
 
     Attributes
     ----------
+    weight_from
+        Sum of the weights of every layer and those behind it, shape ``(L,)``; the first is that of all.
     usage
-        Bytes of each layer and strategy at the last backward step, shape ``(L, S)``.
+        Weighted bytes of each layer and strategy, shape ``(L, S)``.
+    memory_limit
+        Limit on their sum.
     """
 
-    def __init__(self, stage: StageProblem) -> None:
+    def __init__(self, stage: StageProblem, weights: IntArray) -> None:
         self.stage = stage
-        self.usage: IntArray = stage.states + stage.forward
-        self.usage[-1] += stage.backward[-1]
+        self.weight_from: IntArray = weights[::-1].cumsum()[::-1]
+        self.memory_limit = int(self.weight_from[0]) * stage.memory_limit
+        self.usage: IntArray = (
+            self.weight_from[0] * stage.states
+            + self.weight_from[:, None] * stage.forward
+            + weights[:, None] * stage.backward
+        )
         costs = int(stage.cost.max(axis=1).sum())
         costs += stage.repeats * int(stage.transformation.max(axis=(1, 2), initial=0).sum())
         self.shift = price_shift(costs, _PART_BITS)
-        self.highest = 2**_PART_BITS // (int(self.usage.max(axis=1).sum()) + stage.memory_limit + 1)
+        self.highest = 2**_PART_BITS // (int(self.usage.max(axis=1).sum()) + self.memory_limit + 1)
 
     def prefixes(self, price: int) -> IntArray:
         """Least priced cost of all layers before each one, by that one's layout, shape ``(L, C)``."""
@@ -52,10 +73,10 @@ class PricedStage:
     def cheapest(self, price: int) -> tuple[int, tuple[int, ...]]:
         """Return the scaled lower bound at a price, and the plan that attains it."""
         value, choices = _cheapest(*self._priced(price), self.stage.layouts, self.stage.allowed)
-        return int(value) - price * self.stage.memory_limit, tuple(choices.tolist())
+        return int(value) - price * self.memory_limit, tuple(choices.tolist())
 
     def usage_of(self, choices: tuple[int, ...]) -> int:
-        """Bytes in use at the last backward step."""
+        """Weighted bytes in use."""
         return sum(int(self.usage[layer, s]) for layer, s in enumerate(choices))
 
     def smallest(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -92,15 +113,46 @@ def price_shift(total: int, bits: int) -> int:
     return shift
 
 
-def best_price(
-    priced: PricedStage, repeated_limit: int | None, offer: Callable[[tuple[int, ...]], None]
-) -> tuple[int, int] | None:
-    """Find the price of the highest bound: the intersection of a line over the limit and one within it.
+@dataclass(frozen=True, slots=True)
+class _AtLimit:
+    """The price of the highest bound, and the two plans whose lines intersect there.
 
     Parameters
     ----------
-    priced
-        The stage.
+    price, value
+        The price, and its scaled bound.
+    within, over
+        The cheapest plans found with weighted bytes within the limit, and over it; the same one if the cheapest plan is
+        within.
+    share
+        Of ``over`` in a mean of both that just keeps the limit.
+    """
+
+    price: int
+    value: int
+    within: tuple[int, ...]
+    over: tuple[int, ...]
+    share: float
+
+    def fullest_step(self, stage: StageProblem) -> int | None:
+        """The backward step at which the mean of both plans is most over the limit, or None if it never is."""
+        used = (1 - self.share) * stage.step_bytes(self.within) + self.share * stage.step_bytes(self.over)
+        fullest = int(used.argmax())
+        return fullest if used[fullest] > stage.memory_limit * (1 + _LITTLE_OVER) else None
+
+
+def best_priced(
+    stage: StageProblem, repeated_limit: int | None, offer: Callable[[tuple[int, ...]], None]
+) -> tuple[PricedStage, int, int] | None:
+    """Find weights of the backward steps and a price of a high bound.
+
+    One plan within the memory limit and one above it determine the step that their mean exceeds most; weight moves
+    there as long as the bound rises (Frank-Wolfe steps).
+
+    Parameters
+    ----------
+    stage
+        Layers and strategies.
     repeated_limit
         Quanta that a micro-batch without synchronisation may take, or None.
     offer
@@ -108,10 +160,39 @@ def best_price(
 
     Returns
     -------
-    bound, price or None
+    priced, bound, price or None
         The bound is scaled; None where some limit cannot be kept, which is a proof.
     """
-    stage, limit = priced.stage, priced.stage.memory_limit
+    weights = np.zeros(stage.layers, dtype=np.int64)
+    weights[-1] = moved = _WEIGHT
+    trial = weights
+    best: tuple[PricedStage, _AtLimit] | None = None
+    for _ in range(_ROUNDS):
+        priced = PricedStage(stage, trial)
+        found = _best_price(priced, repeated_limit, offer)
+        if found is None:
+            return None
+        if best is None or found.value > best[1].value:
+            weights, best = trial, (priced, found)
+        else:
+            moved //= 2
+        fullest = best[1].fullest_step(stage)
+        if fullest is None or moved == 0:
+            break
+        trial = weights * (_WEIGHT - moved) // _WEIGHT
+        trial[fullest] += _WEIGHT - trial.sum()
+    assert best is not None, "there is a round"
+    return best[0], best[1].value, best[1].price
+
+
+def _best_price(
+    priced: PricedStage, repeated_limit: int | None, offer: Callable[[tuple[int, ...]], None]
+) -> _AtLimit | None:
+    """The price of the highest bound: the intersection of a line over the limit and one within it.
+
+    None where some limit cannot be kept, which is a proof.
+    """
+    stage, limit = priced.stage, priced.memory_limit
     within, shortest = priced.smallest()
     offer(within)
     offer(shortest)
@@ -123,7 +204,7 @@ def best_price(
     offer(over)
     best = value, 0
     if priced.usage_of(over) <= limit:
-        return best
+        return _AtLimit(0, value, over, over, 0.0)
     for _ in range(_LINES):
         saved = priced.usage_of(over) - priced.usage_of(within)
         extra = (stage.cost_of(within) - stage.cost_of(over)) << priced.shift
@@ -138,7 +219,8 @@ def best_price(
             within = plan
         else:
             over = plan
-    return best
+    share = (limit - priced.usage_of(within)) / (priced.usage_of(over) - priced.usage_of(within))
+    return _AtLimit(best[1], best[0], within, over, share)
 
 
 @compiled

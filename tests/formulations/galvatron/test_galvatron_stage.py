@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from support.problems.galvatron_problems import best_by_enumeration, plans, random_stage
 
+from formulations.galvatron import prices
 from formulations.galvatron.dynamic_program import DEFAULT_UNIT_BYTES, search_stage, unit_for
 from formulations.galvatron.labels import _undominated, solve_stage
 from formulations.galvatron.slips import AS_PRINTED, REPAIRED, Slip
@@ -50,6 +51,34 @@ def test_labels_find_the_optimum_and_prove_it(seeds: range) -> None:
             assert stage.is_feasible(found.choices)
             assert stage.cost_of(found.choices) == best
     assert 0.3 * len(seeds) < feasible < len(seeds)
+
+
+def test_weights_of_backward_steps_only_raise_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of layers at the end that hold little, as those of a short decoder, an earlier step is the fullest one."""
+    stages = []
+    for seed in SEEDS:
+        stage = random_stage(seed)
+        light = np.arange(stage.layers) >= stage.layers // 2
+        stages.append(replace(stage, backward=np.where(light[:, None], 0, stage.backward)))
+    weighted = [bound_by_price(stage) for stage in stages]
+    monkeypatch.setattr(prices, "_ROUNDS", 1)
+    raised = 0
+    for stage, bound in zip(stages, weighted, strict=True):
+        last, best = bound_by_price(stage), best_by_enumeration(stage)
+        if bound is None or last is None:
+            assert best is None
+        elif best is not None:
+            assert last <= bound <= best
+            raised += last < bound
+    assert raised > 5
+
+
+def bound_by_price(stage: StageProblem) -> int | None:
+    """Quanta; None where it is proven that there is no plan."""
+    if not stage.allowed.any(axis=1).all():
+        return None
+    found = prices.best_priced(stage, None, lambda plan: None)
+    return None if found is None else -((-found[1]) >> found[0].shift)
 
 
 @pytest.mark.parametrize("seeds", SAMPLE_AND_FUZZ, ids=["sample", "more"])
