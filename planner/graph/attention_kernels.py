@@ -5,8 +5,8 @@ and compute capability, as ``scaled_dot_product_attention`` would: flash (Dao 20
 for 16 bits with one from Hopper on, the memory-efficient one (Rabe and Staats 2021) for 32 bits and the rest, and plain
 tensor operations where none of them takes the shapes.
 
-Workspaces are read from the kernels' sources, and no figure was checked on a device: in 16 bits each backward adds up
-the gradient of the queries in 32 bits. Sums per row are not counted, nor what a kernel that splits the keys holds,
+Workspaces follow what the kernels compute, and no figure was checked on a device: in 16 bits each backward adds up the
+gradient of the queries in 32 bits. Sums per row are not counted, nor what a kernel that splits the keys holds,
 which it does where queries are too few for the device.
 """
 

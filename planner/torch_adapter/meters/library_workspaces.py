@@ -8,8 +8,7 @@ import torch
 def library_workspace_bytes(device: torch.device) -> int:
     """Bytes that cuBLAS keeps of torch's allocator on the current stream, measured by a first matrix product.
 
-    They depend on the device and on ``CUBLAS_WORKSPACE_CONFIG``: 8 MiB, from Hopper on 32 MiB. What cuBLAS had before
-    is given back first.
+    They depend on the device and on ``CUBLAS_WORKSPACE_CONFIG``. What cuBLAS had before is given back first.
     """
     torch._C._cuda_clearCublasWorkspaces()
     factor = torch.ones(16, 16, device=device)

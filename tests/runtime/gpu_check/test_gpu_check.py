@@ -45,6 +45,7 @@ def test_it_passes_on_a_cpu_and_names_what_it_cannot_run(tmp_path):
     assert all(run["losses"] == pytest.approx(figures["plain"]["losses"], rel=1e-5) for run in compiled.values())
 
 
+@pytest.mark.slow
 def test_it_writes_one_file(tmp_path):
     found = run(tmp_path / "out.json", "dropout")
     assert found["dropout"]["figures"]["different"] == 0

@@ -17,8 +17,8 @@ SCRIPT = ROOT / "runtime" / "job" / "slurm.sh"
 
 SRUN = '''#!{python}
 """Starts two tasks on each of two machines, dealt out as by --distribution=cyclic; a failed one ends the others."""
-import os, subprocess, sys, time
-command = [entry for entry in sys.argv[1:] if not entry.startswith("--")]
+import itertools, os, subprocess, sys, time
+command = list(itertools.dropwhile(lambda entry: entry.startswith("--"), sys.argv[1:]))
 step = int(os.environ.get("STEP", "0"))
 tasks = []
 for number in range(4):
