@@ -150,7 +150,7 @@ pd.Series(recomputed, name="executions", dtype="int64").rename_axis("operator").
 # Two processes train three steps on bytes of this notebook, and one process does the same without a plan.
 
 # %%
-report = run_plan(tight, steps=3, check=True, data=Path("01_first_plan.py"))
+report = run_plan(tight, steps=3, check=True, data=Path("01_first_plan.py"), device="cpu")
 pd.DataFrame({"ranks": report.loss, "one process": report.reference_loss}).rename_axis("step")
 
 # %%

@@ -78,7 +78,7 @@ for share in () if SMALL else (85, 70, 60):
 # Two processes take a few steps of every plan; the median of all but the first counts.
 
 # %%
-found = validate(list(plans.items()))
+found = validate(list(plans.items()), device="cpu")
 table = pd.DataFrame(
     {
         "predicted step (ms)": [1e3 * plan.predicted_s for plan in found.plans],

@@ -90,6 +90,7 @@ def check_decisions(space, optimizer, decisions):
             seconds=costs,
             allowed=lambda op: {(s.outputs, s.inputs) for s in space.operator_strategies[op]},
             counter_based_random=True,
+            device="cuda",  # that of the presets
         )
         assert report.violations == ()
         assert report.recomputed == sum(map(len, decision.recomputed.values())) > 0
