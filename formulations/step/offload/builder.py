@@ -193,7 +193,10 @@ class OffloadProblemBuilder(RecomputeProblemBuilder):
         return self.timeline.start[event]
 
     def _on_host(self, i: int) -> tuple[int, int]:
-        """Longest interval of an activation on the host: from its last forward use to its first backward use."""
+        """Interval of an activation on the host, from its last forward use to its first backward use.
+
+        Its copy may begin before. All that is offloaded is there at the boundary, so that changes no peak.
+        """
         first = self.timeline.compute[self.model.first_backward_use[i]]
         return self.timeline.start[self._left(i)], self.timeline.last_time(first) + 1
 

@@ -1,8 +1,8 @@
 """KIWI with chains and offload: an activation may also be kept in host memory until backward.
 
-An activation that backward reads is offloaded behind its last forward use and prefetched for its first backward use,
-or for the first rerun that may read it (*soon*). The exact times of copies follow from the schedule alone; the problem
-that finds plans estimates them:
+An activation that backward reads is copied to the host once it is made, leaves the device behind its last forward use,
+and is prefetched for its first backward use, or for the first rerun that may read it (*soon*). The exact times of
+copies follow from the schedule alone; the problem that finds plans estimates them:
 
 - *away*: its device memory is free behind the last forward use, and taken again the time of some copies
   (:data:`formulations.step.offload.builder.LEAD`) before the first use in backward. The copies must fit into the
