@@ -133,7 +133,8 @@ class OffloadProblemBuilder(RecomputeProblemBuilder):
             self.cost[i][mode * size : (mode + 1) * size] += 2 * copies
         else:
             taken = self.in_mode(i, mode, copies)
-            self.node_usage[i] += self.outward.use(self.outward.up_to(self.timeline.compute[i] + 1), taken)
+            # A copy may begin sooner, when the activation is made; counted so, searches found no better plans.
+            self.node_usage[i] += self.outward.use(self.outward.up_to(self._left(i)), taken)
             self.node_usage[i] += self.inward.use(self.inward.since(arrives), taken)
         lead = 0 if way is OffloadMode.EXPOSED else LEAD
         gone, back = self.timeline.start[self._left(i)], self._taken_again(arrives, lead * copies)
