@@ -200,6 +200,10 @@ class Measurement(_Spec):
     machine: MachineIdentity
     ranks: PositiveInt
 
+    def fingerprint(self) -> str:
+        """SHA-256 of both, which plans carry."""
+        return sha256(self.model_dump_json().encode()).hexdigest()
+
 
 class ClusterSpec(_Spec):
     """A cluster of equal nodes of equal devices, ranks numbered node by node.

@@ -165,7 +165,7 @@ class PlanningSession:
         return Fingerprints(
             graph=self.traced.fingerprint,
             cluster=self.cluster.fingerprint(),
-            calibration=hashlib.sha256(measured.model_dump_json().encode()).hexdigest() if measured else None,
+            calibration=measured.fingerprint() if measured else None,
             rules=rules.hexdigest(),
         )
 

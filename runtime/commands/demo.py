@@ -24,7 +24,7 @@ RANKS = 2
 BATCH, SEQUENCE = 4, 256
 MEMORY_BYTES = 2_000 * 2**20
 STEPS = 3
-SOLVER, SOLVER_SECONDS, SOLVER_GAP = "portfolio", 20.0, 0.001
+SOLVER, SOLVER_SECONDS = "portfolio", 20.0
 CALIBRATION_SECONDS, CALIBRATION_GAP = 10.0, 0.005
 DATA = Path("README.md")
 FOLDER = Path(".demo")
@@ -82,8 +82,7 @@ def _planned_and_checked(path: Path) -> tuple[Plan, str]:
     reference = _reference()
     with progress_line(f"planning {reference.source}", 1e-9) as line:
         session = PlanningSession(reference, LOCAL_NAME, (RANKS,))
-        request = PlanRequest(MEMORY_BYTES, solver=SOLVER, time_limit=SOLVER_SECONDS, gap=SOLVER_GAP)
-        save_plan(session.plan(request, line), path)
+        save_plan(session.plan(PlanRequest(MEMORY_BYTES, solver=SOLVER, time_limit=SOLVER_SECONDS), line), path)
         plan = load_plan(path)
         replayed = verify_plan(
             plan,

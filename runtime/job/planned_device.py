@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from pathlib import Path
 
 import torch
@@ -54,9 +53,8 @@ def device_of_run(wanted: str | None, plan: Plan | LayerPlan) -> str:
     """
     if wanted is not None:
         return wanted
-    kind = planned_kind(plan)
-    check_kind(plan, kind if kind == "cpu" or torch.cuda.is_available() else "cpu")
-    return kind
+    check_kind(plan, _kind_here())
+    return planned_kind(plan)
 
 
 def kind_for_rank(wanted: str | None, path: Path) -> str:
@@ -72,8 +70,12 @@ def kind_for_rank(wanted: str | None, path: Path) -> str:
     if wanted is not None:
         return wanted
     if not path.exists():
-        return "cuda" if torch.cuda.is_available() else "cpu"
+        return _kind_here()
     return device_of_run(None, load_layer_plan(path) if is_layer_plan(path) else load_plan(path))
+
+
+def _kind_here() -> str:
+    return "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def calibration_note(plan: Plan | LayerPlan) -> str:
@@ -82,10 +84,8 @@ def calibration_note(plan: Plan | LayerPlan) -> str:
     if planned is None:
         return ""
     here = current_machine()
-    for ranks in range(1, MOST_RANKS + 1):
-        measured = Measurement(machine=here, ranks=ranks)
-        if hashlib.sha256(measured.model_dump_json().encode()).hexdigest() == planned:
-            return ""
+    if any(Measurement(machine=here, ranks=ranks).fingerprint() == planned for ranks in range(1, MOST_RANKS + 1)):
+        return ""
     return (
         f"the plan's costs were measured on another machine than this one ({here.processor}, {here.cores} cores, torch "
         f"{here.torch_version}): its predicted seconds are not those of this machine; calibrate and plan again here"
