@@ -25,6 +25,7 @@ import numpy as np
 
 from formulations.encodings.flat import FlatProblem, FloatArray, flatten
 from formulations.encodings.linear_model import linear_columns
+from formulations.encodings.priced_costs import priced_usage
 from formulations.presolve import Presolved, lean_presolve, presolve
 from formulations.presolve.workspace.allowed_strategies import cut_forbidden_strategies
 from formulations.problem.checker import check
@@ -34,7 +35,6 @@ from formulations.solvers.branching.relaxation import Relaxation, Relaxed, sprea
 from formulations.solvers.branching.tunables import WORTH_PRESOLVING
 from formulations.solvers.exact import brute_force
 from formulations.solvers.exact.tunables import CHUNK
-from formulations.solvers.local_search.moves import priced_usage
 from formulations.solvers.prices.fixing import fix_by_reduced_cost
 from formulations.solvers.prices.integer_bound import holds_exact_costs
 from formulations.solvers.protocol.exchange import EXCHANGE

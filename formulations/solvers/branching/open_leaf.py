@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 
@@ -13,6 +14,27 @@ from formulations.encodings.flat_restriction import Restriction, narrow
 from formulations.problem.strategy_problem import BoolArray, IntArray
 from formulations.solvers.prices.ascent import PriceAscent
 from formulations.solvers.prices.integer_bound import IntegerBound, integer_bound
+
+
+class Split(NamedTuple):
+    """How a branch came from another one: a part of the strategies of a node.
+
+    Parameters
+    ----------
+    node
+        The node that was split.
+    spread
+        How widely its priced usage was spread.
+    bound
+        Bound of the branch that was split.
+    side
+        0 for the strategies that use little, 1 for those that use much.
+    """
+
+    node: int
+    spread: float
+    bound: int
+    side: int = 0
 
 
 @dataclass(slots=True, eq=False)
@@ -31,6 +53,8 @@ class Leaf:
         The messages that gave it, for the restricted problem; single precision is enough to start from.
     raised
         Whether price steps have been made in this branch (else only sweeps).
+    split
+        The split that it came from, where that was one of usage.
     """
 
     allowed: BoolArray
@@ -38,6 +62,7 @@ class Leaf:
     prices: FloatArray
     messages: np.typing.NDArray[np.float32]
     raised: bool = False
+    split: Split | None = None
 
 
 class OpenLeaf:
@@ -51,16 +76,24 @@ class OpenLeaf:
         The last exact evaluation, or None where there was none.
     closed
         Whether no assignment of the branch exists.
+    split
+        The split that it came from, where that was one of usage.
     """
 
     def __init__(
-        self, root: FlatProblem, restriction: Restriction, bound: int, start: tuple[FloatArray, FloatArray]
+        self,
+        root: FlatProblem,
+        restriction: Restriction,
+        bound: int,
+        start: tuple[FloatArray, FloatArray],
+        split: Split | None = None,
     ) -> None:
         self.root = root
         self.restriction = restriction
         self.bound = bound
         self.proof: IntegerBound | None = None
         self.closed = False
+        self.split = split
         self._start = start
 
     @cached_property
@@ -122,7 +155,7 @@ class OpenLeaf:
         if restriction is None:
             return None
         start = self.ascent.best_prices, self.root_messages()[restriction.messages]
-        return OpenLeaf(self.root, restriction, self.bound, start)
+        return OpenLeaf(self.root, restriction, self.bound, start, self.split)
 
     def fix_by_reduced_cost(self, objective: int) -> OpenLeaf | None:
         """Return the branch without what no assignment cheaper than ``objective`` has, None if none is left."""
@@ -140,11 +173,12 @@ class OpenLeaf:
         prices, messages = self._start
         if "ascent" in self.__dict__:
             prices, messages = self.ascent.best_prices, self.ascent.best_messages
-        return Leaf(self.kept(), self.bound, prices, messages.astype(np.float32), raised)
+        return Leaf(self.kept(), self.bound, prices, messages.astype(np.float32), raised, self.split)
 
 
 def reopened(root: FlatProblem, leaf: Leaf) -> OpenLeaf:
     """Return a remembered branch, ready for work."""
     restriction = narrow(root, leaf.allowed)
     assert restriction is not None, "a remembered branch has strategies left"
-    return OpenLeaf(root, restriction, leaf.bound, (leaf.prices, leaf.messages.astype(np.float64)))
+    start = leaf.prices, leaf.messages.astype(np.float64)
+    return OpenLeaf(root, restriction, leaf.bound, start, leaf.split)

@@ -1,10 +1,11 @@
 """Branch and bound over the strategies of single nodes, with memory prices over messages as the bound.
 
 Two kinds of nodes keep such a bound low. Memory is one row for all nodes: at its price, strategies that use much and
-little cost nearly the same, and the bound mixes them to meet the limit exactly. So the node whose usage is mixed widest
-is split into strategies that use little and much. And where a few nodes touch hundreds of others, message passing
-proves little, since every cycle through such a hub is cut; where tables are very large, or nothing has a price, the
-strategies of the hub that promises most are split into groups.
+little cost nearly the same, and the bound mixes them to meet the limit exactly. So a node whose usage is mixed widely,
+and whose splits have raised bounds so far (:mod:`formulations.solvers.huge_tables.split_gains`), is split into
+strategies that use little and much. And where a few nodes touch hundreds of others, message passing proves little,
+since every cycle through such a hub is cut; where tables are very large, or nothing has a price, the strategies of the
+hub that promises most are split into groups.
 
 Every part is a branch with a bound of its own, warm started from its parent's prices and messages, and the smallest
 bound of all open branches holds for the problem. Strategies that cannot be part of a better assignment are dropped on
@@ -28,11 +29,13 @@ import numpy as np
 
 from formulations.encodings.flat import FlatProblem, FloatArray
 from formulations.encodings.flat_restriction import narrow
+from formulations.encodings.priced_costs import priced_usage
 from formulations.problem.solution import Claim, Progress, SolveOptions
 from formulations.problem.strategy_problem import IntArray, StrategyProblem
-from formulations.solvers.branching.open_leaf import Leaf, OpenLeaf, reopened
+from formulations.solvers.branching.open_leaf import Leaf, OpenLeaf, Split, reopened
 from formulations.solvers.branching.relaxation import spread_within
 from formulations.solvers.huge_tables.decimation import decimate
+from formulations.solvers.huge_tables.split_gains import SplitGains
 from formulations.solvers.huge_tables.tunables import (
     BRANCH_STEPS,
     BRANCHES,
@@ -40,9 +43,7 @@ from formulations.solvers.huge_tables.tunables import (
     HUB_FACTORS_SHARE,
     ROOT_SHARE,
     TRIED_HUBS,
-    WIDE_DECODING_SHARE,
 )
-from formulations.solvers.local_search.moves import priced_usage
 from formulations.solvers.local_search.tree_moves import HUB_DEGREE
 from formulations.solvers.prices.bounding import PriceBounding
 from formulations.solvers.prices.flatten_or_finish import flatten_or_finish
@@ -51,9 +52,11 @@ from formulations.solvers.prices.lagrangian import PriceSearch
 from formulations.solvers.prices.tunables import LAST_SHARE, PAIRS
 from formulations.solvers.protocol.solver import ReportIncumbent, ReportProgress
 
-_COLD = (20.0, 1000.0)
-"""Not tunable: a strategy that costs one part in so many of the gap is less likely by e. With either alone the nodes
-that are split prove little on some problems; with both in turn, on none of six."""
+_COLD = 20.0
+"""Not tunable: a strategy that costs one part in so many of the gap is less likely by e; 10 and 30 do as well."""
+
+_BY_SPREAD = 3
+"""Not tunable: of so many splits one goes by spread alone, so that nodes are tried whose splits are not known yet."""
 
 _NEVER = 50.0
 """Not tunable: exponents from which on nothing is likely."""
@@ -126,7 +129,6 @@ class Branching:
         self._root = root
         self._wide = isinstance(root, PriceBounding)
         self._tried_hubs = 1 if self._wide else TRIED_HUBS
-        self._decoding_share = WIDE_DECODING_SHARE if self._wide else DECODING_SHARE
         self._options = options
         self._report = report
         self._started = started
@@ -137,6 +139,7 @@ class Branching:
         self._waiting: list[tuple[int, int, Leaf]] = []
         self._pushed = 0
         self._stuck = False
+        self._gains = SplitGains(len(flat.graph.sizes))
 
     def run(self, share: float = 1.0) -> Claim:
         """Work on the branch of the smallest bound, for a part of the time; a later call goes on from there."""
@@ -174,6 +177,10 @@ class Branching:
                 self._keep(part, raised=False)
             return
         leaf.climb(BRANCH_STEPS, self._deadline)
+        if leaf.split is not None:
+            objective = self.search.objective
+            worth = leaf.bound if objective is None else objective if leaf.closed else min(leaf.bound, objective)
+            self._gains.record(leaf.split, worth)
         if leaf.closed or self._beaten(leaf.bound):
             return
         self._decode(leaf)
@@ -233,7 +240,7 @@ class Branching:
         return [int(i) for i in order if score[i] > 0]
 
     def _halves(self, leaf: OpenLeaf) -> Iterator[OpenLeaf] | None:
-        """Split the node whose priced usage spreads widest into strategies that use little and much.
+        """Split the node that promises most into strategies that use little and much.
 
         Half of the likelihood is on either side: a strategy is the less likely, the more of the gap it costs beyond the
         bound. None where no node's usage spreads.
@@ -241,19 +248,19 @@ class Branching:
         assert leaf.proof is not None
         graph, objective = leaf.flat.graph, self.search.objective
         gap = (leaf.bound // 10 if objective is None else objective - leaf.bound) * leaf.proof.scale
-        cold = _COLD[self.worked % len(_COLD)]
-        beyond: FloatArray = np.minimum(leaf.proof.excess * (cold / max(gap, 1)), _NEVER)
+        beyond: FloatArray = np.minimum(leaf.proof.excess * (_COLD / max(gap, 1)), _NEVER)
         likely, priced = np.exp(-beyond), priced_usage(leaf.flat, leaf.ascent.best_prices)
         likely[~leaf.restriction.left] = 0.0
         spread = spread_within(likely, priced, graph.offset[:-1])
-        node = int(np.argmax(spread))
+        node = int(np.argmax(spread if self.worked % _BY_SPREAD == 0 else self._gains.promised(spread)))
         if spread[node] <= 0.0:
             return None
         order = self._entries(leaf, node)
         order = order[np.argsort(priced[order], kind="stable")]
         summed = np.cumsum(likely[order])
         count = min(1 + int(np.searchsorted(summed, 0.5 * summed[-1])), len(order) - 1)
-        return self._branches(leaf, order, (order[:count], order[count:]))
+        split = Split(node, float(spread[node]), leaf.bound)
+        return self._branches(leaf, order, (order[:count], order[count:]), split)
 
     def _parts(self, leaf: OpenLeaf, node: int) -> Iterator[OpenLeaf]:
         """Split a node's strategies: the cheapest few alone, all others together; drop empty parts."""
@@ -269,10 +276,12 @@ class Branching:
         places: IntArray = first + np.flatnonzero(leaf.restriction.left[first:end])
         return places
 
-    def _branches(self, leaf: OpenLeaf, entries: IntArray, groups: Iterable[IntArray]) -> Iterator[OpenLeaf]:
+    def _branches(
+        self, leaf: OpenLeaf, entries: IntArray, groups: Iterable[IntArray], split: Split | None = None
+    ) -> Iterator[OpenLeaf]:
         """Make a branch of each group of a node's ``entries``; drop empty ones."""
         everything = leaf.kept()
-        for group in groups:
+        for side, group in enumerate(groups):
             if not len(group):
                 continue
             allowed = everything.copy()
@@ -280,6 +289,7 @@ class Branching:
             allowed[leaf.restriction.entries[group]] = True
             part = leaf.narrowed(allowed)
             if part is not None:
+                part.split = None if split is None else split._replace(side=side)
                 # Without sweeps a part still has its parent's bound.
                 if not self._out_of_time():
                     part.sweep(PAIRS)
@@ -289,7 +299,7 @@ class Branching:
         """Look for a better incumbent in a branch."""
         begun = time.monotonic()
         spent = self._decoding_seconds
-        if self._options.iteration_limit is None and spent > self._decoding_share * (begun - self._branching_since):
+        if self._options.iteration_limit is None and spent > DECODING_SHARE * (begun - self._branching_since):
             return
         prices = leaf.ascent.best_prices
         for by_decimation in (False, True):

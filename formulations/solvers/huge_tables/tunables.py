@@ -10,11 +10,8 @@ HUB_FACTORS_SHARE = 0.02
 ROOT_SHARE = 0.4
 """Part of the time for the root."""
 
-DECODING_SHARE = 0.4
+DECODING_SHARE = 0.05
 """Part of the time for decoding branches, at most."""
-
-WIDE_DECODING_SHARE = 0.05
-"""The same where tables are very large."""
 
 TRIED_HUBS = 3
 """Hubs that are tried before one is branched on, but where tables are very large."""
@@ -22,8 +19,8 @@ TRIED_HUBS = 3
 BRANCHES = 4
 """Groups into which the strategies of a hub are split."""
 
-BRANCH_STEPS = 4
-"""Not tunable: price steps of a branch; two to six do as well."""
+BRANCH_STEPS = 5
+"""Not tunable: price steps of a branch, so many that one line search is among them."""
 
 # price_and_branch.py
 

@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from formulations.encodings.flat import FlatProblem, FloatArray
+from formulations.encodings.priced_costs import PricedCosts
 from formulations.presolve import presolve
 from formulations.problem.compiled import seed_compiled
 from formulations.problem.solution import Claim, Progress, SolveOptions, higher_bound
@@ -40,7 +41,6 @@ from formulations.solvers.improvement.tunables import (
     START_SHARE,
 )
 from formulations.solvers.local_search.incumbent_search import IncumbentSearch, exact_objective
-from formulations.solvers.local_search.moves import add_prices
 from formulations.solvers.prices.flatten_or_finish import flatten_or_finish
 from formulations.solvers.prices.lagrangian import PriceSearch
 from formulations.solvers.protocol.exchange import EXCHANGE
@@ -170,9 +170,9 @@ class PartSearch:
         self._is_built_in = spec.is_built_in
         self._random = np.random.default_rng(options.seed)
         seed_compiled(options.seed)
-        unary, tables = flat.unary.copy(), flat.tables_to_price()
-        add_prices(flat.graph, flat.usage, prices, flat.unary, flat.tables, unary, tables)
-        slack = strategy_slacks(flat.graph, unary, tables, messages)
+        costs = PricedCosts(flat)
+        costs.set(prices)
+        slack = strategy_slacks(flat.graph, costs.unary, costs.tables, messages)
         self.neighbourhoods = Neighbourhoods(flat, slack, self._random)
         self.kinds = [_Kind(name, first_columns) for name in self.neighbourhoods.kinds]
         part_seconds = PART_SHARE * options.time_limit

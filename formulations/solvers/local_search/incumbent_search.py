@@ -9,9 +9,10 @@ from collections.abc import Callable
 import numpy as np
 
 from formulations.encodings.flat import FlatProblem, FloatArray
+from formulations.encodings.priced_costs import PricedCosts
 from formulations.problem.strategy_problem import IntArray, StrategyProblem
 from formulations.solvers.local_search.feasibility import find_feasible
-from formulations.solvers.local_search.moves import add_prices, conflicts, improve_nodes, settle, total_cost, usage_of
+from formulations.solvers.local_search.moves import conflicts, improve_nodes, settle, total_cost, usage_of
 from formulations.solvers.local_search.repair import repair
 from formulations.solvers.local_search.tree_moves import tree_search
 from formulations.solvers.local_search.tunables import FILL_FACTORS, MOVES_AT_ONCE, REPAIRED_ROWS
@@ -57,8 +58,8 @@ class IncumbentSearch:
         self._deadline = deadline
         self._rows = flat.usage
         self._best_cost = np.inf
-        self._unary = flat.unary.copy()
-        self._tables = flat.tables_to_price()
+        self._costs = PricedCosts(flat)
+        self._unary, self._tables = self._costs.unary, self._costs.tables
         # Costs are integers: half of one is an improvement, unless float sums are coarser than that.
         self._tolerance = max(0.25, 1e-19 * flat.penalty)
         self._order: IntArray = np.arange(len(flat.graph.sizes), dtype=np.int64)
@@ -69,8 +70,7 @@ class IncumbentSearch:
 
     def set_prices(self, prices: FloatArray) -> None:
         """Add prices per unit of usage to the costs that all moves see."""
-        flat = self.flat
-        add_prices(flat.graph, self._rows, prices, flat.unary, flat.tables, self._unary, self._tables)
+        self._costs.set(prices)
 
     def usage(self, choices: IntArray) -> FloatArray:
         """Return the usage of every row."""

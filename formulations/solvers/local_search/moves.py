@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from formulations.encodings.flat import FlatProblem, FloatArray, Graph, Usage
+from formulations.encodings.flat import FloatArray, Graph, Usage
 from formulations.problem.compiled import compiled
 from formulations.problem.strategy_problem import BoolArray, IntArray
 
@@ -76,55 +76,6 @@ def usage_of(graph: Graph, usage: Usage, choices: IntArray) -> FloatArray:
         running += change[t]
         change[t] = running
     return change[:rows]
-
-
-@compiled
-def _add_node_prices(graph: Graph, usage: Usage, prices: FloatArray, unary_out: FloatArray) -> FloatArray:
-    """Add the price of the usage of nodes; return prices summed up over the rows."""
-    summed = np.zeros(len(prices) + 1)
-    for t in range(len(prices)):
-        summed[t + 1] = summed[t] + prices[t]
-    for i in range(len(graph.sizes)):
-        for q in range(usage.node_start[i], usage.node_start[i + 1]):
-            price = summed[usage.high[q]] - summed[usage.low[q]]
-            if price != 0.0:
-                start, amount = graph.offset[i], usage.amount_start[q]
-                for s in range(graph.sizes[i]):
-                    unary_out[start + s] += price * usage.amount[amount + s]
-    return summed
-
-
-def priced_usage(flat: FlatProblem, prices: FloatArray) -> FloatArray:
-    """Return what the usage of every node's strategies costs at prices, laid out as ``unary``."""
-    priced: FloatArray = np.zeros(len(flat.unary))
-    _add_node_prices(flat.graph, flat.usage, prices, priced)
-    return priced
-
-
-@compiled
-def add_prices(
-    graph: Graph,
-    usage: Usage,
-    prices: FloatArray,
-    unary: FloatArray,
-    tables: FloatArray,
-    unary_out: FloatArray,
-    tables_out: FloatArray,
-) -> None:
-    """Write costs plus the price of usage; only tables that use memory are written again."""
-    unary_out[:] = unary
-    summed = _add_node_prices(graph, usage, prices, unary_out)
-    for f in range(len(graph.arity)):
-        if usage.factor_start[f] < usage.factor_start[f + 1]:
-            start, size = graph.table_start[f], graph.table_size[f]
-            for s in range(size):
-                tables_out[start + s] = tables[start + s]
-            for q in range(usage.factor_start[f], usage.factor_start[f + 1]):
-                price = summed[usage.high[q]] - summed[usage.low[q]]
-                if price != 0.0:
-                    amount = usage.amount_start[q]
-                    for s in range(size):
-                        tables_out[start + s] += price * usage.amount[amount + s]
 
 
 @compiled

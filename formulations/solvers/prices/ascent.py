@@ -14,8 +14,8 @@ from __future__ import annotations
 import numpy as np
 
 from formulations.encodings.flat import FlatProblem, FloatArray, Graph, Usage, message_entries
+from formulations.encodings.priced_costs import PricedCosts
 from formulations.problem.strategy_problem import IntArray
-from formulations.solvers.local_search.moves import add_prices
 from formulations.solvers.prices.dual_model import gather_blocks, newton_step, soft_usage
 from formulations.solvers.prices.steering import block_peaks
 from formulations.solvers.prices.trws import sweep
@@ -63,8 +63,8 @@ class PriceAscent:
         self.prices: FloatArray = np.zeros(len(flat.usage.limit))
         self.messages: FloatArray = np.zeros(message_entries(graph))
         self.choices: IntArray = np.zeros(nodes, dtype=np.int64)
-        self.unary = flat.unary.copy()
-        self.tables = flat.tables_to_price()
+        self._costs = PricedCosts(flat)
+        self.unary, self.tables = self._costs.unary, self._costs.tables
         self.iterations = 0
         self._order: IntArray = np.arange(nodes, dtype=np.int64)
         self._beliefs: FloatArray = np.zeros(len(flat.unary))
@@ -111,8 +111,7 @@ class PriceAscent:
 
     def set_costs(self) -> None:
         """Write costs at the present prices."""
-        flat = self.flat
-        add_prices(flat.graph, flat.usage, self.prices, flat.unary, flat.tables, self.unary, self.tables)
+        self._costs.set(self.prices)
 
     def temperature_scale(self) -> float:
         """Return a typical distance between a node's best and its other strategies."""

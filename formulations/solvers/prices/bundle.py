@@ -14,8 +14,9 @@ import numpy as np
 
 from formulations.encodings.elimination import TooWideError, elimination_order, minimise_floats
 from formulations.encodings.flat import FlatProblem, FloatArray
+from formulations.encodings.priced_costs import PricedCosts
 from formulations.problem.strategy_problem import IntArray
-from formulations.solvers.local_search.moves import add_prices, usage_of
+from formulations.solvers.local_search.moves import usage_of
 from formulations.solvers.prices.steering import block_peaks
 from formulations.solvers.prices.tunables import BUNDLE_CUTS, BUNDLE_SERIOUS_SHARE, NEGLIGIBLE, PATIENCE
 
@@ -69,7 +70,7 @@ class PriceBundle:
             raise TooWideError(f"one minimisation fills {entries} entries, at most {most_entries} are wanted")
         self._scale = np.maximum(flat.usage.limit, 1.0)
         self._capacity = flat.usage.limit / self._scale
-        self._unary, self._tables = flat.unary.copy(), flat.tables_to_price()
+        self._costs = PricedCosts(flat)
         self._active = np.zeros(len(prices), dtype=np.bool_)
         self._cuts: list[_Cut] = []
         self._centre = np.maximum(prices, 0.0) * self._scale
@@ -105,11 +106,11 @@ class PriceBundle:
     def _evaluate(self, scaled: FloatArray) -> tuple[float, IntArray]:
         """Minimise at prices; add the cut."""
         flat, graph = self.flat, self.flat.graph
-        add_prices(graph, flat.usage, scaled / self._scale, flat.unary, flat.tables, self._unary, self._tables)
+        self._costs.set(scaled / self._scale)
         tables: list[tuple[tuple[int, ...], FloatArray]]
-        tables = [((i,), self._unary[graph.offset[i] : graph.offset[i + 1]]) for i in range(len(self._sizes))]
+        tables = [((i,), self._costs.unary[graph.offset[i] : graph.offset[i + 1]]) for i in range(len(self._sizes))]
         for f, scope in enumerate(self._scopes):
-            table = self._tables[graph.table_start[f] : graph.table_start[f] + graph.table_size[f]]
+            table = self._costs.tables[graph.table_start[f] : graph.table_start[f] + graph.table_size[f]]
             tables.append((scope, table.reshape([self._sizes[i] for i in scope])))
         least, found = minimise_floats(self._sizes, self._order, tables, self._deadline)
         choices = np.array(found, dtype=np.int64)

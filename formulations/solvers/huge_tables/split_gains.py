@@ -1,0 +1,40 @@
+"""What splits of a node gain, learned while branching: pseudo-costs (Benichou et al. 1971).
+
+Of the two parts of a split, mostly one raises its bound at once and the other one not at all. A node is worth a split
+where both do.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from formulations.encodings.flat import FloatArray
+from formulations.solvers.branching.open_leaf import Split
+
+
+class SplitGains:
+    """Gains of the two parts of splits per unit of spread, for every node of a problem."""
+
+    def __init__(self, nodes: int) -> None:
+        self._gain: FloatArray = np.zeros((2, nodes))
+        self._spread: FloatArray = np.zeros((2, nodes))
+        self._parts = 0
+
+    def record(self, split: Split, bound: int) -> None:
+        """Learn that price steps have raised the bound of a part to ``bound``."""
+        self._gain[split.side, split.node] += max(0, bound - split.bound)
+        self._spread[split.side, split.node] += split.spread
+        self._parts += 1
+
+    def promised(self, spread: FloatArray) -> FloatArray:
+        """Return what the lesser part of a split would gain, by the spread of every node.
+
+        An average part stands beside what is known of a node, so that those without a split count as average.
+        """
+        gain = float(self._gain.sum())
+        if not gain:
+            return spread
+        average = float(self._spread.sum()) / self._parts
+        rates = (self._gain + gain / self._parts) / (self._spread + average)
+        promised: FloatArray = spread * rates.min(axis=0)
+        return promised
