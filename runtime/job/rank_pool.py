@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
 import tempfile
 import time
 import traceback
@@ -116,7 +117,7 @@ class RankPool:
                 try:
                     succeeded, value = pipe.recv()
                 except (EOFError, ConnectionResetError):
-                    succeeded, value = False, "its process died"
+                    succeeded, value = False, self._end_of(rank)
                 if succeeded:
                     results[rank] = value
                     continue
@@ -128,6 +129,17 @@ class RankPool:
             late = f"ranks {silent} of {self.size} did not {expected} within {timeout:g} s"
             raise LaunchError("\n".join(failures) or late)
         return [results[rank] for rank in range(self.size)]
+
+    def _end_of(self, rank: int) -> str:
+        """Say how the process of a rank ended that closed its pipe."""
+        process = self._processes[rank]
+        process.join(GRACE_SECONDS)
+        code = process.exitcode
+        if code is None:
+            return "its process closed the pipe"
+        if code >= 0:
+            return f"its process died with exit code {code}"
+        return f"its process died by {signal.Signals(-code).name}"
 
 
 def _serve(pipe: Connection, rank: int, size: int, store: Path) -> None:
