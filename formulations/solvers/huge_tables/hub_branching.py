@@ -141,6 +141,7 @@ class Branching:
         self._pushed = 0
         self._stuck = False
         self._gains = SplitGains(len(flat.graph.sizes))
+        self._halved = 0
 
     def run(self, share: float = 1.0) -> Claim:
         """Work on the branch of the smallest bound, for a part of the time; a later call goes on from there."""
@@ -253,13 +254,14 @@ class Branching:
         likely, priced = np.exp(-beyond), priced_usage(leaf.flat, leaf.ascent.best_prices)
         likely[~leaf.restriction.left] = 0.0
         spread = spread_within(likely, priced, graph.offset[:-1])
-        node = int(np.argmax(spread if self.worked % _BY_SPREAD == 0 else self._gains.promised(spread)))
+        node = int(np.argmax(spread if self._halved % _BY_SPREAD == 0 else self._gains.promised(spread)))
         if spread[node] <= 0.0:
             return None
         order = self._entries(leaf, node)
         order = order[np.argsort(priced[order], kind="stable")]
         summed = np.cumsum(likely[order])
         count = min(1 + int(np.searchsorted(summed, 0.5 * summed[-1])), len(order) - 1)
+        self._halved += 1
         split = Split(node, float(spread[node]), leaf.bound)
         return self._branches(leaf, order, (order[:count], order[count:]), split)
 
