@@ -15,7 +15,7 @@ class InfeasibleError(ValueError):
     """No plan fits the memory, or none was found in time; the message names the limit that would be enough."""
 
 
-def refusal(smallest: MinimumPeak, limit: int, reserve: int) -> InfeasibleError:
+def refusal(smallest: MinimumPeak, limit: int, reserve: int, option: str = "--memory ") -> InfeasibleError:
     """The error for a problem that no plan fits.
 
     Parameters
@@ -26,6 +26,8 @@ def refusal(smallest: MinimumPeak, limit: int, reserve: int) -> InfeasibleError:
         Bytes that torch's tensors were allowed on one device.
     reserve
         Bytes of the device beyond these.
+    option
+        How the user gives the limit.
 
     Returns
     -------
@@ -64,5 +66,5 @@ def refusal(smallest: MinimumPeak, limit: int, reserve: int) -> InfeasibleError:
     fits = ceil((smallest.peak + reserve) / MIB)
     return InfeasibleError(
         f"memory {asked}{kept} {verdict}; it binds at {smallest.time_name}, where {tensors} are alive; "
-        f"--memory {fits}MiB fits"
+        f"{option}{fits}MiB fits"
     )

@@ -2,6 +2,16 @@
 
 from __future__ import annotations
 
+import re
+from decimal import Decimal
+
+UNITS = {"B": 1} | {
+    f"{prefix}{suffix}": base**power
+    for power, prefix in enumerate("KMGT", start=1)
+    for suffix, base in (("iB", 1024), ("B", 1000))
+}
+"""Bytes per unit; binary units as ``GiB``, decimal ones as ``GB``."""
+
 _BINARY_UNITS = (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10))
 
 
@@ -28,3 +38,21 @@ def format_gap(gap: float | None) -> str:
     if gap is None:
         return "-"
     return "< 0.01 %" if 0 < gap < 1e-4 else f"{100 * gap:.2f} %"
+
+
+def bytes_in(size: int | str, name: str) -> int:
+    """Read a size such as ``4GiB``, ``1.5GB`` or ``4294967296`` (bytes), rounded down.
+
+    Raises
+    ------
+    ValueError
+        It is no positive number with a known unit; the message begins with the name.
+    """
+    match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*", str(size))
+    units = {unit.lower(): factor for unit, factor in UNITS.items()} | {"": 1}
+    if match is None or match[2].lower() not in units:
+        raise ValueError(f"{name}: {size!r} is no size; write 4GiB, 512MiB, 1.5GB or a number of bytes")
+    count = int(Decimal(match[1]) * units[match[2].lower()])
+    if count == 0:
+        raise ValueError(f"{name}: {size!r} is no memory at all; give at least one byte")
+    return count

@@ -6,16 +6,10 @@ import json
 import re
 import tempfile
 from dataclasses import asdict, is_dataclass
-from decimal import Decimal
 from importlib.util import find_spec
 from pathlib import Path
 
-UNITS = {"B": 1} | {
-    f"{prefix}{suffix}": base**power
-    for power, prefix in enumerate("KMGT", start=1)
-    for suffix, base in (("iB", 1024), ("B", 1000))
-}
-"""Bytes per unit; binary units as ``GiB``, decimal ones as ``GB``."""
+from planner.common.units import bytes_in
 
 
 class OptionError(ValueError):
@@ -30,14 +24,10 @@ def parse_bytes(text: str, option: str) -> int:
     OptionError
         When ``text`` is no positive number with a known unit.
     """
-    match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*", text)
-    units = {unit.lower(): size for unit, size in UNITS.items()} | {"": 1}
-    if match is None or match[2].lower() not in units:
-        raise OptionError(f"{option}: {text!r} is no size; write 4GiB, 512MiB, 1.5GB or a number of bytes")
-    count = int(Decimal(match[1]) * units[match[2].lower()])
-    if count == 0:
-        raise OptionError(f"{option}: {text!r} is no memory at all; give at least one byte")
-    return count
+    try:
+        return bytes_in(text, option)
+    except ValueError as error:
+        raise OptionError(str(error)) from None
 
 
 def device_memory(memory: str | None, tensor_memory: str | None, cluster: str) -> int | None:

@@ -53,7 +53,12 @@ def kiwi_reduced_problem(model: StepModel, memory_limit: int | None) -> StepProb
 
 
 def kiwi_chain_problem(
-    model: StepModel, memory_limit: int | None, plans: Sequence[Reruns] = (), reach: int | None = None
+    model: StepModel,
+    memory_limit: int | None,
+    plans: Sequence[Reruns] = (),
+    reach: int | None = None,
+    *,
+    twice: bool = True,
 ) -> StepProblem:
     """KIWI with chains.
 
@@ -67,12 +72,15 @@ def kiwi_chain_problem(
         Reruns with moments that stay possible whatever the reach.
     reach
         Moments of an operator at most; None for as many as keep the tables of a size that solves well.
+    twice
+        Whether an operator may run again twice, where the tables stay small.
     """
-    modes = _modes_in_reach(model, plans, reach)
+    modes = _modes_in_reach(model, plans, reach, twice)
     chain = _counted(model, modes, memory_limit, partial(build_kiwi_chain, model, modes))
     chain = _with_smaller(chain, model, memory_limit, modes, plans)
     if chain.restrictions and reach is None and _entries(model, modes) > LARGEST_EXACT:
-        return replace(chain, short_reach=partial(kiwi_chain_problem, model, memory_limit, plans, REACHES[-1] - 1))
+        short = partial(kiwi_chain_problem, model, memory_limit, plans, REACHES[-1] - 1, twice=twice)
+        return replace(chain, short_reach=short)
     return chain
 
 
@@ -189,9 +197,11 @@ def _layouts(model: StepModel) -> tuple[int, ...]:
     return tuple(node.size for node in model.nodes)
 
 
-def _modes_in_reach(model: StepModel, plans: Sequence[Reruns], reach: int | None) -> Modes:
-    """Modes of the moments in reach: twice where the tables stay small, else once."""
+def _modes_in_reach(model: StepModel, plans: Sequence[Reruns], reach: int | None, may_twice: bool = True) -> Modes:
+    """Modes of the moments in reach: twice where that may be and the tables stay small, else once."""
     moments = _moments_in_reach(model, plans, reach)
+    if not may_twice:
+        return once(moments)
     twice = once_or_twice(model, moments)
     return twice if _entries(model, twice) <= LARGEST_TWICE else once(moments)
 

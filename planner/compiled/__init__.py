@@ -1,0 +1,1 @@
+"""What to keep for the backward in code that ``torch.compile`` generates, under a limit in bytes."""

@@ -1,0 +1,201 @@
+"""The plan of a joint graph: torch's own cut where that fits, else one with more recomputation, checked as it is cut.
+
+The problem is stated on torch's own cut. What torch makes of the decision is then read again as kernels and executed:
+peak and seconds of a plan are those of the two graphs that are compiled. Where they hold more than the limit, the
+problem is solved for a smaller one.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from formulations.problem.solution import Progress, SolveOptions, Status, relative_gap
+from formulations.solvers import SolverPool
+from formulations.step.solving.context import Executed, SolveContext
+from formulations.step.training_step import StepDecision
+from planner.common.units import format_bytes, format_gap, format_seconds
+from planner.compiled.kernel_seconds import KernelSeconds
+from planner.compiled.recompute import JointStep
+from planner.graph.kernel_graph import CompileError
+from planner.graph.optimizers import optimizer_named
+from planner.torch_adapter.joint_graph.partition import Cut, cut_by, default_cut
+
+TRIES = 4
+"""Problems that are solved where torch's cuts hold more than was decided."""
+
+
+@dataclass(frozen=True, slots=True)
+class CompileRequest:
+    """What a compiled step may hold, and how its plan is found.
+
+    Parameters
+    ----------
+    memory
+        Bytes that parameters, inputs, activations, gradients and the optimizer's state may hold at any moment.
+    optimizer
+        A name of :data:`planner.graph.optimizers.OPTIMIZERS`, whose state counts; None where none does.
+    time_limit
+        Seconds for a solve.
+    inlined
+        Whether chains of elementwise operators leave nothing in memory, as in generated code.
+    workers, seed
+        As for :class:`~planner.session.request.PlanRequest`.
+    """
+
+    memory: int
+    optimizer: str | None
+    time_limit: float = 10.0
+    inlined: bool = True
+    workers: int | None = None
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class CompiledStep:
+    """The plan of one compiled graph, forward and backward.
+
+    Parameters
+    ----------
+    limit
+        Bytes that were allowed.
+    peak
+        Bytes at the fullest moment, all that counts towards the limit.
+    free_peak
+        The same of torch's own cut, which has no limit.
+    resident
+        Bytes there all the time: parameters, inputs, the optimizer's state.
+    kept
+        Bytes of activations between forward and backward.
+    seconds, free_seconds
+        Of the step and of torch's own cut, as predicted.
+    kernels, again
+        Forward kernels, and those of them that run again.
+    status, objective, bound
+        Of the problem: nanoseconds of a step in which decided kernels run again, and below what no decision is.
+    solver
+        That found the decision; torch's own cut needs none.
+    planning_seconds
+        Time that the plan took.
+    """
+
+    limit: int
+    peak: int
+    free_peak: int
+    resident: int
+    kept: int
+    seconds: float
+    free_seconds: float
+    kernels: int
+    again: int
+    status: Status
+    objective: int
+    bound: int | None
+    solver: str
+    planning_seconds: float
+
+    @property
+    def gap(self) -> float | None:
+        """Proven gap of the problem; None where nothing is proven."""
+        return relative_gap(self.objective, self.bound)
+
+    def __str__(self) -> str:
+        slower = self.seconds / self.free_seconds - 1
+        return (
+            f"peak {format_bytes(self.peak)} of {format_bytes(self.limit)} (torch's own cut: "
+            f"{format_bytes(self.free_peak)}), {self.again} of {self.kernels} forward kernels run again, "
+            f"{format_seconds(self.seconds)} a step ({100 * slower:+.1f} %), {self.status.value}, "
+            f"gap {format_gap(self.gap)}, planned in {format_seconds(self.planning_seconds)}"
+        )
+
+
+def plan_cut(
+    joint: Any,
+    inputs: Any,
+    options: Mapping[str, Any],
+    request: CompileRequest,
+    seconds: KernelSeconds,
+    progress: Callable[[Progress], None] | None = None,
+) -> tuple[Cut, CompiledStep]:
+    """Cut a joint graph into forward and backward so that its step fits.
+
+    Parameters
+    ----------
+    joint, inputs, options
+        As a partitioner of ``torch.compile`` gets them.
+    request
+        Limit and solver.
+    seconds
+        Time of kernels.
+    progress
+        Called with every better incumbent or bound.
+
+    Raises
+    ------
+    CompileError
+        Nothing fits, or shapes are symbolic.
+    OptimizerError
+        There is no such optimizer.
+    """
+    started = time.perf_counter()
+    cut = default_cut(joint, inputs, options, request.inlined)
+    state = _state_bytes(request.optimizer, cut.gradients)
+    step = JointStep(cut.forward_kernels, cut.backward_kernels, seconds, state)
+    free, again, solved = step.as_cut(), frozenset[int](), None
+    executed = free
+    if free.peak > request.memory:
+        recut = partial(cut_by, joint, inputs, options, request.inlined)
+        with SolverPool() as pool:
+            context = partial(_context, request, pool, progress)
+            limit = request.memory
+            for _ in range(TRIES):
+                again, solved = step.decide(limit, context)
+                cut = recut(step.values_kept(again), step.kernels_again(again))
+                made = JointStep(cut.forward_kernels, cut.backward_kernels, seconds, state)
+                executed = made.as_cut()
+                if executed.peak <= request.memory:
+                    break
+                limit -= executed.peak - request.memory
+            else:
+                raise CompileError(
+                    f"memory {format_bytes(request.memory)}: torch's cuts of {TRIES} plans hold more than was planned, "
+                    f"the last one {format_bytes(executed.peak)}; give more memory"
+                )
+        step = made
+    return cut, CompiledStep(
+        limit=request.memory,
+        peak=executed.peak,
+        free_peak=free.peak,
+        resident=step.resident,
+        kept=sum(step.values_kept(frozenset()).values()),
+        seconds=executed.cost / 1e9,
+        free_seconds=free.cost / 1e9,
+        kernels=len(cut.forward_kernels.kernels),
+        again=len(again),
+        status=Status.OPTIMAL if solved is None else solved.status,
+        objective=free.cost if solved is None or solved.objective is None else solved.objective,
+        bound=free.cost if solved is None else solved.bound,
+        solver="torch" if solved is None else solved.solver,
+        planning_seconds=time.perf_counter() - started,
+    )
+
+
+def _context(
+    request: CompileRequest,
+    pool: SolverPool,
+    progress: Callable[[Progress], None] | None,
+    execute: Callable[[StepDecision], Executed],
+) -> SolveContext:
+    options = SolveOptions(request.time_limit, request.seed, workers=request.workers)
+    return SolveContext(execute, options=options, pool=pool, progress=progress)
+
+
+def _state_bytes(optimizer: str | None, gradients: Sequence[tuple[int, str]]) -> int:
+    """Bytes of an optimizer's state for parameters with gradients of so many elements and dtypes."""
+    if optimizer is None:
+        return 0
+    spec = optimizer_named(optimizer)
+    return sum(spec.state(dtype).nbytes(count) for count, dtype in gradients)

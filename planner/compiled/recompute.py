@@ -1,0 +1,173 @@
+"""Which kernels of the forward run again in the backward, under a limit in bytes: the canonical problem, solved.
+
+The kernels are the operators of a :class:`~formulations.step.training_step.StepModel` with one layout each, so the
+problem is that of ``kiwi_chain``: chains of kernels may run again, each once, and memory is true at every moment.
+Inputs and parameters are resident. What is returned, gradients too, is held to the end of the step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from itertools import starmap
+
+import numpy as np
+
+from formulations.problem.solution import SolveResult
+from formulations.problem.strategy_problem import IntArray
+from formulations.solvers.peaks.minimum_peak import MinimumPeak
+from formulations.step.kiwi_chain import latest_moments
+from formulations.step.replay import replay_decision
+from formulations.step.solving.context import Executed, SolveContext
+from formulations.step.solving.driver import solve_step
+from formulations.step.solving.registry import kiwi_chain_problem
+from formulations.step.training_step import NodeKind, ResultEdge, StepDecision, StepEdge, StepModel, StepNode
+from planner.common.infeasibility import refusal
+from planner.compiled.kernel_seconds import KernelSeconds
+from planner.graph.kernel_graph import CompileError, Kernel, KernelGraph
+from planner.machine.costs import to_quanta
+
+
+class JointStep:
+    """Forward and backward graph as one step.
+
+    Parameters
+    ----------
+    forward, backward
+        The graphs; the backward's kept values go by the names that they have in the forward.
+    seconds
+        Time of kernels.
+    state
+        Bytes that are there all the time beside parameters and inputs.
+    """
+
+    def __init__(self, forward: KernelGraph, backward: KernelGraph, seconds: KernelSeconds, state: int = 0) -> None:
+        self._forward, self._seconds = forward, seconds
+        self._sizes = {**backward.sizes, **forward.sizes}
+        self._made: dict[str, tuple[int, int]] = {}
+        self._edges: list[StepEdge] = []
+        resident = state + sum(forward.sizes[name] for name in forward.given)
+        self._nodes = [StepNode("parameters and inputs", NodeKind.INPUT, _one(0), _row([]), _one(resident))]
+        for kernel in forward.kernels:
+            self._add(kernel, NodeKind.FORWARD)
+        returned = self._results(forward)
+        self._add_tangents(backward, forward.given)
+        for kernel in backward.kernels:
+            self._add(kernel, NodeKind.BACKWARD)
+        results = dict.fromkeys((*returned, *self._results(backward)))
+        self.model = StepModel(tuple(self._nodes), tuple(self._edges), (), tuple(starmap(_result, results)))
+
+    @property
+    def resident(self) -> int:
+        """Bytes that are there all the time."""
+        return int(self._nodes[0].resident_bytes[0])
+
+    def values_kept(self, again: frozenset[int]) -> dict[str, int]:
+        """Values that stay between forward and backward if these kernels run again, with their bytes."""
+        found = {}
+        for edge in self._edges:
+            kernel = edge.producer - 1
+            if 0 <= kernel < len(self._forward.kernels) and kernel not in again:
+                is_forward = self._nodes[edge.consumer].kind is NodeKind.FORWARD
+                if not is_forward or edge.consumer - 1 in again:
+                    name = self._forward.kernels[kernel].writes[edge.output]
+                    found[name] = self._sizes[name]
+        return found
+
+    def kernels_again(self, again: frozenset[int]) -> list[tuple[tuple[str, ...], tuple[str, ...]]]:
+        """Operators of every kernel that runs again, and the values of it that backward or another rerun reads."""
+        needed: dict[int, set[str]] = {kernel: set() for kernel in sorted(again)}
+        for edge in self._edges:
+            kernel = edge.producer - 1
+            reader = self._nodes[edge.consumer].kind
+            if kernel in needed and (reader is NodeKind.BACKWARD or edge.consumer - 1 in again):
+                needed[kernel].add(self._forward.kernels[kernel].writes[edge.output])
+        return [(self._forward.kernels[k].operators, tuple(sorted(names))) for k, names in needed.items()]
+
+    def as_cut(self) -> Executed:
+        """Nanoseconds and peak of both graphs as they are."""
+        return _executed(self.model, StepDecision((0,) * len(self._nodes), {}))
+
+    def decide(
+        self, limit: int, context: Callable[[Callable[[StepDecision], Executed]], SolveContext]
+    ) -> tuple[frozenset[int], SolveResult]:
+        """Find the fastest step within a limit.
+
+        Parameters
+        ----------
+        limit
+            Bytes.
+        context
+            Makes solver, options and workers for an execution of decisions.
+
+        Returns
+        -------
+        again
+            Forward kernels that run again, by position.
+        result
+            Objective and bound in nanoseconds, of forward and backward together.
+
+        Raises
+        ------
+        CompileError
+            Nothing fits; the message names what is alive at the peak, and what would fit.
+        """
+        everything = latest_moments(self.model, dict.fromkeys(np.flatnonzero(self.model.rerunnable).tolist()))
+        generated = {i: at for i, at in everything.items() if self._forward.kernels[i - 1].is_generated}
+        problem = kiwi_chain_problem(
+            self.model, limit, (latest_moments(self.model, dict.fromkeys(generated)), everything), twice=False
+        )
+        found = solve_step(problem, context(partial(_executed, self.model)))
+        if isinstance(found, MinimumPeak):
+            raise CompileError(str(refusal(found, limit, 0, "memory=")))
+        return frozenset(i - 1 for i in found.decision.recomputed), found.result
+
+    def _add(self, kernel: Kernel, kind: NodeKind) -> None:
+        position = len(self._nodes)
+        for slot, name in enumerate(name for name in kernel.reads if name in self._made):
+            self._edges.append(_edge(*self._made[name], position, slot))
+        for output, name in enumerate(kernel.writes):
+            self._made[name] = position, output
+        self._nodes.append(
+            StepNode(
+                kernel.operators[-1 if kernel.is_generated else 0],
+                kind,
+                to_quanta([self._seconds.of(kernel, self._sizes)]),
+                _row([self._sizes[name] for name in kernel.writes]),
+                _one(0),
+                recomputable=kind is NodeKind.FORWARD and not kernel.is_random,
+            )
+        )
+
+    def _add_tangents(self, backward: KernelGraph, given: tuple[str, ...]) -> None:
+        """Gradients of the outputs, which are there when the backward begins."""
+        names = [name for name in backward.given if name not in self._made and name not in given]
+        self._made |= {name: (len(self._nodes), output) for output, name in enumerate(names)}
+        sizes = _row([self._sizes[name] for name in names])
+        self._nodes.append(StepNode("gradients of outputs", NodeKind.BACKWARD, _one(0), sizes, _one(0)))
+
+    def _results(self, graph: KernelGraph) -> list[tuple[int, int]]:
+        return [self._made[name] for name in graph.results if name in self._made]
+
+
+def _executed(model: StepModel, decision: StepDecision) -> Executed:
+    executed = replay_decision(model, decision)
+    return Executed(executed.cost, executed.peak)
+
+
+def _one(count: int) -> IntArray:
+    return np.array([count], np.int64)
+
+
+def _row(counts: list[int]) -> IntArray:
+    return np.array(counts, np.int64).reshape(1, -1)
+
+
+def _edge(producer: int, output: int, consumer: int, slot: int) -> StepEdge:
+    zero = np.zeros((1, 1), np.int64)
+    return StepEdge(producer, output, consumer, slot, zero, zero, zero, np.zeros((1, 1), np.bool_))
+
+
+def _result(producer: int, output: int) -> ResultEdge:
+    zero = _one(0)
+    return ResultEdge(producer, output, zero, zero, zero, np.zeros(1, np.bool_))

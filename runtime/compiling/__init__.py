@@ -1,0 +1,1 @@
+"""``torch.compile`` on one device under a limit in bytes."""
