@@ -24,8 +24,11 @@ from planner.graph.kernel_graph import CompileError
 from planner.graph.optimizers import optimizer_named
 from planner.torch_adapter.joint_graph.partition import Cut, cut_by, default_cut
 
-TRIES = 4
+TRIES = 6
 """Problems that are solved where torch's cuts hold more than was decided."""
+
+LEAST_STEP = 0.005
+"""Part of the limit by which the next problem has less, times the number of problems before; the excess if larger."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +43,8 @@ class CompileRequest:
         A name of :data:`planner.graph.optimizers.OPTIMIZERS`, whose state counts; None where none does.
     time_limit
         Seconds for a solve.
+    gap
+        Gap, as a share of the time of a step, at which a solve ends before.
     inlined
         Whether chains of elementwise operators leave nothing in memory, as in generated code.
     workers, seed
@@ -49,6 +54,7 @@ class CompileRequest:
     memory: int
     optimizer: str | None
     time_limit: float = 10.0
+    gap: float = 1e-3
     inlined: bool = True
     workers: int | None = None
     seed: int = 0
@@ -151,14 +157,14 @@ def plan_cut(
         with SolverPool() as pool:
             context = partial(_context, request, pool, progress)
             limit = request.memory
-            for _ in range(TRIES):
+            for tried in range(TRIES):
                 again, solved = step.decide(limit, context)
                 cut = recut(step.values_kept(again), step.kernels_again(again))
                 made = JointStep(cut.forward_kernels, cut.backward_kernels, seconds, state)
                 executed = made.as_cut()
                 if executed.peak <= request.memory:
                     break
-                limit -= executed.peak - request.memory
+                limit -= max(executed.peak - request.memory, int(tried * LEAST_STEP * request.memory))
             else:
                 raise CompileError(
                     f"memory {format_bytes(request.memory)}: torch's cuts of {TRIES} plans hold more than was planned, "
@@ -189,7 +195,7 @@ def _context(
     progress: Callable[[Progress], None] | None,
     execute: Callable[[StepDecision], Executed],
 ) -> SolveContext:
-    options = SolveOptions(request.time_limit, request.seed, workers=request.workers)
+    options = SolveOptions(request.time_limit, request.seed, request.gap, workers=request.workers)
     return SolveContext(execute, options=options, pool=pool, progress=progress)
 
 

@@ -7,7 +7,7 @@ Inputs and parameters are resident. What is returned, gradients too, is held to 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from itertools import starmap
 
@@ -52,8 +52,11 @@ class JointStep:
             self._add(kernel, NodeKind.FORWARD)
         returned = self._results(forward)
         self._add_tangents(backward, forward.given)
-        for kernel in backward.kernels:
-            self._add(kernel, NodeKind.BACKWARD)
+        last_read = {name: k for k, kernel in enumerate(backward.kernels) for name in kernel.reads}
+        for k, kernel in enumerate(backward.kernels):
+            free = {name for name in kernel.reads if last_read[name] == k and name in self._made}
+            free.difference_update(backward.results, forward.results)
+            self._add(kernel, NodeKind.BACKWARD, {new: old for new, old in kernel.overwrites if old in free})
         results = dict.fromkeys((*returned, *self._results(backward)))
         self.model = StepModel(tuple(self._nodes), tuple(self._edges), (), tuple(starmap(_result, results)))
 
@@ -122,18 +125,22 @@ class JointStep:
             raise CompileError(str(refusal(found, limit, 0, "memory=")))
         return frozenset(i - 1 for i in found.decision.recomputed), found.result
 
-    def _add(self, kernel: Kernel, kind: NodeKind) -> None:
-        position = len(self._nodes)
+    def _add(self, kernel: Kernel, kind: NodeKind, overwrites: Mapping[str, str] | None = None) -> None:
+        """Add a kernel; what it writes over another value has the memory of that one, so all that reads it holds that.
+
+        Only kernels of the backward write over values: they run once, whatever is decided.
+        """
+        position, taken = len(self._nodes), overwrites or {}
         for slot, name in enumerate(name for name in kernel.reads if name in self._made):
             self._edges.append(_edge(*self._made[name], position, slot))
         for output, name in enumerate(kernel.writes):
-            self._made[name] = position, output
+            self._made[name] = self._made[taken[name]] if name in taken else (position, output)
         self._nodes.append(
             StepNode(
                 kernel.operators[-1 if kernel.is_generated else 0],
                 kind,
                 to_quanta([self._seconds.of(kernel, self._sizes)]),
-                _row([self._sizes[name] for name in kernel.writes]),
+                _row([0 if name in taken else self._sizes[name] for name in kernel.writes]),
                 _one(0),
                 recomputable=kind is NodeKind.FORWARD and not kernel.is_random,
             )

@@ -38,6 +38,8 @@ class Kernel:
         Whether it draws random numbers, or seeds.
     is_generated
         Whether its code is generated.
+    overwrites
+        Results with the argument whose memory each takes where nothing reads that afterwards.
     """
 
     operators: tuple[str, ...]
@@ -48,6 +50,7 @@ class Kernel:
     dtype: str
     is_random: bool
     is_generated: bool
+    overwrites: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,7 +45,7 @@ MODELS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 """Model type of transformers -> its configuration: large enough that activations are most of the memory."""
 
-BUDGETS = (0.8, 0.6, 0.4, 0.2, 0.0)
+BUDGETS = (0.7, 0.4, 0.1)
 BATCH, SEQUENCE = 8, 256
 ROUNDS = 5
 

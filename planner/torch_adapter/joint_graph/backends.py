@@ -10,8 +10,8 @@ from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.exc import BackendCompilerFailed
 from torch._functorch import config as functorch_config
 from torch._guards import CompileContext
-from torch._inductor.custom_graph_pass import CustomPartitionerFn
-from torch.fx import GraphModule, Interpreter
+from torch._inductor.custom_graph_pass import CustomGraphPass, CustomPartitionerFn
+from torch.fx import Graph, GraphModule, Interpreter
 
 
 class Partitioner(Protocol):
@@ -25,17 +25,33 @@ class Partitioner(Protocol):
 
 def compile_inductor(partitioner: Partitioner) -> Callable[..., Any]:
     """``inductor`` with this partitioner."""
-    from torch._inductor.compile_fx import compile_fx
+    from torch._inductor.choices import InductorChoices
+    from torch._inductor.compile_fx import compile_fx, compile_fx_inner
+    from torch._inductor.virtualized import V
+
+    class NextFusion(InductorChoices):
+        """Fuses kernels that read one tensor only if they follow one another: else what one makes would come early."""
+
+        @staticmethod
+        def can_fuse_horizontal(scheduler: Any, node1: Any, node2: Any, shared_data_score: int) -> bool:
+            if max(node1.min_order - node2.max_order, node2.min_order - node1.max_order) > 1:
+                return False
+            return InductorChoices.can_fuse_horizontal(scheduler, node1, node2, shared_data_score)
 
     patches = {
         "custom_partitioner_fn": _Custom(partitioner),
         "fx_graph_cache": False,  # a cached graph has no plan to show; the caches of compiled kernels stay on
+        "post_grad_custom_post_pass": _EarlyProducts(),
         "allow_buffer_reuse": False,  # a buffer that waits to be reused takes memory; the allocator reuses it as well
     }
 
+    def inner(*args: Any, **kwargs: Any) -> Any:
+        with V.set_choices_handler(NextFusion()):  # here, because the backward may be compiled later
+            return compile_fx_inner(*args, **kwargs)
+
     def compiled(module: GraphModule, inputs: list[torch.Tensor]) -> Any:
         with functorch_config.patch(enable_autograd_cache=False):
-            return compile_fx(module, inputs, config_patches=patches)
+            return compile_fx(module, inputs, inner_compile=inner, config_patches=patches)
 
     return compiled
 
@@ -66,6 +82,31 @@ def frame_number() -> int:
     """Number of the Python frame that is being compiled; a frame that is compiled again keeps its number."""
     compile_id = CompileContext.current_compile_id()
     return -1 if compile_id is None or compile_id.frame_id is None else compile_id.frame_id
+
+
+class _EarlyProducts(CustomGraphPass):
+    """Computes products where their factors are, not where their sum with another tensor is.
+
+    Inductor makes one operator of a product and an addition. Where the other tensor comes late, as the gradient of an
+    embedding that is the head as well, the factors of the product, gradients of logits, would be held until then.
+    """
+
+    def __call__(self, graph: Graph) -> None:
+        position = {node: k for k, node in enumerate(graph.nodes)}
+        for node in list(graph.find_nodes(op="call_function", target=torch.ops.aten.addmm.default)):
+            added, left, right = node.args
+            if node.kwargs or added.op == "placeholder" or added.meta["val"].shape != node.meta["val"].shape:
+                continue
+            with graph.inserting_after(max(left, right, key=position.__getitem__)):
+                product = graph.call_function(torch.ops.aten.mm.default, (left, right))
+            with graph.inserting_before(node):
+                total = graph.call_function(torch.ops.aten.add.Tensor, (added, product))
+            product.meta, total.meta = node.meta.copy(), node.meta.copy()
+            node.replace_all_uses_with(total)
+            graph.erase_node(node)
+
+    def uuid(self) -> Any | None:
+        return "meshwright-early-products"
 
 
 class _Custom(CustomPartitionerFn):

@@ -24,6 +24,7 @@ from torch.fx import GraphModule, Node
 
 from planner.graph.kernel_graph import CompileError, Kernel, KernelGraph, Tensors
 from planner.graph.operator_classes import OperatorClass, operator_class
+from planner.torch_adapter.joint_graph.in_place import overwritten
 from planner.torch_adapter.local.operator_traits import draws_random_numbers, is_view
 from planner.torch_adapter.tracing.flops import operator_flops
 from planner.torch_adapter.tracing.trace import arguments_of
@@ -101,12 +102,12 @@ class _Reader:
         owners = [node for node in calls if self._root[node] is node]
         self._set_levels(owners)
         self._set_leaves(owners)
-        for node in owners:
-            if self._is_generated(node):
-                for source in self._sources(node):
-                    if self._is_generated(source) and self._level[source] == self._level[node]:
-                        self._kernel.union(source, node)
-        return self._graph(owners)
+        stored = [node for node in owners if node not in self._leaves]
+        for node in filter(self._is_generated, stored):
+            for source in self._read_by(node):
+                if self._is_generated(source) and self._level[source] == self._level[node]:
+                    self._kernel.union(source, node)
+        return self._graph(owners, stored)
 
     def _refuse_symbols(self, node: Node) -> None:
         value = node.meta.get("val")
@@ -163,35 +164,48 @@ class _Reader:
                 self._level[node] = max(self._level[node], min(self._level[reader] for reader in readers[node]))
 
     def _set_leaves(self, owners: list[Node]) -> None:
-        """Find the stored tensors of which elementwise results are made that need not be stored."""
+        """Find elementwise results that are computed where they are read, and the stored tensors they are made of."""
         stored = {self._root[node] for node in (*self._results, *self._kept)}
         stored.update(source for node in owners if not self._is_generated(node) for source in self._sources(node))
         for node in owners:
             if node not in stored and self._is_generated(node) and not _is_reduction(node):
-                made_of = dict.fromkeys(leaf for source in self._sources(node) for leaf in self._stored(source))
+                made_of = self._read_by(node)
                 if len(made_of) <= MOST_READS:
-                    self._leaves[node] = tuple(made_of)
+                    self._leaves[node] = made_of
 
-    def _stored(self, node: Node) -> tuple[Node, ...]:
-        return self._leaves.get(node, (node,))
+    def _read_by(self, node: Node) -> tuple[Node, ...]:
+        """Stored tensors that an operator reads, itself or through what is computed where it reads it."""
+        leaves = (leaf for source in self._sources(node) for leaf in self._leaves.get(source, (source,)))
+        return tuple(dict.fromkeys(leaves))
 
-    def _graph(self, owners: list[Node]) -> KernelGraph:
+    def _with_inlined(self, nodes: list[Node]) -> list[Node]:
+        """Stored results of a kernel, and before them what is computed for them alone."""
+        found = dict.fromkeys(nodes)
+        stack = list(nodes)
+        while stack:
+            for source in self._sources(stack.pop()):
+                if source in self._leaves and source not in found:
+                    found[source] = None
+                    stack.append(source)
+        return [node for node in found if node in self._leaves] + nodes
+
+    def _graph(self, owners: list[Node], stored: list[Node]) -> KernelGraph:
         members: dict[Node, list[Node]] = {}
-        for node in owners:
+        for node in stored:
             members.setdefault(self._kernel[self._called(node)], []).append(node)
         of = {node: kernel for kernel, nodes in members.items() for node in nodes}
         reads: dict[Node, list[Node]] = {}
         for kernel, nodes in members.items():
-            other = [source for node in nodes for source in self._sources(node) if of.get(source) is not kernel]
-            found = [leaf for source in other for leaf in self._stored(source) if of.get(leaf) is not kernel]
+            found = (source for node in nodes for source in self._read_by(node) if of.get(source) is not kernel)
             reads[kernel] = list(dict.fromkeys(found))
-        stored = {self._root[node] for node in (*self._results, *self._kept)}
-        stored.update(source for found in reads.values() for source in found)
+        needed = {self._root[node] for node in (*self._results, *self._kept)}
+        needed.update(source for found in reads.values() for source in found)
         order = self._in_order(members, reads, of)
         kernels = []
         for kernel in order:
-            made = [n for n in members[kernel] if n in stored or (self._is_called(n) and tensors_of(n))]
-            kernels.append(self._made_kernel(members[kernel], reads[kernel], self._without_tuples(made)))
+            made = [n for n in members[kernel] if n in needed or (self._is_called(n) and tensors_of(n))]
+            inside = self._with_inlined(members[kernel])
+            kernels.append(self._made_kernel(inside, reads[kernel], self._without_tuples(made)))
         given = [node for node in self._nodes if node.op in ("placeholder", "get_attr") and tensors_of(node)]
         sizes = {self._name(node): self._size(node) for node in (*given, *owners)}
         roots = {node.name: self._name(root) for node, root in self._root.items()}
@@ -207,7 +221,7 @@ class _Reader:
     def _in_order(
         self, members: Mapping[Node, list[Node]], reads: Mapping[Node, list[Node]], of: Mapping[Node, Node]
     ) -> Iterator[Node]:
-        """Kernels in an order that respects their reads, otherwise in that of their first operators."""
+        """Kernels in an order that respects their reads, otherwise in that of their first stored results."""
         position = {node: k for k, node in enumerate(self._nodes)}
         graph: nx.DiGraph[Node] = nx.DiGraph()
         graph.add_nodes_from(members)
@@ -236,7 +250,12 @@ class _Reader:
             dtype=_dtype([*(t for n in first.all_input_nodes for t in tensors_of(n)), *tensors_of(first)]),
             is_random=any(_is_random(node) for node in called),
             is_generated=self._is_generated(first),
+            overwrites=self._overwrites(nodes, reads, writes) if self._is_generated(first) else (),
         )
+
+    def _overwrites(self, nodes: list[Node], reads: list[Node], writes: list[Node]) -> tuple[tuple[str, str], ...]:
+        pairs = overwritten(writes, reads, set(nodes), _is_reduction)
+        return tuple((self._name(result), self._name(argument)) for result, argument in pairs)
 
     def _size(self, node: Node) -> int:
         return bytes_of(tensors_of(node))

@@ -58,7 +58,7 @@ def default_cut(joint: GraphModule, inputs: Any, options: Mapping[str, Any], inl
     CompileError
         A shape is symbolic.
     """
-    return _cut(copy.deepcopy(joint), inputs, options, inlined)
+    return _cut(_copied(joint), inputs, options, inlined)
 
 
 def cut_by(
@@ -80,7 +80,7 @@ def cut_by(
     again
         Kernels that run again: names of their nodes, and which of these are read in the backward.
     """
-    marked = copy.deepcopy(joint)
+    marked = _copied(joint)
     nodes = {node.name: node for node in marked.graph.nodes}
     for name in kept:
         if name in nodes:  # torch's cut removes duplicates, never what it keeps
@@ -89,6 +89,11 @@ def cut_by(
         for node in _closure([nodes[name] for name in wanted], set(operators)):
             node.meta[_MARK] = CheckpointPolicy.MUST_RECOMPUTE
     return _cut(marked, inputs, options, inlined)
+
+
+def _copied(joint: GraphModule) -> GraphModule:
+    """A copy of a graph, with the same tensors as constants."""
+    return GraphModule(joint, copy.deepcopy(joint.graph))
 
 
 def _closure(wanted: list[Node], inside: set[str]) -> list[Node]:
