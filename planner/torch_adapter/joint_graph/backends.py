@@ -13,6 +13,9 @@ from torch._guards import CompileContext
 from torch._inductor.custom_graph_pass import CustomGraphPass, CustomPartitionerFn
 from torch.fx import Graph, GraphModule, Interpreter
 
+MOST_BETWEEN = 8
+"""Kernels that may stand between one and another that reads its result, where they are fused."""
+
 
 class Partitioner(Protocol):
     """Cuts a joint graph into forward and backward."""
@@ -29,14 +32,20 @@ def compile_inductor(partitioner: Partitioner) -> Callable[..., Any]:
     from torch._inductor.compile_fx import compile_fx, compile_fx_inner
     from torch._inductor.virtualized import V
 
-    class NextFusion(InductorChoices):
-        """Fuses kernels that read one tensor only if they follow one another: else what one makes would come early."""
+    class NearFusion(InductorChoices):
+        """Fuses kernels only where few others stand between them: else what they read or make is held longer."""
+
+        @staticmethod
+        def can_fuse_vertical(scheduler: Any, node1: Any, node2: Any, shared_data_score: int) -> bool:
+            return _between(node1, node2) <= MOST_BETWEEN and InductorChoices.can_fuse_vertical(
+                scheduler, node1, node2, shared_data_score
+            )
 
         @staticmethod
         def can_fuse_horizontal(scheduler: Any, node1: Any, node2: Any, shared_data_score: int) -> bool:
-            if max(node1.min_order - node2.max_order, node2.min_order - node1.max_order) > 1:
-                return False
-            return InductorChoices.can_fuse_horizontal(scheduler, node1, node2, shared_data_score)
+            return _between(node1, node2) == 0 and InductorChoices.can_fuse_horizontal(
+                scheduler, node1, node2, shared_data_score
+            )
 
     patches = {
         "custom_partitioner_fn": _Custom(partitioner),
@@ -46,7 +55,7 @@ def compile_inductor(partitioner: Partitioner) -> Callable[..., Any]:
     }
 
     def inner(*args: Any, **kwargs: Any) -> Any:
-        with V.set_choices_handler(NextFusion()):  # here, because the backward may be compiled later
+        with V.set_choices_handler(NearFusion()):  # here, because the backward may be compiled later
             return compile_fx_inner(*args, **kwargs)
 
     def compiled(module: GraphModule, inputs: list[torch.Tensor]) -> Any:
@@ -82,6 +91,12 @@ def frame_number() -> int:
     """Number of the Python frame that is being compiled; a frame that is compiled again keeps its number."""
     compile_id = CompileContext.current_compile_id()
     return -1 if compile_id is None or compile_id.frame_id is None else compile_id.frame_id
+
+
+def _between(node1: Any, node2: Any) -> int:
+    """Kernels between two, in the order before fusion."""
+    distance: int = max(node1.min_order - node2.max_order, node2.min_order - node1.max_order, 1) - 1
+    return distance
 
 
 class _EarlyProducts(CustomGraphPass):

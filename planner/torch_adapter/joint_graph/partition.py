@@ -11,8 +11,9 @@ import copy
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
+from unittest.mock import patch
 
-from torch._functorch.partitioners import min_cut_rematerialization_partition
+from torch._functorch import partitioners
 from torch.fx import GraphModule, Node
 from torch.utils.checkpoint import CheckpointPolicy
 
@@ -116,7 +117,9 @@ def _reads(node: Node, inside: set[str]) -> bool:
 
 
 def _cut(joint: GraphModule, inputs: Any, options: Mapping[str, Any], inlined: bool) -> Cut:
-    forward, backward = min_cut_rematerialization_partition(joint, inputs, **options)
+    # What draws random numbers never runs again, but torch takes every attention for random and would keep its state.
+    with patch.object(partitioners, "has_recomputable_rng_ops", return_value=False):
+        forward, backward = partitioners.min_cut_rematerialization_partition(joint, inputs, **options)
     first = read_kernels(forward, inlined, returned=options["num_fwd_outputs"])
     placeholders = [node.name for node in backward.graph.find_nodes(op="placeholder")]
     roots = {name: first.roots[name] for name in placeholders if name in first.roots}
