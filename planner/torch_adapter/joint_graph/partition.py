@@ -21,6 +21,8 @@ from planner.graph.kernel_graph import KernelGraph
 from planner.torch_adapter.joint_graph.kernel_reader import read_kernels, tensors_of
 
 _MARK = "recompute"
+_MARKS = (_MARK, "ac_graph_id")
+"""What checkpoints inside the model leave on nodes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,8 +95,12 @@ def cut_by(
 
 
 def _copied(joint: GraphModule) -> GraphModule:
-    """A copy of a graph, with the same tensors as constants."""
-    return GraphModule(joint, copy.deepcopy(joint.graph))
+    """A copy of a graph, with the same tensors as constants and without marks: the plan decides what runs again."""
+    graph = copy.deepcopy(joint.graph)
+    for node in graph.nodes:
+        for mark in _MARKS:
+            node.meta.pop(mark, None)
+    return GraphModule(joint, graph)
 
 
 def _closure(wanted: list[Node], inside: set[str]) -> list[Node]:

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from support.tiers import only, slow
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 import runtime
 from runtime.compiling.backend import CompileBackend
@@ -61,10 +62,30 @@ def mlp() -> Case:
     return module, lambda: module(batch).square().mean()
 
 
-WITH_WORKSPACE = ("images", "dropout")
+def checkpointed() -> Case:
+    """An MLP with dropout under checkpoints of its own, which the plan replaces."""
+    blocks = nn.ModuleList(nn.Sequential(nn.Linear(64, 64), nn.GELU(), nn.Dropout(0.2)) for _ in range(4))
+    batch = torch.randn(256, 64)
+
+    def loss() -> Tensor:
+        hidden = batch
+        for block in blocks:
+            hidden = checkpoint(block, hidden, use_reentrant=False)
+        return hidden.square().mean()
+
+    return blocks, loss
+
+
+WITH_WORKSPACE = ("images", "dropout", "checkpointed")
 """Cases with kernels that allocate inside themselves, which is not counted: convolution and dropout."""
 
-CASES = {"mlp": mlp, "images": images, "language": language, "dropout": lambda: language(0.1)}
+CASES = {
+    "mlp": mlp,
+    "images": images,
+    "language": language,
+    "dropout": lambda: language(0.1),
+    "checkpointed": checkpointed,
+}
 
 
 def step_of(case: Case, memory: int | str, engine: str = "eager", **options: object) -> tuple[CompileBackend, Case]:
@@ -95,7 +116,7 @@ def peak_of(case: Case, resident: int) -> int:
     return resident + measure_step(step).grown
 
 
-@pytest.mark.parametrize("name", only(["mlp", "language"], CASES))
+@pytest.mark.parametrize("name", only(["mlp", "language", "checkpointed"], CASES))
 def test_limits_are_kept_and_gradients_are_the_same(name: str) -> None:
     torch.manual_seed(0)
     case = CASES[name]()
