@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from formulations.problem.solution import Progress, SolveOptions, Status, relative_gap
+from formulations.problem.solution import Progress, SolveOptions, SolveResult, Status, relative_gap
 from formulations.solvers import SolverPool
 from formulations.step.solving.context import Executed, SolveContext
 from formulations.step.training_step import StepDecision
@@ -81,7 +81,8 @@ class CompiledStep:
     kernels, again
         Forward kernels, and those of them that run again.
     status, objective, bound
-        Of the problem: nanoseconds of a step in which decided kernels run again, and below what no decision is.
+        Of the problem: nanoseconds of a step in which the decided kernels run again, and below what no decision within
+        the limit is. Both are of torch's own cut with kernels added, which what torch cuts may undercut a little.
     solver
         That found the decision; torch's own cut needs none.
     planning_seconds
@@ -99,13 +100,13 @@ class CompiledStep:
     again: int
     status: Status
     objective: int
-    bound: int | None
+    bound: int
     solver: str
     planning_seconds: float
 
     @property
     def gap(self) -> float | None:
-        """Proven gap of the problem; None where nothing is proven."""
+        """Proven gap of the problem; None for a step that takes no time."""
         return relative_gap(self.objective, self.bound)
 
     def __str__(self) -> str:
@@ -150,15 +151,18 @@ def plan_cut(
     cut = default_cut(joint, inputs, options, request.inlined)
     state = _state_bytes(request.optimizer, cut.gradients)
     step = JointStep(cut.forward_kernels, cut.backward_kernels, seconds, state)
-    free, again, solved = step.as_cut(), frozenset[int](), None
-    executed = free
+    free, again = step.as_cut(), frozenset[int]()
+    executed, solver = free, "torch"
+    objective = bound = free.cost  # what runs again only adds to it
     if free.peak > request.memory:
         recut = partial(cut_by, joint, inputs, options, request.inlined)
         with SolverPool() as pool:
             context = partial(_context, request, pool, progress)
             limit = request.memory
             for tried in range(TRIES):
-                again, solved = step.decide(limit, context)
+                again, solved = _decided(step, limit, request.memory, context)
+                if tried == 0:  # bounds of problems with less memory hold for fewer plans
+                    bound = max(bound, solved.bound or 0)
                 cut = recut(step.values_kept(again), step.kernels_again(again))
                 made = JointStep(cut.forward_kernels, cut.backward_kernels, seconds, state)
                 executed = made.as_cut()
@@ -166,10 +170,9 @@ def plan_cut(
                     break
                 limit -= max(executed.peak - request.memory, int(tried * LEAST_STEP * request.memory))
             else:
-                raise CompileError(
-                    f"memory {format_bytes(request.memory)}: torch's cuts of {TRIES} plans hold more than was planned, "
-                    f"the last one {format_bytes(executed.peak)}; give more memory"
-                )
+                raise CompileError(_cuts_hold_more(request.memory, f"the last one {format_bytes(executed.peak)}"))
+        assert solved.objective is not None, "a decision has a cost"
+        objective, solver = solved.objective, solved.solver
         step = made
     return cut, CompiledStep(
         limit=request.memory,
@@ -181,12 +184,28 @@ def plan_cut(
         free_seconds=free.cost / 1e9,
         kernels=len(cut.forward_kernels.kernels),
         again=len(again),
-        status=Status.OPTIMAL if solved is None else solved.status,
-        objective=free.cost if solved is None or solved.objective is None else solved.objective,
-        bound=free.cost if solved is None else solved.bound,
-        solver="torch" if solved is None else solved.solver,
+        status=Status.OPTIMAL if bound == objective else Status.FEASIBLE,
+        objective=objective,
+        bound=bound,
+        solver=solver,
         planning_seconds=time.perf_counter() - started,
     )
+
+
+def _decided(
+    step: JointStep, limit: int, memory: int, context: Callable[[Callable[[StepDecision], Executed]], SolveContext]
+) -> tuple[frozenset[int], SolveResult]:
+    """Decide within a limit that is the user's, or less where cuts held more."""
+    try:
+        return step.decide(limit, context)
+    except CompileError as error:
+        if limit == memory:
+            raise
+        raise CompileError(_cuts_hold_more(memory, f"and nothing fits {format_bytes(limit)}")) from error
+
+
+def _cuts_hold_more(memory: int, detail: str) -> str:
+    return f"memory {format_bytes(memory)}: torch's cuts hold more than was planned, {detail}; give more memory"
 
 
 def _context(

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from planner.common.units import UNITS
 from runtime.commands.values import (
-    UNITS,
     OptionError,
     parse_bytes,
     parse_mesh,
