@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from formulations.problem.solution import Progress, SolveOptions, SolveResult, Status, relative_gap
+from formulations.problem.solution import SolveOptions, SolveResult, Status, relative_gap
 from formulations.solvers import SolverPool
 from formulations.step.solving.context import Executed, SolveContext
 from formulations.step.training_step import StepDecision
@@ -125,7 +125,6 @@ def plan_cut(
     options: Mapping[str, Any],
     request: CompileRequest,
     seconds: KernelSeconds,
-    progress: Callable[[Progress], None] | None = None,
 ) -> tuple[Cut, CompiledStep]:
     """Cut a joint graph into forward and backward so that its step fits.
 
@@ -137,8 +136,6 @@ def plan_cut(
         Limit and solver.
     seconds
         Time of kernels.
-    progress
-        Called with every better incumbent or bound.
 
     Raises
     ------
@@ -157,7 +154,7 @@ def plan_cut(
     if free.peak > request.memory:
         recut = partial(cut_by, joint, inputs, options, request.inlined)
         with SolverPool() as pool:
-            context = partial(_context, request, pool, progress)
+            context = partial(_context, request, pool)
             limit = request.memory
             for tried in range(TRIES):
                 again, solved = _decided(step, limit, request.memory, context)
@@ -211,11 +208,10 @@ def _cuts_hold_more(memory: int, detail: str) -> str:
 def _context(
     request: CompileRequest,
     pool: SolverPool,
-    progress: Callable[[Progress], None] | None,
     execute: Callable[[StepDecision], Executed],
 ) -> SolveContext:
     options = SolveOptions(request.time_limit, request.seed, request.gap, workers=request.workers)
-    return SolveContext(execute, options=options, pool=pool, progress=progress)
+    return SolveContext(execute, options=options, pool=pool)
 
 
 def _state_bytes(optimizer: str | None, gradients: Sequence[tuple[int, str]]) -> int:

@@ -7,7 +7,7 @@ Inputs and parameters are resident. What is returned, gradients too, is held to 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from itertools import starmap
 
@@ -17,8 +17,7 @@ from formulations.problem.solution import SolveResult
 from formulations.problem.strategy_problem import IntArray
 from formulations.solvers.peaks.minimum_peak import MinimumPeak
 from formulations.step.kiwi_chain import latest_moments
-from formulations.step.replay import replay_decision
-from formulations.step.solving.context import Executed, SolveContext
+from formulations.step.solving.context import Executed, SolveContext, executed
 from formulations.step.solving.driver import solve_step
 from formulations.step.solving.registry import kiwi_chain_problem
 from formulations.step.training_step import NodeKind, ResultEdge, StepDecision, StepEdge, StepModel, StepNode
@@ -67,29 +66,26 @@ class JointStep:
 
     def values_kept(self, again: frozenset[int]) -> dict[str, int]:
         """Values that stay between forward and backward if these kernels run again, with their bytes."""
-        found = {}
-        for edge in self._edges:
-            kernel = edge.producer - 1
-            if 0 <= kernel < len(self._forward.kernels) and kernel not in again:
-                is_forward = self._nodes[edge.consumer].kind is NodeKind.FORWARD
-                if not is_forward or edge.consumer - 1 in again:
-                    name = self._forward.kernels[kernel].writes[edge.output]
-                    found[name] = self._sizes[name]
-        return found
+        return {name: self._sizes[name] for kernel, name in self._read_later(again) if kernel not in again}
 
     def kernels_again(self, again: frozenset[int]) -> list[tuple[tuple[str, ...], tuple[str, ...]]]:
         """Operators of every kernel that runs again, and the values of it that backward or another rerun reads."""
         needed: dict[int, set[str]] = {kernel: set() for kernel in sorted(again)}
-        for edge in self._edges:
-            kernel = edge.producer - 1
-            reader = self._nodes[edge.consumer].kind
-            if kernel in needed and (reader is NodeKind.BACKWARD or edge.consumer - 1 in again):
-                needed[kernel].add(self._forward.kernels[kernel].writes[edge.output])
+        for kernel, name in self._read_later(again):
+            if kernel in needed:
+                needed[kernel].add(name)
         return [(self._forward.kernels[k].operators, tuple(sorted(names))) for k, names in needed.items()]
+
+    def _read_later(self, again: frozenset[int]) -> Iterator[tuple[int, str]]:
+        """Yield forward kernels with each value of theirs that the backward, or a kernel that runs again, reads."""
+        for edge in self._edges:
+            is_later = self._nodes[edge.consumer].kind is NodeKind.BACKWARD or edge.consumer - 1 in again
+            if is_later and self._nodes[edge.producer].kind is NodeKind.FORWARD:
+                yield edge.producer - 1, self._forward.kernels[edge.producer - 1].writes[edge.output]
 
     def as_cut(self) -> Executed:
         """Nanoseconds and peak of both graphs as they are."""
-        return _executed(self.model, StepDecision((0,) * len(self._nodes), {}))
+        return executed(self.model, StepDecision((0,) * len(self._nodes), {}))
 
     def decide(
         self, limit: int, context: Callable[[Callable[[StepDecision], Executed]], SolveContext]
@@ -120,7 +116,7 @@ class JointStep:
         problem = kiwi_chain_problem(
             self.model, limit, (latest_moments(self.model, dict.fromkeys(generated)), everything), twice=False
         )
-        found = solve_step(problem, context(partial(_executed, self.model)))
+        found = solve_step(problem, context(partial(executed, self.model)))
         if isinstance(found, MinimumPeak):
             raise CompileError(str(refusal(found, limit, 0, "memory=")))
         return frozenset(i - 1 for i in found.decision.recomputed), found.result
@@ -155,11 +151,6 @@ class JointStep:
 
     def _results(self, graph: KernelGraph) -> list[tuple[int, int]]:
         return [self._made[name] for name in graph.results if name in self._made]
-
-
-def _executed(model: StepModel, decision: StepDecision) -> Executed:
-    executed = replay_decision(model, decision)
-    return Executed(executed.cost, executed.peak)
 
 
 def _one(count: int) -> IntArray:

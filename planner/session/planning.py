@@ -22,8 +22,7 @@ from formulations.problem.strategy_problem import StrategyProblem
 from formulations.solvers import SolverPool, solve
 from formulations.solvers.peaks.minimum_peak import MinimumPeak
 from formulations.solvers.protocol.registry import method_of
-from formulations.step.replay import replay_decision
-from formulations.step.solving.context import Executed, FreeDecision, SolveContext
+from formulations.step.solving.context import Executed, FreeDecision, SolveContext, executed
 from formulations.step.solving.driver import solve_step
 from formulations.step.solving.second_bound import SecondBound, ranked
 from formulations.step.solving.solved import SolvedStep
@@ -236,7 +235,7 @@ class PlanningSession:
         """Cost and peak of a decision: by replay of its tables, or of its schedule where it offloads."""
         with gc_paused():
             if not decision.offloaded:
-                return _executed(self.space.model, decision)
+                return executed(self.space.model, decision)
             report = self.replay(self.schedule(decision, limit))
         assert report.total_quanta is not None, report.violations
         return Executed(report.total_quanta, report.peak_bytes)
@@ -401,7 +400,7 @@ class PlanningSession:
     ) -> SolvedStep:
         """As :meth:`solve`; with other tables of the step, the decision whose cost in these is least."""
         options = SolveOptions(request.time_limit, request.seed, request.gap, workers=request.workers)
-        execute = partial(self.execute, limit=budget.tensor_bytes) if model is None else partial(_executed, model)
+        execute = partial(self.execute, limit=budget.tensor_bytes) if model is None else partial(executed, model)
         free = self.free if model is None else FreeDecision()
         context = SolveContext(execute, request.solver, options, pool, progress, known, free)
         if request.formulation in PROGRAMS:
@@ -472,11 +471,6 @@ class PlanningSession:
                 hardware={"machine": platform.machine(), "python": platform.python_version()},
             ),
         )
-
-
-def _executed(model: StepModel, decision: StepDecision) -> Executed:
-    executed = replay_decision(model, decision)
-    return Executed(executed.cost, executed.peak)
 
 
 def _cross_check(other: SolveResult) -> CrossCheck:

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from formulations.problem.files import write_text_atomically
 from planner.common.units import format_bytes, format_gap
 from planner.graph.kernel_graph import CompileError
 from planner.models.references import ModelReference, load_step
@@ -199,7 +200,7 @@ def main() -> None:
             rows.append(row)
             print(line_of(row), flush=True)
             if given.json is not None:
-                given.json.write_text(json.dumps([asdict(each) for each in rows], indent=1) + "\n")
+                write_text_atomically(given.json, json.dumps([asdict(each) for each in rows], indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -10,7 +10,8 @@ from formulations.problem.solution import KnownBound, Progress, SolveOptions, re
 from formulations.problem.strategy_problem import StrategyProblem
 from formulations.solvers import DEFAULT_SOLVER, SolverPool, find_solver
 from formulations.solvers.running.lanes import BLOCKS, PRICES
-from formulations.step.training_step import StepDecision
+from formulations.step.replay import replay_decision
+from formulations.step.training_step import StepDecision, StepModel
 
 NEAR_OPTIMAL = 1e-4
 """Gap to the best plan without a limit at which a search ends: costs are known less well than that."""
@@ -22,6 +23,12 @@ class Executed:
 
     cost: int
     peak: int
+
+
+def executed(model: StepModel, decision: StepDecision) -> Executed:
+    """Cost and peak of a decision by replay of a model's tables."""
+    replayed = replay_decision(model, decision)
+    return Executed(replayed.cost, replayed.peak)
 
 
 @dataclass(frozen=True, slots=True)

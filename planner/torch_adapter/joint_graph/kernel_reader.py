@@ -27,6 +27,7 @@ from planner.graph.operator_classes import OperatorClass, operator_class
 from planner.torch_adapter.joint_graph.in_place import overwritten
 from planner.torch_adapter.local.operator_traits import draws_random_numbers, is_view
 from planner.torch_adapter.tracing.flops import operator_flops
+from planner.torch_adapter.tracing.graph_builder import dtype_name
 from planner.torch_adapter.tracing.trace import arguments_of
 
 _GENERATED_TOO = frozenset(
@@ -297,8 +298,8 @@ def _is_random(node: Node) -> bool:
 
 
 def _dtype(tensors: Iterable[Tensor]) -> str:
-    floating = [tensor.dtype for tensor in tensors if tensor.dtype.is_floating_point]
-    return str(floating[0] if floating else torch.float32).removeprefix("torch.")
+    floating = (dtype_name(tensor) for tensor in tensors if tensor.dtype.is_floating_point)
+    return next(floating, "float32")
 
 
 def _bytes(tensor: Tensor) -> int:

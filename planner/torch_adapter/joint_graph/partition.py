@@ -19,6 +19,7 @@ from torch.utils.checkpoint import CheckpointPolicy
 
 from planner.graph.kernel_graph import KernelGraph
 from planner.torch_adapter.joint_graph.kernel_reader import read_kernels, tensors_of
+from planner.torch_adapter.tracing.graph_builder import dtype_name
 
 _MARK = "recompute"
 _MARKS = (_MARK, "ac_graph_id")
@@ -131,5 +132,5 @@ def _cut(joint: GraphModule, inputs: Any, options: Mapping[str, Any], inlined: b
     roots = {name: first.roots[name] for name in placeholders if name in first.roots}
     outputs: Any = backward.graph.output_node().args[0]
     gradients = [t for node in outputs if isinstance(node, Node) for t in tensors_of(node)]
-    counted = tuple((tensor.numel(), str(tensor.dtype).removeprefix("torch.")) for tensor in gradients)
+    counted = tuple((tensor.numel(), dtype_name(tensor)) for tensor in gradients)
     return Cut(forward, backward, first, read_kernels(backward, inlined, roots), counted)
