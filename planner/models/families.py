@@ -135,7 +135,7 @@ def _row(kind: str, family: str, differences: dict[str, Any]) -> FamilyRow:
     try:
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "config.json"
-            path.write_text(json.dumps(_configuration(family, differences)))
+            path.write_text(json.dumps(small_configuration(family, differences)))
             reference = ModelReference(f"hf:{path}", batch=4, sequence=32, dropout=0.0)
             session = PlanningSession(reference, "a100-8-nvlink", (2,))
             operators = len(session.graph.operators)
@@ -149,7 +149,8 @@ def _row(kind: str, family: str, differences: dict[str, Any]) -> FamilyRow:
     return FamilyRow(kind, family, outcome, operators, notes, reason, round(time.perf_counter() - started, 1))
 
 
-def _configuration(family: str, differences: dict[str, Any]) -> dict[str, Any]:
+def small_configuration(family: str, differences: dict[str, Any]) -> dict[str, Any]:
+    """Return the configuration of a small model of a family, with its differences of :data:`FAMILIES`."""
     from transformers import AutoConfig
 
     default = AutoConfig.for_model(family).to_dict()

@@ -31,7 +31,6 @@ from runtime.library.optimizers.probe import OptimizerRefusedError, check_elemen
 from runtime.library.optimizers.user import Clipping, ShardNames, UpdateOrder, UserOptimizer, planned_optimizer
 from runtime.library.sources import LoadOptions, ModelTensor, initial_reader, module_tensors
 from runtime.library.step import Step
-from runtime.library.weights import ModuleTensors
 from runtime.measure.local_shards import local_tensor
 
 
@@ -158,9 +157,9 @@ def load_layer_step(plan: LayerPlan, step: TrainingStep, how: LoadOptions) -> La
     first_names = {alias: tensor.name for tensor in model for alias in (tensor.name, *tensor.aliases)}
     saved_names = {key: first_names[key] for key in module.state_dict()}
     arguments = StepArguments.of(module, step.example_args, step.example_kwargs)
-    own = ModuleTensors(module, device)
+    own = how.own_tensors(module)
     with ExitStack() as stack:
-        read = initial_reader(model, own, stack.enter_context(how.source(plan)))
+        read = initial_reader(model, own, stack.enter_context(how.source()))
         for named in named_state(module.named_parameters(remove_duplicate=False)):
             put_into(module, {named.name: torch.empty_like(named.tensor, device="meta")}, {named.name: named.aliases})
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from math import inf, prod
@@ -21,11 +22,12 @@ from planner.plan.document import Plan, PlanError, load_plan
 from planner.plan.format import canonical_json
 from planner.schedule.instructions import Wait
 from planner.strategies.traced_step import trace_step
+from planner.torch_adapter.deferred_values import DeferredValues
 from planner.torch_adapter.local.collectives import MeshGroups
 from planner.torch_adapter.tracing.step_module import StepArguments
 from runtime.job.device_memory import check_device_memory
 from runtime.job.layout import device_mesh, print_layout_note
-from runtime.job.planned_device import check_kind
+from runtime.job.planned_device import calibration_note, check_kind
 from runtime.job.process_group import broadcast_text
 from runtime.job.slurm import adopt_slurm
 from runtime.layers.reference import model_reference
@@ -45,7 +47,7 @@ from runtime.library.optimizers.user import (
     update_order,
 )
 from runtime.library.process import chosen_device, join
-from runtime.library.sources import LoadOptions, module_tensors, place, planned_step
+from runtime.library.sources import LoadOptions, module_tensors, place, planned_step, seeded_step
 from runtime.library.step import Step
 from runtime.library.weights import Weights
 from runtime.operators.checked_plan import check_ranks, checked_schedule
@@ -121,15 +123,17 @@ def load(
         print_layout_note(plan.decision.options.mesh, plan.decision.options.cluster)
     if device is None:
         check_kind(plan, place_of_rank.type)
+    if dist.get_rank() == 0 and (note := calibration_note(plan)):
+        warnings.warn(note, stacklevel=2)
     check_device_memory(plan.peak_bytes, place_of_rank)
     if allow_code:
         check_code(reference.source, allowed=True)
-    step, from_seed = _training_step(reference, module, weights, batch, loss_fn)
+    step, seeded = _training_step(reference, module, weights, batch, loss_fn)
     if accumulate is None:
         accumulate = plan.decision.options.grad_accum if isinstance(plan, Plan) else 1
     if loss_scaling is not None and clip_norm is None:
         clip_norm = inf  # its norm says whether a gradient overflowed
-    how = LoadOptions(optimizer, weights, from_seed, clip_norm, place_of_rank, accumulate, loss_scaling)
+    how = LoadOptions(optimizer, weights, seeded, clip_norm, place_of_rank, accumulate, loss_scaling)
     return load_layer_step(plan, step, how) if isinstance(plan, LayerPlan) else _operator_step(plan, step, how)
 
 
@@ -167,8 +171,8 @@ def _operator_step(plan: Plan, step: TrainingStep, how: LoadOptions) -> Operator
     first_names = {alias: tensor.name for tensor in module_tensors(module) for alias in (tensor.name, *tensor.aliases)}
     saved_names = {key: first_names[key] for key in module.state_dict()}
     with ExitStack() as stack:
-        source = stack.enter_context(how.source(plan))
-        state = place(traced, schedule, module, source, groups, mesh, device)
+        source = stack.enter_context(how.source())
+        state = place(traced, schedule, module, how.own_tensors(module), source, groups, mesh, device)
 
     def made(shards: Mapping[str, Tensor]) -> UserOptimizer:
         placements = {
@@ -220,23 +224,23 @@ def _training_step(
     weights: Weights | None,
     batch: Batch | None,
     loss_fn: Callable[..., Tensor] | None,
-) -> tuple[TrainingStep, bool]:
-    """The step to trace, and whether its tensors are made from the plan's seed."""
+) -> tuple[TrainingStep, DeferredValues | None]:
+    """The step to trace, and the values of its parameters where they are those of the plan's seed."""
     if module is None:
         if batch is not None or loss_fn is not None:
             raise LoadError("batch and loss_fn belong to a module of your own: give the module as well")
-        return planned_step(reference), weights is None
+        return seeded_step(reference) if weights is None else (planned_step(reference), None)
     if not isinstance(module, nn.Module):
         raise LoadError(f"module is a {type(module).__name__}: give an nn.Module or None")
     if batch is None:
         if loss_fn is not None:
             raise LoadError("loss_fn without a batch: give an example of a global batch as well")
         named = planned_step(reference)
-        return TrainingStep(module, named.example_args, named.example_kwargs, named.loss_fn), False
+        return TrainingStep(module, named.example_args, named.example_kwargs, named.loss_fn), None
     args: tuple[Any, ...] = ()
     kwargs: dict[str, Any] = {}
     if isinstance(batch, Mapping):
         kwargs = dict(batch)
     else:
         args = (batch,) if isinstance(batch, Tensor) else tuple(batch)
-    return TrainingStep(module, args, kwargs, loss_fn), False
+    return TrainingStep(module, args, kwargs, loss_fn), None

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -17,23 +14,19 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from planner.graph.operator_graph import ValueRole
 from planner.graph.optimizers import OptimizerSpec
-from planner.layers.plan.document import LayerPlan, save_layer_plan
 from planner.models.references import ModelReference, TrainingStep, check_code, load_step
-from planner.plan.document import Plan, save_plan
 from planner.schedule.instructions import Schedule
 from planner.strategies.traced_step import TracedStep
+from planner.torch_adapter.deferred_values import DeferredValues, deferred_parameters
 from planner.torch_adapter.local.collectives import MeshGroups
 from planner.torch_adapter.tracing.step_module import named_state
-from runtime.job.rank_job import RunOptions, is_first_here, make_initial_state, scratch_folder
 from runtime.library.dtensors import as_dtensor, put_into
 from runtime.library.errors import LoadError, WeightsError
 from runtime.library.optimizers.probe import OptimizerFactory
 from runtime.library.optimizers.scaling import LossScale, LossScaling
-from runtime.library.weights import MappedTensors, ModuleTensors, TensorSource, Weights, find_names, open_weights
-from runtime.measure.initial_state import copied, read_initial_state
+from runtime.library.weights import ModuleTensors, TensorSource, Weights, find_names, open_weights
+from runtime.measure.initial_state import copied
 from runtime.measure.local_shards import BlockReader, Slices, block_slices
-
-PLAN_FILE = "plan.json"
 
 
 @contextmanager
@@ -68,34 +61,26 @@ def planned_step(reference: ModelReference) -> TrainingStep:
         return load_step(reference, "cpu")
 
 
-@contextmanager
-def seeded_tensors(plan: Plan | LayerPlan) -> Iterator[TensorSource]:
-    """Initial tensors of the plan's seed, which one process of each machine makes; a collective of all ranks."""
-    options = RunOptions(Path(), 1, False, None, "cpu", None, Path(tempfile.gettempdir()))
-    with scratch_folder(options) as own:
-        copy = own.scratch / PLAN_FILE
-        if isinstance(plan, Plan):
-            write, module = partial(save_plan, plan), "runtime.measure.reference"
-        else:
-            write, module = partial(save_layer_plan, plan), "runtime.layers.reference"
-        if is_first_here():
-            write(copy)
-        make_initial_state(module, copy, own)
-        opened = MappedTensors(read_initial_state(own.scratch).tensors)
-        dist.barrier()  # a file that is mapped stays when the first rank removes the folder
-        yield opened
+def seeded_step(reference: ModelReference) -> tuple[TrainingStep, DeferredValues]:
+    """Same as :func:`planned_step`, with the parameters' values of the reference's seed, which rank 0 alone draws."""
+    check_code(reference.source)
+    if dist.get_rank() != 0:
+        return planned_step(reference), DeferredValues()
+    with deferred_parameters() as values:
+        return load_step(reference, "cpu"), values
 
 
 @dataclass(frozen=True, slots=True)
 class LoadOptions:
-    """What the user of :func:`runtime.load` chose; ``from_seed``: the initial tensors are those of the plan's seed.
+    """What the user of :func:`runtime.load` chose.
 
-    With ``loss_scaling`` there is a ``clip_norm``, which may be infinite.
+    ``seeded`` has the values of the plan's seed, where the parameters are these; with ``loss_scaling`` there is a
+    ``clip_norm``, which may be infinite.
     """
 
     optimizer: OptimizerFactory | None
     weights: Weights | None
-    from_seed: bool
+    seeded: DeferredValues | None
     clip_norm: float | None
     device: torch.device
     accumulate: int = 1
@@ -120,13 +105,13 @@ class LoadOptions:
                 )
         return LossScale(self.loss_scaling)
 
+    def own_tensors(self, module: nn.Module) -> ModuleTensors:
+        """Tensors of the module itself."""
+        return ModuleTensors(module, self.device, self.seeded)
+
     @contextmanager
-    def source(self, plan: Plan | LayerPlan) -> Iterator[TensorSource | None]:
-        """Where the initial tensors come from; None: the module itself. A collective of all ranks."""
-        if self.from_seed:
-            with seeded_tensors(plan) as made:
-                yield made
-            return
+    def source(self) -> Iterator[TensorSource | None]:
+        """Where the initial tensors come from; None: the module itself, or the plan's seed."""
         source = None if self.weights is None else open_weights(self.weights)
         try:
             yield source
@@ -204,6 +189,7 @@ def place(
     traced: TracedStep,
     schedule: Schedule,
     module: nn.Module,
+    own: ModuleTensors,
     source: TensorSource | None,
     groups: MeshGroups,
     mesh: DeviceMesh,
@@ -216,7 +202,9 @@ def place(
     traced, schedule
         The step and its schedule.
     module
-        Its tensors are replaced one by one, in place. Buffers that the source lacks are its own.
+        Its tensors are replaced one by one, in place.
+    own
+        Its tensors; buffers that the source lacks are among them.
     source
         Where the tensors come from; None: the module itself.
     groups, mesh, device
@@ -242,7 +230,7 @@ def place(
         for name, (value, _) in values.items()
         if name not in traced.constants
     ]
-    read = initial_reader(tensors, ModuleTensors(module, device), source)
+    read = initial_reader(tensors, own, source)
     local: dict[str, Tensor] = {}
     for name, (value, placement) in values.items():
         slices = block_slices(value.spec.shape, placement, groups.shape, groups.coordinate)

@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from planner.torch_adapter.deferred_values import DeferredValues
 from runtime.library.errors import WeightsError
 from runtime.measure.initial_state import map_tensors
 from runtime.measure.local_shards import Slices
@@ -66,10 +67,13 @@ class MappedTensors:
 
 
 class ModuleTensors:
-    """Tensors of a module, as rank 0 has them; :meth:`blocks` is a collective of all ranks."""
+    """Tensors of a module, as rank 0 has them; :meth:`blocks` is a collective of all ranks.
 
-    def __init__(self, module: nn.Module, device: torch.device) -> None:
-        self._module, self._device = module, device
+    With ``seeded`` the parameters are on ``meta``, and rank 0 makes each of them when it is read.
+    """
+
+    def __init__(self, module: nn.Module, device: torch.device, seeded: DeferredValues | None = None) -> None:
+        self._device, self._seeded = device, seeded
         self._tensors = {name: tensor.detach() for name, tensor in _named_tensors(module)}
 
     def names(self) -> Iterable[str]:
@@ -82,13 +86,19 @@ class ModuleTensors:
 
     def blocks(self, name: str, wanted: Sequence[Slices]) -> Sequence[Tensor]:
         """Views of blocks of rank 0's tensor, which is copied."""
-        full = self._tensors[name].to(self._device, memory_format=torch.contiguous_format, copy=True)
+        tensor = self._tensors[name]
+        if not tensor.is_meta:
+            full = tensor.to(self._device, memory_format=torch.contiguous_format, copy=True)
+        elif self._seeded is not None and tensor in self._seeded:
+            full = self._seeded.value(tensor).to(self._device).contiguous()
+        else:
+            full = torch.empty(tensor.shape, dtype=tensor.dtype, device=self._device)
         dist.broadcast(full, 0)
         return [full[slices] for slices in wanted]
 
     def is_on_meta(self, name: str) -> bool:
-        """Whether a tensor has no data."""
-        return self._tensors[name].device.type == "meta"
+        """Whether a tensor has no data, here or on rank 0."""
+        return self._seeded is None and self._tensors[name].is_meta
 
     def close(self) -> None:
         """Forget the module's tensors."""
@@ -96,7 +106,9 @@ class ModuleTensors:
 
     def forget(self, name: str) -> None:
         """Let a tensor go that the module no longer has."""
-        del self._tensors[name]
+        tensor = self._tensors.pop(name)
+        if self._seeded is not None:
+            self._seeded.forget(tensor)
 
 
 class SafetensorsFiles:

@@ -24,7 +24,7 @@ from planner.plan.document import Plan, PlannedModel
 from planner.torch_adapter.meters.storage_meter import StorageMeter
 from runtime.layers.training import LayerTraining
 from runtime.library.errors import WeightsError
-from runtime.library.sources import place
+from runtime.library.sources import place, seeded_step
 from runtime.library.weights import INDEX, SINGLE
 
 SMALL = 64
@@ -130,6 +130,38 @@ def test_the_seed_gives_the_tensors_of_one_process(two_ranks):
     for tensors in two_ranks.run(loaded_from, random_plan("res_net", (2,), 0), None):
         assert tensors.keys() == expected.keys()
         assert all(torch.equal(tensors[key], tensor) for key, tensor in expected.items())
+
+
+def metered_seed(plan: Plan) -> tuple[list[int], int, int]:
+    """Most bytes of tensors while the model was built and while it was placed, bytes of this rank's, of the largest."""
+    peaks = []
+
+    def metered(function: Any) -> Any:
+        def call(*arguments: Any) -> Any:
+            with LocalMeter() as meter:
+                found = function(*arguments)
+            peaks.append(meter.peak_bytes)
+            return found
+
+        return call
+
+    with (
+        patch("runtime.library.loading.seeded_step", metered(seeded_step)),
+        patch("runtime.library.loading.place", metered(place)),
+    ):
+        step = runtime.load(plan, optimizer=ADAMW, device="cpu", allow_code=True)
+    held = sum(tensor.nbytes for tensor in step.state.values())
+    return peaks, held, max(tensor.nbytes for tensor in step.state_dict().values())
+
+
+@pytest.mark.parametrize("name", ["gpt2", slow("llama")])
+def test_no_rank_ever_holds_the_model_that_the_seed_makes(name, two_ranks):
+    whole = sum(tensor.nbytes for tensor in real_step(name).module.parameters())
+    for (built, placed), held, largest in two_ranks.run(metered_seed, random_plan(name, (2,), 1)):
+        assert held < 0.9 * whole
+        assert built <= 2 * largest + 4096  # a parameter, the numbers that are drawn for it, and the example batch
+        assert built < 0.5 * whole
+        assert held <= placed <= held + 2 * largest  # on rank 0 a parameter is made, and sent from a copy
 
 
 def exported_by_rank(plan: Plan, name: str, path: Path) -> dict[str, Tensor]:
