@@ -12,7 +12,7 @@ from formulations.layers.layer import LayerChain
 from planner.common.plan_error import PlanError
 from planner.graph.optimizers import default_optimizer, optimizer_named
 from planner.layers.plan.check import divisors
-from planner.layers.plan.document import LayerPlan
+from planner.layers.plan.document import LayerPlan, PlannedMachine
 from planner.layers.plan.memory import engine_peaks, plan_profiles
 from planner.layers.plan.request import LayerRequest
 from planner.layers.profiles.files import profiled_layers
@@ -115,7 +115,13 @@ def plan_layers(
     made = LAYER_FORMULATIONS[formulation](request, chain)
     assert made.record is not None
     peaks = engine_peaks(made, plan_profiles(made, chain))
-    return made.model_copy(update={"record": made.record.model_copy(update={"engine_peaks": peaks})})
+    machine = PlannedMachine(
+        cluster=found.name,
+        device=found.device_kind,
+        calibration=found.measured.fingerprint() if found.measured else None,
+    )
+    record = made.record.model_copy(update={"engine_peaks": peaks})
+    return made.model_copy(update={"machine": machine, "record": record})
 
 
 def _check_choices(request: LayerRequest) -> None:

@@ -18,7 +18,15 @@ MOST_RANKS = 1024
 
 def planned_kind(plan: Plan | LayerPlan) -> str:
     """Kind of device that a plan is for: ``cuda`` where it says so, else ``cpu``."""
-    return (isinstance(plan, Plan) and plan.decision.options.device) or "cpu"
+    if isinstance(plan, Plan):
+        return plan.decision.options.device or "cpu"
+    return "cpu" if plan.machine is None else plan.machine.device
+
+
+def _planned_cluster(plan: Plan | LayerPlan) -> str:
+    if isinstance(plan, Plan):
+        return plan.decision.options.cluster
+    return "" if plan.machine is None else plan.machine.cluster
 
 
 def check_kind(plan: Plan | LayerPlan, found: str) -> None:
@@ -36,9 +44,9 @@ def check_kind(plan: Plan | LayerPlan, found: str) -> None:
     LaunchError
         The plan is for CUDA devices, and there are none.
     """
-    if isinstance(plan, Plan) and planned_kind(plan) == "cuda" != found:
+    if planned_kind(plan) == "cuda" != found:
         raise LaunchError(
-            f"the plan is for CUDA devices of cluster {plan.decision.options.cluster}, and none is found here: run it "
+            f"the plan is for CUDA devices of cluster {_planned_cluster(plan)}, and none is found here: run it "
             "where they are, plan for this machine, or ask for the CPU (--device cpu, device='cpu')"
         )
 
@@ -80,7 +88,10 @@ def _kind_here() -> str:
 
 def calibration_note(plan: Plan | LayerPlan) -> str:
     """What to say of a plan whose costs were measured on another machine than this one; empty where they were not."""
-    planned = plan.decision.fingerprints.calibration if isinstance(plan, Plan) else None
+    if isinstance(plan, Plan):
+        planned = plan.decision.fingerprints.calibration
+    else:
+        planned = None if plan.machine is None else plan.machine.calibration
     if planned is None:
         return ""
     here = current_machine()

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 
 from planner.layers.plan.check import check_layer_plan
 from planner.layers.plan.document import LayerPlan, load_layer_plan, save_layer_plan
 from planner.models.references import check_code
 from runtime.job.launch import run_module
-from runtime.job.planned_device import device_of_run
+from runtime.job.planned_device import calibration_note, device_of_run
 from runtime.layers.reference import model_reference
 from runtime.layers.report import LayerRunReport
 
@@ -48,6 +49,9 @@ def run_layer_plan(
     check_layer_plan(checked)
     model_reference(checked)  # refuses a plan of a profile file before ranks are started
     check_code(checked.model.source, allow_code)
+    device = device_of_run(device, checked)
+    if note := calibration_note(checked):
+        warnings.warn(note, stacklevel=2)
     report = run_module(
         "runtime.layer_main",
         checked.devices,
@@ -55,6 +59,6 @@ def run_layer_plan(
         steps=steps,
         check=check,
         data=data,
-        device=device_of_run(device, checked),
+        device=device,
     )
     return LayerRunReport.model_validate_json(report)

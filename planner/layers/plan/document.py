@@ -13,13 +13,23 @@ from html import escape
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, NonNegativeInt, PositiveInt, ValidationError
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveInt,
+    SerializerFunctionWrapHandler,
+    ValidationError,
+    model_serializer,
+)
 
 from formulations.problem.files import write_text_atomically
 from planner.common.plan_error import PlanError
 from planner.graph.optimizers import OptimizerName
 from planner.layers.plan.rendering import layer_plan_text
-from planner.plan.format import PlannedModel, canonical_json
+from planner.plan.format import Fingerprint, PlannedModel, canonical_json
 
 LAYER_PLAN_VERSION: Literal[1] = 1
 """Version of the document; one of another version is refused."""
@@ -201,6 +211,24 @@ class LayerRecord(_Part):
     bound_bytes: NonNegativeInt | None = None
 
 
+class PlannedMachine(_Part):
+    """Machine that a plan is for.
+
+    Parameters
+    ----------
+    cluster
+        Name of the cluster.
+    device
+        Kind of its devices.
+    calibration
+        Fingerprint of the machine on which its costs were measured; None where they were not.
+    """
+
+    cluster: str
+    device: Literal["cpu", "cuda"]
+    calibration: Fingerprint | None = None
+
+
 class LayerPlan(_Part):
     """A plan of layers: stage, devices and settings of every layer of a model.
 
@@ -222,6 +250,8 @@ class LayerPlan(_Part):
         A name of :data:`planner.graph.optimizers.OPTIMIZERS`.
     seed
         Key of random operators (dropout).
+    machine
+        What it was planned for; absent from plans written by hand and from those of earlier versions.
     record
         The prediction; None for a plan written by hand.
     """
@@ -234,7 +264,14 @@ class LayerPlan(_Part):
     schedule: PipelineSchedule = "1f1b"
     optimizer: OptimizerName = "adamw"
     seed: NonNegativeInt = 0
+    machine: PlannedMachine | None = None
     record: LayerRecord | None = None
+
+    @model_serializer(mode="wrap")
+    def _without_absent_fields(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """What a plan of an earlier version does not have is not written, so that its digest stays."""
+        written: dict[str, Any] = handler(self)
+        return {name: value for name, value in written.items() if name != "machine" or value is not None}
 
     @property
     def stage_devices(self) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,9 +12,11 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from planner.layers.plan.document import LayerPlan, LayerSettings, PlannedMachine, StagePlan
 from planner.machine.cluster import Measurement
 from planner.machine.identity import current_machine
 from planner.plan.document import load_plan
+from planner.plan.format import PlannedModel
 from runtime.job import device_memory, planned_device, process_group
 from runtime.job.device_memory import check_device_memory
 from runtime.job.planned_device import calibration_note, check_kind, device_of_run
@@ -123,3 +126,20 @@ def test_a_calibration_is_compared_with_this_machine(monkeypatch):
     elsewhere = current_machine().model_copy(update={"processor": "an abacus"})
     monkeypatch.setattr(planned_device, "current_machine", lambda: elsewhere)
     assert "measured on another machine than this one (an abacus" in calibration_note(plan)
+
+
+def test_plans_of_layers_say_what_they_are_for(monkeypatch):
+    model = PlannedModel(source="hf:gpt2", batch=2, sequence=8, dtype="float32", seed=0)
+    old = LayerPlan(model=model, devices=1, stages=(StagePlan(layers=(LayerSettings(name="head"),)),))
+    assert "machine" not in json.loads(old.model_dump_json())
+    assert (device_of_run(None, old), calibration_note(old)) == ("cpu", "")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    on_cuda = old.model_copy(update={"machine": PlannedMachine(cluster="v100-8-nvlink", device="cuda")})
+    with pytest.raises(LaunchError, match=r"for CUDA devices of cluster v100-8-nvlink, and none is.*--device cpu"):
+        device_of_run(None, on_cuda)
+    measured = Measurement(machine=current_machine(), ranks=4).fingerprint()
+    here = PlannedMachine(cluster="local-cpu", device="cpu", calibration=measured)
+    assert calibration_note(old.model_copy(update={"machine": here})) == ""
+    elsewhere = here.model_copy(update={"calibration": "0" * 64})
+    note = calibration_note(old.model_copy(update={"machine": elsewhere}))
+    assert "measured on another machine than this one" in note
