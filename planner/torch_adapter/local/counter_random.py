@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import cache
 from math import prod
 
 import torch
@@ -19,6 +20,8 @@ from planner.torch_adapter.local.operator_traits import draws_random_numbers
 
 _GOLDEN, _MIX_1, _MIX_2 = -7046029254386353131, -4658895280553007687, -7723592293110685705
 _CHUNK = 1 << 18  # elements whose counters are alive at once: 2 MiB each
+GENERATED_FOR = ("cuda",)
+"""Devices on which masks are generated code; on CPUs that needs a compiler and is not worth its time."""
 _BITS = 53
 _MANTISSA = {"float64": 53, "float32": 24, "float16": 11, "bfloat16": 8}
 
@@ -61,6 +64,7 @@ class _Counter:
         self.dims = _merged(self.shape, context.output_starts(), spec.shape)
         self.draws = draws
         self.seed, self.stream = context.seed, context.stream
+        self._numbers: Tensor | None = None
 
     def _key(self) -> int | Tensor:
         offset = _wrap(self.stream * 0x2545F4914F6CDD1D)
@@ -90,6 +94,41 @@ class _Counter:
                 start, stop, [_shift_right(_mix((index + d) * _GOLDEN + key), 64 - _BITS) for d in range(self.draws)]
             )
 
+    def generated_mask(self, device: torch.device, threshold: int) -> Tensor:
+        """Mask of the elements whose integer is at least `threshold`, by one kernel that is generated for it.
+
+        Chunk by chunk a tensor of 64 million elements would be thousands of launches.
+        """
+        if self._numbers is None:
+            self._numbers = torch.tensor([*self.dims, (threshold, 0, 0)], device=device)
+        key = torch.as_tensor(self._key(), dtype=torch.int64).to(device, non_blocking=True)
+        return _generated()(self.numel, self._numbers, key).view(self.shape)
+
+
+def _whole_mask(numel: int, numbers: Tensor, key: Tensor) -> Tensor:
+    """As :meth:`_Counter.fill` with one draw, for all elements at once; the last row of `numbers` has the threshold.
+
+    Sizes are the elements of a tensor, so that one kernel serves all tensors with as many dimensions.
+    """
+    index = torch.arange(numel, device=numbers.device)
+    total = torch.zeros_like(index)
+    inner = global_inner = torch.ones((), dtype=torch.int64, device=numbers.device)
+    *dims, last = numbers.unbind()
+    for size, first, whole in (dim.unbind() for dim in reversed(dims)):
+        total = total + (index // inner % size + first) * global_inner
+        inner, global_inner = size * inner, whole * global_inner
+    bits = total * _GOLDEN + key
+    for count, factor in ((30, _MIX_1), (27, _MIX_2)):
+        bits = (bits ^ ((bits >> count) & ((1 << (64 - count)) - 1))) * factor
+    bits = bits ^ ((bits >> 31) & ((1 << 33) - 1))
+    return ((bits >> (64 - _BITS)) & ((1 << _BITS) - 1)) >= last[0]
+
+
+@cache
+def _generated() -> Callable[..., Tensor]:
+    """The mask as generated code, for any sizes."""
+    return torch.compile(_whole_mask, dynamic=True, fullgraph=True)
+
 
 def _threshold(probability: float) -> int:
     return round(probability * (1 << _BITS))
@@ -97,6 +136,8 @@ def _threshold(probability: float) -> int:
 
 def _keep_mask(counter: _Counter, device: torch.device, threshold: int) -> Tensor:
     """Mask that is True where the element's integer is at least ``threshold``."""
+    if device.type in GENERATED_FOR:
+        return counter.generated_mask(device, threshold)
     mask = torch.empty(counter.shape, dtype=torch.bool, device=device)
     flat = mask.view(-1)
 

@@ -10,10 +10,12 @@ import pytest
 import torch
 from support.steps.traced_steps import ALL_STEPS, traced_step
 from support.tiers import only, slow
+from torch._inductor import metrics
 
 from planner.graph.operator_graph import Operator, OperatorGraph, Phase, TensorSpec, Value, ValueRole
 from planner.graph.placement import local_shape
 from planner.strategies.sharding_rules import axis_rules, compose
+from planner.torch_adapter.local import counter_random
 from planner.torch_adapter.local.attention import blockwise_backward, blockwise_forward
 from planner.torch_adapter.local.calls import OperatorCall, Slot
 from planner.torch_adapter.local.context import LocalContext, LocalOperator, UnsupportedOperatorError, bind
@@ -130,6 +132,24 @@ def test_dropout_draws_the_same_numbers_under_any_sharding(placement):
     output, sharded_mask = dropout_on(placement, tensor)
     assert torch.equal(mask, sharded_mask)
     assert torch.equal(whole, output)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("placement", [("R", "R"), ("S0", "R"), ("S1", "S2"), ("S2", "S2")])
+def test_masks_in_one_generated_kernel_are_those_in_chunks(placement, monkeypatch):
+    tensor = torch.randn(8, 12, 16)
+    output, mask = dropout_on(placement, tensor)
+    monkeypatch.setattr(counter_random, "GENERATED_FOR", ("cpu",))
+    counter_random._generated.cache_clear()
+    torch.compiler.reset()
+    metrics.reset()
+    found, found_mask = dropout_on(placement, tensor)
+    assert torch.equal(found_mask, mask)
+    assert torch.equal(found, output)
+    assert metrics.generated_kernel_count == 1
+    again, _ = dropout_on(placement, torch.cat([tensor, tensor]))  # of other sizes, by the same code
+    assert again.shape == (16, 12, 16)
+    assert metrics.generated_kernel_count == 1
 
 
 def test_dropout_is_dropout():
