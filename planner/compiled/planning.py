@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from formulations.problem.solution import SolveOptions, SolveResult, Status, relative_gap
+from formulations.problem.solution import Progress, SolveOptions, SolveResult, Status, relative_gap
 from formulations.solvers import SolverPool
 from formulations.step.solving.context import Executed, SolveContext
 from formulations.step.training_step import StepDecision
@@ -49,6 +49,8 @@ class CompileRequest:
         Whether chains of elementwise operators leave nothing in memory, as in generated code.
     workers, seed
         As for :class:`~planner.session.request.PlanRequest`.
+    progress
+        Called with incumbents and bounds, in nanoseconds.
     """
 
     memory: int
@@ -58,6 +60,7 @@ class CompileRequest:
     inlined: bool = True
     workers: int | None = None
     seed: int = 0
+    progress: Callable[[Progress], None] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,12 +150,13 @@ def plan_cut(
     started = time.perf_counter()
     cut = default_cut(joint, inputs, options, request.inlined)
     state = _state_bytes(request.optimizer, cut.gradients)
-    step = JointStep(cut.forward_kernels, cut.backward_kernels, seconds, state)
+    step = JointStep(cut.forward_kernels, cut.backward_kernels, seconds, state, fixed=True)
     free, again = step.as_cut(), frozenset[int]()
     executed, solver = free, "torch"
     objective = bound = free.cost  # what runs again only adds to it
     if free.peak > request.memory:
         recut = partial(cut_by, joint, inputs, options, request.inlined)
+        step = JointStep(cut.forward_kernels, cut.backward_kernels, seconds, state)
         with SolverPool() as pool:
             context = partial(_context, request, pool)
             limit = request.memory
@@ -161,7 +165,7 @@ def plan_cut(
                 if tried == 0:  # bounds of problems with less memory hold for fewer plans
                     bound = max(bound, solved.bound or 0)
                 cut = recut(step.values_kept(again), step.kernels_again(again))
-                made = JointStep(cut.forward_kernels, cut.backward_kernels, seconds, state)
+                made = JointStep(cut.forward_kernels, cut.backward_kernels, seconds, state, fixed=True)
                 executed = made.as_cut()
                 if executed.peak <= request.memory:
                     break
@@ -211,7 +215,7 @@ def _context(
     execute: Callable[[StepDecision], Executed],
 ) -> SolveContext:
     options = SolveOptions(request.time_limit, request.seed, request.gap, workers=request.workers)
-    return SolveContext(execute, options=options, pool=pool)
+    return SolveContext(execute, options=options, pool=pool, progress=request.progress)
 
 
 def _state_bytes(optimizer: str | None, gradients: Sequence[tuple[int, str]]) -> int:

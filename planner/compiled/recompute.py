@@ -38,9 +38,14 @@ class JointStep:
         Time of kernels.
     state
         Bytes that are there all the time beside parameters and inputs.
+    fixed
+        Whether nothing is left to decide. A returned gradient is written over a kept activation only then: what made
+        the activation could not run again, since its result would be held to the end of the step.
     """
 
-    def __init__(self, forward: KernelGraph, backward: KernelGraph, seconds: KernelSeconds, state: int = 0) -> None:
+    def __init__(
+        self, forward: KernelGraph, backward: KernelGraph, seconds: KernelSeconds, state: int = 0, fixed: bool = False
+    ) -> None:
         self._forward, self._seconds = forward, seconds
         self._sizes = {**backward.sizes, **forward.sizes}
         self._made: dict[str, tuple[int, int]] = {}
@@ -55,7 +60,10 @@ class JointStep:
         for k, kernel in enumerate(backward.kernels):
             free = {name for name in kernel.reads if last_read[name] == k and name in self._made}
             free.difference_update(backward.results, forward.results)
-            self._add(kernel, NodeKind.BACKWARD, {new: old for new, old in kernel.overwrites if old in free})
+            taken = {new: old for new, old in kernel.overwrites if old in free}
+            if not fixed:
+                taken = {new: old for new, old in taken.items() if not (new in backward.results and self._is_kept(old))}
+            self._add(kernel, NodeKind.BACKWARD, taken)
         results = dict.fromkeys((*returned, *self._results(backward)))
         self.model = StepModel(tuple(self._nodes), tuple(self._edges), (), tuple(starmap(_result, results)))
 
@@ -141,6 +149,9 @@ class JointStep:
                 recomputable=kind is NodeKind.FORWARD and not kernel.is_random,
             )
         )
+
+    def _is_kept(self, name: str) -> bool:
+        return self._nodes[self._made[name][0]].kind is NodeKind.FORWARD
 
     def _add_tangents(self, backward: KernelGraph, given: tuple[str, ...]) -> None:
         """Gradients of the outputs, which are there when the backward begins."""

@@ -42,9 +42,11 @@ class CompileBackend:
         from planner.compiled.kernel_seconds import KernelSeconds
         from planner.compiled.planning import CompileRequest
         from planner.torch_adapter.joint_graph.backends import compile_eager, compile_inductor
+        from runtime.compiling.progress import ProgressLines
 
         self.plans: list[CompiledStep] = []
-        self._request = CompileRequest(memory, optimizer, time_limit, inlined=engine == "inductor")
+        progress = None if quiet else ProgressLines()
+        self._request = CompileRequest(memory, optimizer, time_limit, inlined=engine == "inductor", progress=progress)
         self._seconds, self._quiet = KernelSeconds(cluster), quiet
         self._frame: int | None = None
         self._compile = {"inductor": compile_inductor, "eager": compile_eager}[engine](self._partition)

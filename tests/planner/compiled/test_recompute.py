@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from functools import partial
 from itertools import product
 
@@ -131,3 +132,18 @@ def test_a_random_kernel_never_runs_again() -> None:
     )
     assert not step.model.rerunnable[1]
     assert step.model.rerunnable[2]
+
+
+def test_a_gradient_written_over_an_activation_leaves_its_kernel_free_to_run_again() -> None:
+    sizes = {"x": 4, "a": 8, "b": 8, "g": 8, "loss'": 1}
+    forward = (kernel("f0", ["x"], ["a"], 0), kernel("f1", ["a"], ["b"], 0))
+    backward = (replace(kernel("b0", ["loss'", "b", "a"], ["g"], 0), overwrites=(("g", "a"),)),)
+    graphs = (
+        KernelGraph(forward, sizes, ("x",), (), ("a", "b"), {}),
+        KernelGraph(backward, sizes, ("x", "a", "b", "loss'"), ("g",), (), {}),
+    )
+    step, cut = (JointStep(*graphs, KernelSeconds(CLUSTER), fixed=fixed) for fixed in (False, True))
+    assert step.model.rerunnable[1]
+    assert not cut.model.rerunnable[1]
+    assert step.as_cut().peak == 4 + 8 + 8 + 1 + 8
+    assert cut.as_cut().peak == 4 + 8 + 8 + 1
