@@ -183,6 +183,18 @@ def load_step(reference: ModelReference, device: str = "meta") -> TrainingStep:
         return _call_function(_find_function(prefix, name, reference.source), reference, device)
 
 
+def function_options(reference: ModelReference) -> dict[str, Any]:
+    """Arguments with which the function that a reference names is called.
+
+    Raises
+    ------
+    ModelError
+        There is no such function, or it does not take them.
+    """
+    prefix, _, name = reference.source.partition(":")
+    return _options(_find_function(prefix, name, reference.source), reference)
+
+
 def _find_function(module_name: str, function_name: str, source: str) -> Callable[..., Any]:
     if os.getcwd() not in sys.path and "" not in sys.path:
         sys.path.insert(0, os.getcwd())  # as `python -m` does, so that a model beside the user is found

@@ -17,6 +17,7 @@ from typer.core import TyperGroup
 
 from runtime.commands.ablate import ablate
 from runtime.commands.bench import bench
+from runtime.commands.benchmark_set import benchmark_set
 from runtime.commands.calibrate import calibrate
 from runtime.commands.doctor import doctor
 from runtime.commands.export import export
@@ -57,6 +58,7 @@ COMMANDS: dict[Callable[..., int | None], tuple[str, tuple[str, ...]]] = {
     ),
     run: ("run", ("plan.json --steps 3 --check", "plan.json --profile trace.json")),
     explain: ("explain", ("plan.json --json why.json",)),
+    export: ("export", ("plan.json --out parallel.py", "plan.json --to torchtitan --out job.py")),
     view: ("view", ("plan.json", "plan.json other.json --out beside.html")),
     fits: ("fits", ("hf:llama --mesh 8 --cluster h100-8-nvlink --memory 80GB --batch 8",)),
     sweep: ("sweep", ("hf:gpt2 --mesh 2 --mesh 4 --memory 1GiB --memory 2GiB --out table.json --folder rows",)),
@@ -72,7 +74,7 @@ COMMANDS: dict[Callable[..., int | None], tuple[str, tuple[str, ...]]] = {
         ),
     ),
     ablate: ("bench ablate", ("--list", "--only highs --size small --json ablation.json")),
-    export: ("bench export", ("--only gpt2-4 --out set", "problem.json.gz --format mps --out .")),
+    benchmark_set: ("bench export", ("--only gpt2-4 --out set", "problem.json.gz --format mps --out .")),
     calibrate: ("calibrate", ("", "--model hf:gpt2 --mesh 2 --batch 4")),
     validate: ("validate", ("plan.json --plot scatter.png", "--sample 3 --model hf:gpt2 --mesh 2 --layers 2")),
     doctor: ("doctor", ("--json", "--families --only llama,t5")),

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from planner.common.units import format_bytes, format_gap, format_seconds
-from runtime.commands.layers import cannot_run
 from runtime.commands.options import (
     DEFAULT_SOLVER,
     LAYER_FORMULATIONS,
@@ -54,6 +53,7 @@ from runtime.commands.values import (
 )
 
 if TYPE_CHECKING:
+    from planner.api import AnyPlan
     from planner.fits import FitsReport
 
 NANOSECOND = 1e-9
@@ -153,7 +153,7 @@ def plan(
             slips=slips,
             progress=report,
         )
-        note = cannot_run(made)
+        note = _cannot_run(made)
     api.save(made, out)
     typer.echo(made.summary())
     if note:
@@ -297,3 +297,12 @@ def explain(
         explanation = api.explain(plan, cluster=cluster, time_limit=time_limit, progress=report, allow_code=allow_code)
     typer.echo(str(explanation))
     write_json(json_file, explanation)
+
+
+def _cannot_run(plan: AnyPlan) -> str:
+    """Reason why a plan of layers cannot be run here, as a note; empty where it can."""
+    from planner.layers.plan.document import LayerPlan
+    from runtime.layers.check import refusal
+
+    reason = refusal(plan) if isinstance(plan, LayerPlan) else None
+    return "" if reason is None else f"note: this plan cannot be run here: {reason}"

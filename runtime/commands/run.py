@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from runtime.commands.layers import run_layers
 from runtime.commands.options import AllowCode
 from runtime.commands.tables.progress import progress_line
 from runtime.commands.values import OptionError, readable_file, writable_file
@@ -91,7 +90,7 @@ def run(
         )
         return _train(options, max_restarts, started_by_torchrun)
     if of_layers or started_by_torchrun:
-        start = run_layers if of_layers else _run_as_rank
+        start = _run_layers if of_layers else _run_as_rank
         return start(plan_file, steps, check, report, data, device, allow_code)
     return _run_locally(plan_file, steps, check, report, data, device, allow_code, profile)
 
@@ -147,6 +146,34 @@ def _run_locally(
     _show(plan, found)
     if profile is not None:
         _show_profile(plan, found, profile)
+    return found.exit_code
+
+
+def _run_layers(
+    plan_file: Path,
+    steps: int,
+    check: bool,
+    report: Path | None,
+    data: Path | None,
+    device: str | None,
+    allow_code: bool,
+) -> int:
+    """Run a plan of layers on local processes and print predicted beside measured figures."""
+    from rich.console import Console
+
+    from planner.layers.plan.document import load_layer_plan
+    from runtime.commands.tables.layers import run_table
+    from runtime.layers.launch import run_layer_plan
+    from runtime.measure.run_report import write_report
+
+    plan = load_layer_plan(plan_file)
+    with progress_line(f"running {steps} steps on {plan.devices} ranks" + (" and on one process" if check else "")):
+        found = run_layer_plan(plan, steps=steps, check=check, data=data, device=device, allow_code=allow_code)
+    if report is not None:
+        write_report(found, report)
+    Console().print(run_table(plan, found))
+    for failure in found.failures():
+        Console(stderr=True).print(f"[red]{failure}[/red]")
     return found.exit_code
 
 

@@ -11,7 +11,7 @@ from support.layers.layer_runs import staged_plan
 
 from planner.layers.plan.document import load_layer_plan, save_layer_plan
 from runtime.commands import main as cli
-from runtime.commands.layers import run_table
+from runtime.commands.tables.layers import run_table
 from runtime.layers.report import LayerRunReport
 
 DROPOUT = "0.1"

@@ -1,55 +1,16 @@
-"""The command ``run`` for plans of layers."""
+"""Table of a run of a plan of layers."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from planner.common.units import format_bytes, format_seconds
-from runtime.commands.tables.progress import progress_line
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from planner.api import AnyPlan
     from planner.layers.plan.document import LayerPlan
     from runtime.layers.report import LayerRunReport
-
-
-def cannot_run(plan: AnyPlan) -> str:
-    """Reason why a plan of layers cannot be run here, as a note; empty where it can."""
-    from planner.layers.plan.document import LayerPlan
-    from runtime.layers.check import refusal
-
-    reason = refusal(plan) if isinstance(plan, LayerPlan) else None
-    return "" if reason is None else f"note: this plan cannot be run here: {reason}"
-
-
-def run_layers(
-    plan_file: Path,
-    steps: int,
-    check: bool,
-    report: Path | None,
-    data: Path | None,
-    device: str | None,
-    allow_code: bool,
-) -> int:
-    """Run a plan of layers on local processes and print predicted beside measured figures."""
-    from rich.console import Console
-
-    from planner.layers.plan.document import load_layer_plan
-    from runtime.layers.launch import run_layer_plan
-    from runtime.measure.run_report import write_report
-
-    plan = load_layer_plan(plan_file)
-    with progress_line(f"running {steps} steps on {plan.devices} ranks" + (" and on one process" if check else "")):
-        found = run_layer_plan(plan, steps=steps, check=check, data=data, device=device, allow_code=allow_code)
-    if report is not None:
-        write_report(found, report)
-    Console().print(run_table(plan, found))
-    for failure in found.failures():
-        Console(stderr=True).print(f"[red]{failure}[/red]")
-    return found.exit_code
 
 
 def run_table(plan: LayerPlan, found: LayerRunReport) -> Table:
