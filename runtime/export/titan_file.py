@@ -6,6 +6,7 @@ words are those of torchtitan 0.3.
 
 from __future__ import annotations
 
+from textwrap import wrap
 from typing import Any, NamedTuple
 
 from planner.layers.plan.document import LayerPlan, LayerSettings
@@ -23,19 +24,21 @@ class _Sizes(NamedTuple):
     """What tells a Llama from another."""
 
     width: int
+    inner_width: int
     layers: int
     heads: int
     key_value_heads: int
     vocabulary: int
+    tied: bool
 
 
 _FLAVORS = {
-    _Sizes(2048, 16, 32, 8, 128256): "1B",
-    _Sizes(3072, 28, 24, 8, 128256): "3B",
-    _Sizes(4096, 32, 32, 8, 128256): "8B",
-    _Sizes(8192, 80, 64, 8, 128256): "70B",
-    _Sizes(16384, 126, 128, 8, 128256): "405B",
-    _Sizes(256, 6, 16, 16, 2048): "debugmodel",
+    _Sizes(256, 768, 6, 16, 16, 2048, tied=False): "debugmodel",
+    _Sizes(2048, 8192, 16, 32, 8, 128256, tied=True): "1B",
+    _Sizes(3072, 8192, 28, 24, 8, 128256, tied=True): "3B",
+    _Sizes(4096, 14336, 32, 32, 8, 128256, tied=False): "8B",
+    _Sizes(8192, 28672, 80, 64, 8, 128256, tied=False): "70B",
+    _Sizes(16384, 53248, 126, 128, 8, 128256, tied=False): "405B",
 }
 """Flavors of torchtitan's ``llama3`` by the sizes of the model."""
 
@@ -108,10 +111,12 @@ def _flavor(model: Any) -> str:
     config = model.config
     sizes = _Sizes(
         config.hidden_size,
+        config.intermediate_size,
         config.num_hidden_layers,
         config.num_attention_heads,
         config.num_key_value_heads,
         config.vocab_size,
+        config.tie_word_embeddings,
     )
     if sizes not in _FLAVORS:
         listed = ", ".join(f"{size} {value}" for size, value in sizes._asdict().items()).replace("_", " ")
@@ -196,4 +201,11 @@ def _titan_names(name: str) -> list[str]:
 
 
 def _literal(value: Any) -> str:
-    return f'"{value}"' if isinstance(value, str) else repr(value).replace("'", '"')
+    if isinstance(value, list):
+        lines = [f"            {_quoted(stage)},".replace("'", '"') for stage in value]
+        return "\n".join(["[", *lines, "        ]"])
+    return f'"{value}"' if isinstance(value, str) else repr(value)
+
+
+def _quoted(stage: list[str]) -> str:
+    return "\n             ".join(wrap(repr(stage), 105))

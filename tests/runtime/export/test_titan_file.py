@@ -129,7 +129,9 @@ def test_what_torchtitan_has_no_field_for_is_listed(tmp_path):
 
 def test_a_model_that_it_does_not_have_needs_a_flavor(tmp_path):
     small = planned_model("llama")
-    with pytest.raises(ExportError, match=r"torchtitan has no llama3 of these sizes \(width 32, layers 2, heads 4"):
+    with pytest.raises(
+        ExportError, match=r"torchtitan has no llama3 of these sizes \(width 32, inner width 96, layers 2, heads 4"
+    ):
         job_of(plan_of(small, 2), tmp_path)
     assert job_of(plan_of(small, 2), tmp_path, "mine")["model_spec"] == {0: "mine"}
     with pytest.raises(ExportError, match="has Llama, not GPT2LMHeadModel"):
