@@ -124,6 +124,11 @@ class Listener:
     should_stop: Callable[[], bool] = field(default=lambda: False)
 
 
+def _search_path() -> str:
+    """Where modules are looked for, as this process does it now."""
+    return os.pathsep.join(path or os.getcwd() for path in sys.path)
+
+
 def grace_seconds(time_limit: float) -> float:
     """Seconds after its time limit at which a solver that does not return is killed."""
     return 1.0 + 0.1 * time_limit
@@ -142,7 +147,7 @@ class Worker:
         self._connection, theirs = Pipe()
         self._output = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the process
         environment = dict(os.environ)
-        environment["PYTHONPATH"] = os.pathsep.join(path or os.getcwd() for path in sys.path)
+        self._search_path = environment["PYTHONPATH"] = _search_path()
         for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
             environment[variable] = "1"
         environment.setdefault(*_RETURNS_MEMORY)
@@ -175,7 +180,9 @@ class Worker:
         return self._process.pid
 
     def suits(self, spec: SolverSpec) -> bool:
-        """Whether a solver may run here beside what was loaded already."""
+        """Whether a solver may run here beside what was loaded already; one of the user's must be found as well."""
+        if not spec.is_built_in and self._search_path != _search_path():
+            return False
         return self.library in (None, spec.library) or (spec.library is None and self.library in LIBRARIES.values())
 
     def run(

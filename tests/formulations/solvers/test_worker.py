@@ -231,6 +231,22 @@ def test_workers_are_shared_by_solvers_that_do_not_exclude_each_other(monkeypatc
     assert not any(each.alive for each in started), "also what was started last"
 
 
+def test_a_solver_is_found_where_the_caller_has_it_now(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that was started before the caller's path changed would not find it."""
+    (tmp_path / "found_later.py").write_text(
+        "from formulations.problem.solution import Claim\n"
+        "def solve(problem, options, report, incumbent):\n"
+        "    return Claim((0,) * len(problem.nodes), None)\n"
+    )
+    with SolverPool() as own:
+        solve(two_nodes(), "greedy", SolveOptions(time_limit=20), pool=own)
+        with pytest.raises(SolverInputError, match="No module named 'found_later'"):
+            solve(two_nodes(), "found_later:solve", SolveOptions(time_limit=20), pool=own)
+        monkeypatch.syspath_prepend(str(tmp_path))
+        found = solve(two_nodes(), "found_later:solve", SolveOptions(time_limit=20), pool=own)
+    assert found.objective == 5
+
+
 PREPARED = ["blocks", "lagrangian", "highs", "cpsat", "brute_force", FAKE + "fail"]
 
 
