@@ -14,7 +14,7 @@ from support.problems.osdp_chains import (
     reference_bytes,
     reference_nanoseconds,
 )
-from support.tiers import only, slow
+from support.tiers import fuzz, only, slow
 
 from formulations.layers.layer import LayerChain
 from formulations.osdp import knapsack as osdp_knapsack
@@ -117,7 +117,9 @@ def deep_case(seed: int, settings: OsdpSettings, operators: int = 20) -> Case:
     return Case(chain, replace(machine, memory_bytes=max(limit, low)), settings, 2)
 
 
-@pytest.mark.parametrize(("seeds", "operators"), [(range(3), 8), slow(range(4), 14)], ids=["few", "more"])
+@pytest.mark.parametrize(
+    ("seeds", "operators"), [(range(3), 8), slow(range(2), 14), fuzz(range(2, 4), 14)], ids=["few", "more", "many"]
+)
 @pytest.mark.parametrize("accounting", only((Accounting.PUBLISHED,), Accounting))
 def test_branch_and_cut_finds_the_same_optimum_on_larger_problems(
     accounting: Accounting, seeds: range, operators: int, pool: SolverPool

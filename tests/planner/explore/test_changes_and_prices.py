@@ -9,6 +9,7 @@ from itertools import pairwise
 
 import pytest
 from support.steps.planned_steps import step_reference
+from support.tiers import fuzz
 
 from planner.explore.changes import ClusterChange, recosted
 from planner.explore.errors import ExploreError
@@ -30,7 +31,7 @@ def prices_of(name: str) -> MemoryPrices:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["gpt2", "llama"])
+@pytest.mark.parametrize("name", ["gpt2", fuzz("llama")])
 def test_more_memory_never_costs_more(name):
     here = exploration(name)
     prices = prices_of(name)
@@ -141,6 +142,7 @@ def test_pins_stay_under_a_change():
     assert here.plan.record.notes != found.after.record.notes
 
 
+@pytest.mark.slow
 def test_results_are_short_text_tables_and_files(tmp_path):
     here = exploration("gpt2")
     prices = prices_of("gpt2")

@@ -19,7 +19,7 @@ from support.layers.exportable_plans import exportable_plan
 from support.layers.layer_random import random_layer_plan
 from support.layers.layer_runs import names_of, planned_model
 from support.steps.planned_steps import random_plan
-from support.tiers import first
+from support.tiers import first, only
 
 from planner.layers.plan.document import LayerPlan, LayerSettings, StagePlan, save_layer_plan
 from planner.models.references import ModelReference, load_step
@@ -92,7 +92,7 @@ def check_losses(plan: LayerPlan, folder: Path, pool: Any) -> None:
 
 
 @pytest.mark.parametrize("seed", first(1, range(4)))
-@pytest.mark.parametrize("name", first(3, FAMILIES))
+@pytest.mark.parametrize("name", only(("llama", "gpt2"), FAMILIES))
 def test_the_losses_are_those_of_one_process(name, seed, two_ranks, four_ranks, tmp_path):
     devices = 4 if seed % 2 == 0 else 2
     check_losses(exportable_plan(name, devices, seed), tmp_path, four_ranks if devices == 4 else two_ranks)
@@ -106,7 +106,7 @@ def test_the_losses_of_many_plans(name, seed, four_ranks, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("name", FAMILIES)
 def test_any_plan_is_refused_with_the_reasons_or_runs(name, seed, four_ranks, tmp_path):
     plan = random_layer_plan(name, 4, seed)
@@ -136,7 +136,7 @@ def test_the_file_builds_the_model_of_the_plan(name, tmp_path):
     }
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", only(("llama", "t5"), FAMILIES))
 def test_the_file_reads_well(name, tmp_path):
     """No unused name, no undefined one, nothing that is not sorted."""
     for seed in range(4):

@@ -121,7 +121,9 @@ def test_a_plan_of_another_graph_is_refused_and_interrupts_are_the_callers_again
 @pytest.mark.parametrize(
     ("source", "message"),
     [
-        ("support.steps.failing_models:raises_on_rank_one", r"rank 1 of 2 failed.*the disk of this rank is on fire"),
+        slow(
+            "support.steps.failing_models:raises_on_rank_one", r"rank 1 of 2 failed.*the disk of this rank is on fire"
+        ),
         slow("support.steps.failing_models:killed_on_rank_one", r"rank 1 of 2 failed.*Signal 9 \(SIGKILL\)"),
     ],
 )

@@ -40,7 +40,7 @@ def trained_on_rank(
 
 @pytest.mark.parametrize(
     ("name", "optimizer"),
-    [slow("dropout_gpt", "adamw"), ("res_net", "nesterov"), slow("llama", "fused"), slow("tied_gpt", "foreach")],
+    [slow("dropout_gpt", "adamw"), slow("res_net", "nesterov"), slow("llama", "fused"), slow("tied_gpt", "foreach")],
 )
 def test_the_same_plan_goes_on_bit_equal(name, optimizer, two_ranks, tmp_path):
     plan = random_plan(name, (2,), 0)
