@@ -28,8 +28,8 @@ from runtime.commands.values import OptionError, figure_file, parse_mesh, readab
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from planner.api import AnyPlan
     from planner.models.references import ModelReference
-    from planner.plan.document import Plan
     from runtime.prediction.validation import Validation
 
 
@@ -90,25 +90,21 @@ def validate(
         predicted_and_measured({"plans": times}, "time of a step", "s").savefig(plot)
 
 
-def _read(files: list[Path], allow_code: bool) -> list[tuple[str, Plan]]:
-    from planner.layers.plan.document import is_layer_plan
+def _read(files: list[Path], allow_code: bool) -> list[tuple[str, AnyPlan]]:
+    from planner.api import load
+    from planner.layers.plan.document import LayerPlan
     from planner.models.references import check_code
-    from planner.plan.document import load_plan
 
-    for path in files:
-        if is_layer_plan(path):
-            raise OptionError(
-                f"PLAN: {path} is a plan of layers; `meshwright run` compares its prediction with its run"
-            )
-    plans = [(path.name, load_plan(path)) for path in files]
+    plans = [(path.name, load(path)) for path in files]
     for _, plan in plans:
-        check_code(plan.decision.model.source, allow_code)
+        model = plan.model if isinstance(plan, LayerPlan) else plan.decision.model
+        check_code(model.source, allow_code)
     return plans
 
 
 def _sampled(
     reference: ModelReference, cluster: str, mesh: tuple[int, ...], optimizer: str | None, count: int, seed: int
-) -> list[tuple[str, Plan]]:
+) -> list[tuple[str, AnyPlan]]:
     from planner.session import PlanningSession
     from runtime.prediction.random_plans import random_plans
 

@@ -6,10 +6,11 @@ words are those of torchtitan 0.3.
 
 from __future__ import annotations
 
+from itertools import groupby
 from textwrap import wrap
 from typing import Any, NamedTuple
 
-from planner.layers.plan.document import LayerPlan, LayerSettings
+from planner.layers.plan.document import LayerPlan, LayerSettings, StagePlan
 from planner.models.references import TrainingStep
 from runtime.export.translation import ExportError
 from runtime.measure.optimizer import HYPERPARAMETERS
@@ -65,6 +66,7 @@ def titan_file(plan: LayerPlan, step: TrainingStep, name: str, flavor: str | Non
         found = type(step.module).__name__
         raise ExportError(f"torchtitan's models are its own: of those here it has Llama, not {found}")
     flavor = _flavor(step.module) if flavor is None else flavor
+    plan = _with_whole_blocks(plan)
     if obstacles := _obstacles(plan):
         raise ExportError("torchtitan cannot express this plan: " + "; ".join(obstacles))
     layer = next(layer for layer in plan.layers if _is_block(layer))
@@ -127,6 +129,25 @@ def _flavor(model: Any) -> str:
     return _FLAVORS[sizes]
 
 
+def _with_whole_blocks(plan: LayerPlan) -> LayerPlan:
+    """The plan with one layer for each block whose parts are planned alike."""
+
+    def whole(parts: list[LayerSettings]) -> list[LayerSettings]:
+        named = [part.model_copy(update={"name": _block_of(part)}) for part in parts]
+        return named[:1] if len(set(named)) == 1 else parts
+
+    stages = []
+    for stage in plan.stages:
+        blocks = [list(parts) for _, parts in groupby(stage.layers, key=_block_of)]
+        stages.append(StagePlan(layers=tuple(layer for parts in blocks for layer in whole(parts))))
+    return plan.model_copy(update={"stages": tuple(stages)})
+
+
+def _block_of(layer: LayerSettings) -> str:
+    """Module path of the block that a layer of a Llama is, or is a part of."""
+    return ".".join(layer.name.split(".")[:3])
+
+
 def _is_block(layer: LayerSettings) -> bool:
     return layer.name not in ("embedding", "head")
 
@@ -149,8 +170,10 @@ def _obstacles(plan: LayerPlan) -> list[str]:
         )
     if any(layer.checkpoint for layer in around):
         found.append("embedding or head are checkpointed")
-    if any(layer.undivided for layer in blocks) or any(layer.name.count(".") > 2 for layer in blocks):
-        found.append("blocks that every device computes whole" if blocks[0].undivided else "parts of blocks as layers")
+    if any(layer.undivided for layer in blocks):
+        found.append("blocks that every device computes whole")
+    if any(layer.name != _block_of(layer) for layer in blocks):
+        found.append("blocks whose parts differ")
     offloads = ("offload_hidden", "offload_optimizer")
     found += [name.replace("_", " ") for name in offloads if any(getattr(layer, name) for layer in plan.layers)]
     if any(layer.slices > 1 for layer in plan.layers):

@@ -8,9 +8,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from planner.common.plan_error import PlanError
+from planner.layers.plan.document import LayerPlan
 from planner.plan.document import Plan
 from runtime.job.launch import run_plan
-from runtime.measure.run_report import RunReport
+from runtime.layers.launch import run_layer_plan
 
 STEPS = 4
 """Steps of a run; the first is metered, and the median of the others counts."""
@@ -71,7 +73,7 @@ class Validation:
 
 
 def validate(
-    plans: Sequence[tuple[str, Plan]],
+    plans: Sequence[tuple[str, Plan | LayerPlan]],
     *,
     steps: int = STEPS,
     device: str | None = None,
@@ -82,7 +84,7 @@ def validate(
     Parameters
     ----------
     plans
-        Names and plans.
+        Names and plans, of operators or of layers.
     steps
         Steps of each run, at least 2.
     device
@@ -94,6 +96,8 @@ def validate(
     ------
     ValueError
         No plans, or fewer than two steps.
+    PlanError
+        A plan of layers predicts no time or no peak.
     LaunchError
         A run failed.
     """
@@ -101,22 +105,25 @@ def validate(
         raise ValueError(
             f"{len(plans)} plans of {steps} steps: give at least one plan, and 2 steps to time one of them"
         )
+    predicted = [_predicted(name, plan) for name, plan in plans]
     found = []
-    for name, plan in plans:
+    for (name, plan), (seconds, peak) in zip(plans, predicted, strict=True):
         progress(name)
-        found.append(_validated(name, plan, run_plan(plan, steps=steps, device=device)))
+        run = run_plan if isinstance(plan, Plan) else run_layer_plan
+        report = run(plan, steps=steps, device=device)  # type: ignore[operator]  # each takes its own kind
+        assert report.measured_step_s is not None
+        found.append(ValidatedPlan(name, seconds, report.measured_step_s, peak, max(report.measured_peak_bytes)))
     return Validation(tuple(found))
 
 
-def _validated(name: str, plan: Plan, report: RunReport) -> ValidatedPlan:
-    assert report.measured_step_s is not None
-    return ValidatedPlan(
-        name,
-        plan.objective_seconds,
-        report.measured_step_s,
-        plan.peak_bytes,
-        max(report.measured_peak_bytes),
-    )
+def _predicted(name: str, plan: Plan | LayerPlan) -> tuple[float, int]:
+    """Seconds of a step, and the peak of the fullest device, the engine's own memory included."""
+    if isinstance(plan, Plan):
+        return plan.objective_seconds, plan.peak_bytes
+    record = plan.record
+    if record is None or not record.objective_seconds or not record.engine_peaks:
+        raise PlanError(f"plan {name} predicts no time or no peak: give one that a formulation made")
+    return record.objective_seconds, max(peak.nbytes for peak in record.engine_peaks)
 
 
 def _ranks(values: ArrayLike) -> NDArray[np.float64]:

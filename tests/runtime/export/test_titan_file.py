@@ -127,6 +127,20 @@ def test_what_torchtitan_has_no_field_for_is_listed(tmp_path):
         job_of(unlike, tmp_path)
 
 
+def test_parts_of_a_block_that_are_alike_are_the_block(tmp_path):
+    plan = plan_of(planned_model("llama"), 2)
+    first, *blocks, last = plan.stages[0].layers
+    parts = [b.model_copy(update={"name": f"{b.name}.{part}"}) for b in blocks for part in ("self_attn", "mlp")]
+
+    def with_parts(*changed: LayerSettings) -> LayerPlan:
+        return plan.model_copy(update={"stages": (StagePlan(layers=(first, *changed, last)),)})
+
+    assert job_of(with_parts(*parts), tmp_path, "mine") == job_of(plan, tmp_path, "mine")
+    unlike = parts[0].model_copy(update={"checkpoint": True})
+    with pytest.raises(ExportError, match="blocks whose parts differ"):
+        job_of(with_parts(unlike, *parts[1:]), tmp_path, "mine")
+
+
 def test_a_model_that_it_does_not_have_needs_a_flavor(tmp_path):
     small = planned_model("llama")
     with pytest.raises(

@@ -6,9 +6,13 @@ import json
 
 import numpy as np
 import pytest
+from support.layers.layer_plan_models import layer_reference
 from support.steps.planned_steps import random_plan, step_reference
 from typer.testing import CliRunner
 
+from planner.common.plan_error import PlanError
+from planner.layer_planning import plan_layers
+from planner.layers.plan.document import save_layer_plan
 from planner.plan.document import save_plan
 from planner.session import PlanningSession
 from runtime.commands.main import app
@@ -59,6 +63,22 @@ def test_plans_that_run_have_the_memory_that_they_predict(tmp_path):
     assert row["measured_s"] > 0
     assert row["predicted_s"] == plan.objective_seconds
     assert plot.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.slow
+def test_plans_of_layers_run_as_well(tmp_path):
+    plan = plan_layers(layer_reference("gpt2"), cluster="titan-rtx-8-pcie", devices=2, formulation="osdp")
+    save_layer_plan(plan, tmp_path / "layers.json")
+    results = tmp_path / "results.json"
+    arguments = ["validate", str(tmp_path / "layers.json"), "--steps", "2", "--device", "cpu", "--json", str(results)]
+    ran = CliRunner().invoke(app, arguments)
+    assert ran.exit_code == 0, ran.output
+    (row,) = json.loads(results.read_text())["plans"]
+    assert row["predicted_s"] == plan.record.objective_seconds
+    assert row["predicted_bytes"] == max(peak.nbytes for peak in plan.record.engine_peaks)
+    assert 0.5 < row["measured_bytes"] / row["predicted_bytes"] < 2.0
+    with pytest.raises(PlanError, match="plan one predicts no time or no peak"):
+        validate([("one", plan.model_copy(update={"record": None}))])
 
 
 def test_without_plans_or_steps_to_time_nothing_is_run():
