@@ -13,6 +13,7 @@ from planner.layers.plan.document import LayerPlan
 from planner.plan.document import Plan
 from runtime.job.launch import run_plan
 from runtime.layers.launch import run_layer_plan
+from runtime.measure.run_report import TrainingReport
 
 STEPS = 4
 """Steps of a run; the first is metered, and the median of the others counts."""
@@ -109,11 +110,16 @@ def validate(
     found = []
     for (name, plan), (seconds, peak) in zip(plans, predicted, strict=True):
         progress(name)
-        run = run_plan if isinstance(plan, Plan) else run_layer_plan
-        report = run(plan, steps=steps, device=device)  # type: ignore[operator]  # each takes its own kind
+        report = _run(plan, steps, device)
         assert report.measured_step_s is not None
         found.append(ValidatedPlan(name, seconds, report.measured_step_s, peak, max(report.measured_peak_bytes)))
     return Validation(tuple(found))
+
+
+def _run(plan: Plan | LayerPlan, steps: int, device: str | None) -> TrainingReport:
+    if isinstance(plan, Plan):
+        return run_plan(plan, steps=steps, device=device)
+    return run_layer_plan(plan, steps=steps, device=device)
 
 
 def _predicted(name: str, plan: Plan | LayerPlan) -> tuple[float, int]:
