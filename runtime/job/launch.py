@@ -8,6 +8,7 @@ for ``hf:`` models).
 from __future__ import annotations
 
 import logging
+import math
 import os
 import re
 import signal
@@ -34,9 +35,6 @@ from runtime.job.planned_device import calibration_note, device_of_run
 from runtime.job.process_group import LaunchError
 from runtime.job.rank_job import RunOptions
 from runtime.measure.run_report import RunReport
-
-SHUTDOWN_SECONDS = "5"
-"""Time that the launcher gives the ranks after a failure before it kills them."""
 
 _ENDED_BY_US = (-signal.SIGTERM, -signal.SIGALRM)
 """Exit codes of ranks that end because another one failed."""
@@ -241,12 +239,14 @@ def _launch(module: str, ranks: int, arguments: list[str], logs: Path, report: P
 def _fault(error: ChildFailedError, ranks: int, logs: Path) -> str:
     """Which rank failed and why, on one line: a signal, what the ranks agreed on, or the first message."""
     found = {rank: _message(failure.message) for rank, failure in error.failures.items()}
+    agreed = {rank: match[0] for rank, message in found.items() if (match := _FAULT.search(message))}
+    said = min((error.failures[rank].timestamp for rank in agreed), default=math.inf)
     for rank, failure in error.failures.items():
-        if failure.exitcode < 0 and failure.exitcode not in _ENDED_BY_US:
+        # A rank that was stopped is killed after the others have said so.
+        if failure.exitcode < 0 and failure.exitcode not in _ENDED_BY_US and failure.timestamp < said:
             return f"rank {rank} of {ranks} failed: {found[rank]}{_last_words(logs, failure.local_rank)}"
-    agreed = next((match[0] for message in found.values() if (match := _FAULT.search(message))), "")
     if agreed:
-        return agreed
+        return next(iter(agreed.values()))
     rank, failure = error.get_first_failure()
     message = found[rank]
     if not message or "To enable traceback" in message:
@@ -294,16 +294,13 @@ def _kept_signal_handlers() -> Iterator[None]:
 
 @contextmanager
 def _inherited_environment() -> Iterator[None]:
-    """Pass this process's import path to the ranks, for models in files beside a script, and a short shutdown."""
-    path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
-    wanted = {"PYTHONPATH": path, "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": SHUTDOWN_SECONDS}
-    before = {name: os.environ.get(name) for name in wanted}
-    os.environ.update(wanted)
+    """Pass this process's import path to the ranks, for models in files beside a script."""
+    before = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
     try:
         yield
     finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
+        if before is None:
+            del os.environ["PYTHONPATH"]
+        else:
+            os.environ["PYTHONPATH"] = before

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import sys
 import threading
@@ -27,6 +28,7 @@ from uuid import uuid4
 import torch.distributed as dist
 from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 
+from runtime.job.local_processes import kill, own_process
 from runtime.job.process_group import LaunchError, broadcast_text, gather_texts
 
 BEAT_SECONDS = 0.5
@@ -44,6 +46,7 @@ _STORE_SECONDS = 10.0
 _LOST = ("gloo", "NCCL", "Connection", "Broken pipe", "TCPStore", "Socket", "socket")
 """In the messages of errors that another rank's end causes."""
 _WAITS_IN = ("torch/distributed/", "torch_adapter/local/collectives.py")
+_SILENT = re.compile(r"rank ([\d, ]+) of \d+ died or was stopped")
 _INNERMOST = 4
 """Frames among which a file of :data:`_WAITS_IN` means that a rank waits for others."""
 
@@ -70,6 +73,8 @@ class Sign:
         File, line and function of its main thread.
     waits
         Whether that is a collective.
+    process
+        Name of its process (:mod:`runtime.job.local_processes`).
     """
 
     beat: int
@@ -77,6 +82,7 @@ class Sign:
     inside: str
     at: str
     waits: bool
+    process: str = ""
 
 
 class Watchdog:
@@ -110,7 +116,10 @@ class Watchdog:
         self._limit: float | None = None
         self._main = threading.main_thread().ident
         self._stopped, self._failing = threading.Event(), False
-        self._end = end or _end_process
+        self._end = end or self._leave
+        self._process = own_process()
+        with suppress(Exception):  # the thread says so where the store has failed
+            self._say()
         self._thread = threading.Thread(target=self._run, name="meshwright-watchdog", daemon=True)
         self._thread.start()
 
@@ -193,7 +202,7 @@ class Watchdog:
     def _say(self) -> None:
         self._beat += 1
         at, waits = _where(sys._current_frames().get(self._main or 0))
-        sign = Sign(self._beat, self._progress, self._inside, at, waits)
+        sign = Sign(self._beat, self._progress, self._inside, at, waits, self._process)
         self._store.set(f"sign/{self._rank}", json.dumps(asdict(sign)))
 
     def _fault(self) -> str:
@@ -226,6 +235,20 @@ class Watchdog:
                 self._say()
         after = self._signs()
         return [k for k, (a, b) in enumerate(zip(before, after, strict=True)) if a.beat == b.beat]
+
+    def _leave(self, fault: str) -> None:
+        """End this process, and before it those of this machine that the fault says are stopped.
+
+        A process that is stopped ends by no other signal than a kill, for which torch's launcher waits half a minute.
+        """
+        _write_error(RankFault(fault))
+        if named := _SILENT.search(fault):
+            with suppress(Exception):
+                signs = self._signs()
+                for rank in map(int, named[1].split(", ")):
+                    kill(signs[rank].process)
+        sys.stderr.flush()
+        os._exit(1)
 
     def _died(self, silent: list[int]) -> str:
         named = ", ".join(map(str, silent))
@@ -340,12 +363,6 @@ def _where(frame: FrameType | None) -> tuple[str, bool]:
         if not at and f"{os.sep}torch{os.sep}" not in name:
             at = f"{Path(name).name}:{line} in {entry.f_code.co_name}"
     return at or "torch", waits
-
-
-def _end_process(fault: str) -> None:
-    _write_error(RankFault(fault))
-    sys.stderr.flush()
-    os._exit(1)
 
 
 def _write_error(error: RankFault) -> None:

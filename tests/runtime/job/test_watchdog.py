@@ -113,14 +113,22 @@ def test_a_job_that_fails_is_started_again_as_often_as_allowed(monkeypatch, caps
     assert started == ["logs-0", "logs-1", "logs-2"]
 
 
-def failure(code, message, rank=0):
-    return SimpleNamespace(exitcode=code, message=message, local_rank=rank)
+def failure(code, message, rank=0, at=0):
+    return SimpleNamespace(exitcode=code, message=message, local_rank=rank, timestamp=at)
+
+
+STOPPED = {"message": "RankFault: rank 1 of 2 died or was stopped"}
 
 
 @pytest.mark.parametrize(
     ("failures", "expected"),
     [
-        ({0: failure(1, {"message": "RankFault: rank 1 of 2 died or was stopped"})}, "rank 1 of 2 died or was stopped"),
+        ({0: failure(1, STOPPED)}, "rank 1 of 2 died or was stopped"),
+        ({0: failure(1, STOPPED, at=7), 1: failure(-9, "Signal 9", 1, at=7)}, "rank 1 of 2 died or was stopped"),
+        (
+            {0: failure(1, STOPPED, at=7), 1: failure(-9, "Signal 9", 1, at=4)},
+            "rank 1 of 2 failed: Signal 9; its last line: the end",
+        ),
         (
             {0: failure(1, {"message": "RuntimeError: Connection\nclosed"}), 1: failure(-9, "Signal 9 (SIGKILL)", 1)},
             "rank 1 of 2 failed: Signal 9 (SIGKILL); its last line: the end",

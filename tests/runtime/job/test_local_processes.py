@@ -1,0 +1,49 @@
+"""Names of processes: the one that has the name is killed, stopped or not, and no other."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from runtime.job.local_processes import kill, own_process
+
+SCRIPT = """
+import sys, time
+from runtime.job.local_processes import own_process
+print(own_process(), flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.fixture
+def child():
+    started = subprocess.Popen([sys.executable, "-c", SCRIPT], stdout=subprocess.PIPE, text=True)
+    yield started, started.stdout.readline().strip()
+    started.kill()
+    started.communicate()
+
+
+def test_a_stopped_process_is_killed(child):
+    started, name = child
+    started.send_signal(signal.SIGSTOP)
+    kill(name)
+    assert started.wait(10) == -signal.SIGKILL
+
+
+def test_a_process_of_another_start_or_machine_is_left(child):
+    started, name = child
+    boot, space, identifier, start = name.split()
+    assert int(identifier) == started.pid
+    for other in (
+        f"{boot} {space} {identifier} {int(start) - 1}",
+        f"other {space} {identifier} {start}",
+        "",
+        "nothing",
+    ):
+        kill(other)
+    with pytest.raises(subprocess.TimeoutExpired):
+        started.wait(0.2)
+    assert own_process() not in ("", name)
