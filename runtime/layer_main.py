@@ -23,6 +23,7 @@ from planner.torch_adapter.meters.resized_storages import ResizedStorageMeter
 from planner.torch_adapter.tracing.step_module import StepArguments
 from runtime.job.device_memory import check_device_memory
 from runtime.job.membership import joined
+from runtime.job.planned_device import kind_for_rank
 from runtime.job.process_group import broadcast_text, gather_texts, rank_device, round_as_float32
 from runtime.job.rank_job import (
     RunOptions,
@@ -65,7 +66,7 @@ def run_layer_rank(options: RunOptions) -> int:
     FamilyError, LaunchError, PlanError
         The job does not have the plan's ranks, or the plan or the model cannot be run.
     """
-    device = rank_device(options.device or "cpu")
+    device = rank_device(kind_for_rank(options.device, options.plan))
     if options.check:
         round_as_float32()
     with joined(device) as membership:
