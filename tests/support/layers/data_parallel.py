@@ -13,11 +13,21 @@ from planner.machine.costs import CostModel
 from planner.plan.document import Plan
 from planner.scheduling.builder import build_schedule
 from planner.strategies.instruction_costs import InstructionCosts
+from planner.strategies.space import StrategySpace
 
 
 def data_parallel_plan(name: str, mesh: tuple[int, ...], sharded: bool, micro_batches: int = 1) -> Plan:
     """A plan in which nothing is sent but gradients, and parameters where they are sharded."""
     space = strategy_space(name, mesh)
+    schedule = build_schedule(space, data_parallel_decision(space, sharded))
+    cost_model = CostModel(load_cluster("a100-8-nvlink"), mesh, micro_batches)
+    costs = InstructionCosts(space.graph, cost_model, space.operator_strategies, "adamw")
+    return plan_of(name, schedule, costs, "adamw", micro_batches)
+
+
+def data_parallel_decision(space: StrategySpace, sharded: bool) -> StepDecision:
+    """Layouts in which batches are divided by rows on every axis; operator by operator, without resharding."""
+    mesh = space.mesh
     whole, rows = (REPLICATE,) * len(mesh), ("S0",) * len(mesh)
     inputs = [space.graph.values[node.value].role if node.value is not None else None for node in space.nodes]
     edges: list[list] = [[] for _ in space.nodes]
@@ -46,7 +56,4 @@ def data_parallel_plan(name: str, mesh: tuple[int, ...], sharded: bool, micro_ba
             placed = [strategy.outputs[0] for strategy in space.strategies[k]]
             if role is ValueRole.PARAMETER and rows in placed:
                 layouts[k] = placed.index(rows)
-    schedule = build_schedule(space, StepDecision(tuple(layouts), {}))
-    cost_model = CostModel(load_cluster("a100-8-nvlink"), mesh, micro_batches)
-    costs = InstructionCosts(space.graph, cost_model, space.operator_strategies, "adamw")
-    return plan_of(name, schedule, costs, "adamw", micro_batches)
+    return StepDecision(tuple(layouts), {})
