@@ -19,7 +19,7 @@ from support.layers.exportable_plans import exportable_plan
 from support.layers.layer_random import random_layer_plan
 from support.layers.layer_runs import names_of, planned_model
 from support.steps.planned_steps import random_plan
-from support.tiers import first, only
+from support.tiers import first, only, slow
 
 from planner.layers.plan.document import LayerPlan, LayerSettings, StagePlan, save_layer_plan
 from planner.models.references import ModelReference, load_step
@@ -153,6 +153,17 @@ def plan_with(name: str, devices: int, *changes: dict[str, Any], **plan: Any) ->
     settings = [changes[min(number, len(changes) - 1)] for number in range(len(names))]
     layers = tuple(LayerSettings(name=each, **setting) for each, setting in zip(names, settings, strict=True))
     return LayerPlan(model=model, devices=devices, stages=(StagePlan(layers=layers),), **plan)
+
+
+@pytest.mark.parametrize("sequence_parallel", [slow(False), True])
+def test_blocks_that_are_planned_alike_are_loops(sequence_parallel, two_ranks, tmp_path):
+    end = {"tensor_parallel": 2}
+    block = {**end, "sequence_parallel": sequence_parallel, "checkpoint": True}
+    plan = plan_with("llama", 2, end, block, block, end)
+    check_losses(plan, tmp_path, two_ranks)
+    text = (tmp_path / "parallel.py").read_text()
+    assert text.count("for block in model.model.layers[0:2]:") == 3  # divided, checkpointed, sharded
+    assert "checkpointed(block)" in text
 
 
 def test_what_has_no_word_is_refused_with_every_reason(tmp_path):
