@@ -97,7 +97,10 @@ class DeferredValues:
         """Record a write to a storage, or to a part of it, which may not depend on what it was."""
         cell = self._cells[_identity(tensor)]
         history = cell.history
-        if overwrites and tensor.numel() == history.numel and tensor.dtype == history.dtype:
+        whole = tensor.numel() == history.numel and tensor.dtype == history.dtype
+        others = tree_leaves((call.args[1:], call.kwargs))
+        reads = any(isinstance(each, _View) and each.history is None for each in others)
+        if overwrites and whole and not reads:
             cell.history = _History(None, history.dtype, history.numel, (call,))
         else:
             cell.history = _History(history.begin, history.dtype, history.numel, (*history.writes, call))

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 from support.steps.planned_steps import step_reference
-from support.tiers import slow
+from support.tiers import fuzz, slow
 
 from planner import api
 from planner.common.infeasibility import InfeasibleError
@@ -60,7 +60,7 @@ def test_meshes_that_do_not_fit_the_cluster_are_named():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["mlp", slow("gpt2")])
+@pytest.mark.parametrize("name", ["mlp", fuzz("gpt2")])
 def test_the_largest_batch_fits_and_the_next_does_not(name):
     cluster = load_cluster(CLUSTER)
     reference = step_reference(name)

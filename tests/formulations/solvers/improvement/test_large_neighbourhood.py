@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 from support.problems.random_problems import random_problem, training_step_problem
-from support.tiers import slow
+from support.tiers import fuzz
 
 from formulations.encodings.flat import FlatProblem, flatten, message_entries
 from formulations.problem.checker import check, check_result
@@ -339,7 +339,7 @@ def test_branch_and_cut_and_constraint_programming_solve_parts(name: str, pool: 
             assert result.status is Status.OPTIMAL, seed
 
 
-@pytest.mark.parametrize("name", ["large_neighbourhood", slow("large_neighbourhood:cpsat")])
+@pytest.mark.parametrize("name", ["large_neighbourhood", fuzz("large_neighbourhood:cpsat")])
 def test_parts_of_a_training_step_improve_it(name: str, pool: SolverPool) -> None:
     problem = training_step_problem(4, operators=60, strategies=5, memory=0.3)
     start = tuple(int(np.argmin(node.usage[0].amount)) for node in problem.nodes)
