@@ -262,6 +262,10 @@ def _message(message: str | dict[str, Any]) -> str:
 def _last_words(logs: Path, local_rank: int) -> str:
     found = sorted(logs.rglob(f"{local_rank}/stderr.log"))
     lines = found[-1].read_text(encoding="utf-8", errors="replace").strip().splitlines() if found else []
+    fatal = next((k for k, line in enumerate(lines) if line.startswith("Fatal Python error")), None)
+    if fatal is not None:  # what was said before it; stacks and lists of modules follow
+        said = [line.strip() for line in lines[:fatal] if line.strip()][-2:]
+        return f"; its last lines: {'; '.join([*said, lines[fatal].strip()])}"
     return f"; its last line: {lines[-1].strip()}" if lines else ""
 
 

@@ -120,6 +120,19 @@ def failure(code, message, rank=0, at=0):
 STOPPED = {"message": "RankFault: rank 1 of 2 died or was stopped"}
 
 
+def test_what_a_process_said_before_it_aborted_is_named(tmp_path):
+    (tmp_path / "1").mkdir()
+    said = "terminate called after throwing an instance of 'Fault'\n  what():  no buffer\nFatal Python error: Aborted\n"
+    (tmp_path / "1" / "stderr.log").write_text(
+        f"the beginning\n{said}\nThread 0x7f:\n  File ...\nExtension modules: a, b"
+    )
+    error = SimpleNamespace(failures={1: failure(-6, "Signal 6 (SIGABRT)", 1)})
+    assert launch._fault(error, 2, tmp_path) == (
+        "rank 1 of 2 failed: Signal 6 (SIGABRT); its last lines: terminate called after throwing an instance of "
+        "'Fault'; what():  no buffer; Fatal Python error: Aborted"
+    )
+
+
 @pytest.mark.parametrize(
     ("failures", "expected"),
     [
