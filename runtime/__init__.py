@@ -8,11 +8,11 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from planner.torch_adapter.deferred_values import parameters_on_meta
     from runtime.compiling.backend import compile_backend
     from runtime.library.data import ShareSampler
     from runtime.library.loading import load
     from runtime.library.optimizers.scaling import LossScaling
-    from runtime.library.sources import parameters_on_meta
     from runtime.library.trainer import Trainer
 
 __all__ = ["LossScaling", "ShareSampler", "Trainer", "compile_backend", "load", "parameters_on_meta"]

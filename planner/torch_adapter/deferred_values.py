@@ -7,7 +7,7 @@ once, so that those of every later parameter are the ones of a module that was b
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -185,19 +185,38 @@ class _Pick:
 
 
 @contextmanager
+def parameters_on_meta(taken: Callable[[nn.Parameter, Tensor], None] = lambda made, real: None) -> Iterator[None]:
+    """Give parameters of modules that are built inside no memory, and their buffers real values.
+
+    Each parameter exists for a moment; its initialisation does nothing.
+
+    Parameters
+    ----------
+    taken
+        Called with every parameter on ``meta`` and the one that it replaces.
+    """
+
+    def on_meta(module: nn.Module, name: str, parameter: nn.Parameter | None) -> nn.Parameter | None:
+        if parameter is None or _is_on_meta(parameter):
+            return parameter
+        made = nn.Parameter(parameter.detach().to("meta"), requires_grad=parameter.requires_grad)
+        taken(made, parameter.detach())
+        return made
+
+    hook = register_module_parameter_registration_hook(on_meta)  # type: ignore[arg-type]  # it may return a parameter
+    try:
+        yield
+    finally:
+        hook.remove()
+
+
+@contextmanager
 def deferred_parameters() -> Iterator[DeferredValues]:
     """Give parameters of modules that are built inside no memory, and remember their values; buffers are real.
 
     Nothing that is built may read a parameter's value.
     """
     values = DeferredValues()
-
-    def defer(module: nn.Module, name: str, parameter: nn.Parameter | None) -> nn.Parameter | None:
-        if parameter is None or _is_on_meta(parameter):
-            return parameter
-        made = nn.Parameter(parameter.detach().to("meta"), requires_grad=parameter.requires_grad)
-        values.begin(made, parameter.detach())
-        return made
 
     truncated = nn.init._no_grad_trunc_normal_
 
@@ -208,13 +227,11 @@ def deferred_parameters() -> Iterator[DeferredValues]:
         values.write(tensor, values.call(truncated, (tensor, *args), kwargs, tensor, is_random=True), overwrites=True)
         return tensor
 
-    hook = register_module_parameter_registration_hook(defer)  # type: ignore[arg-type]  # it may return a parameter
     nn.init._no_grad_trunc_normal_ = truncated_later
     try:
-        with _Recorder(values), _SeemsReal(values):
+        with parameters_on_meta(values.begin), _Recorder(values), _SeemsReal(values):
             yield values
     finally:
-        hook.remove()
         nn.init._no_grad_trunc_normal_ = truncated
 
 

@@ -7,16 +7,15 @@ from pathlib import Path
 from typing import Literal
 
 from planner.layers.plan.check import check_layer_plan
-from planner.layers.plan.document import LayerPlan, is_layer_plan, load_layer_plan
-from planner.models.references import TrainingStep, check_code, load_step, reference_of
+from planner.layers.plan.document import is_layer_plan, load_layer_plan
+from planner.models.references import check_code, load_step, reference_of
 from planner.plan.document import load_plan
 from runtime.export.operator_form import layer_form
 from runtime.export.titan_file import titan_file
 from runtime.export.torch_file import torch_file
-from runtime.export.translation import translate
+from runtime.export.translation import left_out, translate
 from runtime.layers.check import check_model
 from runtime.layers.families.registry import model_family
-from runtime.layers.families.units import ModelFamily
 from runtime.layers.reference import model_reference
 
 Engine = Literal["torch", "torchtitan"]
@@ -70,7 +69,8 @@ def exported(path: Path, engine: Engine, name: str, flavor: str | None = None, a
     if is_layer_plan(path):
         plan = load_layer_plan(path)
         check_code(plan.model.source, allow_code)
-        step, family = _model(plan)
+        step = load_step(model_reference(plan), "meta")
+        family = model_family(step)
     else:
         operators = load_plan(path)
         check_code(operators.decision.model.source, allow_code)
@@ -79,13 +79,7 @@ def exported(path: Path, engine: Engine, name: str, flavor: str | None = None, a
         plan, different = layer_form(operators, [unit.name for unit in family.units])
     check_layer_plan(plan)
     check_model(plan, family, step.example_kwargs)
+    missing = (*different, *left_out(plan))
     if engine == "torchtitan":
-        return Exported(titan_file(plan, step, name, flavor), different)
-    found = translate(plan, step, family)
-    left_out = (*different, *found.left_out)
-    return Exported(torch_file(plan, step, found, left_out, name), left_out)
-
-
-def _model(plan: LayerPlan) -> tuple[TrainingStep, ModelFamily]:
-    step = load_step(model_reference(plan), "meta")
-    return step, model_family(step)
+        return Exported(titan_file(plan, step, name, flavor), missing)
+    return Exported(torch_file(plan, step, translate(plan, step, family), missing, name), missing)

@@ -89,8 +89,6 @@ class Translation:
     sequence
         Module that first takes a part of the sequence, and the one that takes whole sequences again; None without
         sequence parallelism.
-    left_out
-        Settings that cost memory or time elsewhere but change no number, and that torch's functions have no word for.
     """
 
     units: tuple[UnitTranslation, ...]
@@ -98,7 +96,6 @@ class Translation:
     ties: tuple[tuple[str, ...], ...]
     stand_ins: tuple[tuple[str, str], ...]
     sequence: tuple[str, str] | None
-    left_out: tuple[str, ...]
 
 
 def translate(plan: LayerPlan, step: TrainingStep, family: ModelFamily) -> Translation:
@@ -139,7 +136,6 @@ def translate(plan: LayerPlan, step: TrainingStep, family: ModelFamily) -> Trans
         ties=_ties(model, styled),
         stand_ins=tuple(_stand_ins(model, called)),
         sequence=_sequence(units, planned, paths),
-        left_out=tuple(_left_out(plan)),
     )
 
 
@@ -291,7 +287,8 @@ def _sequence(
     return pairs[shared[0]][0].name, after[0]
 
 
-def _left_out(plan: LayerPlan) -> list[str]:
+def left_out(plan: LayerPlan) -> list[str]:
+    """Settings that neither engine has a word for, and that cost memory or time but change no number."""
     reasons: list[tuple[Callable[[LayerSettings], bool], str]] = [
         (lambda layer: layer.offload_optimizer, "optimizer state on the host, parameters on the device"),
         (lambda layer: layer.slices > 1, "matrix products in slices"),

@@ -242,7 +242,7 @@ def _fault(error: ChildFailedError, ranks: int, logs: Path) -> str:
     agreed = {rank: match[0] for rank, message in found.items() if (match := _FAULT.search(message))}
     said = min((error.failures[rank].timestamp for rank in agreed), default=math.inf)
     for rank, failure in error.failures.items():
-        # A rank that was stopped is killed after the others have said so.
+        # A stopped rank is killed by the others after they recorded the fault.
         if failure.exitcode < 0 and failure.exitcode not in _ENDED_BY_US and failure.timestamp < said:
             return f"rank {rank} of {ranks} failed: {found[rank]}{_last_words(logs, failure.local_rank)}"
     if agreed:

@@ -10,14 +10,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from planner.graph.operator_graph import ValueRole
 from planner.graph.optimizers import OptimizerSpec
 from planner.models.references import ModelReference, TrainingStep, check_code, load_step
 from planner.schedule.instructions import Schedule
 from planner.strategies.traced_step import TracedStep
-from planner.torch_adapter.deferred_values import DeferredValues, deferred_parameters
+from planner.torch_adapter.deferred_values import DeferredValues, deferred_parameters, parameters_on_meta
 from planner.torch_adapter.local.collectives import MeshGroups
 from planner.torch_adapter.tracing.step_module import named_state
 from runtime.library.dtensors import as_dtensor, put_into
@@ -27,25 +26,6 @@ from runtime.library.optimizers.scaling import LossScale, LossScaling
 from runtime.library.weights import ModuleTensors, TensorSource, Weights, find_names, open_weights
 from runtime.measure.initial_state import copied
 from runtime.measure.local_shards import BlockReader, Slices, block_slices
-
-
-@contextmanager
-def parameters_on_meta() -> Iterator[None]:
-    """Give parameters of modules that are built inside no memory, and their buffers real values.
-
-    Each parameter exists for a moment; its initialisation does nothing.
-    """
-
-    def on_meta(module: nn.Module, name: str, parameter: nn.Parameter | None) -> nn.Parameter | None:
-        if parameter is None or parameter.device.type == "meta":
-            return parameter
-        return nn.Parameter(parameter.detach().to("meta"), requires_grad=parameter.requires_grad)
-
-    hook = register_module_parameter_registration_hook(on_meta)  # type: ignore[arg-type]  # it may return a parameter
-    try:
-        yield
-    finally:
-        hook.remove()
 
 
 def planned_step(reference: ModelReference) -> TrainingStep:

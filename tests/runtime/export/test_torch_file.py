@@ -166,6 +166,18 @@ def test_blocks_that_are_planned_alike_are_loops(sequence_parallel, two_ranks, t
     assert "checkpointed(block)" in text
 
 
+def test_parts_of_a_divided_block_may_be_sharded_differently(four_ranks, tmp_path):
+    settings = {"data_parallel": 2, "tensor_parallel": 2}
+    plan = plan_with("llama", 4, settings)
+    first, *blocks, last = plan.stages[0].layers
+    parts = [
+        block.model_copy(update={"name": f"{block.name}.{part}", "sharding": sharding})
+        for block in blocks
+        for part, sharding in (("self_attn", "none"), ("mlp", "zero3"))
+    ]
+    check_losses(plan.model_copy(update={"stages": (StagePlan(layers=(first, *parts, last)),)}), tmp_path, four_ranks)
+
+
 def test_what_has_no_word_is_refused_with_every_reason(tmp_path):
     tensor, data = {"tensor_parallel": 2}, {"data_parallel": 2}
     with pytest.raises(ExportError) as refused:
