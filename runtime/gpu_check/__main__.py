@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict
 
 from formulations.problem.files import write_text_atomically
 from planner.machine.identity import current_machine
-from runtime.gpu_check import kernels, steps
+from runtime.gpu_check import compiled, copies, kernels, layers, library, steps
 from runtime.gpu_check.outcomes import Figures, NotRunError, Outcome, Status, outcome_of
 from runtime.job.process_group import round_as_float32
 from runtime.library.process import chosen_device, join
@@ -63,20 +63,20 @@ def checks(device: torch.device) -> Iterator[tuple[str, Callable[[], Figures]]]:
     on_device = device.type == "cuda"
     yield "attention", partial(kernels.attention, device, (4, 16, 2048, 64) if on_device else (1, 4, 32, 16))
     yield "dropout", partial(kernels.dropout, device, 2**26 if on_device else 2**16)
+    yield "copies beside the computation", partial(copies.copies, device) if on_device else _needs_a_device
     yield "convolutions", partial(steps.as_the_plain_module, "u-net", 100, device)
     yield "offload", partial(steps.as_the_plain_module, "gpt2-offload", 50, device)
+    yield "library", partial(library.resumed, device)
+    yield "layers", partial(layers.plans_of_layers, device, *((8, 512, 4) if on_device else (2, 64, 2)))
     for ranks in (1, 2) if on_device else (2,):
         yield f"half precision, {ranks} ranks", partial(steps.as_one_process, ranks, device)
-    for model in ("gpt2-tiny", "llama-tiny"):
-        yield f"time by class, {model}", partial(steps.by_class, model, device)
-        yield f"under limits, {model}", partial(steps.side_by_side, model, device)
-    for model in ("gpt2-medium", "llama-1b"):
+    for model in ("gpt2-tiny", "llama-tiny", "gpt2-medium", "llama-1b"):
+        possible = on_device or model.endswith("tiny")
         for name, check in (("time by class", steps.by_class), ("under limits", steps.side_by_side)):
-            run = partial(check, model, device) if on_device else _needs_a_device
-            yield f"{name}, {model}", run
-    if not on_device:
-        for name in ("kernels of CUDA", "copies beside the computation", "pinned memory"):
-            yield name, _needs_a_device
+            yield f"{name}, {model}", partial(check, model, device) if possible else _needs_a_device
+    for model, budgets in {"gpt2-tiny": (0.5,), "gpt2-medium": (0.5, 0.0), "llama-1b": (0.5,)}.items():
+        possible = on_device or model.endswith("tiny")
+        yield f"compiled, {model}", partial(compiled.compiled, model, device, budgets) if possible else _needs_a_device
     yield "memory of communicators", _needs_devices
 
 
@@ -88,17 +88,24 @@ def _needs_devices() -> Figures:
     raise NotRunError("needs two CUDA devices and a meter of NCCL's memory, which is not written")
 
 
-def run_checks(device: torch.device, only: Sequence[str] = (), show: Callable[[str], None] = print) -> Report:
-    """Run checks on a device, one after another: all, or those whose names begin with one of ``only``."""
+def run_checks(
+    device: torch.device, out: Path, only: Sequence[str] = (), show: Callable[[str], None] = print
+) -> Report:
+    """Run checks on a device, one after another: all, or those whose names begin with one of ``only``.
+
+    The report is written after each of them, so that what ran before an interruption is kept.
+    """
     join(device)
     round_as_float32()
-    outcomes = []
+    outcomes: list[Outcome] = []
     for name, check in checks(device):
         if only and not name.startswith(tuple(only)):
             continue
         outcome = outcome_of(name, check)
         outcomes.append(outcome)
-        show(f"{outcome.status:8} {name}" + (f": {outcome.reason}" if outcome.reason else ""))
+        report = Report(device=str(device), machine=machine_of(device), outcomes=outcomes)
+        write_text_atomically(out, report.model_dump_json(indent=1) + "\n")
+        show(f"{outcome.status:8} {name} {outcome.seconds:.1f} s" + (f": {outcome.reason}" if outcome.reason else ""))
     return Report(device=str(device), machine=machine_of(device), outcomes=outcomes)
 
 
@@ -109,8 +116,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, default=Path(OUT), help=f"file to write; {OUT} here if left out")
     parser.add_argument("--only", nargs="+", default=[], help="beginnings of names of checks; all if left out")
     found = parser.parse_args(arguments)
-    report = run_checks(chosen_device(found.device), found.only)
-    write_text_atomically(found.out, report.model_dump_json(indent=2) + "\n")
+    report = run_checks(chosen_device(found.device), found.out, found.only, partial(print, flush=True))
     not_run = sum(outcome.status is Status.NOT_RUN for outcome in report.outcomes)
     passed = len(report.outcomes) - not_run - len(report.failed)
     print(f"{passed} passed, {len(report.failed)} failed, {not_run} not run: {found.out}")

@@ -24,11 +24,6 @@ from runtime.measure.rounding import GRADIENT_TOLERANCE, LOSS_TOLERANCE, loss_er
 from runtime.measure.steps import Measurement, Training, train_and_measure
 from runtime.operators.instruction_clock import InstructionClock
 
-BUDGETS = (1.0, 0.8, 0.6, 0.4, 0.2, 0.0)
-"""Of torch's own partitions, as shares of the activations that are kept."""
-FEW_BUDGETS = (1.0, 0.5)
-"""Of these, where every compilation takes longer than all steps."""
-
 
 def as_the_plain_module(name: str, share: int, device: torch.device) -> Figures:
     """Losses and gradients of a plan beside the plain module's on the same device, in 32 bits.
@@ -59,7 +54,7 @@ def as_the_plain_module(name: str, share: int, device: torch.device) -> Figures:
         "worst_gradient": worst.name,
         "predicted_peak_bytes": plan.peak_bytes,
         "predicted_host_peak_bytes": host.peak_bytes,
-        **_memory(found),
+        **memory_of(found),
     }
     if errors.keys() != gradients.keys():
         raise FailedError(f"{name}: gradients of {sorted(errors.keys() ^ gradients.keys())} were not compared", figures)
@@ -100,23 +95,26 @@ def by_class(name: str, device: torch.device) -> Figures:
     """Time of a step by class of operator, predicted for the plan's cluster and measured here; and its memory."""
     entry, plan = device_plan(name), required(name)
     check_device_memory(plan.peak_bytes, device)
-    subject = Subject(plan, device)
+    subject = Subject.named(name, device)
     schedule = subject.schedule(plan)
     clock = InstructionClock(len(schedule.instructions), device)
     found = subject.measure(lambda step: subject.planned(plan, step, clock))
+    untimed = subject.measure(lambda step: subject.planned(plan, step))
     profile = StepProfile(subject.traced.graph, schedule, np.array([clock.typical()], dtype=np.int64), None)
     measured = {line.name: line.measured_ns for line in profile.by_kind()}
     kinds = sorted(measured.keys() | entry.predicted_ns.keys(), key=lambda kind: -measured.get(kind, 0))
     return {
         "cluster": plan.decision.options.cluster,
         "predicted_seconds": plan.objective_seconds,
-        "measured_seconds": sum(measured.values()) * 1e-9,
+        "measured_seconds": untimed.step_seconds,
+        "timed_seconds": sum(measured.values()) * 1e-9,
         "kinds": {
             kind: {"predicted_ns": entry.predicted_ns.get(kind, 0), "measured_ns": measured.get(kind, 0)}
             for kind in kinds
         },
+        "instruction_ns": list(clock.typical()),
         "predicted_peak_bytes": plan.peak_bytes,
-        **_memory(found),
+        **memory_of(found),
         **_of_the_device(found, device),
     }
 
@@ -131,7 +129,7 @@ def _of_the_device(found: Measurement, device: torch.device) -> Figures:
 
 
 def side_by_side(name: str, device: torch.device) -> Figures:
-    """Peak and seconds of plans under limits, of checkpointed blocks, and of torch's compiler under its budgets.
+    """Peak and seconds of plans under limits, and of checkpointed blocks.
 
     Raises
     ------
@@ -141,8 +139,8 @@ def side_by_side(name: str, device: torch.device) -> Figures:
         The model's free plan does not fit on the device.
     """
     entries = {share: device_plan(name, share) for share in SHARES}
-    subject = Subject(required(name), device)
-    plain = _tried(subject, subject.plain)
+    subject = Subject.named(name, device)
+    plain = tried(subject, subject.plain)
     figures: Figures = {"free_peak_bytes": entries[SHARES[0]].free_peak_bytes, "plain": plain}
     ours, wrong = {}, []
     for share, entry in entries.items():
@@ -154,7 +152,7 @@ def side_by_side(name: str, device: torch.device) -> Figures:
         except DeviceMemoryError as error:
             ours[str(share)] = {"not_run": str(error)}
             continue
-        found = _tried(subject, partial(subject.planned, entry.plan))
+        found = tried(subject, partial(subject.planned, entry.plan))
         found |= {
             "limit_bytes": entry.limit_bytes,
             "predicted_peak_bytes": entry.plan.peak_bytes,
@@ -165,12 +163,8 @@ def side_by_side(name: str, device: torch.device) -> Figures:
     figures["plans"] = ours
     count, on_device = _blocks(subject), device.type == "cuda"
     figures["checkpointed_blocks"] = {
-        str(kept): _tried(subject, partial(subject.plain, checkpointed=kept))
+        str(kept): tried(subject, partial(subject.plain, checkpointed=kept))
         for kept in sorted({count * part // 4 for part in (range(1, 5) if on_device else (2, 4))})
-    }
-    figures["compiled"] = {
-        str(budget): _tried(subject, partial(subject.plain, budget=budget))
-        for budget in (BUDGETS if on_device else FEW_BUDGETS)
     }
     figures["fastest_within"] = {str(share): _fastest(figures, entries[share].limit_bytes) for share in SHARES}
     if wrong:
@@ -184,16 +178,17 @@ def _blocks(subject: Subject) -> int:
     return 1 + max(map(int, numbers))
 
 
-def _tried(subject: Subject, make: Callable[[TrainingStep], Training]) -> Figures:
+def tried(subject: Subject, make: Callable[[TrainingStep], Training]) -> Figures:
     """Figures of a training; where memory does not suffice, that."""
     try:
         found = subject.measure(make)
     except torch.OutOfMemoryError as error:
         return {"out_of_memory": str(error)}
-    return {"seconds": found.step_seconds, "losses": list(found.losses), **_memory(found)}
+    return {"seconds": found.step_seconds, "losses": list(found.losses), **memory_of(found)}
 
 
-def _memory(found: Measurement) -> Figures:
+def memory_of(found: Measurement) -> Figures:
+    """Bytes that a training needed."""
     return {
         "peak_bytes": found.peak_bytes,
         "reserved_peak_bytes": found.reserved_peak_bytes,
@@ -219,7 +214,7 @@ def _wrong(what: str, found: Figures, plain: Figures, limit: int, subject: Subje
 def _fastest(figures: Figures, limit: int) -> Figures:
     """Seconds of the fastest training of each method whose peak is within a limit; None where there is none."""
     fastest: Figures = {"limit_bytes": limit}
-    for method in ("plans", "checkpointed_blocks", "compiled"):
+    for method in ("plans", "checkpointed_blocks"):
         runs: list[dict[str, Any]] = [*figures[method].values()]
         if method == "checkpointed_blocks":
             runs.append(figures["plain"])

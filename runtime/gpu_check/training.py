@@ -1,13 +1,16 @@
 """Trainings in this process that are measured side by side: a plan's, and plain ones with torch's own means.
 
-A plain training recomputes the first blocks of its model by ``torch.utils.checkpoint``, or is compiled with a budget of
-activation memory. Both use the plan's optimizer, of torch.
+A plain training recomputes the first blocks of its model by ``torch.utils.checkpoint``, or is compiled. Both use the
+plan's optimizer, of torch.
 """
 
 from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Mapping
+from copy import deepcopy
+from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import torch
@@ -21,8 +24,8 @@ from planner.plan.document import Plan
 from planner.schedule.instructions import Schedule
 from planner.strategies.traced_step import TracedStep, trace_step
 from planner.torch_adapter.local.collectives import MeshGroups
-from planner.torch_adapter.memory_budget import compiled_under
 from planner.torch_adapter.tracing.step_module import StepArguments, step_loss
+from runtime.gpu_check.plans import required
 from runtime.measure.batches import Batches
 from runtime.measure.initial_state import InitialState, local_state
 from runtime.measure.memory_meter import MemoryMeter
@@ -33,6 +36,7 @@ from runtime.operators.instruction_clock import InstructionClock
 from runtime.operators.training import LocalTraining
 
 STEPS = 5
+Compiler = Callable[[Callable[..., Tensor]], Callable[..., Tensor]]
 
 
 class Subject:
@@ -52,10 +56,17 @@ class Subject:
         step = load_step(self.reference, "meta")
         self.traced: TracedStep = trace_step(step.module, step.example_args, step.example_kwargs, step.loss_fn)
         self.groups = MeshGroups.of(init_device_mesh(device.type, (dist.get_world_size(),)))
+        self._initial = load_step(self.reference, "cpu")
+
+    @classmethod
+    @cache
+    def named(cls, name: str, device: torch.device) -> Subject:
+        """That of the free plan of a name; made once, since initial values take longer than steps."""
+        return cls(required(name), device)
 
     def step(self) -> tuple[TrainingStep, Batches]:
-        """The step with its initial values in host memory, and its batches; the same at each call."""
-        step = load_step(self.reference, "cpu")
+        """A step with the initial values in host memory, and its batches; the same at each call."""
+        step = replace(self._initial, module=deepcopy(self._initial.module))
         arguments = StepArguments.of(step.module, step.example_args, step.example_kwargs)
         return step, Batches.of(step.module, arguments, arguments.tensors, None)
 
@@ -74,9 +85,9 @@ class Subject:
             self.traced, schedule, self.groups, state, options.optimizer, plan.decision.model.seed, self.device, clock
         )
 
-    def plain(self, step: TrainingStep, checkpointed: int = 0, budget: float | None = None) -> PlainTraining:
+    def plain(self, step: TrainingStep, checkpointed: int = 0, compiled: Compiler | None = None) -> PlainTraining:
         """Training of the module itself on the device."""
-        return PlainTraining(step, self.plan.decision.options.optimizer, self.device, checkpointed, budget)
+        return PlainTraining(step, self.plan.decision.options.optimizer, self.device, checkpointed, compiled)
 
     def measure(self, make: Callable[[TrainingStep], Training]) -> Measurement:
         """Train from the initial values; what trained before is dropped, and peaks begin anew."""
@@ -104,8 +115,8 @@ class PlainTraining:
         Where it trains.
     checkpointed
         Blocks, from the first, whose activations are recomputed; of a module with a list ``blocks``.
-    budget
-        Of :func:`planner.torch_adapter.memory_budget.compiled_under`; None: not compiled.
+    compiled
+        Compiles the loss as a function of tensors; None: it is not compiled.
     """
 
     def __init__(
@@ -114,7 +125,7 @@ class PlainTraining:
         optimizer: str,
         device: torch.device,
         checkpointed: int = 0,
-        budget: float | None = None,
+        compiled: Compiler | None = None,
     ) -> None:
         self._module, self._device = step.module.to(device), device
         self._arguments = StepArguments.of(step.module, step.example_args, step.example_kwargs)
@@ -125,10 +136,8 @@ class PlainTraining:
             step.module.recompute_loss = True  # type: ignore[assignment]
         self._loss: Callable[..., Tensor] = self._plain_loss(step)
         self._optimizer = whole_model_optimizer(optimizer, step.module)
-        if budget is not None:
-            # Generated code keeps its buffers from the meter of a CPU's tensors; the partition is the same without it.
-            backend = "inductor" if device.type == "cuda" else "aot_eager_decomp_partition"
-            self._loss = compiled_under(self._loss, budget, backend)
+        if compiled is not None:
+            self._loss = compiled(self._loss)
             tensors = [tensor.to(device) for tensor in self._arguments.tensors]
             self._loss(*tensors).backward()  # type: ignore[no-untyped-call]  # compiles outside of what is measured
             step.module.zero_grad(set_to_none=True)
