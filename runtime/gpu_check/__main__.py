@@ -46,6 +46,7 @@ def machine_of(device: torch.device) -> Figures:
     found: Figures = {**current_machine().model_dump(), "python": platform.python_version()}
     if device.type == "cuda":
         properties = torch.cuda.get_device_properties(device)
+        segments = torch.cuda.memory_snapshot()  # type: ignore[no-untyped-call]
         found |= {
             "name": properties.name,
             "memory_bytes": properties.total_memory,
@@ -54,6 +55,7 @@ def machine_of(device: torch.device) -> Figures:
             "cuda": torch.version.cuda,
             "cudnn": torch.backends.cudnn.version(),  # type: ignore[no-untyped-call]
             "devices": torch.cuda.device_count(),
+            "segments_grow": any(segment.get("is_expandable") for segment in segments),
         }
     return found
 
@@ -74,6 +76,7 @@ def checks(device: torch.device) -> Iterator[tuple[str, Callable[[], Figures]]]:
         possible = on_device or model.endswith("tiny")
         for name, check in (("time by class", steps.by_class), ("under limits", steps.side_by_side)):
             yield f"{name}, {model}", partial(check, model, device) if possible else _needs_a_device
+        yield f"operators, {model}", partial(steps.operators, model, device) if on_device else _needs_a_device
     for model, budgets in {"gpt2-tiny": (0.5,), "gpt2-medium": (0.5, 0.0), "llama-1b": (0.5,)}.items():
         possible = on_device or model.endswith("tiny")
         yield f"compiled, {model}", partial(compiled.compiled, model, device, budgets) if possible else _needs_a_device

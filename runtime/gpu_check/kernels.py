@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from statistics import median
 from typing import Any
@@ -14,6 +14,7 @@ from torch import Tensor
 from planner.graph.attention_kernels import AttentionKernel, AttentionShapes
 from planner.graph.operator_graph import TensorSpec
 from planner.torch_adapter.local.attention import attention_backward, attention_forward, kernel_of
+from planner.torch_adapter.local.attention_kernels import BACKWARD, FORWARD, KernelCall
 from planner.torch_adapter.local.calls import OperatorCall, Slot
 from planner.torch_adapter.local.context import LocalContext
 from planner.torch_adapter.local.operators import build_function
@@ -64,8 +65,9 @@ def _attention_case(
     batch, heads, rows, width = sizes
     generator = torch.Generator().manual_seed(0)
     key_heads = heads // 2 if shared else heads
-    query, gradient = (torch.randn(batch, heads, rows, width, generator=generator) for _ in range(2))
-    key, value = (torch.randn(batch, key_heads, rows, width, generator=generator) for _ in range(2))
+    # Laid out as projections of a model leave them, rows before heads.
+    query, gradient = (torch.randn(batch, rows, heads, width, generator=generator).transpose(1, 2) for _ in range(2))
+    key, value = (torch.randn(batch, rows, key_heads, width, generator=generator).transpose(1, 2) for _ in range(2))
     mask = [torch.randn(batch, 1, rows, rows, generator=generator)] if masked else []
     given = {"attn_mask": mask[0]} if masked else {}
     exact = _FORWARD(query, key, value, 0.0, causal, **given)
@@ -90,7 +92,23 @@ def _attention_case(
         if device.type == "cuda":
             figures[f"{name}_workspace_bytes"] = _workspace(call, operands, device)
             figures[f"{name}_counted_bytes"] = shapes.workspace_item_bytes(back) * query.numel()
+    if device.type == "cuda":
+        figures["by_kernel"] = dict(_by_kernel(here, incoming, causal, masked, device))
     return figures
+
+
+def _by_kernel(
+    here: list[Tensor], gradient: Tensor, causal: bool, masked: bool, device: torch.device
+) -> Iterator[tuple[str, Any]]:
+    """Seconds of a forward and of a backward by each kernel that takes the tensors."""
+    call, inputs, mask = KernelCall(causal, None), here[:3], here[3] if masked else None
+    for kernel in FORWARD:
+        try:
+            forward = partial(FORWARD[kernel], call, *inputs, mask)
+            backward = partial(BACKWARD[kernel], call, gradient, inputs, mask, forward())
+            yield kernel.value, [_seconds(forward, device), _seconds(backward, device)]
+        except (RuntimeError, AssertionError) as error:
+            yield kernel.value, str(error)[:120] or "takes no mask"
 
 
 def _local(

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 import runtime
 from planner.models.references import load_step, reference_of
@@ -64,5 +65,9 @@ def _trained(
         file = folder / "trained.safetensors"
         step.export(file)
         exported = file.stat().st_size
-    state = {name: tensor.full_tensor().cpu() for name, tensor in step.state_dict().items()}
+    state = {name: _whole(tensor).cpu() for name, tensor in step.state_dict().items()}
     return losses, state, exported
+
+
+def _whole(tensor: Tensor) -> Tensor:
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
@@ -13,6 +14,8 @@ from torch import Tensor
 from planner.models.references import TrainingStep
 from runtime.gpu_check.outcomes import FailedError, Figures, NotRunError
 from runtime.gpu_check.plans import SHARES, device_plan, required
+from runtime.gpu_check.profiled import kernels_of
+from runtime.gpu_check.scratch import ScratchClock, by_operator
 from runtime.gpu_check.training import Subject
 from runtime.job.device_memory import DeviceMemoryError, check_device_memory
 from runtime.job.launch import run_plan
@@ -38,8 +41,15 @@ def as_the_plain_module(name: str, share: int, device: torch.device) -> Figures:
     gradients: dict[str, Tensor] = {}
     step, batches = subject.step()
     plain = subject.plain(step)
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
     expected = train_and_measure(plain, batches, 2, device, lambda found: gradients.update(_copied(found)))
     step, batches = subject.step()
+    del plain
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(device)
     planned = subject.planned(plan, step)
     scale = max(float(tensor.abs().max()) for tensor in gradients.values())
     reference = ReferenceRun(expected.losses, gradients, {}, scale)
@@ -116,6 +126,20 @@ def by_class(name: str, device: torch.device) -> Figures:
         "predicted_peak_bytes": plan.peak_bytes,
         **memory_of(found),
         **_of_the_device(found, device),
+    }
+
+
+def operators(name: str, device: torch.device) -> Figures:
+    """What operators of a plan held beside tensors, and kernels of its step and of the plain module's."""
+    plan = required(name)
+    subject = Subject.named(name, device)
+    schedule = subject.schedule(plan)
+    scratch = ScratchClock(len(schedule.instructions), device)
+    subject.measure(lambda step: subject.planned(plan, step, scratch))
+    return {
+        "scratch_bytes": by_operator(subject.traced.graph, schedule, scratch),
+        "kernels": kernels_of(subject, partial(subject.planned, plan)),
+        "plain_kernels": kernels_of(subject, subject.plain),
     }
 
 

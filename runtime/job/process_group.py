@@ -45,15 +45,19 @@ def rank_device(wanted: str) -> torch.device:
     return torch.device("cuda", local_rank)
 
 
+def use_device(device: torch.device) -> None:
+    """Make a CUDA device the current one; its allocator's segments grow in place, so that free memory is whole."""
+    os.environ.setdefault(ALLOCATOR_SETTING, "expandable_segments:True")
+    torch.cuda.set_device(device)
+
+
 def enter(device: torch.device) -> None:
     """Make the process group that the launcher's environment describes; on CPU its ranks share the machine's cores.
 
-    On CUDA the group is bound to the rank's device, so that NCCL connects at once and splits its communicators, and
-    the allocator's segments grow in place, so that free memory is not in pieces.
+    On CUDA the group is bound to the rank's device, so that NCCL connects at once and splits its communicators.
     """
     if device.type == "cuda":
-        os.environ.setdefault(ALLOCATOR_SETTING, "expandable_segments:True")
-        torch.cuda.set_device(device)
+        use_device(device)
         dist.init_process_group(backend_of(device), timeout=COLLECTIVE_TIMEOUT, device_id=device)
         return
     torch.set_num_threads(max(1, available_cores() // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))))

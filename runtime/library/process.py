@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from runtime.job import watchdog
-from runtime.job.process_group import COLLECTIVE_TIMEOUT, LaunchError, backend_of, enter, rank_device
+from runtime.job.process_group import COLLECTIVE_TIMEOUT, LaunchError, backend_of, enter, rank_device, use_device
 from runtime.library.errors import LoadError
 
 _SETTLED_SECONDS = 0.2
@@ -49,7 +49,7 @@ def join(device: torch.device) -> None:
         The existing group cannot send tensors of the CPU, which plans and checkpoints need.
     """
     if device.type == "cuda":
-        torch.cuda.set_device(device)
+        use_device(device)
     if dist.is_initialized():
         if "gloo" not in str(dist.get_backend_config()):
             raise LoadError(

@@ -1,8 +1,8 @@
 """The optimizer step on local shards, one parameter after another.
 
-Torch's own single-tensor AdamW and SGD, called per parameter, so that the temporaries of one parameter
-are alive at a time and each gradient can be dropped right after its update. Element-wise, so a shard is
-updated as it would be inside the whole parameter.
+Torch's own AdamW and SGD, called per parameter, so that the temporaries of one parameter are alive at a time and each
+gradient can be dropped right after its update. Element-wise, so a shard is updated as it would be inside the whole
+parameter. On CUDA torch's AdamW is one kernel (``fused``), without temporaries.
 """
 
 from __future__ import annotations
@@ -133,30 +133,32 @@ class LocalOptimizer:
 
         Beyond parameter, gradient and state, AdamW holds two tensors of the shard's size while it runs
         (the denominator before and after the bias correction), a third one with a master copy (the gradient
-        in 32 bits), SGD none.
+        in 32 bits), SGD none. On CUDA AdamW holds the gradient at most.
         """
         parameter, state = self._parameters[name], self.state[name]
         with torch.no_grad():
             if self.spec.name in _SGD:
                 self._sgd(parameter, gradient, state)
             elif MASTER in state:
-                self._adamw(state[MASTER], gradient.float(), state)
+                self._adamw(state[MASTER], gradient.to(torch.float32), state)
                 parameter.copy_(state[MASTER])
             else:
                 self._adamw(parameter, gradient, state)
 
     def _adamw(self, parameter: Tensor, gradient: Tensor, state: Mapping[str, Tensor]) -> None:
         first, second = (state[moment] for moment in MOMENTS)
+        # The fused kernel takes tensors of the same strides, its count on their device.
+        fused = parameter.is_cuda and parameter.is_contiguous()
         adamw(
             [parameter],
-            [gradient],
+            [gradient.contiguous() if fused else gradient],
             [first],
             [second],
             [],
             # Torch adds one to the count itself.
-            [torch.tensor(float(self.step_count - 1))],
+            [torch.full((), float(self.step_count - 1), device=parameter.device if fused else "cpu")],
             foreach=False,
-            fused=False,
+            fused=fused,
             amsgrad=False,
             beta1=self.settings.betas[0],
             beta2=self.settings.betas[1],
@@ -208,6 +210,7 @@ def whole_model_optimizer(name: str, module: torch.nn.Module) -> torch.optim.Opt
         eps=settings.eps,
         weight_decay=settings.weight_decay,
         foreach=False,
+        fused=all(parameter.is_cuda for parameter in trained),
     )
     if masters:
         _train_through_masters(made, masters)

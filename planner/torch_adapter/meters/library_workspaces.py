@@ -6,13 +6,14 @@ import torch
 
 
 def library_workspace_bytes(device: torch.device) -> int:
-    """Bytes that cuBLAS keeps of torch's allocator on the current stream, measured by a first matrix product.
+    """Bytes that cuBLAS keeps of torch's allocator on the current stream, measured by first matrix products.
 
-    They depend on the device and on ``CUBLAS_WORKSPACE_CONFIG``. What cuBLAS had before is given back first.
+    They depend on the device and on ``CUBLAS_WORKSPACE_CONFIG``. What cuBLAS had before is given back first. The thread
+    of a backward has a workspace of its own.
     """
     torch._C._cuda_clearCublasWorkspaces()
-    factor = torch.ones(16, 16, device=device)
+    factor, gradient = torch.ones(16, 16, device=device, requires_grad=True), torch.ones(16, 16, device=device)
     before = torch.cuda.memory_allocated(device)
-    torch.mm(factor, factor)
+    torch.autograd.grad(torch.mm(factor, factor), factor, gradient)
     torch.cuda.synchronize(device)
     return torch.cuda.memory_allocated(device) - before
