@@ -16,6 +16,7 @@ from pathlib import Path
 
 from planner.benchmarks.suites import SuiteError
 from planner.common.infeasibility import InfeasibleError
+from planner.machine.cluster import ClusterSpec, read_cluster
 from planner.models.references import ModelReference
 from planner.plan.document import Plan, schedule_of
 from planner.replay.clocks import step_time
@@ -62,6 +63,7 @@ CASES: dict[str, DeviceCase] = {
         formulation="kiwi_offload",
     ),
     "u-net": DeviceCase(ModelReference("planner.benchmarks.real_models:u_net_tiny")),
+    "gpt2-wide": DeviceCase(ModelReference(_MODELS + "gpt2_medium", 16, 1024, "bfloat16", layers=4)),
     "gpt2-medium": DeviceCase(ModelReference(_MODELS + "gpt2_medium", 16, 1024, "bfloat16"), shares=SHARES),
     "llama-1b": DeviceCase(ModelReference(_MODELS + "llama_1b", 8, 2048, "bfloat16"), shares=SHARES),
 }
@@ -69,7 +71,11 @@ CASES: dict[str, DeviceCase] = {
 
 
 def device_plans(
-    folder: Path, names: Sequence[str] = (), seconds: float = 120.0, begins: Callable[[str], None] = print
+    folder: Path,
+    names: Sequence[str] = (),
+    seconds: float = 120.0,
+    begins: Callable[[str], None] = print,
+    cluster: ClusterSpec | str = CLUSTER,
 ) -> None:
     """Write plans into a folder, one file after another.
 
@@ -83,6 +89,8 @@ def device_plans(
         Time limit of each solve.
     begins
         Called with the name of each file when it is written.
+    cluster
+        What the plans are for.
 
     Raises
     ------
@@ -94,11 +102,18 @@ def device_plans(
             raise SuiteError(f"device plans: no case begins with {name!r}; cases are {', '.join(CASES)}")
     for name, case in CASES.items():
         if not names or any(name.startswith(begin) for begin in names):
-            _write_case(folder, name, case, seconds, begins)
+            _write_case(folder, name, case, seconds, begins, cluster)
 
 
-def _write_case(folder: Path, name: str, case: DeviceCase, seconds: float, begins: Callable[[str], None]) -> None:
-    session = PlanningSession(case.reference, CLUSTER, case.mesh)
+def _write_case(
+    folder: Path,
+    name: str,
+    case: DeviceCase,
+    seconds: float,
+    begins: Callable[[str], None],
+    cluster: ClusterSpec | str,
+) -> None:
+    session = PlanningSession(case.reference, cluster, case.mesh)
     request = PlanRequest(formulation="kiwi_chain", time_limit=seconds, gap=0.01)
     free = session.plan(request)
     reserve = session.cluster.device.reserve_bytes
@@ -135,8 +150,10 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("names", nargs="*", help=f"beginnings of {', '.join(CASES)}; all where left out")
     parser.add_argument("--seconds", type=float, default=120.0, help="time limit of each solve")
+    parser.add_argument("--cluster", help=f"file of a cluster; {CLUSTER} if left out")
     found = parser.parse_args()
-    device_plans(found.folder, found.names, found.seconds)
+    cluster = CLUSTER if found.cluster is None else read_cluster(Path(found.cluster))
+    device_plans(found.folder, found.names, found.seconds, cluster=cluster)
 
 
 if __name__ == "__main__":

@@ -180,9 +180,10 @@ def _step(module: nn.Module, sizes: Sizes, batch: int, sequence: int, dtype: tor
     return module.to(dtype).train(), (tokens, labels), {}, None
 
 
-def gpt2_medium(batch: int, sequence: int, dtype: torch.dtype, dropout: float = 0.0) -> Step:
+def gpt2_medium(batch: int, sequence: int, dtype: torch.dtype, dropout: float = 0.0, layers: int = 24) -> Step:
     """GPT-2 medium, 355 million parameters."""
-    return _step(Gpt2(GPT2_MEDIUM, sequence, dropout), GPT2_MEDIUM, batch, sequence, dtype)
+    sizes = replace(GPT2_MEDIUM, layers=layers)
+    return _step(Gpt2(sizes, sequence, dropout), sizes, batch, sequence, dtype)
 
 
 def gpt2_tiny(batch: int, sequence: int, dtype: torch.dtype, dropout: float = 0.0, layers: int = 4) -> Step:

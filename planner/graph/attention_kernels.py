@@ -1,13 +1,14 @@
 """Attention kernels of CUDA devices: which one runs a traced attention, and what it holds beside its results.
 
 A step is traced with the CPU's kernel. On CUDA the executor calls the kernel that is chosen here by dtype, mask, shapes
-and compute capability, as ``scaled_dot_product_attention`` would: flash (Dao 2023) for 16 bits without a mask, cuDNN's
-for 16 bits with one from Hopper on, the memory-efficient one (Rabe and Staats 2021) for 32 bits and the rest, and plain
-tensor operations where none of them takes the shapes.
+and compute capability, as ``scaled_dot_product_attention`` would: cuDNN's for 16 bits from Hopper on, before that flash
+(Dao 2023) for 16 bits without a mask, the memory-efficient one (Rabe and Staats 2021) for 32 bits and the rest, and
+plain tensor operations where none of them takes the shapes.
 
-Workspaces follow what the kernels compute, and no figure was checked on a device: in 16 bits each backward adds up the
-gradient of the queries in 32 bits. Sums per row are not counted, nor what a kernel that splits the keys holds,
-which it does where queries are too few for the device.
+Workspaces follow what the kernels compute: in 16 bits each backward adds up the gradient of the queries in 32 bits, in
+32 bits it multiplies output and gradient. On an H200 those of all kernels but plain operations were measured; sums per
+row, 4 bytes each, are not counted. Neither is what a kernel that splits the keys holds, which it does where queries are
+too few for the device.
 """
 
 from __future__ import annotations
@@ -74,10 +75,11 @@ class AttentionShapes:
         if self.dtype == "bfloat16" and capability < AMPERE:
             return AttentionKernel.BLOCKS
         square = self.query[2] == self.key[2] and self.value[-1] == head
+        divided = self.masked and self.shared_heads
+        if half and square and head <= _MOST_CUDNN and not divided and capability >= HOPPER:
+            return AttentionKernel.CUDNN
         if half and square and not self.masked and head <= _MOST_FLASH and capability >= AMPERE:
             return AttentionKernel.FLASH
-        if half and square and self.masked and head <= _MOST_CUDNN and not self.shared_heads and capability >= HOPPER:
-            return AttentionKernel.CUDNN
         return AttentionKernel.EFFICIENT
 
     def workspace_item_bytes(self, backward: bool) -> int:
@@ -92,9 +94,11 @@ class AttentionShapes:
             copies = (1 if half else 0) * (1 + 2 * per_query / repeat) + (2 * per_query / repeat if backward else 0)
             return ceil(_SUMS * (scores + copies))
         held = 0.0
-        if half and (backward or (kernel is AttentionKernel.EFFICIENT and self.value[-1] > _MOST_IN_REGISTERS)):
+        if backward or (half and kernel is AttentionKernel.EFFICIENT and self.value[-1] > _MOST_IN_REGISTERS):
             held += _SUMS
         if self.shared_heads and (backward or kernel is AttentionKernel.EFFICIENT):
             # Keys and values, or their gradients, of every head; the memory-efficient backward has both.
             held += 2 * item * per_query * (2 if backward and kernel is AttentionKernel.EFFICIENT else 1)
+            if not half and backward:
+                held -= _SUMS  # that product is gone when gradients of shared heads are added up
         return ceil(held)

@@ -77,7 +77,7 @@ def checks(device: torch.device) -> Iterator[tuple[str, Callable[[], Figures]]]:
         for name, check in (("time by class", steps.by_class), ("under limits", steps.side_by_side)):
             yield f"{name}, {model}", partial(check, model, device) if possible else _needs_a_device
         yield f"operators, {model}", partial(steps.operators, model, device) if on_device else _needs_a_device
-    for model, budgets in {"gpt2-tiny": (0.5,), "gpt2-medium": (0.5, 0.0), "llama-1b": (0.5,)}.items():
+    for model, budgets in {"gpt2-tiny": (0.5,), "gpt2-wide": (0.5, 0.0)}.items():
         possible = on_device or model.endswith("tiny")
         yield f"compiled, {model}", partial(compiled.compiled, model, device, budgets) if possible else _needs_a_device
     yield "memory of communicators", _needs_devices

@@ -12,11 +12,8 @@ from torch import Tensor
 from planner.torch_adapter.memory_budget import compiled_under
 from runtime.compiling.backend import CompileBackend, Engine, compile_backend
 from runtime.gpu_check.outcomes import FailedError, Figures
-from runtime.gpu_check.steps import tried
+from runtime.gpu_check.steps import SCRATCH, tried
 from runtime.gpu_check.training import Subject
-
-OVER = 2**20
-"""Bytes by which a measured peak may be above its limit: what the allocator rounds."""
 
 
 def compiled(name: str, device: torch.device, budgets: tuple[float, ...]) -> Figures:
@@ -53,7 +50,7 @@ def compiled(name: str, device: torch.device, budgets: tuple[float, ...]) -> Fig
         plan = backend.plans[0]
         ours |= {"limit_bytes": limit, "predicted_peak_bytes": plan.peak, "plan": str(plan)}
         entry["meshwright"] = ours
-        if ours.get("peak_bytes", 0) > limit + OVER:
+        if ours.get("peak_bytes", 0) > limit + SCRATCH:
             wrong.append(f"{ours['peak_bytes']} bytes under a limit of {limit}")
     if wrong:
         raise FailedError("; ".join(wrong), figures)

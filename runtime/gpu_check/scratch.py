@@ -10,9 +10,12 @@ from planner.graph.operator_graph import OperatorGraph
 from planner.schedule.instructions import Compute, Schedule
 from runtime.operators.instruction_clock import InstructionClock
 
+LEAST = 2**12
+"""Bytes that are worth a line."""
+
 
 class ScratchClock(InstructionClock):
-    """Notes in the place of times how far the allocator's peak rose above what was there before and after.
+    """Notes in the place of times how far the allocator's peak rose above what was there before.
 
     Parameters
     ----------
@@ -34,10 +37,9 @@ class ScratchClock(InstructionClock):
 
     def tick(self, position: int) -> None:
         """Note what the instruction at ``position`` held."""
-        after = torch.cuda.memory_allocated(self._device)
-        held = torch.cuda.max_memory_allocated(self._device) - max(self._before, after)
-        self.bytes[position] = max(self.bytes[position], held)
-        self._before = after
+        risen = torch.cuda.max_memory_allocated(self._device) - self._before
+        self.bytes[position] = max(self.bytes[position], risen)
+        self._before = torch.cuda.memory_allocated(self._device)
         torch.cuda.reset_peak_memory_stats(self._device)
 
     def end(self) -> None:
@@ -45,15 +47,19 @@ class ScratchClock(InstructionClock):
 
 
 def by_operator(graph: OperatorGraph, schedule: Schedule, clock: ScratchClock) -> dict[str, int]:
-    """Most bytes by operator and shapes of its arguments, of those that held any; others by kind of instruction."""
+    """Most bytes beside arguments and results, by operator and shapes of its arguments, where there were any.
+
+    Every tensor is whole, as in the plan of one device.
+    """
     found: dict[str, int] = defaultdict(int)
-    for entry, held in zip(schedule.instructions, clock.bytes, strict=True):
-        if not held:
+    for entry, risen in zip(schedule.instructions, clock.bytes, strict=True):
+        if not isinstance(entry, Compute):
             continue
-        name = type(entry).__name__
-        if isinstance(entry, Compute):
-            operator = graph.operators[entry.operator]
-            shapes = (graph.values[value].spec.shape for value in operator.inputs if value is not None)
+        operator = graph.operators[entry.operator]
+        made = (schedule.buffers[output] for output in entry.outputs if output is not None)
+        held = risen - sum(graph.values[buffer.value].spec.nbytes for buffer in made)
+        if held >= LEAST:
+            shapes = (graph.values[value].spec.shape for value in operator.inputs)
             name = f"{operator.target} " + ", ".join("x".join(map(str, shape)) for shape in shapes)
-        found[name] = max(found[name], held)
+            found[name] = max(found[name], held)
     return dict(sorted(found.items(), key=lambda entry: -entry[1]))

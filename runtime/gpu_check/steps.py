@@ -14,7 +14,7 @@ from torch import Tensor
 from planner.models.references import TrainingStep
 from runtime.gpu_check.outcomes import FailedError, Figures, NotRunError
 from runtime.gpu_check.plans import SHARES, device_plan, required
-from runtime.gpu_check.profiled import kernels_of
+from runtime.gpu_check.profiled import ProfiledClock, kernels_of
 from runtime.gpu_check.scratch import ScratchClock, by_operator
 from runtime.gpu_check.training import Subject
 from runtime.job.device_memory import DeviceMemoryError, check_device_memory
@@ -25,7 +25,9 @@ from runtime.measure.profile import StepProfile
 from runtime.measure.reference import ReferenceRun
 from runtime.measure.rounding import GRADIENT_TOLERANCE, LOSS_TOLERANCE, loss_error, worst_of
 from runtime.measure.steps import Measurement, Training, train_and_measure
-from runtime.operators.instruction_clock import InstructionClock
+
+SCRATCH = 2**24
+"""Bytes that kernels may hold beside tensors, as part of a cluster's reserve: reductions hold 4 MiB on an H200."""
 
 
 def as_the_plain_module(name: str, share: int, device: torch.device) -> Figures:
@@ -107,17 +109,17 @@ def by_class(name: str, device: torch.device) -> Figures:
     check_device_memory(plan.peak_bytes, device)
     subject = Subject.named(name, device)
     schedule = subject.schedule(plan)
-    clock = InstructionClock(len(schedule.instructions), device)
-    found = subject.measure(lambda step: subject.planned(plan, step, clock))
-    untimed = subject.measure(lambda step: subject.planned(plan, step))
+    clock = ProfiledClock(len(schedule.instructions), device)
+    subject.measure(lambda step: subject.planned(plan, step, clock))
+    found = subject.measure(lambda step: subject.planned(plan, step))
     profile = StepProfile(subject.traced.graph, schedule, np.array([clock.typical()], dtype=np.int64), None)
     measured = {line.name: line.measured_ns for line in profile.by_kind()}
     kinds = sorted(measured.keys() | entry.predicted_ns.keys(), key=lambda kind: -measured.get(kind, 0))
     return {
         "cluster": plan.decision.options.cluster,
         "predicted_seconds": plan.objective_seconds,
-        "measured_seconds": untimed.step_seconds,
-        "timed_seconds": sum(measured.values()) * 1e-9,
+        "measured_seconds": found.step_seconds,
+        "kernel_seconds": sum(measured.values()) * 1e-9,
         "kinds": {
             kind: {"predicted_ns": entry.predicted_ns.get(kind, 0), "measured_ns": measured.get(kind, 0)}
             for kind in kinds
@@ -224,7 +226,7 @@ def memory_of(found: Measurement) -> Figures:
 def _wrong(what: str, found: Figures, plain: Figures, limit: int, subject: Subject) -> list[str]:
     """What is wrong with a plan's training."""
     wrong = []
-    if found.get("peak_bytes", 0) > limit:
+    if found.get("peak_bytes", 0) > limit + SCRATCH:
         wrong.append(f"{what} needed {found['peak_bytes']} bytes, its limit is {limit}")
     if "losses" in found and "losses" in plain:
         dtype = getattr(torch, subject.reference.dtype)
