@@ -13,6 +13,7 @@ def library_workspace_bytes(device: torch.device) -> int:
     """
     torch._C._cuda_clearCublasWorkspaces()
     factor, gradient = torch.ones(16, 16, device=device, requires_grad=True), torch.ones(16, 16, device=device)
+    torch.autograd.grad(factor.sum(), factor)  # the thread takes the device's context, which cuBLAS needs
     before = torch.cuda.memory_allocated(device)
     torch.autograd.grad(torch.mm(factor, factor), factor, gradient)
     torch.cuda.synchronize(device)
