@@ -23,14 +23,18 @@ from runtime.gpu_check.plans import required
 from runtime.prediction.model_costs import with_costs
 
 CHECK = "time by class, "
-LEAST_NS = 50_000
-"""Nanoseconds from which an instruction's time is the device's; events between shorter ones time their launches."""
 
 
 def device_costs(
-    session: PlanningSession, plan: Plan, instruction_ns: Sequence[int], without: Sequence[str] = ()
+    session: PlanningSession,
+    plan: Plan,
+    instruction_ns: Sequence[int],
+    step_seconds: float,
+    without: Sequence[str] = (),
 ) -> MeasuredCosts:
-    """Costs of the instructions of a plan that took long enough to be timed one by one.
+    """Costs of the instructions of a plan, from the times of their kernels.
+
+    What the step takes beside its kernels is spread over them in proportion, so that they add up to it.
 
     Parameters
     ----------
@@ -38,6 +42,8 @@ def device_costs(
         Of the step, with the cluster that is corrected.
     plan, instruction_ns
         The plan that ran, and nanoseconds of its instructions.
+    step_seconds
+        What a step took.
     without
         Parts of names of operators whose costs are not taken, as their kernels have changed since.
     """
@@ -47,17 +53,18 @@ def device_costs(
     for entry, nanoseconds in zip(schedule.instructions, instruction_ns, strict=True):
         parts = session.instruction_costs.parts(schedule, entry)
         whole = sum(part.modelled for part in parts)
-        if nanoseconds < LEAST_NS or not parts:
+        if not nanoseconds or not parts:
             continue
         for part in parts:
             if any(name in part.kind for name in without):
                 continue
             found[part.kind, part.signature].append(nanoseconds * 1e-9 * part.modelled / whole)
             modelled[part.kind, part.signature] = part.modelled
+    spread = step_seconds * 1e9 / sum(instruction_ns)
     costs: MeasuredCosts = defaultdict(dict)
     for (kind, signature), seconds in found.items():
         costs[kind][signature] = MeasuredCost(
-            seconds=fmean(seconds), modelled=modelled[kind, signature], runs=len(seconds)
+            seconds=spread * fmean(seconds), modelled=modelled[kind, signature], runs=len(seconds)
         )
     return dict(costs)
 
@@ -71,7 +78,9 @@ def device_cluster(report: Path, cluster: str, without: Sequence[str] = ()) -> C
         if name == outcome["name"] or "instruction_ns" not in outcome["figures"]:
             continue
         session = PlanningSession(CASES[name].reference, spec, CASES[name].mesh)
-        measured.append(device_costs(session, required(name), outcome["figures"]["instruction_ns"], without))
+        figures = outcome["figures"]
+        times, seconds = figures["instruction_ns"], figures["measured_seconds"]
+        measured.append(device_costs(session, required(name), times, seconds, without))
     found = spec
     for costs in measured:
         found = with_costs(found, costs)

@@ -12,9 +12,10 @@ import pytest
 import torch
 
 from planner.benchmarks.device_plans import CASES, SHARES, SUFFIX
-from runtime.gpu_check import kernels, plans, steps
+from runtime.gpu_check import __main__, kernels, layers, plans, profiled, steps
 from runtime.gpu_check.outcomes import FailedError, NotRunError, Status, outcome_of
 from runtime.job.device_memory import DeviceMemoryError
+from runtime.library.process import join
 
 CPU = torch.device("cpu")
 ROOT = Path(__file__).parents[3]
@@ -30,19 +31,67 @@ def run(out: Path, *only: str) -> dict[str, dict]:
 
 @pytest.mark.slow
 def test_it_passes_on_a_cpu_and_names_what_it_cannot_run(tmp_path):
-    found = run(tmp_path / "out.json", "convolutions", "offload", "under limits, l", "memory", "kernels")
+    found = run(
+        tmp_path / "out.json", "conv", "offload", "library", "time by class, g", "under limits, l", "mem", "copies"
+    )
     assert {outcome["status"] for outcome in found.values()} == {"passed", "not_run"}
-    assert found["kernels of CUDA"]["reason"] == found["under limits, llama-1b"]["reason"] == "needs a CUDA device"
+    assert found["copies beside the computation"]["reason"] == "needs a CUDA device"
+    assert found["under limits, llama-1b"]["reason"] == "needs a CUDA device"
     assert found["offload"]["figures"]["host_peak_bytes"] > 0
+    assert found["library"]["figures"]["different"] == []
     figures = found["under limits, llama-tiny"]["figures"]
     for entry in figures["plans"].values():
         assert "not_run" in entry or entry["peak_bytes"] == entry["predicted_peak_bytes"] <= entry["limit_bytes"]
     kept = [run["peak_bytes"] for run in figures["checkpointed_blocks"].values()]
     assert kept == sorted(kept, reverse=True)
     assert kept[0] < figures["plain"]["peak_bytes"]
-    compiled = figures["compiled"]
-    assert compiled["0.5"]["peak_bytes"] < compiled["1.0"]["peak_bytes"]
-    assert all(run["losses"] == pytest.approx(figures["plain"]["losses"], rel=1e-5) for run in compiled.values())
+    timed = found["time by class, gpt2-tiny"]["figures"]
+    assert sum(timed["instruction_ns"]) == pytest.approx(timed["kernel_seconds"] * 1e9)
+
+
+@pytest.mark.slow
+def test_compiled_steps_are_compared_at_one_peak(tmp_path):
+    figures = run(tmp_path / "out.json", "compiled, gpt2-tiny")["compiled, gpt2-tiny"]["figures"]
+    theirs, ours = (figures["budgets"]["0.5"][name] for name in ("torch", "meshwright"))
+    assert theirs["peak_bytes"] < figures["plain"]["peak_bytes"]
+    assert ours["limit_bytes"] == theirs["peak_bytes"]
+    for found in (theirs, ours):
+        assert found["losses"] == pytest.approx(figures["plain"]["losses"], rel=1e-5)
+
+
+@pytest.mark.slow
+def test_plans_of_layers_train_as_the_plain_module():
+    join(CPU)
+    found = layers.plans_of_layers(CPU, 2, 32, 1)
+    assert {*found} == {"plain", *layers.SETTINGS}
+    assert found["hidden states on the host"]["host_peak_bytes"] > 0
+    assert found["parameters on the host"]["peak_bytes"] < found["all on the device"]["peak_bytes"]
+
+
+def test_the_report_is_kept_when_a_check_ends_the_process(tmp_path, monkeypatch):
+    def leave():
+        raise SystemExit
+
+    two = [("first", dict), ("second", leave), ("third", dict)]
+    monkeypatch.setattr(__main__, "checks", lambda device: iter(two))
+    with pytest.raises(SystemExit):
+        __main__.run_checks(CPU, tmp_path / "out.json")
+    kept = json.loads((tmp_path / "out.json").read_text())["outcomes"]
+    assert [(outcome["name"], outcome["status"]) for outcome in kept] == [("first", "passed")]
+
+
+def test_times_of_instructions_are_of_the_second_step():
+    clock = profiled.ProfiledClock(3, CPU)
+    for size in (1, 600, 1):
+        clock.begin()
+        for position in (0, 2, 2):
+            torch.ones(size, size) @ torch.ones(size, size)
+            clock.tick(position)
+        clock.end()
+    first, missing, last = clock.typical()
+    assert missing == 0
+    assert first > 10_000
+    assert last > 10_000
 
 
 @pytest.mark.slow
@@ -93,15 +142,17 @@ def test_wrong_attention_fails(monkeypatch):
 
 def test_a_plan_above_its_limit_fails():
     subject = type("Subject", (), {"reference": CASES["gpt2-tiny"].reference})
-    found = {"peak_bytes": 11, "losses": [1.0]}
-    assert steps._wrong("it", found, {"losses": [1.0]}, 11, subject) == []
-    assert steps._wrong("it", found, {"losses": [1.0]}, 10, subject) == ["it needed 11 bytes, its limit is 10"]
-    assert "differs from the plain" in steps._wrong("it", found, {"losses": [1.1]}, 11, subject)[0]
+    limit = 10
+    found = {"peak_bytes": limit + steps.SCRATCH, "losses": [1.0]}
+    assert steps._wrong("it", found, {"losses": [1.0]}, limit, subject) == []
+    (wrong,) = steps._wrong("it", found, {"losses": [1.0]}, limit - 1, subject)
+    assert wrong == f"it needed {found['peak_bytes']} bytes, its limit is {limit - 1}"
+    assert "differs from the plain" in steps._wrong("it", found, {"losses": [1.1]}, limit, subject)[0]
 
 
 def test_the_plans_that_travel_are_those_of_the_command():
     assert plans.SHARES == SHARES
-    for name in ("gpt2-tiny", "llama-tiny", "gpt2-half", "gpt2-half-2", "gpt2-offload", "u-net"):
+    for name in ("gpt2-tiny", "llama-tiny", "gpt2-half", "gpt2-half-2", "gpt2-offload", "u-net", "gpt2-wide"):
         for share in CASES[name].shares:
             found = plans.device_plan(name, share)
             assert (found.plan is None) == bool(found.refused)
