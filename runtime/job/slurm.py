@@ -12,7 +12,8 @@ from collections.abc import Mapping, MutableMapping
 
 from runtime.job.process_group import LaunchError
 
-_FIRST_PORT, _PORTS = 20_000, 20_000
+_FIRST_PORT, _PORTS = 15_000, 17_000
+"""Below the ports from which Linux takes those of outgoing connections."""
 _NEEDED = ("SLURM_STEP_TASKS_PER_NODE", "SLURM_STEP_NODELIST", "SLURM_NODEID", "SLURM_LOCALID", "SLURM_JOB_ID")
 
 

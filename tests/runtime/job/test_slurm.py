@@ -17,9 +17,11 @@ SCRIPT = ROOT / "runtime" / "job" / "slurm.sh"
 
 SRUN = '''#!{python}
 """Starts two tasks on each of two machines, dealt out as by --distribution=cyclic; a failed one ends the others."""
-import itertools, os, subprocess, sys, time
+import itertools, os, pathlib, subprocess, sys, time
 command = list(itertools.dropwhile(lambda entry: entry.startswith("--"), sys.argv[1:]))
-step = int(os.environ.get("STEP", "0"))
+steps = pathlib.Path("{folder}/steps")
+step = len(steps.read_text()) if steps.exists() else 0
+steps.write_text("." * (step + 1))
 tasks = []
 for number in range(4):
     slurm = {{
@@ -83,6 +85,10 @@ def test_ranks_are_numbered_machine_by_machine():
     assert [entry["LOCAL_WORLD_SIZE"] for entry in found] == ["2", "2", "2", "2", "1"]
     assert {entry["MASTER_ADDR"] for entry in found} == {"a1"}
     assert len({entry["MASTER_PORT"] for entry in found}) == 1
+    ports = [
+        launcher_variables(slurm(0, 0) | {"SLURM_JOB_ID": str(job)})["MASTER_PORT"] for job in range(0, 10**6, 997)
+    ]
+    assert 1024 < min(map(int, ports)) <= max(map(int, ports)) < 32768, "a port of outgoing connections may be taken"
 
 
 def test_other_launchers_and_single_tasks_are_left_alone():
