@@ -44,6 +44,7 @@ from runtime.measure.run_report import RankReport, RunReport, write_report
 from runtime.measure.steps import Measurement, train_and_measure
 from runtime.operators.checked_plan import check_ranks, checked_schedule
 from runtime.operators.instruction_clock import InstructionClock
+from runtime.operators.profiled_clock import clock_of
 from runtime.operators.training import LocalTraining
 
 PLAN_FILE = "plan.json"
@@ -135,7 +136,7 @@ def _train(
         raise LaunchError(
             "--profile: the instructions of several micro-batches are not timed; plan without --grad-accum"
         )
-    clock = InstructionClock(len(schedule.instructions), device) if options.profile else None
+    clock = clock_of(len(schedule.instructions), device) if options.profile else None
     training = LocalTraining(
         traced,
         schedule,

@@ -92,7 +92,8 @@ class DeviceSpec(_Spec):
         collective buffers).
     efficiency
         Per operator class of :mod:`planner.machine.costs`: achieved FLOP/s over :attr:`flops`; 1 where absent. A kernel
-        of attention has its own key (``efficient_attention_backward``), which goes first.
+        of attention has its own key (``efficient_attention_backward``), which goes first; so have products of 16 bits
+        whose rows are not multiples of 16 bytes (``unaligned_matmul``).
     bandwidth_by_class
         Per operator class, or per operator name (``tanh``), which goes first: achieved bytes/s;
         :attr:`memory_bandwidth` where absent.

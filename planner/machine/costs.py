@@ -19,12 +19,14 @@ from planner.graph.operator_classes import ARITHMETIC, OperatorClass, memory_pas
 from planner.graph.operator_graph import ITEM_BYTES, Operator, OperatorGraph, TensorSpec
 from planner.graph.operator_workspaces import attention_shapes
 from planner.graph.optimizers import optimizer_named
-from planner.graph.placement import REPLICATE, Placement, local_numel
+from planner.graph.placement import REPLICATE, Placement, local_numel, local_shape
 from planner.machine.cluster import ClusterSpec, Collective
 from planner.machine.known_costs import KnownCosts, local_signature
 from planner.machine.resharding import ReshardPlanner
 
 _FLOATING = ("float64", "float32", "float16", "bfloat16")
+_UNALIGNED, _ALIGNED_BYTES = "unaligned", 16
+"""Key of products on CUDA with a tensor whose rows are not so many bytes apart, which other kernels compute."""
 
 
 class InnerCollective(Protocol):
@@ -252,12 +254,28 @@ class CostModel:
         if flops:
             shapes = attention_shapes(target, inputs) if self.device_kind == "cuda" else None
             kernel = "" if shapes is None else shapes.kernel().value
-            rate = self.flops_of(kind, _arithmetic_dtype(inputs, outputs), kernel) if kind in ARITHMETIC else None
-            rate = rate or self.device.flops_of("float32")
+            dtype = _arithmetic_dtype(inputs, outputs)
+            rate = self.flops_of(kind, dtype, kernel) if kind in ARITHMETIC else self.device.flops_of("float32")
+            rates = np.full(len(strategies), rate)
+            slower = self.flops_of(kind, dtype, _UNALIGNED)
+            if kind is OperatorClass.MATMUL and slower != rate:
+                rates[[self._unaligned(strategy, inputs, outputs) for strategy in strategies]] = slower
             parts = np.array([self._parts(strategy) for strategy in strategies], dtype=np.float64)
-            seconds = np.maximum(seconds, flops / parts / rate)
+            seconds = np.maximum(seconds, flops / parts / rates)
         inside = np.array([self._collective_seconds(strategy) for strategy in strategies], dtype=np.float64)
         return np.asarray(seconds + inside + self.device.launch_seconds, dtype=np.float64)
+
+    def _unaligned(
+        self, strategy: StrategyLike, inputs: tuple[TensorSpec, ...], outputs: tuple[TensorSpec | None, ...]
+    ) -> bool:
+        """Whether rows of a matrix of this rank begin where kernels of 16 bits cannot read them at once."""
+        placed = zip((*inputs, *outputs), (*strategy.inputs, *strategy.outputs), strict=True)
+        rows = [
+            local_shape(spec.shape, placement, self.mesh)[spec.memory_order[-1]] * spec.item_bytes
+            for spec, placement in placed
+            if spec is not None and placement is not None and len(spec.shape) > 1 and spec.item_bytes == 2
+        ]
+        return any(size % _ALIGNED_BYTES for size in rows)
 
     def _local_bytes(self, spec: TensorSpec, placements: Sequence[Placement | None]) -> NDArray[np.float64]:
         sizes = {

@@ -14,7 +14,7 @@ from torch import Tensor
 from planner.models.references import TrainingStep
 from runtime.gpu_check.outcomes import FailedError, Figures, NotRunError
 from runtime.gpu_check.plans import SHARES, device_plan, required
-from runtime.gpu_check.profiled import ProfiledClock, kernels_of
+from runtime.gpu_check.profiled import kernels_of
 from runtime.gpu_check.scratch import ScratchClock, by_operator
 from runtime.gpu_check.training import Subject
 from runtime.job.device_memory import DeviceMemoryError, check_device_memory
@@ -25,6 +25,7 @@ from runtime.measure.profile import StepProfile
 from runtime.measure.reference import ReferenceRun
 from runtime.measure.rounding import GRADIENT_TOLERANCE, LOSS_TOLERANCE, loss_error, worst_of
 from runtime.measure.steps import Measurement, Training, train_and_measure
+from runtime.operators.profiled_clock import ProfiledClock
 
 SCRATCH = 2**24
 """Bytes that kernels may hold beside tensors, as part of a cluster's reserve: reductions hold 4 MiB on an H200."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from itertools import pairwise
 
 import numpy as np
 import torch
@@ -13,8 +12,7 @@ from numpy.typing import NDArray
 class InstructionClock:
     """Measures how long each instruction of a schedule takes, from the end of the one before it.
 
-    An instruction's time holds its dispatch, the release of what it used last, and its wait for other ranks. On CUDA it
-    is the time on the compute stream.
+    An instruction's time holds its dispatch, the release of what it used last, and its wait for other ranks.
 
     Parameters
     ----------
@@ -26,7 +24,6 @@ class InstructionClock:
 
     def __init__(self, count: int, device: torch.device) -> None:
         self._count = count
-        self._events: list[tuple[int, torch.cuda.Event]] | None = [] if device.type == "cuda" else None
         self._device = device
         self._now: NDArray[np.int64] = np.zeros(count, dtype=np.int64)
         self._last = 0
@@ -36,34 +33,18 @@ class InstructionClock:
         """Begin a step: the first instruction starts now."""
         self._now = np.zeros(self._count, dtype=np.int64)
         self._last = time.perf_counter_ns()
-        if self._events is not None:
-            self._events.clear()
-            self._record(-1)
 
     def tick(self, position: int) -> None:
         """Note that the instruction at ``position`` has ended."""
-        if self._events is not None:
-            self._record(position)
-            return
         now = time.perf_counter_ns()
         self._now[position] += now - self._last
         self._last = now
 
     def end(self) -> None:
-        """End a step; on CUDA this waits for the device."""
-        if self._events is not None:
-            torch.cuda.synchronize(self._device)
-            for (_, before), (position, after) in pairwise(self._events):
-                self._now[position] += round(before.elapsed_time(after) * 1e6)
+        """End a step."""
         self._steps.append(self._now)
 
     def typical(self) -> tuple[int, ...]:
         """Median nanoseconds of each instruction over the steps after the first, or of the only one."""
         steps = self._steps[1:] or self._steps
         return tuple(np.median(np.stack(steps), axis=0).astype(np.int64).tolist())
-
-    def _record(self, position: int) -> None:
-        assert self._events is not None
-        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-        event.record()
-        self._events.append((position, event))
