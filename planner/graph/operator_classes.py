@@ -58,7 +58,7 @@ _NAMES = {
         "_softmax _softmax_backward_data _log_softmax _log_softmax_backward_data native_layer_norm "
         "native_layer_norm_backward native_group_norm native_group_norm_backward native_batch_norm "
         "native_batch_norm_backward _native_batch_norm_legit _native_batch_norm_legit_functional "
-        "_fused_rms_norm _fused_rms_norm_backward _safe_softmax cudnn_batch_norm cudnn_batch_norm_backward"
+        "rms_norm rms_norm_backward _safe_softmax cudnn_batch_norm cudnn_batch_norm_backward"
     ),
     OperatorClass.GATHER: "embedding index gather index_select take _unsafe_index",
     OperatorClass.SCATTER: (

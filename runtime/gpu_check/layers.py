@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Mapping
 from importlib.util import find_spec
 from typing import Any
 
@@ -39,7 +40,13 @@ _UPDATED = 1e-3
 """Tolerance of losses after updates, in which AdamW divides rounding by rounding."""
 
 
-def plans_of_layers(device: torch.device, batch: int, sequence: int, layers: int) -> Figures:
+def plans_of_layers(
+    device: torch.device,
+    batch: int,
+    sequence: int,
+    layers: int,
+    how: Mapping[str, Mapping[str, Any]] = SETTINGS,
+) -> Figures:
     """GPT-2 by plans of layers beside the plain module on the same device, in 32 bits: losses, gradients, peaks.
 
     Raises
@@ -57,7 +64,7 @@ def plans_of_layers(device: torch.device, batch: int, sequence: int, layers: int
     figures: Figures = {}
     wrong: list[str] = []
     plain: dict[str, Any] = {}
-    for name, settings in SETTINGS.items():
+    for name, settings in how.items():
         blocks = [LayerSettings(name=f"transformer.h.{at}", **settings) for at in range(layers)]
         whole = (LayerSettings(name="embedding"), *blocks, LayerSettings(name="head"))
         plan = LayerPlan(model=model, devices=1, stages=(StagePlan(layers=whole),), optimizer="adamw")

@@ -224,6 +224,22 @@ def _mean_loss_backward(request: RuleRequest) -> Rows:
         yield request.row(sharded, grad_output=sharded if whole else "R", self=sharded, target=sharded)
 
 
+def _rms_norm(request: RuleRequest) -> Rows:
+    """Rows whole, with the weight."""
+    for dim in _batch_dims(request):
+        yield request.row(f"S{dim}", input=f"S{dim}")
+
+
+def _rms_norm_backward(request: RuleRequest) -> Rows:
+    for dim in _batch_dims(request):
+        yield request.row([f"S{dim}", "Psum"], gradient=f"S{dim}", input=f"S{dim}", scale=f"S{dim}")
+    yield request.row("Psum", gradient="Psum")
+
+
+def _batch_dims(request: RuleRequest) -> range:
+    return range(len(request.shape("input")) - len(request.shape("weight")))
+
+
 def _attention(request: RuleRequest) -> Rows:
     """Batch and heads; a head's rows and columns stay together, and a mask broadcasts where its size is one."""
     for dim in (0, 1):
@@ -327,6 +343,8 @@ _OWN_RULES: dict[str, OwnRule] = {
     "aten.nll_loss2d_forward.default": _nll_loss,
     "aten.nll_loss_backward.default": _nll_loss_backward,
     "aten.nll_loss2d_backward.default": _nll_loss_backward,
+    "meshwright.rms_norm.default": _rms_norm,
+    "meshwright.rms_norm_backward.default": _rms_norm_backward,
     "aten.native_dropout.default": _dropout,
     "aten.bernoulli.p": _pointwise,
     "aten.bernoulli.default": _pointwise,

@@ -21,6 +21,7 @@ from torch.fx import GraphModule, Node
 from torch.fx.traceback import preserve_node_meta
 
 from planner.graph.operator_graph import OutputRole, Phase, ValueRole
+from planner.torch_adapter.local.rms_norm import rms_norm_as_one_operator
 from planner.torch_adapter.tracing.provenance import Provenance
 from planner.torch_adapter.tracing.settings import no_custom_functions, tracing_settings, watched_autocast
 from planner.torch_adapter.tracing.step_module import LossFunction, StepArguments, StepModule, left_as_found
@@ -81,6 +82,7 @@ def trace_joint_graph(
             stack.enter_context(preserve_node_meta())
             stack.enter_context(provenance.watching(module))
             stack.enter_context(without_packing_checks(module))
+            stack.enter_context(rms_norm_as_one_operator())
             stack.enter_context(no_custom_functions(provenance))
             casts = stack.enter_context(watched_autocast(provenance))
             joint = aot_export_joint_with_descriptors(stack, step, step.example_tensors)

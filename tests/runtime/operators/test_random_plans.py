@@ -84,7 +84,7 @@ def test_operators_that_run_again_twice(name, seed, two_ranks):
 
 
 @pytest.mark.slow_cases("tied_gpt")
-@pytest.mark.parametrize("name", [slow("lora_gpt"), "tied_gpt", "res_net", slow("mixture_of_experts")])
+@pytest.mark.parametrize("name", [slow("lora_gpt"), "tied_gpt", "rms_net", "res_net", slow("mixture_of_experts")])
 def test_frozen_tied_and_normalised_parameters(name, two_ranks, four_ranks):
     check_plan(two_ranks, name, (2,), 0)
     check_plan(four_ranks, name, (2, 2), 0)

@@ -144,6 +144,13 @@ class ConvNet(nn.Module):
         return self.head(F.adaptive_avg_pool2d(hidden, 1).flatten(1))
 
 
+def rms_net(batch: int = 4, sequence: int = 8) -> Step:
+    """Products between normalizations by the root mean square."""
+    width = 16
+    module = nn.Sequential(nn.RMSNorm(width), nn.Linear(width, 32), nn.SiLU(), nn.RMSNorm(32), nn.Linear(32, width))
+    return module, (torch.randn(batch, sequence, width),), {}, mean_square
+
+
 def conv_net(batch: int = 4) -> Step:
     return ConvNet(), (torch.randn(batch, 4, 16, 16),), {"labels": torch.randint(8, (batch,))}, class_loss
 
