@@ -40,6 +40,7 @@ def random_plans(session: PlanningSession, count: int, seed: int = 0) -> Iterato
                 optimizer=session.optimizer.name,
                 formulation=FORMULATION,
                 counter_based_random=True,
+                device="cuda" if session.cluster.device_kind == "cuda" else None,
             ),
             fingerprints=session.fingerprints,
             bound_ns=None,

@@ -21,6 +21,8 @@ SLOW_LINKS = load_cluster("a100-8-nvlink").model_copy(
     update={"intra_node": load_cluster("a100-8-nvlink").intra_node.model_copy(update={"bandwidth": 2e9})}
 )
 SECONDS = 4.0
+SHARES = {"gpt2": 0.7, "llama": 0.8}
+"""Of the peak without a limit, by model; the workspace of attention in 32 bits is more of a Llama's."""
 
 CASES = [("gpt2", (2,), "kiwi_chain"), pytest.param(("llama", (2, 2), "sharding"), marks=pytest.mark.slow)]
 
@@ -30,12 +32,12 @@ def planned(request):
     name, mesh, formulation = request.param
     session = PlanningSession(step_reference(name), SLOW_LINKS, mesh)
     free = session.plan(PlanRequest(formulation=formulation, time_limit=2.0))
-    memory = session.budget(None).reserve_bytes + int(0.7 * free.decision.predicted.peak_bytes)
+    memory = session.budget(None).reserve_bytes + int(SHARES[name] * free.decision.predicted.peak_bytes)
     seen, consider = [], FastestPlan.consider
 
     def noted(plans, decision):
         seen.append(decision)
-        consider(plans, decision)
+        return consider(plans, decision)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(FastestPlan, "consider", noted)

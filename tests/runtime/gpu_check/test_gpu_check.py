@@ -49,7 +49,7 @@ def test_it_passes_on_a_cpu_and_names_what_it_cannot_run(tmp_path):
     assert sum(timed["instruction_ns"]) == pytest.approx(timed["kernel_seconds"] * 1e9)
 
 
-@pytest.mark.slow
+@pytest.mark.fuzz
 def test_compiled_steps_are_compared_at_one_peak(tmp_path):
     figures = run(tmp_path / "out.json", "compiled, gpt2-tiny")["compiled, gpt2-tiny"]["figures"]
     theirs, ours = (figures["budgets"]["0.5"][name] for name in ("torch", "meshwright"))
@@ -59,7 +59,7 @@ def test_compiled_steps_are_compared_at_one_peak(tmp_path):
         assert found["losses"] == pytest.approx(figures["plain"]["losses"], rel=1e-5)
 
 
-@pytest.mark.slow
+@pytest.mark.fuzz
 def test_plans_of_layers_train_as_the_plain_module():
     join(CPU)
     chosen = ("both", "parameters on the host")

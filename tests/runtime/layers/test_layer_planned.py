@@ -6,7 +6,7 @@ import pytest
 from support.layers import folded_layers
 from support.layers.layer_plan_models import layer_reference
 from support.layers.layer_runs import check_layer_run
-from support.tiers import slow
+from support.tiers import fuzz
 
 from planner import layer_planning
 from planner.layer_planning import plan_layers
@@ -31,7 +31,7 @@ def planned(name: str, formulation: str, devices: int, share: float | None, **mo
 
 
 @pytest.mark.slow_cases("vit-0.5", "bert-0.6")
-@pytest.mark.parametrize(("name", "share"), [("gpt2", 0.95), ("vit", 0.5), slow("t5", 0.4), ("bert", 0.6)])
+@pytest.mark.parametrize(("name", "share"), [("gpt2", 0.95), ("vit", 0.5), fuzz("t5", 0.4), ("bert", 0.6)])
 def test_what_osdp_plans_runs(name, share, two_ranks):
     plan = planned(name, "osdp", 2, share, memory_model="engine", strategies="all")
     assert "zero3" in {layer.sharding for layer in plan.layers}
