@@ -29,7 +29,7 @@ from runtime.library.saved_state import (
     scalars_of,
     settings,
 )
-from runtime.library.writing import begin_writing, lock_folder
+from runtime.library.writing import begin_writing, lock_folder, remove_remains
 
 if TYPE_CHECKING:
     from runtime.library.step import Step
@@ -246,10 +246,8 @@ def _complete(folder: Path) -> list[Path]:
 
 
 def _prune(folder: Path, keep: int | None) -> None:
-    """Remove all but the last few checkpoints, and what interrupted jobs left half written."""
-    for left in (".writing-*", ".replaced-*", ".removed-*"):
-        for path in folder.glob(left):
-            shutil.rmtree(path, ignore_errors=True)
+    """Remove all but the last few checkpoints, and what a save that failed left half written."""
+    remove_remains(folder)
     for path in _complete(folder)[: 0 if keep is None else -keep]:
         gone = path.with_name(f".removed-{path.name}")
         os.replace(path, gone)  # so that what is half removed is no checkpoint

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import shutil
 import socket
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -115,7 +116,15 @@ def _lock(folder: Path) -> str:
     file.write(f"process {os.getpid()} on {socket.gethostname()}")
     file.flush()
     _locks[folder] = file
+    remove_remains(folder)
     return ""
+
+
+def remove_remains(folder: Path) -> None:
+    """Remove what interrupted jobs left half written or half removed; for the job that writes into the folder."""
+    for left in (".writing-*", ".replaced-*", ".removed-*"):
+        for path in folder.glob(left):
+            shutil.rmtree(path, ignore_errors=True)
 
 
 @cache

@@ -17,7 +17,7 @@ import runtime
 from planner.plan.document import Plan
 from runtime.library.checkpoint import latest_checkpoint
 from runtime.library.errors import CheckpointError
-from runtime.library.writing import LOCK_FILE
+from runtime.library.writing import LOCK_FILE, lock_folder
 
 
 def trained_on_rank(
@@ -70,6 +70,25 @@ def test_the_last_few_are_kept_and_remains_removed(two_ranks, tmp_path):
     files = sorted(path.name for path in (tmp_path / "step-00000004").iterdir())
     assert files[0] == "loop.pt"
     assert all(name.endswith(".safetensors") for name in files[1:])
+
+
+def resumed_at_the_end_on_rank(plan: Plan, folder: Path) -> int:
+    """A training that has nothing left to do, in a folder where an older checkpoint was being removed."""
+    module = real_step("mlp").module
+    step = runtime.load(plan, module, optimizer=OPTIMIZERS["adamw"], clip_norm=0.5, device="cpu")
+    if torch.distributed.get_rank() == 0:
+        (folder / ".removed-step-00000001").mkdir()
+    lock_folder(folder)
+    step.resume(folder, scheduler_of(step.optimizer))
+    return step.steps
+
+
+def test_remains_are_removed_where_nothing_is_left_to_do(two_ranks, tmp_path):
+    plan = random_plan("mlp", (2,), 0)
+    two_ranks.run(trained_on_rank, plan, "mlp", "adamw", 0, 2, tmp_path, 1)
+    two_ranks.close()  # the job that wrote ends
+    assert two_ranks.run(resumed_at_the_end_on_rank, plan, tmp_path) == [2, 2]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [LOCK_FILE, "step-00000002"]
 
 
 def locked_on_rank(plan: Plan, folder: Path) -> list[str]:
