@@ -100,16 +100,16 @@ def run_checks(
     """
     join(device)
     round_as_float32()
-    outcomes: list[Outcome] = []
+    report = Report(device=str(device), machine=machine_of(device), outcomes=[])
     for name, check in checks(device):
         if only and not name.startswith(tuple(only)):
             continue
         outcome = outcome_of(name, check)
-        outcomes.append(outcome)
-        report = Report(device=str(device), machine=machine_of(device), outcomes=outcomes)
+        found = [*report.outcomes, outcome]
+        report = report.model_copy(update={"machine": machine_of(device), "outcomes": found})
         write_text_atomically(out, report.model_dump_json(indent=1) + "\n")
         show(f"{outcome.status:8} {name} {outcome.seconds:.1f} s" + (f": {outcome.reason}" if outcome.reason else ""))
-    return Report(device=str(device), machine=machine_of(device), outcomes=outcomes)
+    return report
 
 
 def main(arguments: list[str] | None = None) -> int:
