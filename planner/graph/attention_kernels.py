@@ -93,12 +93,11 @@ class AttentionShapes:
             scores = 2 * min(BLOCK_ROWS, self.query[2]) * self.key[2] / prod(self.query[2:])
             copies = (1 if half else 0) * (1 + 2 * per_query / repeat) + (2 * per_query / repeat if backward else 0)
             return ceil(_SUMS * (scores + copies))
-        held = 0.0
+        own = shared = 0.0
         if backward or (half and kernel is AttentionKernel.EFFICIENT and self.value[-1] > _MOST_IN_REGISTERS):
-            held += _SUMS
+            own = _SUMS
         if self.shared_heads and (backward or kernel is AttentionKernel.EFFICIENT):
             # Keys and values, or their gradients, of every head; the memory-efficient backward has both.
-            held += 2 * item * per_query * (2 if backward and kernel is AttentionKernel.EFFICIENT else 1)
-            if not half and backward:
-                held -= _SUMS  # that product is gone when gradients of shared heads are added up
-        return ceil(held)
+            shared = 2 * item * per_query * (2 if backward and kernel is AttentionKernel.EFFICIENT else 1)
+        # In 32 bits the product of output and gradient is gone when gradients of shared heads are added up.
+        return ceil(own + shared if half else max(own, shared))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Mapping
 from importlib.util import find_spec
 from typing import Any
@@ -15,6 +14,7 @@ from planner.models.references import load_step
 from planner.plan.format import PlannedModel
 from planner.torch_adapter.meters.resized_storages import ResizedStorageMeter
 from runtime.gpu_check.outcomes import FailedError, Figures, NotRunError
+from runtime.gpu_check.training import fresh_memory
 from runtime.layers.check import check_model
 from runtime.layers.comparison import gradient_error
 from runtime.layers.families.registry import model_family
@@ -105,9 +105,7 @@ def _plain(plan: LayerPlan, device: torch.device) -> dict[str, Any]:
 
 def _planned(plan: LayerPlan, plain: dict[str, Any], device: torch.device) -> Figures:
     """Training by a plan from the same values."""
-    gc.collect()
-    if device.type == "cuda":
-        torch.cuda.empty_cache()
+    fresh_memory(device)
     step, batch, reference = load_step(model_reference(plan), "meta"), plain["batch"], plain["reference"]
     family = model_family(step)
     check_model(plan, family, batch)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable
 
 import torch
@@ -10,7 +9,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from planner.models.references import TrainingStep
 from runtime.gpu_check.outcomes import Figures
-from runtime.gpu_check.training import Subject
+from runtime.gpu_check.training import Subject, fresh_memory
 from runtime.measure.steps import Training
 
 _MOST = 40
@@ -18,7 +17,7 @@ _MOST = 40
 
 def kernels_of(subject: Subject, make: Callable[[TrainingStep], Training]) -> Figures:
     """Milliseconds of the device by kernel with how often it ran, those that take longest, in the third step."""
-    gc.collect()
+    fresh_memory(subject.device)
     step, batches = subject.step()
     training = make(step)
     for number in range(2):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
@@ -16,7 +15,7 @@ from runtime.gpu_check.outcomes import FailedError, Figures, NotRunError
 from runtime.gpu_check.plans import SHARES, device_plan, required
 from runtime.gpu_check.profiled import kernels_of
 from runtime.gpu_check.scratch import ScratchClock, by_operator
-from runtime.gpu_check.training import Subject
+from runtime.gpu_check.training import Subject, fresh_memory
 from runtime.job.device_memory import DeviceMemoryError, check_device_memory
 from runtime.job.launch import run_plan
 from runtime.measure.comparison import ReferenceComparison
@@ -44,15 +43,10 @@ def as_the_plain_module(name: str, share: int, device: torch.device) -> Figures:
     gradients: dict[str, Tensor] = {}
     step, batches = subject.step()
     plain = subject.plain(step)
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(device)
     expected = train_and_measure(plain, batches, 2, device, lambda found: gradients.update(_copied(found)))
     step, batches = subject.step()
     del plain
-    gc.collect()
-    if device.type == "cuda":
-        torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats(device)
+    fresh_memory(device)
     planned = subject.planned(plan, step)
     scale = max(float(tensor.abs().max()) for tensor in gradients.values())
     reference = ReferenceRun(expected.losses, gradients, {}, scale)
@@ -113,7 +107,8 @@ def by_class(name: str, device: torch.device) -> Figures:
     clock = ProfiledClock(len(schedule.instructions), device)
     subject.measure(lambda step: subject.planned(plan, step, clock))
     found = subject.measure(lambda step: subject.planned(plan, step))
-    profile = StepProfile(subject.traced.graph, schedule, np.array([clock.typical()], dtype=np.int64), None)
+    times = clock.typical()
+    profile = StepProfile(subject.traced.graph, schedule, np.array([times], dtype=np.int64), None)
     measured = {line.name: line.measured_ns for line in profile.by_kind()}
     kinds = sorted(measured.keys() | entry.predicted_ns.keys(), key=lambda kind: -measured.get(kind, 0))
     return {
@@ -125,7 +120,7 @@ def by_class(name: str, device: torch.device) -> Figures:
             kind: {"predicted_ns": entry.predicted_ns.get(kind, 0), "measured_ns": measured.get(kind, 0)}
             for kind in kinds
         },
-        "instruction_ns": list(clock.typical()),
+        "instruction_ns": list(times),
         "predicted_peak_bytes": plan.peak_bytes,
         **memory_of(found),
         **_of_the_device(found, device),

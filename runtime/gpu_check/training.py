@@ -39,6 +39,14 @@ STEPS = 5
 Compiler = Callable[[Callable[..., Tensor]], Callable[..., Tensor]]
 
 
+def fresh_memory(device: torch.device) -> None:
+    """Give back what earlier trainings held; peaks begin anew."""
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(device)
+
+
 class Subject:
     """A model with its batches, traced once for all plans of it.
 
@@ -57,6 +65,7 @@ class Subject:
         self.traced: TracedStep = trace_step(step.module, step.example_args, step.example_kwargs, step.loss_fn)
         self.groups = MeshGroups.of(init_device_mesh(device.type, (dist.get_world_size(),)))
         self._initial = load_step(self.reference, "cpu")
+        self._schedules: dict[str, Schedule] = {}
 
     @classmethod
     @cache
@@ -72,7 +81,9 @@ class Subject:
 
     def schedule(self, plan: Plan) -> Schedule:
         """Schedule of a plan, replayed on the step as traced here."""
-        return checked_schedule(plan, self.traced, dist.get_world_size())
+        if plan.digest not in self._schedules:
+            self._schedules[plan.digest] = checked_schedule(plan, self.traced, dist.get_world_size())
+        return self._schedules[plan.digest]
 
     def planned(self, plan: Plan, step: TrainingStep, clock: InstructionClock | None = None) -> LocalTraining:
         """Training by a plan from the values of a step."""
@@ -91,11 +102,9 @@ class Subject:
 
     def measure(self, make: Callable[[TrainingStep], Training]) -> Measurement:
         """Train from the initial values; what trained before is dropped, and peaks begin anew."""
-        gc.collect()
         torch.compiler.reset()
+        fresh_memory(self.device)
         step, batches = self.step()
-        if self.device.type == "cuda":
-            torch.cuda.empty_cache()
         training = make(step)
         if self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.device)

@@ -106,9 +106,11 @@ def rms_norm_as_one_operator() -> Iterator[None]:
     composite: Callable[..., Tensor] = functional.rms_norm
 
     def found(input: Tensor, normalized_shape: Sequence[int], weight: Tensor | None = None, eps: Any = None) -> Tensor:
-        fits = weight is not None and weight.dtype == input.dtype and input.is_floating_point() and input.numel() > 0
-        if weight is None or not fits or tuple(weight.shape) != tuple(input.shape[input.ndim - weight.ndim :]):
+        shape = tuple(normalized_shape)
+        if weight is None or weight.dtype != input.dtype or not input.is_floating_point() or not input.numel():
             return composite(input, normalized_shape, weight, eps)
+        if tuple(weight.shape) != shape or tuple(input.shape[input.ndim - len(shape) :]) != shape:
+            return composite(input, normalized_shape, weight, eps)  # which says what is wrong
         output: Tensor = rms_norm(input, weight, eps)[0]
         return output
 

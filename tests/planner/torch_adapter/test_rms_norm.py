@@ -80,8 +80,9 @@ def test_what_has_no_weight_or_another_dtype_is_left_to_torch():
     with rms_norm_as_one_operator():
         input = torch.randn(2, 8, dtype=torch.bfloat16)
         assert torch.equal(functional.rms_norm(input, (8,), mixed.norm.weight), mixed.norm(input))
-        with pytest.raises(RuntimeError, match="normalized_shape"):
-            functional.rms_norm(torch.randn(2, 8), (4,), torch.ones(4))
+        for shape, weight in (((4,), torch.ones(4)), ((2, 8), torch.ones(8))):
+            with pytest.raises(RuntimeError, match="normalized_shape"):
+                functional.rms_norm(torch.randn(2, 8), shape, weight)
 
 
 def test_torchs_kernels_take_the_arguments_and_give_the_shapes():
