@@ -37,7 +37,6 @@ ITERATIONS = 8
 FIXTURES = Path(__file__).resolve().parents[2] / "fixtures" / "problems"
 """Small problems that some solver once got wrong."""
 
-_INFEASIBLE = (Status.INFEASIBLE, Status.INFEASIBLE_UNCONFIRMED)
 _BROKEN = (Ending.FAILED, Ending.CRASHED, Ending.TIME_LIMIT, Ending.MEMORY_LIMIT)
 _ENDED_BADLY = re.compile(rf"\b({'|'.join(_BROKEN)}): |does not hold")
 
@@ -101,16 +100,17 @@ class Truth:
     def judge(self, result: SolveResult) -> None:
         """Whatever a solver says must be true: bound <= optimum <= cost, and infeasible only where it is."""
         assert not _ENDED_BADLY.search(result.message), self._where(result)
+        assert self.optimum is None or result.status is not Status.INFEASIBLE_UNCONFIRMED, self._where(result)
         self.judge_truth(result)
 
     def judge_truth(self, result: SolveResult) -> None:
-        """As :meth:`judge`, whatever became of the solver on the way."""
+        """As :meth:`judge`, whatever became of the solver on the way, and whatever is only claimed."""
         where = self._where(result)
         assert check_result(self.problem, result).ok, where
         if self.optimum is None:
             assert result.choices is None, where
             return
-        assert result.status not in _INFEASIBLE, where
+        assert result.status is not Status.INFEASIBLE, where
         assert result.bound is None or result.bound <= self.optimum, where
         assert result.objective is None or result.objective >= self.optimum, where
         assert result.status is not Status.OPTIMAL or result.objective == self.optimum, where
