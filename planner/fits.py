@@ -99,9 +99,16 @@ def _state(graph: OperatorGraph, optimizer: OptimizerSpec) -> tuple[int, int]:
 
 def _update_peak(graph: OperatorGraph, state: int, optimizer: OptimizerSpec) -> int:
     """Most bytes during the updates: all gradients are there when the first parameter is updated, then fewer."""
-    trained = [graph.values[o.of].spec for o in graph.outputs if o.role is OutputRole.GRADIENT and o.of is not None]
-    gradients = np.array([spec.nbytes for spec in trained], dtype=np.int64)
-    workspaces = np.array([optimizer.workspace(spec.dtype).nbytes(spec.numel) for spec in trained], dtype=np.int64)
+    trained = [
+        (graph.values[o.of].spec, graph.values[o.value].spec)
+        for o in graph.outputs
+        if o.role is OutputRole.GRADIENT and o.of is not None
+    ]
+    gradients = np.array([gradient.nbytes for _, gradient in trained], dtype=np.int64)
+    workspaces = np.array(
+        [optimizer.workspace(spec.dtype, gradient.dtype).nbytes(spec.numel) for spec, gradient in trained],
+        dtype=np.int64,
+    )
     left = np.cumsum(gradients[::-1])[::-1]
     results = sum(graph.values[o.value].spec.nbytes for o in graph.outputs if o.role is not OutputRole.GRADIENT)
     during = left + workspaces

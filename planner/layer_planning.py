@@ -38,6 +38,11 @@ LAYER_FORMULATIONS: dict[str, Planner] = {
 }
 """Formulations over whole layers, by the names that users give."""
 
+_WIDE_GRADIENTS = (
+    "gradients are summed over devices in float32; the engine's peak counts that, while the seconds and the memory of "
+    "the paper's model count the parameters' dtype (--reduce-dtype same sums them in it)"
+)
+
 
 def plan_layers(
     reference: ModelReference | str,
@@ -120,7 +125,10 @@ def plan_layers(
         device=found.device_kind,
         calibration=found.measured.fingerprint() if found.measured else None,
     )
-    record = made.record.model_copy(update={"engine_peaks": peaks})
+    notes = made.record.notes
+    if made.model.reduce_dtype == "float32":
+        notes = (*notes, _WIDE_GRADIENTS)
+    record = made.record.model_copy(update={"engine_peaks": peaks, "notes": notes})
     return made.model_copy(update={"machine": machine, "record": record})
 
 

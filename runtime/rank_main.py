@@ -101,8 +101,9 @@ def _run(plan: Plan, options: RunOptions, device: torch.device) -> RunReport:
     copy = options.scratch / PLAN_FILE
     if is_first_here():
         save_plan(plan, copy)
-    step = load_step(reference_of(plan), "meta")
-    traced = trace_step(step.module, step.example_args, step.example_kwargs, step.loss_fn)
+    step = load_step(reference_of(plan.decision.model), "meta")
+    reduce_dtype = reference_of(plan.decision.model).reduce_dtype
+    traced = trace_step(step.module, step.example_args, step.example_kwargs, step.loss_fn, reduce_dtype)
     schedule = checked_schedule(plan, traced, dist.get_world_size())
     make_initial_state(REFERENCE, copy, options)
     texts = gather_texts(_train(plan, step, traced, schedule, options, device).model_dump_json())

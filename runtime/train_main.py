@@ -48,7 +48,7 @@ class StepBatches:
     def of(cls, step: Step, data: Path | None, steps: int) -> StepBatches:
         """Batches of a loaded step, from a text or as the model's example."""
         plan = step.plan
-        named = planned_step(reference_of(plan) if isinstance(plan, Plan) else model_reference(plan))
+        named = planned_step(reference_of(plan.decision.model) if isinstance(plan, Plan) else model_reference(plan))
         arguments = StepArguments.of(named.module, named.example_args, named.example_kwargs)
         micro_batches = plan.decision.options.grad_accum if isinstance(plan, Plan) else 1
         return cls(Batches.of(named.module, arguments, arguments.tensors, data, micro_batches), steps)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import cached_property
 from math import prod
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,12 @@ ITEM_BYTES = {
     "float64": 8, "float32": 4, "float16": 2, "bfloat16": 2, "int64": 8, "int32": 4, "int16": 2,
     "int8": 1, "uint8": 1, "bool": 1, "complex64": 8, "complex128": 16,
 }  # fmt: skip
+
+
+HALF = ("bfloat16", "float16")
+"""Floating-point dtypes of 16 bits."""
+
+_ADD, _CAST = "aten.add.Tensor", "aten._to_copy.default"
 
 
 class Phase(StrEnum):
@@ -178,7 +185,7 @@ class GraphOutput:
     of: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class OperatorGraph:
     """The joint forward and backward graph of one training step.
 
@@ -196,6 +203,37 @@ class OperatorGraph:
     def parameters(self) -> tuple[Value, ...]:
         """Parameters in the order of the inputs; a tied parameter occurs once."""
         return tuple(self.values[i] for i in self.inputs if self.values[i].role is ValueRole.PARAMETER)
+
+    @cached_property
+    def gradient_dtypes(self) -> dict[int, str]:
+        """Dtype of the gradient of each trained parameter by its value index."""
+        return {
+            output.of: self.values[output.value].spec.dtype
+            for output in self.outputs
+            if output.role is OutputRole.GRADIENT and output.of is not None
+        }
+
+    @cached_property
+    def gradient_casts(self) -> frozenset[int]:
+        """Operators that cast the 16-bit gradient of a parameter to a wider dtype.
+
+        Behind them are only views and sums of the gradients of a tied parameter. Gradients are summed over devices
+        behind the cast, never ahead of it.
+        """
+        ahead = [output.value for output in self.outputs if output.role is OutputRole.GRADIENT]
+        found: set[int] = set()
+        while ahead:
+            producer = self.values[ahead.pop()].producer
+            if producer is None:
+                continue
+            operator = self.operators[producer]
+            if operator.target == _CAST:
+                source, (made,) = self.values[operator.inputs[0]].spec, operator.outputs
+                if source.dtype in HALF and made is not None and self.values[made].spec.item_bytes > source.item_bytes:
+                    found.add(producer)
+            elif operator.is_view or operator.target == _ADD:
+                ahead += operator.inputs
+        return frozenset(found)
 
     def to_networkx(self, depth: int | None = None) -> nx.MultiDiGraph[str]:
         """Operators as nodes and values as edges, with attributes for plots and for export to GraphML or JSON.

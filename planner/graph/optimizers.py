@@ -5,13 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
-from planner.graph.operator_graph import ITEM_BYTES
+from planner.graph.operator_graph import HALF, ITEM_BYTES
 
-_HALF = ("bfloat16", "float16")
 _MASTER = "float32"
 
 OptimizerName = Literal["adamw", "sgd", "sgd_momentum", "adamw_mixed"]
 """Names as plan files write them; those of :data:`OPTIMIZERS`."""
+
+
+ReduceDtype = Literal["float32", "same"]
+"""Dtype in which gradients of 16-bit parameters are summed over devices and given to the optimizer."""
 
 
 class OptimizerError(ValueError):
@@ -48,8 +51,8 @@ class OptimizerSpec:
         The same for the state: every tensor is read and written.
     master
         Whether a parameter of 16 bits is updated in 32 bits: a master copy of it is state as well, the
-        state has 32 bits, and the gradient is copied to 32 bits for the time of the update (Micikevicius et
-        al. 2018, section 3.1). The 16-bit parameter is then only written.
+        state has 32 bits, and a gradient of 16 bits is copied to 32 for the time of the update (Micikevicius
+        et al. 2018, section 3.1). The 16-bit parameter is then only written.
     micro_batches
         Of a step; where there are several, the sum of their gradients is state as well, in its dtype.
     """
@@ -69,23 +72,26 @@ class OptimizerSpec:
             return Buffers(tensors + 1, ITEM_BYTES[_MASTER])
         return Buffers(tensors, ITEM_BYTES[dtype])
 
-    def workspace(self, dtype: str) -> Buffers:
+    def workspace(self, dtype: str, gradient: str) -> Buffers:
         """Buffers alive at once beyond parameter, gradient and state while a parameter of ``dtype`` is updated."""
-        if self.keeps_master(dtype):
-            return Buffers(self.workspace_tensors + 1, ITEM_BYTES[_MASTER])
-        return Buffers(self.workspace_tensors, ITEM_BYTES[dtype])
+        trained = self.trained(dtype)
+        return Buffers(self.workspace_tensors + (gradient != trained), ITEM_BYTES[trained])
 
-    def moved_bytes(self, dtype: str, numel: int) -> int:
+    def moved_bytes(self, dtype: str, numel: int, gradient: str) -> int:
         """Bytes read and written by the update of ``numel`` elements of ``dtype``, all in one pass."""
-        own = ITEM_BYTES[dtype]
+        own, read = ITEM_BYTES[dtype], ITEM_BYTES[gradient]
         if self.keeps_master(dtype):
             # The master copy is read and written in the place of the parameter, which is only written.
-            return numel * ((self.parameter_passes - 1) * own + (self.state_passes + 2) * ITEM_BYTES[_MASTER])
-        return numel * (self.parameter_passes + self.state_passes) * own
+            return numel * ((self.parameter_passes - 2) * own + read + (self.state_passes + 2) * ITEM_BYTES[_MASTER])
+        return numel * ((self.parameter_passes - 1 + self.state_passes) * own + read)
+
+    def trained(self, dtype: str) -> str:
+        """Dtype of what is updated in the place of a parameter of ``dtype``."""
+        return _MASTER if self.keeps_master(dtype) else dtype
 
     def keeps_master(self, dtype: str) -> bool:
         """Whether a parameter of ``dtype`` is updated through a master copy."""
-        return self.master and dtype in _HALF
+        return self.master and dtype in HALF
 
 
 OPTIMIZERS: dict[str, OptimizerSpec] = {
@@ -101,7 +107,7 @@ OPTIMIZERS: dict[str, OptimizerSpec] = {
 
 def default_optimizer(dtype: str) -> OptimizerName:
     """AdamW for parameters of a dtype: in 32 bits for those of 16, since moments of 16 bits round small steps away."""
-    return "adamw_mixed" if dtype in _HALF else "adamw"
+    return "adamw_mixed" if dtype in HALF else "adamw"
 
 
 def optimizer_named(name: str, micro_batches: int = 1) -> OptimizerSpec:

@@ -152,15 +152,15 @@ class CostModel:
             self._memo[key] = seconds
         return self._memo[key]
 
-    def update_seconds(self, numel_local: int, dtype: str, optimizer: str) -> float:
+    def update_seconds(self, numel_local: int, dtype: str, gradient: str, optimizer: str) -> float:
         """Seconds of the optimizer step of one parameter on one rank; of several micro-batches each has its share.
 
         Parameters
         ----------
         numel_local
             Elements of the parameter on the rank.
-        dtype
-            Dtype of the parameter and its gradient.
+        dtype, gradient
+            Dtype of the parameter and of its gradient.
         optimizer
             A name of :data:`planner.graph.optimizers.OPTIMIZERS`.
 
@@ -169,12 +169,12 @@ class CostModel:
         ValueError
             Unknown optimizer.
         """
-        modelled = self.modelled_update_seconds(numel_local, dtype, optimizer)
-        seconds = self.known.seconds(optimizer, self.update_signature(numel_local, dtype), modelled)
+        modelled = self.modelled_update_seconds(numel_local, dtype, gradient, optimizer)
+        seconds = self.known.seconds(optimizer, self.update_signature(numel_local, dtype, gradient), modelled)
         if self._micro_batches == 1:
             return seconds
         item_bytes = optimizer_named(optimizer, self._micro_batches).state(dtype).item_bytes
-        moved = numel_local * (2 * item_bytes + ITEM_BYTES[dtype])  # the sum is read and written, the gradient read
+        moved = numel_local * (2 * item_bytes + ITEM_BYTES[gradient])  # the sum is read and written, the gradient read
         added = moved / self.bandwidth_of(OperatorClass.OPTIMIZER, optimizer) + self.device.launch_seconds
         return seconds / self._micro_batches + added
 
@@ -183,9 +183,10 @@ class CostModel:
         inputs, outputs = _specs(graph, operator)
         return float(self._roofline(operator.target, operator.flops, inputs, outputs, (strategy,))[0])
 
-    def update_signature(self, numel_local: int, dtype: str) -> str:
+    def update_signature(self, numel_local: int, dtype: str, gradient: str) -> str:
         """Signature of the optimizer step of one parameter."""
-        return self.known.signature((f"{dtype}[{numel_local}]",))
+        by = () if gradient == dtype else (f"by {gradient}",)
+        return self.known.signature((f"{dtype}[{numel_local}]", *by))
 
     def operator_signature(self, graph: OperatorGraph, operator: Operator, strategy: StrategyLike) -> str:
         """Signature of one execution of an operator under a strategy."""
@@ -207,10 +208,10 @@ class CostModel:
         inside = [f"{inner.kind} of {self.mesh[inner.axis]} {inner.nbytes}" for inner in strategy.collectives]
         return self.known.signature([*read, "->", *written, f"{flops / self._parts(strategy):.0f} FLOP", *inside])
 
-    def modelled_update_seconds(self, numel_local: int, dtype: str, optimizer: str) -> float:
+    def modelled_update_seconds(self, numel_local: int, dtype: str, gradient: str, optimizer: str) -> float:
         """Seconds of an update by the rates of the cluster alone; arguments as for :meth:`update_seconds`."""
         spec = optimizer_named(optimizer)
-        seconds = spec.moved_bytes(dtype, numel_local) / self.bandwidth_of(OperatorClass.OPTIMIZER, optimizer)
+        seconds = spec.moved_bytes(dtype, numel_local, gradient) / self.bandwidth_of(OperatorClass.OPTIMIZER, optimizer)
         return seconds + self.device.launch_seconds
 
     def _known_or_roofline(

@@ -12,15 +12,17 @@ import os
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch import nn
 
 from planner.common.model_error import ModelError
+from planner.graph.operator_graph import HALF
+from planner.graph.optimizers import ReduceDtype
 from planner.models.closed_over import lift_tensors
 from planner.models.hugging_face import hugging_face_step
-from planner.plan.format import Plan
+from planner.plan.format import PlannedModel
 
 DTYPES = {name: getattr(torch, name) for name in ("float32", "bfloat16", "float16", "float64")}
 
@@ -71,6 +73,9 @@ class ModelReference:
     loss_chunks
         Parts of the sequence for which head and loss are computed one after the other
         (:mod:`planner.models.chunked_loss`); for causal language models of transformers.
+    reduce_dtype
+        Dtype in which gradients of 16-bit parameters are summed over devices and given to the optimizer: "float32",
+        which None stands for, or "same" as the parameters. None where the parameters have more bits.
 
     Raises
     ------
@@ -86,8 +91,12 @@ class ModelReference:
     layers: int | None = None
     dropout: float | None = None
     loss_chunks: int = 1
+    reduce_dtype: str | None = None
 
     def __post_init__(self) -> None:
+        if self.reduce_dtype not in (None, *get_args(ReduceDtype)):
+            raise ModelError(f"reduce dtype {self.reduce_dtype!r}: it is float32, or same for that of the parameters")
+        object.__setattr__(self, "reduce_dtype", (self.reduce_dtype or "float32") if self.dtype in HALF else None)
         if ":" not in self.source:
             raise ModelError(f"model {self.source!r}: write hf:NAME, hf:PATH/config.json or module.path:function")
         counts = {
@@ -111,9 +120,9 @@ class ModelReference:
             raise ModelError(f"loss chunks {self.loss_chunks}: only models hf:... take them; write yours into its loss")
 
 
-def reference_of(plan: Plan) -> ModelReference:
-    """Reference to the step of a plan."""
-    return ModelReference(**plan.decision.model.model_dump())
+def reference_of(model: PlannedModel) -> ModelReference:
+    """Reference to the step of a plan; those of earlier versions sum gradients in the dtype of the parameters."""
+    return ModelReference(**{"reduce_dtype": "same", **model.model_dump()})
 
 
 def check_code(source: str, allowed: bool = False) -> None:

@@ -26,7 +26,7 @@ from pydantic import (
 from formulations.problem.solution import Proof, Status, relative_gap
 from planner.common.units import format_bytes, format_gap, format_seconds
 from planner.graph.operator_graph import ValueRole
-from planner.graph.optimizers import OptimizerName
+from planner.graph.optimizers import OptimizerName, ReduceDtype
 from planner.plan.rendering import html_table, text_table
 from planner.replay.report import Category
 from planner.replay.structure import communicating_steps
@@ -58,6 +58,13 @@ class PlannedModel(_Part):
     layers: PositiveInt | None = None
     dropout: Annotated[float, Field(ge=0, lt=1)] | None = None
     loss_chunks: PositiveInt = 1
+    reduce_dtype: ReduceDtype | None = None
+
+    @model_serializer(mode="wrap")
+    def _without_absent_fields(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """What a plan of an earlier version does not have is not written, so that its digest stays."""
+        written: dict[str, Any] = handler(self)
+        return {name: value for name, value in written.items() if name != "reduce_dtype" or value is not None}
 
 
 class PlanOptions(_Part):

@@ -50,9 +50,9 @@ class OptimizerMemory:
         """Bytes that live for the whole step."""
         return self.spec.state(parameter.dtype).nbytes(local_numel)
 
-    def workspace_bytes(self, parameter: TensorSpec, local_numel: int) -> int:
+    def workspace_bytes(self, parameter: TensorSpec, gradient: TensorSpec, local_numel: int) -> int:
         """Bytes that live only while the parameter is updated."""
-        return self.spec.workspace(parameter.dtype).nbytes(local_numel)
+        return self.spec.workspace(parameter.dtype, gradient.dtype).nbytes(local_numel)
 
 
 @dataclass(frozen=True, slots=True)
@@ -299,7 +299,8 @@ def _transient(
             value, placement = buffers[outputs[0]].value, buffers[outputs[0]].placement
             item_bytes = workspace_item_bytes(graph, graph.operators[operator], placement, device)
             return item_bytes * local_bytes.numel(value, placement)
-        case Update(parameter, _):
+        case Update(parameter, gradient):
             value, placement = buffers[parameter].value, buffers[parameter].placement
-            return optimizer.workspace_bytes(graph.values[value].spec, local_bytes.numel(value, placement))
+            made = graph.values[buffers[gradient].value].spec
+            return optimizer.workspace_bytes(graph.values[value].spec, made, local_bytes.numel(value, placement))
     return 0

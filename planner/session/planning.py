@@ -101,6 +101,8 @@ class PlanningSession:
         traced: TracedStep | None = None,
         grad_accum: int = 1,
     ) -> None:
+        if traced is None and prod(mesh) == 1:
+            reference = replace(reference, reduce_dtype="same")  # nothing is summed over devices
         self.reference = reference
         self.cluster = load_cluster(cluster) if isinstance(cluster, str) else cluster
         self.mesh = mesh
@@ -120,7 +122,9 @@ class PlanningSession:
         started = time.perf_counter()
         step = load_step(self.reference, device="meta")
         self.times["load"] = time.perf_counter() - started
-        traced = trace_step(step.module, step.example_args, step.example_kwargs, step.loss_fn)
+        traced = trace_step(
+            step.module, step.example_args, step.example_kwargs, step.loss_fn, self.reference.reduce_dtype
+        )
         self.times["trace"] = traced.seconds
         return traced
 

@@ -28,7 +28,7 @@ def session_of(plan: Plan, cluster: ClusterSpec | str | None = None, allow_code:
     options = plan.decision.options
     check_code(plan.decision.model.source, allow_code)
     return PlanningSession(
-        reference_of(plan),
+        reference_of(plan.decision.model),
         cluster or options.cluster,
         options.mesh,
         options.optimizer,

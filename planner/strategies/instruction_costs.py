@@ -127,8 +127,9 @@ class InstructionCosts:
             case Update(parameter):
                 spec = self._graph.values[buffers[parameter].value].spec
                 numel = local_numel(spec.shape, buffers[parameter].placement, costs.mesh)
-                modelled = costs.modelled_update_seconds(numel, spec.dtype, self._optimizer)
-                return (CostPart(self._optimizer, costs.update_signature(numel, spec.dtype), modelled),)
+                gradient = self._graph.gradient_dtypes[buffers[parameter].value]
+                modelled = costs.modelled_update_seconds(numel, spec.dtype, gradient, self._optimizer)
+                return (CostPart(self._optimizer, costs.update_signature(numel, spec.dtype, gradient), modelled),)
         return ()
 
     def _step_part(
@@ -153,7 +154,8 @@ class InstructionCosts:
         """Cost of the optimizer's update of one parameter."""
         value = self._graph.values[parameter]
         numel = local_numel(value.spec.shape, placement, self._costs.mesh)
-        return int(to_quanta(self._costs.update_seconds(numel, value.spec.dtype, self._optimizer)))
+        gradient = self._graph.gradient_dtypes[parameter]
+        return int(to_quanta(self._costs.update_seconds(numel, value.spec.dtype, gradient, self._optimizer)))
 
     @property
     def host_copies(self) -> HostCopies:

@@ -14,7 +14,7 @@ from itertools import product
 
 import numpy as np
 
-from formulations.problem.strategy_problem import IntArray
+from formulations.problem.strategy_problem import BoolArray, IntArray
 from formulations.step.training_step import GradientEdge, NodeKind, ResultEdge, StepEdge, StepModel, StepNode
 from planner.graph.operator_graph import Operator, OperatorGraph, OutputRole, Phase, Value, ValueRole
 from planner.graph.operator_workspaces import workspace_item_bytes
@@ -212,8 +212,9 @@ class _SpaceBuilder:
         if trained:
             dtype, numel = value.spec.dtype, [int(n) for n in own // value.spec.item_bytes]
             state = np.array([self.optimizer.state(dtype).nbytes(n) for n in numel], dtype=np.int64)
-            workspace = np.array([self.optimizer.workspace(dtype).nbytes(n) for n in numel], dtype=np.int64)
-            update_cost = to_quanta([self.costs.update_seconds(n, dtype, self.optimizer.name) for n in numel])
+            gradient = self.graph.gradient_dtypes[value.index]
+            workspace = np.array([self.optimizer.workspace(dtype, gradient).nbytes(n) for n in numel], dtype=np.int64)
+            update_cost = to_quanta([self.costs.update_seconds(n, dtype, gradient, self.optimizer.name) for n in numel])
         return StepNode(
             name=value.name,
             kind=NodeKind.PARAMETER if parameter else NodeKind.INPUT,
@@ -285,7 +286,11 @@ class _SpaceBuilder:
             chain = self.chains[value]
             producer = self.node_of_value[chain.base]
             targets = tuple(strategy.inputs[slot] for strategy in self.strategies[consumer])
-            tables = self.router.tables(chain, self._output_placements(producer, chain.base), targets)
+            sources = self._output_placements(producer, chain.base)
+            tables = self.router.tables(chain, sources, targets)
+            forbidden = tables.forbidden
+            if op.index in self.graph.gradient_casts:
+                forbidden = forbidden | _sums_differ(sources, targets)
             output = self.graph.values[chain.base].output_index
             edges.append(
                 StepEdge(
@@ -296,7 +301,7 @@ class _SpaceBuilder:
                     tables.cost,
                     tables.copy_bytes,
                     tables.peak_bytes,
-                    tables.forbidden,
+                    forbidden,
                 )
             )
         return edges
@@ -343,3 +348,10 @@ class _SpaceBuilder:
         if key not in self._tiled:
             self._tiled[key] = make()
         return self._tiled[key]
+
+
+def _sums_differ(sources: Sequence[Placement], targets: Sequence[Placement]) -> BoolArray:
+    """Where a source waits for sums over mesh axes for which the target does not wait; shape (sources, targets)."""
+    waits = [tuple(axis[0] == "P" for axis in placement) for placement in sources]
+    may = [tuple(axis[0] == "P" for axis in placement) for placement in targets]
+    return np.array([[any(a and not b for a, b in zip(s, t, strict=True)) for t in may] for s in waits], dtype=np.bool_)

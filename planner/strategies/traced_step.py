@@ -56,6 +56,7 @@ def trace_step(
     example_args: tuple[Any, ...] = (),
     example_kwargs: Mapping[str, Any] | None = None,
     loss_fn: LossFunction | None = None,
+    reduce_dtype: str | None = "float32",
 ) -> TracedStep:
     """Trace forward, loss and backward of one training step.
 
@@ -69,6 +70,9 @@ def trace_step(
         Maps the module's output to a scalar loss; further parameters of it (``labels``, say) are filled
         by name from ``example_kwargs``; keywords that the module does not take go to the loss alone. None: the
         output is the loss or has it as ``.loss``.
+    reduce_dtype
+        Dtype in which gradients of 16-bit parameters are summed over devices, and given to the optimizer: "float32", or
+        that of the parameters.
 
     Returns
     -------
@@ -81,7 +85,9 @@ def trace_step(
         a loss that is no scalar, an operator torch cannot trace.
     """
     started = time.perf_counter()
-    trace = trace_joint_graph(uncompiled(module), tuple(example_args), dict(example_kwargs or {}), loss_fn)
+    trace = trace_joint_graph(
+        uncompiled(module), tuple(example_args), dict(example_kwargs or {}), loss_fn, reduce_dtype == "float32"
+    )
     builder = GraphBuilder(trace)
     graph = builder.build()
     calls = tuple(builder.calls)

@@ -134,4 +134,4 @@ def _is_session_of(session: PlanningSession, plan: Plan) -> bool:
     options = plan.decision.options
     of_session = session.cluster.name, session.mesh, session.optimizer.name, session.optimizer.micro_batches
     of_plan = options.cluster, options.mesh, options.optimizer, options.grad_accum
-    return session.reference == reference_of(plan) and of_session == of_plan
+    return session.reference == reference_of(plan.decision.model) and of_session == of_plan

@@ -17,6 +17,7 @@ from runtime.commands.options import (
     LossChunks,
     Memory,
     Optimizer,
+    ReduceDtype,
     Seed,
     SequenceLength,
 )
@@ -47,6 +48,7 @@ def calibrate(
     layers: Layers = None,
     dropout: Dropout = None,
     loss_chunks: LossChunks = 1,
+    reduce_dtype: ReduceDtype = "float32",
     model_formulation: Formulation = "kiwi_chain",
     time_limit: Annotated[float, typer.Option(min=0.1, help="Seconds for the solver, per plan of the model.")] = 10.0,
 ) -> None:
@@ -73,7 +75,7 @@ def calibrate(
     from planner.session import PlanRequest
     from runtime.prediction.model_costs import calibrate_model
 
-    reference = ModelReference(model, batch, sequence, dtype, seed, layers, dropout, loss_chunks)
+    reference = ModelReference(model, batch, sequence, dtype, seed, layers, dropout, loss_chunks, reduce_dtype)
     request = PlanRequest(limit, model_formulation, time_limit=time_limit)
     with progress_line(f"measuring plans of {model}"):
         plan, report, cluster = calibrate_model(

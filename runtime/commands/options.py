@@ -118,6 +118,12 @@ Layers = Annotated[int | None, typer.Option(min=1, help="Use this many layers of
 Dropout = Annotated[
     float | None, typer.Option(min=0.0, max=1.0, help="Dropout of an hf: model.", show_default="its own")
 ]
+ReduceDtype = Annotated[
+    str,
+    typer.Option(
+        help="Sum gradients of 16-bit parameters over devices in float32, or in the same dtype as the parameters."
+    ),
+]
 LossChunks = Annotated[
     int, typer.Option(min=1, help="Compute head and loss of an hf: language model in so many parts of the sequence.")
 ]

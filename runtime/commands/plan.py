@@ -32,6 +32,7 @@ from runtime.commands.options import (
     Objective,
     Optimizer,
     OptimizerRuns,
+    ReduceDtype,
     SearchBatch,
     Seed,
     SequenceLength,
@@ -76,6 +77,7 @@ def plan(
     layers: Layers = None,
     dropout: Dropout = None,
     loss_chunks: LossChunks = 1,
+    reduce_dtype: ReduceDtype = "float32",
     model_formulation: Formulation = "kiwi_chain",
     solver: Solver = DEFAULT_SOLVER,
     workers: Workers = None,
@@ -109,7 +111,7 @@ def plan(
 
     from planner.models.references import ModelReference
 
-    reference = ModelReference(model, batch, sequence, dtype, seed, layers, dropout, loss_chunks)
+    reference = ModelReference(model, batch, sequence, dtype, seed, layers, dropout, loss_chunks, reduce_dtype)
     of_layers = model_formulation in LAYER_FORMULATIONS
     if search_batch and not of_layers:
         raise OptionError(
@@ -175,6 +177,7 @@ def fits(
     layers: Layers = None,
     dropout: Dropout = None,
     loss_chunks: LossChunks = 1,
+    reduce_dtype: ReduceDtype = "float32",
     json_file: JsonFile = None,
 ) -> None:
     """Bound the memory that one rank needs, without planning, and compare it with the limit."""
@@ -185,7 +188,7 @@ def fits(
     from planner import api
     from planner.models.references import ModelReference
 
-    reference = ModelReference(model, batch, sequence, dtype, seed, layers, dropout, loss_chunks)
+    reference = ModelReference(model, batch, sequence, dtype, seed, layers, dropout, loss_chunks, reduce_dtype)
     with progress_line(f"tracing {model}"):
         report = api.fits(reference, cluster=cluster, mesh=ranks, memory=limit, optimizer=optimizer)
     print_fits(report)
@@ -226,6 +229,7 @@ def sweep(
     layers: Layers = None,
     dropout: Dropout = None,
     loss_chunks: LossChunks = 1,
+    reduce_dtype: ReduceDtype = "float32",
     model_formulation: Annotated[
         list[str] | None,
         typer.Option("--model-formulation", help="As for plan; may be repeated.", show_default="kiwi_chain"),
@@ -247,7 +251,9 @@ def sweep(
 
     from planner import api
 
-    reference = api.ModelReference(model, (batch or [8])[0], sequence, dtype, seed, layers, dropout, loss_chunks)
+    reference = api.ModelReference(
+        model, (batch or [8])[0], sequence, dtype, seed, layers, dropout, loss_chunks, reduce_dtype
+    )
 
     def show(row: api.SweepRow) -> None:
         limit = "all memory" if row.memory_bytes is None else format_bytes(row.memory_bytes)

@@ -19,6 +19,7 @@ from runtime.commands.options import (
     Layers,
     LossChunks,
     Optimizer,
+    ReduceDtype,
     Seed,
     SequenceLength,
 )
@@ -49,6 +50,7 @@ def validate(
     layers: Layers = None,
     dropout: Dropout = None,
     loss_chunks: LossChunks = 1,
+    reduce_dtype: ReduceDtype = "float32",
     steps: Annotated[int, typer.Option(min=2, help="Steps of each run; the first is not timed.")] = 4,
     device: Annotated[
         str | None, typer.Option(help="cpu or cuda; that of each plan's cluster if left out.", show_default=False)
@@ -77,7 +79,7 @@ def validate(
 
     plans = _read(files, allow_code)
     if model is not None and mesh is not None:
-        reference = ModelReference(model, batch, sequence, dtype, seed, layers, dropout, loss_chunks)
+        reference = ModelReference(model, batch, sequence, dtype, seed, layers, dropout, loss_chunks, reduce_dtype)
         plans += _sampled(reference, cluster, parse_mesh(mesh, "--mesh"), optimizer, sample, seed)
     with progress_line(f"running {len(plans)} plans"):
         found = run_and_compare(plans, steps=steps, device=device, progress=lambda name: typer.echo(f"running {name}"))

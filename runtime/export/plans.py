@@ -74,7 +74,7 @@ def exported(path: Path, engine: Engine, name: str, flavor: str | None = None, a
     else:
         operators = load_plan(path)
         check_code(operators.decision.model.source, allow_code)
-        step = load_step(reference_of(operators), "meta")
+        step = load_step(reference_of(operators.decision.model), "meta")
         family = model_family(step)
         plan, different = layer_form(operators, [unit.name for unit in family.units])
     check_layer_plan(plan)

@@ -14,7 +14,7 @@ from typing import Any
 from torch import Tensor
 
 from planner.layers.plan.document import LayerPlan
-from planner.models.references import ModelReference, TrainingStep, function_options
+from planner.models.references import TrainingStep, function_options, reference_of
 from runtime.export.module_calls import groups, keeps_master, parallelize, style_texts
 from runtime.export.torch_snippets import ACCUMULATION, CHECKPOINTED, FREED_LAST, MAIN, ON_HOST, REDISTRIBUTED
 from runtime.export.translation import Translation
@@ -143,7 +143,7 @@ def _literal(value: Any) -> str:
 
 
 def _own_call(plan: LayerPlan) -> str:
-    given = function_options(ModelReference(**plan.model.model_dump()))
+    given = function_options(reference_of(plan.model))
     return f"{plan.model.source.partition(':')[2]}({', '.join(f'{key}={value!r}' for key, value in given.items())})"
 
 

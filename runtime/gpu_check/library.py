@@ -29,7 +29,7 @@ def resumed(device: torch.device) -> Figures:
         The resumed training has other bits, or the losses do not fall.
     """
     plan = required("gpt2-tiny", 60)
-    step = load_step(reference_of(plan), "cpu")
+    step = load_step(reference_of(plan.decision.model), "cpu")
     arguments = StepArguments.of(step.module, step.example_args, step.example_kwargs)
     batch = dict(zip(arguments.names, arguments.tensors, strict=True))
     whole, state, _ = _trained(plan, batch, device, 0, _STEPS, None)
@@ -49,7 +49,7 @@ def _trained(
     plan: Any, batch: dict[str, Tensor], device: torch.device, begin: int, end: int, folder: Path | None
 ) -> tuple[list[float], dict[str, Tensor], int]:
     """Losses of some steps, the values after them, and bytes of the exported file."""
-    module = load_step(reference_of(plan), "cpu").module
+    module = load_step(reference_of(plan.decision.model), "cpu").module
     optimizer = partial(torch.optim.AdamW, lr=1e-3, fused=True)
     step = runtime.load(plan, module, optimizer=optimizer, clip_norm=1.0, device=device, allow_code=True)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(step.optimizer, _STEPS)

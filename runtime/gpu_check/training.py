@@ -60,9 +60,11 @@ class Subject:
 
     def __init__(self, plan: Plan, device: torch.device) -> None:
         self.plan, self.device = plan, device
-        self.reference = reference_of(plan)
+        self.reference = reference_of(plan.decision.model)
         step = load_step(self.reference, "meta")
-        self.traced: TracedStep = trace_step(step.module, step.example_args, step.example_kwargs, step.loss_fn)
+        self.traced: TracedStep = trace_step(
+            step.module, step.example_args, step.example_kwargs, step.loss_fn, self.reference.reduce_dtype
+        )
         self.groups = MeshGroups.of(init_device_mesh(device.type, (dist.get_world_size(),)))
         self._initial = load_step(self.reference, "cpu")
         self._schedules: dict[str, Schedule] = {}

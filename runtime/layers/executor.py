@@ -165,7 +165,8 @@ def build_stage(
     layouts = [(_taken(planned, meshes), _given(planned, meshes)) for planned in mine]
     stage = LayerStage(units, incoming, layouts, meshes, meshes.stage == meshes.stages - 1)
     buffer_paths = {path: buffers[buffer] for path, buffer in stage.named_buffers()}
-    gathered_once = shard_stage(stage, mine, meshes, device)
+    reduce_dtype = torch.float32 if plan.model.reduce_dtype == "float32" else None
+    gathered_once = shard_stage(stage, mine, meshes, device, reduce_dtype)
     allocate(stage, device, lambda path: layers[path].offload_parameters)
     blocks = {
         path: parameter_block(parameter, by_path[path], named[by_path[path].name])

@@ -10,7 +10,7 @@ from pathlib import Path
 from planner.common.plan_error import PlanError
 from planner.layers.plan.document import LayerPlan, load_layer_plan
 from planner.layers.profiles.files import SOURCE_PREFIX
-from planner.models.references import ModelReference
+from planner.models.references import ModelReference, reference_of
 from runtime.measure.reference import prepare_from_command_line
 
 
@@ -27,7 +27,7 @@ def model_reference(plan: LayerPlan) -> ModelReference:
             f"model {plan.model.source} is a profile of layers, which has no module to run: plan hf:NAME or "
             "module.path:function"
         )
-    return ModelReference(**plan.model.model_dump())
+    return reference_of(plan.model)
 
 
 def _step_of(path: Path) -> tuple[ModelReference, str, int]:

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 
 import torch
 from torch import nn
-from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, OffloadPolicy, fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 
 from planner.layers.plan.document import LayerSettings
 from runtime.layers.assignment import PlannedUnit, tied_parameters
@@ -23,7 +23,11 @@ from runtime.layers.parameters import SplitLinear
 
 
 def shard_stage(
-    stage: nn.Module, planned_units: Sequence[PlannedUnit], meshes: PlanMeshes, device: torch.device
+    stage: nn.Module,
+    planned_units: Sequence[PlannedUnit],
+    meshes: PlanMeshes,
+    device: torch.device,
+    reduce_dtype: torch.dtype | None = None,
 ) -> list[FSDPModule]:
     """Shard or replicate every layer of a stage: slices first, then parts, then units, then the stage itself.
 
@@ -37,13 +41,16 @@ def shard_stage(
         Meshes of this rank.
     device
         Device of this rank.
+    reduce_dtype
+        Dtype in which gradients are summed; None: their own.
 
     Returns
     -------
     list
         Modules whose parameters are gathered once in a step: those of ZeRO-2.
     """
-    sharder = _Sharder(meshes, device)
+    precision = MixedPrecisionPolicy(reduce_dtype=reduce_dtype)
+    sharder = _Sharder(meshes, device, precision)
     for planned in planned_units:
         for path in planned.unit.rules.own_calls:
             table = dict(planned.unit.named_modules()).get(path)
@@ -55,7 +62,8 @@ def shard_stage(
                 sharder.shard([inside], layer)
     for group in _units_with_ties(planned_units):
         sharder.shard([planned.unit for planned in group], group[0].whole)
-    fully_shard(stage, mesh=meshes.parameters(planned_units[0].whole), reshard_after_forward=False)
+    data = meshes.parameters(planned_units[0].whole)
+    fully_shard(stage, mesh=data, reshard_after_forward=False, mp_policy=precision)
     for module in stage.modules():
         if isinstance(module, FSDPModule):
             module.set_gradient_divide_factor(1.0)
@@ -72,8 +80,9 @@ def free_after_backward(gathered_once: Iterable[FSDPModule], freed: bool) -> Non
 class _Sharder:
     """Calls FSDP2 and remembers the layers of ZeRO-2."""
 
-    def __init__(self, meshes: PlanMeshes, device: torch.device) -> None:
+    def __init__(self, meshes: PlanMeshes, device: torch.device, precision: MixedPrecisionPolicy) -> None:
         self._meshes = meshes
+        self._precision = precision
         self._on_host = CPUOffloadPolicy(pin_memory=device.type == "cuda")
         self.gathered_once: list[FSDPModule] = []
 
@@ -83,6 +92,7 @@ class _Sharder:
             list(modules) if len(modules) > 1 else modules[0],
             mesh=self._meshes.parameters(layer),
             reshard_after_forward=layer.sharding != "zero2",
+            mp_policy=self._precision,
             offload_policy=self._on_host if layer.offload_parameters else OffloadPolicy(),
         )
         if layer.sharding == "zero2":

@@ -117,7 +117,7 @@ def load(
     place_of_rank = chosen_device(device)
     join(place_of_rank)
     plan = _shared(plan)
-    reference = reference_of(plan) if isinstance(plan, Plan) else model_reference(plan)
+    reference = reference_of(plan.decision.model) if isinstance(plan, Plan) else model_reference(plan)
     if isinstance(plan, Plan):
         check_ranks(plan, dist.get_world_size())
         print_layout_note(plan.decision.options.mesh, plan.decision.options.cluster)
@@ -139,7 +139,8 @@ def load(
 
 def _operator_step(plan: Plan, step: TrainingStep, how: LoadOptions) -> OperatorStep:
     module, device, clip_norm = step.module, how.device, how.clip_norm
-    traced = trace_step(module, step.example_args, step.example_kwargs, step.loss_fn)
+    reduce_dtype = reference_of(plan.decision.model).reduce_dtype
+    traced = trace_step(module, step.example_args, step.example_kwargs, step.loss_fn, reduce_dtype)
     schedule = checked_schedule(plan, traced, dist.get_world_size())
     options, spec = plan.decision.options, optimizer_named(plan.decision.options.optimizer)
     factory = how.optimizer or planned_optimizer(spec.name)

@@ -132,18 +132,15 @@ class LocalOptimizer:
         """Update the shard of parameter ``name`` in place with its local gradient.
 
         Beyond parameter, gradient and state, AdamW holds two tensors of the shard's size while it runs
-        (the denominator before and after the bias correction), a third one with a master copy (the gradient
-        in 32 bits), SGD none. On CUDA AdamW holds the gradient at most.
+        (the denominator before and after the bias correction), SGD none, and both one more where the gradient has
+        another dtype than what is updated. On CUDA AdamW holds the gradient at most.
         """
         parameter, state = self._parameters[name], self.state[name]
         with torch.no_grad():
-            if self.spec.name in _SGD:
-                self._sgd(parameter, gradient, state)
-            elif MASTER in state:
-                self._adamw(state[MASTER], gradient.to(torch.float32), state)
-                parameter.copy_(state[MASTER])
-            else:
-                self._adamw(parameter, gradient, state)
+            trained = state.get(MASTER, parameter)
+            (self._sgd if self.spec.name in _SGD else self._adamw)(trained, gradient.to(trained.dtype), state)
+            if trained is not parameter:
+                parameter.copy_(trained)
 
     def _adamw(self, parameter: Tensor, gradient: Tensor, state: Mapping[str, Tensor]) -> None:
         first, second = (state[moment] for moment in MOMENTS)

@@ -182,7 +182,7 @@ def _end_with_parent(parent: int) -> None:
 
 def _step_of(path: Path) -> tuple[ModelReference, str, int]:
     plan = load_plan(path)
-    return reference_of(plan), plan.decision.options.optimizer, plan.decision.options.grad_accum
+    return reference_of(plan.decision.model), plan.decision.options.optimizer, plan.decision.options.grad_accum
 
 
 if __name__ == "__main__":

@@ -202,7 +202,7 @@ class LocalTraining:
                 sums[name].add_(gradient)
             else:
                 wide = MASTER in self.optimizer.state_of(name)
-                sums[name] = gradient.to(torch.float32 if wide else gradient.dtype, copy=True)
+                sums[name] = gradient.to(torch.float32 if wide else self.state[name].dtype, copy=True)
 
         def update(name: str, gradient: Tensor) -> None:
             add(name, gradient)

@@ -9,7 +9,8 @@ The papers add up states, activations and one layer's temporaries. The engine ho
 - **gradients**: a layer's whole gradient waits, unsharded, for the last micro-batch, in a pipeline for the end of the
   last backward; a new one lies beside it while it is added.
 - **reduction**: gradients are copied into a buffer and reduced from there; the buffer lives until the next layer is
-  reduced. A mesh of one device divides the buffer into another one, and copies that.
+  reduced. A mesh of one device divides the buffer into another one, and copies that. Where 16-bit gradients are reduced
+  in 32 bits, the buffers and the sums over micro-batches have 32.
 - **pipeline**: received hidden states and gradients have a buffer for every micro-batch of the step; the gradients that
   a stage sends back stay until the next step, and its results, the logits too, until their backward.
 
@@ -101,6 +102,8 @@ class _Held:
         Parameters that are gathered at once.
     buffer
         Buffer of a gather.
+    wider
+        Bytes in which gradients are summed for one byte of them.
     keeps_copy
         Whether the copy stays from the first forward to the last backward.
     resident
@@ -116,6 +119,7 @@ class _Held:
     own: int
     piece: int
     buffer: int
+    wider: int
     keeps_copy: bool
     resident: int
     given: int
@@ -131,8 +135,16 @@ class _Held:
 
     @property
     def reduction(self) -> int:
-        """Most bytes of buffers, beyond one gradient of a piece, while it is reduced."""
-        return self.piece if self.buffer else 2 * self.piece
+        """Most bytes of buffers, beyond one gradient of a piece, while it is reduced; wider ones are cast then."""
+        if self.wider == 1:
+            return self.piece if self.buffer else 2 * self.piece
+        own = self.piece * self.own // self.copy if self.buffer else self.piece
+        return self.wider * (self.piece + own) + own
+
+    @property
+    def summed(self) -> int:
+        """Sum of its gradients over micro-batches."""
+        return self.wider * self.copy
 
 
 def _held(plan: LayerPlan, layer: LayerSettings, profile: LayerProfile, *, is_tied: bool, tied_gradients: int) -> _Held:
@@ -168,6 +180,7 @@ def _held(plan: LayerPlan, layer: LayerSettings, profile: LayerProfile, *, is_ti
         own=own,
         piece=piece,
         buffer=piece if own < copy else 0,
+        wider=ITEM_BYTES["float32"] // ITEM_BYTES[dtype] if plan.model.reduce_dtype == "float32" else 1,
         keeps_copy=layer.sharding == "zero2" or is_tied,
         resident=0 if layer.offload_parameters else own + (0 if layer.offload_optimizer else state),
         given=0 if layer.offload_hidden else given,
@@ -260,21 +273,22 @@ class _Stage:
             activations=self._activations(place + 1),
             workspace=layer.forward,
             copies=copies + layer.gathered + layer.buffer,
-            gradients=self._sum("copy") if after_backwards else 0,
+            gradients=self._sum("summed") if after_backwards else 0,
         )
 
     def _backward(self, place: int, *, reduces: bool) -> EnginePeak:
         """Backward of a layer in a micro-batch whose backward reduces the gradients, or in one that does not."""
         layer, before = self._layers[place], self._layers[place - 1] if place else None
         repeats = self._micro_batches > 1
-        gradients = layer.piece // _ACCUMULATED_PART if repeats else 0
+        # Autograd adds a gradient to the sum as soon as it is there; FSDP2 does to a wider sum after the layer.
+        gradients = (layer.piece if layer.wider > 1 else layer.piece // _ACCUMULATED_PART) if repeats else 0
         # A part of a shared parameter's gradient is held until the embedding's is there, and then their sum.
         gradients += self._tied_gradient * (1 if place else 2)
         if reduces:
-            gradients += self._sum("copy", 0, place + 1) if repeats else layer.piece
+            gradients += self._sum("summed", 0, place + 1) if repeats else layer.piece
             gradients += self._sum("own", place + 1)
         else:
-            gradients += self._sum("copy")
+            gradients += self._sum("summed")
         prefetched = before.buffer if before is not None and not before.keeps_copy else 0
         return self._moment(
             moment=f"backward of {layer.name}",
@@ -282,19 +296,20 @@ class _Stage:
             workspace=layer.backward + layer.again,
             copies=self._kept_copies(place + 1 if reduces else None) + layer.gathered + prefetched,
             gradients=gradients,
-            reduction=sum(layer.piece for layer in self._layers[place + 1 : place + 2]) if reduces else 0,
+            reduction=sum(after.wider * after.piece for after in self._layers[place + 1 : place + 2]) if reduces else 0,
         )
 
     def _reduction(self, place: int) -> EnginePeak:
         """Peak while a layer's gradients are reduced, for layers that reduce them right after their backward."""
         layer = self._layers[place]
-        waiting = self._sum("copy", 0, place) if self._micro_batches > 1 else 0
+        repeats = self._micro_batches > 1
+        waiting = self._sum("summed", 0, place) if repeats else 0
         return self._moment(
             moment=f"reduction of {layer.name}",
             activations=self._activations(place),
             workspace=layer.given,
             copies=self._kept_copies(place),
-            gradients=waiting + layer.piece + self._sum("own", place + 1),
+            gradients=waiting + layer.piece * (layer.wider if repeats else 1) + self._sum("own", place + 1),
             reduction=layer.reduction,
         )
 
@@ -304,7 +319,7 @@ class _Stage:
         return self._moment(
             moment="reduction of all layers",
             copies=self._kept_copies(None) - (largest.copy if largest.keeps_copy else 0),
-            gradients=self._sum("copy"),
+            gradients=self._sum("summed"),
             reduction=largest.reduction,
         )
 

@@ -49,7 +49,7 @@ def model_layers(reference: ModelReference, cluster: ClusterSpec, *, apart: bool
     steps = []
     for batch in (reference.batch, 2 * reference.batch):
         step = load_step(replace(reference, batch=batch))
-        steps.append(trace_step(step.module, step.example_args, step.example_kwargs, step.loss_fn))
+        steps.append(trace_step(step.module, step.example_args, step.example_kwargs, step.loss_fn, "same"))
     batches = (reference.batch, 2 * reference.batch)
     return fold_layers(steps[0], steps[1], batches, cluster, name=reference.source, apart=apart)
 

@@ -27,6 +27,7 @@ from planner.torch_adapter.tracing.settings import no_custom_functions, tracing_
 from planner.torch_adapter.tracing.step_module import LossFunction, StepArguments, StepModule, left_as_found
 from planner.torch_adapter.tracing.trace_error import TraceError, translate
 from planner.torch_adapter.tracing.transformers_masks import without_packing_checks
+from planner.torch_adapter.tracing.wide_gradients import widen_gradients
 
 
 @dataclass(frozen=True)
@@ -59,11 +60,16 @@ class Trace:
 
 
 def trace_joint_graph(
-    module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], loss_fn: LossFunction | None
+    module: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    loss_fn: LossFunction | None,
+    wide_gradients: bool = False,
 ) -> Trace:
     """Trace forward, loss and backward of ``module`` on fake CPU tensors.
 
-    The module may have real tensors or tensors on ``meta``; it is left as it was found.
+    The module may have real tensors or tensors on ``meta``; it is left as it was found. With ``wide_gradients`` those
+    of 16-bit parameters are cast to 32 bits.
 
     Raises
     ------
@@ -86,6 +92,8 @@ def trace_joint_graph(
             stack.enter_context(no_custom_functions(provenance))
             casts = stack.enter_context(watched_autocast(provenance))
             joint = aot_export_joint_with_descriptors(stack, step, step.example_tensors)
+            if wide_gradients:
+                widen_gradients(joint.graph_module.graph, _gradients(joint.graph_module))
             trace = _read(joint.graph_module, step, arguments)
             return replace(trace, notes=(*trace.notes, *dict.fromkeys(casts)))
     except Exception as error:
@@ -167,6 +175,16 @@ def _read(graph_module: GraphModule, step: StepModule, arguments: StepArguments)
     unused = _unused(step, inputs, outputs)
     notes += [f"parameter {name} takes no part in the loss and gets no gradient" for name in unused]
     return Trace(graph_module, tuple(inputs), tuple(outputs), tuple(notes))
+
+
+def _gradients(graph_module: GraphModule) -> list[Node]:
+    output = graph_module.graph.output_node()
+    described: Any = zip(output.args[0], output.meta["desc"], strict=True)  # type: ignore[arg-type]
+    return [
+        node
+        for node, description in described
+        if isinstance(node, Node) and isinstance(description, descriptors.GradAOTOutput)
+    ]
 
 
 def _unused(step: StepModule, inputs: list[TracedInput], outputs: list[TracedOutput]) -> list[str]:

@@ -11,15 +11,13 @@ import torch.distributed as dist
 from torch import Tensor
 
 from planner.common.units import format_bytes
-from planner.graph.operator_graph import OperatorGraph, TensorSpec
+from planner.graph.operator_graph import ITEM_BYTES, OperatorGraph, TensorSpec
 from planner.graph.optimizers import OptimizerSpec
 from planner.replay.checker import OptimizerMemory, replay
 from planner.replay.memory import LocalBytes
 from planner.schedule.instructions import Free, Instruction, Schedule, Update
 from runtime.library.optimizers.probe import ElementBytes, OptimizerFactory, OptimizerRefusedError, element_bytes
 from runtime.library.optimizers.user import UpdateOrder
-
-_MASTER_BYTES = 4
 
 
 class MemoryWarning(UserWarning):
@@ -50,9 +48,11 @@ class MeasuredOptimizer(OptimizerMemory):
         """Bytes that live for the whole step."""
         return self.per_element[parameter.dtype].state * local_numel
 
-    def workspace_bytes(self, parameter: TensorSpec, local_numel: int) -> int:
-        """Bytes that live only while the parameter is updated."""
-        return self.per_element[parameter.dtype].workspace * local_numel
+    def workspace_bytes(self, parameter: TensorSpec, gradient: TensorSpec, local_numel: int) -> int:
+        """Bytes that live only while the parameter is updated; a gradient of another dtype is copied."""
+        trained = self.spec.trained(parameter.dtype)
+        copied = ITEM_BYTES[trained] if gradient.dtype != trained else 0
+        return (self.per_element[parameter.dtype].workspace + copied) * local_numel
 
 
 def predicted_peak(
@@ -137,14 +137,11 @@ def measured_optimizer(
         dtype = str(tensor.dtype).removeprefix("torch.")
         if dtype in per_element:
             continue
-        kept = spec.keeps_master(dtype)
-        found = element_bytes(factory, dimensions, name, torch.float32 if kept else tensor.dtype, device)
-        # The master copy is state; the gradient is copied to its dtype.
-        extra = _MASTER_BYTES if kept else 0
-        workspace = found.workspace + extra
-        if clip_norm is not None:
-            workspace = max(workspace, tensor.itemsize)
-        per_element[dtype] = ElementBytes(found.state + extra, workspace)
+        trained_dtype: torch.dtype = getattr(torch, spec.trained(dtype))
+        found = element_bytes(factory, dimensions, name, trained_dtype, device)
+        master = trained_dtype.itemsize if spec.keeps_master(dtype) else 0
+        workspace = found.workspace if clip_norm is None else max(found.workspace, trained_dtype.itemsize)
+        per_element[dtype] = ElementBytes(found.state + master, workspace)
     return MeasuredOptimizer(spec, per_element)
 
 
@@ -178,6 +175,6 @@ def _all_workspaces(graph: OperatorGraph, schedule: Schedule, optimizer: Measure
     for entry in schedule.instructions:
         if isinstance(entry, Update):
             buffer = schedule.buffers[entry.parameter]
-            spec = graph.values[buffer.value].spec
-            total += optimizer.workspace_bytes(spec, local.numel(buffer.value, buffer.placement))
+            spec, gradient = (graph.values[at].spec for at in (buffer.value, schedule.buffers[entry.gradient].value))
+            total += optimizer.workspace_bytes(spec, gradient, local.numel(buffer.value, buffer.placement))
     return total

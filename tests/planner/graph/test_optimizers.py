@@ -76,7 +76,7 @@ def test_an_update_holds_what_the_specification_says(name, dtype):
         meter.track(parameter, gradient, *state)
         before = meter.live_bytes
         UPDATES[name](parameter, gradient, state)
-    assert meter.peak_bytes - before - spec.workspace(dtype).nbytes(numel) in STEP_COUNT
+    assert meter.peak_bytes - before - spec.workspace(dtype, dtype).nbytes(numel) in STEP_COUNT
     assert meter.live_bytes == before
     assert not torch.equal(parameter, before_values)
 
@@ -102,35 +102,38 @@ def test_state_is_what_torch_keeps(name, make, dtype):
 
 
 @pytest.mark.parametrize(
-    ("name", "dtype", "per_element"),
+    ("name", "dtype", "gradient", "per_element"),
     [
-        ("adamw", "float32", 28),  # parameter, gradient and two moments read, all but the gradient written
-        ("adamw", "bfloat16", 14),
-        ("sgd", "float32", 12),
-        ("sgd_momentum", "float32", 20),
-        ("adamw_mixed", "float32", 28),
-        ("adamw_mixed", "bfloat16", 28),  # 2 gradient, 2 parameter, 12 read and 12 written in 32 bits
-        ("adamw_mixed", "float16", 28),
+        ("adamw", "float32", "float32", 28),  # parameter, gradient and two moments read, all but the gradient written
+        ("adamw", "bfloat16", "bfloat16", 14),
+        ("adamw", "bfloat16", "float32", 16),
+        ("sgd", "float32", "float32", 12),
+        ("sgd_momentum", "float32", "float32", 20),
+        ("adamw_mixed", "float32", "float32", 28),
+        ("adamw_mixed", "bfloat16", "bfloat16", 28),  # 2 gradient, 2 parameter, 12 read and 12 written in 32 bits
+        ("adamw_mixed", "bfloat16", "float32", 30),
+        ("adamw_mixed", "float16", "float16", 28),
     ],
 )
-def test_bytes_that_an_update_moves(name, dtype, per_element):
-    assert optimizer_named(name).moved_bytes(dtype, 1000) == 1000 * per_element
+def test_bytes_that_an_update_moves(name, dtype, gradient, per_element):
+    assert optimizer_named(name).moved_bytes(dtype, 1000, gradient) == 1000 * per_element
 
 
 def test_a_parameter_of_32_bits_needs_no_master_copy():
     mixed, plain = optimizer_named("adamw_mixed"), optimizer_named("adamw")
     for dtype in ("float32", "float64"):
         assert mixed.state(dtype) == plain.state(dtype)
-        assert mixed.workspace(dtype) == plain.workspace(dtype)
+        assert mixed.workspace(dtype, dtype) == plain.workspace(dtype, dtype)
     assert mixed.state("bfloat16") == Buffers(3, 4)
 
 
+@pytest.mark.parametrize("gradient", ["float32", "bfloat16"])
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_the_space_holds_state_and_workspace_of_every_layout(name):
+def test_the_space_holds_state_and_workspace_of_every_layout(name, gradient):
     reference = ModelReference("support.steps.models:gpt", batch=4, sequence=16)
     step = load_step(reference)
     step.module.to(torch.bfloat16)
-    traced = trace_step(step.module, step.example_args, step.example_kwargs, step.loss_fn)
+    traced = trace_step(step.module, step.example_args, step.example_kwargs, step.loss_fn, gradient)
     costs, spec = CostModel(load_cluster("a100-8-nvlink"), (2,)), optimizer_named(name)
     model = build_strategy_space(traced, costs, (2,), spec).model
     trained = [node for node in model.nodes if node.kind is NodeKind.PARAMETER]
@@ -141,8 +144,8 @@ def test_the_space_holds_state_and_workspace_of_every_layout(name):
         numel = node.resident_bytes // per_element
         assert set(numel.tolist()) <= {value.spec.numel, value.spec.numel // 2}
         assert (node.resident_bytes == numel * per_element).all()
-        assert (node.update_bytes == numel * spec.workspace("bfloat16").nbytes(1)).all()
-        seconds = [costs.update_seconds(int(n), "bfloat16", name) for n in numel]
+        assert (node.update_bytes == numel * spec.workspace("bfloat16", gradient).nbytes(1)).all()
+        seconds = [costs.update_seconds(int(n), "bfloat16", gradient, name) for n in numel]
         assert (node.update_cost == to_quanta(seconds)).all()
 
 

@@ -145,15 +145,15 @@ def test_answers_are_remembered_and_read_only():
 
 def test_updates_move_each_tensor_once():
     model = CostModel(cluster(), (4,))
-    assert model.update_seconds(1000, "float32", "adamw") == pytest.approx(7 * 4000 / MEMORY + LAUNCH)
-    assert model.update_seconds(1000, "bfloat16", "sgd") == pytest.approx(3 * 2000 / MEMORY + LAUNCH)
+    assert model.update_seconds(1000, "float32", "float32", "adamw") == pytest.approx(7 * 4000 / MEMORY + LAUNCH)
+    assert model.update_seconds(1000, "bfloat16", "float32", "sgd") == pytest.approx(4 * 2000 / MEMORY + LAUNCH)
     slow = CostModel(cluster(bandwidth_by_class={"optimizer": MEMORY / 10}), (4,))
-    assert slow.update_seconds(1000, "float32", "adamw") == pytest.approx(70 * 4000 / MEMORY + LAUNCH)
+    assert slow.update_seconds(1000, "float32", "float32", "adamw") == pytest.approx(70 * 4000 / MEMORY + LAUNCH)
 
 
 def test_an_unknown_optimizer_is_named():
     with pytest.raises(ValueError, match=r"'adam'.*adamw, sgd"):
-        CostModel(cluster(), (4,)).update_seconds(10, "float32", "adam")
+        CostModel(cluster(), (4,)).update_seconds(10, "float32", "float32", "adam")
 
 
 def test_a_slower_machine_is_never_faster():

@@ -11,7 +11,7 @@ from formulations.problem.solution import Status
 from planner.graph.optimizers import optimizer_named
 from planner.machine.cluster import load_cluster
 from planner.machine.costs import CostModel
-from planner.models.references import ModelReference, load_step
+from planner.models.references import ModelReference, load_step, reference_of
 from planner.plan.document import (
     Certificate,
     Fingerprints,
@@ -127,7 +127,7 @@ def test_plan_of_a_captured_step(planned, traced, tmp_path):
     path = tmp_path / "plan.json"
     save_plan(plan, path)
     loaded = load_plan(path)
-    assert ModelReference(**loaded.decision.model.model_dump()) == REFERENCE
+    assert reference_of(loaded.decision.model) == REFERENCE
     assert schedule_of(loaded, traced.graph) == schedule
     checked = verify_plan(loaded, traced.graph, plan.decision.fingerprints, **options)
     assert checked.peak_bytes == plan.peak_bytes

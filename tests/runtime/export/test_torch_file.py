@@ -22,7 +22,7 @@ from support.steps.planned_steps import random_plan
 from support.tiers import first, only, slow
 
 from planner.layers.plan.document import LayerPlan, LayerSettings, StagePlan, save_layer_plan
-from planner.models.references import ModelReference, load_step
+from planner.models.references import load_step, reference_of
 from planner.plan.document import save_plan
 from runtime.export.plans import exported
 from runtime.export.translation import ExportError
@@ -125,7 +125,7 @@ def test_the_file_builds_the_model_of_the_plan(name, tmp_path):
     plan = exportable_plan(name, 2, 0)
     file = imported(written(plan, tmp_path))
     torch.manual_seed(plan.model.seed)
-    model, step = file.build_model(), load_step(ModelReference(**plan.model.model_dump()), "cpu")
+    model, step = file.build_model(), load_step(reference_of(plan.model), "cpu")
     expected = step.module.state_dict()
     assert model.training
     assert model.state_dict().keys() == expected.keys()

@@ -6,6 +6,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 
 import pytest
+from support.layers.layer_peaks import peak_ratios
 from support.layers.layer_plan_models import layer_reference
 from support.layers.layer_runs import (
     LayerOutcome,
@@ -15,6 +16,7 @@ from support.layers.layer_runs import (
     planned_model,
     staged_plan,
 )
+from support.tiers import slow
 from torch import nn
 
 from planner.common.plan_error import PlanError
@@ -70,6 +72,22 @@ def test_half_precision_is_that_of_one_process(two_ranks):
     sharded = {"data_parallel": 2, "sharding": "zero3", "checkpoint": True}
     plan = alike("gpt2", 2, {"tensor_parallel": 2, "sequence_parallel": True}, sharded, model=model)
     check_layer_run(two_ranks, plan, coarser=1000.0)
+
+
+@pytest.mark.parametrize("sharding", ["none", slow("zero3")])
+def test_16_bit_gradients_are_summed_in_32_bits_and_memory_counts_that(sharding, two_ranks):
+    """Sums over micro-batches and devices; where the user says so, they have 16 bits and take less memory."""
+    settings, peaks, errors = {"data_parallel": 2, "sharding": sharding}, {}, {}
+    for reduce_dtype in ("float32", "same"):
+        model = planned_model("gpt2", dtype="bfloat16").model_copy(update={"reduce_dtype": reduce_dtype})
+        plan = alike("gpt2", 2, settings, model=model).model_copy(update={"micro_batches": 4, "optimizer": "sgd"})
+        outcomes = check_layer_run(two_ranks, plan, coarser=1000.0)
+        (ratio,) = peak_ratios(reduce_dtype, "gpt2", plan, outcomes)
+        assert 0.9 <= ratio.engine <= 1.05
+        peaks[reduce_dtype] = max(outcome.peak_bytes for outcome in outcomes)
+        errors[reduce_dtype] = max(outcome.gradient_error for outcome in outcomes)
+    assert peaks["same"] < peaks["float32"]
+    assert errors["float32"] < errors["same"]
 
 
 def test_what_is_dropped_is_dropped_again_when_a_checkpoint_computes_again(two_ranks):

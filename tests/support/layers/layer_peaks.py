@@ -28,19 +28,20 @@ CAPTURED_LAYERS = 2
 
 
 @cache
-def folded(name: str) -> tuple[LayerChain, ...]:
+def folded(name: str, dtype: str = "float32") -> tuple[LayerChain, ...]:
     """A small model of two layers folded into blocks, and into modules of blocks."""
-    reference = layer_reference(name, CAPTURED_LAYERS)
+    reference = layer_reference(name, CAPTURED_LAYERS, dtype=dtype)
     batches = (reference.batch, 2 * reference.batch)
     steps = [load_step(replace(reference, batch=batch)) for batch in batches]
-    traced = [trace_step(step.module, step.example_args, step.example_kwargs, step.loss_fn) for step in steps]
+    traced = [trace_step(step.module, step.example_args, step.example_kwargs, step.loss_fn, "same") for step in steps]
     cluster = load_cluster("titan-rtx-8-pcie")
     return tuple(fold_layers(*traced, batches, cluster, name=name, apart=apart) for apart in (False, True))
 
 
 def profiles_of(name: str, plan: LayerPlan) -> tuple[LayerProfile, ...]:
     """Profiles of a plan's layers; every block behind the second is like that one."""
-    return plan_profiles(plan, *(_deepened(chain, plan.model.layers or CAPTURED_LAYERS) for chain in folded(name)))
+    chains = folded(name, plan.model.dtype)
+    return plan_profiles(plan, *(_deepened(chain, plan.model.layers or CAPTURED_LAYERS) for chain in chains))
 
 
 def _deepened(chain: LayerChain, layers: int) -> LayerChain:

@@ -11,7 +11,7 @@ from support.layers.layer_plan_models import layer_names, layer_reference
 
 from planner.layers.plan.check import check_layer_plan
 from planner.layers.plan.document import LayerPlan, LayerSettings, StagePlan
-from planner.models.references import ModelReference, load_step
+from planner.models.references import ModelReference, load_step, reference_of
 from planner.plan.format import PlannedModel
 from planner.torch_adapter.meters.resized_storages import ResizedStorageMeter
 from runtime.layers.check import check_model
@@ -79,7 +79,7 @@ def planned_model(name: str, layers: int | None = None, **options) -> PlannedMod
 
 
 def names_of(model: PlannedModel) -> tuple[str, ...]:
-    return layer_names(ModelReference(**model.model_dump()))
+    return layer_names(reference_of(model))
 
 
 def training_of(plan: LayerPlan, state, batch) -> LayerTraining:

@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 import tempfile
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import cache
 from pathlib import Path
 
@@ -46,7 +46,13 @@ CONFIGURATIONS = {
 
 
 def step_reference(name: str) -> ModelReference:
-    """Reference of a tiny step: a name of :data:`CONFIGURATIONS` or a function of ``support.steps.models``."""
+    """Reference of a tiny step: a name of :data:`CONFIGURATIONS` or a function of ``support.steps.models``.
+
+    A configuration's name may have a dtype behind it, and then a ``reduce_dtype``: ``gpt2:bfloat16:same``.
+    """
+    name, *dtypes = name.split(":")
+    if dtypes:
+        return replace(step_reference(name), **dict(zip(("dtype", "reduce_dtype"), dtypes, strict=False)))
     if name not in CONFIGURATIONS:
         return ModelReference(f"support.steps.models:{name}", batch=4, sequence=16, dtype="float32", seed=0)
     return ModelReference(f"hf:{configuration_file(name)}", batch=4, sequence=16, dtype="float32", seed=0, dropout=0.0)

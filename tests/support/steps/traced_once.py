@@ -22,4 +22,4 @@ def traced_once(reference: ModelReference) -> TracedStep:
 @cache
 def _traced(reference: ModelReference, configuration: str) -> TracedStep:
     step = load_step(reference)
-    return trace_step(step.module, step.example_args, step.example_kwargs, step.loss_fn)
+    return trace_step(step.module, step.example_args, step.example_kwargs, step.loss_fn, reference.reduce_dtype)

@@ -1,0 +1,94 @@
+"""Gradients of 16-bit parameters become 32-bit ones before anything sums them over devices.
+
+A sum of many 16-bit numbers in 16 bits loses the small ones, so FSDP2 and DDP users set ``reduce_dtype``. Here a cast
+is an operator of the step: it follows the operator that makes the gradient, ahead of views and of sums of the
+gradients of a tied parameter. A plan may place it as any operator, but it takes what its producer made without a
+collective (:attr:`planner.graph.operator_graph.OperatorGraph.gradient_casts`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import Graph, Node
+from torch.fx.node import map_arg
+
+from planner.torch_adapter.local.operator_traits import is_view
+
+_aten = torch.ops.aten
+_HALF = (torch.float16, torch.bfloat16)
+_CAST = _aten._to_copy.default
+
+
+def widen_gradients(graph: Graph, gradients: Iterable[Node]) -> dict[Node, Node]:
+    """Insert casts to 32 bits into a joint graph.
+
+    Parameters
+    ----------
+    graph
+        The joint graph, which is changed.
+    gradients
+        Its outputs that are gradients of parameters.
+
+    Returns
+    -------
+    dict
+        The 32-bit gradient by the 16-bit one; others are left out.
+    """
+    found: dict[Node, Node] = {}
+    for gradient in gradients:
+        if gradient not in found and _is_half(gradient):
+            found[gradient] = _widened(graph, gradient)
+    returned: Any = graph.output_node().args[0]
+    graph.output_node().args = (tuple(found.get(node, node) for node in returned),)
+    return found
+
+
+def _widened(graph: Graph, node: Node) -> Node:
+    """Node of the same value in 32 bits; what led to the 16-bit one alone is dropped with it."""
+    source = node.args[0] if node.args else None
+    alone = node.op == "call_function" and len(node.users) == 1
+    if alone and isinstance(source, Node):
+        if node.target is _CAST and set(node.kwargs) == {"dtype"} and _value(source).dtype is torch.float32:
+            return source
+        if _passes_through(node) and _is_half(source):
+            return _again(graph, node, {source: _widened(graph, source)})
+        summands = [each for each in node.args if isinstance(each, Node) and _is_half(each)]
+        if node.target is _aten.add.Tensor and not node.kwargs and len({*summands}) == 2 and _same_shapes(summands):
+            return _again(graph, node, {each: _widened(graph, each) for each in summands})
+    with graph.inserting_after(node):
+        cast = graph.call_function(_CAST, (node,), {"dtype": torch.float32})
+    cast.meta = {**node.meta, "val": _value(node).to(torch.float32)}
+    return cast
+
+
+def _again(graph: Graph, node: Node, wide: dict[Node, Node]) -> Node:
+    """The operator once more, with 32-bit tensors in the place of some arguments."""
+    target: Any = node.target
+    taken: Any = map_arg((node.args, node.kwargs), lambda each: wide.get(each, each))
+    with graph.inserting_after(node):
+        made = graph.call_function(target, *taken)
+    args, kwargs = map_arg(taken, _value)
+    made.meta = {**node.meta, "val": target(*args, **kwargs)}
+    return made
+
+
+def _same_shapes(nodes: Sequence[Node]) -> bool:
+    return len({_value(node).shape for node in nodes}) == 1
+
+
+def _passes_through(node: Node) -> bool:
+    return isinstance(node.target, torch._ops.OpOverload) and is_view(node.target) and isinstance(_value(node), Tensor)
+
+
+def _is_half(node: Node) -> bool:
+    value = node.meta.get("val")
+    return isinstance(value, Tensor) and value.dtype in _HALF
+
+
+def _value(node: Node) -> Tensor:
+    value: Tensor = node.meta["val"]
+    return value
