@@ -94,6 +94,22 @@ def _solver_processes(request: pytest.FixtureRequest, _warm_workers: WarmWorkers
             yield
 
 
+@pytest.fixture(scope="session")
+def _warm_python(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    from support.processes.warm_python import WarmPython
+
+    warm = WarmPython(tmp_path_factory.mktemp("python"))
+    yield warm.executable
+    warm.close()
+
+
+@pytest.fixture
+def warm_python(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Launched processes begin with torch imported, but for tests marked ``cold_python``."""
+    if not request.node.get_closest_marker("cold_python"):
+        monkeypatch.setattr(sys, "executable", str(request.getfixturevalue("_warm_python")))
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _sessions_trace_once() -> Iterator[None]:
     """Sessions of the planner share traced steps of equal references; tests of mathematics alone load no torch."""

@@ -101,6 +101,7 @@ def test_script_and_notebook_are_one_and_its_outputs_are_kept(script: Path) -> N
     assert {"image/png", "text/html"} <= set().union(*kinds(notebook).values())
 
 
+@pytest.mark.usefixtures("warm_python")
 @pytest.mark.parametrize(
     "path", only([QUICK], [script.with_suffix(".ipynb") for script in SCRIPTS]), ids=lambda p: p.stem
 )

@@ -11,6 +11,11 @@ from support.processes.rank_pool import RankPool
 from runtime.commands import main as cli
 
 
+@pytest.fixture(autouse=True)
+def _launched_warm(warm_python: None) -> None:
+    """For all tests here."""
+
+
 @pytest.fixture(scope="session")
 def one_rank() -> Iterator[RankPool]:
     pool = RankPool(1)

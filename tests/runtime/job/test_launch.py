@@ -38,6 +38,7 @@ def torchrun(ranks, *arguments, module="runtime.rank_main"):
     )
 
 
+@pytest.mark.cold_python
 def test_a_run_is_what_was_predicted_and_equal_to_one_process():
     plan = random_plan("res_net", (2, 1), 0, "sgd")
     report = run_plan(plan, steps=3, check=True, profile=True)
@@ -56,6 +57,7 @@ def test_a_run_is_what_was_predicted_and_equal_to_one_process():
     assert all(100e6 < resident < 4e9 for resident in report.resident_set_bytes)
 
 
+@pytest.mark.cold_python
 @pytest.mark.slow
 def test_training_on_a_text_started_by_torchrun(tmp_path):
     """The scratch folder keeps what is in it."""
