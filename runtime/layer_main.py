@@ -28,10 +28,10 @@ from runtime.job.process_group import broadcast_text, gather_texts, rank_device,
 from runtime.job.rank_job import (
     RunOptions,
     is_first_here,
-    make_initial_state,
     parse_options,
     scratch_folder,
     shared_rounding,
+    train_for_comparison,
 )
 from runtime.layers.check import check_comparable, check_model
 from runtime.layers.comparison import gradient_error, uncompared
@@ -40,6 +40,8 @@ from runtime.layers.mesh import plan_meshes
 from runtime.layers.reference import model_reference
 from runtime.layers.report import LayerRankReport, LayerRunReport
 from runtime.layers.training import LayerTraining
+from runtime.library.sources import reader_without_module, seeded_step, shared_examples
+from runtime.library.weights import ModuleTensors
 from runtime.measure.batches import Batches
 from runtime.measure.initial_state import read_initial_state
 from runtime.measure.local_shards import reader_of
@@ -85,7 +87,8 @@ def run_layer_rank(options: RunOptions) -> int:
 
 
 def _run(plan: LayerPlan, options: RunOptions, device: torch.device) -> LayerRunReport:
-    step = load_step(model_reference(plan), "meta")
+    reference = model_reference(plan)
+    step, seeded = (load_step(reference, "meta"), None) if options.check else seeded_step(reference)
     family = model_family(step)
     check_model(plan, family, step.example_kwargs)
     if options.check:
@@ -94,16 +97,20 @@ def _run(plan: LayerPlan, options: RunOptions, device: torch.device) -> LayerRun
     copy = options.scratch / PLAN_FILE
     if is_first_here():
         save_layer_plan(plan, copy)
-    make_initial_state(REFERENCE, copy, options)
-    initial = read_initial_state(options.scratch)
     arguments = StepArguments.of(step.module, step.example_args, step.example_kwargs)
-    examples = tuple(initial.examples[name] for name in arguments.names)
+    if options.check:  # one process makes the state of all
+        train_for_comparison(REFERENCE, copy, options)
+        initial = read_initial_state(options.scratch)
+        read, examples = reader_of(initial.tensors), tuple(initial.examples[name] for name in arguments.names)
+    else:
+        examples = shared_examples(step, device)
+        read = reader_without_module(step.module, ModuleTensors(step.module, device, seeded), None)
     batches = Batches.of(step.module, arguments, examples, options.data)
-    training = LayerTraining(plan, family, step.module, meshes, reader_of(initial.tensors), device)
-    reference = read_reference(options.scratch) if options.check else None
-    own = _train(training, batches, reference, options, device)
+    training = LayerTraining(plan, family, step.module, meshes, read, device)
+    expected = read_reference(options.scratch) if options.check else None
+    own = _train(training, batches, expected, options, device)
     ranks = [LayerRankReport.model_validate_json(text) for text in gather_texts(own.model_dump_json())]
-    missing = [] if reference is None else uncompared([rank.compared for rank in ranks], reference)
+    missing = [] if expected is None else uncompared([rank.compared for rank in ranks], expected)
     report = LayerRunReport(
         devices=plan.devices,
         stages=len(plan.stages),
@@ -111,7 +118,7 @@ def _run(plan: LayerPlan, options: RunOptions, device: torch.device) -> LayerRun
         device=device.type,
         dtype=plan.model.dtype,
         uncompared=missing,
-        **merged_measurements(ranks, reference),
+        **merged_measurements(ranks, expected),
     )
     if options.report is not None and dist.get_rank() == 0:
         write_report(report, options.report)

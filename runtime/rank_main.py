@@ -19,6 +19,7 @@ from planner.plan.document import Plan, load_plan, save_plan
 from planner.plan.format import NANOSECONDS, canonical_json
 from planner.schedule.instructions import Schedule, Wait
 from planner.strategies.traced_step import TracedStep, trace_step
+from planner.torch_adapter.deferred_values import DeferredValues
 from planner.torch_adapter.local.collectives import MeshGroups
 from planner.torch_adapter.tracing.step_module import StepArguments
 from runtime.job.device_memory import check_device_memory
@@ -29,11 +30,13 @@ from runtime.job.process_group import LaunchError, broadcast_text, gather_texts,
 from runtime.job.rank_job import (
     RunOptions,
     is_first_here,
-    make_initial_state,
     parse_options,
     scratch_folder,
     shared_rounding,
+    train_for_comparison,
 )
+from runtime.library.sources import place, seeded_step, shared_examples
+from runtime.library.weights import ModuleTensors
 from runtime.measure.batches import Batches
 from runtime.measure.comparison import ReferenceComparison
 from runtime.measure.initial_state import local_state, read_initial_state
@@ -101,12 +104,13 @@ def _run(plan: Plan, options: RunOptions, device: torch.device) -> RunReport:
     copy = options.scratch / PLAN_FILE
     if is_first_here():
         save_plan(plan, copy)
-    step = load_step(reference_of(plan.decision.model), "meta")
-    reduce_dtype = reference_of(plan.decision.model).reduce_dtype
-    traced = trace_step(step.module, step.example_args, step.example_kwargs, step.loss_fn, reduce_dtype)
+    reference = reference_of(plan.decision.model)
+    step, seeded = (load_step(reference, "meta"), None) if options.check else seeded_step(reference)
+    traced = trace_step(step.module, step.example_args, step.example_kwargs, step.loss_fn, reference.reduce_dtype)
     schedule = checked_schedule(plan, traced, dist.get_world_size())
-    make_initial_state(REFERENCE, copy, options)
-    texts = gather_texts(_train(plan, step, traced, schedule, options, device).model_dump_json())
+    if options.check:
+        train_for_comparison(REFERENCE, copy, options)
+    texts = gather_texts(_train(plan, step, seeded, traced, schedule, options, device).model_dump_json())
     merged = ""
     if dist.get_rank() == 0:
         report = merged_report(plan, [RankReport.model_validate_json(text) for text in texts], options, device)
@@ -127,30 +131,43 @@ def _shared_plan(options: RunOptions) -> Plan:
 
 
 def _train(
-    plan: Plan, step: TrainingStep, traced: TracedStep, schedule: Schedule, options: RunOptions, device: torch.device
+    plan: Plan,
+    step: TrainingStep,
+    seeded: DeferredValues | None,
+    traced: TracedStep,
+    schedule: Schedule,
+    options: RunOptions,
+    device: torch.device,
 ) -> RankReport:
     decision = plan.decision
     overlapping = any(isinstance(entry, Wait) for entry in schedule.instructions)
-    groups = MeshGroups.of(device_mesh(device.type, decision.options.mesh), overlapping=overlapping)
-    initial = read_initial_state(options.scratch)
+    mesh = device_mesh(device.type, decision.options.mesh)
+    groups = MeshGroups.of(mesh, overlapping=overlapping)
     if options.profile and decision.options.grad_accum > 1:
         raise LaunchError(
             "--profile: the instructions of several micro-batches are not timed; plan without --grad-accum"
         )
     clock = clock_of(len(schedule.instructions), device) if options.profile else None
+    arguments = StepArguments.of(step.module, step.example_args, step.example_kwargs)
+    if options.check:  # one process has made the state of all
+        initial = read_initial_state(options.scratch)
+        state = local_state(initial, traced.constants, traced.graph, schedule, groups, device)
+        examples = tuple(initial.examples[name] for name in arguments.names)
+    else:
+        examples = shared_examples(step, device)
+        own = ModuleTensors(step.module, device, seeded)
+        state = place(traced, schedule, step.module, own, None, groups, mesh, device)
     training = LocalTraining(
         traced,
         schedule,
         groups,
-        local_state(initial, traced.constants, traced.graph, schedule, groups, device),
+        state,
         decision.options.optimizer,
         decision.model.seed,
         device,
         clock,
         decision.options.grad_accum,
     )
-    arguments = StepArguments.of(step.module, step.example_args, step.example_kwargs)
-    examples = tuple(initial.examples[name] for name in arguments.names)
     batches = Batches.of(step.module, arguments, examples, options.data, decision.options.grad_accum)
     if not options.check:
         measured = train_and_measure(training, batches, options.steps, device)

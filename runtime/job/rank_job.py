@@ -102,8 +102,8 @@ def scratch_folder(options: RunOptions) -> Iterator[RunOptions]:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def make_initial_state(module: str, plan: Path, options: RunOptions) -> None:
-    """Start one process per machine that makes the initial state and, for a check, trains for comparison.
+def train_for_comparison(module: str, plan: Path, options: RunOptions) -> None:
+    """Start one process per machine that makes the initial state and trains for comparison.
 
     A collective of all ranks.
 
@@ -121,7 +121,7 @@ def make_initial_state(module: str, plan: Path, options: RunOptions) -> None:
     LaunchError
         The process failed.
     """
-    _run_reference(module, plan, options, ["--steps", str(options.steps if options.check else 0)])
+    _run_reference(module, plan, options, ["--steps", str(options.steps)])
 
 
 def shared_rounding(
@@ -134,7 +134,7 @@ def shared_rounding(
     Parameters
     ----------
     module, plan, options
-        As for :func:`make_initial_state`, which was called before with a check.
+        As for :func:`train_for_comparison`, which was called before.
     errors
         Relative errors of this rank's gradients.
     loss, expected

@@ -17,19 +17,18 @@ from planner.layers.plan.check import check_layer_plan
 from planner.layers.plan.document import LayerPlan
 from planner.models.references import TrainingStep
 from planner.plan.format import canonical_json
-from planner.torch_adapter.tracing.step_module import StepArguments, named_state
+from planner.torch_adapter.tracing.step_module import StepArguments
 from runtime.layers.check import check_model
 from runtime.layers.executor import BuiltStage
 from runtime.layers.families.registry import model_family
 from runtime.layers.mesh import plan_meshes
 from runtime.layers.training import LayerTraining
 from runtime.library.batch import Batch, BatchShares, BatchTensor
-from runtime.library.dtensors import put_into
 from runtime.library.errors import LoadError
 from runtime.library.optimizers.memory import MeasuredOptimizer, check_excess, measured_optimizer
 from runtime.library.optimizers.probe import OptimizerRefusedError, check_element_wise
 from runtime.library.optimizers.user import Clipping, ShardNames, UpdateOrder, UserOptimizer, planned_optimizer
-from runtime.library.sources import LoadOptions, ModelTensor, initial_reader, module_tensors
+from runtime.library.sources import LoadOptions, ModelTensor, module_tensors, reader_without_module
 from runtime.library.step import Step
 from runtime.measure.local_shards import local_tensor
 
@@ -159,9 +158,7 @@ def load_layer_step(plan: LayerPlan, step: TrainingStep, how: LoadOptions) -> La
     arguments = StepArguments.of(module, step.example_args, step.example_kwargs)
     own = how.own_tensors(module)
     with ExitStack() as stack:
-        read = initial_reader(model, own, stack.enter_context(how.source()))
-        for named in named_state(module.named_parameters(remove_duplicate=False)):
-            put_into(module, {named.name: torch.empty_like(named.tensor, device="meta")}, {named.name: named.aliases})
+        read = reader_without_module(module, own, stack.enter_context(how.source()))
 
         def made(stage: BuiltStage, shards: Mapping[str, Tensor]) -> UserOptimizer:
             parameters = dict(stage.module.named_parameters())

@@ -18,7 +18,7 @@ from planner.schedule.instructions import Schedule
 from planner.strategies.traced_step import TracedStep
 from planner.torch_adapter.deferred_values import DeferredValues, deferred_parameters, parameters_on_meta
 from planner.torch_adapter.local.collectives import MeshGroups
-from planner.torch_adapter.tracing.step_module import named_state
+from planner.torch_adapter.tracing.step_module import StepArguments, named_state
 from runtime.library.dtensors import as_dtensor, put_into
 from runtime.library.errors import LoadError, WeightsError
 from runtime.library.optimizers.probe import OptimizerFactory
@@ -48,6 +48,19 @@ def seeded_step(reference: ModelReference) -> tuple[TrainingStep, DeferredValues
         return planned_step(reference), DeferredValues()
     with deferred_parameters() as values:
         return load_step(reference, "cpu"), values
+
+
+def shared_examples(step: TrainingStep, device: torch.device) -> tuple[Tensor, ...]:
+    """Example tensors of a step as rank 0 has them, in the order of the arguments; a collective of all ranks.
+
+    A function that draws them behind its parameters draws others where the parameters were not drawn.
+    """
+    found = []
+    for tensor in StepArguments.of(step.module, step.example_args, step.example_kwargs).tensors:
+        shared = tensor.to(device, copy=True)
+        dist.broadcast(shared, 0)
+        found.append(shared.to(tensor.device))
+    return tuple(found)
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,6 +175,14 @@ def initial_reader(tensors: Iterable[ModelTensor], own: ModuleTensors, source: T
         own.forget(name)
         return blocks
 
+    return read
+
+
+def reader_without_module(module: nn.Module, own: ModuleTensors, source: TensorSource | None) -> BlockReader:
+    """As :func:`initial_reader`; the module's parameters are on ``meta`` afterwards."""
+    read = initial_reader(module_tensors(module), own, source)
+    for named in named_state(module.named_parameters(remove_duplicate=False)):
+        put_into(module, {named.name: torch.empty_like(named.tensor, device="meta")}, {named.name: named.aliases})
     return read
 
 

@@ -72,7 +72,7 @@ def prepare(
     optimizer
         A name of :data:`planner.graph.optimizers.OPTIMIZERS`.
     steps
-        Number of steps; 0 writes the initial state alone.
+        Number of steps, at least 1.
     data
         Text to train on; None: the example batch.
     folder
@@ -83,9 +83,8 @@ def prepare(
     step = load_step(reference, "cpu")
     arguments = StepArguments.of(step.module, step.example_args, step.example_kwargs)
     write_initial_state(folder, step.module, dict(zip(arguments.names, arguments.tensors, strict=True)))
-    if steps > 0:
-        batches = Batches.of(step.module, arguments, arguments.tensors, data, micro_batches)
-        _train(step, arguments, batches, optimizer, steps, folder)
+    batches = Batches.of(step.module, arguments, arguments.tensors, data, micro_batches)
+    _train(step, arguments, batches, optimizer, steps, folder)
 
 
 def _train(
@@ -141,7 +140,7 @@ def prepare_rounding(reference: ModelReference, data: Path | None, folder: Path,
 
 
 def read_reference(folder: Path) -> ReferenceRun:
-    """Read what :func:`prepare` wrote with ``steps`` above 0."""
+    """Read what :func:`prepare` wrote."""
     written = json.loads((folder / LOSSES_FILE).read_text(encoding="utf-8"))
     return ReferenceRun(
         tuple(written["losses"]),
@@ -162,7 +161,7 @@ def prepare_from_command_line(step_of: Callable[[Path], tuple[ModelReference, st
     parser = argparse.ArgumentParser(description="Write the initial state of a plan's run, and train in one process.")
     parser.add_argument("plan", type=Path)
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--steps", type=int, default=0)
+    parser.add_argument("--steps", type=int, default=1)
     parser.add_argument("--data", type=Path)
     parser.add_argument("--rounding", action="store_true", help="the rounding of what was written before")
     options = parser.parse_args()

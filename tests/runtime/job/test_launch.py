@@ -57,6 +57,15 @@ def test_a_run_is_what_was_predicted_and_equal_to_one_process():
     assert all(100e6 < resident < 4e9 for resident in report.resident_set_bytes)
 
 
+@pytest.mark.parametrize("name", ["gpt2", slow("res_net"), slow("tied_gpt")])
+def test_a_run_without_a_check_begins_with_the_same_state_though_no_process_holds_it_all(name):
+    plan = random_plan(name, (2,), 0)
+    plain, checked = run_plan(plan, steps=2), run_plan(plan, steps=2, check=True)
+    assert plain.loss == checked.loss
+    assert plain.measured_peak_bytes == checked.measured_peak_bytes
+    assert checked.failures() == []
+
+
 @pytest.mark.cold_python
 @pytest.mark.slow
 def test_training_on_a_text_started_by_torchrun(tmp_path):

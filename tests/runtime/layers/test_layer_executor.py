@@ -311,6 +311,7 @@ def test_a_plan_is_run_by_processes_of_its_own():
     plan = staged_plan("gpt2", [{}] * 2, [{}] * 2, devices=2, micro_batches=2)
     report = run_layer_plan(plan, steps=3, check=True)
     assert report.failures() == []
+    assert run_layer_plan(plan, steps=3).loss == report.loss  # whose state is made on the shards
     assert report.reference_loss == pytest.approx(report.loss, rel=1e-4)
     assert report.max_grad_rel_error < 1e-4
     assert report.measured_step_s > 0
