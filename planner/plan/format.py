@@ -60,6 +60,11 @@ class PlannedModel(_Part):
     loss_chunks: PositiveInt = 1
     reduce_dtype: ReduceDtype | None = None
 
+    @property
+    def dtypes(self) -> str:
+        """Dtype of parameters and activations, and that of sums of gradients over devices where it differs."""
+        return self.dtype + (f", gradients summed in {self.reduce_dtype}" if self.reduce_dtype == "float32" else "")
+
     @model_serializer(mode="wrap")
     def _without_absent_fields(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """What a plan of an earlier version does not have is not written, so that its digest stays."""
@@ -362,7 +367,7 @@ class Plan(_Part):
         bound, limit, parts = self.bound_seconds, options.limit_bytes, options.grad_accum
         batch = f"{model.batch * parts} in {parts} micro-batches" if parts > 1 else f"{model.batch}"
         return [
-            ("model", f"{model.source}, batch {batch}, sequence {model.sequence}, {model.dtype}"),
+            ("model", f"{model.source}, batch {batch}, sequence {model.sequence}, {model.dtypes}"),
             ("mesh", f"{'x'.join(map(str, options.mesh))} on {options.cluster}"),
             ("formulation", f"{options.formulation}, {options.optimizer}"),
             ("status", str(certificate.status)),

@@ -117,7 +117,7 @@ def _rows(plan: OpenedPlan | tuple[str, LayerPlan]) -> dict[str, str]:
     made, record = plan[1], plan[1].record
     model = made.model
     rows = {
-        "model": f"{model.source}, batch {model.batch}, sequence {model.sequence}, {model.dtype}",
+        "model": f"{model.source}, batch {model.batch}, sequence {model.sequence}, {model.dtypes}",
         "mesh": f"{made.devices} devices in {len(made.stages)} stages",
     }
     if record is not None:

@@ -24,7 +24,6 @@ SCRIPTS = sorted(NOTEBOOKS.glob("*.py"))
 QUICK = NOTEBOOKS / "02_solvers.ipynb"
 NOT_RUN_YET = {
     "05_osdp",
-    "03_kiwi_figure_5_and_6",
     "04_kiwi_solver_time",
     "06_galvatron",
     "09_the_five_papers",

@@ -12,7 +12,8 @@ import torch
 from support.steps import models
 
 from planner.common.model_error import ModelError
-from planner.models.references import ModelReference, TrainingStep, load_step
+from planner.models.references import ModelReference, TrainingStep, load_step, reference_of
+from planner.plan.format import PlannedModel
 from planner.strategies.traced_step import trace_step
 
 REFERENCE = ModelReference("hf:gpt2", 2, 16, "float32", 0)
@@ -73,6 +74,7 @@ def load(reference: ModelReference, device: str = "meta") -> TrainingStep:
         ({"sequence": -3}, "sequence -3"),
         ({"layers": 0}, "layers 0"),
         ({"dtype": "fp8"}, "dtype 'fp8' is unknown; known are float32, bfloat16"),
+        ({"reduce_dtype": "float64"}, "reduce dtype 'float64': it is float32, or same"),
         ({"dropout": 1.0}, "dropout 1.0"),
         ({"seed": -1}, "seed -1"),
     ],
@@ -84,6 +86,19 @@ def test_values_out_of_range_are_named(changes: dict[str, object], words: str) -
 
 def test_reference_is_plain_data() -> None:
     assert ModelReference(**json.loads(json.dumps(asdict(REFERENCE)))) == REFERENCE
+
+
+def test_a_plan_keeps_in_which_dtype_gradients_are_summed() -> None:
+    half, same = replace(REFERENCE, dtype="bfloat16"), replace(REFERENCE, dtype="bfloat16", reduce_dtype="same")
+    assert (REFERENCE.reduce_dtype, half.reduce_dtype) == (None, "float32")
+    assert replace(half, dtype="float32") == REFERENCE
+    for reference in (REFERENCE, half, same):
+        planned = PlannedModel(**asdict(reference))
+        assert reference_of(PlannedModel.model_validate_json(planned.model_dump_json())) == reference
+        assert ("gradients summed in float32" in planned.dtypes) == (reference == half)
+    former = PlannedModel(**{**asdict(half), "reduce_dtype": None})
+    assert "reduce_dtype" not in former.model_dump()
+    assert reference_of(former) == same
 
 
 @pytest.mark.parametrize("kind", list(models.SMALL_CONFIGURATIONS))

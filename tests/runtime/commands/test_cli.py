@@ -130,6 +130,7 @@ def test_without_a_command_the_help_is_printed_and_the_code_says_so(meshwright) 
         (["fits", *TINY, "--mesh", "3x3"], ["3x3", "a100-8-nvlink"]),
         (["fits", *TINY, "--mesh", "2", "--optimizer", "lion"], ["lion", "adamw, sgd, sgd_momentum, adamw_mixed"]),
         (["fits", *TINY, "--mesh", "2", "--dtype", "int3"], ["int3", "float32"]),
+        (["fits", *TINY, "--mesh", "2", "--reduce-dtype", "int3"], ["int3", "float32", "same"]),
         (["fits", *TINY, "--mesh", "2", "--seed", "-4"], ["seed", "-4"]),
         (["fits", "hf:no-such-model", "--mesh", "2", "--cluster", "a100-8-nvlink"], ["no-such-model", "gpt2"]),
         (["fits", "no-colon", "--mesh", "2", "--cluster", "a100-8-nvlink"], ["no-colon", "hf:NAME"]),
