@@ -93,6 +93,13 @@ def test_a_gradient_of_rounding_noise_is_measured_by_its_own_rounding(tmp_path):
     assert rounding.tolerance("0.weight") < 1e-3
 
 
+def test_a_gradient_that_lost_little_by_chance_may_lose_what_others_do():
+    half = Rounding(0.0, {"lucky": 2e-3, **{f"usual {k}": 1e-2 + 1e-3 * k for k in range(18)}, "alone": 0.5})
+    assert half.tolerance("lucky") == pytest.approx(3 * 2.6e-2)
+    single = Rounding(0.0, {"lucky": 1e-8, **{f"usual {k}": 1e-7 * k for k in range(18)}, "alone": 0.5})
+    assert single.tolerance("lucky") == GRADIENT_TOLERANCE
+
+
 def test_tolerances_have_a_floor_and_a_ceiling():
     rounding = Rounding(0.5, {"a": 0.0, "b": 1e-2, "c": 1.0})
     assert rounding.tolerance("a") == rounding.tolerance("b") == pytest.approx(3e-2)
