@@ -101,8 +101,6 @@ class PlanningSession:
         traced: TracedStep | None = None,
         grad_accum: int = 1,
     ) -> None:
-        if traced is None and prod(mesh) == 1:
-            reference = replace(reference, reduce_dtype="same")  # nothing is summed over devices
         self.reference = reference
         self.cluster = load_cluster(cluster) if isinstance(cluster, str) else cluster
         self.mesh = mesh

@@ -121,7 +121,7 @@ Dropout = Annotated[
 ReduceDtype = Annotated[
     str,
     typer.Option(
-        help="Sum gradients of 16-bit parameters over devices in float32, or in the same dtype as the parameters."
+        help="Sum gradients of 16-bit parameters over devices in float32, or in the dtype of the parameters: same."
     ),
 ]
 LossChunks = Annotated[

@@ -92,9 +92,9 @@ def trace_joint_graph(
             stack.enter_context(no_custom_functions(provenance))
             casts = stack.enter_context(watched_autocast(provenance))
             joint = aot_export_joint_with_descriptors(stack, step, step.example_tensors)
-            if wide_gradients:
-                widen_gradients(joint.graph_module.graph, _gradients(joint.graph_module))
             trace = _read(joint.graph_module, step, arguments)
+            if wide_gradients:
+                trace = _widened(trace)
             return replace(trace, notes=(*trace.notes, *dict.fromkeys(casts)))
     except Exception as error:
         raise translate(error, provenance.module_path) from error
@@ -177,14 +177,15 @@ def _read(graph_module: GraphModule, step: StepModule, arguments: StepArguments)
     return Trace(graph_module, tuple(inputs), tuple(outputs), tuple(notes))
 
 
-def _gradients(graph_module: GraphModule) -> list[Node]:
-    output = graph_module.graph.output_node()
-    described: Any = zip(output.args[0], output.meta["desc"], strict=True)  # type: ignore[arg-type]
-    return [
-        node
-        for node, description in described
-        if isinstance(node, Node) and isinstance(description, descriptors.GradAOTOutput)
-    ]
+def _widened(trace: Trace) -> Trace:
+    """The trace with 32-bit gradients in the place of 16-bit ones."""
+    gradients = [output.node for output in trace.outputs if output.role is OutputRole.GRADIENT]
+    wide = widen_gradients(trace.graph_module.graph, gradients)
+    outputs = (
+        replace(output, node=wide.get(output.node, output.node)) if output.role is OutputRole.GRADIENT else output
+        for output in trace.outputs
+    )
+    return replace(trace, outputs=tuple(outputs))
 
 
 def _unused(step: StepModule, inputs: list[TracedInput], outputs: list[TracedOutput]) -> list[str]:

@@ -24,41 +24,47 @@ _CAST = _aten._to_copy.default
 
 
 def widen_gradients(graph: Graph, gradients: Iterable[Node]) -> dict[Node, Node]:
-    """Insert casts to 32 bits into a joint graph.
+    """Insert casts to 32 bits into a joint graph, whose outputs stay as they are.
 
     Parameters
     ----------
     graph
-        The joint graph, which is changed.
+        The joint graph.
     gradients
         Its outputs that are gradients of parameters.
 
     Returns
     -------
     dict
-        The 32-bit gradient by the 16-bit one; others are left out.
+        32-bit nodes by the 16-bit ones, among them every 16-bit gradient.
     """
-    found: dict[Node, Node] = {}
+    wide: dict[Node, Node] = {}
     for gradient in gradients:
-        if gradient not in found and _is_half(gradient):
-            found[gradient] = _widened(graph, gradient)
-    returned: Any = graph.output_node().args[0]
-    graph.output_node().args = (tuple(found.get(node, node) for node in returned),)
-    return found
+        if _is_half(gradient):
+            _widen(graph, gradient, wide)
+    return wide
 
 
-def _widened(graph: Graph, node: Node) -> Node:
-    """Node of the same value in 32 bits; what led to the 16-bit one alone is dropped with it."""
+def _widen(graph: Graph, node: Node, wide: dict[Node, Node]) -> None:
+    """Add a node of the same value in 32 bits; several gradients may be views of one tensor, which is cast once."""
+    if node not in wide:
+        wide[node] = _in_32_bits(graph, node, wide)
+
+
+def _in_32_bits(graph: Graph, node: Node, wide: dict[Node, Node]) -> Node:
     source = node.args[0] if node.args else None
     alone = node.op == "call_function" and len(node.users) == 1
     if alone and isinstance(source, Node):
         if node.target is _CAST and set(node.kwargs) == {"dtype"} and _value(source).dtype is torch.float32:
             return source
         if _passes_through(node) and _is_half(source):
-            return _again(graph, node, {source: _widened(graph, source)})
+            _widen(graph, source, wide)
+            return _again(graph, node, wide)
         summands = [each for each in node.args if isinstance(each, Node) and _is_half(each)]
         if node.target is _aten.add.Tensor and not node.kwargs and len({*summands}) == 2 and _same_shapes(summands):
-            return _again(graph, node, {each: _widened(graph, each) for each in summands})
+            for each in summands:
+                _widen(graph, each, wide)
+            return _again(graph, node, wide)
     with graph.inserting_after(node):
         cast = graph.call_function(_CAST, (node,), {"dtype": torch.float32})
     cast.meta = {**node.meta, "val": _value(node).to(torch.float32)}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from support.processes.rank_steps import groups_of, local_inputs
-from support.steps.planned_steps import real_step, strategy_space, traced_step
+from support.steps.planned_steps import real_step, step_reference, strategy_space, traced_step
 from support.tiers import first
 from torch import nn
 
@@ -17,6 +17,7 @@ from planner.machine.costs import CostModel
 from planner.replay.checker import OptimizerMemory, replay
 from planner.schedule.instructions import Reshard
 from planner.scheduling.builder import build_schedule
+from planner.session import PlanningSession
 from planner.strategies.random_decision import random_decision
 from planner.strategies.space import build_strategy_space
 from planner.strategies.traced_step import input_tensors, trace_step
@@ -139,6 +140,27 @@ def test_casts_follow_the_operators_that_make_gradients(name):
         assert readers[source.index] is operator
     assert {*graph.gradient_dtypes.values()} == {"float32"}
     assert len(graph.gradient_casts) >= len(graph.gradient_dtypes)
+
+
+class Summed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Parameter(torch.ones(4, 8)), nn.Parameter(torch.ones(8, 4))
+
+    def forward(self, samples: torch.Tensor) -> torch.Tensor:
+        return ((self.first + self.second.t()) * samples).float().sum()
+
+
+def test_a_tensor_that_is_the_gradient_of_two_parameters_is_cast_once():
+    graph = trace_step(Summed().bfloat16(), (torch.ones(4, 8).bfloat16(),)).graph
+    assert {*graph.gradient_dtypes.values()} == {"float32"}
+    assert len(graph.gradient_casts) == 1
+
+
+def test_sessions_on_any_mesh_have_the_same_step():
+    one, two = (PlanningSession(step_reference("gpt2:bfloat16"), "a100-8-nvlink", mesh) for mesh in ((1,), (2,)))
+    assert one.reference == two.reference
+    assert one.traced.fingerprint == two.traced.fingerprint
 
 
 def test_gradients_stay_as_they_are_where_the_user_says_so():

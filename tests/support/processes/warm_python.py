@@ -40,8 +40,7 @@ MODULES = (
 """What is run warm by ``-m``; scripts are as well."""
 
 IMPORTED = (
-    *MODULES[:-2],
-    "torch.distributed.run",
+    *MODULES,
     "runtime.gpu_check.__main__",
     "runtime.library",
     "torch.distributed.fsdp",
