@@ -6,7 +6,8 @@ A deep model repeats one block dozens of times, so that a search on the whole pr
    problem of a few blocks that uses memory as the whole one does. Its prices cost little
    (:mod:`formulations.solvers.columns.tied_prices`), and its best assignment is the first pattern.
 2. From those prices and messages on, messages on the whole, untied problem give its bound, evaluated in exact integers.
-3. Decode patterns at prices around them, each made to fit. Where memory binds, tied layers can cost several times as
+3. Decode patterns at prices around them, each made to fit, and rebuild parts of them as long as that makes them cheaper
+   while the gap is wide. Where memory binds, tied layers can cost several times as
    much as the best plan; so these patterns are decoded from the whole problem. Where nothing is limited, layers mostly
    do best what all others do, and sweeps go on instead.
 4. The restricted master (:mod:`formulations.solvers.columns.restricted_master`) mixes the patterns; further prices give
@@ -38,11 +39,14 @@ from formulations.solvers.columns.tied_problem import TiedProblem, TyingError, t
 from formulations.solvers.columns.tunables import (
     BOUND_SHARE,
     DEARER,
+    DECODED_NODES,
     FACTOR_NOISE,
     MASTER_SECONDS,
     MIXED_PATTERNS,
     MOST_PAIRS,
     PATTERNS_A_ROUND,
+    REBUILDING_GAP,
+    REBUILT_NODES,
     TIED_SHARE,
 )
 from formulations.solvers.local_search.incumbent_search import IncumbentSearch
@@ -53,6 +57,9 @@ from formulations.solvers.protocol.solver import ReportIncumbent, ReportProgress
 
 _MIXING = True
 """Technique: the restricted master, which mixes patterns and the incumbent."""
+
+_REBUILDING = True
+"""Technique: parts of patterns are rebuilt at noisy prices, and the results are patterns too."""
 
 
 def solve(problem: StrategyProblem, options: SolveOptions, report: ReportProgress, incumbent: ReportIncumbent) -> Claim:
@@ -156,7 +163,10 @@ class _Columns:
             return np.ones(1)
         if factors is not None:
             return np.array(factors)
-        return np.exp(FACTOR_NOISE * (1 + idle) * self._random.standard_normal(PATTERNS_A_ROUND))
+        count = PATTERNS_A_ROUND
+        if self._is_wide():
+            count = max(count, min(MIXED_PATTERNS // 2, DECODED_NODES // max(1, len(self.problem.nodes))))
+        return np.exp(FACTOR_NOISE * (1 + idle) * self._random.standard_normal(count))
 
     def _decode(self, factors: FloatArray) -> None:
         """Decode a pattern at every factor of the best prices, and make it fit."""
@@ -166,7 +176,16 @@ class _Columns:
             prices = self._ascent.best_prices * factor
             choices = self._ascent.decode(prices, PAIRS)
             self._patterns[self.flat.original_choices(choices)] = None
-            self._search.finish_grown(choices, prices)
+            finished = self._search.finish_grown(choices, prices)
+            if finished is not None and self._is_wide():
+                patience = REBUILT_NODES // max(1, len(choices))
+                rebuilt = self._search.rebuild_while_better(finished, self._ascent.best_prices, self._random, patience)
+                self._patterns[self.flat.original_choices(rebuilt)] = None
+
+    def _is_wide(self) -> bool:
+        """Whether the gap is so wide that mixing patterns as they were decoded does not close it."""
+        objective, bound = self._search.objective, self._ascent.best_bound
+        return _REBUILDING and (objective is None or objective - bound > REBUILDING_GAP * objective)
 
     def _mix(self) -> bool:
         """Let the master mix the newest patterns and the incumbent; False where it has done so already."""

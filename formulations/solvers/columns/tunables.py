@@ -17,7 +17,16 @@ FACTOR_NOISE = 0.15
 """Standard deviation of the logarithm of later factors; more after idle rounds."""
 
 PATTERNS_A_ROUND = 3
-"""Patterns of each later round."""
+"""Patterns of each later round, at least."""
+
+DECODED_NODES = 2_000
+"""Nodes of all patterns of such a round together, where the gap is wide: a small problem has more patterns."""
+
+REBUILT_NODES = 1_250
+"""Nodes that may be rebuilt without a gain, the same one more than once, before the rebuilding of a pattern ends."""
+
+REBUILDING_GAP = 5e-3
+"""Relative gap down to which patterns are rebuilt."""
 
 MIXED_PATTERNS = 24
 """Newest patterns that the master mixes."""

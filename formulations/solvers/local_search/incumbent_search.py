@@ -135,16 +135,16 @@ class IncumbentSearch:
         limit = self.flat.usage.limit - float(len(self.flat.usage.low))
         self._rows = self.flat.usage._replace(limit=np.maximum(limit, 0.0))
 
-    def finish(self, choices: IntArray, prices: FloatArray) -> bool:
-        """Repair a copy of ``choices`` where needed, and fill; return whether a feasible one resulted."""
+    def finish(self, choices: IntArray, prices: FloatArray) -> IntArray | None:
+        """Repair a copy of ``choices`` where needed, and fill; return it, or None where it is not feasible."""
         candidate = choices.copy()
         usage_now = self.usage(candidate)
         if (usage_now > self._rows.limit).any() and not self.repair(candidate, usage_now, prices):
-            return False
+            return None
         self.fill(candidate, usage_now, prices)
-        return self.is_feasible(candidate)
+        return candidate if self.is_feasible(candidate) else None
 
-    def finish_grown(self, choices: IntArray, prices: FloatArray, visits: int = 10) -> bool:
+    def finish_grown(self, choices: IntArray, prices: FloatArray, visits: int = 10) -> IntArray | None:
         """Improve ``choices`` at prices, single nodes first and random trees after them; then :meth:`finish` a copy.
 
         The trees visit every node so many times on average.
@@ -153,6 +153,33 @@ class IncumbentSearch:
         self.settle(choices)
         self.grow_trees(choices, visits * len(choices), 4000)
         return self.finish(choices, prices)
+
+    def rebuild(self, choices: IntArray, prices: FloatArray, random: np.random.Generator) -> IntArray:
+        """Rebuild parts of feasible ``choices`` at noisy prices, within the limits; return the result, a copy."""
+        noise = random.uniform(0.0, 0.8) * random.standard_normal(len(prices))
+        noisy = prices * random.uniform(0.4, 1.5) * np.exp(noise)
+        candidate = choices.copy()
+        usage = self.usage(candidate)
+        self.set_prices(noisy)
+        self.improve(candidate, usage, 1)
+        largest = int(np.exp(random.uniform(np.log(5), np.log(300))))
+        self.grow_feasible_trees(candidate, usage, 2 * len(candidate), largest)
+        self.fill(candidate, usage, noisy, FILL_FACTORS[1:])
+        return candidate
+
+    def rebuild_while_better(
+        self, choices: IntArray, prices: FloatArray, random: np.random.Generator, patience: int
+    ) -> IntArray:
+        """Rebuild feasible ``choices`` until so many rounds in a row make nothing cheaper; return the cheapest."""
+        graph, unary, tables = self.flat.graph, self.flat.unary, self.flat.tables
+        cost, idle = total_cost(graph, unary, tables, choices), 0
+        while idle < patience and time.monotonic() < self._deadline:
+            candidate = self.rebuild(choices, prices, random)
+            now = total_cost(graph, unary, tables, candidate)
+            idle = 0 if now < cost - self._tolerance else idle + 1
+            if now <= cost:
+                choices, cost = candidate, now
+        return choices
 
     def force_feasible(self, choices: IntArray, steps: int, deadline: float) -> bool:
         """Look for any feasible assignment near ``choices`` (violations before cost), then fill and offer it.

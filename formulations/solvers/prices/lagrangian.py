@@ -22,7 +22,7 @@ from formulations.problem.compiled import seed_compiled
 from formulations.problem.solution import Claim, Progress, SolveOptions
 from formulations.problem.strategy_problem import IntArray, StrategyProblem
 from formulations.solvers.local_search.incumbent_search import IncumbentSearch
-from formulations.solvers.local_search.tunables import FILL_FACTORS, FORCED_STEPS
+from formulations.solvers.local_search.tunables import FORCED_STEPS
 from formulations.solvers.prices.ascent import PriceAscent
 from formulations.solvers.prices.bundle import PriceBundle
 from formulations.solvers.prices.dual_bound import eliminated_bound
@@ -242,21 +242,11 @@ class PriceSearch:
         """Phase 3: rebuild parts of the incumbent at noisy prices, always within the limits."""
         if not _INTENSIFYING:
             return
-        base = self._steered
-        nodes = len(self.flat.graph.sizes)
         while self.search.best is not None and not self._out_of_time(LAST_SHARE) and not self._out_of_rounds(1.0):
             self.rounds += 1
             self.search.hear_others()
-            factor = float(self._random.uniform(0.4, 1.5))
-            noise = self._random.uniform(0.0, 0.8) * self._random.standard_normal(len(base))
-            prices = (base if self._random.random() < 0.5 else self.prices) * factor * np.exp(noise)
-            choices = self.search.best.copy()
-            usage = self.search.usage(choices)
-            self.search.set_prices(prices)
-            self.search.improve(choices, usage, 1)
-            largest = int(np.exp(self._random.uniform(np.log(5), np.log(300))))
-            self.search.grow_feasible_trees(choices, usage, 2 * nodes, largest)
-            self.search.fill(choices, usage, prices, FILL_FACTORS[1:])
+            prices = self._steered if self._random.random() < 0.5 else self.prices
+            self.search.rebuild(self.search.best, prices, self._random)
             if self.rounds % STEPS_BETWEEN_CHECKS == 0 and self._done():
                 return
 

@@ -3,8 +3,8 @@
 One process generates patterns of a deep model's blocks and combines them into good assignments. Decisions of
 restrictions (:attr:`StepProblem.restrictions`) are found by prices in a second or two each and are often cheaper than
 the first patterns; combined with them, they give better assignments than either. So another process solves them
-meanwhile: those with reruns by rule first, the largest after them, and the base problem last. With one process at a
-time, or where the solve has to be deterministic, they come before.
+meanwhile: those with reruns by rule first, the largest after them, and the base problem last. With two processes at a
+time the solver needs both itself. With one, or where the solve has to be deterministic, restrictions come before.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Self
 from formulations.problem.solution import Progress, SolveOptions, SolveResult
 from formulations.solvers import solve
 from formulations.solvers.processes.worker import Ending
-from formulations.solvers.running.lanes import fair_share_of_memory, runs_alone
+from formulations.solvers.running.lanes import fair_share_of_memory, runs_alone, worker_count
 from formulations.step.solving.background import Background
 from formulations.step.solving.context import Candidate, SolveContext
 from formulations.step.solving.search import Search, begun_from
@@ -29,6 +29,9 @@ from formulations.step.solving.step_problem import StepProblem
 
 BEFORE_SHARE = 0.4
 """Part of the time limit that restrictions have where they come before."""
+
+_LANES = 2
+"""Processes of the solver that has restrictions beside it."""
 
 _AT_WORK = 2
 """Number of searches that share the memory."""
@@ -64,7 +67,8 @@ def solve_with_restrictions(
         The solver's result, and the best decision of the restrictions.
     """
     options = context.options
-    if not built.restrictions or not context.solves_by_patterns(built.problem):
+    apart = runs_alone(options) or worker_count(options) > _LANES
+    if not (built.restrictions and apart and context.solves_by_patterns(built.problem)):
         options = begun_from(built, start, options)
         if patient or runs_alone(options):
             return solve(built.problem, context.solver, options, context.progress, context.pool), start

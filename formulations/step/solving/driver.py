@@ -2,7 +2,8 @@
 
 1. Stages before the solver find a decision to begin from (:mod:`formulations.step.solving.stages`). Where the best one
    without a limit fits, only that problem is left (:mod:`formulations.step.solving.without_limit`).
-2. The solver begins from it; in deep models restrictions are solved in parallel.
+2. The solver begins from it; in deep models restrictions are solved in parallel where more processes may work at once
+   than it has itself.
 3. A formulation's problem may count a few bytes less than its decision holds, where that depends on three decisions at
    once and the tables would be too large. So every decision is executed on the step's tables. Where it holds more than
    the limit, the problem with bytes rounded up is solved as well.

@@ -6,7 +6,8 @@ however little time it has. A stage solves restrictions of the problem and passe
 limit (``reference``), and whether nothing is left to find in restrictions (``finished``).
 
 Where an operator has one layout, or tables are very large, few stages apply. In a deep model the solver's patterns of
-repeated blocks find good decisions without a start: restrictions are solved in parallel to it then, not before it.
+repeated blocks find good decisions without a start: restrictions are solved in parallel to it then, not before it, and
+left out where that would take a process from the solver.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ from formulations.step.solving.solved import SolvedStep
 from formulations.step.solving.step_problem import StepProblem
 from formulations.step.training_step import StepDecision, StepModel
 
-BESIDE = SolveOptions(time_limit=60.0, workers=2)
+BESIDE = SolveOptions(time_limit=60.0, workers=3)
 BEFORE = replace(BESIDE, workers=1)
 ENDLESS = 3600.0
 AT_ONCE, IN_ALL = 2, 4
@@ -193,6 +193,22 @@ def test_the_solver_of_the_larger_problem_receives_it(pool, monkeypatch):
     assert found.objective is not None
     assert built.decode(heard[0]).layouts
     assert found.objective <= execution(model)(built.decode(heard[0])).cost
+
+
+@pytest.mark.parametrize(("workers", "has_them"), [(1, True), (2, False), (3, True)])
+def test_a_solver_that_needs_both_processes_has_no_restrictions_beside_it(workers, has_them, pool, monkeypatch):
+    used = []
+
+    def begin(*arguments):
+        used.append(arguments)
+        return RestrictionsBeside(*arguments)
+
+    monkeypatch.setattr(step_beside, "RestrictionsBeside", begin)
+    model, built = case(0, 0.5, pool)
+    context = SolveContext(execution(model), DEFAULT_SOLVER, replace(BESIDE, workers=workers), pool)
+    found, _ = solve_with_restrictions(built, None, context)
+    assert found.objective == case_optimum(0, 0.5, pool).executed.cost
+    assert bool(used) == has_them
 
 
 def test_it_ends_with_the_larger_problem(pool):
