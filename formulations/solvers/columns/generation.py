@@ -6,10 +6,9 @@ A deep model repeats one block dozens of times, so that a search on the whole pr
    problem of a few blocks that uses memory as the whole one does. Its prices cost little
    (:mod:`formulations.solvers.columns.tied_prices`), and its best assignment is the first pattern.
 2. From those prices and messages on, messages on the whole, untied problem give its bound, evaluated in exact integers.
-3. Decode patterns at prices around them, each made to fit, and rebuild parts of them as long as that makes them cheaper
-   while the gap is wide. Where memory binds, tied layers can cost several times as
-   much as the best plan; so these patterns are decoded from the whole problem. Where nothing is limited, layers mostly
-   do best what all others do, and sweeps go on instead.
+3. Decode patterns at prices around them, each made to fit, and rebuild parts of each as long as that makes it cheaper.
+   Where memory binds, tied layers can cost several times as much as the best plan; so these patterns are decoded from
+   the whole problem. Where nothing is limited, layers mostly do best what all others do, and sweeps go on instead.
 4. The restricted master (:mod:`formulations.solvers.columns.restricted_master`) mixes the patterns; further prices give
 further ones.
 
@@ -39,15 +38,12 @@ from formulations.solvers.columns.tied_problem import TiedProblem, TyingError, t
 from formulations.solvers.columns.tunables import (
     BOUND_SHARE,
     DEARER,
-    DECODED_NODES,
     FACTOR_NOISE,
     MASTER_SECONDS,
     MIXED_PATTERNS,
     MOST_PAIRS,
     PATTERNS_A_ROUND,
-    REBUILDING_GAP,
-    REBUILT_NODES,
-    TIED_SHARE,
+    VISITED_NODES,
 )
 from formulations.solvers.local_search.incumbent_search import IncumbentSearch
 from formulations.solvers.prices.flatten_or_finish import flatten_or_finish
@@ -139,7 +135,7 @@ class _Columns:
         if not flat.contradiction:
             ascent = FewRowsAscent(flat)
             limit = self.options.iteration_limit
-            ascent.climb(self._deadline(TIED_SHARE), *(() if limit is None else (limit,)))
+            ascent.climb(self._deadline(BOUND_SHARE / 2), *(() if limit is None else (limit,)))
             self._offer_tied(tied, ascent)
             prices = carry_over(flat, ascent.best_prices, self.flat)
             messages = carry_messages_over(flat, ascent.best_messages, self.flat, tied.group)
@@ -163,9 +159,7 @@ class _Columns:
             return np.ones(1)
         if factors is not None:
             return np.array(factors)
-        count = PATTERNS_A_ROUND
-        if self._is_wide():
-            count = max(count, min(MIXED_PATTERNS // 2, DECODED_NODES // max(1, len(self.problem.nodes))))
+        count = max(PATTERNS_A_ROUND, min(MIXED_PATTERNS // 2, self._rounds_of_nodes()))
         return np.exp(FACTOR_NOISE * (1 + idle) * self._random.standard_normal(count))
 
     def _decode(self, factors: FloatArray) -> None:
@@ -177,15 +171,15 @@ class _Columns:
             choices = self._ascent.decode(prices, PAIRS)
             self._patterns[self.flat.original_choices(choices)] = None
             finished = self._search.finish_grown(choices, prices)
-            if finished is not None and self._is_wide():
-                patience = REBUILT_NODES // max(1, len(choices))
-                rebuilt = self._search.rebuild_while_better(finished, self._ascent.best_prices, self._random, patience)
+            if finished is not None and _REBUILDING:
+                best_prices = self._ascent.best_prices
+                patience = (self._rounds_of_nodes() + 1) // 2  # each round visits a node about twice
+                rebuilt = self._search.rebuild_while_better(finished, best_prices, self._random, patience)
                 self._patterns[self.flat.original_choices(rebuilt)] = None
 
-    def _is_wide(self) -> bool:
-        """Whether the gap is so wide that mixing patterns as they were decoded does not close it."""
-        objective, bound = self._search.objective, self._ascent.best_bound
-        return _REBUILDING and (objective is None or objective - bound > REBUILDING_GAP * objective)
+    def _rounds_of_nodes(self) -> int:
+        """How often all nodes may be visited in a step whose effort does not depend on their number."""
+        return VISITED_NODES // max(1, len(self.problem.nodes))
 
     def _mix(self) -> bool:
         """Let the master mix the newest patterns and the incumbent; False where it has done so already."""

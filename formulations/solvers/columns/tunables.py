@@ -4,11 +4,8 @@ from __future__ import annotations
 
 # generation.py
 
-TIED_SHARE = 0.35
-"""Part of the time after which prices of the tied problem end."""
-
-BOUND_SHARE = 0.6
-"""Part of the time after which the sweeps of the whole problem end."""
+BOUND_SHARE = 0.65
+"""Part of the time after which the sweeps of the whole problem end; prices of the tied problem have half of it."""
 
 MOST_PAIRS = 100_000
 """Not tunable: where nothing is limited, the time ends the sweeps."""
@@ -19,14 +16,9 @@ FACTOR_NOISE = 0.15
 PATTERNS_A_ROUND = 3
 """Patterns of each later round, at least."""
 
-DECODED_NODES = 2_000
-"""Nodes of all patterns of such a round together, where the gap is wide: a small problem has more patterns."""
-
-REBUILT_NODES = 1_250
-"""Nodes that may be rebuilt without a gain, the same one more than once, before the rebuilding of a pattern ends."""
-
-REBUILDING_GAP = 5e-3
-"""Relative gap down to which patterns are rebuilt."""
+VISITED_NODES = 2_000
+"""Nodes of the patterns of such a round together, if that is more; and those that are rebuilt without a gain, the same
+one more than once, before the rebuilding of a pattern ends."""
 
 MIXED_PATTERNS = 24
 """Newest patterns that the master mixes."""
