@@ -178,7 +178,7 @@ class _Columns:
                 self._patterns[self.flat.original_choices(rebuilt)] = None
 
     def _rounds_of_nodes(self) -> int:
-        """How often all nodes may be visited in a step whose effort does not depend on their number."""
+        """How often the nodes that a round may visit make up all nodes: the effort does not grow with their number."""
         return VISITED_NODES // max(1, len(self.problem.nodes))
 
     def _mix(self) -> bool:

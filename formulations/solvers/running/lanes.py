@@ -53,7 +53,7 @@ PROVING = (BRANCH_AND_CUT, PROOF, PRICES_AND_BRANCH, CONSTRAINTS)
 _MOST_GUESSED = 1_500_000
 """Not tunable: columns up to which cores of guesses found more than moves at prices; with twice as many, less."""
 
-_EXACT_AND_PRICES = 2
+LEAST_LANES = 2
 """Not tunable: lanes that every search has."""
 
 
@@ -149,12 +149,12 @@ def _lanes_of_all(problem: StrategyProblem, options: SolveOptions, *, deep: bool
         return ((*repeating, prices, anything, *confirmed),)
     if is_wide(columns, len(problem.factors)):
         search = (Turn(FEASIBILITY, until=PRICES_UNTIL, without_incumbent=True), Turn(PARTS))
-        return (exact, search, *[(Turn(PRICES),)] * (workers > _EXACT_AND_PRICES))
+        return (exact, search, *[(Turn(PRICES),)] * (workers > LEAST_LANES))
     parts = [PARTS] * (PARTS in MEMBERS and len(problem.nodes) <= MOST_NODES_IN_PARTS)
     guesses = not small and columns <= _MOST_GUESSED
     prices = Turn(CORES if guesses else PRICES, head_start=HEAD_START_SECONDS if columns <= TINY_COLUMNS else 0.0)
-    if workers > _EXACT_AND_PRICES:
-        more = [(Turn(other),) for other in ([CONSTRAINTS] * small + parts)[: workers - _EXACT_AND_PRICES]]
+    if workers > LEAST_LANES:
+        more = [(Turn(other),) for other in ([CONSTRAINTS] * small + parts)[: workers - LEAST_LANES]]
         return (*_beside(exact, (prices, Turn(FEASIBILITY, without_incumbent=True)), repeating), *more)
     until = PRICES_UNTIL if parts else 1.0
     anything = Turn(FEASIBILITY, until=(1.0 + until) / 2, without_incumbent=True)

@@ -20,7 +20,7 @@ from typing import Self
 from formulations.problem.solution import Progress, SolveOptions, SolveResult
 from formulations.solvers import solve
 from formulations.solvers.processes.worker import Ending
-from formulations.solvers.running.lanes import fair_share_of_memory, runs_alone, worker_count
+from formulations.solvers.running.lanes import LEAST_LANES, fair_share_of_memory, runs_alone, worker_count
 from formulations.step.solving.background import Background
 from formulations.step.solving.context import Candidate, SolveContext
 from formulations.step.solving.search import Search, begun_from
@@ -29,9 +29,6 @@ from formulations.step.solving.step_problem import StepProblem
 
 BEFORE_SHARE = 0.4
 """Part of the time limit that restrictions have where they come before."""
-
-_LANES = 2
-"""Processes of the solver that has restrictions beside it."""
 
 _AT_WORK = 2
 """Number of searches that share the memory."""
@@ -67,8 +64,8 @@ def solve_with_restrictions(
         The solver's result, and the best decision of the restrictions.
     """
     options = context.options
-    apart = runs_alone(options) or worker_count(options) > _LANES
-    if not (built.restrictions and apart and context.solves_by_patterns(built.problem)):
+    has_room = runs_alone(options) or worker_count(options) > LEAST_LANES
+    if not (built.restrictions and has_room and context.solves_by_patterns(built.problem)):
         options = begun_from(built, start, options)
         if patient or runs_alone(options):
             return solve(built.problem, context.solver, options, context.progress, context.pool), start
