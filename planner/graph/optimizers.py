@@ -55,6 +55,9 @@ class OptimizerSpec:
         et al. 2018, section 3.1). The 16-bit parameter is then only written.
     micro_batches
         Of a step; where there are several, the sum of their gradients is state as well, in its dtype.
+    fused
+        Whether one kernel updates a parameter. It holds no temporaries but a copy of the gradient, where that has
+        another dtype or lies otherwise than the parameter.
     """
 
     name: OptimizerName
@@ -64,6 +67,7 @@ class OptimizerSpec:
     state_passes: int = 0
     master: bool = False
     micro_batches: int = 1
+    fused: bool = False
 
     def state(self, dtype: str) -> Buffers:
         """Buffers that a parameter of ``dtype`` (torch's name) keeps between steps, or between micro-batches."""
@@ -75,6 +79,8 @@ class OptimizerSpec:
     def workspace(self, dtype: str, gradient: str) -> Buffers:
         """Buffers alive at once beyond parameter, gradient and state while a parameter of ``dtype`` is updated."""
         trained = self.trained(dtype)
+        if self.fused:
+            return Buffers(1, ITEM_BYTES[trained])
         return Buffers(self.workspace_tensors + (gradient != trained), ITEM_BYTES[trained])
 
     def moved_bytes(self, dtype: str, numel: int, gradient: str) -> int:
@@ -110,8 +116,8 @@ def default_optimizer(dtype: str) -> OptimizerName:
     return "adamw_mixed" if dtype in HALF else "adamw"
 
 
-def optimizer_named(name: str, micro_batches: int = 1) -> OptimizerSpec:
-    """Look up an optimizer, for steps of so many micro-batches.
+def optimizer_named(name: str, micro_batches: int = 1, device: str = "cpu") -> OptimizerSpec:
+    """Look up an optimizer, for steps of so many micro-batches; on CUDA torch's AdamW is run as one kernel.
 
     Raises
     ------
@@ -120,4 +126,5 @@ def optimizer_named(name: str, micro_batches: int = 1) -> OptimizerSpec:
     """
     if name not in OPTIMIZERS:
         raise OptimizerError(f"optimizer {name!r} is not known; choose one of {', '.join(OPTIMIZERS)}")
-    return replace(OPTIMIZERS[name], micro_batches=micro_batches)
+    fused = device == "cuda" and OPTIMIZERS[name].workspace_tensors > 0
+    return replace(OPTIMIZERS[name], micro_batches=micro_batches, fused=fused)

@@ -104,7 +104,8 @@ class PlanningSession:
         self.reference = reference
         self.cluster = load_cluster(cluster) if isinstance(cluster, str) else cluster
         self.mesh = mesh
-        self.optimizer: OptimizerSpec = optimizer_named(optimizer or default_optimizer(reference.dtype), grad_accum)
+        name = optimizer or default_optimizer(reference.dtype)
+        self.optimizer: OptimizerSpec = optimizer_named(name, grad_accum, self.cluster.device_kind)
         self.costs = CostModel(self.cluster, mesh, grad_accum)
         if self.cluster.measured is None and self.cluster.devices % prod(mesh):
             raise ClusterError(

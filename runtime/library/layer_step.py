@@ -149,7 +149,7 @@ def load_layer_step(plan: LayerPlan, step: TrainingStep, how: LoadOptions) -> La
     model = module_tensors(module)
     trained = {name: torch.empty_like(p, device="meta") for name, p in module.named_parameters() if p.requires_grad}
     dimensions = {name: parameter.ndim for name, parameter in trained.items()}
-    factory = how.optimizer or planned_optimizer(spec.name)
+    factory = how.optimizer or planned_optimizer(spec)
     check_element_wise(factory, dimensions, device)
     measured = measured_optimizer(factory, trained, spec, clip_norm, device)
     scale = how.loss_scale(trained.values(), spec)

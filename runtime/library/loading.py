@@ -142,8 +142,9 @@ def _operator_step(plan: Plan, step: TrainingStep, how: LoadOptions) -> Operator
     reduce_dtype = reference_of(plan.decision.model).reduce_dtype
     traced = trace_step(module, step.example_args, step.example_kwargs, step.loss_fn, reduce_dtype)
     schedule = checked_schedule(plan, traced, dist.get_world_size())
-    options, spec = plan.decision.options, optimizer_named(plan.decision.options.optimizer)
-    factory = how.optimizer or planned_optimizer(spec.name)
+    options = plan.decision.options
+    spec = optimizer_named(options.optimizer, device=options.device or "cpu")
+    factory = how.optimizer or planned_optimizer(spec)
     trained = {
         value.name: torch.empty(value.spec.shape, dtype=getattr(torch, value.spec.dtype), device="meta")
         for value in traced.graph.parameters

@@ -25,7 +25,7 @@ from runtime.measure.local_shards import Block
 if TYPE_CHECKING:
     from runtime.library.step import Step
 
-_IMPLEMENTATION = ("params", "param_names", "foreach", "fused", "capturable", "differentiable")
+_IMPLEMENTATION = ("params", "param_names", "foreach", "fused", "one_by_one", "capturable", "differentiable")
 """Settings of an optimizer that say how it computes, not what: the new process's own stay."""
 _OFFSETS_KEY = "DCP_SHARDING_INFO"
 _SEVERAL = re.compile(r"(.*)@(?:\d+,)*\d+")

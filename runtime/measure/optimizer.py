@@ -2,12 +2,13 @@
 
 Torch's own AdamW and SGD, called per parameter, so that the temporaries of one parameter are alive at a time and each
 gradient can be dropped right after its update. Element-wise, so a shard is updated as it would be inside the whole
-parameter. On CUDA torch's AdamW is one kernel (``fused``), without temporaries.
+parameter. On CUDA torch's AdamW is one kernel (``fused``), without temporaries, and of several parameters at once where
+nothing but updates follows: as many as leave the peak of the step where it is.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -17,6 +18,7 @@ from torch.optim.adamw import adamw
 from torch.optim.sgd import sgd
 
 from planner.graph.optimizers import OptimizerSpec, optimizer_named
+from runtime.measure.update_groups import UpdateMemory, ends_of_groups
 
 MASTER, MOMENTUM, MOMENTS = "master", "momentum_buffer", ("exp_avg", "exp_avg_sq")
 """Names of the state's tensors; those of torch, and the master copy of a 16-bit parameter."""
@@ -78,6 +80,9 @@ class LocalOptimizer:
         A name of :data:`planner.graph.optimizers.OPTIMIZERS`.
     parameters
         Local shard of each trainable parameter by name, at its initial value: a master copy starts from it.
+    last
+        Whether updates are the last of a step, so that memory is fullest at the first of them. Fused kernels then
+        update several parameters at once.
 
     Attributes
     ----------
@@ -94,10 +99,15 @@ class LocalOptimizer:
         If the optimizer is not known.
     """
 
-    def __init__(self, name: str, parameters: Mapping[str, Tensor]) -> None:
-        self.spec = optimizer_named(name)
+    def __init__(self, name: str, parameters: Mapping[str, Tensor], last: bool = False) -> None:
+        device = next((parameter.device.type for parameter in parameters.values()), "cpu")
+        self.spec = optimizer_named(name, device=device)
         self.settings = HYPERPARAMETERS[name]
         self.step_count = 0
+        self._last = last
+        self._waiting: list[tuple[str, Tensor]] = []
+        self._seen: list[UpdateMemory] = []
+        self._ends: frozenset[str] | None = None
         self._parameters = dict(parameters)
         self.state = {key: self._initial_state(parameter) for key, parameter in parameters.items()}
 
@@ -126,34 +136,77 @@ class LocalOptimizer:
         self.step_count += 1
 
     def end_step(self) -> None:
-        """End a step; every parameter is updated by now."""
+        """End a step: update what waits. The first step shows what may be updated at once."""
+        self._update_waiting()
+        if self._ends is None and self._seen:
+            self._ends = ends_of_groups(self._seen)
+            self._seen.clear()
 
     def update(self, name: str, gradient: Tensor) -> None:
-        """Update the shard of parameter ``name`` in place with its local gradient.
+        """Update the shard of parameter ``name`` in place with its local gradient, or keep both for the next updates.
 
         Beyond parameter, gradient and state, AdamW holds two tensors of the shard's size while it runs
         (the denominator before and after the bias correction), SGD none, and both one more where the gradient has
         another dtype than what is updated. On CUDA AdamW holds the gradient at most.
         """
-        parameter, state = self._parameters[name], self.state[name]
-        with torch.no_grad():
-            trained = state.get(MASTER, parameter)
-            (self._sgd if self.spec.name in _SGD else self._adamw)(trained, gradient.to(trained.dtype), state)
-            if trained is not parameter:
-                parameter.copy_(trained)
+        if not (self._last and self._is_fused(name)):
+            self._update([(name, gradient)])
+            return
+        self._waiting.append((name, gradient))
+        if self._ends is None:
+            self._seen.append(self._memory_of(name, gradient))
+        if self._ends is None or name in self._ends:
+            self._update_waiting()
 
-    def _adamw(self, parameter: Tensor, gradient: Tensor, state: Mapping[str, Tensor]) -> None:
-        first, second = (state[moment] for moment in MOMENTS)
-        # The fused kernel takes tensors of the same strides, its count on their device.
-        fused = parameter.is_cuda and parameter.is_contiguous()
+    def _update_waiting(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        if waiting:
+            self._update(waiting)
+
+    def _is_fused(self, name: str) -> bool:
+        """Whether torch's fused kernel updates a parameter; it takes tensors of the same strides."""
+        parameter = self._parameters[name]
+        return self.spec.name not in _SGD and has_fused_kernel(parameter) and parameter.is_contiguous()
+
+    def _memory_of(self, name: str, gradient: Tensor) -> UpdateMemory:
+        parameter, trained = self._parameters[name], self.state[name].get(MASTER, self._parameters[name])
+        dtypes = (str(tensor.dtype).removeprefix("torch.") for tensor in (parameter, gradient))
+        copied = trained.nbytes if gradient.dtype != trained.dtype or not gradient.is_contiguous() else 0
+        return UpdateMemory(name, gradient.nbytes, copied, self.spec.workspace(*dtypes).nbytes(parameter.numel()))
+
+    def _update(self, updates: Sequence[tuple[str, Tensor]]) -> None:
+        """Update parameters together; of several, each has the fused kernel."""
+        fused = self._is_fused(updates[0][0])
+        layout = torch.contiguous_format if fused else torch.preserve_format
+        with torch.no_grad():
+            trained = [self.state[name].get(MASTER, self._parameters[name]) for name, _ in updates]
+            gradients = [
+                _laid_out(gradient.to(tensor.dtype, memory_format=layout), fused)
+                for tensor, (_, gradient) in zip(trained, updates, strict=True)
+            ]
+            states = [self.state[name] for name, _ in updates]
+            if self.spec.name in _SGD:
+                self._sgd(trained, gradients, states)
+            else:
+                self._adamw(trained, gradients, states, fused)
+            for tensor, (name, _) in zip(trained, updates, strict=True):
+                if tensor is not self._parameters[name]:
+                    self._parameters[name].copy_(tensor)
+
+    def _adamw(
+        self, parameters: list[Tensor], gradients: list[Tensor], states: list[dict[str, Tensor]], fused: bool
+    ) -> None:
+        # The fused kernel takes its counts on the device of the parameters.
+        count = torch.full(
+            (len(parameters),), float(self.step_count - 1), device=parameters[0].device if fused else "cpu"
+        )
         adamw(
-            [parameter],
-            [gradient.contiguous() if fused else gradient],
-            [first],
-            [second],
+            parameters,
+            gradients,
+            [state[MOMENTS[0]] for state in states],
+            [state[MOMENTS[1]] for state in states],
             [],
-            # Torch adds one to the count itself.
-            [torch.full((), float(self.step_count - 1), device=parameter.device if fused else "cpu")],
+            list(count.unbind()),  # torch adds one itself
             foreach=False,
             fused=fused,
             amsgrad=False,
@@ -165,12 +218,12 @@ class LocalOptimizer:
             maximize=False,
         )
 
-    def _sgd(self, parameter: Tensor, gradient: Tensor, state: Mapping[str, Tensor]) -> None:
+    def _sgd(self, parameters: list[Tensor], gradients: list[Tensor], states: list[dict[str, Tensor]]) -> None:
         sgd(
-            [parameter],
-            [gradient],
+            parameters,
+            gradients,
             # Torch makes the buffer from the first gradient; a buffer of zeros becomes the same.
-            [state.get(MOMENTUM)],
+            [state.get(MOMENTUM) for state in states],
             foreach=False,
             fused=False,
             weight_decay=self.settings.weight_decay,
@@ -180,6 +233,11 @@ class LocalOptimizer:
             nesterov=False,
             maximize=False,
         )
+
+
+def has_fused_kernel(parameter: Tensor) -> bool:
+    """Whether torch's fused AdamW is used for a parameter."""
+    return parameter.is_cuda
 
 
 def whole_model_optimizer(name: str, module: torch.nn.Module) -> torch.optim.Optimizer:
@@ -207,7 +265,7 @@ def whole_model_optimizer(name: str, module: torch.nn.Module) -> torch.optim.Opt
         eps=settings.eps,
         weight_decay=settings.weight_decay,
         foreach=False,
-        fused=all(parameter.is_cuda for parameter in trained),
+        fused=all(map(has_fused_kernel, trained)),
     )
     if masters:
         _train_through_masters(made, masters)
@@ -225,9 +283,14 @@ def _train_through_masters(optimizer: torch.optim.Optimizer, masters: Mapping[Te
         with torch.no_grad():
             for parameter, master in masters.items():
                 parameter.copy_(master)
+                master.grad = None  # else a copy in 32 bits stays beside the next step's activations
 
     optimizer.register_step_pre_hook(before)
     optimizer.register_step_post_hook(after)
+
+
+def _laid_out(gradient: Tensor, fused: bool) -> Tensor:
+    return gradient.contiguous() if fused else gradient
 
 
 def _has_master(spec: OptimizerSpec, parameter: Tensor) -> bool:

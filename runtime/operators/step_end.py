@@ -49,6 +49,11 @@ class StepEnd:
         """Names of the parameters in the order of their updates."""
         return tuple(self.parameter_of[entry.parameter] for entry in self.instructions if isinstance(entry, Update))
 
+    @property
+    def only_updates(self) -> bool:
+        """Whether the step ends with updates alone, and nothing is on its way any more."""
+        return all(isinstance(entry, (Update, Free, Compute)) for entry in self.instructions)
+
     def run(self, carried: Carried, update: Callable[[str, Tensor], None]) -> None:
         """Run the instructions; all ranks of the mesh must call it.
 

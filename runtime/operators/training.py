@@ -106,7 +106,9 @@ class LocalTraining:
         self.state = dict(state)
         trained = {name: self.state[name] for name in self._lowered.end.updated}
         self.optimizer: ShardOptimizer = (
-            LocalOptimizer(optimizer, trained) if isinstance(optimizer, str) else optimizer(trained)
+            LocalOptimizer(optimizer, trained, self._lowered.end.only_updates and clock is None)
+            if isinstance(optimizer, str)
+            else optimizer(trained)
         )
         self._input_buffers = schedule.inputs
         spec = self.optimizer.spec

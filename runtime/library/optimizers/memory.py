@@ -16,7 +16,15 @@ from planner.graph.optimizers import OptimizerSpec
 from planner.replay.checker import OptimizerMemory, replay
 from planner.replay.memory import LocalBytes
 from planner.schedule.instructions import Free, Instruction, Schedule, Update
-from runtime.library.optimizers.probe import ElementBytes, OptimizerFactory, OptimizerRefusedError, element_bytes
+from runtime.library.optimizers.probe import (
+    ElementBytes,
+    OptimizerFactory,
+    OptimizerRefusedError,
+    element_bytes,
+    is_fused,
+    make_optimizer,
+    stand_ins,
+)
 from runtime.library.optimizers.user import UpdateOrder
 
 
@@ -32,9 +40,12 @@ class MeasuredOptimizer(OptimizerMemory):
     ----------
     per_element
         Master copies of 16-bit parameters counted as state.
+    fused
+        Whether a gradient is copied where it lies otherwise than its parameter, too.
     """
 
     per_element: Mapping[str, ElementBytes] = field(default_factory=dict)
+    fused: bool = False
 
     def with_gradients(self) -> MeasuredOptimizer:
         """The same with a sum of gradients, which lives as long as the state."""
@@ -51,7 +62,7 @@ class MeasuredOptimizer(OptimizerMemory):
     def workspace_bytes(self, parameter: TensorSpec, gradient: TensorSpec, local_numel: int) -> int:
         """Bytes that live only while the parameter is updated; a gradient of another dtype is copied."""
         trained = self.spec.trained(parameter.dtype)
-        copied = ITEM_BYTES[trained] if gradient.dtype != trained else 0
+        copied = ITEM_BYTES[trained] if self.fused or gradient.dtype != trained else 0
         return (self.per_element[parameter.dtype].workspace + copied) * local_numel
 
 
@@ -142,7 +153,8 @@ def measured_optimizer(
         master = trained_dtype.itemsize if spec.keeps_master(dtype) else 0
         workspace = found.workspace if clip_norm is None else max(found.workspace, trained_dtype.itemsize)
         per_element[dtype] = ElementBytes(found.state + master, workspace)
-    return MeasuredOptimizer(spec, per_element)
+    fused = is_fused(make_optimizer(factory, list(stand_ins(dimensions, device).items())))
+    return MeasuredOptimizer(spec, per_element, fused)
 
 
 def check_excess(peak: int, planned: int, limit: int | None, factory: OptimizerFactory, planned_name: str) -> None:

@@ -22,6 +22,9 @@ class OptimizerRefusedError(ValueError):
     """An optimizer that cannot update shards one by one, or needs more memory than the plan allows."""
 
 
+ONE_BY_ONE = "one_by_one"
+"""Entry of a parameter group whose parameters are updated one after another, by a fused kernel too."""
+
 _SIDE, _STEPS = 4, 3
 _ELEMENTS = 1 << 14
 """Elements of the tensor on which bytes are measured: so many that counts of steps do not matter."""
@@ -74,7 +77,13 @@ def make_optimizer(factory: OptimizerFactory, parameters: NamedParameters) -> to
 
 def updates_all_at_once(optimizer: torch.optim.Optimizer) -> bool:
     """Whether the user asked for one kernel over many parameters."""
-    return any(group.get("foreach") or group.get("fused") for group in optimizer.param_groups)
+    groups = [group for group in optimizer.param_groups if not group.get(ONE_BY_ONE)]
+    return any(group.get("foreach") or group.get("fused") for group in groups)
+
+
+def is_fused(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether a fused kernel updates some of the parameters."""
+    return any(group.get("fused") for group in optimizer.param_groups)
 
 
 def check_element_wise(factory: OptimizerFactory, trained: Mapping[str, int], device: torch.device) -> None:

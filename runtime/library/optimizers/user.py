@@ -12,7 +12,15 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from planner.graph.optimizers import OptimizerSpec
-from runtime.library.optimizers.probe import OptimizerFactory, make_optimizer, stand_in, updates_all_at_once
+from runtime.library.optimizers.probe import (
+    ONE_BY_ONE,
+    NamedParameters,
+    OptimizerFactory,
+    is_fused,
+    make_optimizer,
+    stand_in,
+    updates_all_at_once,
+)
 from runtime.library.optimizers.scaling import LossScale
 from runtime.measure.local_shards import local_tensor
 from runtime.measure.optimizer import HYPERPARAMETERS, MASTER
@@ -37,14 +45,26 @@ class UpdateOrder(Enum):
     AT_ONCE = "all parameters at once"
 
 
-def planned_optimizer(name: str) -> OptimizerFactory:
-    """The optimizer that a plan names, with the settings of ``meshwright run``."""
-    settings = HYPERPARAMETERS[name]
-    if name.startswith("sgd"):
+def planned_optimizer(spec: OptimizerSpec) -> OptimizerFactory:
+    """The optimizer that a plan names, with the settings of ``meshwright run``: one parameter after another."""
+    settings = HYPERPARAMETERS[spec.name]
+    if spec.name.startswith("sgd"):
         return lambda parameters: torch.optim.SGD(list(parameters), lr=settings.lr, momentum=settings.momentum)
-    return lambda parameters: torch.optim.AdamW(
-        list(parameters), lr=settings.lr, betas=settings.betas, eps=settings.eps, weight_decay=settings.weight_decay
-    )
+
+    def made(parameters: NamedParameters) -> torch.optim.Optimizer:
+        found = torch.optim.AdamW(
+            list(parameters),
+            lr=settings.lr,
+            betas=settings.betas,
+            eps=settings.eps,
+            weight_decay=settings.weight_decay,
+            fused=spec.fused or None,
+        )
+        for group in found.param_groups:
+            group[ONE_BY_ONE] = True
+        return found
+
+    return made
 
 
 def update_order(optimizer: torch.optim.Optimizer, clip_norm: float | None) -> UpdateOrder:
@@ -164,6 +184,7 @@ class UserOptimizer:
         own = ShardNames({name: name for name in shards}, {name: shard.ndim for name, shard in shards.items()})
         self.torch, self.group_names = _over_shards(factory, self.parameters, model or own)
         self.clipping = clipping
+        self._is_fused = is_fused(self.torch)
         self.order = update_order(self.torch, None if clipping is None else clipping.norm)
         at_of = {parameter: at for at, group in enumerate(self.torch.param_groups) for parameter in group["params"]}
         self._group_of = {name: at_of[parameter] for name, parameter in self.parameters.items()}
@@ -237,12 +258,12 @@ class UserOptimizer:
         if self._factor is not None:
             # A new tensor: gradients of two parameters may be one tensor.
             gradient = gradient * self._factor.to(gradient.device, gradient.dtype)
-        if self.order is UpdateOrder.AT_ONCE:
-            # Fused kernels take gradients that lie like their parameters.
-            parameter.grad = gradient.contiguous() if parameter.is_contiguous() else gradient
-            return
-        parameter.grad = gradient
+        # Fused kernels take gradients that lie like their parameters.
+        laid_out = parameter.is_contiguous() and (self.order is UpdateOrder.AT_ONCE or self._is_fused)
+        parameter.grad = gradient.contiguous() if laid_out else gradient
         del gradient
+        if self.order is UpdateOrder.AT_ONCE:
+            return
         self._step_alone(parameter, self._group_of[name])
         parameter.grad = None
         if name in self.masters:

@@ -146,7 +146,7 @@ def test_the_plan_s_optimizer_is_that_of_a_run(name, dtype):
     generator = torch.Generator().manual_seed(0)
     start = {key: torch.randn(shape, generator=generator).to(dtype) for key, shape in {"a": (3, 5), "b": (7,)}.items()}
     ours, theirs = ({key: tensor.clone() for key, tensor in start.items()} for _ in range(2))
-    user = UserOptimizer(planned_optimizer(name), ours, optimizer_named(name))
+    user = UserOptimizer(planned_optimizer(optimizer_named(name)), ours, optimizer_named(name))
     local = LocalOptimizer(name, theirs)
     for _ in range(3):
         gradients = {key: torch.randn(tensor.shape, generator=generator).to(dtype) for key, tensor in start.items()}

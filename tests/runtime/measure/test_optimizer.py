@@ -1,12 +1,21 @@
 from __future__ import annotations
 
+from random import Random
+
 import pytest
 import torch
 from torch import nn
 
+import runtime.measure.optimizer as optimizer_module
 from planner.graph.optimizers import OPTIMIZERS, OptimizerError, optimizer_named
 from planner.torch_adapter.meters.storage_meter import StorageMeter
-from runtime.measure.optimizer import HYPERPARAMETERS, MASTER, LocalOptimizer, whole_model_optimizer
+from runtime.measure.optimizer import (
+    HYPERPARAMETERS,
+    MASTER,
+    LocalOptimizer,
+    whole_model_optimizer,
+)
+from runtime.measure.update_groups import UpdateMemory, ends_of_groups
 
 DTYPES = [torch.float32, torch.bfloat16]
 
@@ -86,3 +95,91 @@ def test_unknown_optimizer_is_refused():
         LocalOptimizer("lion", {})
     with pytest.raises(OptimizerError, match=r"'lion'"):
         whole_model_optimizer("lion", nn.Linear(1, 1))
+
+
+@pytest.mark.parametrize("wide", [False, True])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_updates_at_once_have_the_bits_of_updates_one_by_one_and_their_peak(name, dtype, wide, monkeypatch):
+    # Torch has the fused kernel on CPUs as well; it is used where updates are made at once.
+    monkeypatch.setattr(optimizer_module, "has_fused_kernel", lambda parameter: True)
+    calls = []
+    fused = optimizer_module.adamw
+    monkeypatch.setattr(
+        optimizer_module, "adamw", lambda parameters, *rest, **how: calls.append(fused(parameters, *rest, **how))
+    )
+    sizes = [(64, 32), (7,), (32, 32), (1,), (32,), (16, 16), (5, 3), (9,)]
+    whole = {f"p{at}": torch.randn(size).to(dtype) for at, size in enumerate(sizes)}
+    made = torch.float32 if wide else dtype
+    found, peaks, counts = [], [], []
+    for last in (False, True):
+        parameters = {key: value.clone() for key, value in whole.items()}
+        optimizer = LocalOptimizer(name, parameters, last)
+        for step in range(3):
+            generator = torch.Generator().manual_seed(step)
+            gradients = {key: torch.randn(p.shape, generator=generator).to(made) for key, p in parameters.items()}
+            calls.clear()
+            with StorageMeter() as meter:
+                meter.track(*parameters.values(), *gradients.values(), *optimizer.state_tensors())
+                start = meter.live_bytes
+                optimizer.begin_step()
+                for key in list(gradients):
+                    optimizer.update(key, gradients.pop(key))
+                optimizer.end_step()
+            peaks.append(meter.peak_bytes - start)
+        found.append({**parameters, **{f"{k} {s}": t for k in parameters for s, t in optimizer.state_of(k).items()}})
+        counts.append(len(calls))
+    assert all(torch.equal(tensor, found[1][key]) for key, tensor in found[0].items())
+    spec, words = optimizer_named(name), [str(each).removeprefix("torch.") for each in (dtype, made)]
+    planned, freed = 0, 0
+    for parameter in whole.values():
+        planned = max(planned, spec.workspace(*words).nbytes(parameter.numel()) - freed)
+        freed += parameter.numel() * made.itemsize
+    assert max(peaks) <= planned + 4 * len(sizes)  # a count of four bytes for each parameter of a group
+    if name.startswith("adamw"):
+        assert counts[0] == len(sizes)
+        assert counts[1] < len(sizes)
+
+
+def test_groups_of_updates_stay_below_the_peak_of_single_ones():
+    random = Random(0)
+    for _ in range(2000):
+        updates = [
+            UpdateMemory(
+                f"p{at}",
+                random.randrange(9),
+                copied := random.choice((0, random.randrange(9))),
+                copied * random.choice((1, 3)),
+            )
+            for at in range(random.randrange(1, 9))
+        ]
+        ends = ends_of_groups(updates)
+        total = sum(update.gradient for update in updates)
+        single, alive = 0, total
+        for update in updates:
+            single, alive = max(single, alive + update.planned), alive - update.gradient
+        peak, alive, group = 0, total, []
+        for update in updates:
+            group.append(update)
+            if update.name in ends:
+                peak = max(peak, alive + sum(each.copied for each in group))
+                alive, group = alive - sum(each.gradient for each in group), []
+        assert not group
+        assert peak <= max(single, total)
+
+
+def test_a_large_update_first_lets_all_others_be_made_at_once():
+    large, small = UpdateMemory("large", 10, 20, 60), [UpdateMemory(f"small {at}", 1, 2, 6) for at in range(5)]
+    assert ends_of_groups([large, *small]) == {"small 4"}
+    assert ends_of_groups([*small, large]) >= {"large"}
+
+
+@pytest.mark.parametrize("name", ["adamw", "adamw_mixed"])
+def test_master_copies_of_the_whole_model_keep_no_gradient(name):
+    module = nn.Linear(4, 4, dtype=torch.bfloat16)
+    optimizer = whole_model_optimizer(name, module)
+    module(torch.ones(2, 4, dtype=torch.bfloat16)).sum().backward()
+    optimizer.step()
+    kept = [p.grad for group in optimizer.param_groups for p in group["params"] if p.dtype == torch.float32]
+    assert len(kept) == (2 if name == "adamw_mixed" else 0)
+    assert all(gradient is None for gradient in kept)
