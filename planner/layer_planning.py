@@ -97,7 +97,7 @@ def plan_layers(
         raise PlanError(f"formulation {formulation!r} plans no layers; choose one of {', '.join(LAYER_FORMULATIONS)}")
     found = load_cluster(cluster) if isinstance(cluster, str) else cluster
     step = ModelReference(reference) if isinstance(reference, str) else reference
-    if devices < 1 or (found.measured is None and found.devices % devices):
+    if devices < 1 or (not found.is_shared and found.devices % devices):
         raise PlanError(
             f"{devices} of the {found.devices} devices of cluster {found.name}: use a number that divides these, "
             f"{', '.join(map(str, divisors(found.devices)))}"

@@ -19,6 +19,7 @@ from pydantic import BaseModel, ConfigDict, NonNegativeInt, PositiveFloat, Posit
 from formulations.problem.files import write_text_atomically
 from planner.graph.operator_classes import ARITHMETIC, OperatorClass
 from planner.machine.cluster import (
+    LOCAL_DEVICE_NAME,
     LOCAL_NAME,
     ClusterSpec,
     Collective,
@@ -32,6 +33,12 @@ from planner.machine.identity import current_machine, physical_memory_bytes
 PROCESS_RESERVE_BYTES = 512 * 2**20
 """Memory of a Python process with torch and gloo that holds no tensor."""
 
+ALLOCATOR_RESERVE_BYTES = 2**30
+"""What torch's allocator of CUDA holds beyond tensors; up to 0.73 GB were seen under plans."""
+
+SHARED_LINK = 1.5
+"""Time of copies both ways at once over that of one, from which on both directions share the link's bandwidth."""
+
 
 class CalibrationError(ValueError):
     """Measurements that give no cluster."""
@@ -42,7 +49,10 @@ class _Sample(BaseModel):
 
 
 class KernelSample(_Sample):
-    """Seconds of one call of a kernel, with the FLOP and the bytes that the cost model counts for it."""
+    """Seconds of one call of a kernel, with the FLOP and the bytes that the cost model counts for it.
+
+    ``key`` is that of its own rate in :attr:`DeviceSpec.efficiency`; empty where its rate is that of its class.
+    """
 
     name: str
     kind: OperatorClass
@@ -50,6 +60,7 @@ class KernelSample(_Sample):
     flops: NonNegativeInt
     nbytes: NonNegativeInt
     seconds: PositiveFloat
+    key: str = ""
 
 
 class CollectiveSample(_Sample):
@@ -79,16 +90,40 @@ class OverlapSample(_Sample):
         )
 
 
+class HostSample(_Sample):
+    """Seconds of copies of ``nbytes`` bytes between a device and its host: each way, both at once, and a small one."""
+
+    nbytes: PositiveInt
+    out_seconds: PositiveFloat
+    in_seconds: PositiveFloat
+    both_seconds: PositiveFloat
+    small_seconds: PositiveFloat
+
+
+class FoundDevice(_Sample):
+    """A CUDA device: its memory, bytes in use beside torch's allocator, and the host's seconds to start a kernel."""
+
+    name: str
+    memory_bytes: PositiveInt
+    outside_bytes: NonNegativeInt
+    dispatch_seconds: PositiveFloat
+
+
 _Timed = TypeVar("_Timed", KernelSample, CollectiveSample)
 
 
 class RankReport(_Sample):
-    """Measurements of one rank; all ranks measure the same kernels and collectives in the same order."""
+    """Measurements of one rank; all ranks measure the same kernels and collectives in the same order.
+
+    ``overlap`` is of processes on a CPU, ``host`` and ``device`` of CUDA devices.
+    """
 
     launch_seconds: PositiveFloat
     kernels: tuple[KernelSample, ...]
-    collectives: tuple[CollectiveSample, ...]
-    overlap: OverlapSample
+    collectives: tuple[CollectiveSample, ...] = ()
+    overlap: OverlapSample | None = None
+    host: HostSample | None = None
+    device: FoundDevice | None = None
 
 
 def slowest(reports: Sequence[RankReport]) -> RankReport:
@@ -97,7 +132,13 @@ def slowest(reports: Sequence[RankReport]) -> RankReport:
         launch_seconds=max(report.launch_seconds for report in reports),
         kernels=tuple(_slowest(samples) for samples in zip(*(r.kernels for r in reports), strict=True)),
         collectives=tuple(_slowest(samples) for samples in zip(*(r.collectives for r in reports), strict=True)),
-        overlap=max((report.overlap for report in reports), key=lambda overlap: overlap.slowdowns),
+        overlap=max(
+            (report.overlap for report in reports if report.overlap is not None),
+            key=lambda overlap: overlap.slowdowns,
+            default=None,
+        ),
+        host=reports[0].host,
+        device=reports[0].device,
     )
 
 
@@ -150,51 +191,52 @@ def fit_link(samples: Iterable[CollectiveSample], launch_seconds: float, copy_ba
     )
 
 
-def device_from(report: RankReport, ranks: int, memory_bytes: int) -> DeviceSpec:
+def device_from(report: RankReport, name: str, memory_bytes: int, reserve_bytes: int) -> DeviceSpec:
     """Device whose rates explain the kernels of a report.
 
     Parameters
     ----------
     report
         Timings; float32 matrix products and pointwise kernels must be among them.
-    ranks
-        Number of processes that share the machine.
-    memory_bytes
-        Physical memory of the machine.
+    name
+        Its name.
+    memory_bytes, reserve_bytes
+        Memory of one rank, and what of it torch's tensors cannot have.
 
     Raises
     ------
     CalibrationError
         A kernel that a device cannot do without was not measured.
     """
-    arithmetic: dict[tuple[OperatorClass, str], list[KernelSample]] = defaultdict(list)
+    arithmetic: dict[tuple[OperatorClass, str, str], list[KernelSample]] = defaultdict(list)
     moving: dict[str, list[KernelSample]] = defaultdict(list)
     for sample in report.kernels:
         if sample.kind in ARITHMETIC:
-            arithmetic[sample.kind, sample.dtype].append(sample)
+            arithmetic[sample.kind, sample.dtype, sample.key].append(sample)
         else:
             for key in {sample.kind.value, sample.name}:
                 moving[key].append(sample)
     flops = {
         dtype: _rate(samples, "flops", report.launch_seconds)
-        for (kind, dtype), samples in arithmetic.items()
-        if kind is OperatorClass.MATMUL
+        for (kind, dtype, key), samples in arithmetic.items()
+        if kind is OperatorClass.MATMUL and not key
     }
     bandwidths = {key: _rate(samples, "nbytes", report.launch_seconds) for key, samples in sorted(moving.items())}
     if "float32" not in flops or OperatorClass.POINTWISE.value not in bandwidths:
         raise CalibrationError("float32 matrix products and pointwise kernels must be measured")
     efficiency = {
-        kind.value: _rate(samples, "flops", report.launch_seconds) / flops.get(dtype, flops["float32"])
-        for (kind, dtype), samples in arithmetic.items()
-        if kind is not OperatorClass.MATMUL
+        key or kind.value: _rate(samples, "flops", report.launch_seconds) / flops.get(dtype, flops["float32"])
+        for (kind, dtype, key), samples in arithmetic.items()
+        if key or kind is not OperatorClass.MATMUL
     }
     return DeviceSpec(
-        name=f"process of {current_machine().processor}",
+        name=name,
+        kind=None if report.device is None else "cuda",
         flops=flops,
         memory_bandwidth=bandwidths[OperatorClass.POINTWISE.value],
         launch_seconds=report.launch_seconds,
-        memory_bytes=memory_bytes // ranks,
-        reserve_bytes=min(PROCESS_RESERVE_BYTES, memory_bytes // ranks // 2),
+        memory_bytes=memory_bytes,
+        reserve_bytes=reserve_bytes,
         efficiency=efficiency,
         bandwidth_by_class=bandwidths,
     )
@@ -209,7 +251,9 @@ def local_cluster(reports: Sequence[RankReport]) -> ClusterSpec:
         The reports do not suffice.
     """
     report, ranks = slowest(reports), len(reports)
-    device = device_from(report, ranks, physical_memory_bytes())
+    assert report.overlap is not None, "processes measure what their collectives take from the computation"
+    own, name = physical_memory_bytes() // ranks, f"process of {current_machine().processor}"
+    device = device_from(report, name, own, min(PROCESS_RESERVE_BYTES, own // 2))
     copy_bandwidth = device.bandwidth_by_class.get(OperatorClass.COPY.value, device.memory_bandwidth)
     link = fit_link(report.collectives, device.launch_seconds, copy_bandwidth)
     machine = current_machine()
@@ -224,6 +268,46 @@ def local_cluster(reports: Sequence[RankReport]) -> ClusterSpec:
         intra_node=link,
         host_link=LinkSpec(latency_seconds=device.launch_seconds, bandwidth=copy_bandwidth / 2),
         overlap=OverlapSpec(computation=report.overlap.slowdowns[0], collectives=report.overlap.slowdowns[1]),
+        measured=Measurement(machine=machine, ranks=ranks),
+    )
+
+
+def cuda_cluster(reports: Sequence[RankReport]) -> ClusterSpec:
+    """Cluster ``local-cuda`` from what each of this machine's devices measured while all ran at once.
+
+    With one device nothing is known of links between devices: they are given the speed of the host link.
+
+    Raises
+    ------
+    CalibrationError
+        The reports do not suffice.
+    """
+    report, ranks = slowest(reports), len(reports)
+    found, host = report.device, report.host
+    assert found is not None
+    assert host is not None, "devices measure their copies to the host"
+    reserve = min(found.outside_bytes + ALLOCATOR_RESERVE_BYTES, found.memory_bytes // 2)
+    device = device_from(report, found.name, found.memory_bytes, reserve)
+    copied = max(host.out_seconds, host.in_seconds)
+    link = LinkSpec(latency_seconds=host.small_seconds, bandwidth=host.nbytes / copied)
+    between = "Links between devices are not measured: that of the host stands for them."
+    intra = link
+    if report.collectives:
+        copy_bandwidth = device.bandwidth_by_class.get(OperatorClass.COPY.value, device.memory_bandwidth)
+        intra = fit_link(report.collectives, device.launch_seconds, copy_bandwidth)
+        between = "Collectives over NCCL; what they take from the computation beside them is not measured."
+    machine = current_machine("cuda")
+    return ClusterSpec(
+        name=LOCAL_DEVICE_NAME,
+        source=f"Measured on {ranks} of {machine.device}, torch {machine.torch_version}. {between} Reserve: "
+        f"{found.outside_bytes} bytes outside the allocator, and {ALLOCATOR_RESERVE_BYTES} for what it holds beyond "
+        f"tensors. The host starts a kernel in {found.dispatch_seconds:.2g} s, which is not priced.",
+        device=device,
+        devices_per_node=ranks,
+        nodes=1,
+        intra_node=intra,
+        host_link=link,
+        host_link_shared=host.both_seconds > SHARED_LINK * copied,
         measured=Measurement(machine=machine, ranks=ranks),
     )
 

@@ -1,7 +1,7 @@
 """Clusters: devices, links, and the sources of their figures.
 
 A :class:`ClusterSpec` is a versioned JSON file. Presets live in ``presets/`` beside this file; ``local-cpu`` is this
-machine as ``meshwright calibrate`` measured it, one process per device.
+machine as ``meshwright calibrate`` measured it, one process per device, and ``local-cuda`` its CUDA devices.
 
 Collectives are priced as rings with latency and bandwidth (alpha-beta), with ``n`` ranks and ``b`` bytes:
 all-gather, reduce-scatter and all-to-all take ``(n - 1) * latency + (n - 1) / n * b / bandwidth``, an
@@ -34,7 +34,9 @@ from planner.machine.identity import MachineIdentity, cache_directory, current_m
 from planner.machine.known_costs import MeasuredCosts
 
 PRESETS = Path(__file__).parent / "presets"
-LOCAL_NAME = "local-cpu"
+LOCAL_NAME, LOCAL_DEVICE_NAME = "local-cpu", "local-cuda"
+LOCAL_NAMES: dict[str, Literal["cpu", "cuda"]] = {LOCAL_NAME: "cpu", LOCAL_DEVICE_NAME: "cuda"}
+"""Clusters that ``meshwright calibrate`` measures: name -> kind of device."""
 
 
 class ClusterError(ValueError):
@@ -228,8 +230,8 @@ class ClusterSpec(_Spec):
     overlap
         What computation and collectives that run at once take from each other.
     measured
-        For a measured machine: the circumstances of its measurement. Its devices are processes, so a mesh of any
-        size fits on it and its rates are shared among the processes.
+        For a measured machine: the circumstances of its measurement. If its devices are processes on a CPU, a mesh of
+        any size fits on it and its rates are shared among the processes.
     costs
         Costs of single instructions that were measured on it, see :mod:`planner.machine.known_costs`.
     """
@@ -264,9 +266,14 @@ class ClusterSpec(_Spec):
         return self.device.kind or ("cuda" if self.measured is None else "cpu")
 
     @property
+    def is_shared(self) -> bool:
+        """Whether its devices are processes that share the cores and the memory of a measured machine."""
+        return self.measured is not None and self.device_kind == "cpu"
+
+    @property
     def host_copies(self) -> HostCopies:
-        """Concurrency of copies to and from the host; on a measured machine they are blocking."""
-        if self.measured is not None:
+        """Concurrency of copies to and from the host; between processes of one machine they are blocking."""
+        if self.is_shared:
             return HostCopies.BLOCKING
         return HostCopies.TAKE_TURNS if self.host_link_shared else HostCopies.BOTH_WAYS
 
@@ -288,16 +295,16 @@ class ClusterSpec(_Spec):
         reached together is divided among the processes of the mesh. Elsewhere it is :attr:`device`.
         """
         self._check(mesh)
-        if self.measured is None or prod(mesh) == self.measured.ranks:
-            return self.device
-        return self.device.shared(self.measured.ranks / prod(mesh))
+        return self.device if (share := self._share(mesh)) == 1 else self.device.shared(share)
 
     def host_link_for(self, mesh: Sequence[int]) -> LinkSpec:
         """Host link as one rank of ``mesh`` finds it; processes of a measured machine share its memory."""
         self._check(mesh)
-        if self.measured is None or prod(mesh) == self.measured.ranks:
-            return self.host_link
-        return self.host_link.shared(self.measured.ranks / prod(mesh))
+        return self.host_link if (share := self._share(mesh)) == 1 else self.host_link.shared(share)
+
+    def _share(self, mesh: Sequence[int]) -> float:
+        """Share of the rates of one measured process that one of a mesh has."""
+        return self.measured.ranks / prod(mesh) if self.measured is not None and self.is_shared else 1.0
 
     def mesh_links(self, mesh: Sequence[int]) -> tuple[LinkSpec, ...]:
         """Link that a ring along each mesh axis gets.
@@ -314,8 +321,8 @@ class ClusterSpec(_Spec):
         """
         self._check(mesh)
         ranks = prod(mesh)
-        if self.measured is not None:
-            link = self.intra_node.shared(min(1.0, self.measured.ranks / ranks))
+        if self.is_shared:
+            link = self.intra_node.shared(min(1.0, self._share(mesh)))
             return (link,) * len(mesh)
         links = []
         for axis, size in enumerate(mesh):
@@ -333,7 +340,7 @@ class ClusterSpec(_Spec):
         shape = "x".join(map(str, mesh))
         if not mesh or any(size < 1 for size in mesh):
             raise ClusterError(f"mesh {shape or '()'} is not a mesh: give one positive size per axis, such as 2x4")
-        if self.measured is None and prod(mesh) > self.devices:
+        if not self.is_shared and prod(mesh) > self.devices:
             raise ClusterError(
                 f"mesh {shape} has {prod(mesh)} devices but cluster {self.name} has {self.devices}: "
                 "use a smaller mesh or another cluster"
@@ -345,27 +352,27 @@ def preset_names() -> tuple[str, ...]:
     return tuple(sorted(path.stem for path in PRESETS.glob("*.json")))
 
 
-def local_cluster_path() -> Path:
-    """File in which ``meshwright calibrate`` keeps this machine."""
-    return cache_directory() / f"{LOCAL_NAME}.json"
+def local_cluster_path(name: str = LOCAL_NAME) -> Path:
+    """File in which ``meshwright calibrate`` keeps this machine, or its devices: one of :data:`LOCAL_NAMES`."""
+    return cache_directory() / f"{name}.json"
 
 
 def load_cluster(name_or_path: str) -> ClusterSpec:
-    """Read a cluster by preset name, ``local-cpu``, or path of a JSON file.
+    """Read a cluster by preset name, ``local-cpu``, ``local-cuda``, or path of a JSON file.
 
     Raises
     ------
     ClusterError
         Unknown name, unreadable or invalid file, or figures that were measured on another machine.
     """
-    if name_or_path == LOCAL_NAME:
-        return _load_local()
+    if name_or_path in LOCAL_NAMES:
+        return _load_local(name_or_path)
     if name_or_path in preset_names():
         return read_cluster(PRESETS / f"{name_or_path}.json")
     path = Path(name_or_path)
     if path.suffix == ".json" or path.exists():
         return read_cluster(path)
-    known = ", ".join((*preset_names(), LOCAL_NAME))
+    known = ", ".join((*preset_names(), *LOCAL_NAMES))
     raise ClusterError(f"no cluster is named {name_or_path!r}: give the path of a JSON file or one of {known}")
 
 
@@ -389,13 +396,14 @@ def read_cluster(path: Path) -> ClusterSpec:
         raise ClusterError(f"cluster file {path} is not valid: {where}: {first['msg']}") from None
 
 
-def _load_local() -> ClusterSpec:
-    path = local_cluster_path()
+def _load_local(name: str) -> ClusterSpec:
+    path, kind = local_cluster_path(name), LOCAL_NAMES[name]
+    command = "meshwright calibrate" + (" --device cuda" if kind == "cuda" else "")
     if not path.exists():
-        raise ClusterError(f"this machine has not been measured ({path} is missing): run `meshwright calibrate`")
+        raise ClusterError(f"this machine has not been measured ({path} is missing): run `{command}`")
     cluster = read_cluster(path)
-    here = current_machine()
+    here = current_machine(kind)
     if cluster.measured is None or cluster.measured.machine != here:
         measured = "no machine" if cluster.measured is None else cluster.measured.machine
-        raise ClusterError(f"{path} was measured on {measured}, but this is {here}: run `meshwright calibrate` again")
+        raise ClusterError(f"{path} was measured on {measured}, but this is {here}: run `{command}` again")
     return cluster

@@ -107,7 +107,7 @@ class PlanningSession:
         name = optimizer or default_optimizer(reference.dtype)
         self.optimizer: OptimizerSpec = optimizer_named(name, grad_accum, self.cluster.device_kind)
         self.costs = CostModel(self.cluster, mesh, grad_accum)
-        if self.cluster.measured is None and self.cluster.devices % prod(mesh):
+        if not self.cluster.is_shared and self.cluster.devices % prod(mesh):
             raise ClusterError(
                 f"mesh {'x'.join(map(str, mesh))} has {prod(mesh)} ranks, which do not divide the "
                 f"{self.cluster.devices} devices of cluster {self.cluster.name}: use a mesh that does"

@@ -1,4 +1,4 @@
-"""Measures this machine: one process per rank over gloo, all running at once, as in a training step."""
+"""Measures this machine: one process per rank over gloo, or per CUDA device, all running at once as in a step."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.multiprocessing.spawn import ProcessException, SpawnContext, spawn
 
-from planner.machine.calibration import CalibrationError, RankReport, local_cluster, save_cluster
-from planner.machine.cluster import ClusterSpec, local_cluster_path
+from planner.machine.calibration import CalibrationError, RankReport, cuda_cluster, local_cluster, save_cluster
+from planner.machine.cluster import LOCAL_DEVICE_NAME, ClusterSpec, local_cluster_path
 from planner.machine.identity import available_cores
 from planner.torch_adapter.local.collectives import MeshGroups
 from runtime.calibration.microbenchmarks import measure_rank
 from runtime.job.allocator import keep_freed_memory
+from runtime.job.process_group import backend_of, round_as_float32, use_device
 
 TIME_LIMIT_SECONDS = 300.0
 
@@ -53,10 +54,35 @@ def calibrate(ranks: int = 2, path: Path | str | None = None, seconds_per_kernel
     return cluster
 
 
-def _measure(ranks: int, seconds: float) -> list[RankReport]:
+def calibrate_devices(
+    devices: int | None = None, path: Path | str | None = None, seconds_per_kernel: float = 0.1
+) -> ClusterSpec:
+    """Measure this machine's CUDA devices, all at once, and save them as cluster ``local-cuda``.
+
+    Parameters
+    ----------
+    devices
+        How many; all if None. Links between them are measured if there are two or more.
+    path, seconds_per_kernel
+        As for :func:`calibrate`.
+
+    Raises
+    ------
+    CalibrationError
+        There are not as many devices, a rank failed or hung, or no cluster can explain the timings.
+    """
+    found = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if not 1 <= (count := found if devices is None else devices) <= found:
+        raise CalibrationError(f"{max(1, count)} CUDA devices are to be measured, and this machine has {found}")
+    cluster = cuda_cluster(_measure(count, seconds_per_kernel, "cuda"))
+    save_cluster(cluster, Path(path) if path is not None else local_cluster_path(LOCAL_DEVICE_NAME))
+    return cluster
+
+
+def _measure(ranks: int, seconds: float, kind: str = "cpu") -> list[RankReport]:
     with tempfile.TemporaryDirectory(prefix="meshwright-calibrate-") as folder:
         context: SpawnContext = spawn(  # type: ignore[no-untyped-call]
-            _rank_main, args=(ranks, folder, seconds), nprocs=ranks, join=False
+            _rank_main, args=(ranks, folder, seconds, kind), nprocs=ranks, join=False
         )
         deadline = time.monotonic() + TIME_LIMIT_SECONDS
         try:
@@ -80,18 +106,24 @@ def _report(folder: str, rank: int) -> Path:
     return Path(folder) / f"rank{rank}.json"
 
 
-def _rank_main(rank: int, ranks: int, folder: str, seconds: float) -> None:
-    torch.set_num_threads(max(1, available_cores() // ranks))
-    keep_freed_memory()
+def _rank_main(rank: int, ranks: int, folder: str, seconds: float, kind: str) -> None:
+    device = torch.device(kind, rank) if kind == "cuda" else torch.device(kind)
+    if device.type == "cuda":
+        use_device(device)
+        round_as_float32()
+    else:
+        torch.set_num_threads(max(1, available_cores() // ranks))
+        keep_freed_memory()
     dist.init_process_group(
-        "gloo",
+        backend_of(device),
         init_method=f"file://{folder}/store",
         rank=rank,
         world_size=ranks,
         timeout=timedelta(seconds=60),
+        device_id=device if device.type == "cuda" else None,
     )
-    groups = MeshGroups.of(init_device_mesh("cpu", (ranks,)))
-    report = measure_rank(groups, seconds)
+    groups = MeshGroups.of(init_device_mesh(kind, (ranks,)))
+    report = measure_rank(groups, seconds, device)
     _report(folder, rank).write_text(report.model_dump_json(), encoding="utf-8")
     dist.barrier()
     dist.destroy_process_group()

@@ -30,9 +30,17 @@ if TYPE_CHECKING:
 
 
 def calibrate(
-    ranks: Annotated[int, typer.Option(min=2, help="Processes that measure at once; as many as plans will have.")] = 2,
+    ranks: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Processes that measure at once, as many as plans will have: 2 if absent; on CUDA all devices.",
+            show_default=False,
+        ),
+    ] = None,
+    device: Annotated[str, typer.Option(help="What to measure: cpu (processes) or cuda.")] = "cpu",
     out: Annotated[
-        Path | None, typer.Option(help="Cluster file; local-cpu's own if absent.", show_default=False)
+        Path | None, typer.Option(help="Cluster file; that of local-cpu or local-cuda if absent.", show_default=False)
     ] = None,
     model: Annotated[
         str | None, typer.Option(help="Measure the instructions that plans of this model use.", show_default=False)
@@ -52,12 +60,16 @@ def calibrate(
     model_formulation: Formulation = "kiwi_chain",
     time_limit: Annotated[float, typer.Option(min=0.1, help="Seconds for the solver, per plan of the model.")] = 10.0,
 ) -> None:
-    """Measure this machine, in under a minute, and keep the result as the cluster local-cpu.
+    """Measure this machine, in under a minute, and keep the result as the cluster local-cpu, or local-cuda.
 
     Costs of instructions that were measured before are forgotten then. With --model, plans of a model are run with
     every instruction timed and made again with what was measured, until they have no instruction that was not; the
     cluster keeps these costs. The other options say which plans.
     """
+    if device not in ("cpu", "cuda"):
+        raise OptionError(f"--device {device!r}: choose cpu or cuda")
+    if device == "cpu" and ranks == 1:
+        raise OptionError("--ranks 1: collectives need at least 2 processes")
     if out is not None:
         writable_file(out, "--out")
     if model is None:
@@ -65,7 +77,7 @@ def calibrate(
             raise OptionError(
                 "--mesh, --memory and --sample are of plans of a model; give --model, or --ranks for the machine"
             )
-        _calibrate_machine(ranks, out)
+        _calibrate_machine(ranks, out, device)
         return
     if mesh is None:
         raise OptionError("--model: give the --mesh of its plans as well, such as 2 or 2x2")
@@ -79,30 +91,35 @@ def calibrate(
     request = PlanRequest(limit, model_formulation, time_limit=time_limit)
     with progress_line(f"measuring plans of {model}"):
         plan, report, cluster = calibrate_model(
-            reference, shape, request, optimizer, out, sample=sample, progress=typer.echo
+            reference, shape, request, optimizer, out, sample=sample, progress=typer.echo, device=device
         )
     _show(plan, report)
-    typer.echo(f"{sum(map(len, cluster.costs.values()))} instructions are measured; wrote {_written(out)}")
+    typer.echo(f"{sum(map(len, cluster.costs.values()))} instructions are measured; wrote {_written(out, device)}")
 
 
-def _calibrate_machine(ranks: int, out: Path | None) -> None:
+def _calibrate_machine(ranks: int | None, out: Path | None, kind: str) -> None:
     from runtime.calibration.calibrate import calibrate as measure
+    from runtime.calibration.calibrate import calibrate_devices
 
-    with progress_line(f"measuring with {ranks} processes"):
-        cluster = measure(ranks, out)
+    if kind == "cuda":
+        with progress_line("measuring CUDA devices"):
+            cluster = calibrate_devices(ranks, out)
+    else:
+        with progress_line(f"measuring with {ranks or 2} processes"):
+            cluster = measure(ranks or 2, out)
     device, link = cluster.device, cluster.intra_node
+    between = f"{link.bandwidth / 1e9:.2f} GB/s and {format_seconds(link.latency_seconds)} between ranks"
     typer.echo(
         f"{device.name}: {device.flops['float32'] / 1e9:.1f} GFLOP/s float32, "
-        f"{device.memory_bandwidth / 1e9:.1f} GB/s memory, "
-        f"{link.bandwidth / 1e9:.2f} GB/s and {format_seconds(link.latency_seconds)} between ranks\n"
-        f"wrote {_written(out)}"
+        f"{device.memory_bandwidth / 1e9:.1f} GB/s memory{f', {between}' if cluster.devices > 1 else ''}\n"
+        f"wrote {_written(out, kind)}"
     )
 
 
-def _written(out: Path | None) -> Path:
+def _written(out: Path | None, kind: str) -> Path:
     from planner.machine.cluster import local_cluster_path
 
-    return out or local_cluster_path()
+    return out or local_cluster_path(f"local-{kind}")
 
 
 def _show(plan: Plan, report: RunReport) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -103,8 +104,9 @@ def compile_backend(
     reserve
         Bytes of ``memory`` for everything else: the device's context, workspaces of libraries, other tensors.
     cluster
-        Name or file of a cluster, whose device gives the rates. The cluster ``local-cpu`` if None, or on CUDA the
-        preset of the same device; where there is none, that of an H100.
+        Name or file of a cluster, whose device gives the rates. The cluster ``local-cpu`` if None, or on CUDA
+        ``local-cuda``, and the preset of the same device where it was not measured; where there is none, that of an
+        H100.
     time_limit
         Seconds for the solver where torch's own choice does not fit.
     engine
@@ -141,11 +143,13 @@ def compile_backend(
 
 
 def _cluster(name: str | None) -> ClusterSpec:
-    from planner.machine.cluster import LOCAL_NAME, ClusterError, load_cluster, preset_names
+    from planner.machine.cluster import LOCAL_DEVICE_NAME, LOCAL_NAME, ClusterError, load_cluster, preset_names
 
     if name is not None:
         return load_cluster(name)
     if torch.cuda.is_available():
+        with suppress(ClusterError):
+            return load_cluster(LOCAL_DEVICE_NAME)
         device = torch.cuda.get_device_name().lower()
         fitting = [preset for preset in preset_names() if preset.split("-")[0] in device]
         return load_cluster(fitting[0] if fitting else "h100-8-nvlink")

@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict
 
 from formulations.problem.files import write_text_atomically
 from planner.machine.identity import current_machine
-from runtime.gpu_check import compiled, copies, kernels, layers, library, steps
+from runtime.gpu_check import calibration, compiled, copies, kernels, layers, library, steps
 from runtime.gpu_check.outcomes import Figures, NotRunError, Outcome, Status, outcome_of
 from runtime.job.process_group import round_as_float32
 from runtime.library.process import chosen_device, join
@@ -66,6 +66,7 @@ def checks(device: torch.device) -> Iterator[tuple[str, Callable[[], Figures]]]:
     yield "attention", partial(kernels.attention, device, (4, 16, 2048, 64) if on_device else (1, 4, 32, 16))
     yield "dropout", partial(kernels.dropout, device, 2**26 if on_device else 2**16)
     yield "copies beside the computation", partial(copies.copies, device) if on_device else _needs_a_device
+    yield "calibration", calibration.calibrated if on_device else _needs_a_device
     yield "convolutions", partial(steps.as_the_plain_module, "u-net", 100, device)
     yield "offload", partial(steps.as_the_plain_module, "gpt2-offload", 50, device)
     yield "library", partial(library.resumed, device)

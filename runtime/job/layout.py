@@ -77,7 +77,7 @@ def layout_note(mesh: Sequence[int], cluster: str, per_machine: int) -> str:
         known = load_cluster(cluster)
     except ClusterError:
         return ""
-    planned = [] if known.measured is not None else crossing_axes(mesh, known.devices_per_node)
+    planned = [] if known.is_shared else crossing_axes(mesh, known.devices_per_node)
     wider = [axis for axis in crossing_axes(mesh, per_machine) if axis not in planned]
     if not wider:
         return ""

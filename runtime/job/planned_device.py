@@ -94,10 +94,11 @@ def calibration_note(plan: Plan | LayerPlan) -> str:
         planned = None if plan.machine is None else plan.machine.calibration
     if planned is None:
         return ""
-    here = current_machine()
+    here = current_machine(planned_kind(plan))
     if any(Measurement(machine=here, ranks=ranks).fingerprint() == planned for ranks in range(1, MOST_RANKS + 1)):
         return ""
+    named = here.device or f"{here.processor}, {here.cores} cores"
     return (
-        f"the plan's costs were measured on another machine than this one ({here.processor}, {here.cores} cores, torch "
-        f"{here.torch_version}): its predicted seconds are not those of this machine; calibrate and plan again here"
+        f"the plan's costs were measured on another machine than this one ({named}, torch {here.torch_version}): its "
+        "predicted seconds are not those of this machine; calibrate and plan again here"
     )

@@ -81,11 +81,12 @@ class LocalOptimizer:
     parameters
         Local shard of each trainable parameter by name, at its initial value: a master copy starts from it.
     last
-        Whether updates are the last of a step, so that memory is fullest at the first of them. Fused kernels then
-        update several parameters at once.
+        Whether updates are the last of a step, so that memory is fullest at the first of them.
 
     Attributes
     ----------
+    at_once
+        Whether fused kernels update several parameters at once, which is so where updates are last.
     step_count
         Number of steps begun with :meth:`begin_step`.
     state
@@ -104,7 +105,7 @@ class LocalOptimizer:
         self.spec = optimizer_named(name, device=device)
         self.settings = HYPERPARAMETERS[name]
         self.step_count = 0
-        self._last = last
+        self.at_once = last
         self._waiting: list[tuple[str, Tensor]] = []
         self._seen: list[UpdateMemory] = []
         self._ends: frozenset[str] | None = None
@@ -149,7 +150,7 @@ class LocalOptimizer:
         (the denominator before and after the bias correction), SGD none, and both one more where the gradient has
         another dtype than what is updated. On CUDA AdamW holds the gradient at most.
         """
-        if not (self._last and self._is_fused(name)):
+        if not (self.at_once and self._is_fused(name)):
             self._update([(name, gradient)])
             return
         self._waiting.append((name, gradient))

@@ -29,6 +29,11 @@ class InstructionClock:
         self._last = 0
         self._steps: list[NDArray[np.int64]] = []
 
+    @property
+    def is_timing(self) -> bool:
+        """Whether the instructions of this step are timed."""
+        return True
+
     def begin(self) -> None:
         """Begin a step: the first instruction starts now."""
         self._now = np.zeros(self._count, dtype=np.int64)

@@ -38,6 +38,11 @@ class ProfiledClock(InstructionClock):
         self._profiler: profile | None = None
         self._range: record_function | None = None
 
+    @property
+    def is_timing(self) -> bool:
+        """Whether the kernels of this step are timed."""
+        return self._profiler is not None
+
     def begin(self) -> None:
         """Begin a step."""
         self._begun += 1

@@ -106,7 +106,7 @@ class LocalTraining:
         self.state = dict(state)
         trained = {name: self.state[name] for name in self._lowered.end.updated}
         self.optimizer: ShardOptimizer = (
-            LocalOptimizer(optimizer, trained, self._lowered.end.only_updates and clock is None)
+            LocalOptimizer(optimizer, trained, self._lowered.end.only_updates)
             if isinstance(optimizer, str)
             else optimizer(trained)
         )
@@ -162,6 +162,8 @@ class LocalTraining:
         inputs = self._local_inputs(blocks, scale)
         if self._clock is not None:
             self._clock.begin()
+            if isinstance(self.optimizer, LocalOptimizer):  # each update is timed by itself
+                self.optimizer.at_once = self._lowered.end.only_updates and not self._clock.is_timing
         with self._memory_noted(inputs), _watching(meter, inputs):
             result = self._lowered.begin(inputs)
         with self._memory_noted(inputs), _watching(meter, ()):

@@ -12,7 +12,14 @@ from pathlib import Path
 from statistics import fmean
 
 from planner.machine.calibration import CalibrationError, save_cluster
-from planner.machine.cluster import LOCAL_NAME, ClusterSpec, load_cluster, local_cluster_path, read_cluster
+from planner.machine.cluster import (
+    LOCAL_DEVICE_NAME,
+    LOCAL_NAME,
+    ClusterSpec,
+    load_cluster,
+    local_cluster_path,
+    read_cluster,
+)
 from planner.machine.known_costs import CostSource, MeasuredCost, MeasuredCosts
 from planner.models.references import ModelReference
 from planner.plan.document import Plan, schedule_of
@@ -41,6 +48,7 @@ def calibrate_model(
     rounds: int = ROUNDS,
     sample: int = 0,
     progress: Callable[[str], None] = lambda _: None,
+    device: str = "cpu",
 ) -> tuple[Plan, RunReport, ClusterSpec]:
     """Measure the instructions that plans of a model use on this machine, and keep them with the cluster.
 
@@ -49,13 +57,15 @@ def calibrate_model(
     reference, mesh, request, optimizer
         What is planned.
     path
-        Cluster file to write, and to begin from where it exists; by default that of ``local-cpu``.
+        Cluster file to write, and to begin from where it exists; by default that of ``local-cpu`` or ``local-cuda``.
     rounds
         Plans that are run at most.
     sample
         Random plans to run first.
     progress
         Called with a line before each run.
+    device
+        Kind of device, ``cpu`` or ``cuda``.
 
     Returns
     -------
@@ -67,10 +77,11 @@ def calibrate_model(
     CalibrationError
         The cluster was not measured on this machine.
     """
-    cluster = load_cluster(LOCAL_NAME) if path is None or not path.exists() else read_cluster(path)
+    name = LOCAL_DEVICE_NAME if device == "cuda" else LOCAL_NAME
+    cluster = load_cluster(name) if path is None or not path.exists() else read_cluster(path)
     if cluster.measured is None:
         raise CalibrationError(f"{path} is no measured machine: run `meshwright calibrate` first")
-    kept = path or local_cluster_path()
+    kept = path or local_cluster_path(name)
     session = PlanningSession(reference, cluster, mesh, optimizer)
     for number, plan in enumerate(random_plans(session, sample, request.seed), start=1):
         progress(f"random plan {number} of {sample}")

@@ -5,19 +5,23 @@ from __future__ import annotations
 import pytest
 
 from planner.graph.operator_classes import OperatorClass
+from planner.machine import calibration
 from planner.machine.calibration import (
     CalibrationError,
     CollectiveSample,
+    FoundDevice,
+    HostSample,
     KernelSample,
     OverlapSample,
     RankReport,
+    cuda_cluster,
     device_from,
     fit_link,
     local_cluster,
     save_cluster,
     slowest,
 )
-from planner.machine.cluster import Collective, LinkSpec, load_cluster
+from planner.machine.cluster import ClusterError, Collective, HostCopies, LinkSpec, load_cluster
 from planner.machine.identity import current_machine, physical_memory_bytes
 
 LAUNCH, COPY = 2e-6, 4e10
@@ -116,7 +120,7 @@ def test_timings_that_give_no_link_are_refused(samples, message):
 
 
 def test_rates_are_work_over_time():
-    device = device_from(report(), 4, 2**34)
+    device = device_from(report(), "abacus", 2**32, 2**29)
     assert device.flops == pytest.approx({"float32": 5e10, "bfloat16": 1e12})
     assert device.efficiency == pytest.approx({"convolution": 2.0})
     assert device.memory_bandwidth == pytest.approx(1e10)
@@ -130,7 +134,7 @@ def test_rates_are_work_over_time():
 def test_what_a_device_cannot_do_without_must_be_measured(missing):
     kernels = tuple(k for k in KERNELS if k.kind is not missing)
     with pytest.raises(CalibrationError, match="must be measured"):
-        device_from(report(kernels=kernels), 2, 2**34)
+        device_from(report(kernels=kernels), "abacus", 2**32, 2**29)
 
 
 def test_the_slowest_rank_sets_the_pace():
@@ -142,6 +146,62 @@ def test_what_computation_and_collectives_take_from_each_other():
     assert cluster.overlap.computation == pytest.approx(1.5)
     assert cluster.overlap.collectives == pytest.approx(1.25)
     assert local_cluster([report()] * 2).overlap.collectives == 1.0  # none is faster beside the other
+
+
+def device_report(collectives=(), both=1.1, own=()):
+    base = report()
+    return base.model_copy(
+        update={
+            "overlap": None,
+            "kernels": (*base.kernels, *own),
+            "collectives": tuple(collectives),
+            "host": HostSample(
+                nbytes=10**9, out_seconds=0.02, in_seconds=0.025, both_seconds=0.025 * both, small_seconds=1e-5
+            ),
+            "device": FoundDevice(
+                name="NVIDIA Abacus", memory_bytes=80 * 10**9, outside_bytes=10**9, dispatch_seconds=5e-6
+            ),
+        }
+    )
+
+
+def test_a_cluster_of_devices_is_no_cluster_of_processes(monkeypatch, tmp_path):
+    here = current_machine().model_copy(update={"device": "NVIDIA Abacus, driver 1, CUDA 13.0"})
+    monkeypatch.setattr(calibration, "current_machine", lambda kind: here)
+    cluster = cuda_cluster([device_report()])
+    assert (cluster.name, cluster.device_kind, cluster.is_shared) == ("local-cuda", "cuda", False)
+    assert cluster.measured.machine.device == here.device
+    assert cluster.device.memory_bytes == 80 * 10**9
+    assert cluster.device.reserve_bytes == 10**9 + calibration.ALLOCATOR_RESERVE_BYTES
+    assert cluster.host_link.bandwidth == pytest.approx(4e10)
+    assert cluster.host_copies is HostCopies.BOTH_WAYS
+    assert "Links between devices are not measured" in cluster.source
+    with pytest.raises(ClusterError, match="mesh 2 has 2 devices but cluster local-cuda has 1"):
+        cluster.device_for((2,))
+    save_cluster(cluster, tmp_path / "file.json")
+    assert load_cluster(str(tmp_path / "file.json")) == cluster
+
+
+def test_devices_that_are_connected_have_a_link_and_share_one_to_the_host(monkeypatch):
+    monkeypatch.setattr(calibration, "current_machine", lambda kind: current_machine())
+    both = [device_report(collective_samples(TRUE, ranks=2), both=1.9)] * 2
+    cluster = cuda_cluster(both)
+    assert cluster.devices == 2
+    assert cluster.intra_node.bandwidth == pytest.approx(TRUE.bandwidth, rel=1e-6)
+    assert cluster.device_for((2,)) == cluster.device_for((1,)) == cluster.device
+    assert cluster.host_copies is HostCopies.TAKE_TURNS
+
+
+def test_a_kernel_with_a_key_has_a_rate_of_its_own(monkeypatch):
+    monkeypatch.setattr(calibration, "current_machine", lambda kind: current_machine())
+    own = [
+        kernel("mm", OperatorClass.MATMUL, 1e-3, flops=10**8, dtype="bfloat16").model_copy(
+            update={"key": "unaligned_matmul"}
+        )
+    ]
+    device = cuda_cluster([device_report(own=own)]).device
+    assert device.flops["bfloat16"] == pytest.approx(1e12)
+    assert device.efficiency == pytest.approx({"convolution": 2.0, "unaligned_matmul": 0.1})
 
 
 def test_a_local_cluster_is_this_machines(tmp_path):

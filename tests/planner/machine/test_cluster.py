@@ -170,7 +170,7 @@ def test_a_file_is_read_as_it_was_written(tmp_path):
 
 
 def test_an_unknown_name_lists_the_known_ones():
-    with pytest.raises(ClusterError, match=r"no cluster is named 'tpu': .*a100-8-nvlink, .*local-cpu$"):
+    with pytest.raises(ClusterError, match=r"no cluster is named 'tpu': .*a100-8-nvlink, .*local-cpu, local-cuda$"):
         load_cluster("tpu")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
 import pytest
 import torch
@@ -12,8 +13,14 @@ from planner.machine.calibration import CalibrationError
 from planner.machine.cluster import Collective, load_cluster, local_cluster_path
 from planner.machine.identity import CACHE_VARIABLE, current_machine
 from runtime.calibration import calibrate as module
-from runtime.calibration.calibrate import calibrate
-from runtime.calibration.microbenchmarks import kernels, time_call
+from runtime.calibration.calibrate import calibrate, calibrate_devices
+from runtime.calibration.kernels import WORKLOADS, kernels
+from runtime.calibration.timing import time_call
+
+TINY = replace(
+    WORKLOADS["cuda"], device="cpu", rows=32, width=16, words=64, attention=(1, 2, 16, 8), image=(1, 4, 6, 6)
+)
+"""The kernels of a CUDA device, on a CPU."""
 
 
 @pytest.fixture(scope="module")
@@ -50,9 +57,10 @@ def test_the_file_says_what_it_was_measured_on(measured):
     assert measured.mesh_links((2, 2))[0].bandwidth == measured.intra_node.bandwidth / 2
 
 
-def test_kernels_compute_what_they_are_priced_for():
+@pytest.mark.parametrize("work", [WORKLOADS["cpu"], TINY], ids=["cpu", "cuda"])
+def test_kernels_compute_what_they_are_priced_for(work):
     """Inputs and results of a kernel are what its class counts bytes of; shapes agree with the FLOP."""
-    for kernel in kernels():
+    for kernel in kernels(work):
         results = kernel.run()
         results = (results,) if isinstance(results, torch.Tensor) else results
         assert all(torch.isfinite(result.float()).all() for result in results), kernel.name
@@ -72,9 +80,24 @@ def test_a_call_is_timed_as_long_as_it_computes(threads, monkeypatch):
         while time.thread_time() < end:
             pass
 
-    measured = time_call(compute, 0.0)
+    measured = time_call(compute, 0.0, torch.device("cpu"))
     assert len(calls) == 4
     assert 0.005 <= measured < (0.006 if threads == 1 else 1.0)
+
+
+def test_a_device_has_every_class_and_the_kernels_of_its_own():
+    found = list(kernels(TINY))
+    assert {kernel.kind for kernel in found} == set(OperatorClass)
+    keys = {"unaligned_matmul", "efficient_attention_forward", "efficient_attention_backward"}
+    assert {kernel.key for kernel in found} - {""} == keys
+    assert {kernel.name for kernel in found if kernel.moved} == {"adamw", "adamw_mixed"}
+    assert {kernel.inputs[0].dtype for kernel in found if kernel.name == "mm"} == set(TINY.products)
+
+
+def test_devices_that_are_not_here_are_refused(tmp_path):
+    with pytest.raises(CalibrationError, match="2 CUDA devices are to be measured, and this machine has 0"):
+        calibrate_devices(2, tmp_path / "local.json")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_one_rank_cannot_measure_collectives():

@@ -142,6 +142,7 @@ def test_without_a_command_the_help_is_printed_and_the_code_says_so(meshwright) 
         (["explain", "absent.json"], ["PLAN", "absent.json"]),
         (["solve", "absent.json", "--out", "s.json"], ["PROBLEM", "absent.json"]),
         (["calibrate", "--ranks", "1"], ["--ranks"]),
+        (["calibrate", "--device", "tpu"], ["--device", "cpu or cuda"]),
         (["calibrate", "--out", "/proc/c.json"], ["--out", "/proc"]),
         (["calibrate", "--model", "hf:gpt2"], ["--model", "--mesh"]),
         (["validate"], ["PLAN", "--sample"]),

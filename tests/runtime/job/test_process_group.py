@@ -124,7 +124,7 @@ def test_a_calibration_is_compared_with_this_machine(monkeypatch):
     plan = plan.model_copy(update={"decision": plan.decision.model_copy(update={"fingerprints": here})})
     assert calibration_note(plan) == ""
     elsewhere = current_machine().model_copy(update={"processor": "an abacus"})
-    monkeypatch.setattr(planned_device, "current_machine", lambda: elsewhere)
+    monkeypatch.setattr(planned_device, "current_machine", lambda kind: elsewhere)
     assert "measured on another machine than this one (an abacus" in calibration_note(plan)
 
 
