@@ -73,7 +73,10 @@ def calibrate_devices(
     """
     found = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if not 1 <= (count := found if devices is None else devices) <= found:
-        raise CalibrationError(f"{max(1, count)} CUDA devices are to be measured, and this machine has {found}")
+        raise CalibrationError(
+            f"{max(1, count)} CUDA devices are to be measured, and this machine has {found}: ask for fewer (--ranks), "
+            "or measure its processors (--device cpu)"
+        )
     cluster = cuda_cluster(_measure(count, seconds_per_kernel, "cuda"))
     save_cluster(cluster, Path(path) if path is not None else local_cluster_path(LOCAL_DEVICE_NAME))
     return cluster

@@ -196,6 +196,11 @@ def _normalizations(work: Workload) -> Iterator[Kernel]:
     yield Kernel("native_layer_norm", forward, (hidden, weight, weight))
     yield Kernel("native_layer_norm_backward", backward, (output, hidden, mean, scale, weight, weight))
     logits = work.normal(min(work.rows, 2048), work.words, dtype=torch.float32)
+    labels = torch.randint(0, work.words, logits.shape[:1], device=work.device)
+    loss, count = aten.nll_loss_forward(logits, labels, None, 1, -100)
+    backward = partial(aten.nll_loss_backward, loss, logits, labels, None, 1, -100, count)
+    yield Kernel("nll_loss_forward", partial(aten.nll_loss_forward, logits, labels, None, 1, -100), (logits, labels))
+    yield Kernel("nll_loss_backward", backward, (loss, logits, labels, count))
     for name in ("_softmax", "_log_softmax"):
         result = getattr(aten, name)(logits, 1, False)
         backward = partial(getattr(aten, f"{name}_backward_data"), logits, result, 1, torch.float32)
