@@ -74,6 +74,15 @@ class LiveRows(Observer):
         return Group(*([table] if self._rows else []), Text("  ".join(words), no_wrap=True, overflow="ellipsis"))
 
 
+class RowLines(Observer):
+    """A line on stderr for each finished row."""
+
+    def row(self, row: BenchRow) -> None:
+        """Print a finished row."""
+        (cells,) = BenchResult((row,)).cells()
+        print("  ".join(filter(None, cells)), file=sys.stderr, flush=True)
+
+
 def bench_table(result: BenchResult, last: int | None = None) -> Table:
     """Draw all rows of a result, or the last ones, with a line between instances."""
     columns = result.columns()
@@ -90,10 +99,10 @@ def bench_table(result: BenchResult, last: int | None = None) -> Table:
 
 @contextmanager
 def live_rows(suite: Suite) -> Iterator[Observer]:
-    """Draw a benchmark on stderr while the block runs; nothing where stderr is no terminal."""
+    """Draw a benchmark on stderr while the block runs; where stderr is no terminal, a line for each finished row."""
     console = Console(stderr=True)
     if not console.is_terminal:
-        yield Observer()
+        yield RowLines()
         return
     display = LiveRows(suite, console.height)
     with Live(display, console=console, transient=True, refresh_per_second=_REFRESHES_PER_SECOND):
