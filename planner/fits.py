@@ -106,7 +106,10 @@ def _update_peak(graph: OperatorGraph, state: int, optimizer: OptimizerSpec) -> 
     ]
     gradients = np.array([gradient.nbytes for _, gradient in trained], dtype=np.int64)
     workspaces = np.array(
-        [optimizer.workspace(spec.dtype, gradient.dtype).nbytes(spec.numel) for spec, gradient in trained],
+        [
+            optimizer.workspace(spec.dtype, gradient.dtype, gradient.is_contiguous).nbytes(spec.numel)
+            for spec, gradient in trained
+        ],
         dtype=np.int64,
     )
     left = np.cumsum(gradients[::-1])[::-1]

@@ -167,6 +167,7 @@ def _train(
         device,
         clock,
         decision.options.grad_accum,
+        decision.options.is_fused,
     )
     batches = Batches.of(step.module, arguments, examples, options.data, decision.options.grad_accum)
     if not options.check:

@@ -76,6 +76,16 @@ class TensorSpec:
         return self.numel * self.item_bytes
 
     @property
+    def is_contiguous(self) -> bool:
+        """Whether elements lie in memory in the order of the dimensions, one behind the other."""
+        expected = 1
+        for size, stride in zip(reversed(self.shape), reversed(self.stride), strict=True):
+            if size != 1 and stride != expected:
+                return False
+            expected *= size
+        return True
+
+    @property
     def memory_order(self) -> tuple[int, ...]:
         """Dimensions from the outermost to the innermost in memory; 0, 1, ... for a contiguous tensor."""
         plain = tuple(range(len(self.shape)))
@@ -205,13 +215,18 @@ class OperatorGraph:
         return tuple(self.values[i] for i in self.inputs if self.values[i].role is ValueRole.PARAMETER)
 
     @cached_property
-    def gradient_dtypes(self) -> dict[int, str]:
-        """Dtype of the gradient of each trained parameter by its value index."""
+    def gradient_specs(self) -> dict[int, TensorSpec]:
+        """The gradient of each trained parameter by the parameter's value index."""
         return {
-            output.of: self.values[output.value].spec.dtype
+            output.of: self.values[output.value].spec
             for output in self.outputs
             if output.role is OutputRole.GRADIENT and output.of is not None
         }
+
+    @cached_property
+    def gradient_dtypes(self) -> dict[int, str]:
+        """Dtype of the gradient of each trained parameter by its value index."""
+        return {parameter: spec.dtype for parameter, spec in self.gradient_specs.items()}
 
     @cached_property
     def gradient_casts(self) -> frozenset[int]:

@@ -76,11 +76,14 @@ class OptimizerSpec:
             return Buffers(tensors + 1, ITEM_BYTES[_MASTER])
         return Buffers(tensors, ITEM_BYTES[dtype])
 
-    def workspace(self, dtype: str, gradient: str) -> Buffers:
-        """Buffers alive at once beyond parameter, gradient and state while a parameter of ``dtype`` is updated."""
+    def workspace(self, dtype: str, gradient: str, contiguous: bool = True) -> Buffers:
+        """Buffers alive at once beyond parameter, gradient and state while a parameter of ``dtype`` is updated.
+
+        ``contiguous`` says whether the gradient is, as parameters are.
+        """
         trained = self.trained(dtype)
         if self.fused:
-            return Buffers(1, ITEM_BYTES[trained])
+            return Buffers(int(gradient != trained or not contiguous), ITEM_BYTES[trained])
         return Buffers(self.workspace_tensors + (gradient != trained), ITEM_BYTES[trained])
 
     def moved_bytes(self, dtype: str, numel: int, gradient: str) -> int:
@@ -116,8 +119,8 @@ def default_optimizer(dtype: str) -> OptimizerName:
     return "adamw_mixed" if dtype in HALF else "adamw"
 
 
-def optimizer_named(name: str, micro_batches: int = 1, device: str = "cpu") -> OptimizerSpec:
-    """Look up an optimizer, for steps of so many micro-batches; on CUDA torch's AdamW is run as one kernel.
+def optimizer_named(name: str, micro_batches: int = 1, fused: bool = True) -> OptimizerSpec:
+    """Look up an optimizer, for steps of so many micro-batches; torch's AdamW as one kernel, or as a dozen.
 
     Raises
     ------
@@ -126,5 +129,5 @@ def optimizer_named(name: str, micro_batches: int = 1, device: str = "cpu") -> O
     """
     if name not in OPTIMIZERS:
         raise OptimizerError(f"optimizer {name!r} is not known; choose one of {', '.join(OPTIMIZERS)}")
-    fused = device == "cuda" and OPTIMIZERS[name].workspace_tensors > 0
-    return replace(OPTIMIZERS[name], micro_batches=micro_batches, fused=fused)
+    has_kernel = OPTIMIZERS[name].workspace_tensors > 0
+    return replace(OPTIMIZERS[name], micro_batches=micro_batches, fused=fused and has_kernel)

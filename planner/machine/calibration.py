@@ -21,6 +21,7 @@ from planner.graph.operator_classes import ARITHMETIC, OperatorClass
 from planner.machine.cluster import (
     LOCAL_DEVICE_NAME,
     LOCAL_NAME,
+    METHOD,
     ClusterSpec,
     Collective,
     DeviceSpec,
@@ -268,7 +269,7 @@ def local_cluster(reports: Sequence[RankReport]) -> ClusterSpec:
         intra_node=link,
         host_link=LinkSpec(latency_seconds=device.launch_seconds, bandwidth=copy_bandwidth / 2),
         overlap=OverlapSpec(computation=report.overlap.slowdowns[0], collectives=report.overlap.slowdowns[1]),
-        measured=Measurement(machine=machine, ranks=ranks),
+        measured=Measurement(machine=machine, ranks=ranks, method=METHOD),
     )
 
 
@@ -308,7 +309,7 @@ def cuda_cluster(reports: Sequence[RankReport]) -> ClusterSpec:
         intra_node=intra,
         host_link=link,
         host_link_shared=host.both_seconds > SHARED_LINK * copied,
-        measured=Measurement(machine=machine, ranks=ranks),
+        measured=Measurement(machine=machine, ranks=ranks, method=METHOD),
     )
 
 

@@ -26,6 +26,8 @@ from pydantic import (
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
+    SerializerFunctionWrapHandler,
+    model_serializer,
     model_validator,
 )
 from pydantic import ValidationError as PydanticError
@@ -197,11 +199,22 @@ class OverlapSpec(_Spec):
     collectives: Annotated[float, Field(ge=1.0)] = 1.0
 
 
+METHOD = 2
+"""Version of what ``meshwright calibrate`` measures: since 2 the optimizer's update is one kernel."""
+
+
 class Measurement(_Spec):
-    """Circumstances of a measurement: the machine, and the number of processes that ran at once."""
+    """Circumstances of a measurement: the machine, the number of processes that ran at once, and the method."""
 
     machine: MachineIdentity
     ranks: PositiveInt
+    method: PositiveInt = 1
+
+    @model_serializer(mode="wrap")
+    def _without_the_first_method(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Fingerprints of the first method stay."""
+        written: dict[str, Any] = handler(self)
+        return {name: value for name, value in written.items() if name != "method" or value != 1}
 
     def fingerprint(self) -> str:
         """SHA-256 of both, which plans carry."""
@@ -406,4 +419,6 @@ def _load_local(name: str) -> ClusterSpec:
     if cluster.measured is None or cluster.measured.machine != here:
         measured = "no machine" if cluster.measured is None else cluster.measured.machine
         raise ClusterError(f"{path} was measured on {measured}, but this is {here}: run `{command}` again")
+    if cluster.measured.method != METHOD:
+        raise ClusterError(f"{path} was measured by an earlier version, in another way: run `{command}` again")
     return cluster

@@ -75,18 +75,17 @@ def verify_plan(
     if contradiction:
         raise PlanError(f"the plan contradicts itself: {contradiction}")
     options = plan.decision.options
-    device = options.device or "cpu"
     report = replay(
         graph,
         decode_schedule(plan.decision, graph),
-        optimizer=OptimizerMemory(optimizer_named(options.optimizer, options.grad_accum, device)),
+        optimizer=OptimizerMemory(optimizer_named(options.optimizer, options.grad_accum, options.is_fused)),
         seconds=seconds,
         limit=options.limit_bytes,
         host_limit=options.host_memory_bytes,
         allowed=allowed,
         devices=devices,
         counter_based_random=options.counter_based_random,
-        device=device,
+        device=options.device or "cpu",
     )
     if report.violations:
         more = f" (and {len(report.violations) - 1} more)" if len(report.violations) > 1 else ""

@@ -95,6 +95,8 @@ class PlanOptions(_Part):
     device
         Kind of device that it was planned for, whose kernels' workspaces the peak holds; absent from plans for
         processes on a CPU, and from those of earlier versions.
+    fused
+        Whether AdamW is one kernel; absent from plans of earlier versions, in which it was so on CUDA alone.
     """
 
     cluster: str
@@ -107,12 +109,18 @@ class PlanOptions(_Part):
     host_memory_bytes: NonNegativeInt | None = None
     counter_based_random: bool = False
     device: Literal["cuda"] | None = None
+    fused: bool | None = None
 
     @model_serializer(mode="wrap")
     def _without_absent_fields(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """What a plan of an earlier version does not have is not written, so that its digest stays."""
         written: dict[str, Any] = handler(self)
-        return {name: value for name, value in written.items() if name != "device" or value is not None}
+        return {name: value for name, value in written.items() if name not in ("device", "fused") or value is not None}
+
+    @property
+    def is_fused(self) -> bool:
+        """Whether AdamW is run as one kernel."""
+        return self.device == "cuda" if self.fused is None else self.fused
 
     @model_validator(mode="after")
     def _memory_beyond_the_reserve(self) -> PlanOptions:

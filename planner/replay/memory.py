@@ -52,7 +52,7 @@ class OptimizerMemory:
 
     def workspace_bytes(self, parameter: TensorSpec, gradient: TensorSpec, local_numel: int) -> int:
         """Bytes that live only while the parameter is updated."""
-        return self.spec.workspace(parameter.dtype, gradient.dtype).nbytes(local_numel)
+        return self.spec.workspace(parameter.dtype, gradient.dtype, gradient.is_contiguous).nbytes(local_numel)
 
 
 @dataclass(frozen=True, slots=True)

@@ -84,6 +84,8 @@ class PlanningSession:
         is loaded and traced if None.
     grad_accum
         Micro-batches of a step, each of the reference's batch; costs and bounds in here are those of one.
+    fused
+        Whether AdamW is one kernel, which holds less while it updates; not so in plans of earlier versions.
 
     Raises
     ------
@@ -100,12 +102,13 @@ class PlanningSession:
         optimizer: str | None = None,
         traced: TracedStep | None = None,
         grad_accum: int = 1,
+        fused: bool = True,
     ) -> None:
         self.reference = reference
         self.cluster = load_cluster(cluster) if isinstance(cluster, str) else cluster
         self.mesh = mesh
         name = optimizer or default_optimizer(reference.dtype)
-        self.optimizer: OptimizerSpec = optimizer_named(name, grad_accum, self.cluster.device_kind)
+        self.optimizer: OptimizerSpec = optimizer_named(name, grad_accum, fused)
         self.costs = CostModel(self.cluster, mesh, grad_accum)
         if not self.cluster.is_shared and self.cluster.devices % prod(mesh):
             raise ClusterError(
@@ -449,6 +452,7 @@ class PlanningSession:
                 host_memory_bytes=request.host_memory,
                 counter_based_random=True,
                 device="cuda" if self.cluster.device_kind == "cuda" else None,
+                fused=self.optimizer.fused or None,
             ),
             fingerprints=self.fingerprints,
             bound_ns=None if result.bound is None else max(0, result.bound),

@@ -33,4 +33,5 @@ def session_of(plan: Plan, cluster: ClusterSpec | str | None = None, allow_code:
         options.mesh,
         options.optimizer,
         grad_accum=options.grad_accum,
+        fused=options.is_fused,
     )

@@ -212,9 +212,11 @@ class _SpaceBuilder:
         if trained:
             dtype, numel = value.spec.dtype, [int(n) for n in own // value.spec.item_bytes]
             state = np.array([self.optimizer.state(dtype).nbytes(n) for n in numel], dtype=np.int64)
-            gradient = self.graph.gradient_dtypes[value.index]
-            workspace = np.array([self.optimizer.workspace(dtype, gradient).nbytes(n) for n in numel], dtype=np.int64)
-            update_cost = to_quanta([self.costs.update_seconds(n, dtype, gradient, self.optimizer.name) for n in numel])
+            made = self.graph.gradient_specs[value.index]
+            held = self.optimizer.workspace(dtype, made.dtype, made.is_contiguous)
+            workspace = np.array([held.nbytes(n) for n in numel], dtype=np.int64)
+            seconds = [self.costs.update_seconds(n, dtype, made.dtype, self.optimizer.name) for n in numel]
+            update_cost = to_quanta(seconds)
         return StepNode(
             name=value.name,
             kind=NodeKind.PARAMETER if parameter else NodeKind.INPUT,

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from planner.layers.plan.document import LayerPlan, is_layer_plan, load_layer_plan
-from planner.machine.cluster import Measurement
+from planner.machine.cluster import METHOD, Measurement
 from planner.machine.identity import current_machine
 from planner.plan.document import Plan, load_plan
 from runtime.job.process_group import LaunchError
@@ -95,7 +95,10 @@ def calibration_note(plan: Plan | LayerPlan) -> str:
     if planned is None:
         return ""
     here = current_machine(planned_kind(plan))
-    if any(Measurement(machine=here, ranks=ranks).fingerprint() == planned for ranks in range(1, MOST_RANKS + 1)):
+    known = (
+        Measurement(machine=here, ranks=ranks, method=by) for by in (METHOD, 1) for ranks in range(1, MOST_RANKS + 1)
+    )
+    if any(measurement.fingerprint() == planned for measurement in known):
         return ""
     named = here.device or f"{here.processor}, {here.cores} cores"
     return (

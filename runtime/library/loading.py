@@ -143,7 +143,7 @@ def _operator_step(plan: Plan, step: TrainingStep, how: LoadOptions) -> Operator
     traced = trace_step(module, step.example_args, step.example_kwargs, step.loss_fn, reduce_dtype)
     schedule = checked_schedule(plan, traced, dist.get_world_size())
     options = plan.decision.options
-    spec = optimizer_named(options.optimizer, device=options.device or "cpu")
+    spec = optimizer_named(options.optimizer, fused=options.is_fused)
     factory = how.optimizer or planned_optimizer(spec)
     trained = {
         value.name: torch.empty(value.spec.shape, dtype=getattr(torch, value.spec.dtype), device="meta")

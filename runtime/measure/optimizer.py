@@ -2,8 +2,8 @@
 
 Torch's own AdamW and SGD, called per parameter, so that the temporaries of one parameter are alive at a time and each
 gradient can be dropped right after its update. Element-wise, so a shard is updated as it would be inside the whole
-parameter. On CUDA torch's AdamW is one kernel (``fused``), without temporaries, and of several parameters at once where
-nothing but updates follows: as many as leave the peak of the step where it is.
+parameter. Torch's AdamW is one kernel (``fused``), without temporaries; on CUDA of several parameters at once where
+nothing but updates follows, as many as leave the peak of the step where it is.
 """
 
 from __future__ import annotations
@@ -82,11 +82,13 @@ class LocalOptimizer:
         Local shard of each trainable parameter by name, at its initial value: a master copy starts from it.
     last
         Whether updates are the last of a step, so that memory is fullest at the first of them.
+    fused
+        Whether AdamW is one kernel.
 
     Attributes
     ----------
     at_once
-        Whether fused kernels update several parameters at once, which is so where updates are last.
+        Whether fused kernels update several parameters at once, which is so on CUDA where updates are last.
     step_count
         Number of steps begun with :meth:`begin_step`.
     state
@@ -100,12 +102,11 @@ class LocalOptimizer:
         If the optimizer is not known.
     """
 
-    def __init__(self, name: str, parameters: Mapping[str, Tensor], last: bool = False) -> None:
-        device = next((parameter.device.type for parameter in parameters.values()), "cpu")
-        self.spec = optimizer_named(name, device=device)
+    def __init__(self, name: str, parameters: Mapping[str, Tensor], last: bool = False, fused: bool = True) -> None:
+        self.spec = optimizer_named(name, fused=fused)
         self.settings = HYPERPARAMETERS[name]
         self.step_count = 0
-        self.at_once = last
+        self.at_once = last and all(parameter.is_cuda for parameter in parameters.values())
         self._waiting: list[tuple[str, Tensor]] = []
         self._seen: list[UpdateMemory] = []
         self._ends: frozenset[str] | None = None
@@ -146,9 +147,9 @@ class LocalOptimizer:
     def update(self, name: str, gradient: Tensor) -> None:
         """Update the shard of parameter ``name`` in place with its local gradient, or keep both for the next updates.
 
-        Beyond parameter, gradient and state, AdamW holds two tensors of the shard's size while it runs
-        (the denominator before and after the bias correction), SGD none, and both one more where the gradient has
-        another dtype than what is updated. On CUDA AdamW holds the gradient at most.
+        Beyond parameter, gradient and state, an update holds a copy of the gradient where that has another dtype than
+        what is updated, or where a fused kernel needs it contiguous. AdamW that is not fused holds two tensors of the
+        shard's size as well, the denominator before and after the bias correction.
         """
         if not (self.at_once and self._is_fused(name)):
             self._update([(name, gradient)])
@@ -167,13 +168,14 @@ class LocalOptimizer:
     def _is_fused(self, name: str) -> bool:
         """Whether torch's fused kernel updates a parameter; it takes tensors of the same strides."""
         parameter = self._parameters[name]
-        return self.spec.name not in _SGD and has_fused_kernel(parameter) and parameter.is_contiguous()
+        return self.spec.fused and parameter.is_contiguous()
 
     def _memory_of(self, name: str, gradient: Tensor) -> UpdateMemory:
         parameter, trained = self._parameters[name], self.state[name].get(MASTER, self._parameters[name])
-        dtypes = (str(tensor.dtype).removeprefix("torch.") for tensor in (parameter, gradient))
+        dtype, made = (str(tensor.dtype).removeprefix("torch.") for tensor in (parameter, gradient))
         copied = trained.nbytes if gradient.dtype != trained.dtype or not gradient.is_contiguous() else 0
-        return UpdateMemory(name, gradient.nbytes, copied, self.spec.workspace(*dtypes).nbytes(parameter.numel()))
+        planned = self.spec.workspace(dtype, made, gradient.is_contiguous()).nbytes(parameter.numel())
+        return UpdateMemory(name, gradient.nbytes, copied, planned)
 
     def _update(self, updates: Sequence[tuple[str, Tensor]]) -> None:
         """Update parameters together; of several, each has the fused kernel."""
@@ -236,11 +238,6 @@ class LocalOptimizer:
         )
 
 
-def has_fused_kernel(parameter: Tensor) -> bool:
-    """Whether torch's fused AdamW is used for a parameter."""
-    return parameter.is_cuda
-
-
 def whole_model_optimizer(name: str, module: torch.nn.Module) -> torch.optim.Optimizer:
     """Torch's own optimizer over a whole module with the same settings, for the run in one process.
 
@@ -266,7 +263,7 @@ def whole_model_optimizer(name: str, module: torch.nn.Module) -> torch.optim.Opt
         eps=settings.eps,
         weight_decay=settings.weight_decay,
         foreach=False,
-        fused=all(map(has_fused_kernel, trained)),
+        fused=True,
     )
     if masters:
         _train_through_masters(made, masters)

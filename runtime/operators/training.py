@@ -63,6 +63,8 @@ class LocalTraining:
         Times every instruction of every step.
     micro_batches
         Of a batch of :meth:`step`.
+    fused
+        Whether AdamW is one kernel, where ``optimizer`` is a name.
 
     Attributes
     ----------
@@ -83,6 +85,7 @@ class LocalTraining:
         device: torch.device,
         clock: InstructionClock | None = None,
         micro_batches: int = 1,
+        fused: bool = True,
     ) -> None:
         graph = traced.graph
         self._micro_batches = micro_batches
@@ -106,10 +109,11 @@ class LocalTraining:
         self.state = dict(state)
         trained = {name: self.state[name] for name in self._lowered.end.updated}
         self.optimizer: ShardOptimizer = (
-            LocalOptimizer(optimizer, trained, self._lowered.end.only_updates)
+            LocalOptimizer(optimizer, trained, self._lowered.end.only_updates, fused)
             if isinstance(optimizer, str)
             else optimizer(trained)
         )
+        self._updates_at_once = isinstance(self.optimizer, LocalOptimizer) and self.optimizer.at_once
         self._input_buffers = schedule.inputs
         spec = self.optimizer.spec
         self._memory_noted = partial(memory_noted, graph, schedule, self._lowered, spec, self._resident, device)
@@ -162,8 +166,8 @@ class LocalTraining:
         inputs = self._local_inputs(blocks, scale)
         if self._clock is not None:
             self._clock.begin()
-            if isinstance(self.optimizer, LocalOptimizer):  # each update is timed by itself
-                self.optimizer.at_once = self._lowered.end.only_updates and not self._clock.is_timing
+            if isinstance(self.optimizer, LocalOptimizer) and self._updates_at_once:
+                self.optimizer.at_once = not self._clock.is_timing  # else each update is timed by itself
         with self._memory_noted(inputs), _watching(meter, inputs):
             result = self._lowered.begin(inputs)
         with self._memory_noted(inputs), _watching(meter, ()):

@@ -63,7 +63,7 @@ UPDATES: dict[str, Callable[[Tensor, Tensor, list[Tensor]], None]] = {
     ],
 )
 def test_an_update_holds_what_the_specification_says(name, dtype):
-    spec, numel = optimizer_named(name), SHAPE[0] * SHAPE[1]
+    spec, numel = optimizer_named(name, fused=False), SHAPE[0] * SHAPE[1]
     parameter, gradient = (torch.randn(SHAPE, dtype=getattr(torch, dtype)) for _ in range(2))
     kept = spec.state(dtype)
     state_dtype = {2: torch.bfloat16, 4: torch.float32}[kept.item_bytes]

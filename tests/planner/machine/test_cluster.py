@@ -9,6 +9,7 @@ import pytest
 from planner.machine import cluster as module
 from planner.machine.calibration import save_cluster
 from planner.machine.cluster import (
+    METHOD,
     ClusterError,
     ClusterSpec,
     Collective,
@@ -212,7 +213,7 @@ def test_an_unmeasured_machine_is_told_to_calibrate(cache):
 
 
 def test_the_measured_machine_is_found_in_the_cache(cache):
-    measured = spec(measured=Measurement(machine=current_machine(), ranks=2))
+    measured = spec(measured=Measurement(machine=current_machine(), ranks=2, method=METHOD))
     save_cluster(measured, local_cluster_path())
     assert local_cluster_path().parent == cache
     assert load_cluster("local-cpu") == measured
@@ -222,6 +223,7 @@ def test_the_measured_machine_is_found_in_the_cache(cache):
     "measured",
     [
         None,
+        Measurement(machine=current_machine(), ranks=2),  # by the method of an earlier version
         Measurement(machine=MachineIdentity(processor="abacus", cores=10, torch_version="0.1"), ranks=2),
         Measurement(machine=current_machine().model_copy(update={"torch_version": "0.1"}), ranks=2),
     ],

@@ -64,11 +64,16 @@ def test_state_and_workspace_are_those_of_the_optimizer():
     # keep a master copy and two moments of 4 bytes, and an update needs three tensors of as many elements and bytes.
     values = [replace(v, spec=replace(v.spec, dtype=HALF.get(v.spec.dtype, v.spec.dtype))) for v in GRAPH.values]
     half = replace(GRAPH, values=tuple(values))
-    mixed = check(SCHEDULE, graph=half, optimizer=OptimizerMemory(optimizer_named("adamw_mixed")))
+    mixed = check(SCHEDULE, graph=half, optimizer=OptimizerMemory(optimizer_named("adamw_mixed", fused=False)))
     assert mixed.profile.at_start[Category.OPTIMIZER] == 2 * 192
     assert mixed.profile.transient[Category.WORKSPACE][26] == 192
     assert (mixed.peak_bytes, mixed.peak_instruction) == ((912 - 256 - 64) // 2 + 64 + 384 + 192, 26)
     assert sum(tensor.nbytes for tensor in mixed.alive_at_peak) == mixed.peak_bytes
+    # One kernel needs the copy of the gradient in 32 bits alone, and no copy of one that has them.
+    fused = check(SCHEDULE, graph=half, optimizer=OptimizerMemory(optimizer_named("adamw_mixed")))
+    assert fused.profile.transient[Category.WORKSPACE][26] == 64
+    alone = check(SCHEDULE, optimizer=OptimizerMemory(optimizer_named("adamw")))
+    assert alone.profile.transient[Category.WORKSPACE][26] == 0
 
 
 @pytest.mark.parametrize(

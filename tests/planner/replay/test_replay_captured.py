@@ -119,6 +119,7 @@ def test_plan_of_a_captured_step(planned, traced, tmp_path):
             optimizer="adamw",
             formulation="random",
             counter_based_random=True,
+            fused=True,
         ),
         fingerprints=Fingerprints(graph=traced.fingerprint, cluster=CLUSTER.fingerprint(), rules="0" * 64),
         bound_ns=None,

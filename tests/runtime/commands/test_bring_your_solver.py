@@ -44,7 +44,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_the_example_runs_as_it_stands_there(meshwright, folder: Path) -> None:
     benchmark, single = block("sh").strip().splitlines()
     outcome = meshwright(*shlex.split(benchmark)[1:], "--json", "rows.json", "--time-limit", "100")
-    assert outcome.err == ""
+    assert len(outcome.err.splitlines()) == 3  # a line for each row
     assert outcome.code == 0
     rows = json.loads((folder / "rows.json").read_text())
     assert [row["solver"] for row in rows] == ["own_solver:solve", "descent", "exe:./own_solver.py"]

@@ -45,7 +45,8 @@ def test_contest_files_beside_the_best_known(bench, problem: Path, tmp_path: Pat
     best, rows = tmp_path / "best.json", tmp_path / "rows.json"
     best.write_text('{"tiny": 8, "another": 3}')
     outcome = bench("contest", problem.parent, "--solvers", "brute_force,greedy", "--best", best, "--json", rows)
-    assert (outcome.code, outcome.err) == (0, "")
+    assert outcome.code == 0
+    assert [line.split()[:2] for line in outcome.err.splitlines()] == [["tiny", "brute_force"], ["tiny", "greedy"]]
     assert "+25.000 %" in outcome.out
     found = json.loads(rows.read_text())
     assert [(row["solver"], row["objective"], row["best_known"]) for row in found] == [

@@ -127,6 +127,7 @@ def made_plan(
             grad_accum=micro_batches,
             formulation="random",
             counter_based_random=True,
+            fused=memory.spec.fused or None,
         ),
         fingerprints=Fingerprints(graph=traced.fingerprint, cluster="0" * 64, rules="0" * 64),
         bound_ns=None,

@@ -9,7 +9,7 @@ from support.steps.hand_graphs import two_layer_graph, two_layer_schedule, used_
 from planner.graph.optimizers import optimizer_named
 from planner.replay.checker import OptimizerMemory, replay
 
-ADAMW = OptimizerMemory(optimizer_named("adamw"))
+ADAMW = OptimizerMemory(optimizer_named("adamw", fused=False))
 SGD = OptimizerMemory(optimizer_named("sgd"))
 GRAPH = two_layer_graph()
 SCHEDULE = two_layer_schedule(GRAPH)
