@@ -35,7 +35,7 @@ PROCESS_RESERVE_BYTES = 512 * 2**20
 """Memory of a Python process with torch and gloo that holds no tensor."""
 
 ALLOCATOR_RESERVE_BYTES = 2**30
-"""What torch's allocator of CUDA holds beyond tensors; up to 0.73 GB were seen under plans."""
+"""What torch's allocator of CUDA holds beyond tensors; up to 0.95 GB were seen under plans."""
 
 SHARED_LINK = 1.5
 """Time of copies both ways at once over that of one, from which on both directions share the link's bandwidth."""
