@@ -23,8 +23,6 @@ NOTEBOOKS = Path(__file__).resolve().parents[2] / "notebooks"
 SCRIPTS = sorted(NOTEBOOKS.glob("*.py"))
 QUICK = NOTEBOOKS / "02_solvers.ipynb"
 NOT_RUN_YET = {
-    "05_osdp",
-    "04_kiwi_solver_time",
     "06_galvatron",
     "09_the_five_papers",
 }
