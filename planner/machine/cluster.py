@@ -37,8 +37,8 @@ from planner.machine.known_costs import MeasuredCosts
 
 PRESETS = Path(__file__).parent / "presets"
 LOCAL_NAME, LOCAL_DEVICE_NAME = "local-cpu", "local-cuda"
-LOCAL_NAMES: dict[str, Literal["cpu", "cuda"]] = {LOCAL_NAME: "cpu", LOCAL_DEVICE_NAME: "cuda"}
-"""Clusters that ``meshwright calibrate`` measures: name -> kind of device."""
+LOCAL_NAMES = {"cpu": LOCAL_NAME, "cuda": LOCAL_DEVICE_NAME}
+"""Clusters that ``meshwright calibrate`` measures, by kind of device."""
 
 
 class ClusterError(ValueError):
@@ -365,9 +365,9 @@ def preset_names() -> tuple[str, ...]:
     return tuple(sorted(path.stem for path in PRESETS.glob("*.json")))
 
 
-def local_cluster_path(name: str = LOCAL_NAME) -> Path:
-    """File in which ``meshwright calibrate`` keeps this machine, or its devices: one of :data:`LOCAL_NAMES`."""
-    return cache_directory() / f"{name}.json"
+def local_cluster_path(kind: str = "cpu") -> Path:
+    """File in which ``meshwright calibrate`` keeps this machine's devices of a kind of :data:`LOCAL_NAMES`."""
+    return cache_directory() / f"{LOCAL_NAMES[kind]}.json"
 
 
 def load_cluster(name_or_path: str) -> ClusterSpec:
@@ -378,14 +378,15 @@ def load_cluster(name_or_path: str) -> ClusterSpec:
     ClusterError
         Unknown name, unreadable or invalid file, or figures that were measured on another machine.
     """
-    if name_or_path in LOCAL_NAMES:
-        return _load_local(name_or_path)
+    for kind, name in LOCAL_NAMES.items():
+        if name_or_path == name:
+            return _load_local(kind)
     if name_or_path in preset_names():
         return read_cluster(PRESETS / f"{name_or_path}.json")
     path = Path(name_or_path)
     if path.suffix == ".json" or path.exists():
         return read_cluster(path)
-    known = ", ".join((*preset_names(), *LOCAL_NAMES))
+    known = ", ".join((*preset_names(), *LOCAL_NAMES.values()))
     raise ClusterError(f"no cluster is named {name_or_path!r}: give the path of a JSON file or one of {known}")
 
 
@@ -409,8 +410,8 @@ def read_cluster(path: Path) -> ClusterSpec:
         raise ClusterError(f"cluster file {path} is not valid: {where}: {first['msg']}") from None
 
 
-def _load_local(name: str) -> ClusterSpec:
-    path, kind = local_cluster_path(name), LOCAL_NAMES[name]
+def _load_local(kind: str) -> ClusterSpec:
+    path = local_cluster_path(kind)
     command = "meshwright calibrate" + (" --device cuda" if kind == "cuda" else "")
     if not path.exists():
         raise ClusterError(f"this machine has not been measured ({path} is missing): run `{command}`")

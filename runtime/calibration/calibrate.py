@@ -13,7 +13,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.multiprocessing.spawn import ProcessException, SpawnContext, spawn
 
 from planner.machine.calibration import CalibrationError, RankReport, cuda_cluster, local_cluster, save_cluster
-from planner.machine.cluster import LOCAL_DEVICE_NAME, ClusterSpec, local_cluster_path
+from planner.machine.cluster import ClusterSpec, local_cluster_path
 from planner.machine.identity import available_cores
 from planner.torch_adapter.local.collectives import MeshGroups
 from runtime.calibration.microbenchmarks import measure_rank
@@ -78,7 +78,7 @@ def calibrate_devices(
             "or measure its processors (--device cpu)"
         )
     cluster = cuda_cluster(_measure(count, seconds_per_kernel, "cuda"))
-    save_cluster(cluster, Path(path) if path is not None else local_cluster_path(LOCAL_DEVICE_NAME))
+    save_cluster(cluster, Path(path) if path is not None else local_cluster_path("cuda"))
     return cluster
 
 

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from time import perf_counter
-
 import torch
 
 from planner.machine.calibration import FoundDevice, HostSample
-from runtime.calibration.timing import dispatch_seconds, undisturbed
+from runtime.calibration.timing import dispatch_seconds, waited_time
 from runtime.measure.host_copies import HostCopies
 
 COPIED_BYTES, SMALL_BYTES = 2**28, 2**14
-_ROUNDS, _LEAST_SECONDS = 5, 1e-6
+_LEAST_SECONDS = 1e-6
 
 
 def host_sample(device: torch.device) -> HostSample:
@@ -42,13 +39,13 @@ def host_sample(device: torch.device) -> HostSample:
     def nothing() -> None:
         """What is left of the time of a small copy is not the wait for the device."""
 
-    times = [_seconds(call, device) for call in (outward, inward, both)]
+    times = [waited_time(call, device) for call in (outward, inward, both)]
     return HostSample(
         nbytes=COPIED_BYTES,
         out_seconds=times[0],
         in_seconds=times[1],
         both_seconds=times[2],
-        small_seconds=max(_seconds(copied_out, device) - _seconds(nothing, device), _LEAST_SECONDS),
+        small_seconds=max(waited_time(copied_out, device) - waited_time(nothing, device), _LEAST_SECONDS),
     )
 
 
@@ -61,15 +58,3 @@ def found_device(device: torch.device) -> FoundDevice:
         outside_bytes=max(0, total - free - torch.cuda.memory_reserved(device)),
         dispatch_seconds=dispatch_seconds(device),
     )
-
-
-def _seconds(call: Callable[[], object], device: torch.device) -> float:
-    """Seconds of one undisturbed call until the device is done."""
-    times = []
-    for _ in range(_ROUNDS + 1):
-        torch.cuda.synchronize(device)
-        started = perf_counter()
-        call()
-        torch.cuda.synchronize(device)
-        times.append(perf_counter() - started)
-    return undisturbed(times[1:])

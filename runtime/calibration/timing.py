@@ -27,26 +27,25 @@ def time_call(call: Callable[[], object], seconds: float, device: torch.device) 
     if dist.is_initialized():
         dist.barrier()
     # Processor time excludes other programs, but sums over threads, so it serves for a single thread only.
-    clock = thread_time if torch.get_num_threads() == 1 else perf_counter
-    times: list[float] = []
-    end = perf_counter() + seconds
-    while len(times) < 3 or perf_counter() < end:
-        start = clock()
-        call()
-        times.append(clock() - start)
-    return undisturbed(times)
+    return _repeated(call, seconds, thread_time if torch.get_num_threads() == 1 else perf_counter)
 
 
 def wall_time(call: Callable[[], object], seconds: float) -> float:
     """Seconds of one undisturbed call, waiting for a processor included, over about ``seconds`` seconds."""
     call()
-    times: list[float] = []
-    end = perf_counter() + seconds
-    while len(times) < 3 or perf_counter() < end:
+    return _repeated(call, seconds, perf_counter)
+
+
+def waited_time(call: Callable[[], object], device: torch.device) -> float:
+    """Seconds of one undisturbed call until the CUDA device is done, after a first one."""
+    times = []
+    for _ in range(_ROUNDS + 1):
+        torch.cuda.synchronize(device)
         start = perf_counter()
         call()
+        torch.cuda.synchronize(device)
         times.append(perf_counter() - start)
-    return undisturbed(times)
+    return undisturbed(times[1:])
 
 
 def launch_seconds(seconds: float, device: torch.device) -> float:
@@ -83,6 +82,16 @@ def dispatch_seconds(device: torch.device) -> float:
 def undisturbed(times: Sequence[float]) -> float:
     """Lower quartile of timings, since other programs on the machine can only add time."""
     return max(min(times), quantiles(times, n=4)[0])
+
+
+def _repeated(call: Callable[[], object], seconds: float, clock: Callable[[], float]) -> float:
+    times: list[float] = []
+    end = perf_counter() + seconds
+    while len(times) < 3 or perf_counter() < end:
+        start = clock()
+        call()
+        times.append(clock() - start)
+    return undisturbed(times)
 
 
 def _time_on_device(call: Callable[[], object], seconds: float, device: torch.device) -> float:

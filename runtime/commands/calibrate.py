@@ -119,7 +119,7 @@ def _calibrate_machine(ranks: int | None, out: Path | None, kind: str) -> None:
 def _written(out: Path | None, kind: str) -> Path:
     from planner.machine.cluster import local_cluster_path
 
-    return out or local_cluster_path(f"local-{kind}")
+    return out or local_cluster_path(kind)
 
 
 def _show(plan: Plan, report: RunReport) -> None:

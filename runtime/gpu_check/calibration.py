@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+from unittest.mock import patch
 
 from planner.machine.cluster import LOCAL_DEVICE_NAME, load_cluster
 from planner.machine.identity import CACHE_VARIABLE
@@ -19,16 +20,10 @@ def calibrated() -> Figures:
     FailedError
         What was written is not read as it was measured.
     """
-    before = os.environ.get(CACHE_VARIABLE)
-    with tempfile.TemporaryDirectory(prefix="meshwright-check-") as folder:
-        os.environ[CACHE_VARIABLE] = folder
-        try:
-            cluster = calibrate_devices()
-            found = load_cluster(LOCAL_DEVICE_NAME)
-        finally:
-            os.environ.pop(CACHE_VARIABLE)
-            if before is not None:
-                os.environ[CACHE_VARIABLE] = before
+    folder = tempfile.TemporaryDirectory(prefix="meshwright-check-")
+    with folder as cache, patch.dict(os.environ, {CACHE_VARIABLE: cache}):
+        cluster = calibrate_devices()
+        found = load_cluster(LOCAL_DEVICE_NAME)
     figures: Figures = {"cluster": cluster.model_dump(mode="json")}
     if found != cluster:
         raise FailedError("the cluster that was read is not the one that was measured", figures)

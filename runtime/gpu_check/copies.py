@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
-from statistics import median
-
 import torch
 
+from runtime.calibration.timing import waited_time
 from runtime.gpu_check.outcomes import FailedError, Figures
 from runtime.measure.host_copies import HostCopies
 
@@ -32,12 +29,12 @@ def copies(device: torch.device) -> Figures:
     engine.wait(found, arrived)
     different = int((found != tensor).sum())
     matrix = torch.randn(_WIDTH, _WIDTH, device=device, dtype=torch.bfloat16)
-    product = _seconds(lambda: torch.mm(matrix, matrix), device)
+    product = waited_time(lambda: torch.mm(matrix, matrix), device)
 
     def outward() -> None:
         engine.wait(tensor, engine.offload(tensor)[1])
 
-    products = max(2, round(2 * _seconds(outward, device) / product))
+    products = max(2, round(2 * waited_time(outward, device) / product))
 
     def compute() -> None:
         for _ in range(products):
@@ -60,13 +57,13 @@ def copies(device: torch.device) -> Figures:
     figures: Figures = {
         "bytes": _BYTES,
         "different": different,
-        "out_seconds": _seconds(outward, device),
-        "in_seconds": _seconds(inward, device),
+        "out_seconds": waited_time(outward, device),
+        "in_seconds": waited_time(inward, device),
         "small_bytes": _SMALL,
-        "small_out_seconds": _seconds(lambda: engine.wait(small, engine.offload(small)[1]), device),
-        "computation_seconds": _seconds(compute, device),
-        "out_beside_seconds": _seconds(out_beside, device),
-        "in_beside_seconds": _seconds(in_beside, device),
+        "small_out_seconds": waited_time(lambda: engine.wait(small, engine.offload(small)[1]), device),
+        "computation_seconds": waited_time(compute, device),
+        "out_beside_seconds": waited_time(out_beside, device),
+        "in_beside_seconds": waited_time(in_beside, device),
     }
     engine.settle()
     for way in ("out", "in"):
@@ -77,15 +74,3 @@ def copies(device: torch.device) -> Figures:
     if min(figures["out_hidden"], figures["in_hidden"]) < 0.5:
         raise FailedError("less than half of a copy's time passes beside the computation", figures)
     return figures
-
-
-def _seconds(call: Callable[[], object], device: torch.device, runs: int = 7) -> float:
-    """Median seconds until the device is done."""
-    times = []
-    for _ in range(runs + 1):
-        torch.cuda.synchronize(device)
-        started = time.perf_counter()
-        call()
-        torch.cuda.synchronize(device)
-        times.append(time.perf_counter() - started)
-    return float(median(times[1:]))

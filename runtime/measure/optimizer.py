@@ -89,6 +89,8 @@ class LocalOptimizer:
     ----------
     at_once
         Whether fused kernels update several parameters at once, which is so on CUDA where updates are last.
+    is_timed
+        Whether each update is timed by itself, and so made by itself.
     step_count
         Number of steps begun with :meth:`begin_step`.
     state
@@ -107,6 +109,7 @@ class LocalOptimizer:
         self.settings = HYPERPARAMETERS[name]
         self.step_count = 0
         self.at_once = last and all(parameter.is_cuda for parameter in parameters.values())
+        self.is_timed = False
         self._waiting: list[tuple[str, Tensor]] = []
         self._seen: list[UpdateMemory] = []
         self._ends: frozenset[str] | None = None
@@ -151,7 +154,7 @@ class LocalOptimizer:
         what is updated, or where a fused kernel needs it contiguous. AdamW that is not fused holds two tensors of the
         shard's size as well, the denominator before and after the bias correction.
         """
-        if not (self.at_once and self._is_fused(name)):
+        if self.is_timed or not (self.at_once and self._is_fused(name)):
             self._update([(name, gradient)])
             return
         self._waiting.append((name, gradient))
@@ -180,12 +183,10 @@ class LocalOptimizer:
     def _update(self, updates: Sequence[tuple[str, Tensor]]) -> None:
         """Update parameters together; of several, each has the fused kernel."""
         fused = self._is_fused(updates[0][0])
-        layout = torch.contiguous_format if fused else torch.preserve_format
         with torch.no_grad():
             trained = [self.state[name].get(MASTER, self._parameters[name]) for name, _ in updates]
             gradients = [
-                _laid_out(gradient.to(tensor.dtype, memory_format=layout), fused)
-                for tensor, (_, gradient) in zip(trained, updates, strict=True)
+                as_taken(gradient, tensor.dtype, fused) for tensor, (_, gradient) in zip(trained, updates, strict=True)
             ]
             states = [self.state[name] for name, _ in updates]
             if self.spec.name in _SGD:
@@ -287,8 +288,12 @@ def _train_through_masters(optimizer: torch.optim.Optimizer, masters: Mapping[Te
     optimizer.register_step_post_hook(after)
 
 
-def _laid_out(gradient: Tensor, fused: bool) -> Tensor:
-    return gradient.contiguous() if fused else gradient
+def as_taken(gradient: Tensor, dtype: torch.dtype, contiguous: bool) -> Tensor:
+    """A gradient in a dtype, contiguous where the kernel takes it so: the gradient itself or one copy of it."""
+    if gradient.dtype == dtype:
+        return gradient.contiguous() if contiguous else gradient
+    layout = torch.contiguous_format if contiguous else torch.preserve_format
+    return gradient.to(dtype, memory_format=layout)
 
 
 def _has_master(spec: OptimizerSpec, parameter: Tensor) -> bool:

@@ -113,7 +113,6 @@ class LocalTraining:
             if isinstance(optimizer, str)
             else optimizer(trained)
         )
-        self._updates_at_once = isinstance(self.optimizer, LocalOptimizer) and self.optimizer.at_once
         self._input_buffers = schedule.inputs
         spec = self.optimizer.spec
         self._memory_noted = partial(memory_noted, graph, schedule, self._lowered, spec, self._resident, device)
@@ -166,8 +165,8 @@ class LocalTraining:
         inputs = self._local_inputs(blocks, scale)
         if self._clock is not None:
             self._clock.begin()
-            if isinstance(self.optimizer, LocalOptimizer) and self._updates_at_once:
-                self.optimizer.at_once = not self._clock.is_timing  # else each update is timed by itself
+            if isinstance(self.optimizer, LocalOptimizer):
+                self.optimizer.is_timed = self._clock.is_timing
         with self._memory_noted(inputs), _watching(meter, inputs):
             result = self._lowered.begin(inputs)
         with self._memory_noted(inputs), _watching(meter, ()):

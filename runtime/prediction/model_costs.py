@@ -13,8 +13,7 @@ from statistics import fmean
 
 from planner.machine.calibration import CalibrationError, save_cluster
 from planner.machine.cluster import (
-    LOCAL_DEVICE_NAME,
-    LOCAL_NAME,
+    LOCAL_NAMES,
     ClusterSpec,
     load_cluster,
     local_cluster_path,
@@ -77,11 +76,10 @@ def calibrate_model(
     CalibrationError
         The cluster was not measured on this machine.
     """
-    name = LOCAL_DEVICE_NAME if device == "cuda" else LOCAL_NAME
-    cluster = load_cluster(name) if path is None or not path.exists() else read_cluster(path)
+    cluster = load_cluster(LOCAL_NAMES[device]) if path is None or not path.exists() else read_cluster(path)
     if cluster.measured is None:
         raise CalibrationError(f"{path} is no measured machine: run `meshwright calibrate` first")
-    kept = path or local_cluster_path(name)
+    kept = path or local_cluster_path(device)
     session = PlanningSession(reference, cluster, mesh, optimizer)
     for number, plan in enumerate(random_plans(session, sample, request.seed), start=1):
         progress(f"random plan {number} of {sample}")

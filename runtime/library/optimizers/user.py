@@ -23,7 +23,7 @@ from runtime.library.optimizers.probe import (
 )
 from runtime.library.optimizers.scaling import LossScale
 from runtime.measure.local_shards import local_tensor
-from runtime.measure.optimizer import HYPERPARAMETERS, MASTER
+from runtime.measure.optimizer import HYPERPARAMETERS, MASTER, as_taken
 
 _TINY = 1e-6
 """Added to a norm before it divides, as :func:`torch.nn.utils.clip_grad_norm_` does."""
@@ -254,13 +254,13 @@ class UserOptimizer:
         if self._skips:
             return
         parameter = self.parameters[name]
-        gradient = gradient.to(parameter.dtype)
+        # Fused kernels take gradients that lie like their parameters.
+        laid_out = parameter.is_contiguous() and (self.order is UpdateOrder.AT_ONCE or self._is_fused)
+        gradient = as_taken(gradient, parameter.dtype, laid_out)
         if self._factor is not None:
             # A new tensor: gradients of two parameters may be one tensor.
             gradient = gradient * self._factor.to(gradient.device, gradient.dtype)
-        # Fused kernels take gradients that lie like their parameters.
-        laid_out = parameter.is_contiguous() and (self.order is UpdateOrder.AT_ONCE or self._is_fused)
-        parameter.grad = gradient.contiguous() if laid_out else gradient
+        parameter.grad = gradient
         del gradient
         if self.order is UpdateOrder.AT_ONCE:
             return
