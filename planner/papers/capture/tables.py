@@ -9,7 +9,7 @@ out of memory.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -20,11 +20,9 @@ from formulations.capture.slips import AS_PRINTED, AS_PUBLISHED, REPAIRED
 from formulations.layers.pipeline_schedule import Schedule
 from planner.papers.capture.bench import GIGABYTE, figure_7
 from planner.papers.capture.cases import GPUS_PER_NODE, MODELS, PROFILING_GPUS, CaptureCase
+from planner.papers.cells import Cell, Row, Table
 
 __all__ = ["TABLES", "alpa_plan", "plan_rows"]
-
-Row = dict[str, Any]
-Report = Callable[[str], None]
 
 PLACEMENTS = 2_000_000
 """Of Algorithm 4 in Table II: about a second."""
@@ -78,63 +76,64 @@ def plan_rows(case: CaptureCase) -> list[Row]:
     ]
 
 
-def _figure_6(kind: str, report: Report) -> list[Row]:
-    rows = []
+def _figure_6(kind: str) -> Iterator[Cell]:
     for schedule in (Schedule.ONE_F_ONE_B, Schedule.GPIPE):
         for model, (batches, _) in MODELS.items():
             for batch in batches:
                 case = CaptureCase(model, batch, schedule, pipeline_only=kind == "pipeline")
-                report(f"figure 6, {case}")
-                rows += plan_rows(case)
-    return rows
+                yield Cell(str(case), partial(plan_rows, case))
 
 
-def _figure_7(report: Report) -> list[Row]:
-    rows = []
+def _figure_7() -> Iterator[Cell]:
     for schedule in (Schedule.GPIPE, Schedule.ONE_F_ONE_B):
-        report(f"figure 7, {schedule}")
-        for predictor, errors in figure_7(schedule).items():
-            row: Row = {"schedule": str(schedule), "predictor": predictor}
-            for share in FIGURE_7_SHARES:
-                per_gpu, per_plan = errors.within(share)
-                row[f"gpu_within_{round(100 * share)}"] = 100 * per_gpu
-                row[f"plan_within_{round(100 * share)}"] = 100 * per_plan
-            rows.append(row)
-    return rows
+        yield Cell(str(schedule), partial(_errors, schedule))
 
 
-def _figure_9(report: Report) -> list[Row]:
-    rows = []
+def _errors(schedule: Schedule) -> Iterator[Row]:
+    for predictor, errors in figure_7(schedule).items():
+        row: Row = {"schedule": str(schedule), "predictor": predictor}
+        for share in FIGURE_7_SHARES:
+            per_gpu, per_plan = errors.within(share)
+            row[f"gpu_within_{round(100 * share)}"] = 100 * per_gpu
+            row[f"plan_within_{round(100 * share)}"] = 100 * per_plan
+        yield row
+
+
+def _figure_9() -> Iterator[Cell]:
     for nodes in SETUPS:
         case = CaptureCase("Wide-ResNet-1B", 768, Schedule.GPIPE, nodes)
-        report(f"figure 9, {case}")
-        rows += plan_rows(case)
-    return rows
+        yield Cell(str(case), partial(plan_rows, case))
 
 
-def _fewest(report: Report) -> list[Row]:
-    """The fewest GPUs on which a model fits."""
-    rows = []
+def _fewest() -> Iterator[Cell]:
     for schedule in (Schedule.ONE_F_ONE_B, Schedule.GPIPE):
-        for model, (batches, _) in MODELS.items():
-            report(f"fewest GPUs, {model}, {schedule}")
-
-            def problem_of(
-                gpus: int, model: str = model, batch: int = batches[0], schedule: Schedule = schedule
-            ) -> Any:
-                return CaptureCase(model, batch, schedule, nodes_of(gpus, GPUS_PER_NODE)).problem
-
-            limit = CaptureCase(model, batches[0], schedule).limit
-            try:
-                found = fewest_gpus(problem_of, limit, PROFILING_GPUS)
-                gpus, peak = sum(found.problem.nodes), found.problem.peak(found.plan) / GIGABYTE
-            except TraceError:
-                gpus, peak = None, None
-            rows.append({"model": model, "schedule": str(schedule), "gpus": gpus, "peak_gb": peak})
-    return rows
+        for model in MODELS:
+            yield Cell(f"{model}, {schedule}", partial(_gpus, model, schedule))
 
 
-def _table_2(report: Report) -> list[Row]:
+def _gpus(model: str, schedule: Schedule) -> Iterator[Row]:
+    """The fewest GPUs on which a model fits."""
+    batch = MODELS[model][0][0]
+
+    def problem_of(gpus: int) -> Any:
+        return CaptureCase(model, batch, schedule, nodes_of(gpus, GPUS_PER_NODE)).problem
+
+    try:
+        found = fewest_gpus(problem_of, CaptureCase(model, batch, schedule).limit, PROFILING_GPUS)
+        gpus, peak = sum(found.problem.nodes), found.problem.peak(found.plan) / GIGABYTE
+    except TraceError:
+        gpus, peak = None, None
+    yield {"model": model, "schedule": str(schedule), "gpus": gpus, "peak_gb": peak}
+
+
+def _table_2() -> Iterator[Cell]:
+    for model in ("GPT-3-6.7B", "MoE-7.1B", "Wide-ResNet-2B"):
+        for merge_to in (None, 16):
+            case = CaptureCase(model, MODELS[model][0][0], Schedule.ONE_F_ONE_B, merge_to=merge_to)
+            yield Cell(str(case), partial(_planning, case))
+
+
+def _planning(case: CaptureCase) -> Iterator[Row]:
     """Profiling runs and simulated seconds of them, and seconds of planning, with all layers and merged to 16.
 
     Algorithm 4 runs as the text has it and as it is printed, each until a number of placements that the row names.
@@ -142,41 +141,32 @@ def _table_2(report: Report) -> list[Row]:
     A profiling run lasts for two iterations, as in the paper; its seconds are those of a step of the fastest plan, once
     more for compilation that the replay does not have. So only ratios compare with the paper's hours.
     """
-    rows = []
-    for model in ("GPT-3-6.7B", "MoE-7.1B", "Wide-ResNet-2B"):
-        for merge_to in (None, 16):
-            case = CaptureCase(model, MODELS[model][0][0], Schedule.ONE_F_ONE_B, merge_to=merge_to)
-            report(f"table II, {case}")
-            step = case.times.seconds(case.problem, fastest_plan(case.problem, case.times))
-            prediction = case.prediction(AS_PUBLISHED)
-            planning: Row = {"placement_limit": PLACEMENTS}
-            for prefix, slips in (("", AS_PUBLISHED), ("printed_", AS_PRINTED)):
-                started = time.perf_counter()
-                found = recommend(prediction.problem, slips, placement_limit=PLACEMENTS)
-                planning[f"{prefix}planning_seconds"] = time.perf_counter() - started
-                planning[f"{prefix}placements"] = found.placements
-                planning[f"{prefix}complete"] = found.complete
-            started = time.perf_counter()
-            least_peak_plan(case.problem)
-            rows.append(
-                {
-                    "model": model,
-                    "layers": case.problem.layers,
-                    "runs": case.profile.runs,
-                    "profiling_seconds": 2 * step * case.profile.runs,
-                    "exact_seconds": time.perf_counter() - started,
-                }
-                | planning
-            )
-    return rows
+    step = case.times.seconds(case.problem, fastest_plan(case.problem, case.times))
+    prediction = case.prediction(AS_PUBLISHED)
+    planning: Row = {"placement_limit": PLACEMENTS}
+    for prefix, slips in (("", AS_PUBLISHED), ("printed_", AS_PRINTED)):
+        started = time.perf_counter()
+        found = recommend(prediction.problem, slips, placement_limit=PLACEMENTS)
+        planning[f"{prefix}planning_seconds"] = time.perf_counter() - started
+        planning[f"{prefix}placements"] = found.placements
+        planning[f"{prefix}complete"] = found.complete
+    started = time.perf_counter()
+    least_peak_plan(case.problem)
+    yield {
+        "model": case.model,
+        "layers": case.problem.layers,
+        "runs": case.profile.runs,
+        "profiling_seconds": 2 * step * case.profile.runs,
+        "exact_seconds": time.perf_counter() - started,
+    } | planning
 
 
-TABLES: Mapping[str, Callable[[Report], Sequence[Row]]] = {
-    "figure_6_hybrid": partial(_figure_6, "hybrid"),
-    "figure_6_pipeline": partial(_figure_6, "pipeline"),
-    "figure_7": _figure_7,
-    "figure_9": _figure_9,
-    "fewest": _fewest,
-    "table_2": _table_2,
+TABLES: Mapping[str, Table] = {
+    "figure_6_hybrid": Table(partial(_figure_6, "hybrid")),
+    "figure_6_pipeline": Table(partial(_figure_6, "pipeline")),
+    "figure_7": Table(_figure_7),
+    "figure_9": Table(_figure_9),
+    "fewest": Table(_fewest),
+    "table_2": Table(_table_2, frozenset({"planning_seconds", "printed_planning_seconds", "exact_seconds"})),
 }
-"""Makers of the tables by name; Figure 8 is in the rates of ``figure_6_hybrid``."""
+"""Tables by name; Figure 8 is in the rates of ``figure_6_hybrid``."""

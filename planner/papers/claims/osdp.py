@@ -144,7 +144,7 @@ def _reduction(results: Results, claim: Claim) -> float:
 
 def _search(results: Results, claim: Claim) -> tuple[bool, str]:
     exact = [row["exact_seconds"] for row in results["search_times"]]
-    cut_off = sum(not row["dfs_proven"] for row in results["search_times"])
+    cut_off = sum(not row["proven"] for row in results["search_times"])
     text = f"exact {min(exact):.2f} to {max(exact):.2f} s; the paper's search is not done after 2 s in {cut_off} of 9"
     limits = results.get("search_limits", ())
     for seconds in sorted({row["limit_seconds"] for row in limits} - {2.0}):

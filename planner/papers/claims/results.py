@@ -1,15 +1,17 @@
 """Results files: the tables of one paper, computed one after another and kept, so that a run can be resumed.
 
 A file is one JSON object. A table that is in it is not computed again; delete the file, or give another folder, to
-compute it anew. It is written after every table, atomically.
+compute it anew. It is written after every table, atomically. Those of the last whole run are in ``results/``: pages,
+notebooks and tests read them there (:func:`kept_results`).
 """
 
 from __future__ import annotations
 
 import json
 import os
+import platform
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from importlib import import_module
@@ -17,14 +19,25 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from formulations.problem.files import write_text_atomically
+from planner.papers.cells import Row, Table
 from planner.papers.claims.claim import PAPERS, ClaimRow, Results, claim_rows
 
-__all__ = ["Observer", "PaperResults", "ResultsError", "load_results", "paper_claims", "run_paper", "tables_of"]
+__all__ = [
+    "KEPT_RESULTS",
+    "Observer",
+    "PaperResults",
+    "ResultsError",
+    "kept_results",
+    "load_results",
+    "paper_claims",
+    "run_paper",
+    "tables_of",
+]
 
-FORMAT = 1
+FORMAT = 2
 
-Rows = list[dict[str, Any]]
-MakeTable = Callable[[Callable[[str], None]], Rows]
+KEPT_RESULTS = Path(__file__).parent / "results"
+"""Folder of the results that the pages and notebooks show."""
 
 
 class ResultsError(ValueError):
@@ -53,7 +66,7 @@ class PaperResults:
     paper
         One of :data:`planner.papers.claims.claim.PAPERS`.
     tables
-        By name, each with ``rows``, ``seconds`` (of its computation) and ``date``.
+        By name, each with ``rows``, ``date``, ``seconds`` and ``cells``: label, number of rows and seconds of each.
     """
 
     paper: str
@@ -72,8 +85,32 @@ class PaperResults:
         OSError
             It cannot be written.
         """
-        document = {"format": FORMAT, "paper": self.paper, "cores": os.cpu_count(), "tables": self.tables}
-        write_text_atomically(path, json.dumps(document, indent=1, ensure_ascii=False) + "\n")
+        machine = {"system": platform.system(), "processor": platform.machine(), "cores": os.cpu_count()}
+        head = json.dumps({"format": FORMAT, "paper": self.paper, "machine": machine}, ensure_ascii=False)
+        # One line a row: a run changes the lines of what it changed.
+        tables = ",\n".join(f"  {json.dumps(name)}: {_lines(table)}" for name, table in self.tables.items())
+        write_text_atomically(path, f'{head[:-1]}, "tables": {{\n{tables}\n}}}}\n')
+
+
+def _lines(table: Mapping[str, Any]) -> str:
+    parts = []
+    for key, value in table.items():
+        text = json.dumps(value, ensure_ascii=False)
+        if isinstance(value, list) and value:
+            text = "[\n" + ",\n".join(f"    {json.dumps(each, ensure_ascii=False)}" for each in value) + "\n   ]"
+        parts.append(f"   {json.dumps(key)}: {text}")
+    return "{\n" + ",\n".join(parts) + "\n  }"
+
+
+def kept_results(paper: str) -> PaperResults:
+    """Results of the last whole run.
+
+    Raises
+    ------
+    ResultsError
+        The file is no results file of this paper.
+    """
+    return load_results(KEPT_RESULTS / f"{paper}.json", paper)
 
 
 def load_results(path: Path, paper: str) -> PaperResults:
@@ -100,8 +137,8 @@ def load_results(path: Path, paper: str) -> PaperResults:
     return PaperResults(paper, tables)
 
 
-def tables_of(paper: str) -> Mapping[str, MakeTable]:
-    """Makers of a paper's tables, by name.
+def tables_of(paper: str) -> Mapping[str, Table]:
+    """A paper's tables, by name.
 
     Raises
     ------
@@ -110,7 +147,7 @@ def tables_of(paper: str) -> Mapping[str, MakeTable]:
     """
     if paper not in PAPERS:
         raise ResultsError(f"paper {paper!r} is not known; use {', '.join(PAPERS)}")
-    found: Mapping[str, MakeTable] = import_module(f"planner.papers.{paper}.tables").TABLES
+    found: Mapping[str, Table] = import_module(f"planner.papers.{paper}.tables").TABLES
     return found
 
 
@@ -147,15 +184,23 @@ def run_paper(paper: str, folder: Path, observer: Observer, tables: Sequence[str
             observer.kept(paper, name)
             continue
         observer.table(paper, name, number, len(chosen))
-        started = time.perf_counter()
-        rows = makers[name](observer.step)
-        results.tables[name] = {
-            "date": datetime.now(UTC).date().isoformat(),
-            "seconds": round(time.perf_counter() - started, 1),
-            "rows": rows,
-        }
+        results.tables[name] = _computed(makers[name], observer)
         results.save(path)
     return results
+
+
+def _computed(table: Table, observer: Observer) -> dict[str, Any]:
+    """Compute all cells of a table."""
+    started = time.perf_counter()
+    rows: list[Row] = []
+    cells = []
+    for cell in table.cells():
+        observer.step(cell.label)
+        begun, before = time.perf_counter(), len(rows)
+        rows += cell.rows()
+        cells.append([cell.label, len(rows) - before, round(time.perf_counter() - begun, 1)])
+    seconds = round(time.perf_counter() - started, 1)
+    return {"date": datetime.now(UTC).date().isoformat(), "seconds": seconds, "cells": cells, "rows": rows}
 
 
 def paper_claims(results: PaperResults) -> list[ClaimRow]:

@@ -1,14 +1,16 @@
 """Galvatron-BMW's tables with every row: uniform baselines and the paper's variants, solved exactly on one problem.
 
-A row of a table is a strategy, a column a model. All have the same costs, limits, batches and rule of micro-batches:
-baselines are :mod:`formulations.galvatron.uniform`, variants those of :mod:`planner.papers.galvatron.cases`. So a
-variant that contains a baseline is never slower, and begins its search with the best one.
+A row of a table is a strategy, a column a model. All have the same costs, limits, batches, rule of micro-batches and
+strategies (without those that Takeaway 3 drops): baselines are :mod:`formulations.galvatron.uniform`, variants those of
+:mod:`planner.papers.galvatron.cases`. So a variant that contains a baseline is never slower, and begins its search with
+the best one. Beside a variant's exact plan is what its published search finds on the same problem, without the two
+slips that the paper's text contradicts.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
 from functools import partial
@@ -17,17 +19,15 @@ from typing import Any
 from formulations.galvatron.joint import JointResult, solve_joint
 from formulations.galvatron.pipeline import PipelinePlan, PipelineProblem, balance_degree, renumbered
 from formulations.galvatron.published_search import Balance
-from formulations.galvatron.slips import REPAIRED
+from formulations.galvatron.slips import AS_PUBLISHED, REPAIRED
 from formulations.galvatron.strategies import decision_trees, pipeline_degrees
 from formulations.galvatron.uniform import baselines, solve_uniform
+from planner.papers.cells import Cell, Row, Table
 from planner.papers.galvatron import paper_tables as paper
 from planner.papers.galvatron.cases import BATCHES, GIGABYTE, VARIANT_SPACES, GalvatronCase
 from planner.papers.hardware import Hardware, cluster_of
 
 __all__ = ["BASELINES", "HYBRID", "PURE", "TABLES", "cell_rows"]
-
-Row = dict[str, Any]
-Report = Callable[[str], None]
 
 PURE = ("ddp", "tp", "gpipe", "fsdp")
 """Baselines that the paper calls pure."""
@@ -77,13 +77,29 @@ def cell_rows(
         if found.plan is not None:
             plans.append((problem, found.plan))
     for variant in variants:
-        problem = replace(case, variant=variant).problem()
+        chosen = replace(case, variant=variant)
+        problem = chosen.problem()
+        published = _published(chosen, problem, seconds)
         starts = [start for each, plan in plans if (start := _expressed(plan, each, problem)) is not None]
+        starts += [] if published is None else [published]
         best = min(starts, key=lambda plan: Fraction(problem.evaluate(plan).cost, plan.batch), default=None)
         found = solve_joint(problem, gap, best, seconds)
-        yield _row(case, variant, problem, found)
+        rate = None if published is None else _rate(problem, published)
+        yield _row(case, variant, problem, found) | {"published_rate": rate}
         if found.plan is not None:
             plans.append((problem, found.plan))
+
+
+def _published(case: GalvatronCase, problem: PipelineProblem, seconds: float) -> PipelinePlan | None:
+    """The plan of the published search; None where it has none, or one that exceeds the limit by repaired costs."""
+    found = case.search(AS_PUBLISHED, None, seconds).best
+    return found.plan if found is not None and problem.evaluate(found.plan).fits else None
+
+
+def _rate(problem: PipelineProblem, plan: PipelinePlan) -> float:
+    """Samples per second."""
+    tables = problem.tables(plan.stages, plan.batch // plan.micro_batches)
+    return plan.batch / (problem.evaluate(plan).cost * (tables.seconds_per_cost or 1.0))
 
 
 def _expressed(plan: PipelinePlan, before: PipelineProblem, after: PipelineProblem) -> PipelinePlan | None:
@@ -112,11 +128,10 @@ def _row(case: GalvatronCase, strategy: str, problem: PipelineProblem | None, fo
         return row
     plan, cost = found.plan, problem.evaluate(found.plan)
     tables = problem.tables(plan.stages, plan.batch // plan.micro_batches)
-    seconds = cost.cost * (tables.seconds_per_cost or 1.0)
     used = dict.fromkeys(str(tables.strategies[choice]) for choice in plan.choices)
     bound = None if not found.bound else float(1 / (found.bound * Fraction(tables.seconds_per_cost or 1.0)))
     return row | {
-        "rate": plan.batch / seconds,
+        "rate": _rate(problem, plan),
         "rate_bound": bound,
         "batch": plan.batch,
         "micro_batches": plan.micro_batches,
@@ -130,50 +145,63 @@ def _table(
     cells: Sequence[tuple[str, paper.Table]],
     models: Sequence[str],
     hardware: Hardware,
-    report: Report,
     *,
     variants: tuple[str, ...] = paper.VARIANTS,
     batches: tuple[int, ...] = BATCHES,
     seconds: float = SECONDS,
     gap: Fraction = GAP,
-) -> list[Row]:
-    rows: list[Row] = []
+) -> Iterator[Cell]:
     for cluster, table in cells:
         for memory_gb in table:
             for model in models:
-                report(f"{cluster}, {memory_gb} GB, {model}, {hardware}")
                 case = GalvatronCase(
-                    cluster, model, memory_gb, "galvatron_bmw", batches=batches, hardware=hardware, any_degree=True
+                    cluster,
+                    model,
+                    memory_gb,
+                    "galvatron_bmw",
+                    batches=batches,
+                    hardware=hardware,
+                    any_degree=True,
+                    data_with_sharded=False,
                 )
-                rows += cell_rows(case, variants, seconds, gap)
-    return rows
+                label = f"{cluster}, {memory_gb} GB, {model}, {hardware}"
+                yield Cell(label, partial(cell_rows, case, variants, seconds, gap))
 
 
-def _table_4(hardware: Hardware, report: Report) -> list[Row]:
-    """Balanced partitions by the repaired searches, and the exact one."""
-    rows = []
+def _table_4(hardware: Hardware) -> Iterator[Cell]:
     for memory_gb in paper.PARTITIONS:
         for model in paper.TABLE_4_MODELS:
-            report(f"table 4, {memory_gb} GB, {model}, {hardware}")
-            case = GalvatronCase(A100_16, model, memory_gb, "galvatron_1f1b_biobj", hardware=hardware, any_degree=True)
-            problem = case.problem()
-            searches: dict[str, Balance | None] = {
-                "memory_balanced": Balance.MEMORY,
-                "time_balanced": Balance.TIME,
-                "biobjective": None,
-            }
-            best: PipelinePlan | None = None
-            for name, balance in searches.items():
-                found = case.search(REPAIRED, balance, SECONDS).best
-                plan = None if found is None else found.plan
-                rows.append(_row(case, name, problem, _as_joint(problem, plan)))
-                if plan is not None and problem.evaluate(plan).fits:
-                    best = min(
-                        (each for each in (best, plan) if each is not None),
-                        key=lambda each: Fraction(problem.evaluate(each).cost, each.batch),
-                    )
-            rows.append(_row(case, "exact", problem, solve_joint(problem, GAP, best, SECONDS)))
-    return rows
+            case = GalvatronCase(
+                A100_16,
+                model,
+                memory_gb,
+                "galvatron_1f1b_biobj",
+                hardware=hardware,
+                any_degree=True,
+                data_with_sharded=False,
+            )
+            yield Cell(f"{memory_gb} GB, {model}, {hardware}", partial(_partitions, case))
+
+
+def _partitions(case: GalvatronCase) -> Iterator[Row]:
+    """Balanced partitions by the repaired searches, and the exact one."""
+    problem = case.problem()
+    searches: dict[str, Balance | None] = {
+        "memory_balanced": Balance.MEMORY,
+        "time_balanced": Balance.TIME,
+        "biobjective": None,
+    }
+    best: PipelinePlan | None = None
+    for name, balance in searches.items():
+        found = case.search(REPAIRED, balance, SECONDS).best
+        plan = None if found is None else found.plan
+        yield _row(case, name, problem, _as_joint(problem, plan))
+        if plan is not None and problem.evaluate(plan).fits:
+            best = min(
+                (each for each in (best, plan) if each is not None),
+                key=lambda each: Fraction(problem.evaluate(each).cost, each.batch),
+            )
+    yield _row(case, "exact", problem, solve_joint(problem, GAP, best, SECONDS))
 
 
 def _as_joint(problem: PipelineProblem, plan: PipelinePlan | None) -> JointResult:
@@ -186,123 +214,123 @@ FIGURE_4 = {"memory_balanced": (7, 10, 13, 18), "time_balanced": (12, 12, 12, 12
 _FIGURE_4_BATCH, _FIGURE_4_MICRO_BATCHES, _FIGURE_4_STAGES = 32, 8, 4
 
 
-def _figure_4(report: Report) -> list[Row]:
+def _figure_4() -> Iterator[Cell]:
+    for hardware in Hardware:
+        yield Cell(str(hardware), partial(_balances, hardware))
+
+
+def _balances(hardware: Hardware) -> Iterator[Row]:
     """Balance degrees of the printed partitions by our costs: four stages of one A100 each, pipeline alone.
 
     The figure names neither the devices of a stage nor their strategies; one device a stage is the least that fits the
     text ("4-way"). Embedding and head are with the first and the last stage.
     """
-    report("figure 4")
-    rows = []
-    for hardware in Hardware:
-        case = GalvatronCase(
-            "a100-2x8-nvlink", "BERT-Huge-48", 16, "galvatron_1f1b_biobj", batches=(_FIGURE_4_BATCH,), hardware=hardware
-        )
-        uniform = baselines(_FIGURE_4_STAGES)["1f1b"]
-        problem = case.baseline(uniform)
-        for name, blocks in FIGURE_4.items():
-            sizes = (blocks[0] + 1, *blocks[1:-1], blocks[-1] + 1)
-            borders = (0, *(sum(sizes[: end + 1]) for end in range(len(sizes))))
-            plan = PipelinePlan(_FIGURE_4_BATCH, _FIGURE_4_MICRO_BATCHES, borders, (0,) * problem.layers)
-            cost = problem.evaluate(plan)
-            rows.append(
-                {
-                    "hardware": str(hardware),
-                    "partition_name": name,
-                    "partition": list(blocks),
-                    "alpha_t": balance_degree(cost.stage_costs),
-                    "alpha_m": balance_degree(cost.stage_peaks),
-                    "rate": _FIGURE_4_BATCH / (cost.cost * 1e-7),
-                    "peak_gb": max(cost.stage_peaks) / GIGABYTE,
-                    "fits": cost.fits,
-                }
-            )
-    return rows
+    case = GalvatronCase(
+        "a100-2x8-nvlink", "BERT-Huge-48", 16, "galvatron_1f1b_biobj", batches=(_FIGURE_4_BATCH,), hardware=hardware
+    )
+    problem = case.baseline(baselines(_FIGURE_4_STAGES)["1f1b"])
+    for name, blocks in FIGURE_4.items():
+        sizes = (blocks[0] + 1, *blocks[1:-1], blocks[-1] + 1)
+        borders = (0, *(sum(sizes[: end + 1]) for end in range(len(sizes))))
+        plan = PipelinePlan(_FIGURE_4_BATCH, _FIGURE_4_MICRO_BATCHES, borders, (0,) * problem.layers)
+        cost = problem.evaluate(plan)
+        yield {
+            "hardware": str(hardware),
+            "partition_name": name,
+            "partition": list(blocks),
+            "alpha_t": balance_degree(cost.stage_costs),
+            "alpha_m": balance_degree(cost.stage_peaks),
+            "rate": _FIGURE_4_BATCH / (cost.cost * 1e-7),
+            "peak_gb": max(cost.stage_peaks) / GIGABYTE,
+            "fits": cost.fits,
+        }
 
 
 _FIGURE_6_BLOCKS = (8, 16, 32, 64, 128)
 _FIGURE_6_DEVICES = {8: "a100-8-nvlink", 16: A100_16, 64: A100_64}
 
 
-def _figure_6(report: Report) -> list[Row]:
-    """Seconds of the repaired search over blocks, budgets and devices, and the number of strategies."""
-    rows = []
+def _figure_6() -> Iterator[Cell]:
     sizes: list[tuple[str, int, int, str]] = [
         *((TITAN_8, 16, blocks, "galvatron_bmw") for blocks in _FIGURE_6_BLOCKS),
         *((TITAN_8, memory_gb, 48, "galvatron_bmw") for memory_gb in (8, 12, 16, 20)),
         *((cluster, 16, 48, "galvatron_bmw") for cluster in _FIGURE_6_DEVICES.values()),
     ]
-    for cluster, memory_gb, blocks, variant in sizes:
-        report(f"figure 6, {cluster}, {memory_gb} GB, {blocks} blocks")
+    for number, (cluster, memory_gb, blocks, variant) in enumerate(sizes):
         batches = (64, 128, 256)
         case = GalvatronCase(cluster, "BERT-Huge-48", memory_gb, variant, batches=batches, blocks=blocks)
-        case.problem()
-        started = time.perf_counter()
-        found = case.search(REPAIRED, None, SECONDS)
-        rows.append(
-            {
-                "cluster": cluster,
-                "devices": cluster_of(cluster).devices,
-                "memory_gb": memory_gb,
-                "blocks": blocks,
-                "seconds": time.perf_counter() - started,
-                "ended": found.ended,
-            }
-        )
-    return rows
+        label = f"{cluster}, {memory_gb} GB, {blocks} blocks, {number + 1} of {len(sizes)}"
+        yield Cell(label, partial(_search_seconds, case, blocks))
 
 
-def _strategies(report: Report) -> list[Row]:
+def _search_seconds(case: GalvatronCase, blocks: int) -> Iterator[Row]:
+    """Seconds of the repaired search over blocks, budgets and devices."""
+    case.problem()
+    started = time.perf_counter()
+    found = case.search(REPAIRED, None, SECONDS)
+    yield {
+        "cluster": case.cluster,
+        "devices": cluster_of(case.cluster).devices,
+        "memory_gb": case.memory_gb,
+        "blocks": blocks,
+        "seconds": time.perf_counter() - started,
+        "ended": found.ended,
+    }
+
+
+def _strategies() -> Iterator[Row]:
     """Number of strategies on eight devices, summed over the numbers of stages."""
-    report("strategies")
     degrees = pipeline_degrees(8)
 
     def count(devices: int, **space: Any) -> int:
         return len(decision_trees(devices, **space))
 
-    rows: list[Row] = [
-        {
+    for stages in degrees:
+        yield {
             "group": 8 // stages,
             "raw": count(8 // stages, data_with_sharded=True, checkpoint=False),
             "pruned": count(8 // stages, checkpoint=False),
         }
-        for stages in degrees
-    ]
     for variant in paper.VARIANTS:
         space = VARIANT_SPACES[variant].space
         total = sum(
             count(8 // stages, dimensions=space.dimensions, checkpoint=space.checkpoint)
             for stages in (degrees if space.pipeline else (1,))
         )
-        rows.append({"variant": variant, "count": total})
-    return rows
+        yield {"variant": variant, "count": total}
 
 
-TABLES: Mapping[str, Callable[[Report], list[Row]]] = {
-    "strategies": _strategies,
-    "figure_4": _figure_4,
-    "table_2": partial(_table, [(TITAN_8, paper.TABLE_2)], paper.TABLE_2_MODELS, Hardware.PRESET),
-    "table_3": partial(
-        _table,
-        [(TITAN_16, paper.TABLE_3_TITAN), (A100_16, paper.TABLE_3_A100)],
-        paper.TABLE_3_MODELS,
-        Hardware.PRESET,
+TABLES: Mapping[str, Table] = {
+    "strategies": Table(lambda: [Cell("all", _strategies)]),
+    "figure_4": Table(_figure_4),
+    "table_2": Table(partial(_table, [(TITAN_8, paper.TABLE_2)], paper.TABLE_2_MODELS, Hardware.PRESET)),
+    "table_3": Table(
+        partial(
+            _table,
+            [(TITAN_16, paper.TABLE_3_TITAN), (A100_16, paper.TABLE_3_A100)],
+            paper.TABLE_3_MODELS,
+            Hardware.PRESET,
+        )
     ),
-    "table_3_inferred": partial(
-        _table, [(A100_16, paper.TABLE_3_A100)], paper.TABLE_3_MODELS, Hardware.INFERRED, variants=INFERRED_VARIANTS
+    "table_3_inferred": Table(
+        partial(
+            _table, [(A100_16, paper.TABLE_3_A100)], paper.TABLE_3_MODELS, Hardware.INFERRED, variants=INFERRED_VARIANTS
+        )
     ),
-    "table_4": partial(_table_4, Hardware.PRESET),
-    "table_4_inferred": partial(_table_4, Hardware.INFERRED),
-    "table_5_inferred": partial(
-        _table,
-        [(A100_64, paper.TABLE_5)],
-        paper.TABLE_5_MODELS,
-        Hardware.INFERRED,
-        variants=INFERRED_VARIANTS,
-        batches=LARGE_BATCHES,
-        seconds=LARGE_SECONDS,
-        gap=LARGE_GAP,
+    "table_4": Table(partial(_table_4, Hardware.PRESET)),
+    "table_4_inferred": Table(partial(_table_4, Hardware.INFERRED)),
+    "table_5_inferred": Table(
+        partial(
+            _table,
+            [(A100_64, paper.TABLE_5)],
+            paper.TABLE_5_MODELS,
+            Hardware.INFERRED,
+            variants=INFERRED_VARIANTS,
+            batches=LARGE_BATCHES,
+            seconds=LARGE_SECONDS,
+            gap=LARGE_GAP,
+        )
     ),
-    "figure_6": _figure_6,
+    "figure_6": Table(_figure_6, frozenset({"seconds"})),
 }
-"""Makers of the tables by name: minutes for Tables II, III and V, seconds for the others."""
+"""Tables by name: minutes for Tables II, III and V, seconds for the others."""

@@ -6,24 +6,22 @@ them run in a quarter of an hour. ``sharding`` is Alpa's problem under the limit
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from formulations.solvers import DEFAULT_SOLVER
-from planner.benchmarks import BenchRow, Observer, bench
+from planner.benchmarks import BenchRow, bench
 from planner.benchmarks.suites import BenchInstance, Suite
 from planner.models.references import ModelReference
+from planner.papers.cells import Cell, Row, Table
 from planner.papers.kiwi.mlp import PUBLISHED_FORMULATIONS, kiwi_mlp_suite
 from planner.papers.kiwi.solvers import SMALLEST_PEAK
 from planner.papers.kiwi.transformer import paper_case, sweep
 from planner.session import PlanningSession
 
 __all__ = ["FORMULATIONS", "SHARES", "TABLES"]
-
-Row = dict[str, Any]
-Report = Callable[[str], None]
 
 FORMULATIONS = ("sharding", "checkpoint_dots", "megatron_selective", "kiwi_reduced", "kiwi_chain")
 SHARES = (90, 50, 32)
@@ -36,39 +34,26 @@ OPERATOR_LAYERS = (1, 4)
 _MLP_SECONDS, _PEAK_SECONDS, _SECONDS = 60.0, 12.0, 6.0
 
 
-class _Reporting(Observer):
-    """Passes on what begins."""
-
-    def __init__(self, report: Report) -> None:
-        self._report = report
-
-    def begins(self, instance: str, solver: str) -> None:
-        """Report the instance and its solver."""
-        self._report(f"{instance}, {solver}")
-
-
-def _table_1(report: Report) -> list[Row]:
+def _table_1() -> Iterator[Cell]:
     """The full problem as the solver ``staged``; the others as canonical problems by the portfolio."""
     suite = kiwi_mlp_suite()
-    instances = tuple(
-        replace(each, own_solvers=each.own_solvers if each.formulation == "kiwi_full" else {})
-        for each in suite.instances
-        if each.formulation not in PUBLISHED_FORMULATIONS
-    )
-    rows = bench(
-        replace(suite, instances=instances), [DEFAULT_SOLVER], time_limit=_MLP_SECONDS, observer=_Reporting(report)
-    ).rows
+    for each in suite.instances:
+        if each.formulation not in PUBLISHED_FORMULATIONS:
+            own = each.own_solvers if each.formulation == "kiwi_full" else {}
+            yield Cell(each.name, partial(_solved, replace(suite, instances=(replace(each, own_solvers=own),))))
+
+
+def _solved(suite: Suite) -> Iterator[Row]:
+    """One instance of the MLP."""
     cost = _unlimited_cost(suite)
-    return [
-        {
+    for row in bench(suite, [DEFAULT_SOLVER], time_limit=_MLP_SECONDS).rows:
+        yield {
             "share": int(row.instance.rpartition("%")[0].rpartition("-")[2]),
             "formulation": row.formulation,
             "ratio": None if row.objective is None else row.objective / cost,
             "seconds": row.seconds,
             "status": str(row.status),
         }
-        for row in rows
-    ]
 
 
 def _unlimited_cost(suite: Suite) -> int:
@@ -76,13 +61,11 @@ def _unlimited_cost(suite: Suite) -> int:
     return int(suite.notes[1].partition("costs ")[2].partition(" ")[0].replace(",", ""))
 
 
-def _run(instances: Sequence[BenchInstance], report: Report) -> tuple[BenchRow, ...]:
+def _run(instances: Sequence[BenchInstance]) -> tuple[BenchRow, ...]:
     timed = tuple(
         replace(each, time_limit=_PEAK_SECONDS if SMALLEST_PEAK in each.own_solvers else _SECONDS) for each in instances
     )
-    return bench(
-        Suite("kiwi-transformer", timed, _SECONDS, solvers=(DEFAULT_SOLVER,)), observer=_Reporting(report)
-    ).rows
+    return bench(Suite("kiwi-transformer", timed, _SECONDS, solvers=(DEFAULT_SOLVER,))).rows
 
 
 def _transformer_rows(rows: Sequence[BenchRow], **fixed: Any) -> list[Row]:
@@ -105,42 +88,43 @@ def _transformer_rows(rows: Sequence[BenchRow], **fixed: Any) -> list[Row]:
     return found
 
 
-def _figure_5(model: str, report: Report) -> list[Row]:
-    rows = []
+def _figure_5(model: str) -> Iterator[Cell]:
     for mesh in MESHES:
-        instances = sweep(paper_case(model, mesh), FORMULATIONS, SHARES)
-        rows += _transformer_rows(_run(instances, report), model=model, mesh="x".join(map(str, mesh)))
-    return rows
+        shape = "x".join(map(str, mesh))
+        for instance in sweep(paper_case(model, mesh), FORMULATIONS, SHARES):
+            yield Cell(instance.name, partial(_planned, instance, model=model, mesh=shape))
 
 
-def _figure_6(report: Report) -> list[Row]:
+def _figure_6() -> Iterator[Cell]:
     """The decoder on one node of four devices with links slowed down, at half of the memory."""
-    rows = []
     for slowdown in SLOWDOWNS:
-        case = paper_case("decoder", (1, 4), slowdown=slowdown)
-        instances = [each for each in sweep(case, FORMULATIONS, (50,)) if SMALLEST_PEAK not in each.own_solvers]
-        rows += _transformer_rows(_run(instances, report), model="decoder", mesh="1x4", slowdown=slowdown)
-    return rows
+        for instance in sweep(paper_case("decoder", (1, 4), slowdown=slowdown), FORMULATIONS, (50,)):
+            if SMALLEST_PEAK not in instance.own_solvers:
+                fixed = {"model": "decoder", "mesh": "1x4", "slowdown": slowdown}
+                yield Cell(instance.name, partial(_planned, instance, **fixed))
 
 
-def _operators(report: Report) -> list[Row]:
+def _planned(instance: BenchInstance, **fixed: Any) -> list[Row]:
+    return _transformer_rows(_run([instance]), **fixed)
+
+
+def _operators(layers: int) -> Iterator[Row]:
     """Operators of the encoder's traced step, in primitives; the paper counts those of XLA's HLO."""
-    rows = []
-    for layers in OPERATOR_LAYERS:
-        report(f"operators of {layers} layers")
-        reference = ModelReference(
-            "planner.papers.kiwi.models:encoder_of_primitives", batch=16, sequence=1024, layers=layers
-        )
-        session = PlanningSession(reference, paper_case("encoder", (2, 4)).spec(), (2, 4), "adamw")
-        rows.append({"layers": layers, "operators": len(session.graph.operators)})
-    return rows
+    reference = ModelReference(
+        "planner.papers.kiwi.models:encoder_of_primitives", batch=16, sequence=1024, layers=layers
+    )
+    session = PlanningSession(reference, paper_case("encoder", (2, 4)).spec(), (2, 4), "adamw")
+    yield {"layers": layers, "operators": len(session.graph.operators)}
 
 
-TABLES: Mapping[str, Callable[[Report], Sequence[Row]]] = {
-    "operators": _operators,
-    "table_1": _table_1,
-    "figure_5_encoder": partial(_figure_5, "encoder"),
-    "figure_5_decoder": partial(_figure_5, "decoder"),
-    "figure_6": _figure_6,
+_TIMED = frozenset({"peak_gb", "least_gb", "cost", "status", "seconds"})
+"""The solves end by time."""
+
+TABLES: Mapping[str, Table] = {
+    "operators": Table(lambda: [Cell(f"{layers} layers", partial(_operators, layers)) for layers in OPERATOR_LAYERS]),
+    "table_1": Table(_table_1, frozenset({"seconds"})),
+    "figure_5_encoder": Table(partial(_figure_5, "encoder"), _TIMED),
+    "figure_5_decoder": Table(partial(_figure_5, "decoder"), _TIMED),
+    "figure_6": Table(_figure_6, _TIMED),
 }
-"""Makers of the tables by name."""
+"""Tables by name."""

@@ -12,11 +12,10 @@ Memory there is the peak over operators without gathered parameters.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
 from functools import lru_cache, partial
-from typing import Any
 
 from formulations.galvatron.costs import CostModel
 from formulations.galvatron.joint import JointResult, solve_joint
@@ -46,15 +45,13 @@ from planner.graph.operator_graph import ITEM_BYTES
 from planner.layers.presets.formulas import Boundary, FormulaDevice, layer_of, linear
 from planner.layers.presets.paper_models import paper_layers
 from planner.machine.cluster import load_cluster
+from planner.papers.cells import Cell, Row, Table
 from planner.papers.galvatron.adapter import device_links
 from planner.papers.osdp.adapter import data_parallel_machine
 from planner.papers.osdp.bench import exact_plan
 from planner.papers.osdp.cases import CLUSTERS, GIBIBYTE, LIMITS_GIB, MODELS, OsdpCase
 
 __all__ = ["TABLES", "pipeline_rows"]
-
-Row = dict[str, Any]
-Report = Callable[[str], None]
 
 NO_OVERLAP = 2.0
 """Slowdown of overlapped work with which computation and communication add up."""
@@ -207,14 +204,16 @@ def _rate(problem: PipelineProblem, found: JointResult) -> float | None:
     return found.plan.batch / (found.cost * (tables.seconds_per_cost or 1.0))
 
 
-def _figure(part: str, report: Report) -> list[Row]:
-    rows: list[Row] = []
+def _figure(part: str) -> Iterator[Cell]:
     for gibibytes in LIMITS_GIB:
         for model in MODELS:
-            report(f"{CLUSTERS[part]}, {gibibytes} GiB, {model}")
-            rows += own_rows(CLUSTERS[part], gibibytes, model)
-            rows += pipeline_rows(CLUSTERS[part], gibibytes, model)
-    return rows
+            label = f"{CLUSTERS[part]}, {gibibytes} GiB, {model}"
+            yield Cell(label, partial(_cell, CLUSTERS[part], gibibytes, model))
+
+
+def _cell(cluster: str, gibibytes: int, model: str) -> Iterator[Row]:
+    yield from own_rows(cluster, gibibytes, model)
+    yield from pipeline_rows(cluster, gibibytes, model)
 
 
 GRANULARITIES = (0, 2, 4, 8, 16)
@@ -223,105 +222,83 @@ TOKENS = 96
 """Of a sample, as in :mod:`planner.layers.presets.paper_models`."""
 
 
-def _figure_7(report: Report) -> list[Row]:
+def _slices(hidden: int) -> Iterator[Row]:
     """Memory and time of one sharded product from a hidden size to four times it, uncut and cut, one sample."""
     spec = load_cluster(CLUSTERS["titan"])
     machine = data_parallel_machine(spec, spec.devices, spec.device.memory_bytes)
-    rows = []
-    for hidden in HIDDEN_SIZES:
-        report(f"figure 7, hidden size {hidden}")
-        states = TOKENS * hidden * ITEM_BYTES["float32"]
-        work = linear(TOKENS, hidden, 4 * hidden, ITEM_BYTES["float32"])
-        module = layer_of("product", "product", [work], Boundary(states, 4 * states), FormulaDevice(spec, "float32"))
-        chain = LayerChain(f"product of {hidden}", (module,), "float32", ())
-        for granularity in GRANULARITIES:
-            cut = max(1, granularity)
-            tables = operator_tables(chain, machine, OsdpSettings(slices=(1, cut), accounting=Accounting.PEAK))
-            choice = [tables[0].modes.index(Slicing(cut, cut))]
-            rows.append(
-                {
-                    "hidden": hidden,
-                    "granularity": granularity,
-                    "bytes": step_bytes(tables, choice, 1, Accounting.PEAK),
-                    "seconds": step_cost(tables, choice, 1) * SECONDS_PER_COST,
-                }
-            )
-    return rows
+    states = TOKENS * hidden * ITEM_BYTES["float32"]
+    work = linear(TOKENS, hidden, 4 * hidden, ITEM_BYTES["float32"])
+    module = layer_of("product", "product", [work], Boundary(states, 4 * states), FormulaDevice(spec, "float32"))
+    chain = LayerChain(f"product of {hidden}", (module,), "float32", ())
+    for granularity in GRANULARITIES:
+        cut = max(1, granularity)
+        tables = operator_tables(chain, machine, OsdpSettings(slices=(1, cut), accounting=Accounting.PEAK))
+        choice = [tables[0].modes.index(Slicing(cut, cut))]
+        yield {
+            "hidden": hidden,
+            "granularity": granularity,
+            "bytes": step_bytes(tables, choice, 1, Accounting.PEAK),
+            "seconds": step_cost(tables, choice, 1) * SECONDS_PER_COST,
+        }
 
 
-def _table_1(report: Report) -> list[Row]:
-    report("table 1")
-    rows = []
+def _size(model: str) -> Iterator[Row]:
+    case = OsdpCase(model, CLUSTERS["titan"], max(LIMITS_GIB), "osdp")
+    chain = case.chain()
+    yield {
+        "model": model,
+        "family": case.family,
+        "layers": blocks_of(model),
+        "operators": len(chain),
+        "params_b": chain.parameter_bytes / 4e9,
+        "least_gb": least_bytes(chain, case.machine(), case.settings) / 1e9,
+    }
+
+
+def _search(model: str, seconds: float) -> Iterator[Row]:
+    """The paper's search for some seconds, beside the exact one."""
+    case = OsdpCase(model, CLUSTERS["titan"], min(LIMITS_GIB), "osdp")
+    found, exact = case.plan(Method.DFS, seconds), exact_plan(case)
+    lost = None
+    if found.objective is not None and exact.objective is not None:
+        lost = found.objective / exact.objective - 1
+    yield {
+        "model": model,
+        "limit_seconds": seconds,
+        "seconds": found.seconds,
+        "proven": found.gap == 0,
+        "lost": lost,
+        "exact_seconds": exact.seconds,
+    }
+
+
+def _search_times() -> Iterator[Cell]:
     for model in MODELS:
-        case = OsdpCase(model, CLUSTERS["titan"], max(LIMITS_GIB), "osdp")
-        chain = case.chain()
-        rows.append(
-            {
-                "model": model,
-                "family": case.family,
-                "layers": blocks_of(model),
-                "operators": len(chain),
-                "params_b": chain.parameter_bytes / 4e9,
-                "least_gb": least_bytes(chain, case.machine(), case.settings) / 1e9,
-            }
-        )
-    return rows
+        yield Cell(model, partial(_search, model, SEARCH_SECONDS[0]))
 
 
-def _search_times(report: Report) -> list[Row]:
-    """The paper's search with 2 s, beside the exact one."""
-    rows = []
-    for model in MODELS:
-        case = OsdpCase(model, CLUSTERS["titan"], min(LIMITS_GIB), "osdp")
-        report(f"search times, {model}")
-        found, exact = case.plan(Method.DFS, 2.0), exact_plan(case)
-        lost = None
-        if found.objective is not None and exact.objective is not None:
-            lost = found.objective / exact.objective - 1
-        rows.append(
-            {
-                "model": model,
-                "dfs_seconds": found.seconds,
-                "dfs_proven": found.gap == 0,
-                "lost": lost,
-                "exact_seconds": exact.seconds,
-            }
-        )
-    return rows
+def _search_limits() -> Iterator[Cell]:
+    """The seconds that the paper reports (9 to 307 on its machine).
 
-
-def _search_limits(report: Report) -> list[Row]:
-    """The paper's search with the seconds that it reports (9 to 307 on its machine), beside the exact one.
-
-    Its cuts look at the operators that have a mode alone, so what more time brings is chance: it depends on the order
-    of the modes. With most seconds one model of every family runs, so that the table takes 20 minutes.
+    The cuts of its search look at the operators that have a mode alone, so what more time brings is chance: it depends
+    on the order of the modes. With most seconds one model of every family runs, so that the table takes 20 minutes.
     """
-    rows = []
     families: set[str] = set()
     for model in MODELS:
-        case = OsdpCase(model, CLUSTERS["titan"], min(LIMITS_GIB), "osdp")
-        exact = exact_plan(case)
-        first = case.family not in families
-        families.add(case.family)
-        for seconds in SEARCH_SECONDS if first else SEARCH_SECONDS[:-1]:
-            report(f"search limits, {model}, {seconds:g} s")
-            found = case.plan(Method.DFS, seconds)
-            lost = None
-            if found.objective is not None and exact.objective is not None:
-                lost = found.objective / exact.objective - 1
-            rows.append(
-                {"model": model, "limit_seconds": seconds, "seconds": found.seconds, "proven": found.gap == 0}
-                | {"lost": lost, "exact_seconds": exact.seconds}
-            )
-    return rows
+        family = OsdpCase(model, CLUSTERS["titan"], min(LIMITS_GIB), "osdp").family
+        for seconds in SEARCH_SECONDS[:-1] if family in families else SEARCH_SECONDS:
+            yield Cell(f"{model}, {seconds:g} s", partial(_search, model, seconds))
+        families.add(family)
 
 
-TABLES: Mapping[str, Callable[[Report], Sequence[Row]]] = {
-    "table_1": _table_1,
-    "figure_5": partial(_figure, "titan"),
-    "figure_6": partial(_figure, "a100"),
-    "figure_7": _figure_7,
-    "search_times": _search_times,
-    "search_limits": _search_limits,
+_TIMED = frozenset({"seconds", "exact_seconds", "proven", "lost"})
+
+TABLES: Mapping[str, Table] = {
+    "table_1": Table(lambda: [Cell(model, partial(_size, model)) for model in MODELS]),
+    "figure_5": Table(partial(_figure, "titan"), frozenset({"seconds"})),
+    "figure_6": Table(partial(_figure, "a100"), frozenset({"seconds"})),
+    "figure_7": Table(lambda: [Cell(f"hidden size {hidden}", partial(_slices, hidden)) for hidden in HIDDEN_SIZES]),
+    "search_times": Table(_search_times, _TIMED),
+    "search_limits": Table(_search_limits, _TIMED),
 }
-"""Makers of the tables by name; Figures 8 and 9 are rows of ``figure_5``."""
+"""Tables by name; Figures 8 and 9 are rows of ``figure_5``."""

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 
 import pytest
 
+from planner.papers.cells import Cell, Table
 from planner.papers.claims import results as results_module
 from planner.papers.claims.claim import PAPERS, Claim, Verdict, claim_rows, printed_claims
 from planner.papers.claims.judge import judge_cells, judge_number, not_reproduced, number, same
@@ -96,18 +98,14 @@ def test_a_row_holds_where_memory_and_every_cell_do() -> None:
 def test_a_run_resumes_at_the_first_table_that_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[str] = []
 
-    def first(report) -> list[dict[str, float]]:
-        report("a cell")
-        calls.append("first")
-        return [{"value": 1.5}]
-
-    def second(report) -> list[dict[str, float]]:
-        calls.append("second")
-        if calls.count("second") == 1:
+    def rows(name: str) -> list[dict[str, float]]:
+        calls.append(name)
+        if calls.count("second") == 1 and name == "second":
             raise KeyboardInterrupt
-        return []
+        return [{"value": 1.5}] if name == "first" else []
 
-    monkeypatch.setattr(results_module, "tables_of", lambda paper: {"first": first, "second": second})
+    tables = {name: Table(lambda name=name: [Cell("a cell", partial(rows, name))]) for name in ("first", "second")}
+    monkeypatch.setattr(results_module, "tables_of", lambda paper: tables)
     heard = Heard()
     with pytest.raises(KeyboardInterrupt):
         run_paper("osdp", tmp_path, heard)
@@ -117,12 +115,13 @@ def test_a_run_resumes_at_the_first_table_that_is_missing(tmp_path: Path, monkey
     assert (heard.there, heard.tables[-1]) == (["first"], "osdp second 2/2")
     assert found.rows == {"first": [{"value": 1.5}], "second": []}
     assert found.tables["first"]["date"]
+    assert [cell[:2] for cell in found.tables["first"]["cells"]] == [["a cell", 1]]
     with pytest.raises(ResultsError, match="paper osdp has no table 'third'; use first, second"):
         run_paper("osdp", tmp_path, heard, ["third"])
 
 
 @pytest.mark.parametrize(
-    "text", ["", "[]", '{"format": 1, "paper": "h3t", "tables": {}}', '{"format": 1, "paper": "osdp"}']
+    "text", ["", "[]", '{"format": 2, "paper": "h3t", "tables": {}}', '{"format": 2, "paper": "osdp"}']
 )
 def test_a_file_that_is_no_results_file_is_refused(tmp_path: Path, text: str) -> None:
     path = tmp_path / "osdp.json"
