@@ -229,7 +229,8 @@ class _LabelSearch:
                 longer[:, _REPEATED] = 0
             longer = longer[np.lexsort((longer[:, _PEAK], longer[:, _STATES], longer[:, _COST]))]
             seen = self.seen_before[layer]
-            labels = longer[_undominated(longer, seen[stage.layouts], int(seen.max()) + 1)]
+            undominated = _undominated if self.repeated_limit == _NO_LIMIT else _undominated_in_time
+            labels = longer[undominated(longer, seen[stage.layouts], int(seen.max()) + 1)]
             labels, cut = _smallest_bounds(labels, kept)
             complete = complete and not cut
             history.append(labels)
@@ -349,10 +350,36 @@ def _extend(
 
 @compiled
 def _undominated(labels: IntArray, layouts: IntArray, count: int) -> BoolArray:
-    """Flags of the labels that no earlier one of the same layout dominates in states, peak and repeated time.
+    """Flags of the labels that no earlier one of the same layout dominates in states and peak.
 
     Labels are in order of their costs, so that none beats one before it; `layouts` are the classes of the strategies'
-    layouts, as in :func:`_layouts_seen_before`, and `count` is their number.
+    layouts, as in :func:`_layouts_seen_before`, and `count` is their number. A Fenwick tree over states has the least
+    peak of all labels so far whose states are no larger.
+    """
+    kept = np.ones(len(labels), dtype=np.bool_)
+    layout = layouts[labels[:, 4]]
+    for each in range(count):
+        order = np.flatnonzero(layout == each)
+        peaks = labels[order, 2]
+        places = 1 + np.searchsorted(np.unique(labels[order, 1]), labels[order, 1])
+        least = np.full(len(order) + 1, _NO_LIMIT)
+        for k in range(len(order)):
+            peak, place = peaks[k], places[k]
+            while place > 0 and least[place] > peak:
+                place -= place & -place
+            if place > 0:
+                kept[order[k]] = False
+                continue
+            place = places[k]
+            while place <= len(order) and least[place] > peak:
+                least[place] = peak
+                place += place & -place
+    return kept
+
+
+@compiled
+def _undominated_in_time(labels: IntArray, layouts: IntArray, count: int) -> BoolArray:
+    """As :func:`_undominated`, in repeated time as well.
 
     Blocks of labels, each in the order of its states, are merged two by two, and those of the earlier block are set
     against those of the later one: a Fenwick tree over repeated times has the least peak of all labels so far whose
