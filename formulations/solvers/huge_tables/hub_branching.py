@@ -34,7 +34,6 @@ from formulations.problem.solution import Claim, Progress, SolveOptions
 from formulations.problem.strategy_problem import IntArray, StrategyProblem
 from formulations.solvers.branching.open_leaf import Leaf, OpenLeaf, Split, reopened
 from formulations.solvers.branching.relaxation import spread_within
-from formulations.solvers.huge_tables.decimation import decimate
 from formulations.solvers.huge_tables.split_gains import SplitGains
 from formulations.solvers.huge_tables.tunables import (
     BRANCH_STEPS,
@@ -46,6 +45,7 @@ from formulations.solvers.huge_tables.tunables import (
 )
 from formulations.solvers.local_search.tree_moves import HUB_DEGREE
 from formulations.solvers.prices.bounding import PriceBounding
+from formulations.solvers.prices.decimation import decimate
 from formulations.solvers.prices.flatten_or_finish import flatten_or_finish
 from formulations.solvers.prices.integer_bound import holds_exact_costs
 from formulations.solvers.prices.lagrangian import PriceSearch

@@ -55,8 +55,3 @@ CORE_ENTRIES_A_COLUMN = 10
 
 GUESS_FIRST_SHARE = 0.4
 """Part of the time for prices before the first guess."""
-
-# decimation.py
-
-DECIMATION_BATCHES = 25
-"""Batches of nodes, each decided after a pair of sweeps."""

@@ -1,13 +1,11 @@
 """Large-neighbourhood search: parts of the incumbent are solved again, all else fixed (Shaw 1998).
 
 1. :mod:`formulations.solvers.prices.lagrangian` for part of the time: prices, a bound, and an incumbent, if the options
-or
-   another solver do not bring a better one.
+   or another solver do not bring a better one.
 2. Again and again a neighbourhood (:mod:`formulations.solvers.improvement.neighbourhoods`) is cut out as a problem of
-its own
-   (:mod:`formulations.solvers.improvement.subproblem`), reduced, and given to another solver for a few seconds. The
-   kinds of neighbourhood share the time by what they gained per second; each has its own size, which grows where parts
-   are solved quickly and shrinks where they are not solved in time.
+   its own (:mod:`formulations.solvers.improvement.subproblem`), reduced, and given to another solver for a few seconds.
+   The kinds of neighbourhood share the time by what they gained per second; each has its own size, which grows where
+   parts are solved quickly and shrinks where they are not solved in time.
 
 A part that is the whole problem is given to the other solver as it is, and what that proves holds.
 """

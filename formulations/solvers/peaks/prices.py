@@ -2,9 +2,9 @@
 
 1. Without costs presolve removes much more, often everything.
 2. A local search on violations (:mod:`formulations.solvers.local_search.feasibility`) looks for an assignment that
-fits. 3. Every limit becomes a decision from its value upwards (:mod:`formulations.solvers.peaks.limit_problem`), so
-that the optimum
-   is by how much the limits are too low in all, and :mod:`formulations.solvers.prices.lagrangian` searches: an
+   fits.
+3. Every limit becomes a decision from its value upwards (:mod:`formulations.solvers.peaks.limit_problem`), so that the
+   optimum is by how much the limits are too low in all, and :mod:`formulations.solvers.prices.lagrangian` searches: an
    assignment of cost zero fits; a bound above zero, evaluated in exact integers, proves that nothing does.
 
 There may be a gap between the two, and then nothing is said.

@@ -177,19 +177,24 @@ class PriceAscent:
         self.prices, self.messages = (self.best_prices.copy(), self.best_messages.copy()) if is_better else own
         return self.sweeps(1)
 
-    def sweep_pair(self) -> float:
-        """Sweep forward and backward over the costs as they are; return the bound without the limits' part."""
-        self._sweep(forward=True)
-        return self._sweep(forward=False)
+    def sweep_pair(self, order: IntArray | None = None) -> float:
+        """Sweep forward and backward over the costs as they are; return the bound without the limits' part.
 
-    def _sweep(self, forward: bool) -> float:
+        Nodes are visited in their order, or in one that is given.
+        """
+        self._sweep(True, order)
+        return self._sweep(False, order)
+
+    def _sweep(self, forward: bool, order: IntArray | None = None) -> float:
+        order = self._order if order is None else order
+        rank = self._order if order is self._order else np.argsort(order)
         return sweep(
             self.flat.graph,
             self.unary,
             self.tables,
             self.messages,
-            self._order,
-            self._order,
+            order,
+            rank,
             forward,
             self.choices,
             self._beliefs,

@@ -2,8 +2,9 @@
 
 1. Raise the bound by prices on memory rows (:mod:`formulations.solvers.prices.ascent`); where the graph is
    narrow, go on with exact minimisation (:mod:`formulations.solvers.prices.bundle`).
-2. At those prices decode, improve by random trees, and steer usage to the limits by small price changes;
-   near the limits repair greedily and fill what is left (:mod:`formulations.solvers.local_search.incumbent_search`).
+2. At those prices decode, improve by random trees, and steer usage to the limits by small price changes; near the
+   limits repair greedily and fill what is left (:mod:`formulations.solvers.local_search.incumbent_search`). Then again,
+   from assignments decoded by decimation (:mod:`formulations.solvers.prices.decimation`) at prices around the best.
 3. Intensify: perturb the incumbent at noisy prices within the limits.
 
 The bound that is claimed is evaluated anew in exact integers (:mod:`formulations.solvers.prices.dual_bound`).
@@ -25,6 +26,7 @@ from formulations.solvers.local_search.incumbent_search import IncumbentSearch
 from formulations.solvers.local_search.tunables import FORCED_STEPS
 from formulations.solvers.prices.ascent import PriceAscent
 from formulations.solvers.prices.bundle import PriceBundle
+from formulations.solvers.prices.decimation import decimate
 from formulations.solvers.prices.dual_bound import eliminated_bound
 from formulations.solvers.prices.flatten_or_finish import flatten_or_finish
 from formulations.solvers.prices.proven_bound import ProvenBound
@@ -37,10 +39,12 @@ from formulations.solvers.prices.tunables import (
     LAST_SHARE,
     PAIRS,
     PROOF_SPACING,
+    RESTART_FACTORS,
     SHORT_ASCENT,
     START_FACTORS,
     STEER_SHARE,
     STEERED_MASS,
+    STEERED_ROUNDS,
     STEPS_BETWEEN_CHECKS,
     TIGHTEN_SHARE,
 )
@@ -51,6 +55,9 @@ _BUNDLE = True
 
 _STEERING = True
 """Technique: phase 2, which steers usage to the limits by small price changes."""
+
+_RESTARTS = True
+"""Technique: phase 2 begins again and again, from what decimation decodes."""
 
 _INTENSIFYING = True
 """Technique: phase 3, which rebuilds parts of the incumbent at noisy prices."""
@@ -210,6 +217,10 @@ class PriceSearch:
         while not self._out_of_time(STEER_SHARE) and not self._out_of_rounds(0.5):
             self.rounds += 1
             self.search.hear_others()
+            if _RESTARTS and self.rounds % STEERED_ROUNDS == 0:
+                prices = self._random.uniform(*RESTART_FACTORS) * self.prices
+                choices = decimate(self.ascent, prices, self._random)
+                self.search.finish_grown(choices, prices)
             self.search.set_prices(prices)
             self.search.grow_trees(choices, 2 * nodes, 4000 if self.rounds % 2 else 400)
             usage = self.search.usage(choices)

@@ -68,6 +68,13 @@ BUNDLE_ENTRIES = 1 << 24
 STEPS_BETWEEN_CHECKS = 10
 """Not tunable: price steps, or rounds of phase 3, between looks at the gap."""
 
+RESTART_FACTORS = (1.0, 1.2)
+"""Not tunable: factors of the best prices between which phase 2 begins again. A little above them assignments fit; 1.15
+or 1.3 in place of 1.2 made no difference."""
+
+STEERED_ROUNDS = 20
+"""Not tunable: rounds of phase 2 before it begins again; half and twice as many made no difference."""
+
 STEERED_MASS = 0.02
 """Price times limit that one steering step adds, as a part of the whole."""
 
@@ -90,3 +97,8 @@ BOUND_SPACING_ALONE = 8.0
 
 NEGLIGIBLE_OF_LARGE = 3e-5
 """Part of the price of all limits that rounding may take from a quick bound of large tables, elsewhere a negligible."""
+
+# decimation.py
+
+DECIMATION_BATCHES = 40
+"""Not tunable: batches of nodes, each decided after a few sweeps; twice as many made no difference."""
