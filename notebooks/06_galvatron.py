@@ -24,6 +24,7 @@
 # %%
 import os
 import time
+from math import isfinite
 
 import pandas as pd
 
@@ -33,10 +34,12 @@ from formulations.galvatron.published_search import Balance
 from formulations.galvatron.slips import AS_PRINTED, AS_PUBLISHED
 from formulations.galvatron.strategies import Dimension, decision_trees, pipeline_degrees
 from planner.benchmarks import Suite, bench
+from planner.papers.claims.results import kept_results
 from planner.papers.galvatron import paper_tables as paper
 from planner.papers.galvatron.bench import GalvatronCell
 from planner.papers.galvatron.cases import BATCHES, GIGABYTE, GalvatronCase
-from planner.papers.galvatron.summary import UNITS_PER_SECOND, summary
+from planner.papers.galvatron.summary import ORDER, UNITS_PER_SECOND, summary
+from planner.papers.galvatron.tables import BASELINES, INFERRED_VARIANTS
 from planner.plots import seconds_over_layers
 
 # The tests run this notebook with fewer models and batches.
@@ -119,154 +122,86 @@ print("\n".join(line for line in lines if line.startswith(("order", "loss"))))
 # %% [markdown]
 # ## Tables II and III
 #
-# `meshwright bench galvatron --part table-2,table-3`, samples per second: what the paper measured, what its search
-# finds here with all slips but the two that its text contradicts (`as_published`), and the exact plan. – is no plan.
-# All searches have the same strategies, without those that Takeaway 3 drops.
-# Our costs are presets. A GB is 2^30 bytes and a MB 2^20, as in the authors' scripts.
-#
-# Table II, 8 TITAN RTX:
-#
-# | paper / published / exact | BERT-Huge-32 | BERT-Huge-48 | ViT-Huge-32 | ViT-Huge-48 |
-# |---|---|---|---|---|
-# | 8 GB, DP+TP | – / 18.6 / 20.1 | – / – / – | 29.4 / 74.1 / 77.3 | 15.8 / 35.2 / 35.7 |
-# | 8 GB, DP+PP | – / 18.4 / 18.4 | – / 12.8 / 12.8 | 31.8 / 77.5 / 85.4 | 20.9 / 56.0 / 56.0 |
-# | 8 GB, Galvatron | 8.2 / 19.3 / 20.7 | – / 12.9 / 12.9 | 36.6 / 85.4 / 85.4 | 20.9 / 56.0 / 56.0 |
-# | 8 GB, 1F1B+Bi-obj | 10.1 / 22.8 / 25.4 | – / 13.4 / 16.3 | 41.9 / 83.0 / 86.7 | 23.1 / 50.3 / 57.4 |
-# | 8 GB, Base | 17.0 / 27.3 / 27.6 | 10.0 / 18.1 / 18.3 | 64.0 / 76.7 / 90.8 | 35.9 / 46.8 / 58.9 |
-# | 8 GB, BMW | 19.1 / 22.8 / 27.6 | 10.2 / 13.8 / 18.3 | 71.6 / 83.2 / 90.8 | 38.8 / 50.3 / 58.9 |
-# | 12 GB, DP+TP | 8.9 / 22.4 / 23.2 | 5.3 / 12.9 / 14.0 | 42.2 / 85.8 / 86.8 | 17.2 / 50.2 / 51.6 |
-# | 12 GB, DP+PP | 9.2 / 21.1 / 23.2 | 6.2 / 12.8 / 12.8 | 50.7 / 82.5 / 86.4 | 24.0 / 51.7 / 57.1 |
-# | 12 GB, Galvatron | 11.4 / 21.2 / 25.8 | 6.2 / 13.3 / 14.3 | 50.7 / 82.5 / 88.2 | 26.6 / 57.1 / 57.1 |
-# | 12 GB, 1F1B+Bi-obj | 15.2 / 25.7 / 26.5 | 6.8 / 15.5 / 17.4 | 54.9 / 92.5 / 94.3 | 31.8 / 54.5 / 58.0 |
-# | 12 GB, Base | 18.7 / 23.1 / 28.5 | 12.1 / 18.8 / 19.0 | 68.5 / 82.5 / 93.4 | 43.8 / 52.4 / 60.9 |
-# | 12 GB, BMW | 24.4 / 25.7 / 28.5 | 16.0 / 15.5 / 19.0 | 79.2 / 92.5 / 94.3 | 46.9 / 55.6 / 60.9 |
-# | 16 GB, DP+TP | 12.6 / 26.4 / 27.5 | 6.2 / 15.1 / 15.1 | 46.0 / 103.9 / 105.6 | 24.0 / 54.1 / 55.6 |
-# | 16 GB, DP+PP | 13.0 / 21.1 / 25.1 | 6.2 / 14.5 / 16.3 | 54.0 / 92.5 / 105.6 | 28.0 / 55.1 / 57.6 |
-# | 16 GB, Galvatron | 15.1 / 24.2 / 27.5 | 7.5 / 14.4 / 16.3 | 63.2 / 92.5 / 105.6 | 35.7 / 55.1 / 57.6 |
-# | 16 GB, 1F1B+Bi-obj | 16.6 / 28.3 / 28.8 | 10.0 / 15.5 / 17.9 | 88.9 / 92.5 / 105.6 | 39.4 / 61.7 / 61.7 |
-# | 16 GB, Base | 21.7 / 24.7 / 29.4 | 12.9 / 15.6 / 19.4 | 76.0 / 92.5 / 105.6 | 45.8 / 55.1 / 61.8 |
-# | 16 GB, BMW | 27.9 / 28.3 / 29.4 | 17.4 / 18.0 / 19.4 | 89.2 / 92.5 / 105.6 | 50.3 / 61.7 / 61.8 |
-# | 20 GB, DP+TP | 14.7 / 31.6 / 32.0 | 8.1 / 17.8 / 17.8 | 61.5 / 111.1 / 112.9 | 28.7 / 59.8 / 60.8 |
-# | 20 GB, DP+PP | 15.5 / 25.7 / 31.3 | 8.1 / 14.5 / 16.3 | 61.5 / 92.5 / 112.9 | 34.9 / 55.1 / 57.8 |
-# | 20 GB, Galvatron | 18.2 / 25.4 / 32.0 | 8.9 / 17.8 / 17.8 | 70.5 / 92.5 / 112.9 | 41.2 / 55.1 / 62.3 |
-# | 20 GB, 1F1B+Bi-obj | 22.6 / 28.3 / 32.0 | 11.2 / 18.5 / 18.9 | 91.7 / 92.5 / 112.9 | 51.1 / 61.7 / 63.7 |
-# | 20 GB, Base | 22.6 / 25.4 / 32.0 | 14.9 / 16.3 / 19.8 | 78.0 / 92.5 / 112.9 | 52.1 / 58.0 / 63.4 |
-# | 20 GB, BMW | 29.1 / 28.3 / 32.0 | 18.3 / 18.5 / 19.8 | 95.6 / 92.5 / 112.9 | 52.1 / 61.7 / 63.7 |
-#
-# | paper / published / exact | T5-Large-32 | T5-Large-48 | Swin-Huge-32 | Swin-Huge-48 |
-# |---|---|---|---|---|
-# | 8 GB, DP+TP | – / – / – | – / – / – | 26.2 / 67.1 / 71.6 | 14.8 / 31.2 / 35.5 |
-# | 8 GB, DP+PP | 9.4 / 20.6 / 20.6 | – / – / 14.7 | 27.2 / 70.2 / 72.3 | 17.7 / 45.4 / 49.3 |
-# | 8 GB, Galvatron | 9.4 / 19.8 / 24.1 | – / 9.7 / 14.7 | 31.3 / 70.4 / 73.7 | 21.6 / 45.4 / 49.3 |
-# | 8 GB, 1F1B+Bi-obj | 9.5 / 23.2 / 27.4 | – / 13.4 / 19.0 | 33.0 / 72.5 / 79.3 | 22.2 / 50.6 / 52.3 |
-# | 8 GB, Base | 11.5 / 31.4 / 31.8 | 6.9 / 20.9 / 21.1 | 34.5 / 86.1 / 87.0 | 25.7 / 57.0 / 57.8 |
-# | 8 GB, BMW | 20.7 / 25.2 / 31.8 | 12.7 / 15.0 / 21.1 | 65.3 / 82.1 / 87.0 | 34.2 / 50.6 / 57.8 |
-# | 12 GB, DP+TP | 9.5 / 26.2 / 26.2 | – / – / 13.8 | 37.3 / 82.0 / 83.1 | 20.2 / 45.0 / 50.5 |
-# | 12 GB, DP+PP | 11.9 / 26.2 / 26.2 | 6.8 / 14.7 / 14.7 | 35.9 / 72.3 / 74.1 | 21.7 / 49.3 / 51.5 |
-# | 12 GB, Galvatron | 14.5 / 26.2 / 26.4 | 6.8 / 13.7 / 16.7 | 41.7 / 82.3 / 83.3 | 25.4 / 49.3 / 51.5 |
-# | 12 GB, 1F1B+Bi-obj | 15.2 / 29.9 / 31.0 | 9.1 / 15.7 / 19.0 | 57.7 / 87.3 / 88.7 | 27.0 / 51.4 / 54.9 |
-# | 12 GB, Base | 20.7 / 32.8 / 33.2 | 11.1 / 21.7 / 21.8 | 58.6 / 74.1 / 90.2 | 30.7 / 59.6 / 60.0 |
-# | 12 GB, BMW | 24.1 / 29.9 / 33.2 | 15.1 / 17.4 / 21.8 | 76.9 / 87.3 / 90.2 | 47.8 / 56.9 / 60.0 |
-# | 16 GB, DP+TP | 14.5 / 31.5 / 31.5 | 6.8 / 17.7 / 17.7 | 44.6 / 97.9 / 99.4 | 26.5 / 53.4 / 54.7 |
-# | 16 GB, DP+PP | 14.6 / 30.5 / 30.5 | 6.8 / 19.0 / 19.0 | 44.1 / 73.3 / 82.2 | 25.8 / 45.5 / 52.3 |
-# | 16 GB, Galvatron | 16.5 / 31.5 / 31.5 | 8.4 / 19.0 / 19.0 | 54.1 / 99.2 / 100.1 | 29.2 / 54.2 / 55.0 |
-# | 16 GB, 1F1B+Bi-obj | 16.7 / 29.9 / 32.7 | 9.7 / 19.9 / 20.2 | 73.2 / 87.3 / 100.1 | 39.3 / 59.6 / 59.6 |
-# | 16 GB, Base | 23.7 / 26.9 / 34.5 | 15.7 / 22.2 / 22.4 | 69.0 / 99.4 / 101.0 | 41.1 / 49.9 / 61.1 |
-# | 16 GB, BMW | 26.8 / 29.9 / 34.5 | 17.1 / 19.9 / 22.4 | 84.5 / 87.3 / 101.0 | 52.8 / 59.6 / 61.1 |
-# | 20 GB, DP+TP | 15.3 / 36.6 / 37.3 | 6.8 / 17.7 / 19.9 | 54.9 / 105.8 / 106.4 | 30.6 / 58.5 / 59.5 |
-# | 20 GB, DP+PP | 17.3 / 28.8 / 36.4 | 10.3 / 16.5 / 19.0 | 50.2 / 98.8 / 98.8 | 31.6 / 48.4 / 53.9 |
-# | 20 GB, Galvatron | 18.6 / 36.9 / 37.3 | 10.3 / 19.2 / 19.9 | 60.1 / 106.0 / 106.4 | 37.8 / 49.7 / 60.8 |
-# | 20 GB, 1F1B+Bi-obj | 26.8 / 29.9 / 37.3 | 11.4 / 20.4 / 20.9 | 76.1 / 87.3 / 106.4 | 51.2 / 59.6 / 61.5 |
-# | 20 GB, Base | 28.1 / 28.9 / 37.3 | 16.3 / 17.8 / 22.7 | 73.3 / 106.2 / 107.2 | 47.4 / 53.9 / 63.5 |
-# | 20 GB, BMW | 29.3 / 29.9 / 37.3 | 18.1 / 20.4 / 22.7 | 87.2 / 87.3 / 107.2 | 57.2 / 59.6 / 63.5 |
-#
+# All cells, from the results file of `meshwright bench papers --paper galvatron`, samples per second: what the paper
+# measured, what its search finds here with all slips but the two that its text contradicts, and the exact plan of the
+# same problem. A dash is no plan. Our costs are presets. A GB is 2^30 bytes and a MB 2^20, as in the authors' scripts.
+# Below the variants are uniform strategies (`ddp` to `3d`), which are decided exactly and not searched.
+
+# %%
+KEPT = {name: pd.DataFrame(rows) for name, rows in kept_results("galvatron").rows.items()}
+
+
+def number(rate):
+    """A rate as the tables show it."""
+    return f"{rate:.1f}" if isinstance(rate, float) and isfinite(rate) else "-"
+
+
+def beside(table, cluster, printed, models):
+    """Paper, published and exact by model, a line for each limit and strategy."""
+    lines = {}
+    cells = KEPT[table][KEPT[table].cluster == cluster].set_index(["memory_gb", "strategy", "model"])
+    for memory_gb, rows in printed.items():
+        for strategy in (*rows, *BASELINES):
+            line = lines[f"{memory_gb} GB", strategy] = {}
+            for place, model in enumerate(models):
+                cell = cells.loc[memory_gb, strategy, model]
+                ours = number(cell.rate)
+                if strategy in rows:
+                    paper_rate = rows[strategy][place]
+                    figures = paper_rate[0] if isinstance(paper_rate, tuple) else None, cell.published_rate
+                    ours = " / ".join([*map(number, figures), ours])
+                line[model] = ours
+    return pd.DataFrame(lines).T
+
+
+beside("table_2", "titan-rtx-8-pcie", paper.TABLE_2, paper.TABLE_2_MODELS)
+
+# %% [markdown]
 # Table III, 16 TITAN RTX in two nodes:
-#
-# | paper / published / exact | BERT-Huge-32 | BERT-Huge-48 | ViT-Huge-32 |
-# |---|---|---|---|
-# | 8 GB, DP+TP | – / 24.6 / 25.8 | – / – / 10.7 | 54.4 / 99.2 / 101.8 |
-# | 8 GB, DP+PP | 13.9 / 33.8 / 36.9 | 5.9 / 23.0 / 23.0 | 68.6 / 157.7 / 165.6 |
-# | 8 GB, Galvatron | 15.2 / 36.9 / 36.9 | 8.4 / 22.2 / 23.4 | 76.7 / 157.7 / 165.6 |
-# | 8 GB, 1F1B+Bi-obj | 25.0 / 42.8 / 47.3 | 12.0 / 22.3 / 29.9 | 120.9 / 152.9 / 168.9 |
-# | 8 GB, Base | 38.4 / 54.7 / 55.4 | 15.1 / 36.4 / 36.7 | 111.2 / 157.7 / 181.6 |
-# | 8 GB, BMW | 42.0 / 42.8 / 55.4 | 20.4 / 26.3 / 36.7 | 139.5 / 152.9 / 181.6 |
-# | 16 GB, DP+TP | 23.0 / 46.0 / 50.6 | 10.5 / 23.1 / 23.7 | 99.2 / 203.8 / 208.2 |
-# | 16 GB, DP+PP | 23.7 / 43.1 / 46.7 | 13.1 / 26.8 / 29.1 | 115.9 / 177.6 / 208.2 |
-# | 16 GB, Galvatron | 32.7 / 43.6 / 52.3 | 14.7 / 27.4 / 29.4 | 131.2 / 177.6 / 208.2 |
-# | 16 GB, 1F1B+Bi-obj | 49.6 / 55.8 / 56.4 | 22.3 / 30.0 / 35.0 | 167.5 / 186.7 / 208.2 |
-# | 16 GB, Base | 48.7 / 48.8 / 58.8 | 25.1 / 31.1 / 38.7 | 163.9 / 180.1 / 208.2 |
-# | 16 GB, BMW | 55.6 / 55.8 / 58.8 | 33.1 / 35.8 / 38.7 | 179.9 / 186.7 / 208.2 |
-#
-# | paper / published / exact | ViT-Huge-48 | T5-512/4-32 | T5-512/4-48 |
-# |---|---|---|---|
-# | 8 GB, DP+TP | 24.6 / 44.2 / 44.8 | 22.4 / 118.2 / 121.7 | 15.2 / 50.8 / 61.8 |
-# | 8 GB, DP+PP | 35.0 / 90.4 / 108.9 | 33.6 / 84.7 / 84.7 | 19.0 / 75.5 / 75.5 |
-# | 8 GB, Galvatron | 38.3 / 108.9 / 108.9 | 36.1 / 119.7 / 129.1 | 21.2 / 75.5 / 75.5 |
-# | 8 GB, 1F1B+Bi-obj | 66.8 / 95.9 / 112.1 | 54.7 / 136.1 / 138.0 | 23.1 / 78.1 / 81.7 |
-# | 8 GB, Base | 62.8 / 91.5 / 118.5 | 63.8 / 150.9 / 151.8 | 34.4 / 96.4 / 98.1 |
-# | 8 GB, BMW | 78.3 / 95.9 / 118.5 | 94.0 / 136.1 / 151.8 | 56.5 / 87.9 / 98.1 |
-# | 16 GB, DP+TP | 49.8 / 87.8 / 95.3 | 73.8 / 166.2 / 166.9 | 34.7 / 101.7 / 106.9 |
-# | 16 GB, DP+PP | 61.4 / 105.5 / 112.1 | 69.4 / 117.0 / 117.0 | 32.8 / 79.8 / 79.8 |
-# | 16 GB, Galvatron | 72.7 / 105.5 / 112.1 | 73.8 / 166.2 / 167.9 | 40.1 / 103.9 / 106.9 |
-# | 16 GB, 1F1B+Bi-obj | 100.3 / 122.5 / 122.5 | 92.9 / 149.1 / 167.9 | 68.9 / 93.1 / 106.9 |
-# | 16 GB, Base | 91.8 / 105.5 / 123.4 | 87.6 / 166.2 / 168.3 | 55.1 / 105.3 / 106.9 |
-# | 16 GB, BMW | 114.1 / 122.5 / 123.4 | 117.7 / 149.1 / 168.3 | 80.5 / 93.1 / 106.9 |
-#
+
+# %%
+beside("table_3", "titan-rtx-2x8-pcie", paper.TABLE_3_TITAN, paper.TABLE_3_MODELS)
+
+# %% [markdown]
 # Table III, 16 A100 in two nodes:
+
+# %%
+beside("table_3", "a100-2x8-nvlink", paper.TABLE_3_A100, paper.TABLE_3_MODELS)
+
+# %% [markdown]
+# Of all cells of both tables: how many of the paper's pairs of variants each search orders as the paper does, and what
+# the published search loses.
+
+# %%
+cells = pd.concat([KEPT["table_2"], KEPT["table_3"]])
+wide = cells.set_index(["cluster", "memory_gb", "model", "strategy"])[["rate", "published_rate"]].unstack().fillna(0.0)
+kept = {}
+for name, rates in (("published", wide.published_rate), ("exact", wide.rate)):
+    pairs = [(rates[slower], rates[faster]) for slower, faster in ORDER]
+    kept[name] = {
+        "pairs": sum((slower > 0).sum() for slower, _ in pairs),
+        "ordered as in the paper": sum(((slower > 0) & (faster >= 0.999 * slower)).sum() for slower, faster in pairs),
+    }
+variants = cells[cells.strategy.isin(paper.VARIANTS) & cells.rate.notna()]
+loss = 100 * (variants.rate / variants.published_rate - 1)
+print(
+    f"loss of the published search: median {loss.median():.1f} %, worst {loss.max():.1f} %, "
+    f"no plan in {variants.published_rate.isna().sum()} of {len(variants)} cells; "
+    f"gap of the exact plans at most {100 * (variants.rate_bound / variants.rate - 1).max():.2f} %"
+)
+pd.DataFrame(kept).T
+
+# %% [markdown]
+# Where a heuristic breaks the order, the wider space did not help it: Algorithm 2 as printed leaves plans of one stage
+# out, which Base has, and with more strategies Algorithm 3 forgets or skips better ones.
 #
-# | paper / published / exact | BERT-Huge-32 | BERT-Huge-48 | ViT-Huge-32 |
-# |---|---|---|---|
-# | 8 GB, DP+TP | – / 36.1 / 36.1 | – / – / 14.0 | 126.0 / 136.7 / 161.3 |
-# | 8 GB, DP+PP | 74.8 / 56.0 / 56.0 | 35.4 / 30.4 / 30.4 | 412.7 / 233.0 / 233.0 |
-# | 8 GB, Galvatron | 99.2 / 71.3 / 71.8 | 53.4 / 40.1 / 44.7 | 453.9 / 233.0 / 239.5 |
-# | 8 GB, 1F1B+Bi-obj | 162.5 / 73.3 / 78.4 | 81.0 / 50.7 / 51.0 | 572.0 / 248.8 / 249.8 |
-# | 8 GB, Base | 140.2 / 71.3 / 72.5 | 94.3 / 47.4 / 47.9 | 576.9 / 233.0 / 239.5 |
-# | 8 GB, BMW | 202.3 / 73.3 / 78.4 | 132.0 / 50.7 / 51.0 | 697.3 / 248.8 / 249.8 |
-# | 16 GB, DP+TP | 72.4 / 65.3 / 74.9 | 25.6 / 32.3 / 32.3 | 482.4 / 260.1 / 267.8 |
-# | 16 GB, DP+PP | 135.5 / 77.5 / 77.5 | 75.0 / 46.9 / 46.9 | 611.1 / 253.6 / 253.6 |
-# | 16 GB, Galvatron | 147.3 / 77.3 / 79.0 | 95.9 / 51.7 / 52.0 | 641.4 / 263.5 / 267.8 |
-# | 16 GB, 1F1B+Bi-obj | 226.7 / 82.1 / 82.2 | 144.6 / 54.0 / 54.6 | 797.2 / 257.4 / 267.8 |
-# | 16 GB, Base | 168.1 / 77.3 / 79.2 | 113.6 / 51.7 / 52.0 | 728.0 / 264.8 / 267.8 |
-# | 16 GB, BMW | 243.6 / 82.1 / 82.2 | 161.1 / 54.0 / 54.6 | 871.3 / 257.4 / 267.8 |
-#
-# | paper / published / exact | ViT-Huge-48 | T5-512/4-32 | T5-512/4-48 |
-# |---|---|---|---|
-# | 8 GB, DP+TP | 38.6 / 63.4 / 63.5 | 48.0 / 152.4 / 168.1 | 32.7 / 77.5 / 88.1 |
-# | 8 GB, DP+PP | 245.0 / 141.8 / 141.8 | 142.3 / 146.5 / 169.4 | 75.0 / 101.2 / 101.2 |
-# | 8 GB, Galvatron | 277.9 / 150.4 / 151.7 | 152.7 / 179.8 / 184.6 | 83.9 / 110.3 / 114.2 |
-# | 8 GB, 1F1B+Bi-obj | 407.6 / 157.8 / 161.8 | 216.5 / 201.1 / 206.3 | 93.5 / 129.0 / 130.9 |
-# | 8 GB, Base | 369.1 / 150.4 / 151.7 | 227.4 / 207.7 / 209.5 | 152.0 / 132.6 / 135.0 |
-# | 8 GB, BMW | 457.7 / 157.8 / 161.8 | 348.3 / 201.1 / 209.5 | 230.7 / 134.6 / 135.1 |
-# | 16 GB, DP+TP | 165.9 / 134.2 / 145.3 | 200.3 / 227.4 / 229.5 | 95.5 / 139.2 / 141.7 |
-# | 16 GB, DP+PP | 346.1 / 164.4 / 164.4 | 230.2 / 196.6 / 203.2 | 115.5 / 115.3 / 126.3 |
-# | 16 GB, Galvatron | 398.3 / 164.4 / 165.3 | 238.6 / 232.9 / 233.1 | 127.3 / 142.2 / 142.9 |
-# | 16 GB, 1F1B+Bi-obj | 488.4 / 169.8 / 169.8 | 349.7 / 215.5 / 233.1 | 207.1 / 141.2 / 143.8 |
-# | 16 GB, Base | 440.8 / 164.4 / 165.4 | 323.8 / 232.9 / 233.1 | 213.7 / 142.8 / 145.3 |
-# | 16 GB, BMW | 533.5 / 169.8 / 169.8 | 409.5 / 215.5 / 233.1 | 265.4 / 141.2 / 145.3 |
-#
-# Of the 336 cells of both tables, as the suite says itself:
-#
-# - order of the paper by as_printed: kept by 2 of 8 pairs
-# - order of the paper by as_published: kept by 264 of 329 pairs
-# - order of the paper by repaired: kept by 330 of 330 pairs
-# - order of the paper by exact: kept by 333 of 333 pairs
-# - loss of as_printed on whole pipelines: median 7.06 %, worst 22.75 %, no plan on 304 of 333
-# - loss of as_published on whole pipelines: median 4.41 %, worst 51.95 %, no plan on 4 of 333
-# - loss of repaired on whole pipelines: median 0.71 %, worst 21.87 %, no plan on 3 of 333
-#
-# The exact plan is proven to 0.1 % in all cells. Where a heuristic breaks the order, the wider space did not help it:
-# Algorithm 2 as printed leaves plans of one stage out, which Base has, and with more strategies Algorithm 3 forgets
-# or skips better ones.
-#
-# Table V, BMW on 64 A100 (128 blocks, batches 64 to 1536), samples per second; the exact search ends at 1 %:
-#
-# | | paper | published | repaired | exact | gap |
-# |---|---|---|---|---|---|
-# | 16 GB, BERT-xHuge | 37.1 | 15.0 | 18.0 | 18.6 | 1.0 % |
-# | 16 GB, ViT-xHuge | 209.5 | 52.4 | 55.2 | 55.2 | 1.0 % |
-# | 32 GB, BERT-xHuge | 60.0 | 14.6 | 21.7 | 21.8 | 1.0 % |
-# | 32 GB, ViT-xHuge | 330.3 | 45.9 | 58.6 | 58.6 | 1.0 % |
-#
+# Table V, 64 A100 in TF32 (128 blocks): the exact search ends at 1 %.
+
+# %%
+printed = {limit: {name: rows[name] for name in INFERRED_VARIANTS} for limit, rows in paper.TABLE_5.items()}
+beside("table_5_inferred", "a100-8x8-nvlink", printed, paper.TABLE_5_MODELS)
+
+# %% [markdown]
 # ## Table IV: partitions on 16 A100
 #
 # Layers per stage of BERT-Huge-32 under 8 GB, where adjustment matters. Ours count the embedding in the first stage and
@@ -280,18 +215,22 @@ for row in rows:
 print(paper.partitions_in_words(8, 0))
 
 # %% [markdown]
-# All of Table IV (`--part table-4`), layers per stage of the paper's bi-objective plan, of ours repaired, and exact:
-#
-# | | paper | repaired | exact |
-# |---|---|---|---|
-# | 8 GB, BERT-Huge-32 | [14, 18] | [18, 16] | [17, 17] |
-# | 8 GB, BERT-Huge-48 | [7, 9, 13, 19] | [25, 25] | [25, 25] |
-# | 8 GB, T5-512/4-32 | [8, 24] | [35] | [35] |
-# | 8 GB, T5-512/4-48 | [12, 36] | [16, 35] | [14, 37] |
-# | 16 GB, BERT-Huge-32 | [16, 16] | [34] | [34] |
-# | 16 GB, BERT-Huge-48 | [22, 26] | [50] | [50] |
-# | 16 GB, T5-512/4-32 | [11, 21] | [35] | [35] |
-# | 16 GB, T5-512/4-48 | [11, 37] | [51] | [51] |
+# All of Table IV, from the results file: layers per stage of the paper's bi-objective plan, of ours repaired, and of
+# the exact one.
+
+# %%
+partitions = KEPT["table_4"].set_index(["memory_gb", "model", "strategy"]).partition
+pd.DataFrame(
+    {
+        (f"{memory_gb} GB", model): {
+            "paper": list(printed["biobjective"][place][2]),
+            "repaired": partitions[memory_gb, model, "biobjective"],
+            "exact": partitions[memory_gb, model, "exact"],
+        }
+        for memory_gb, printed in paper.PARTITIONS.items()
+        for place, model in enumerate(paper.TABLE_4_MODELS)
+    }
+).T
 
 # %% [markdown]
 # ## Figure 6: time of the search over layers
@@ -324,20 +263,9 @@ seconds_over_layers(curves, "one stage on eight devices")
 # The paper reports hundreds of seconds for its whole search, and growth that is linear in the layers for a fixed limit.
 # Here the limit, and with it the table, grows with the layers.
 #
-# Whole searches (`--part figure-6`): processor seconds for BERT under 16 GB on 8 TITAN, all batches, by number of
-# blocks. A limit that does not grow leaves fewer batches to try, so that times do not grow with the layers.
-#
-# | variant, search | 8 | 16 | 32 | 64 | 128 |
-# |---|---|---|---|---|---|
-# | DP+TP, as published | 0.02 | 0.01 | 0.01 | 0.01 | 0.00 |
-# | DP+TP, repaired | 0.02 | 0.02 | 0.01 | 0.02 | 0.03 |
-# | DP+TP, exact | 0.03 | 0.04 | 0.05 | 0.08 | 0.12 |
-# | DP+PP, as published | 0.07 | 0.04 | 0.02 | 0.02 | 0.01 |
-# | DP+PP, repaired | 0.04 | 0.03 | 0.03 | 0.03 | 0.05 |
-# | DP+PP, exact | 0.04 | 0.06 | 0.30 | 0.56 | 1.01 |
-# | Galvatron, as published | 0.10 | 0.07 | 0.04 | 0.03 | 0.02 |
-# | Galvatron, repaired | 0.09 | 0.07 | 0.07 | 0.07 | 0.09 |
-# | Galvatron, exact | 0.10 | 0.13 | 0.55 | 0.86 | 1.55 |
-# | BMW, as published | 0.64 | 0.65 | 0.65 | 0.70 | 0.98 |
-# | BMW, repaired | 0.66 | 0.85 | 0.92 | 1.13 | 1.80 |
-# | BMW, exact | 0.07 | 0.09 | 0.70 | 2.31 | 7.24 |
+# Whole searches, from the results file: seconds of the repaired search for BMW, batches of 64 to 256, by number of
+# blocks, limit and devices. A limit that does not grow leaves fewer batches to try, so that times do not grow with the
+# layers.
+
+# %%
+KEPT["figure_6"].drop(columns="ended").round(2)

@@ -215,7 +215,10 @@ def _papers(papers: Sequence[str] | None, folder: Path, tables: Sequence[str] | 
         results = [run_paper(name, folder, observer, tables) for name in chosen]
     rows = [row for each in results for row in paper_claims(each)]
     print_claims(rows)
-    typer.echo(f"wrote {write_report(folder, markdown(rows, results))}")
+    # The page has all papers of the folder, those of earlier runs too.
+    everything = [load_results(path, name) for name in PAPERS if (path := folder / f"{name}.json").exists()]
+    page = markdown([row for each in everything for row in paper_claims(each)], everything)
+    typer.echo(f"wrote {write_report(folder, page)}")
     return 0
 
 

@@ -58,11 +58,13 @@ def markdown(rows: Sequence[ClaimRow], results: Sequence[PaperResults]) -> str:
         )
         for each in results
     ]
+    machines = [table["machine"] for each in results for table in each.tables.values()]
     return "\n".join(
         [
             "# Claims of the papers beside ours",
             "",
             "- Command: `meshwright bench papers`",
+            f"- Machine: {'; '.join(dict.fromkeys(machines)) or 'none'}; no GPU is used",
             "- Tables, when they were computed, and for how long:",
             *(f"  {line}" for line in tables),
             "",

@@ -66,7 +66,8 @@ class PaperResults:
     paper
         One of :data:`planner.papers.claims.claim.PAPERS`.
     tables
-        By name, each with ``rows``, ``date``, ``seconds`` and ``cells``: label, number of rows and seconds of each.
+        By name, each with ``rows``, ``date``, ``machine``, ``seconds``, and ``cells``: label, number of rows and
+        seconds of each.
     """
 
     paper: str
@@ -85,8 +86,7 @@ class PaperResults:
         OSError
             It cannot be written.
         """
-        machine = {"system": platform.system(), "processor": platform.machine(), "cores": os.cpu_count()}
-        head = json.dumps({"format": FORMAT, "paper": self.paper, "machine": machine}, ensure_ascii=False)
+        head = json.dumps({"format": FORMAT, "paper": self.paper})
         # One line a row: a run changes the lines of what it changed.
         tables = ",\n".join(f"  {json.dumps(name)}: {_lines(table)}" for name, table in self.tables.items())
         write_text_atomically(path, f'{head[:-1]}, "tables": {{\n{tables}\n}}}}\n')
@@ -199,8 +199,13 @@ def _computed(table: Table, observer: Observer) -> dict[str, Any]:
         begun, before = time.perf_counter(), len(rows)
         rows += cell.rows()
         cells.append([cell.label, len(rows) - before, round(time.perf_counter() - begun, 1)])
-    seconds = round(time.perf_counter() - started, 1)
-    return {"date": datetime.now(UTC).date().isoformat(), "seconds": seconds, "cells": cells, "rows": rows}
+    return {
+        "date": datetime.now(UTC).date().isoformat(),
+        "machine": f"{os.cpu_count()} cores, {platform.system()} {platform.machine()}",
+        "seconds": round(time.perf_counter() - started, 1),
+        "cells": cells,
+        "rows": rows,
+    }
 
 
 def paper_claims(results: PaperResults) -> list[ClaimRow]:
