@@ -35,6 +35,7 @@ from formulations.solvers.prices.tunables import (
     ASCENT_SHARE,
     BUNDLE_ENTRIES,
     COOLING_SHARE,
+    DECIMATION_BATCHES,
     FIRST_PAIRS,
     LAST_SHARE,
     PAIRS,
@@ -99,6 +100,7 @@ class PriceSearch:
         self._report = report
         self._incumbent = incumbent
         self._next_proof = PROOF_SPACING
+        self._step_seconds = 0.0
         self._random = np.random.default_rng(options.seed)
         seed_compiled(options.seed)
         self.ascent = PriceAscent(flat)
@@ -165,12 +167,14 @@ class PriceSearch:
         seconds = self._ascent_share * self.options.time_limit
         self.ascent.sweeps(FIRST_PAIRS)
         next_incumbent, stalled, last = 2, 0, self.ascent.best_bound
+        before = self._elapsed()
         while not self._out_of_time(self._ascent_share) and (limit is None or self.ascent.iterations < limit):
             done = self.ascent.iterations
             if not len(self.flat.usage.limit) and stalled > SHORT_ASCENT:
                 return
             progress = done / limit if limit is not None else self._elapsed() / (COOLING_SHARE * seconds)
             self.ascent.step(progress)
+            self._step_seconds = (self._elapsed() - before) / (done + 1)
             stalled = stalled + 1 if self.ascent.best_bound <= last + 1e-9 * abs(last) else 0
             last = max(last, self.ascent.best_bound)
             if self.ascent.iterations >= next_incumbent:
@@ -217,7 +221,7 @@ class PriceSearch:
         while not self._out_of_time(STEER_SHARE) and not self._out_of_rounds(0.5):
             self.rounds += 1
             self.search.hear_others()
-            if _RESTARTS and self.rounds % STEERED_ROUNDS == 0:
+            if _RESTARTS and self.rounds % STEERED_ROUNDS == 0 and self._has_time_to_decimate():
                 prices = self._random.uniform(*RESTART_FACTORS) * self.prices
                 choices = decimate(self.ascent, prices, self._random)
                 self.search.finish_grown(choices, prices)
@@ -239,6 +243,10 @@ class PriceSearch:
                 scale = self.ascent.temperature_scale() * nodes
                 mass = STEERED_MASS * max(float(prices @ limit), 1e-3 * scale)
                 prices = steered_prices(prices, usage, limit, mass)
+
+    def _has_time_to_decimate(self) -> bool:
+        """Whether phase 2 lasts long enough for one more decimation: its sweeps are those of so many price steps."""
+        return not self._out_of_time(STEER_SHARE - DECIMATION_BATCHES * self._step_seconds / self.options.time_limit)
 
     def _start(self, prices: FloatArray) -> IntArray:
         """Decode at the prices and at some around them, improve by tree moves, and finish copies."""
