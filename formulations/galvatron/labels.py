@@ -225,8 +225,6 @@ class _LabelSearch:
             )
             longer, cut = _smallest_bounds(longer, _CANDIDATES * kept)
             complete = complete and not cut
-            if self.repeated_limit == _NO_LIMIT:
-                longer[:, _REPEATED] = 0
             longer = longer[np.lexsort((longer[:, _PEAK], longer[:, _STATES], longer[:, _COST]))]
             seen = self.seen_before[layer]
             undominated = _undominated if self.repeated_limit == _NO_LIMIT else _undominated_in_time
