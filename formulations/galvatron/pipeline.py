@@ -233,6 +233,11 @@ class PipelineProblem:
         cost = (plan.micro_batches - 1) * max(repeated) + sum(costs)
         return PlanCost(cost, tuple(costs), tuple(repeated), tuple(peaks), fits)
 
+    def samples_per_second(self, plan: PipelinePlan) -> float:
+        """Compute the rate of a plan, with one second per quantum where the tables name no length."""
+        tables = self.tables(plan.stages, plan.batch // plan.micro_batches)
+        return plan.batch / (self.evaluate(plan).cost * (tables.seconds_per_cost or 1.0))
+
 
 @dataclass(frozen=True, slots=True)
 class SearchSpace:

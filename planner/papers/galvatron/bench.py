@@ -161,10 +161,9 @@ def _per_sample(problem: PipelineProblem, plan: PipelinePlan) -> Fraction:
 def _described(problem: PipelineProblem, plan: PipelinePlan, cost: PlanCost) -> str:
     tables = problem.tables(plan.stages, plan.batch // plan.micro_batches)
     used = dict.fromkeys(str(tables.strategies[choice]) for choice in plan.choices)
-    rate = plan.batch / (cost.cost * (tables.seconds_per_cost or 1.0))
     return (
-        f"{rate:.2f} samples/s with batch {plan.batch}, {plan.micro_batches} micro-batches, layers per stage "
-        f"{list(plan.partition)}, peak {max(cost.stage_peaks) / GIGABYTE:.2f} GiB, {' '.join(used)}"
+        f"{problem.samples_per_second(plan):.2f} samples/s with batch {plan.batch}, {plan.micro_batches} micro-batches, "
+        f"layers per stage {list(plan.partition)}, peak {max(cost.stage_peaks) / GIGABYTE:.2f} GiB, {' '.join(used)}"
     )
 
 

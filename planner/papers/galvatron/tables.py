@@ -84,7 +84,7 @@ def cell_rows(
         starts += [] if published is None else [published]
         best = min(starts, key=lambda plan: Fraction(problem.evaluate(plan).cost, plan.batch), default=None)
         found = solve_joint(problem, gap, best, seconds)
-        rate = None if published is None else _rate(problem, published)
+        rate = None if published is None else problem.samples_per_second(published)
         yield _row(case, variant, problem, found) | {"published_rate": rate}
         if found.plan is not None:
             plans.append((problem, found.plan))
@@ -94,12 +94,6 @@ def _published(case: GalvatronCase, problem: PipelineProblem, seconds: float) ->
     """The plan of the published search; None where it has none, or one that exceeds the limit by repaired costs."""
     found = case.search(AS_PUBLISHED, None, seconds).best
     return found.plan if found is not None and problem.evaluate(found.plan).fits else None
-
-
-def _rate(problem: PipelineProblem, plan: PipelinePlan) -> float:
-    """Samples per second."""
-    tables = problem.tables(plan.stages, plan.batch // plan.micro_batches)
-    return plan.batch / (problem.evaluate(plan).cost * (tables.seconds_per_cost or 1.0))
 
 
 def _expressed(plan: PipelinePlan, before: PipelineProblem, after: PipelineProblem) -> PipelinePlan | None:
@@ -131,7 +125,7 @@ def _row(case: GalvatronCase, strategy: str, problem: PipelineProblem | None, fo
     used = dict.fromkeys(str(tables.strategies[choice]) for choice in plan.choices)
     bound = None if not found.bound else float(1 / (found.bound * Fraction(tables.seconds_per_cost or 1.0)))
     return row | {
-        "rate": _rate(problem, plan),
+        "rate": problem.samples_per_second(plan),
         "rate_bound": bound,
         "batch": plan.batch,
         "micro_batches": plan.micro_batches,

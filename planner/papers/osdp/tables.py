@@ -117,7 +117,7 @@ def pipeline_rows(cluster: str, gibibytes: int, model: str, seconds: float = SEC
             "memory_gib": gibibytes,
             "model": model,
             "strategy": f"pipeline:{name}",
-            "rate": None if best is None else _rate(best[1], best[2]),
+            "rate": None if best is None or plan is None else best[1].samples_per_second(plan),
             "batch": None if plan is None else plan.batch,
             "degrees": None
             if best is None
@@ -195,13 +195,6 @@ def _problem(cluster: str, gibibytes: int, model: str, uniform: UniformStrategy)
 def _chain(cluster: str, model: str) -> LayerChain:
     spec = load_cluster(cluster)
     return with_any_degree(paper_layers(model, spec, apart=True), spec.devices)
-
-
-def _rate(problem: PipelineProblem, found: JointResult) -> float | None:
-    if found.plan is None or found.cost is None:
-        return None
-    tables = problem.tables(found.plan.stages, found.plan.batch // found.plan.micro_batches)
-    return found.plan.batch / (found.cost * (tables.seconds_per_cost or 1.0))
 
 
 def _figure(part: str) -> Iterator[Cell]:
