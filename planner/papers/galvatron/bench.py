@@ -163,7 +163,8 @@ def _described(problem: PipelineProblem, plan: PipelinePlan, cost: PlanCost) -> 
     used = dict.fromkeys(str(tables.strategies[choice]) for choice in plan.choices)
     return (
         f"{problem.samples_per_second(plan):.2f} samples/s with batch {plan.batch}, {plan.micro_batches} "
-        f"micro-batches, layers per stage {list(plan.partition)}, peak {max(cost.stage_peaks) / GIGABYTE:.2f} GiB, {' '.join(used)}"
+        f"micro-batches, layers per stage {list(plan.partition)}, peak {max(cost.stage_peaks) / GIGABYTE:.2f} GiB, "
+        f"{' '.join(used)}"
     )
 
 
