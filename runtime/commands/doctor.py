@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from importlib.metadata import PackageNotFoundError, entry_points, metadata, requires, version
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -104,6 +104,7 @@ def examine() -> Iterator[Finding]:
     yield from solvers()
     for check in (torch_loads, processor, memory, gpu, compiler, calibration, network_namespaces):
         yield check()
+    yield from gpu_calibration()
 
 
 def packages() -> Iterator[Finding]:
@@ -210,18 +211,28 @@ def compiler() -> Finding:
     return Finding("compiler", State.OK, _line(shown.stdout) + (f", triton {triton}" if triton else ""))
 
 
-def calibration() -> Finding:
-    """The cluster local-cpu, as ``meshwright calibrate`` measured this machine."""
+def gpu_calibration() -> Iterator[Finding]:
+    """That of this machine's GPUs, where torch can use some."""
+    if gpu().state is State.OK:
+        yield calibration("cuda")
+
+
+def calibration(kind: Literal["cpu", "cuda"] = "cpu") -> Finding:
+    """The cluster of this machine's devices of a kind, as ``meshwright calibrate`` measured them."""
+    name, command = {
+        "cpu": ("calibration", "meshwright calibrate"),
+        "cuda": ("calibration of GPUs", "meshwright calibrate --device cuda"),
+    }[kind]
     try:
-        from planner.machine.cluster import LOCAL_NAME, ClusterError, load_cluster, local_cluster_path
+        from planner.machine.cluster import LOCAL_NAMES, ClusterError, load_cluster, local_cluster_path
     except ImportError as error:
-        return Finding("calibration", State.OPTIONAL, f"unknown without {error.name}", "install it first")
+        return Finding(name, State.OPTIONAL, f"unknown without {error.name}", "install it first")
     try:
-        cluster = load_cluster(LOCAL_NAME)
+        cluster = load_cluster(LOCAL_NAMES[kind])
     except ClusterError as error:
-        return Finding("calibration", State.OPTIONAL, _line(str(error)), "meshwright calibrate")
+        return Finding(name, State.OPTIONAL, _line(str(error)), command)
     measured = sum(map(len, cluster.costs.values()))
-    return Finding("calibration", State.OK, f"{local_cluster_path()}, {measured} instructions measured")
+    return Finding(name, State.OK, f"{local_cluster_path(kind)}, {measured} instructions measured")
 
 
 def network_namespaces() -> Finding:

@@ -74,6 +74,16 @@ def test_a_solver_that_does_not_load(monkeypatch):
     assert "no_such_module" in found.found
 
 
+def test_the_calibration_of_gpus_is_named_where_there_are_some(monkeypatch, tmp_path):
+    monkeypatch.setenv("MESHWRIGHT_CACHE", str(tmp_path))
+    monkeypatch.setattr(doctor, "gpu", lambda: doctor.Finding("gpu", doctor.State.OPTIONAL, "none", "none"))
+    assert list(doctor.gpu_calibration()) == []
+    monkeypatch.setattr(doctor, "gpu", lambda: doctor.Finding("gpu", doctor.State.OK, "a GPU"))
+    (found,) = doctor.gpu_calibration()
+    assert (found.name, found.state) == ("calibration of GPUs", doctor.State.OPTIONAL)
+    assert found.remedy == "meshwright calibrate --device cuda"
+
+
 def test_a_machine_without_compiler_calibration_and_tools(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setenv("MESHWRIGHT_CACHE", str(tmp_path))

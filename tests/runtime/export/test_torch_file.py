@@ -146,9 +146,15 @@ def test_the_file_reads_well(name, tmp_path):
         assert done.returncode == 0, done.stdout + path.read_text()
 
 
-def plan_with(name: str, devices: int, *changes: dict[str, Any], **plan: Any) -> LayerPlan:
+def plan_with(
+    name: str,
+    devices: int,
+    *changes: dict[str, Any],
+    dtypes: dict[str, str] | None = None,
+    **plan: Any,
+) -> LayerPlan:
     """A plan whose layers have some settings, the last of which all others repeat."""
-    model = planned_model(name)
+    model = planned_model(name).model_copy(update=dtypes or {})
     names = names_of(model)
     settings = [changes[min(number, len(changes) - 1)] for number in range(len(names))]
     layers = tuple(LayerSettings(name=each, **setting) for each, setting in zip(names, settings, strict=True))
@@ -205,6 +211,28 @@ def test_what_changes_no_number_is_named(tmp_path):
         "matrix products in slices: transformer.h.0 and 3 more layers",
     )
     assert all(f"- {words}" in found.text for words in found.left_out)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "reduce_dtype", "policy"),
+    [
+        ("adamw", "same", None),
+        ("adamw", "float32", "reduce_dtype=torch.float32"),
+        slow("adamw_mixed", "same", "param_dtype=torch.bfloat16"),
+        slow("adamw_mixed", "float32", "param_dtype=torch.bfloat16, reduce_dtype=torch.float32"),
+    ],
+)
+def test_gradients_are_summed_in_the_dtype_of_the_plan(optimizer, reduce_dtype, policy, two_ranks, tmp_path):
+    changes = {"data_parallel": 2, "sharding": "zero3"}
+    plan = plan_with(
+        "llama", 2, changes, dtypes={"dtype": "bfloat16", "reduce_dtype": reduce_dtype}, optimizer=optimizer
+    )
+    path = written(plan, tmp_path)
+    policies = re.findall(r"mp_policy=MixedPrecisionPolicy\((.*?)\)", path.read_text())
+    assert set(policies) == ({policy} if policy else set())
+    assert len(policies) == (path.read_text().count(" fully_shard(") if policy else 0)
+    found = losses_in(two_ranks.run(run_on_rank, path)[0])
+    assert found == pytest.approx(one_process(path, "adamw"), rel=1e-2), plan
 
 
 def test_a_plan_of_operators_is_refused_with_what_it_decides(tmp_path):
