@@ -134,16 +134,8 @@ def _sharding_lines(plan: LayerPlan, found: Translation) -> list[str]:
     lines += [_fully_shard(plan, group, "model", "") for group in found.joined]
     whole = found.units[0].settings
     mesh = _data(whole.replicas, whole.shards)
-    arguments = ["model", f"mesh={mesh}", "reshard_after_forward=False", *_precision(plan)]
+    arguments = ["model", f"mesh={mesh}", "reshard_after_forward=False", *precision(plan)]
     return [*lines, f"fully_shard({', '.join(arguments)})"]
-
-
-def _precision(plan: LayerPlan) -> list[str]:
-    """The argument of FSDP2 for dtypes, where parameters are gathered or gradients summed in another than their own."""
-    dtypes = [f"param_dtype=torch.{plan.model.dtype}"] if keeps_master(plan) else []
-    if plan.model.reduce_dtype == "float32":
-        dtypes.append("reduce_dtype=torch.float32")
-    return [f"mp_policy=MixedPrecisionPolicy({', '.join(dtypes)})"] if dtypes else []
 
 
 def _placed(group: Group) -> tuple[object, ...]:
@@ -161,7 +153,7 @@ def _fully_shard(plan: LayerPlan, group: Group, target: str, prefix: str) -> str
     ]
     if settings.offload_parameters:
         arguments.append('offload_policy=CPUOffloadPolicy(pin_memory=device_type == "cuda")')
-    return f"fully_shard({', '.join([*arguments, *_precision(plan)])})"
+    return f"fully_shard({', '.join([*arguments, *precision(plan)])})"
 
 
 def _runs(units: Sequence[UnitTranslation], key: Any) -> list[list[UnitTranslation]]:
@@ -205,14 +197,17 @@ def groups(found: Translation) -> Iterable[Group]:
     yield from found.joined
 
 
+def precision(plan: LayerPlan) -> list[str]:
+    """The argument of FSDP2 for dtypes, where parameters are gathered or gradients summed in another than their own."""
+    dtypes = [f"param_dtype=torch.{plan.model.dtype}"] if keeps_master(plan) else []
+    if plan.model.reduce_dtype == "float32":
+        dtypes.append("reduce_dtype=torch.float32")
+    return [f"mp_policy=MixedPrecisionPolicy({', '.join(dtypes)})"] if dtypes else []
+
+
 def keeps_master(plan: LayerPlan) -> bool:
     """Whether parameters are kept in 32 bits and gathered in 16."""
     return plan.optimizer == "adamw_mixed" and plan.model.dtype in ("bfloat16", "float16")
-
-
-def has_precision(plan: LayerPlan) -> bool:
-    """Whether groups of FSDP2 have a policy of dtypes."""
-    return bool(_precision(plan))
 
 
 def style_texts(found: Translation) -> set[str]:

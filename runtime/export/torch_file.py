@@ -15,7 +15,7 @@ from torch import Tensor
 
 from planner.layers.plan.document import LayerPlan
 from planner.models.references import TrainingStep, function_options, reference_of
-from runtime.export.module_calls import groups, has_precision, keeps_master, parallelize, style_texts
+from runtime.export.module_calls import groups, keeps_master, parallelize, precision, style_texts
 from runtime.export.torch_snippets import ACCUMULATION, CHECKPOINTED, FREED_LAST, MAIN, ON_HOST, REDISTRIBUTED
 from runtime.export.translation import Translation
 from runtime.measure.optimizer import HYPERPARAMETERS
@@ -103,7 +103,7 @@ def _fsdp_names(plan: LayerPlan, found: Translation) -> list[str]:
     names = ["fully_shard"]
     if any(group.settings.offload_parameters for group in groups(found)):
         names.append("CPUOffloadPolicy")
-    if has_precision(plan):
+    if precision(plan):
         names.append("MixedPrecisionPolicy")
     return sorted(names, key=lambda name: (name[0].islower(), name))
 
