@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import dataclass
 from functools import cached_property
@@ -113,8 +114,10 @@ class OpenLeaf:
         self.ascent.sweeps(pairs)
         self.prove()
 
-    def climb(self, steps: int, deadline: float) -> None:
+    def climb(self, steps: int, deadline: float, enough: float = math.inf) -> None:
         """Make price steps, until ``deadline`` (of :func:`time.monotonic`) at most, and prove the bound.
+
+        Steps end at a bound above ``enough``: where nothing fits, they would go on to prices that no integers hold.
 
         The first prices and messages count as well: without them a branch would go on from worse ones than its
         parent's. Steps cool as the second half of a longer ascent does; cold ones alone hardly move.
@@ -122,7 +125,7 @@ class OpenLeaf:
         self.ascent.sweeps(1)
         for k in range(steps):
             self.ascent.step((steps + k) / (2 * steps - 1), same_rows=k > 0)
-            if time.monotonic() > deadline:
+            if self.ascent.best_bound > enough or time.monotonic() > deadline:
                 break
         self.prove()
 

@@ -21,6 +21,7 @@ sweeps is strong branching (Applegate, Bixby, Chvatal and Cook 1995).
 from __future__ import annotations
 
 import heapq
+import math
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
@@ -178,9 +179,9 @@ class Branching:
             for part in self._split(leaf):
                 self._keep(part, raised=False)
             return
-        leaf.climb(BRANCH_STEPS, self._deadline)
+        objective = self.search.objective
+        leaf.climb(BRANCH_STEPS, self._deadline, math.inf if objective is None else objective)
         if leaf.split is not None:
-            objective = self.search.objective
             worth = leaf.bound if objective is None else objective if leaf.closed else min(leaf.bound, objective)
             self._gains.record(leaf.split, worth)
         if leaf.closed or self._beaten(leaf.bound):

@@ -85,8 +85,7 @@ def integer_bound(flat: FlatProblem, prices: FloatArray, messages: FloatArray) -
     """
     prices = np.maximum(prices, 0.0)
     limit = FORBIDDEN_SHARE * flat.penalty
-    # Any messages are valid; beyond all costs together they are of no use.
-    bounded = np.clip(messages, -0.01 * flat.penalty, 0.01 * flat.penalty)
+    bounded = _bounded(flat.graph, flat.unary, messages, limit, 0.01 * flat.penalty)
     largest = _largest_table(flat.graph, flat.usage, flat.unary, flat.tables, bounded, _summed(prices), limit)
     largest = max(largest, float(prices.sum()), 1.0)
     bits = min(_MOST_BITS, int(np.floor(np.log2(_INT64_SAFE / largest))))
@@ -104,6 +103,35 @@ def integer_bound(flat: FlatProblem, prices: FloatArray, messages: FloatArray) -
 
 def _summed(values: NDArray[_Scalar]) -> NDArray[_Scalar]:
     return np.concatenate([np.zeros(1, dtype=values.dtype), np.cumsum(values)])
+
+
+@compiled
+def _bounded(graph: Graph, unary: FloatArray, messages: FloatArray, limit: float, most: float) -> FloatArray:
+    """Return messages that say the same with magnitudes of at most ``most``; beyond all costs they are of no use.
+
+    Any messages are valid. A constant added to a message takes from its factor what it gives to its node, so that each
+    is moved to where the middle one of the strategies left stands at zero: where strategies are forbidden, sweeps may
+    carry multiples of the penalty round a cycle. What is forbidden at the node stays away from the factor's minimum.
+    """
+    bounded = np.full(len(messages), -most)
+    widest = 1
+    for i in range(len(graph.sizes)):
+        widest = max(widest, graph.sizes[i])
+    left = np.empty(widest)
+    for f in range(len(graph.arity)):
+        for k in range(graph.arity[f]):
+            i, start, count = graph.scope[f, k], graph.message_start[f, k], 0
+            for s in range(graph.sizes[i]):
+                if unary[graph.offset[i] + s] < limit:
+                    left[count] = messages[start + s]
+                    count += 1
+            if count == 0:
+                continue
+            middle = np.median(left[:count])
+            for s in range(graph.sizes[i]):
+                if unary[graph.offset[i] + s] < limit:
+                    bounded[start + s] = min(most, max(-most, messages[start + s] - middle))
+    return bounded
 
 
 @compiled

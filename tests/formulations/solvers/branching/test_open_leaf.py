@@ -75,3 +75,22 @@ def test_a_climb_keeps_the_prices_that_its_branch_has() -> None:
         assert again.ascent.best_bound >= before - rounding, seed
         kept += 1
     assert kept > 50
+
+
+def test_a_climb_ends_at_enough_and_proves_it() -> None:
+    """Also in branches where nothing fits, whose prices grow without end."""
+    rng = np.random.default_rng(5)
+    proven = 0
+    for seed in range(600):
+        leaf = open_leaf(seed)
+        for _ in range(3):
+            if leaf is None or leaf.closed or leaf.ascent.best_bound > 1e-3 * leaf.flat.penalty:
+                break
+            enough = leaf.bound + abs(leaf.bound) // 20 + 1
+            leaf.climb(8 * STEPS, math.inf, enough)
+            if leaf.proof is not None and leaf.ascent.best_bound > enough + 1.0 + leaf.proof.rounding:
+                assert leaf.closed or leaf.bound >= enough, seed
+                assert leaf.ascent.iterations < 8 * STEPS, seed
+                proven += 1
+            leaf = halved(leaf, rng)
+    assert proven > 50
