@@ -109,9 +109,10 @@ def _summed(values: NDArray[_Scalar]) -> NDArray[_Scalar]:
 def _bounded(graph: Graph, unary: FloatArray, messages: FloatArray, limit: float, most: float) -> FloatArray:
     """Return messages that say the same with magnitudes of at most ``most``; beyond all costs they are of no use.
 
-    Any messages are valid. A constant added to a message takes from its factor what it gives to its node, so that each
-    is moved to where the middle one of the strategies left stands at zero: where strategies are forbidden, sweeps may
-    carry multiples of the penalty round a cycle. What is forbidden at the node stays away from the factor's minimum.
+    Any messages are valid. A constant added to a message takes from its factor what it gives to its node, so that one
+    that is too large is moved to where the middle one of the strategies left stands at zero: where strategies are
+    forbidden, sweeps may carry multiples of the penalty round a cycle. What is forbidden at the node stays away from
+    the factor's minimum.
     """
     bounded = np.full(len(messages), -most)
     widest = 1
@@ -120,14 +121,13 @@ def _bounded(graph: Graph, unary: FloatArray, messages: FloatArray, limit: float
     left = np.empty(widest)
     for f in range(len(graph.arity)):
         for k in range(graph.arity[f]):
-            i, start, count = graph.scope[f, k], graph.message_start[f, k], 0
+            i, start, count, largest = graph.scope[f, k], graph.message_start[f, k], 0, 0.0
             for s in range(graph.sizes[i]):
                 if unary[graph.offset[i] + s] < limit:
                     left[count] = messages[start + s]
+                    largest = max(largest, abs(left[count]))
                     count += 1
-            if count == 0:
-                continue
-            middle = np.median(left[:count])
+            middle = np.median(left[:count]) if largest > most else 0.0
             for s in range(graph.sizes[i]):
                 if unary[graph.offset[i] + s] < limit:
                     bounded[start + s] = min(most, max(-most, messages[start + s] - middle))
