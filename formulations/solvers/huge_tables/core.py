@@ -135,6 +135,10 @@ class Core:
 
 
 def most_columns(options: SolveOptions) -> float:
-    """Return the columns up to which a core is searched in the time that the options give."""
-    timed = math.inf if options.iteration_limit is not None else CORE_COLUMNS_A_SECOND * options.time_limit
+    """Return the columns up to which a core is searched in the time that the options give.
+
+    A relaxation of twice the columns takes two to three times as long, and the tree needs more of them.
+    """
+    seconds = math.inf if options.iteration_limit is not None else options.time_limit
+    timed = CORE_COLUMNS_A_SECOND * math.sqrt(seconds)
     return min(MOST_CORE_COLUMNS, timed)

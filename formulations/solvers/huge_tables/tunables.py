@@ -28,7 +28,7 @@ MOST_CORE_COLUMNS = 400_000
 """Columns of the linear model of the core up to which it is searched."""
 
 CORE_COLUMNS_A_SECOND = 20_000
-"""The same for every second that is left: the relaxation of a larger core takes too much of the time."""
+"""The same where one second is left; the root as many in so many. Beyond, branches at prices prove more."""
 
 CLOSED_BY_CUTS = 1e-4
 """Relative gap up to which branch and cut comes before branch and bound on a core."""
