@@ -10,16 +10,14 @@ from support.problems.random_problems import random_problem
 from formulations.encodings.flat import FlatProblem, FloatArray, flatten
 from formulations.encodings.flat_restriction import narrow
 from formulations.problem.solution import SolveOptions
-from formulations.problem.strategy_problem import StrategyProblem
 from formulations.solvers.prices.ascent import PriceAscent
 from formulations.solvers.prices.integer_bound import holds_exact_costs, integer_bound
 from formulations.solvers.running.run import solve_in_process
 
 
-def climbed(seed: int) -> tuple[StrategyProblem, FlatProblem, PriceAscent] | None:
+def climbed(seed: int) -> PriceAscent | None:
     """A random problem of which some strategies are forbidden, after price steps; None where nothing remains."""
-    problem = random_problem(seed)
-    flat = flatten(problem)
+    flat = flatten(random_problem(seed))
     if flat.contradiction or not holds_exact_costs(flat) or not len(flat.graph.arity):
         return None
     allowed = np.random.default_rng(seed).random(len(flat.unary)) < 0.8
@@ -29,7 +27,7 @@ def climbed(seed: int) -> tuple[StrategyProblem, FlatProblem, PriceAscent] | Non
     ascent = PriceAscent(restriction.flat)
     for k in range(10):
         ascent.step(k / 10)
-    return problem, restriction.flat, ascent
+    return ascent
 
 
 def shifted(flat: FlatProblem, messages: FloatArray, rng: np.random.Generator) -> FloatArray:
@@ -48,10 +46,10 @@ def test_constants_in_messages_change_no_bound() -> None:
     rng = np.random.default_rng(0)
     checked = 0
     for seed in range(300):
-        found = climbed(seed)
-        if found is None or found[2].best_bound > 1e-3 * found[1].penalty:
+        ascent = climbed(seed)
+        if ascent is None or ascent.best_bound > 1e-3 * ascent.flat.penalty:
             continue
-        _, flat, ascent = found
+        flat = ascent.flat
         before = integer_bound(flat, ascent.best_prices, ascent.best_messages)
         after = integer_bound(flat, ascent.best_prices, shifted(flat, ascent.best_messages, rng))
         if before is None or after is None or before.contradiction:
