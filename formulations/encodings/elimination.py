@@ -71,8 +71,8 @@ class Sums:
         return cls(magnitude, np.object_, 4 * magnitude)
 
     def values(self, table: CostTable) -> NDArray[Any]:
-        """Entries of a table in this type, forbidden ones included."""
-        values: NDArray[Any] = table.cost.astype(self.dtype)
+        """Entries of a table in this type, forbidden ones included; the table's own array where it has none."""
+        values: NDArray[Any] = table.cost.astype(self.dtype, copy=table.forbidden is not None)
         if table.forbidden is not None:
             values[table.forbidden] = self.forbidden
         return values
@@ -230,11 +230,17 @@ def joined(
 ) -> NDArray[Any]:
     """Sum of a bucket's tables, the node's axis first; capped so that forbidden entries never add up."""
     axes = (node, *near)
-    joint: NDArray[Any] = np.zeros(tuple(sizes[i] for i in axes), dtype=dtype)
-    for scope, values in bucket:
+    joint: NDArray[Any] = np.empty(tuple(sizes[i] for i in axes), dtype=dtype)
+    if not bucket:
+        joint[:] = 0
+    for k, (scope, values) in enumerate(bucket):
         by_axis = sorted(range(len(scope)), key=lambda k: axes.index(scope[k]))
         shape = [sizes[i] if i in scope else 1 for i in axes]
-        joint += values.transpose(by_axis).reshape(shape)
+        placed = values.transpose(by_axis).reshape(shape)
+        if k == 0:
+            joint[:] = placed
+            continue
+        joint += placed
         if forbidden_cost < math.inf:
             np.minimum(joint, forbidden_cost, out=joint)
     return joint

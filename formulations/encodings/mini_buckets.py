@@ -23,7 +23,6 @@ from formulations.encodings.elimination import (
     Piece,
     Sums,
     joined,
-    minimum_over_first,
     open_axes,
 )
 
@@ -36,7 +35,7 @@ class _OutOfRangeError(Exception):
 
 
 def least_sum_bound(
-    sizes: Sequence[int], tables: Sequence[CostTable], most_entries: int, deadline: float = math.inf
+    sizes: Sequence[int], tables: list[CostTable], most_entries: int, deadline: float = math.inf
 ) -> int | None:
     """Return a lower bound on the least sum of all tables, or None.
 
@@ -47,7 +46,8 @@ def least_sum_bound(
     sizes
         Strategies per node.
     tables
-        Tables of integers over any nodes; several may share a scope.
+        Tables of integers over any nodes; several may share a scope. The list is emptied, so that what is eliminated
+        does not stay in memory.
     most_entries
         Entries of the largest table that is made, unless a given one is larger.
     deadline
@@ -60,7 +60,9 @@ def least_sum_bound(
     """
     sums = Sums.of(tables)
     buckets = _Buckets(sizes, most_entries, sums)
-    for table in tables:
+    tables.reverse()
+    while tables:
+        table = tables.pop()
         kept = open_axes(sizes, table.scope)
         buckets.add(kept, sums.values(table).reshape([sizes[i] for i in kept]))
     try:
@@ -130,7 +132,7 @@ class _Buckets:
         if len(joints) > 1:
             self._level(joints)
         for near, joint in zip(scopes, joints, strict=True):
-            self.add(near, minimum_over_first(joint)[0])
+            self.add(near, np.asarray(joint.min(axis=0)))
         return {i for near in scopes for i in near}
 
     def _take(self, piece: int) -> Piece:
@@ -167,5 +169,7 @@ class _Buckets:
         share = total // len(joints)
         targets = [total - (len(joints) - 1) * share, *[share] * (len(joints) - 1)]
         for joint, low, target in zip(joints, least, targets, strict=True):
-            joint += np.where(may_move, target - low, 0).reshape(-1, *[1] * (joint.ndim - 1))
-            np.minimum(joint, self.forbidden, out=joint)
+            moved = np.where(may_move, target - low, 0)
+            if moved.any():
+                joint += moved.reshape(-1, *[1] * (joint.ndim - 1))
+                np.minimum(joint, self.forbidden, out=joint)

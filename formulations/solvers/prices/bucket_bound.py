@@ -23,6 +23,9 @@ from formulations.solvers.protocol.solver import ReportIncumbent, ReportProgress
 _FIRST_ENTRIES, _MOST_ENTRIES, _GROWTH = 1 << 12, 1 << 20, 4
 """Not tunable: table entries of the first elimination and of the last, and their ratio where prices change nothing."""
 
+_SUM_BITS = 58
+"""Not tunable: sums of so many bits are added up in 64; slack is rounded down where there would be more."""
+
 _FIRST_STEPS, _MOST_STEPS = 10, 160
 """Not tunable: price steps before the first elimination, and before the last; their number doubles between."""
 
@@ -59,8 +62,12 @@ def _eliminated(problem: StrategyProblem, ascent: PriceAscent, entries: int, dea
     """The bound of the best prices and messages by mini-buckets; None where they give none."""
     flat = ascent.flat
     moved = reparametrise(problem, flat, ascent.best_prices, ascent.best_messages)
-    tables = [CostTable((i,), slack) for i, slack in enumerate(moved.nodes)]
+    known, scale = moved.bound, moved.scale
+    shift = max(0, sum(int(slack.max()) for slack in (*moved.nodes, *moved.tables)).bit_length() - _SUM_BITS)
+    tables = [CostTable((i,), slack >> shift) for i, slack in enumerate(moved.nodes)]
     for group, slack, allowed in zip(flat.groups, moved.tables, moved.allowed, strict=True):
+        slack >>= shift
         tables.append(CostTable(group.scope, slack, None if allowed is None else ~allowed))
+    del moved
     more = least_sum_bound(flat.graph.sizes.tolist(), tables, entries, deadline)
-    return None if more is None else -((-(moved.bound + more)) // moved.scale)
+    return None if more is None else -((-(known + (more << shift))) // scale)
