@@ -2,8 +2,9 @@
 
 Each rank has a thread that says in the launcher's store what the rank does. A rank that raises writes the fault there.
 One that waits in a step for much longer than steps take looks who is behind: a rank without a sign of life, one that
-has not come to the step, or one that does something else in it than wait. The first fault counts, and the rank that
-wrote it prints it; all others end soon after they have read it.
+has not come to the step, or one that does something else in it than wait. The first step may take as long as it likes,
+since it may compile: in it a rank is only named that neither waits nor uses a processor, or gives no sign of life. The
+first fault counts, and the rank that wrote it prints it; all others end soon after they have read it.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from uuid import uuid4
 import torch.distributed as dist
 from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 
-from runtime.job.local_processes import kill, own_process
+from runtime.job.local_processes import busy_seconds, kill, own_process
 from runtime.job.process_group import LaunchError, broadcast_text, gather_texts
 
 BEAT_SECONDS = 0.5
@@ -40,6 +41,8 @@ TIMES_LONGEST = 4.0
 """The same as a multiple of the longest step."""
 SILENT_SECONDS = 2.5
 """Without a sign of life for so long a rank is dead, or stopped."""
+IDLE_SHARE = 0.05
+"""A rank that uses less of one processor does nothing; the watchdog itself uses some."""
 GRACE_SECONDS, EXIT_SECONDS = 3.0, 10
 """Time for a rank to end by itself after another's fault, and after its own."""
 _STORE_SECONDS = 10.0
@@ -75,6 +78,8 @@ class Sign:
         Whether that is a collective.
     process
         Name of its process (:mod:`runtime.job.local_processes`).
+    busy
+        CPU seconds of that process and of those that it started; 0 where nobody asks.
     """
 
     beat: int
@@ -83,6 +88,7 @@ class Sign:
     at: str
     waits: bool
     process: str = ""
+    busy: float = 0.0
 
 
 class Watchdog:
@@ -114,6 +120,7 @@ class Watchdog:
         self._awake = self._began = 0.0
         self._times: dict[str, list[float]] = {}
         self._limit: float | None = None
+        self._seen: tuple[float, list[Sign]] = (-1.0, [])
         self._main = threading.main_thread().ident
         self._stopped, self._failing = threading.Event(), False
         self._end = end or self._leave
@@ -185,9 +192,8 @@ class Watchdog:
             try:
                 self._say()
                 fault = self._fault()
-                late = self._limit is not None and self._inside and self._awake - self._began > self._limit
-                if not fault and late and self._least:
-                    fault = self._accuse()
+                if not fault and self._inside and self._least:
+                    fault = self._judge()
             except Exception as error:
                 if self._stopped.is_set() or not self._inside:
                     continue  # rank 0, which may have the store, ends like any other when its work is done
@@ -202,7 +208,8 @@ class Watchdog:
     def _say(self) -> None:
         self._beat += 1
         at, waits = _where(sys._current_frames().get(self._main or 0))
-        sign = Sign(self._beat, self._progress, self._inside, at, waits, self._process)
+        busy = busy_seconds() if self._inside and self._limit is None else 0.0
+        sign = Sign(self._beat, self._progress, self._inside, at, waits, self._process, busy)
         self._store.set(f"sign/{self._rank}", json.dumps(asdict(sign)))
 
     def _fault(self) -> str:
@@ -254,6 +261,46 @@ class Watchdog:
         named = ", ".join(map(str, silent))
         return f"rank {named} of {self._ranks} died or was stopped: no sign of life for {SILENT_SECONDS:g} s"
 
+    def _judge(self) -> str:
+        """The fault of what takes too long, if it does."""
+        seconds = self._awake - self._began
+        if self._limit is not None:
+            return self._accuse() if seconds > self._limit else ""
+        return self._accuse_in_first() if seconds > self._least / 2 else ""
+
+    def _accuse_in_first(self) -> str:
+        """Look who has done nothing for a while in the first of a kind.
+
+        Who computes or compiles uses a processor, and where all wait the link may be slow.
+        """
+        since, before = self._seen
+        now, signs = self._awake, self._signs()
+        if since >= self._began and now - since < self._least:
+            return ""
+        self._seen = now, signs
+        if since < self._began:
+            return ""
+        pairs = list(enumerate(zip(before, signs, strict=True)))
+        if silent := [rank for rank, (a, b) in pairs if a.beat == b.beat]:
+            return self._claim(self._died(silent))
+        most = IDLE_SHARE * (now - since)
+        idle = [
+            rank
+            for rank, (a, b) in pairs
+            if a.inside == b.inside == self._inside
+            and a.at == b.at
+            and not (a.waits or b.waits)
+            and b.busy - a.busy < most
+        ]
+        is_awaited = any(sign.waits for sign in signs)
+        return self._claim(self._hangs(idle, signs, "in")) if idle and is_awaited else ""
+
+    def _hangs(self, ranks: list[int], signs: list[Sign], place: str) -> str:
+        where = "; ".join(f"rank {rank} is at {signs[rank].at}" for rank in ranks[:4])
+        named, seconds = ", ".join(map(str, ranks)), self._awake - self._began
+        began_by = f"which rank {self._rank} began {seconds:.0f} s ago"
+        return f"rank {named} of {self._ranks} hangs {place} {self._inside}, {began_by}; {where}"
+
     def _accuse(self) -> str:
         inside, began = self._inside, self._began
         silent, signs = self._silent(), self._signs()
@@ -264,11 +311,7 @@ class Watchdog:
         least = min(sign.progress for sign in signs)
         behind = [rank for rank, sign in enumerate(signs) if sign.progress == least]
         behind = [rank for rank in behind if not signs[rank].waits] or behind
-        where = "; ".join(f"rank {rank} is at {signs[rank].at}" for rank in behind[:4])
-        place = "outside" if least < self._progress else "in"
-        named, seconds = ", ".join(map(str, behind)), self._awake - began
-        began_by = f"which rank {self._rank} began {seconds:.0f} s ago"
-        return self._claim(f"rank {named} of {self._ranks} hangs {place} {inside}, {began_by}; {where}")
+        return self._claim(self._hangs(behind, signs, "outside" if least < self._progress else "in"))
 
 
 _Client: Any = dist.TCPStore  # type: ignore[attr-defined]  # torch exports them from a binary module

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
+import time
 
 import pytest
 
-from runtime.job.local_processes import kill, own_process
+from runtime.job.local_processes import busy_seconds, kill, own_process
 
 SCRIPT = """
 import sys, time
@@ -47,3 +49,17 @@ def test_a_process_of_another_start_or_machine_is_left(child):
     with pytest.raises(subprocess.TimeoutExpired):
         started.wait(0.2)
     assert own_process() not in ("", name)
+
+
+def test_processes_at_work_count_and_those_at_rest_do_not(child):
+    before = busy_seconds()
+    work = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'while True: pass'])"
+    at_work = subprocess.Popen([sys.executable, "-c", work], start_new_session=True)
+    try:
+        deadline = time.monotonic() + 60.0
+        while busy_seconds() - before < 1.0 and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert busy_seconds() - before >= 1.0
+    finally:
+        os.killpg(at_work.pid, signal.SIGKILL)
+        at_work.wait()

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import re
 import signal
 import time
+from dataclasses import asdict, replace
 from functools import partial
 from types import SimpleNamespace
 
@@ -13,7 +15,7 @@ import torch.distributed as dist
 
 from runtime.job import launch, watchdog
 from runtime.job.process_group import LaunchError
-from runtime.job.watchdog import Watchdog
+from runtime.job.watchdog import Sign, Watchdog
 
 
 @pytest.fixture
@@ -92,6 +94,41 @@ def test_long_steps_end_no_job_where_all_are_long(job):
         time.sleep(1.0)
     assert job.ended == {}
     assert "evaluation" not in job.ranks[0]._times
+
+
+@pytest.mark.parametrize(
+    ("later", "fault"),
+    [
+        ({}, "rank 1 of 2 hangs in step 1, which rank 0 began 1 s ago; rank 1 is at a.py:1 in f"),
+        ({"busy": 5.2}, ""),  # it computes, or what it started does
+        ({"at": "a.py:2 in f"}, ""),
+        ({"waits": True}, ""),
+        ({"inside": ""}, ""),  # it may read its first batch
+        ({"beat": 1}, "rank 1 of 2 died or was stopped: no sign of life for 2.5 s"),
+    ],
+)
+def test_who_does_nothing_in_the_first_step_is_named(later, fault, capfd):
+    store, least = dist.HashStore(), 0.3
+    rank = Watchdog(store, 0, 2, least, lambda _: None)
+    rank.stop()
+
+    def say(number, **changes):
+        sign = Sign(changes.pop("beat", 1), 1, changes.pop("inside", "step 1"), changes.pop("at", "a.py:1 in f"), False)
+        store.set(f"sign/{number}", json.dumps(asdict(replace(sign, **{"busy": 5.0, **changes}))))
+
+    with rank.watching("step"):
+        say(0, waits=True)
+        say(1)
+        rank._awake = 0.1
+        assert rank._judge() == ""
+        rank._awake = 0.8
+        assert rank._judge() == ""
+        say(0, waits=True, beat=2)
+        say(1, **{"beat": 2, **later})
+        assert rank._judge() == ""  # it looks again only after a while
+        rank._awake = 1.2
+        assert rank._judge() == fault
+    assert capfd.readouterr().err == (f"meshwright: {fault}\n" if fault else "")
 
 
 def test_a_job_that_fails_is_started_again_as_often_as_allowed(monkeypatch, capsys):

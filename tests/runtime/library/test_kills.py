@@ -30,7 +30,9 @@ ROOT = Path(__file__).parents[3]
 STEPS = 6
 SCRIPT = """
 import os, signal, sys, time
+from functools import partial
 from pathlib import Path
+import torch
 import runtime
 from support.processes.library_runs import ADAMW, batches
 from support.steps.planned_steps import real_step
@@ -49,7 +51,18 @@ class Data:
                 os.kill(os.getpid(), getattr(signal, mode, signal.SIGKILL))
             yield batch
 
-step = runtime.load(plan, real_step("mlp").module, optimizer=ADAMW, device="cpu")
+class Asleep(torch.optim.AdamW):
+    loaded = False  # loading tries the optimizer
+
+    def step(self, *arguments):
+        if os.environ["RANK"] == "1" and self.loaded:
+            (folder / "fault").touch()
+            time.sleep(1000)
+        return super().step(*arguments)
+
+optimizer = partial(Asleep, **ADAMW.keywords) if mode == "sleep" else ADAMW
+step = runtime.load(plan, real_step("mlp").module, optimizer=optimizer, device="cpu")
+Asleep.loaded = True
 runtime.Trainer(step, Data(), steps=8, checkpoints=folder / "checkpoints", every=1, beside=True).fit()
 """
 WRITING_SECONDS = 0.05
@@ -194,6 +207,7 @@ def environment(**more: str) -> dict[str, str]:
     [
         ("raise", "meshwright: rank 1 of 2 failed: ValueError: this row is bad"),
         ("hang", "meshwright: rank 1 of 2 hangs outside step 4, which rank 0 began"),
+        ("sleep", "meshwright: rank 1 of 2 hangs in step 1, which rank 1 began"),
         ("SIGSTOP", "meshwright: rank 1 of 2 died or was stopped: no sign of life"),
         ("SIGKILL", "Signal 9 (SIGKILL)"),
     ],
