@@ -11,6 +11,7 @@ from typing import Literal, Required, TypedDict, Unpack, overload
 
 from formulations.problem.solution import Progress
 from formulations.solvers import DEFAULT_SOLVER
+from formulations.step.solving.registry import UnknownFormulationError
 from planner.common.infeasibility import InfeasibleError
 from planner.common.plan_error import PlanError
 from planner.common.units import format_bytes, format_gap, format_seconds
@@ -32,6 +33,7 @@ from planner.models.references import ModelReference
 from planner.plan.document import Plan, load_plan, save_plan
 from planner.plan.rendering import html_table, text_table
 from planner.session import PUBLISHED, PlanningSession, PlanRequest, session_of
+from planner.session.formulations import FORMULATIONS
 
 __all__ = [
     "ClusterChange",
@@ -189,6 +191,9 @@ def plan(
             slips=slips,
             **(choices or {}),
         )
+    if formulation not in FORMULATIONS:
+        known = ", ".join((*FORMULATIONS, *LAYER_FORMULATIONS))
+        raise UnknownFormulationError(f"model formulation {formulation!r} is not known; choose one of {known}")
     if search_batch:
         raise PlanError(f"search_batch: {formulation} plans operators; it is for {', '.join(LAYER_FORMULATIONS)}")
     _check_published(formulation, as_published, choices, slips)
@@ -214,7 +219,7 @@ def _check_published(
         raise PlanError(f"slips {slips}: {formulation} has none; they are for {', '.join(LAYER_FORMULATIONS)}")
 
 
-def save(made: AnyPlan, path: Path) -> None:
+def save(made: AnyPlan, path: Path | str) -> None:
     """Write a plan of either kind atomically.
 
     Raises
@@ -223,12 +228,12 @@ def save(made: AnyPlan, path: Path) -> None:
         The file cannot be written.
     """
     if isinstance(made, LayerPlan):
-        save_layer_plan(made, path)
+        save_layer_plan(made, Path(path))
     else:
-        save_plan(made, path)
+        save_plan(made, Path(path))
 
 
-def load(path: Path) -> AnyPlan:
+def load(path: Path | str) -> AnyPlan:
     """Read a plan of either kind; nothing that it names is imported.
 
     Raises
@@ -236,7 +241,8 @@ def load(path: Path) -> AnyPlan:
     PlanError
         The file cannot be read or holds no valid plan.
     """
-    return load_layer_plan(path) if is_layer_plan(path) else load_plan(path)
+    file = Path(path)
+    return load_layer_plan(file) if is_layer_plan(file) else load_plan(file)
 
 
 def fits(

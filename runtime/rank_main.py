@@ -45,7 +45,7 @@ from runtime.measure.reference import read_reference
 from runtime.measure.rounding import NO_ERROR, NO_ROUNDING, Rounding, WorstError
 from runtime.measure.run_report import RankReport, RunReport, write_report
 from runtime.measure.steps import Measurement, train_and_measure
-from runtime.operators.checked_plan import check_ranks, checked_schedule
+from runtime.operators.checked_plan import check_comparable, check_ranks, checked_schedule
 from runtime.operators.instruction_clock import InstructionClock
 from runtime.operators.profiled_clock import clock_of
 from runtime.operators.training import LocalTraining
@@ -109,6 +109,7 @@ def _run(plan: Plan, options: RunOptions, device: torch.device) -> RunReport:
     traced = trace_step(step.module, step.example_args, step.example_kwargs, step.loss_fn, reference.reduce_dtype)
     schedule = checked_schedule(plan, traced, dist.get_world_size())
     if options.check:
+        check_comparable(traced)
         train_for_comparison(REFERENCE, copy, options)
     texts = gather_texts(_train(plan, step, seeded, traced, schedule, options, device).model_dump_json())
     merged = ""

@@ -44,7 +44,7 @@ class MemoryBudget:
         if memory is not None and memory <= device.reserve_bytes:
             raise InfeasibleError(
                 f"memory {format_bytes(memory)}: the cluster reserves {format_bytes(device.reserve_bytes)} of it, "
-                f"which leaves nothing for tensors; give more than the reserve"
+                f"which leaves nothing for tensors; give more, or say with --tensor-memory what tensors may hold"
             )
         if memory is not None and memory > device.memory_bytes:
             raise ClusterError(

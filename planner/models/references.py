@@ -210,15 +210,19 @@ def _find_function(module_name: str, function_name: str, source: str) -> Callabl
     try:
         module = importlib.import_module(FORMER_MODULES.get(module_name, module_name))
     except ModuleNotFoundError as error:
-        raise ModelError(
-            f"model {source!r}: no module named {error.name!r}; run from the folder that holds it or install it"
-        ) from error
+        remedy = "run from the folder that holds it or install it"
+        if module_name.endswith(".py"):
+            remedy = f"write the module without .py: {module_name[:-3]}:{function_name}"
+        raise ModelError(f"model {source!r}: no module named {error.name!r}; {remedy}") from error
     except Exception as error:
         reason = f"{type(error).__name__}: {error}"
         raise ModelError(f"model {source!r}: importing {module_name} failed ({reason})") from error
     found = getattr(module, function_name, None)
     if found is None:
-        raise ModelError(f"model {source!r}: module {module_name} has no function {function_name!r}")
+        functions = [name for name, each in vars(module).items() if inspect.isfunction(each)]
+        own = [name for name in functions if getattr(module, name).__module__ == module_name]
+        known = f"; it has {', '.join(own)}" if own else ""
+        raise ModelError(f"model {source!r}: module {module_name} has no function {function_name!r}{known}")
     if not callable(found):
         raise ModelError(f"model {source!r}: {function_name} is a {type(found).__name__}, not a function")
     function: Callable[..., Any] = found

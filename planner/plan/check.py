@@ -148,11 +148,19 @@ def _claim(solver: str, status: Status, objective: int | None, bound: int | None
     return _Claim(solver, objective, bound, "optimum" if status is Status.OPTIMAL and bound == objective else "bound")
 
 
+_CHANGED = {
+    "graph": "the module, its batch or torch's version has changed",
+    "cluster": "the cluster is another one",
+    "calibration": "the machine was calibrated anew",
+    "rules": "the rules of operators have changed",
+}
+
+
 def _differences(planned: Fingerprints, here: Fingerprints) -> Iterator[str]:
     for name in Fingerprints.model_fields:
         was, now = getattr(planned, name), getattr(here, name)
         if was != now:
-            yield f"{name} is {now or 'none'}, the plan has {was or 'none'}"
+            yield f"{_CHANGED[name]} ({name} is {(now or 'none')[:12]}, the plan has {(was or 'none')[:12]})"
 
 
 def _broken_promises(decision: Decision, report: ReplayReport) -> Iterator[str]:

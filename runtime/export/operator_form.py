@@ -47,7 +47,7 @@ def layer_form(plan: Plan, layers: Iterable[str]) -> tuple[LayerPlan, tuple[str,
         raise ExportError(
             "this plan decides operator by operator what functions for modules cannot express: "
             + "; ".join(obstacles)
-            + ". Run it with runtime.load, or plan layers (--formulation osdp, galvatron, h3t or capture)"
+            + ". Run it with runtime.load, or plan layers (--model-formulation osdp, galvatron, h3t or capture)"
         )
     sharding, shards, whole = reader.sharding()
     devices = prod(decision.options.mesh)

@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import cache
 
 import pytest
-from support.steps.planned_steps import step_reference
+from support.steps.planned_steps import random_plan, step_reference
 from support.tiers import only, slow
 
 from formulations.problem.solution import SolveOptions, SolveResult, Status
@@ -270,3 +270,14 @@ def test_a_search_ends_at_the_gap_that_was_asked_for():
 def test_a_gap_is_a_share_of_the_cost(gap):
     with pytest.raises(PlanError, match=f"gap {gap}: give a share"):
         PlanRequest(gap=gap)
+
+
+def test_an_unknown_formulation_is_refused_with_all_there_are():
+    with pytest.raises(ValueError, match=r"'kiwi' is not known; choose one of sharding.*kiwi_chain.*osdp.*capture"):
+        api.plan(step_reference("conv_net"), cluster=CLUSTER, mesh=(2,), formulation="kiwi")
+
+
+def test_plans_are_read_and_written_by_names_as_strings(tmp_path):
+    plan = random_plan("mlp", (2,), 0)
+    api.save(plan, str(tmp_path / "plan.json"))
+    assert api.load(str(tmp_path / "plan.json")).digest == plan.digest

@@ -19,7 +19,7 @@ from torch.nn.utils.stateless import _functional_call
 from torch.utils._pytree import TreeSpec, keystr, tree_flatten_with_path, tree_unflatten
 
 from planner.torch_adapter.tracing.provenance import Provenance
-from planner.torch_adapter.tracing.trace_error import TraceError
+from planner.torch_adapter.tracing.trace_error import TraceError, translate
 
 LossFunction = Callable[..., Tensor]
 
@@ -177,7 +177,12 @@ def _split_loss_arguments(
 def _scalar_loss(output: Any, loss_fn: LossFunction | None, loss_kwargs: dict[str, Any]) -> Tensor:
     loss: object
     if loss_fn is not None:
-        loss = loss_fn(output, **loss_kwargs)
+        try:
+            loss = loss_fn(output, **loss_kwargs)
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:
+            raise translate(error, "", "loss_fn") from error
     elif isinstance(output, Mapping):
         loss = output.get("loss")
     else:
@@ -188,7 +193,10 @@ def _scalar_loss(output: Any, loss_fn: LossFunction | None, loss_kwargs: dict[st
         raise TraceError(f"{origin}, got {kind}: give a loss_fn that maps the module's output to a scalar tensor")
     if loss.numel() != 1 or not loss.dtype.is_floating_point:
         shape = f"a tensor of shape {tuple(loss.shape)} and {loss.dtype}"
-        raise TraceError(f"the loss is {shape}, not one floating-point number: reduce it, for example with .mean()")
+        of, remedy = "the loss", "reduce it, for example with .mean()"
+        if loss_fn is None and not isinstance(output, Mapping):
+            of, remedy = "the module's output, which is the loss without a loss_fn,", "give a loss_fn, or reduce it"
+        raise TraceError(f"{of} is {shape}, not one floating-point number: {remedy}")
     if not loss.requires_grad:
         raise TraceError("the loss depends on no trainable parameter: set requires_grad on those that are trained")
     return loss.reshape(()) if loss.ndim else loss

@@ -27,7 +27,7 @@ _DYNAMIC_SHAPE = (
 )
 
 
-def translate(error: Exception, module_path: str) -> TraceError:
+def translate(error: Exception, module_path: str, function: str = "") -> TraceError:
     """The :class:`TraceError` of any exception during tracing, with module and source line.
 
     Parameters
@@ -36,11 +36,13 @@ def translate(error: Exception, module_path: str) -> TraceError:
         The exception, with its traceback.
     module_path
         Path of the innermost module that was running.
+    function
+        What was running in place of a module.
     """
     if isinstance(error, TraceError):
         return error
     source = source_of_traceback(error.__traceback__)
-    place = f"module {module_path or '(root)'}" + (f" ({source})" if source else "")
+    place = (function or f"module {module_path or '(root)'}") + (f" ({source})" if source else "")
     return TraceError(f"{place}: {_reason(error)}")
 
 
@@ -60,4 +62,6 @@ def _reason(error: Exception) -> str:
         )
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return "out of memory while building the graph; use a device without storage (meta) for the parameters"
+    if isinstance(error, TypeError) and "unexpected keyword argument" in first:
+        return f"{first}; what only loss_fn takes must be named as its parameter"
     return f"{type(error).__name__}: {first}"

@@ -208,7 +208,8 @@ def test_model_that_reads_tensors_is_built_with_data(user_module: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("my_model:missing", "has no function 'missing'"),
+        ("my_model:missing", "has no function 'missing'; it has .*needs_more"),
+        ("my_model.py:build", "write the module without .py: my_model:build"),
         ("my_model:WIDTH", "WIDTH is a int, not a function"),
         ("my_model:needs_more", "its function needs 'hidden'"),
         ("my_model:fails", "failed: KeyError: 'weights'"),

@@ -31,7 +31,9 @@ from planner.plan.document import (
 def test_other_fingerprint_is_named_with_both_values(name):
     here = FINGERPRINTS.model_copy(update={name: "d" * 64})
     was = getattr(FINGERPRINTS, name) or "none"
-    with pytest.raises(PlanError, match=f"something else: {name} is {'d' * 64}, the plan has {was}: plan again"):
+    with pytest.raises(
+        PlanError, match=rf"something else: .+ \({name} is {'d' * 12}, the plan has {was[:12]}\): plan again"
+    ):
         verify_plan(PLAN, GRAPH, here)
 
 

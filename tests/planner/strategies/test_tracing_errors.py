@@ -92,7 +92,8 @@ def test_errors_in_forward_name_place_and_reason(function: Callable[[Tensor], An
 @pytest.mark.parametrize(
     ("loss_fn", "words"),
     [
-        (None, r"the loss is a tensor of shape (2, 4)"),
+        (None, r"the module's output, which is the loss without a loss_fn, is a tensor of shape (2, 4)"),
+        (lambda output: output * output, "the loss is a tensor of shape (2, 4)"),
         (lambda output: output.argmax(), "torch.int64"),
         (lambda output: output.detach().sum(), "no trainable parameter"),
         (lambda output: 1.0, "loss_fn returned, got float"),
@@ -100,6 +101,21 @@ def test_errors_in_forward_name_place_and_reason(function: Callable[[Tensor], An
 )
 def test_loss_must_be_one_trainable_number(loss_fn: Any, words: str) -> None:
     assert words in refusal(lambda hidden: hidden, loss_fn)
+
+
+def test_errors_in_loss_fn_name_it_and_its_line() -> None:
+    def loss_fn(output: Tensor) -> Tensor:
+        return output.view(-1, 3).sum()
+
+    line = line_of(loss_fn, "view")
+    message = refusal(lambda hidden: hidden, loss_fn)
+    assert message.startswith("loss_fn (")
+    assert f"test_tracing_errors.py:{line}): RuntimeError: shape" in message
+
+
+def test_an_argument_of_another_name_than_loss_fn_has_is_explained() -> None:
+    with pytest.raises(TraceError, match="unexpected keyword argument 'labels'; what only loss_fn takes must be named"):
+        trace_step(nn.Linear(4, 4), (torch.randn(2, 4),), {"labels": torch.randn(2, 4)}, lambda output, target: output)
 
 
 def test_output_without_loss_is_refused() -> None:

@@ -55,7 +55,7 @@ def test_what_is_no_plan_of_this_job_is_refused(two_ranks, tmp_path):
         (
             plan,
             {"module": nn.Linear(16, 16)},
-            "PlanError: the plan was made for something else: graph is",
+            "PlanError: the plan was made for something else: the module, its batch",
             "plan again",
         ),
         (3, {}, "LoadError: plan is a int: give a plan of planner.api or the path of its file", ""),
