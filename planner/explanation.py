@@ -200,19 +200,21 @@ def _undivided(session: PlanningSession, schedule: Schedule) -> list[Section]:
 def _memory_price(
     session: PlanningSession, plan: Plan, time_limit: float, progress: Callable[[Progress], None] | None
 ) -> Section:
-    """Solve again with one GiB less and one GiB more."""
+    """Solve again with one GiB less and one GiB more, or half of what tensors may hold where that is less."""
     options, certificate = plan.decision.options, plan.record.certificate
     if options.memory_bytes is None:
         return Section("Price of memory", ("there is no limit",))
     # The record is not covered by the digest, so a file may only name solvers that come with the package.
     solver = certificate.solver if certificate.solver in SOLVERS else DEFAULT_SOLVER
     lines = []
-    for word, memory in (("less", options.memory_bytes - GIB), ("more", options.memory_bytes + GIB)):
+    change_bytes = min(GIB, (options.memory_bytes - session.costs.device.reserve_bytes) // 2)
+    named = format_bytes(change_bytes)
+    for word, memory in (("less", options.memory_bytes - change_bytes), ("more", options.memory_bytes + change_bytes)):
         request = PlanRequest(memory, options.formulation, solver, time_limit, host_memory=options.host_memory_bytes)
         try:
             found = session.solve(request, progress).result
         except (InfeasibleError, ClusterError) as error:
-            lines.append(f"1 GiB {word}: {error}")
+            lines.append(f"{named} {word}: {error}")
             continue
         objective = found.objective
         assert objective is not None, "a solve that returns has choices"
@@ -222,7 +224,7 @@ def _memory_price(
         change = objective - planned
         bound = "" if found.bound is None else f", bound {format_seconds(found.bound * 1e-9)}"
         lines.append(
-            f"1 GiB {word}: {'-' if change < 0 else '+'}{format_seconds(abs(change) * 1e-9)} a step "
+            f"{named} {word}: {'-' if change < 0 else '+'}{format_seconds(abs(change) * 1e-9)} a step "
             f"({format_seconds(objective * 1e-9)}{bound})"
         )
     return Section("Price of memory", tuple(lines))

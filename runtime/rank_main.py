@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.elastic.multiprocessing.errors import record
 
+from planner.common.units import format_bytes, format_seconds
 from planner.models.references import TrainingStep, check_code, load_step, reference_of
 from planner.plan.document import Plan, load_plan, save_plan
 from planner.plan.format import NANOSECONDS, canonical_json
@@ -54,13 +55,26 @@ PLAN_FILE = "plan.json"
 REFERENCE = "runtime.measure.reference"
 
 
+def print_result(plan: Plan, report: RunReport) -> None:
+    """Print in one line what was predicted and measured, without libraries for tables, and failures on stderr."""
+    timed = report.measured_step_s
+    measured = "" if timed is None else f", {format_seconds(timed)} measured"
+    losses = f"loss {report.loss[0]:.6g} to {report.loss[-1]:.6g}" if report.loss else "no loss"
+    print(
+        f"step {format_seconds(report.predicted_step_s)} predicted{measured}; peak "
+        f"{format_bytes(max(report.predicted_peak_bytes))} predicted, {format_bytes(max(report.measured_peak_bytes))} "
+        f"measured; {losses}"
+    )
+    print_failures(plan, report)
+
+
 def print_failures(plan: Plan, report: RunReport) -> None:
     """Print the failures of a run on stderr, one line each."""
     for failure in report.failures():
         print("meshwright:", failure, file=sys.stderr)
 
 
-def run_rank(options: RunOptions, show: Callable[[Plan, RunReport], None] = print_failures) -> int:
+def run_rank(options: RunOptions, show: Callable[[Plan, RunReport], None] = print_result) -> int:
     """Do this rank's part; rank 0 writes the report.
 
     Parameters

@@ -30,6 +30,7 @@ from planner.explore.warm import WarmSolver
 from planner.machine.cluster import ClusterError
 from planner.machine.identity import cache_directory
 from planner.plan.document import Plan, save_plan
+from planner.plan.notes import costs_in
 from planner.session.planning import PlanningSession
 
 NO_PLAN = (InfeasibleError, ClusterError, PlanError, ModelError)
@@ -48,6 +49,8 @@ class SweepRow:
         Of the plan, or ``no_plan``.
     seconds, bound_seconds, gap, peak_bytes, recomputed, collectives
         Of the plan; None without one.
+    costs
+        How the costs of the step are known: steps of costs that were measured and of modelled ones do not compare.
     planning_seconds
         Time of the plan: tracing counts for the first cell of a step.
     digest
@@ -70,6 +73,7 @@ class SweepRow:
     peak_bytes: int | None = None
     recomputed: int | None = None
     collectives: int | None = None
+    costs: str = ""
     planning_seconds: float = 0.0
     digest: str = ""
     reason: str = ""
@@ -181,6 +185,7 @@ def plan_cell(cell: Cell, plan_file: str = "") -> SweepRow:
         peak_bytes=plan.peak_bytes,
         recomputed=plan.recomputed,
         collectives=plan.collectives,
+        costs=costs_in(plan.record.notes),
         planning_seconds=time.perf_counter() - begun,
         digest=plan.digest,
         plan_file=plan_file,

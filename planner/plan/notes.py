@@ -19,10 +19,18 @@ _NAMED = 3
 """Kinds of operators that a note names."""
 
 
+_COSTS = "costs of the step: "
+
+
 def cost_note(seconds: Mapping[CostSource, float]) -> str:
     """A line that says how the costs of a step are known, by seconds of each."""
     spent = [f"{format_seconds(seconds[source])} {source}" for source in CostSource if seconds.get(source)]
-    return f"costs of the step: {', '.join(spent) or 'none'}"
+    return f"{_COSTS}{', '.join(spent) or 'none'}"
+
+
+def costs_in(notes: Sequence[str]) -> str:
+    """What :func:`cost_note` says among the notes of a plan; empty where it is not there."""
+    return next((note.removeprefix(_COSTS) for note in notes if note.startswith(_COSTS)), "")
 
 
 def sharing_notes(cluster: ClusterSpec, mesh: Sequence[int]) -> tuple[str, ...]:

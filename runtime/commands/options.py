@@ -116,7 +116,10 @@ Workers = Annotated[
 Seed = Annotated[int, typer.Option(help="Seed of the parameters and of everything random.")]
 Layers = Annotated[int | None, typer.Option(min=1, help="Use this many layers of an hf: model.", show_default="all")]
 Dropout = Annotated[
-    float | None, typer.Option(min=0.0, max=1.0, help="Dropout of an hf: model.", show_default="its own")
+    float | None,
+    typer.Option(
+        min=0.0, max=1.0, help="Dropout of an hf: model, or of a function that takes it.", show_default="its own"
+    ),
 ]
 ReduceDtype = Annotated[
     str,

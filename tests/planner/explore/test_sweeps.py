@@ -89,6 +89,7 @@ def test_rows_are_those_of_plans_made_one_by_one(tmp_path):
         assert row.status == "optimal"
         assert row.seconds == plan.objective_seconds
         assert row.mesh == "x".join(map(str, cell.mesh))
+        assert row.costs.endswith(" modelled")  # the cluster is a preset
         assert row.bound_seconds <= row.seconds
     best = found.best()
     assert best.seconds == min(row.seconds for row in found.sweep_rows)

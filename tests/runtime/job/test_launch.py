@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -78,6 +79,9 @@ def test_training_on_a_text_started_by_torchrun(tmp_path):
     save_plan(random_plan("gpt2", (2,), 1), path)
     ended = torchrun(2, path, "--steps", 6, "--check", "--data", text, "--report", out, "--scratch", scratch)
     assert ended.returncode == 0, ended.stderr[-2000:]
+    assert re.search(
+        r"^step .+ predicted, .+ measured; peak .+ predicted, .+ measured; loss .+ to .+$", ended.stdout, re.M
+    )
     assert [path.name for path in scratch.iterdir()] == ["thesis.tex"]
     report = read_report(out)
     assert report.plan_digest == load_plan(path).digest
