@@ -11,7 +11,6 @@ from typing import Literal, Required, TypedDict, Unpack, overload
 
 from formulations.problem.solution import Progress
 from formulations.solvers import DEFAULT_SOLVER
-from formulations.step.solving.registry import UnknownFormulationError
 from planner.common.infeasibility import InfeasibleError
 from planner.common.plan_error import PlanError
 from planner.common.units import format_bytes, format_gap, format_seconds
@@ -33,7 +32,6 @@ from planner.models.references import ModelReference
 from planner.plan.document import Plan, load_plan, save_plan
 from planner.plan.rendering import html_table, text_table
 from planner.session import PUBLISHED, PlanningSession, PlanRequest, session_of
-from planner.session.formulations import FORMULATIONS
 
 __all__ = [
     "ClusterChange",
@@ -191,9 +189,6 @@ def plan(
             slips=slips,
             **(choices or {}),
         )
-    if formulation not in FORMULATIONS:
-        known = ", ".join((*FORMULATIONS, *LAYER_FORMULATIONS))
-        raise UnknownFormulationError(f"model formulation {formulation!r} is not known; choose one of {known}")
     if search_batch:
         raise PlanError(f"search_batch: {formulation} plans operators; it is for {', '.join(LAYER_FORMULATIONS)}")
     _check_published(formulation, as_published, choices, slips)

@@ -202,12 +202,12 @@ def _memory_price(
 ) -> Section:
     """Solve again with one GiB less and one GiB more, or half of what tensors may hold where that is less."""
     options, certificate = plan.decision.options, plan.record.certificate
-    if options.memory_bytes is None:
+    if options.memory_bytes is None or options.limit_bytes is None:
         return Section("Price of memory", ("there is no limit",))
     # The record is not covered by the digest, so a file may only name solvers that come with the package.
     solver = certificate.solver if certificate.solver in SOLVERS else DEFAULT_SOLVER
     lines = []
-    change_bytes = min(GIB, (options.memory_bytes - session.costs.device.reserve_bytes) // 2)
+    change_bytes = min(GIB, options.limit_bytes // 2)
     named = format_bytes(change_bytes)
     for word, memory in (("less", options.memory_bytes - change_bytes), ("more", options.memory_bytes + change_bytes)):
         request = PlanRequest(memory, options.formulation, solver, time_limit, host_memory=options.host_memory_bytes)

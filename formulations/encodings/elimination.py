@@ -230,9 +230,7 @@ def joined(
 ) -> NDArray[Any]:
     """Sum of a bucket's tables, the node's axis first; capped so that forbidden entries never add up."""
     axes = (node, *near)
-    joint: NDArray[Any] = np.empty(tuple(sizes[i] for i in axes), dtype=dtype)
-    if not bucket:
-        joint[:] = 0
+    joint: NDArray[Any] = np.zeros(tuple(sizes[i] for i in axes), dtype=dtype)
     for k, (scope, values) in enumerate(bucket):
         by_axis = sorted(range(len(scope)), key=lambda k: axes.index(scope[k]))
         shape = [sizes[i] if i in scope else 1 for i in axes]

@@ -38,6 +38,7 @@ from formulations.step.solving.step_problem import StepProblem
 from planner.common.infeasibility import InfeasibleError
 from planner.graph.operator_graph import ValueRole
 from planner.graph.placement import replicated, shard
+from planner.layers.plan.choices import CHOICES
 from planner.scheduling.offload_model import with_transfer_costs
 from planner.strategies.baselines import BASELINES
 from planner.strategies.space import StrategySpace
@@ -103,7 +104,8 @@ def formulation_problem(
         raise UnknownFormulationError(f"model formulation {name!r} is no canonical problem; choose kiwi_chain")
     if name not in FORMULATIONS:
         raise UnknownFormulationError(
-            f"model formulation {name!r} is not known; choose one of {', '.join(FORMULATIONS)}"
+            f"model formulation {name!r} is not known; choose one of {', '.join(FORMULATIONS)}, "
+            f"or for a plan of layers {', '.join(CHOICES)}"
         )
     first = sharding_problem(model, None)
     if name == CHECKMATE:

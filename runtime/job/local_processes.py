@@ -46,13 +46,16 @@ def _descendants(identifier: int) -> list[int]:
 
 def _ticks_of(identifier: int) -> int:
     with suppress(OSError):
-        fields = Path(f"/proc/{identifier}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
-        return sum(map(int, fields[11:15]))
+        return sum(map(int, _status_of(identifier)[11:15]))
     return 0
 
 
 def _name_of(identifier: int) -> str:
     boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8").strip()
     space = os.readlink("/proc/self/ns/pid")
-    started = Path(f"/proc/{identifier}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[19]
-    return f"{boot} {space} {identifier} {started}"
+    return f"{boot} {space} {identifier} {_status_of(identifier)[19]}"
+
+
+def _status_of(identifier: int) -> list[str]:
+    """Fields of ``/proc/ID/stat`` behind the name, from the third on (proc(5))."""
+    return Path(f"/proc/{identifier}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()

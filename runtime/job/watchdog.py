@@ -179,7 +179,7 @@ class Watchdog:
                     return fault
                 time.sleep(BEAT_SECONDS / 5)
             if silent := self._silent():
-                return self._claim(self._died(silent))
+                return self._claim(self._died(silent, SILENT_SECONDS))
         return self._claim(own)
 
     def _run(self) -> None:
@@ -257,9 +257,9 @@ class Watchdog:
         sys.stderr.flush()
         os._exit(1)
 
-    def _died(self, silent: list[int]) -> str:
+    def _died(self, silent: list[int], seconds: float) -> str:
         named = ", ".join(map(str, silent))
-        return f"rank {named} of {self._ranks} died or was stopped: no sign of life for {SILENT_SECONDS:g} s"
+        return f"rank {named} of {self._ranks} died or was stopped: no sign of life for {seconds:.3g} s"
 
     def _judge(self) -> str:
         """The fault of what takes too long, if it does."""
@@ -282,7 +282,7 @@ class Watchdog:
             return ""
         pairs = list(enumerate(zip(before, signs, strict=True)))
         if silent := [rank for rank, (a, b) in pairs if a.beat == b.beat]:
-            return self._claim(self._died(silent))
+            return self._claim(self._died(silent, now - since))
         most = IDLE_SHARE * (now - since)
         idle = [
             rank
@@ -307,7 +307,7 @@ class Watchdog:
         if self._inside != inside or self._began != began:
             return ""  # it has come to an end meanwhile
         if silent:
-            return self._claim(self._died(silent))
+            return self._claim(self._died(silent, SILENT_SECONDS))
         least = min(sign.progress for sign in signs)
         behind = [rank for rank, sign in enumerate(signs) if sign.progress == least]
         behind = [rank for rank in behind if not signs[rank].waits] or behind

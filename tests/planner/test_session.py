@@ -154,7 +154,7 @@ def test_an_explanation_says_what_moves_what_is_alive_and_what_memory_is_worth(n
     text = str(explained)
     for heading in ("Costliest reshardings", "Recomputed", "Alive at the peak", "Price of memory"):
         assert heading in text
-    half = format_bytes((tight.decision.options.memory_bytes - here.costs.device.reserve_bytes) // 2)
+    half = format_bytes(tight.decision.options.limit_bytes // 2)
     assert f"{half} more: -" in text or f"{half} more: +0" in text
     assert re.search(rf"{half} less: (\+|.*needs)", text)
     assert "<h4>Recomputed</h4>" in explained._repr_html_()

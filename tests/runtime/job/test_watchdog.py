@@ -104,7 +104,7 @@ def test_long_steps_end_no_job_where_all_are_long(job):
         ({"at": "a.py:2 in f"}, ""),
         ({"waits": True}, ""),
         ({"inside": ""}, ""),  # it may read its first batch
-        ({"beat": 1}, "rank 1 of 2 died or was stopped: no sign of life for 2.5 s"),
+        ({"beat": 1}, "rank 1 of 2 died or was stopped: no sign of life for 0.4 s"),
     ],
 )
 def test_who_does_nothing_in_the_first_step_is_named(later, fault, capfd):
