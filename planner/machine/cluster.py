@@ -173,9 +173,17 @@ class LinkSpec(_Spec):
             Bytes on one rank of the larger side: the result of an all-gather, the input of a
             reduce-scatter, either of an all-reduce or an all-to-all.
         """
-        rounds = 2 if collective is Collective.ALL_REDUCE else 1
-        ring = (ranks - 1) * self.latency_seconds + (ranks - 1) / ranks * nbytes / self.bandwidth
-        return rounds * self.slowdown.get(collective, 1.0) * ring
+        return self._times(collective) * ((ranks - 1) * self.latency_seconds + self._ring(ranks, nbytes))
+
+    def transfer_seconds(self, collective: Collective, ranks: int, nbytes: int) -> float:
+        """As :meth:`collective_seconds` without latency."""
+        return self._times(collective) * self._ring(ranks, nbytes)
+
+    def _times(self, collective: Collective) -> float:
+        return (2 if collective is Collective.ALL_REDUCE else 1) * self.slowdown.get(collective, 1.0)
+
+    def _ring(self, ranks: int, nbytes: int) -> float:
+        return (ranks - 1) / ranks * nbytes / self.bandwidth
 
     def shared(self, share: float) -> LinkSpec:
         """Link with ``share`` times the speed."""

@@ -90,6 +90,15 @@ class KnownCosts:
         size = log(max(modelled, 1e-12))
         return modelled * min(self._ratios[kind], key=lambda entry: abs(entry[0] - size))[1]
 
+    def least_ratio(self, kind: str, modelled: float) -> float:
+        """Least ratio of cost to prediction that :meth:`seconds` uses for predictions from ``modelled`` seconds on."""
+        entries = self._ratios.get(kind)
+        if not entries:
+            return 1.0
+        size = log(max(modelled, 1e-12))
+        below = max((at for at, _ in entries if at < size), default=size)
+        return min(ratio for at, ratio in entries if at >= below)
+
     def source(self, kind: str, signature: str) -> CostSource:
         """How the cost of an instruction is known."""
         known = self._costs.get(kind)

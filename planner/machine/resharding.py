@@ -59,6 +59,9 @@ from planner.graph.placement import (
 from planner.machine.cluster import Collective, LinkSpec
 from planner.machine.known_costs import KnownCosts
 
+BUCKETED = frozenset({Collective.ALL_GATHER, Collective.ALL_REDUCE, Collective.REDUCE_SCATTER})
+"""Collectives of which several may be one, over a flat buffer."""
+
 _LINEAR = frozenset({"Psum", "Pavg"})
 _TICKS_PER_SECOND = 10**12
 
@@ -154,6 +157,12 @@ def step_of(shape: Sequence[int], mesh: Sequence[int], source: Placement, target
 
 def _place(dim: int | None, sizes: Sequence[int]) -> int | None:
     return 0 if dim is not None and all(size == 1 for size in sizes[:dim]) else dim
+
+
+def _flat(step: Step) -> Step:
+    """The step of flat buffers."""
+    dims = (None if dim is None else 0 for dim in (step.source_dim, step.target_dim))
+    return Step(step.axis, step.collective, *dims)
 
 
 def step_peak_bytes(step: Step, before: int, after: int, *, owned: bool = False) -> int:
@@ -318,6 +327,11 @@ class ReshardPlanner:
         assert step is not None, f"{source} -> {target} is not one collective"
         before = local_numel(shape, source, self.mesh) * item_bytes
         after = local_numel(shape, target, self.mesh) * item_bytes
+        return self._signature(known, step, before, after, owned=owned)
+
+    def _signature(
+        self, known: KnownCosts, step: Step, before: int, after: int, *, owned: bool = False
+    ) -> tuple[str, str]:
         dims = [
             ("-" if dim is None else "first" if dim == 0 else "later") for dim in (step.source_dim, step.target_dim)
         ]
@@ -334,12 +348,58 @@ class ReshardPlanner:
             raise ValueError(f"{source} -> {target} is not one collective")
         before = local_numel(shape, source, self.mesh) * item_bytes
         after = local_numel(shape, target, self.mesh) * item_bytes
-        copies = step_copies(step, before, after, owned=owned)
-        seconds = sum(2 * copied / self.memory_bandwidth + self.launch_seconds for copied in copies)
+        return self._modelled_seconds(step, before, after, owned=owned)
+
+    def _modelled_seconds(self, step: Step, before: int, after: int, *, owned: bool = False) -> float:
+        seconds = sum(map(self.copy_seconds, step_copies(step, before, after, owned=owned)))
         if step.collective is not None:
             ranks, larger = self.mesh[step.axis], max(before, after)
             seconds += self.links[step.axis].collective_seconds(step.collective, ranks, larger) + self.launch_seconds
         return seconds
+
+    def copy_seconds(self, nbytes: int) -> float:
+        """Seconds of a local copy of so many bytes."""
+        return 2 * nbytes / self.memory_bandwidth + self.launch_seconds
+
+    def flat_part(self, step: Step, before: int, after: int) -> tuple[str, str, float]:
+        """Kind, signature and modelled seconds of a step from one flat buffer to another.
+
+        Parameters
+        ----------
+        step
+            A gather or a reduction; an all-reduce is done in place.
+        before, after
+            Bytes of the buffers.
+        """
+        flat = _flat(step)
+        seconds = self._modelled_seconds(flat, before, after, owned=True)
+        kind, signature = str(step.collective), ""
+        if self.known is not None:
+            kind, signature = self._signature(self.known, flat, before, after, owned=True)
+        return kind, signature, seconds
+
+    def flat_seconds(self, step: Step, before: int, after: int) -> float:
+        """Seconds of a step from one flat buffer to another; arguments as for :meth:`flat_part`."""
+        kind, signature, seconds = self.flat_part(step, before, after)
+        return seconds if self.known is None else self.known.seconds(kind, signature, seconds)
+
+    def least_seconds(self, step: Step, before: int, after: int) -> float:
+        """Least share in the time of a flat collective, however large, of a part whose local tensors have these bytes.
+
+        Parameters
+        ----------
+        step
+            A gather or a reduction.
+        before, after
+            Bytes of the part's local tensors.
+        """
+        assert step.collective is not None, "a local slice has no share in a collective"
+        ranks, larger = self.mesh[step.axis], max(before, after)
+        seconds = self.links[step.axis].transfer_seconds(step.collective, ranks, larger)
+        if self.known is None:
+            return seconds
+        kind, _, modelled = self.flat_part(step, before, after)
+        return seconds * self.known.least_ratio(kind, modelled)
 
     def _build_tables(
         self, shape: tuple[int, ...], item_bytes: int, sources: tuple[Placement, ...], targets: tuple[Placement, ...]

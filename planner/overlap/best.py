@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
@@ -14,6 +14,9 @@ from planner.schedule.instructions import Schedule
 
 TRIALS = ((1.0, False), (1.5, False), (3.0, False), (8.0, False), (1.0, True), (1.5, True), (3.0, True), (8.0, True))
 """How many times their duration gathers start before they are needed, and whether transfers give way."""
+
+SPANS = (0.004, 0.015, 0.06, 0.25)
+"""Parts of the computation in which transfers share a bucket, tried with the best of these."""
 
 ATTEMPTS = 3
 """Limits that are tried for a timetable, which knows its memory only nearly."""
@@ -39,28 +42,36 @@ def fastest(
     replay
         Replays a schedule with its costs.
     """
-    best, report = serial, replay(serial)
+    report = replay(serial)
     room = Room(report.profile.total_during, limit)
+    best, chosen = (serial, report), TRIALS[0]
     for eagerness, give_way in TRIALS:
         write = partial(overlapped, graph, serial, costs, eagerness=eagerness, give_way=give_way)
-        for schedule, found in _within(write, room, replay):
-            assert found.total_quanta is not None, found.violations
-            assert report.total_quanta is not None
-            if found.total_quanta < report.total_quanta:
-                best, report = schedule, found
-    return best, report
+        if (found := _within(write, room, replay)) is not None and _time(found) < _time(best):
+            best, chosen = found, (eagerness, give_way)
+    for span in SPANS:
+        write = partial(overlapped, graph, serial, costs, eagerness=chosen[0], give_way=chosen[1], span=span)
+        if (found := _within(write, room, replay)) is not None and _time(found) < _time(best):
+            best = found
+    return best
+
+
+def _time(timed: tuple[Schedule, ReplayReport]) -> int:
+    quanta = timed[1].total_quanta
+    assert quanta is not None, timed[1].violations
+    return quanta
 
 
 def _within(
     write: Callable[[Room], Schedule], room: Room, replay: Callable[[Schedule], ReplayReport]
-) -> Iterator[tuple[Schedule, ReplayReport]]:
+) -> tuple[Schedule, ReplayReport] | None:
     """The timetable if it is within the limit; where it is not, one for a limit lower by what was too much."""
     limit = room.limit
     for _ in range(ATTEMPTS):
         schedule = write(room)
         found = replay(schedule)
         if limit is None or found.peak_bytes <= limit:
-            yield schedule, found
-            return
+            return schedule, found
         assert room.limit is not None
         room = replace(room, limit=room.limit - (found.peak_bytes - limit))
+    return None

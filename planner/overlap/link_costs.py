@@ -1,4 +1,8 @@
-"""Time for which resharding keeps the link of each mesh axis busy, as tables beside those of its cost."""
+"""Time for which resharding keeps the link of each mesh axis busy, as tables beside those of its cost.
+
+Gathers and reductions may share a collective with others, so theirs is the least share that they can have in it: no
+latency, and no copies (:meth:`planner.machine.resharding.ReshardPlanner.least_seconds`).
+"""
 
 from __future__ import annotations
 
@@ -9,11 +13,12 @@ import numpy as np
 
 from formulations.problem.strategy_problem import IntArray
 from formulations.step.training_step import StepModel
+from formulations.step.weights import is_gather
 from planner.graph.operator_graph import OutputRole
-from planner.graph.placement import Placement, reordered
+from planner.graph.placement import Placement, local_numel, reordered
 from planner.graph.view_chains import ViewChain
 from planner.machine.costs import CostModel
-from planner.machine.resharding import step_between
+from planner.machine.resharding import BUCKETED, step_between
 from planner.strategies.space import StrategySpace
 
 NANOSECONDS = 1e9
@@ -37,13 +42,13 @@ def with_link_costs(space: StrategySpace, costs: CostModel) -> StepModel:
         chain = space.chains[space.graph.operators[operator].inputs[edge.slot]]
         targets = tuple(strategy.inputs[edge.slot] for strategy in space.strategies[edge.consumer])
         sources = _outputs(space, edge.producer, edge.output)
-        edges.append(replace(edge, link_cost=tables.of(chain, sources, targets)))
+        edges.append(replace(edge, link_cost=tables.of(chain, sources, targets, is_gather(space.model, edge))))
     outputs = [output for output in space.graph.outputs if output.role is OutputRole.GRADIENT]
     gradients = []
     for gradient, output in zip(space.model.gradients, outputs, strict=True):
         sources = _outputs(space, gradient.producer, gradient.output)
         targets = _outputs(space, gradient.parameter, 0)
-        link_cost = tables.of(space.chains[output.value], sources, targets)
+        link_cost = tables.of(space.chains[output.value], sources, targets, is_shared=True)
         gradients.append(replace(gradient, link_cost=link_cost))
     return replace(space.model, edges=tuple(edges), gradients=tuple(gradients))
 
@@ -66,13 +71,15 @@ class _LinkTables:
         self._tables: dict[object, IntArray] = {}
         self._times: dict[object, tuple[int, ...]] = {}
 
-    def of(self, chain: ViewChain, sources: tuple[Placement, ...], targets: tuple[Placement, ...]) -> IntArray:
+    def of(
+        self, chain: ViewChain, sources: tuple[Placement, ...], targets: tuple[Placement, ...], is_shared: bool
+    ) -> IntArray:
         """Nanoseconds per axis and pair of layouts, shape ``(axes, sources, targets)``."""
-        signature = self._space.router.signature(chain)
+        signature = self._space.router.signature(chain), is_shared
         key = (signature, sources, targets)
         if key not in self._tables:
             found = {
-                (source, target): self._busy(signature, chain, source, target)
+                (source, target): self._busy(signature, chain, source, target, is_shared)
                 for source in dict.fromkeys(sources)
                 for target in dict.fromkeys(targets)
             }
@@ -80,13 +87,17 @@ class _LinkTables:
             self._tables[key] = np.ascontiguousarray(table.transpose(2, 0, 1))
         return self._tables[key]
 
-    def _busy(self, signature: object, chain: ViewChain, source: Placement, target: Placement) -> tuple[int, ...]:
+    def _busy(
+        self, signature: object, chain: ViewChain, source: Placement, target: Placement, is_shared: bool
+    ) -> tuple[int, ...]:
         key = (signature, source, target)
         if key not in self._times:
-            self._times[key] = self._busy_on_route(chain, source, target)
+            self._times[key] = self._busy_on_route(chain, source, target, is_shared)
         return self._times[key]
 
-    def _busy_on_route(self, chain: ViewChain, source: Placement, target: Placement) -> tuple[int, ...]:
+    def _busy_on_route(
+        self, chain: ViewChain, source: Placement, target: Placement, is_shared: bool
+    ) -> tuple[int, ...]:
         busy = [0.0] * len(self._space.mesh)
         route = self._space.router.route(chain, source, target)
         if route is not None and route.reshards:
@@ -102,8 +113,14 @@ class _LinkTables:
             lying = [reordered(placement, spec.memory_order) for placement in route.path]
             for at, (before, after) in enumerate(pairwise(lying)):
                 step = step_between(before, after)
-                if step is not None and step.collective is not None:
-                    resharding = self._costs.resharding
-                    busy[step.axis] += resharding.step_seconds(shape, spec.item_bytes, before, after, owned=at > 0)
+                if step is None or step.collective is None:
+                    continue
+                resharding = self._costs.resharding
+                if is_shared and step.collective in BUCKETED:
+                    sent, received = (local_numel(shape, ends, resharding.mesh) for ends in (before, after))
+                    seconds = resharding.least_seconds(step, sent * spec.item_bytes, received * spec.item_bytes)
+                else:
+                    seconds = resharding.step_seconds(shape, spec.item_bytes, before, after, owned=at > 0)
+                busy[step.axis] += seconds
         # Below what the replay rounds up, however the seconds were added.
         return tuple(int(seconds * NANOSECONDS * (1 - 1e-12)) for seconds in busy)

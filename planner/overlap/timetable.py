@@ -11,6 +11,7 @@ clock runs for the computation and one for each mesh axis:
   a reduction does not start before one of them while the link has time enough behind it: what shares a link with the
   computation holds it up for as long as that takes.
 - Updates come in the order in which their gradients arrive.
+- Transfers of a bucket (:mod:`planner.overlap.buckets`) are one, which is needed when the first of them is.
 
 The clocks do not know what streams take from each other. So the replay judges the result (:mod:`planner.overlap.best`).
 """
@@ -25,12 +26,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.graph.operator_graph import OperatorGraph
-from planner.overlap.transfers import Transfer, single_steps, transfers
+from planner.overlap.buckets import Bucket, Grouping, TransferStep
+from planner.overlap.transfers import Transfer, transfers
 from planner.replay.clocks import StepCosts, instruction_quanta
 from planner.replay.memory import LocalBytes
 from planner.replay.structure import communicating_axes
+from planner.schedule.frees import with_frees
 from planner.schedule.instructions import (
-    Buffer,
     Free,
     Instruction,
     Reshard,
@@ -39,7 +41,7 @@ from planner.schedule.instructions import (
     Wait,
     sends_copy,
 )
-from planner.scheduling.builder import kept_buffers, with_frees
+from planner.scheduling.builder import kept_buffers
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -50,35 +52,52 @@ class Room:
     limit: int | None
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Task:
-    """A transfer being written.
+    """Transfers of a bucket being written, often a single one.
 
     Parameters
     ----------
-    transfer
-        The transfer.
+    transfers
+        The transfers.
     before
-        Positions of the views that lead to its source, until they are written.
+        Positions of the views that lead to their sources, until they are written.
     steps
-        Its steps that have not started.
-    costs
-        Their quanta.
+        Steps that have not started.
+    coming
+        Reductions whose gradients are not there.
     held
         Bytes by which it now holds more than the serial schedule does.
     flying, ends
         The step under way, and its end.
     """
 
-    transfer: Transfer
+    transfers: tuple[Transfer, ...]
     before: tuple[int, ...]
-    steps: deque[Reshard]
-    costs: deque[int]
+    steps: deque[TransferStep]
+    coming: int
     begin: int = 0
     held: int = 0
-    flying: Reshard | None = None
+    flying: TransferStep | None = None
     ends: int = 0
     is_done: bool = False
+
+    @classmethod
+    def of(cls, bucket: Bucket) -> _Task:
+        """The task of a bucket."""
+        before = tuple(at for transfer in bucket.transfers for at in transfer.before)
+        coming = sum(not transfer.is_gather for transfer in bucket.transfers)
+        return cls(bucket.transfers, before, deque(bucket.steps), coming)
+
+    @property
+    def is_gather(self) -> bool:
+        """Whether it gathers inputs, else it reduces gradients."""
+        return self.transfers[0].is_gather
+
+    @property
+    def needed(self) -> int:
+        """Position of the first instruction that reads a result."""
+        return min(transfer.needed for transfer in self.transfers)
 
     @property
     def has_begun(self) -> bool:
@@ -86,9 +105,9 @@ class _Task:
         return self.flying is not None or self.is_done
 
     @property
-    def next_collective(self) -> Reshard | None:
+    def next_collective(self) -> TransferStep | None:
         """The next step that communicates."""
-        return next((step for step in self.steps if step.overlapped), None)
+        return next((step for step in self.steps if step.parts[0].overlapped), None)
 
 
 def overlapped(
@@ -99,6 +118,7 @@ def overlapped(
     eagerness: float = 1.0,
     *,
     give_way: bool = False,
+    span: float = 0.0,
 ) -> Schedule:
     """The schedule with its transfers beside the computation.
 
@@ -114,8 +134,10 @@ def overlapped(
         How many times its duration a gather starts before it is needed, at most where it gives way.
     give_way
         Whether transfers give way to resharded activations.
+    span
+        Part of the computation in which transfers may share a bucket.
     """
-    return _Timetable(graph, schedule, costs, room, eagerness, give_way).write()
+    return _Timetable(graph, schedule, costs, room, eagerness, give_way, span).write()
 
 
 class _Timetable:
@@ -127,41 +149,47 @@ class _Timetable:
         room: Room,
         eagerness: float,
         give_way: bool,
+        span: float,
     ) -> None:
         self._graph, self._schedule, self._costs, self._room = graph, schedule, costs, room
         self._local_bytes = LocalBytes(graph, schedule.mesh)
-        self._buffers = list(schedule.buffers)
         self._written: list[Instruction] = []
         self._now = 0
         self._link: dict[int, int] = defaultdict(int)
         self._flying: dict[int, _Task] = {}
-        """Transfers under way, and those that hold bytes while they wait, by position."""
+        """Transfers under way, and those that hold bytes while they wait, by position of the first."""
         self._holding: dict[int, _Task] = {}
-        self._tasks = [self._task(transfer) for transfer in transfers(graph, schedule)]
-        moved = {at for task in self._tasks for at in task.transfer.positions}
+        every = transfers(graph, schedule)
+        moved = {at for transfer in every for at in transfer.positions}
         self._kept = [
             at for at, entry in enumerate(schedule.instructions) if at not in moved and not isinstance(entry, Free)
         ]
         self._quanta = [self._price(schedule.instructions[at]) for at in self._kept]
         self._begins = np.concatenate(([0], np.cumsum(np.array(self._quanta, dtype=np.int64))))
+        grouping = Grouping(graph, schedule, costs, lambda at: int(self._begins[np.searchsorted(self._kept, at)]))
+        buckets = grouping.of(every, int(span * self._begins[-1]))
+        self._tasks = sorted(map(_Task.of, buckets), key=lambda task: _ready(task.transfers))
+        self._buffers = grouping.buffers
         self._extra = np.zeros(len(schedule.instructions) + 1, dtype=np.int64)
         self._give_way = give_way
         self._blocking = [self._blocked(axis) for axis in range(len(schedule.mesh))]
         self._left: dict[int, int] = defaultdict(int)
         """Quanta of reductions that have not started, by axis."""
         for task in self._tasks:
-            if not task.transfer.is_gather:
-                for step, cost in zip(task.steps, task.costs, strict=True):
-                    if step.overlapped:
-                        self._left[_axis(step)] += cost
+            if not task.is_gather:
+                for step in task.steps:
+                    if step.parts[0].overlapped:
+                        self._left[_axis(step)] += step.quanta
         self._plan_gathers(eagerness)
 
     def write(self) -> Schedule:
-        gathers = deque(task for task in self._tasks if task.transfer.is_gather)
-        coming = deque(task for task in self._tasks if not task.transfer.is_gather)
+        gathers = deque(task for task in self._tasks if task.is_gather)
+        reductions = [(transfer.reshard, task) for task in self._tasks for transfer in task.transfers if task.coming]
+        coming = deque(sorted(reductions, key=lambda pair: pair[0]))
         by_need: dict[int, list[_Task]] = defaultdict(list)
         for task in self._tasks:
-            by_need[task.transfer.needed].append(task)
+            for needed in dict.fromkeys(transfer.needed for transfer in task.transfers):
+                by_need[needed].append(task)
         waiting: list[_Task] = []
         updates: list[int] = []
         for place, (at, cost) in enumerate(zip(self._kept, self._quanta, strict=True)):
@@ -169,9 +197,12 @@ class _Timetable:
             if isinstance(entry, Update):
                 updates.append(at)
                 continue
-            while coming and coming[0].transfer.reshard < at:
-                waiting.append(coming.popleft())
-                self._hold(waiting[-1], self._kept_longer(waiting[-1]))
+            while coming and coming[0][0] < at:
+                made, task = coming.popleft()
+                task.coming -= 1
+                self._hold(task, task.held + self._kept_longer(made))
+                if not task.coming:
+                    waiting.append(task)
             self._arrivals()
             self._make_room(at, waiting)
             for task in by_need.get(at, ()):
@@ -180,7 +211,7 @@ class _Timetable:
             waiting = [task for task in waiting if not task.has_begun]
             self._written.append(entry)
             self._now += cost
-        for task in (*waiting, *coming):
+        for task in dict.fromkeys((*waiting, *(task for _, task in coming))):
             self._start(task)
         self._update(updates, by_need)
         kept = kept_buffers(self._graph, self._schedule.inputs, self._schedule.results)
@@ -189,15 +220,6 @@ class _Timetable:
 
     # ---------------------------------------------------------------- plan
 
-    def _task(self, transfer: Transfer) -> _Task:
-        reshard = self._schedule.instructions[transfer.reshard]
-        assert isinstance(reshard, Reshard)
-        steps = single_steps(self._schedule, reshard, len(self._buffers))
-        value = self._buffers[reshard.source].value
-        self._buffers += [Buffer(value, step.path[1]) for step in steps[:-1]]
-        quanta = (self._costs.reshard_quanta(value, step.path) for step in steps)
-        return _Task(transfer, transfer.before, deque(steps), deque(quanta))
-
     def _price(self, entry: Instruction) -> int:
         return instruction_quanta(self._graph, self._schedule, self._costs, entry)
 
@@ -205,19 +227,19 @@ class _Timetable:
         """Latest begins of gathers, from the last one backwards."""
         place = {at: k for k, at in enumerate(self._kept)}
         latest: dict[int, float] = defaultdict(lambda: float(self._begins[-1]))
-        gathers = [task for task in self._tasks if task.transfer.is_gather]
-        for task in sorted(gathers, key=lambda task: task.transfer.needed, reverse=True):
-            need = float(self._begins[place[task.transfer.needed]])
-            ends = min(need, *(latest[_axis(step)] for step in task.steps if step.overlapped))
+        gathers = [task for task in self._tasks if task.is_gather]
+        for task in sorted(gathers, key=lambda task: task.needed, reverse=True):
+            need = float(self._begins[place[task.needed]])
+            ends = min(need, *(latest[_axis(step)] for step in task.steps if step.parts[0].overlapped))
             begin = self._begin_of(task, ends, eagerness)
             for step in task.steps:
-                if step.overlapped:
+                if step.parts[0].overlapped:
                     latest[_axis(step)] = begin
             task.begin = int(begin)
 
     def _begin_of(self, task: _Task, ends: float, eagerness: float) -> float:
         """Begin of a gather that has to end by a time."""
-        duration = sum(task.costs)
+        duration = sum(step.total for step in task.steps)
         latest, earliest = ends - duration, ends - eagerness * duration
         step = task.next_collective
         if not self._give_way or step is None:
@@ -247,7 +269,7 @@ class _Timetable:
         if not self._give_way or step is None:
             return False
         axis, now = _axis(step), self._begins[place]
-        if not self._blocks(axis, now, now + sum(task.costs)):
+        if not self._blocks(axis, now, now + sum(step.total for step in task.steps)):
             return False
         return bool(self._left[axis] < self._begins[-1] - now)
 
@@ -271,13 +293,20 @@ class _Timetable:
 
     def _reserve(self, at: int, task: _Task) -> bool:
         """Reserve the bytes of a gather until it is needed; False where they do not fit."""
-        nbytes = max(self._bytes(step.target) for step in task.steps) + self._held_by(task)
-        needed, limit = task.transfer.needed, self._room.limit
+        received = [sum(self._bytes(part.target) for part in step.parts) for step in task.steps]
+        needed, limit = task.needed, self._room.limit
+        last = max(transfer.needed for transfer in task.transfers)
+        more = np.zeros(last - at, dtype=np.int64)
+        more[: needed - at] = max(received) + self._held_by(task)
+        for transfer, part in zip(task.transfers, task.steps[-1].parts, strict=True):
+            more[needed - at : transfer.needed - at] += self._bytes(part.target)
+        if last > needed:
+            more[needed - at - 1] += received[-1]  # copied out of the bucket
         if limit is not None:
-            most = int((self._room.during[at:needed] + self._extra[at:needed]).max(initial=0))
-            if most + self._held() + nbytes > limit:
+            most = int((self._room.during[at:last] + self._extra[at:last] + more).max(initial=0))
+            if most + self._held() > limit:
                 return False
-        self._extra[at:needed] += nbytes
+        self._extra[at:last] += more
         return True
 
     def _fits(self, at: int, nbytes: int) -> bool:
@@ -289,6 +318,8 @@ class _Timetable:
         for task in list(self._holding.values()):
             if self._fits(at, 0):
                 return
+            if task.coming:
+                continue
             self._finish(task)
             if task in waiting:
                 waiting.remove(task)
@@ -296,9 +327,9 @@ class _Timetable:
     def _hold(self, task: _Task, nbytes: int) -> None:
         task.held = nbytes
         if nbytes:
-            self._holding[task.transfer.reshard] = task
+            self._holding[task.transfers[0].reshard] = task
         else:
-            self._holding.pop(task.transfer.reshard, None)
+            self._holding.pop(task.transfers[0].reshard, None)
 
     def _held(self) -> int:
         return sum(task.held for task in self._holding.values())
@@ -316,33 +347,35 @@ class _Timetable:
         self._written += [self._schedule.instructions[at] for at in task.before]
         task.before = ()
         while task.steps and not task.flying:
-            step, cost = task.steps.popleft(), task.costs.popleft()
-            self._written.append(step)
-            if not step.overlapped:
-                self._now += cost
+            step = task.steps.popleft()
+            self._written += step.parts
+            self._now += step.packed
+            if not step.parts[0].overlapped:
+                self._now += step.quanta
                 continue
             axis = _axis(step)
-            if not task.transfer.is_gather:
-                self._left[axis] -= cost
+            if not task.is_gather:
+                self._left[axis] -= step.quanta
             task.flying = step
-            self._flying[task.transfer.reshard] = task
-            task.ends = self._link[axis] = max(self._now, self._link[axis]) + cost
-            self._hold(task, 0 if task.transfer.is_gather else self._sent_bytes(step))
+            self._flying[task.transfers[0].reshard] = task
+            task.ends = self._link[axis] = max(self._now, self._link[axis]) + step.quanta
+            self._hold(task, 0 if task.is_gather else self._sent_bytes(step))
         if not task.flying:
             self._end(task)
 
     def _wait(self, task: _Task) -> None:
         assert task.flying is not None
-        self._written.append(Wait(task.flying.target))
-        self._now = max(self._now, task.ends)
+        self._written += [Wait(part.target) for part in task.flying.parts]
+        self._now = max(self._now, task.ends) + task.flying.unpacked
         task.flying = None
-        del self._flying[task.transfer.reshard]
+        del self._flying[task.transfers[0].reshard]
         self._hold(task, 0)
         if not task.steps:
             self._end(task)
 
     def _end(self, task: _Task) -> None:
-        self._written += [self._schedule.instructions[at] for at in task.transfer.behind]
+        behind = (at for transfer in task.transfers for at in transfer.behind)
+        self._written += [self._schedule.instructions[at] for at in behind]
         task.is_done = True
 
     def _finish(self, task: _Task) -> None:
@@ -375,21 +408,32 @@ class _Timetable:
         step = task.next_collective
         return 0 if step is None else self._sent_bytes(step)
 
-    def _kept_longer(self, task: _Task) -> int:
+    def _kept_longer(self, at: int) -> int:
         """Bytes by which the source of a transfer that has not started exceeds its result."""
-        return max(0, self._bytes(task.steps[0].source) - self._bytes(task.steps[-1].target))
+        reshard = self._schedule.instructions[at]
+        assert isinstance(reshard, Reshard)
+        return max(0, self._bytes(reshard.source) - self._bytes(reshard.target))
 
-    def _sent_bytes(self, step: Reshard) -> int:
-        """Bytes that a step holds while it runs besides its target: its source, or the copy that it sends."""
-        reduced = step.path[1][_axis(step)] == "R" and step.path[0][_axis(step)][0] == "P"
-        is_input = step.source in self._schedule.inputs
-        return 0 if reduced or (is_input and not self._sends_copy(step)) else self._bytes(step.source)
+    def _sent_bytes(self, step: TransferStep) -> int:
+        """Bytes that a step holds while it runs besides its target: its sources, or the copies that it sends."""
+        (first, *more), axis = step.parts, _axis(step)
+        reduced = first.path[1][axis] == "R" and first.path[0][axis][0] == "P"
+        is_input = first.source in self._schedule.inputs and not more
+        if reduced or (is_input and not self._sends_copy(first)):
+            return 0
+        return sum(self._bytes(part.source) for part in step.parts)
 
     def _sends_copy(self, step: Reshard) -> bool:
         (before, after), shapes, _ = self._local_bytes.along(self._buffers[step.source].value, step.path)
         return sends_copy(before, after, shapes[0])
 
 
-def _axis(step: Reshard) -> int:
+def _axis(step: TransferStep) -> int:
     """Mesh axis of a single collective."""
-    return communicating_axes(step.path)[0]
+    return communicating_axes(step.parts[0].path)[0]
+
+
+def _ready(transfers: Sequence[Transfer]) -> int:
+    """Position in the serial schedule of the first of several gathers, or of the last of several reductions."""
+    pick = min if transfers[0].is_gather else max
+    return pick(transfer.reshard for transfer in transfers)

@@ -169,10 +169,11 @@ class ComputeStep(_Part):
 class ReshardStep(_Part):
     """Collectives from ``source`` to ``target``; the path is in positions of the plan's list of placements.
 
-    ``start`` is a single collective that runs beside the computation until a :class:`WaitStep`.
+    ``start`` is a single collective that runs beside the computation until a :class:`WaitStep`, and ``join`` a part of
+    that of the instruction before it.
     """
 
-    op: Literal["reshard", "start"]
+    op: Literal["reshard", "start", "join"]
     source: NonNegativeInt
     target: NonNegativeInt
     path: tuple[NonNegativeInt, ...]

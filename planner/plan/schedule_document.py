@@ -74,9 +74,9 @@ def encode_schedule(graph: OperatorGraph, schedule: Schedule) -> EncodedSchedule
             case Compute(operator, inputs, outputs, recompute):
                 op: Literal["compute", "recompute"] = "recompute" if recompute else "compute"
                 return ComputeStep(op=op, operator=operators.position(operator), inputs=inputs, outputs=outputs)
-            case Reshard(source, target, path, overlapped):
+            case Reshard(source, target, path, overlapped, joined):
                 positions = tuple(map(placements.position, path))
-                begin: Literal["start", "reshard"] = "start" if overlapped else "reshard"
+                begin: Literal["join", "start", "reshard"] = "join" if joined else "start" if overlapped else "reshard"
                 return ReshardStep(op=begin, source=source, target=target, path=positions)
             case Wait(buffer):
                 return WaitStep(op="wait", buffer=buffer)
@@ -127,7 +127,7 @@ def decode_schedule(decision: Decision, graph: OperatorGraph) -> Schedule:
                 return Compute(index, step.inputs, step.outputs, step.op == "recompute")
             case ReshardStep():
                 path = tuple(map(placement, step.path))
-                return Reshard(step.source, step.target, path, step.op == "start")
+                return Reshard(step.source, step.target, path, step.op != "reshard", step.op == "join")
             case WaitStep():
                 return Wait(step.buffer)
             case UpdateStep():

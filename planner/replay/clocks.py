@@ -7,6 +7,8 @@ the instructions' own costs.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from planner.graph.operator_graph import OperatorGraph
@@ -25,7 +27,31 @@ from planner.schedule.instructions import (
     Reshard,
     Schedule,
     Update,
+    buckets,
+    waits,
 )
+
+
+@dataclass(frozen=True, slots=True)
+class BucketCosts:
+    """Costs of a bucket in quanta.
+
+    Parameters
+    ----------
+    links
+        Share of each part in the collective.
+    packed, unpacked
+        Copies of all sources into the flat buffer that is sent, and of all targets out of that which is received.
+    """
+
+    links: tuple[int, ...]
+    packed: int
+    unpacked: int
+
+    @property
+    def total(self) -> int:
+        """Time of the collective and the copies."""
+        return sum(self.links) + self.packed + self.unpacked
 
 
 class StepCosts(Protocol):
@@ -51,6 +77,9 @@ class StepCosts(Protocol):
     def reshard_quanta(self, value: int, path: tuple[Placement, ...]) -> int:
         """Cost of a resharding path of a value."""
 
+    def bucket_quanta(self, parts: Sequence[tuple[int, tuple[Placement, ...]]]) -> BucketCosts:
+        """Costs of a bucket, whose parts are values and paths of a single collective."""
+
     def update_quanta(self, parameter: int, placement: Placement) -> int:
         """Cost of the optimizer step of a parameter, by value index."""
 
@@ -73,16 +102,31 @@ def step_time(
         Bytes of values on one device.
     """
     names = Wording(graph, schedule)
-    quanta, unpriced = [], []
+    quanta, unpriced = list[int](), list[Violation]()
+    links, copies = _bucket_quanta(schedule, costs)
     for at, instruction in enumerate(schedule.instructions):
         try:
-            quanta.append(instruction_quanta(graph, schedule, costs, instruction))
+            quanta.append(links[at] if at in links else instruction_quanta(graph, schedule, costs, instruction))
         except KeyError:
             message = f"{names.instruction(instruction)} has no price under its placements"
             unpriced.append(Violation(ViolationKind.UNPRICED, at, message))
     if unpriced:
         return None, tuple(unpriced)
-    return Streams(schedule, costs, local_bytes).run(quanta), ()
+    return Streams(schedule, costs, local_bytes).run(quanta, copies), ()
+
+
+def _bucket_quanta(schedule: Schedule, costs: StepCosts) -> tuple[dict[int, int], dict[int, int]]:
+    """Time on the link by position of each part of a bucket; that of copies by position of first parts and waits."""
+    links: dict[int, int] = {}
+    copies: dict[int, int] = {}
+    ends = waits(schedule.instructions)
+    for bucket in buckets(schedule.instructions):
+        parts = [entry for entry in schedule.instructions[bucket.start : bucket.stop] if isinstance(entry, Reshard)]
+        values = [(schedule.buffers[part.source].value, part.path) for part in parts]
+        found = costs.bucket_quanta(values)
+        links.update(zip(bucket, found.links, strict=True))
+        copies[bucket.start], copies[ends[bucket.start]] = found.packed, found.unpacked
+    return links, copies
 
 
 def instruction_quanta(graph: OperatorGraph, schedule: Schedule, costs: StepCosts, instruction: Instruction) -> int:

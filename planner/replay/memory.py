@@ -27,6 +27,7 @@ from planner.schedule.instructions import (
     Reshard,
     Schedule,
     Update,
+    buckets,
     sends_copy,
     waits,
 )
@@ -162,10 +163,14 @@ def memory_profile(
     for index, instruction in enumerate(schedule.instructions):
         category = Category.RESHARDED if isinstance(instruction, Reshard) else Category.WORKSPACE
         transient[category][index] += _transient(graph, schedule, instruction, local_bytes, optimizer, device)
+    parts = buckets(schedule.instructions)
     for start, wait in waits(schedule.instructions).items():
-        sent, joined = _beside(schedule, start, local_bytes)
-        transient[Category.RESHARDED][start:wait] += sent
-        transient[Category.RESHARDED][wait] += max(sent, joined)
+        if not any(start in bucket for bucket in parts):
+            sent, joined = _beside(schedule, start, local_bytes)
+            transient[Category.RESHARDED][start:wait] += sent
+            transient[Category.RESHARDED][wait] += max(sent, joined)
+    for bucket in parts:
+        _add_flat_buffers(transient[Category.RESHARDED], schedule, bucket, local_bytes)
     profile = MemoryProfile(at_start, after, transient)
     during = profile.total_during
     peak, at = sum(at_start.values()), -1
@@ -279,6 +284,27 @@ def _beside(schedule: Schedule, start: int, local_bytes: LocalBytes) -> tuple[in
     rearranged = becomes != "R" and sends_copy(before, after, shapes[0])
     joined = was[0] == "S" and not is_outermost(was, shapes[1])
     return source if rearranged else 0, target if joined else 0
+
+
+def _add_flat_buffers(transient: NDArray[np.int64], schedule: Schedule, bucket: range, local_bytes: LocalBytes) -> None:
+    """Add what a bucket holds besides its sources and targets.
+
+    Up to the first wait that is the flat buffer which is sent, unless it is reduced in place, and during this wait that
+    which is received, beside the targets that are copied out of it.
+    """
+    ends = waits(schedule.instructions)
+    parts = [entry for entry in schedule.instructions[bucket.start : bucket.stop] if isinstance(entry, Reshard)]
+    if any(at not in ends or len(part.path) != 2 for at, part in zip(bucket, parts, strict=True)):
+        return  # a violation
+    first, sent, received = ends[bucket.start], 0, 0
+    for at, part in zip(bucket, parts, strict=True):
+        value, (before, after) = schedule.buffers[part.source].value, part.path
+        is_in_place = any(old[0] == "P" and new == "R" for old, new in zip(before, after, strict=True) if old != new)
+        nbytes = 0 if is_in_place else local_bytes(value, before)
+        transient[at:first] += nbytes
+        sent += nbytes
+        received += local_bytes(value, after)
+    transient[first] += max(sent, received)
 
 
 def _transient(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 
 from planner.graph.operator_graph import OperatorGraph, OutputRole, ValueRole
@@ -18,6 +20,7 @@ from planner.schedule.instructions import (
     Schedule,
     Update,
     Wait,
+    buckets,
     sends_copy,
 )
 
@@ -59,6 +62,15 @@ class OrderedReplay:
         self._prefetched: set[int] = set()
         # By target of an overlapped resharding that nothing has waited for, the source that it reads; None for a copy.
         self._in_flight: dict[int, int | None] = {}
+        parts = buckets(schedule.instructions)
+        self._bucketed = {at for bucket in parts for at in bucket}
+        # The target that a wait for one part of a bucket must follow directly, and that for the part before it.
+        self._waits_behind = {
+            after.target: before.target
+            for bucket in parts
+            for before, after in pairwise(schedule.instructions[bucket.start : bucket.stop])
+            if isinstance(before, Reshard) and isinstance(after, Reshard)
+        }
         self._executed: set[int] = set()
         self._latest = -1
         self._updates: dict[int, int] = {}
@@ -156,12 +168,16 @@ class OrderedReplay:
         self._create(target, target, at)
         if instruction.overlapped and len(path) == 2:
             (before, after), shapes, _ = self._local_bytes.along(self._schedule.buffers[source].value, path)
-            copied = sends_copy(before, after, shapes[0])
+            copied = at in self._bucketed or sends_copy(before, after, shapes[0])
             self._in_flight[target] = None if copied else source
 
     def _wait(self, at: int, buffer: int) -> None:
         if buffer in self._in_flight:
             del self._in_flight[buffer]
+            before = self._waits_behind.get(buffer)
+            if before is not None and self._schedule.instructions[max(at - 1, 0)] != Wait(before):
+                message = f"{self._names.buffer(buffer)} is not waited for directly behind {self._names.buffer(before)}"
+                self._report(ViolationKind.BUCKET, at, f"{message}, the part of its bucket before it")
             return
         message = f"no overlapped resharding that makes {self._names.buffer(buffer)} is under way"
         self._report(ViolationKind.WAIT, at, message)

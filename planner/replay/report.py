@@ -51,6 +51,7 @@ class ViolationKind(StrEnum):
     IN_FLIGHT = "in_flight"
     WAIT = "wait"
     NEVER_WAITED = "never_waited"
+    BUCKET = "bucket"
     OVER_LIMIT = "over_limit"
     OVER_HOST_LIMIT = "over_host_limit"
     UNPRICED = "unpriced"

@@ -13,14 +13,14 @@ are whole quanta and are rounded up, so that a schedule's time is the same where
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from planner.machine.cluster import HostCopies
 from planner.replay.memory import LocalBytes
 from planner.replay.structure import communicating_axes
-from planner.schedule.instructions import Free, Instruction, Offload, Prefetch, Reshard, Schedule, Wait, reads
+from planner.schedule.instructions import Free, Instruction, Offload, Prefetch, Reshard, Schedule, Wait, buckets, reads
 
 WHOLE = 1000
 """Slowdowns are in thousandths: 1000 is none."""
@@ -140,17 +140,37 @@ class Streams:
         """By mesh axis, the ends of its overlapped collectives by target, in their order."""
         self._axis: dict[int, int] = {}
         """Mesh axis of an overlapped collective by its target."""
+        self._last = {
+            part.target: last.target
+            for bucket in buckets(schedule.instructions)
+            for part in schedule.instructions[bucket.start : bucket.stop]
+            if isinstance(part, Reshard) and isinstance(last := schedule.instructions[bucket.stop - 1], Reshard)
+        }
+        """Target of the last part by that of each part of a bucket."""
         self._started: list[tuple[int, int, int, int]] = []
         """Instruction, link, target and earliest start of copies and overlapped collectives."""
         self._ended: dict[int, int] = {}
         """Their ends by target, once these are final."""
 
-    def run(self, quanta: Sequence[int]) -> StepTime:
-        """Run the instructions, whose own costs are ``quanta``."""
+    def run(self, quanta: Sequence[int], copies: Mapping[int, int]) -> StepTime:
+        """Run the instructions.
+
+        Parameters
+        ----------
+        quanta
+            Cost of each.
+        copies
+            Quanta of copies into and out of the flat buffers of buckets, by position of the instruction.
+        """
         durations = []
         for at, (instruction, cost) in enumerate(zip(self._schedule.instructions, quanta, strict=True)):
             begun = self._now
+            copied = copies.get(at, 0)
+            if copied and isinstance(instruction, Reshard):
+                self._compute(copied, set())
             self._take(instruction, cost)
+            if copied and isinstance(instruction, Wait):
+                self._compute(copied, set())
             durations.append(self._now - begun)
             match instruction:
                 case Offload(_, target):
@@ -158,7 +178,7 @@ class Streams:
                 case Prefetch(_, target):
                     self._started.append((at, INWARD, target, self._filling[target].ends - cost))
                 case Reshard(_, target, path, overlapped) if overlapped:
-                    self._started.append((at, communicating_axes(path)[0], target, begun))
+                    self._started.append((at, communicating_axes(path)[0], target, self._now))
         hidden = sum(copy.nbytes for copy in self._copies if not copy.exposed)
         return StepTime(
             self._now,
@@ -215,8 +235,9 @@ class Streams:
     def _arrive(self, target: int) -> None:
         """Let the computation wait for an overlapped collective; it takes nothing from the links meanwhile."""
         axis = self._axis.pop(target)
-        self._ended[target] = self._flying[axis].pop(target)
-        wait = self._ended[target] - self._now
+        flying = self._flying[axis]
+        wait = flying[self._last.get(target, target)] - self._now
+        self._ended[target] = flying.pop(target)
         if wait > 0:
             self._now += wait
             self._exposed += wait

@@ -130,12 +130,31 @@ def meaning_violations(graph: OperatorGraph, schedule: Schedule, allowed: Strate
                     problem = "only a single collective runs beside the computation"
                 if problem:
                     yield Violation(ViolationKind.RESHARD_PATH, at, f"{names.instruction(instruction)}: {problem}")
+                elif instruction.joined and not _joins(graph, schedule, at):
+                    message = f"{names.instruction(instruction)} joins no collective of its kind, axis and dtype"
+                    yield Violation(ViolationKind.BUCKET, at, message)
             case Offload(source, target) | Prefetch(source, target):
                 message = f"{names.instruction(instruction)} makes {names.buffer(target)}"
                 if buffers[source].value != buffers[target].value:
                     yield Violation(ViolationKind.WRONG_VALUE, at, f"{message}, another value")
                 elif buffers[source].placement != buffers[target].placement:
                     yield Violation(ViolationKind.TRANSFER_PLACEMENT, at, f"{message}: a copy keeps the placement")
+
+
+def _joins(graph: OperatorGraph, schedule: Schedule, at: int) -> bool:
+    """Whether a joined resharding, which is sound by itself, may be part of the collective of the one before it."""
+    pair = schedule.instructions[max(at - 1, 0) : at + 1]
+    parts = [entry for entry in pair if isinstance(entry, Reshard) and entry.overlapped and len(entry.path) == 2]
+    if len(parts) != 2:
+        return False
+    dtypes = {graph.values[schedule.buffers[part.source].value].spec.dtype for part in parts}
+    kinds = {
+        (axis, "S" if is_shard(old) else old, "S" if is_shard(new) else new)
+        for part in parts
+        for axis, (old, new) in enumerate(zip(*part.path, strict=True))
+        if old != new
+    }
+    return len(dtypes) == len(kinds) == 1 and all((old, new) != ("S", "S") for _, old, new in kinds)
 
 
 def _boundary(graph: OperatorGraph, schedule: Schedule, names: Wording) -> Iterator[Violation]:

@@ -21,6 +21,10 @@ starts when its instruction is reached and runs beside the computation, up to a 
 collectives of one mesh axis run one after another, in the order of their instructions, which is the same on all ranks;
 those of different axes run side by side. They have process groups of their own: other collectives on the same axis do
 not wait behind them, but share the link with them.
+
+Overlapped reshardings of one kind, mesh axis and dtype that follow one another directly may be *joined* in a *bucket*,
+which is one collective: their sources are copied into a flat buffer, and all targets out of another one by the first
+wait. The waits for a bucket follow one another directly too, in the same order.
 """
 
 from __future__ import annotations
@@ -65,12 +69,15 @@ class Reshard:
     If ``overlapped``, the path is a single collective, and ``target`` is not there before its :class:`Wait`. Its bytes
     count from here on, and so do those of the copy that some collectives send in place of ``source``
     (:func:`sends_copy`); where there is none, ``source`` is freed and changed only behind the wait.
+
+    If ``joined``, it is part of the collective of the instruction before it. All parts of a bucket send copies.
     """
 
     source: int
     target: int
     path: tuple[Placement, ...]
     overlapped: bool = False
+    joined: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,6 +169,16 @@ def waits(instructions: Sequence[Instruction]) -> dict[int, int]:
         for at, entry in enumerate(instructions)
         if isinstance(entry, Reshard) and entry.overlapped and entry.target in ends
     }
+
+
+def buckets(instructions: Sequence[Instruction]) -> tuple[range, ...]:
+    """Positions of the parts of each bucket: an overlapped resharding, and those directly behind it that are joined."""
+    found: list[range] = []
+    for at, entry in enumerate(instructions):
+        if isinstance(entry, Reshard) and entry.joined:
+            first = found.pop().start if found and found[-1].stop == at else max(at - 1, 0)
+            found.append(range(first, at + 1))
+    return tuple(found)
 
 
 def sends_copy(before: Placement, after: Placement, sizes: Sequence[int]) -> bool:

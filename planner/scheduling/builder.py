@@ -7,24 +7,21 @@ Values are freed at their last use.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from formulations.step.timeline import EventKind, build_timeline
 from formulations.step.training_step import StepDecision
 from planner.graph.operator_graph import OperatorGraph, OutputRole
 from planner.graph.placement import Placement, replicated
+from planner.schedule.frees import with_frees
 from planner.schedule.instructions import (
     Buffer,
     Compute,
-    Free,
     Instruction,
     Reshard,
     Schedule,
     Update,
-    Wait,
-    creates,
-    reads,
 )
 from planner.strategies.space import StrategySpace
 
@@ -155,31 +152,3 @@ def kept_buffers(graph: OperatorGraph, inputs: Iterable[int], results: Iterable[
     return {*inputs} | {
         buffer for output, buffer in zip(graph.outputs, results, strict=True) if output.role is not OutputRole.GRADIENT
     }
-
-
-def with_frees(
-    instructions: Sequence[Instruction], kept: set[int], sends_copy: Callable[[Reshard], bool] = lambda _: False
-) -> tuple[Instruction, ...]:
-    """Insert a :class:`Free` after the last use of every buffer that is not kept.
-
-    An overlapped resharding uses its source up to its wait, unless it ``sends_copy``.
-    """
-    last: dict[int, int] = {}
-    sent: dict[int, int] = {}
-    for position, instruction in enumerate(instructions):
-        for buffer in (*reads(instruction), *creates(instruction)):
-            last[buffer] = position
-        if isinstance(instruction, Reshard) and instruction.overlapped and not sends_copy(instruction):
-            sent[instruction.target] = instruction.source
-        if isinstance(instruction, Wait) and instruction.buffer in sent:
-            last[sent[instruction.buffer]] = position
-    freed: dict[int, list[int]] = {}
-    for buffer, position in last.items():
-        if buffer not in kept:
-            freed.setdefault(position, []).append(buffer)
-    found: list[Instruction] = []
-    for position, instruction in enumerate(instructions):
-        found.append(instruction)
-        if position in freed:
-            found.append(Free(tuple(sorted(freed[position]))))
-    return tuple(found)

@@ -6,6 +6,7 @@ that the models were built from nor the layouts that a solver chose.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from math import ceil
@@ -18,9 +19,11 @@ from planner.graph.placement import Placement, local_numel, reordered
 from planner.machine.cluster import HostCopies
 from planner.machine.costs import CostModel, to_quanta
 from planner.machine.known_costs import CostSource
+from planner.machine.resharding import Step, step_between
+from planner.replay.clocks import BucketCosts
 from planner.replay.streams import WHOLE, Slowdowns
 from planner.replay.structure import strategy_of
-from planner.schedule.instructions import Compute, Instruction, Reshard, Schedule, Update
+from planner.schedule.instructions import Compute, Instruction, Reshard, Schedule, Update, buckets
 from planner.strategies.sharding_rules import Strategy
 
 PICOSECONDS = 10**12
@@ -100,6 +103,29 @@ class InstructionCosts:
             raise KeyError(path) from error
         return int(to_quanta(ticks / PICOSECONDS))
 
+    def bucket_quanta(self, parts: Sequence[tuple[int, tuple[Placement, ...]]]) -> BucketCosts:
+        """Costs of a bucket; each part has the share of its bytes in the collective."""
+        resharding = self._costs.resharding
+        step, sizes = self._flat(parts)
+        before, after = (sum(column) for column in zip(*sizes, strict=True))
+        total = int(to_quanta(resharding.flat_seconds(step, before, after)))
+        ends = [total * int(reached) // before for reached in np.cumsum([sent for sent, _ in sizes])]
+        packed, unpacked = (int(to_quanta(resharding.copy_seconds(nbytes))) for nbytes in (before, after))
+        return BucketCosts(tuple(end - begin for begin, end in pairwise([0, *ends])), packed, unpacked)
+
+    def _flat(self, parts: Sequence[tuple[int, tuple[Placement, ...]]]) -> tuple[Step, list[tuple[int, int]]]:
+        """The collective of a bucket, and bytes of each part before and after it."""
+        steps, sizes = [], []
+        for value, (source, target) in parts:
+            spec, mesh = self._graph.values[value].spec, self._costs.mesh
+            step = step_between(source, target)
+            if step is None or step.collective is None:
+                raise KeyError((source, target))
+            steps.append(step)
+            before, after = (local_numel(spec.shape, at, mesh) * spec.item_bytes for at in (source, target))
+            sizes.append((before, after))
+        return steps[0], sizes
+
     def parts(self, schedule: Schedule, instruction: Instruction) -> tuple[CostPart, ...]:
         """Parts of an instruction's cost that may be measured: itself, or the steps of a path; none of a view or copy.
 
@@ -144,11 +170,27 @@ class InstructionCosts:
         """Seconds of a step by how their costs are known; copies between device and host are not among them."""
         known = self._costs.known
         total = dict.fromkeys(CostSource, 0.0)
-        for instruction in schedule.instructions:
-            for part in self.parts(schedule, instruction):
-                seconds = known.seconds(part.kind, part.signature, part.modelled)
-                total[known.source(part.kind, part.signature)] += seconds
+        joined = buckets(schedule.instructions)
+        parts = [part for bucket in joined for part in self._bucket_parts(schedule, bucket)]
+        bucketed = {at for bucket in joined for at in bucket}
+        for at, instruction in enumerate(schedule.instructions):
+            parts += () if at in bucketed else self.parts(schedule, instruction)
+        for part in parts:
+            seconds = known.seconds(part.kind, part.signature, part.modelled)
+            total[known.source(part.kind, part.signature)] += seconds
         return total
+
+    def _bucket_parts(self, schedule: Schedule, bucket: range) -> Iterator[CostPart]:
+        """Parts of a bucket's cost: its collective, and the copies into and out of its flat buffers."""
+        entries = [schedule.instructions[at] for at in bucket]
+        resharding = self._costs.resharding
+        step, sizes = self._flat(
+            [(schedule.buffers[part.source].value, part.path) for part in entries if isinstance(part, Reshard)]
+        )
+        before, after = (sum(column) for column in zip(*sizes, strict=True))
+        yield CostPart(*resharding.flat_part(step, before, after))
+        copies = resharding.copy_seconds(before) + resharding.copy_seconds(after)
+        yield CostPart("copies of a bucket", "", copies)
 
     def update_quanta(self, parameter: int, placement: Placement) -> int:
         """Cost of the optimizer's update of one parameter."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from planner.graph.operator_graph import OutputRole
-from planner.schedule.instructions import Compute, Free, Instruction, Reshard, Schedule, Wait, creates, reads
+from planner.schedule.frees import with_frees
+from planner.schedule.instructions import Compute, Free, Instruction, Reshard, Schedule, Wait, buckets, creates, reads
 from planner.strategies.traced_step import TracedStep
 from planner.torch_adapter.local.evaluation import evaluation_call
 from runtime.library.errors import LoadError
@@ -35,7 +36,7 @@ def evaluation_step(traced: TracedStep, schedule: Schedule) -> tuple[TracedStep,
                 "in a module of your own"
             )
         calls[index] = call
-    forward = replace(schedule, instructions=_with_frees(kept, {*schedule.inputs, loss}), results=(loss,))
+    forward = replace(schedule, instructions=with_frees(kept, {*schedule.inputs, loss}), results=(loss,))
     return replace(traced, graph=replace(graph, outputs=(output,)), calls=tuple(calls)), forward
 
 
@@ -49,25 +50,20 @@ def _needed(schedule: Schedule, result: int) -> list[Instruction]:
         if needed.intersection(creates(entry)) or (isinstance(entry, Wait) and entry.buffer in needed):
             needed.update(reads(entry))
             found.append(entry)
-    return found[::-1]
+    return _joined_anew(schedule, found[::-1])
 
 
-def _with_frees(instructions: list[Instruction], kept: set[int]) -> tuple[Instruction, ...]:
-    """Free buffers that are not kept after their last use; an overlapped resharding uses its source up to its wait."""
-    sources = {entry.target: entry.source for entry in instructions if isinstance(entry, Reshard) and entry.overlapped}
-    last: dict[int, int] = {}
-    for at, entry in enumerate(instructions):
-        used = [*reads(entry), *creates(entry)]
-        if isinstance(entry, Wait) and entry.buffer in sources:
-            used.append(sources[entry.buffer])
-        last.update(dict.fromkeys(used, at))
-    frees: dict[int, list[int]] = {}
-    for buffer, at in last.items():
-        if buffer not in kept:
-            frees.setdefault(at, []).append(buffer)
+def _joined_anew(schedule: Schedule, instructions: list[Instruction]) -> list[Instruction]:
+    """A part of the instructions, in which the first part of each bucket that is left is joined to none."""
+    entries = schedule.instructions
+    bucket_of = {creates(entries[at]): bucket for bucket in buckets(entries) for at in bucket}
+    begun: set[range] = set()
     found: list[Instruction] = []
-    for at, entry in enumerate(instructions):
-        found.append(entry)
-        if at in frees:
-            found.append(Free(tuple(sorted(frees[at]))))
-    return tuple(found)
+    for entry in instructions:
+        bucket = bucket_of.get(creates(entry)) if isinstance(entry, Reshard) else None
+        if isinstance(entry, Reshard) and bucket is not None:
+            found.append(replace(entry, joined=bucket in begun))
+            begun.add(bucket)
+        else:
+            found.append(entry)
+    return found

@@ -13,7 +13,7 @@ graph, instruction by instruction: updates, and between them what is left of the
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice, pairwise
 from typing import Any
@@ -32,10 +32,12 @@ from planner.schedule.instructions import (
     Schedule,
     Update,
     Wait,
+    buckets,
     creates,
     reads,
 )
 from planner.strategies.traced_step import TracedStep
+from planner.torch_adapter.local.buckets import PartInFlight, start_bucket
 from planner.torch_adapter.local.collectives import InFlight, LocalFunction, MeshGroups, reshard_step, start_step
 from planner.torch_adapter.local.context import LocalOperator
 from planner.torch_adapter.local.operators import build_local
@@ -183,6 +185,8 @@ class _Lowering:
         self._graph = Graph()
         instructions = schedule.instructions
         self._end = next((at for at, entry in enumerate(instructions) if isinstance(entry, Update)), len(instructions))
+        self._bucket_ends = {bucket.stop - 1: bucket for bucket in buckets(instructions)}
+        self._bucketed = {at for bucket in self._bucket_ends.values() for at in bucket}
         self._flying: dict[int, tuple[Node, int]] = {}
         """By target of an overlapped collective under way: its node, and its source."""
         self._nodes: dict[int, Node] = {}
@@ -203,6 +207,9 @@ class _Lowering:
             match instruction:
                 case Compute():
                     self._compute(instruction)
+                case Reshard() if position in self._bucketed:
+                    if position in self._bucket_ends:
+                        self._start_bucket(self._parts(position))
                 case Reshard(overlapped=True):
                     self._start(instruction)
                 case Reshard():
@@ -246,7 +253,10 @@ class _Lowering:
         instructions = schedule.instructions[self._end :]
         functions: dict[int, Callable[..., Any]] = {}
         for at, instruction in enumerate(instructions):
-            if isinstance(instruction, Reshard):
+            if self._end + at in self._bucketed:
+                if self._end + at in self._bucket_ends:
+                    functions[at] = self._bucket_function(self._parts(self._end + at))
+            elif isinstance(instruction, Reshard):
                 functions[at] = self._start_function(instruction) if instruction.overlapped else self._path(instruction)
             elif isinstance(instruction, Compute):
                 if not graph.operators[instruction.operator].is_view:
@@ -356,6 +366,26 @@ class _Lowering:
             self._shared[key] = _named(start_step(before, after, self._groups.beside()), name)
         return self._shared[key]
 
+    def _parts(self, last: int) -> list[Reshard]:
+        """Parts of a bucket by the position of its last one."""
+        bucket = self._bucket_ends[last]
+        entries = self._schedule.instructions[bucket.start : bucket.stop]
+        return [entry for entry in entries if isinstance(entry, Reshard)]
+
+    def _start_bucket(self, parts: Sequence[Reshard]) -> None:
+        """Start the collective of a bucket."""
+        sources = tuple(self._read(part.source) for part in parts)
+        started = self._graph.call_function(self._bucket_function(parts), sources)
+        for at, part in enumerate(parts):
+            self._flying[part.target] = self._graph.call_function(operator.getitem, (started, at)), part.source
+
+    def _bucket_function(self, parts: Sequence[Reshard]) -> Callable[..., Any]:
+        paths = tuple((part.path[0], part.path[1]) for part in parts)
+        key = ("bucket", paths)
+        if key not in self._shared:
+            self._shared[key] = _named(start_bucket(paths, self._groups.beside()), f"start_bucket_of_{len(parts)}")
+        return self._shared[key]
+
     def _read(self, buffer: int) -> Node:
         """Node of a buffer on the device; its first reader waits for the copy that fills it."""
         if buffer in self._arriving:
@@ -389,7 +419,7 @@ def _named(function: Callable[..., Any], name: str) -> Callable[..., Any]:
     return function
 
 
-def _waited(collective: InFlight, source: Tensor | None = None) -> Tensor:
+def _waited(collective: InFlight | PartInFlight, source: Tensor | None = None) -> Tensor:
     """Wait for a collective whose source lives until then."""
     del source
     return collective.wait()

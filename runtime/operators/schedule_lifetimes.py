@@ -4,7 +4,7 @@ The generated code of an fx graph drops every value right after its last use. Th
 the schedule's own :class:`Free` instructions. Only where the two agree is the predicted peak that of the
 code that runs. A :class:`Free` of a buffer that a copy between device and host still uses is a use itself: the
 graph waits there for the copy. So such a buffer may be freed at any time after its last reader. The wait for an
-overlapped collective is a use of its source where that still exists.
+overlapped collective is a use of its source where that still exists. A bucket reads all its sources with its last part.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from planner.schedule.instructions import (
     Schedule,
     Update,
     Wait,
+    buckets,
     creates,
     host_buffers,
     reads,
@@ -46,6 +47,7 @@ def check_schedule(schedule: Schedule, mesh: tuple[int, ...]) -> None:
     latest_work = -1
     sources: dict[int, int] = {}
     updating = False
+    ends = {at: bucket.stop - 1 for bucket in buckets(schedule.instructions) for at in bucket}
     for position, instruction in enumerate(schedule.instructions):
         for buffer in reads(instruction):
             if buffer not in alive:
@@ -78,7 +80,7 @@ def check_schedule(schedule: Schedule, mesh: tuple[int, ...]) -> None:
         if isinstance(instruction, (Offload, Prefetch)):
             copied |= {instruction.source, instruction.target}
         for buffer in (*reads(instruction), *creates(instruction)):
-            last_use[buffer] = position
+            last_use[buffer] = ends.get(position, position)
         latest_work = position
     left = alive - {*schedule.inputs, *schedule.results}
     if left:

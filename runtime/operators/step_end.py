@@ -9,10 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from planner.schedule.instructions import Compute, Free, Instruction, Reshard, Update, Wait
+from planner.schedule.instructions import Compute, Free, Instruction, Reshard, Update, Wait, buckets
+from planner.torch_adapter.local.buckets import PartInFlight
 from planner.torch_adapter.local.collectives import InFlight
 
-Carried = dict[int, Tensor | InFlight]
+Carried = dict[int, Tensor | InFlight | PartInFlight]
 """Tensors and collectives under way, by buffer."""
 
 
@@ -27,7 +28,8 @@ class StepEnd:
     carried
         Buffers that they take over from forward and backward, and those of gradients without an update.
     functions
-        Function of each view and resharding by its place among the instructions; an overlapped one starts there.
+        Function of each view and resharding by its place among the instructions; an overlapped one starts there, and a
+        bucket at its last part.
     parameter_of
         Name of the parameter by its buffer.
     gradient_of
@@ -64,14 +66,20 @@ class StepEnd:
         update
             Called with the name of each parameter and its local gradient.
         """
+        ends = {bucket.stop - 1: bucket for bucket in buckets(self.instructions)}
+        bucketed = {at for bucket in ends.values() for at in bucket}
         with torch.no_grad():
             for at, instruction in enumerate(self.instructions):
                 match instruction:
                     case Wait(buffer):
                         under_way = carried[buffer]
-                        assert isinstance(under_way, InFlight)
+                        assert not isinstance(under_way, Tensor)
                         carried[buffer] = under_way.wait()
                         del under_way
+                    case Reshard() if at in ends:
+                        self._start_bucket(carried, at, ends[at])
+                    case Reshard() if at in bucketed:
+                        pass  # it starts with the last part
                     case Reshard(source, target):
                         carried[target] = self.functions[at](carried[source])
                     case Compute(_, inputs, outputs):
@@ -93,6 +101,11 @@ class StepEnd:
                             carried.pop(buffer, None)
                 if self.tick is not None:
                     self.tick(self.first + at)
+
+    def _start_bucket(self, carried: Carried, at: int, bucket: range) -> None:
+        parts = [entry for entry in self.instructions[bucket.start : bucket.stop] if isinstance(entry, Reshard)]
+        started = self.functions[at](*(carried[part.source] for part in parts))
+        carried.update((part.target, found) for part, found in zip(parts, started, strict=True))
 
     def gradients(self, carried: Carried) -> dict[str, Tensor]:
         """Local gradients by name of the parameter, in the order of their updates; waits for all of them."""

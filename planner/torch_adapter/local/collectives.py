@@ -93,22 +93,23 @@ class MeshGroups:
 
     def all_reduce(self, tensor: Tensor, op: str, axis: int, *, in_place: bool = False) -> Tensor:
         """Reduction (``"sum"``, ``"avg"``, ``"max"``, ``"min"``) over mesh axis ``axis``; a new tensor or the same."""
-        return _waited(self._reduced(tensor, op, axis, in_place=in_place))
+        return waited(self.reduced(tensor, op, axis, in_place=in_place))
 
-    def _reduced(self, tensor: Tensor, op: str, axis: int, *, in_place: bool) -> Tensor:
+    def reduced(self, tensor: Tensor, op: str, axis: int, *, in_place: bool) -> Tensor:
+        """As :meth:`all_reduce`, but it is not waited for."""
         functional = torch.ops._c10d_functional
         reduce = functional.all_reduce_ if in_place else functional.all_reduce
         reduced: Tensor = reduce(tensor, op, self.names[axis])
         return reduced
 
-    def _gathered(self, tensor: Tensor, axis: int) -> Tensor:
-        """Concatenate the contiguous tensors of the ranks of ``axis`` along dimension 0."""
+    def gathered(self, tensor: Tensor, axis: int) -> Tensor:
+        """Concatenate the contiguous tensors of the ranks of ``axis`` along dimension 0; not waited for."""
         functional = torch.ops._c10d_functional
         gathered: Tensor = functional.all_gather_into_tensor(tensor, self.shape[axis], self.names[axis])
         return gathered
 
-    def _scattered(self, tensor: Tensor, axis: int, reduction: str) -> Tensor:
-        """Reduce a contiguous tensor over ``axis``; every rank gets its block of dimension 0."""
+    def scattered(self, tensor: Tensor, axis: int, reduction: str) -> Tensor:
+        """Reduce a contiguous tensor over ``axis``; every rank gets its block of dimension 0. It is not waited for."""
         functional = torch.ops._c10d_functional
         scattered: Tensor = functional.reduce_scatter_tensor(tensor, reduction, self.shape[axis], self.names[axis])
         return scattered
@@ -137,12 +138,13 @@ class InFlight:
 
     def wait(self) -> Tensor:
         """Wait for it; the tensor under the new placement."""
-        return self.finish(_waited(self.result))
+        return self.finish(waited(self.result))
 
 
-def _waited(tensor: Tensor) -> Tensor:
-    waited: Tensor = torch.ops._c10d_functional.wait_tensor(tensor)
-    return waited
+def waited(tensor: Tensor) -> Tensor:
+    """The result of a collective, once it is done."""
+    done: Tensor = torch.ops._c10d_functional.wait_tensor(tensor)
+    return done
 
 
 def _new_group(mesh: DeviceMesh, axis: int) -> str:
@@ -166,7 +168,7 @@ def changed_axis(before: Placement, after: Placement) -> int:
     return axes[0]
 
 
-def _check_innermost(before: Placement, after: Placement, axis: int) -> None:
+def check_innermost(before: Placement, after: Placement, axis: int) -> None:
     """A shard can come or go only on the innermost axis that shards its dimension."""
     for entry in (before[axis], after[axis]):
         if is_shard(entry) and entry in before[axis + 1 :]:
@@ -180,17 +182,17 @@ def _split_to_front(tensor: Tensor, dim: int, count: int) -> Tensor:
     """Contiguous ``[count * d0, d1, ...]`` whose block ``k`` of dimension 0 is block ``k`` of ``dim``."""
     if dim == 0:
         return tensor.contiguous()
-    return _split_dim(tensor, dim, count).movedim(dim, 0).contiguous().flatten(0, 1)
+    return split_dim(tensor, dim, count).movedim(dim, 0).contiguous().flatten(0, 1)
 
 
 def _join_from_front(tensor: Tensor, dim: int, count: int, shape: Sequence[int]) -> Tensor:
     """Undo :func:`_split_to_front`: contiguous tensor of ``shape``, copied only where it must be."""
     if dim == 0:
         return tensor
-    return _split_dim(tensor, 0, count).movedim(0, dim).reshape(tuple(shape)).contiguous()
+    return split_dim(tensor, 0, count).movedim(0, dim).reshape(tuple(shape)).contiguous()
 
 
-def _split_dim(tensor: Tensor, dim: int, count: int) -> Tensor:
+def split_dim(tensor: Tensor, dim: int, count: int) -> Tensor:
     """View with ``dim`` split into ``count`` blocks."""
     shape = tensor.shape
     return tensor.view(*shape[:dim], count, shape[dim] // count, *shape[dim + 1 :])
@@ -221,7 +223,7 @@ def reshard_step(before: Placement, after: Placement, groups: MeshGroups, *, own
     """
     axis = changed_axis(before, after)
     if before[axis] == REPLICATE and is_shard(after[axis]):
-        _check_innermost(before, after, axis)
+        check_innermost(before, after, axis)
         return partial(_slice, groups, axis, shard_dim(after[axis]))
     start = start_step(before, after, groups, owned=owned)
     return lambda tensor: start(tensor).wait()
@@ -235,7 +237,7 @@ def start_step(
     What its wait makes of the result (a concatenation along a later dimension) is made there.
     """
     axis = changed_axis(before, after)
-    _check_innermost(before, after, axis)
+    check_innermost(before, after, axis)
     old, new = before[axis], after[axis]
     dims = tuple(shard_dim(entry) if is_shard(entry) else 0 for entry in (old, new))
     if is_shard(old) and new == REPLICATE:
@@ -258,7 +260,7 @@ def _in_memory_order(
     def run(tensor: Tensor) -> InFlight:
         if tensor.is_contiguous():
             return step(groups, axis, tensor, old_dim, new_dim)
-        order, place = _memory_order(tensor)
+        order, place = memory_order(tensor)
         started = step(groups, axis, tensor.permute(order), place[old_dim], place[new_dim])
         finish = started.finish
         return replace(started, finish=lambda result: finish(result).permute(place))
@@ -266,7 +268,7 @@ def _in_memory_order(
     return run
 
 
-def _memory_order(tensor: Tensor) -> tuple[list[int], list[int]]:
+def memory_order(tensor: Tensor) -> tuple[list[int], list[int]]:
     """Dimensions from the outermost in memory, and where each of them is among these."""
     strides = tensor.stride()
     order = sorted(range(tensor.ndim), key=lambda dim: -strides[dim])
@@ -278,25 +280,25 @@ def _slice(groups: MeshGroups, axis: int, dim: int, tensor: Tensor) -> Tensor:
     block = tensor.narrow(dim, groups.coordinate[axis] * size, size)
     if tensor.is_contiguous():
         return block.clone(memory_format=torch.contiguous_format)
-    order, place = _memory_order(tensor)
+    order, place = memory_order(tensor)
     return block.permute(order).clone(memory_format=torch.contiguous_format).permute(place)
 
 
 def _all_gather(groups: MeshGroups, axis: int, tensor: Tensor, dim: int, _: int) -> InFlight:
     shape = list(tensor.shape)
     shape[dim] *= groups.shape[axis]
-    gathered = groups._gathered(tensor.contiguous(), axis)
+    gathered = groups.gathered(tensor.contiguous(), axis)
     return InFlight(gathered, lambda result: _join_from_front(result, dim, groups.shape[axis], shape))
 
 
 def _all_reduce(reduction: str, owned: bool, groups: MeshGroups, axis: int, tensor: Tensor, *_: int) -> InFlight:
-    return InFlight(groups._reduced(tensor, reduction, axis, in_place=owned), lambda result: result)
+    return InFlight(groups.reduced(tensor, reduction, axis, in_place=owned), lambda result: result)
 
 
 def _reduce_scatter(reduction: str, groups: MeshGroups, axis: int, tensor: Tensor, _: int, dim: int) -> InFlight:
     shape = list(tensor.shape)
     shape[dim] //= groups.shape[axis]
-    scattered = groups._scattered(_split_to_front(tensor, dim, groups.shape[axis]), axis, reduction)
+    scattered = groups.scattered(_split_to_front(tensor, dim, groups.shape[axis]), axis, reduction)
     return InFlight(scattered, lambda result: result.view(shape))
 
 

@@ -19,7 +19,7 @@ from planner.overlap.multipliers import Multipliers
 from planner.overlap.timetable import Room, overlapped
 from planner.overlap.transfers import transfers
 from planner.replay.checker import OptimizerMemory, replay
-from planner.schedule.instructions import Compute, Reshard, Update, Wait
+from planner.schedule.instructions import Compute, Reshard, Update, Wait, buckets
 from planner.scheduling.builder import build_schedule
 from planner.strategies.instruction_costs import InstructionCosts
 from planner.strategies.random_decision import random_decision
@@ -69,8 +69,9 @@ def test_random_plans(name, mesh, seed):
     weights = [random_weights(model, len(mesh), costs.slowdowns, 10 * seed + k) for k in range(5)]
     bounds += [tally.weigh(each) // each.scale for each in weights]
     room = Room(before.profile.total_during, before.peak_bytes)
-    for eagerness, give_way in ((1.0, False), (3.0, False), (3.0, True)):
-        schedule = overlapped(space.graph, serial, costs, room, eagerness, give_way=give_way)
+    for eagerness, give_way, span in ((1.0, False, 0.0), (3.0, False, 0.0), (3.0, True, 0.0), (3.0, True, 0.3)):
+        schedule = overlapped(space.graph, serial, costs, room, eagerness, give_way=give_way, span=span)
+        assert not buckets(schedule.instructions) or span
         found = replayed(name, mesh, schedule, costs)
         assert found.ok, found.violations[:3]
         assert max(bounds) <= found.total_quanta

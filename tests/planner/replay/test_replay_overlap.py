@@ -74,7 +74,7 @@ def streamed(quanta, *entries, slowdowns=None):
     start = Reshard(0, 1, (("Psum",), ("R",)), overlapped=True)
     schedule = Schedule((2,), (), (), (start, *entries, Wait(1)), ())
     streams = Streams(schedule, Prices(slowdowns=slowdowns), lambda value, placement: 0)
-    return streams.run([100, *quanta, 0])
+    return streams.run([100, *quanta, 0], {})
 
 
 OPERATORS = (Compute(0, (2,), (3,)), Compute(1, (3,), (4,)))

@@ -12,8 +12,8 @@ from torch import nn
 from planner.graph.operator_graph import ValueRole
 from planner.graph.optimizers import optimizer_named
 from planner.replay.checker import OptimizerMemory, replay
+from planner.schedule.frees import with_frees
 from planner.schedule.instructions import Compute, Free, Offload, Prefetch, Reshard, Update
-from planner.scheduling.builder import with_frees
 from planner.strategies.traced_step import input_tensors, trace_step
 from planner.torch_adapter.local import attention
 from planner.torch_adapter.local.collectives import MeshGroups

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import time
+from math import prod
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from planner.graph.optimizers import optimizer_named
 from planner.overlap.timetable import Room, overlapped
 from planner.plan.document import schedule_of
 from planner.replay.checker import OptimizerMemory, replay
+from planner.schedule.instructions import buckets
 from planner.session import session_of
 from planner.torch_adapter.local.collectives import MeshGroups
 from planner.torch_adapter.meters.storage_meter import StorageMeter
@@ -34,12 +36,12 @@ def late(function, rng):
 
 
 def compare(name, serial, beside, delays):
-    """Whether both schedules give the same bits on this rank, and what the second one holds at most."""
+    """Largest relative difference of both schedules on this rank, and what the second one holds at most."""
     torch.set_num_threads(1)
     traced = traced_step(name)
     groups = MeshGroups.of(dist.init_device_mesh("cpu", serial.mesh), overlapping=True)
     full, _, _ = one_process(name)
-    names = ("_reduced", "_gathered", "_scattered", "_exchanged")
+    names = ("reduced", "gathered", "scattered", "_exchanged")
     originals = {name: getattr(MeshGroups, name) for name in names}
     rng = random.Random(dist.get_rank())
     try:
@@ -55,28 +57,30 @@ def compare(name, serial, beside, delays):
     finally:
         for method in names:
             setattr(MeshGroups, method, originals[method])
-    same = torch.equal(first.loss, second.loss) and all(
-        torch.equal(first.gradients[key], second.gradients[key]) for key in first.gradients
-    )
-    return same, first.gradients.keys() == second.gradients.keys(), meter.peak_bytes
+    pairs = [(first.loss, second.loss), *((first.gradients[key], second.gradients[key]) for key in first.gradients)]
+    apart = max(float((one - other).abs().max() / one.abs().max().clamp(min=1e-30)) for one, other in pairs)
+    return apart, first.gradients.keys() == second.gradients.keys(), meter.peak_bytes
 
 
-def check(ranks, name, mesh, seed, eagerness=1.5, limited=False, delays=True):
+def check(ranks, name, mesh, seed, eagerness=1.5, limited=False, delays=True, span=0.0):
     plan = random_plan(name, mesh, seed)
     session = session_of(plan)
     serial = schedule_of(plan, session.graph)
     report = session.replay(serial)
     limit = report.peak_bytes if limited else None
     room = Room(report.profile.total_during, limit)
-    beside = overlapped(session.graph, serial, session.instruction_costs, room, eagerness)
+    beside = overlapped(session.graph, serial, session.instruction_costs, room, eagerness, span=span)
     assert any(getattr(entry, "overlapped", False) for entry in beside.instructions)
+    assert bool(buckets(beside.instructions)) == bool(span)
     predicted = session.replay(beside)
     assert predicted.ok, predicted.violations
     without_state = replay(session.graph, beside, optimizer=NO_OPTIMIZER, counter_based_random=True)
-    for same_bits, same_names, peak in ranks.run(compare, name, serial, beside, delays):
+    # The order in which more than two ranks add up an element depends on where it lies in the buffer.
+    rounding = 1e-6 if span and prod(mesh) > 2 else 0.0
+    for apart, same_names, peak in ranks.run(compare, name, serial, beside, delays):
         assert same_names
-        assert same_bits
-        assert peak <= without_state.peak_bytes
+        assert apart <= rounding
+        assert 0.6 * without_state.peak_bytes <= peak <= without_state.peak_bytes
 
 
 @pytest.mark.fast_cases("gpt2-0", "vit-1")
@@ -84,6 +88,18 @@ def check(ranks, name, mesh, seed, eagerness=1.5, limited=False, delays=True):
 @pytest.mark.parametrize("name", ["gpt2", "llama", "vit", "conv_net"])
 def test_two_ranks(name, seed, two_ranks):
     check(two_ranks, name, (2,), seed, limited=bool(seed))
+
+
+@pytest.mark.fast_cases("gpt2-0.3")
+@pytest.mark.parametrize("span", [0.3, 1.0])
+@pytest.mark.parametrize("name", ["gpt2", "llama", "vit", "conv_net"])
+def test_buckets_on_two_ranks(name, span, two_ranks):
+    check(two_ranks, name, (2,), 0, span=span)
+
+
+@pytest.mark.parametrize(("name", "mesh"), [slow("conv_net", (2, 2)), slow("gpt2", (2, 2)), slow("llama", (4,))])
+def test_buckets_on_four_ranks(name, mesh, four_ranks):
+    check(four_ranks, name, mesh, 0, span=0.6)
 
 
 @pytest.mark.parametrize(("name", "mesh"), [slow("conv_net", (2, 2)), slow("gpt2", (2, 2)), slow("llama", (4,))])

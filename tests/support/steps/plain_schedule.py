@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from planner.graph.operator_graph import OperatorGraph, OutputRole
 from planner.graph.placement import replicated
+from planner.schedule.frees import with_frees
 from planner.schedule.instructions import Buffer, Compute, Instruction, Schedule, Update
-from planner.scheduling.builder import with_frees
 
 
 def replicated_schedule(graph: OperatorGraph, mesh: tuple[int, ...]) -> Schedule:
