@@ -17,6 +17,7 @@ from planner.machine.cluster import ClusterError
 from planner.plan.document import Plan, schedule_of, verify_plan
 from planner.plan.notes import undivided_operators
 from planner.replay.checker import ReplayReport
+from planner.replay.clocks import bucketed_quanta
 from planner.schedule.instructions import Compute, Offload, Reshard, Schedule
 from planner.session import PlanningSession, PlanRequest
 
@@ -101,12 +102,14 @@ def _reshardings(session: PlanningSession, schedule: Schedule) -> Section:
     graph = session.graph
     cost: dict[tuple[str, str], int] = defaultdict(int)
     count: dict[tuple[str, str], int] = defaultdict(int)
-    for instruction in schedule.instructions:
+    shares, _ = bucketed_quanta(schedule, session.instruction_costs)
+    for at, instruction in enumerate(schedule.instructions):
         if isinstance(instruction, Reshard):
             value = graph.values[schedule.buffers[instruction.source].value]
             way = " -> ".join(",".join(placement) for placement in instruction.path)
             key = value.name, way
-            cost[key] += session.instruction_costs.reshard_quanta(value.index, instruction.path)
+            alone = session.instruction_costs.reshard_quanta(value.index, instruction.path)
+            cost[key] += shares.get(at, alone)
             count[key] += 1
     total = sum(cost.values())
     lines = [f"{format_seconds(total * 1e-9)} a step in {sum(count.values())} reshardings"]

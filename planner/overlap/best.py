@@ -15,7 +15,7 @@ from planner.schedule.instructions import Schedule
 TRIALS = ((1.0, False), (1.5, False), (3.0, False), (8.0, False), (1.0, True), (1.5, True), (3.0, True), (8.0, True))
 """How many times their duration gathers start before they are needed, and whether transfers give way."""
 
-SPANS = (0.004, 0.015, 0.06, 0.25)
+SPANS = (0.01, 0.06, 0.25)
 """Parts of the computation in which transfers share a bucket, tried with the best of these."""
 
 ATTEMPTS = 3

@@ -417,7 +417,8 @@ class Plan(_Part):
     def collectives(self) -> int:
         """Collectives between operators, local slices not counted."""
         schedule = self.decision.schedule
-        paths = (step.path for step in schedule.instructions if isinstance(step, ReshardStep))
+        steps = (step for step in schedule.instructions if isinstance(step, ReshardStep))
+        paths = (step.path for step in steps if step.op != "join")
         return sum(communicating_steps([schedule.placements[position] for position in path]) for path in paths)
 
     def summary(self) -> str:

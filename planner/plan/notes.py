@@ -12,7 +12,7 @@ from planner.graph.operator_graph import OperatorGraph
 from planner.machine.cluster import ClusterSpec
 from planner.machine.known_costs import CostSource
 from planner.replay.checker import ReplayReport, StepCosts
-from planner.schedule.instructions import Compute, Schedule
+from planner.schedule.instructions import Compute, Schedule, buckets
 from planner.strategies.sharding_rules import RuleReport
 
 _NAMED = 3
@@ -44,14 +44,16 @@ def sharing_notes(cluster: ClusterSpec, mesh: Sequence[int]) -> tuple[str, ...]:
     )
 
 
-def overlap_notes(report: ReplayReport) -> tuple[str, ...]:
+def overlap_notes(schedule: Schedule, report: ReplayReport) -> tuple[str, ...]:
     """A note on the communication that runs beside the computation, where there is some."""
     if not report.overlapped_quanta:
         return ()
     beside, exposed = (
         format_seconds((quanta or 0) * 1e-9) for quanta in (report.overlapped_quanta, report.exposed_quanta)
     )
-    return (f"collectives beside the computation: {beside}; it waits {exposed} for them",)
+    joined = buckets(schedule.instructions)
+    shared = f"; {sum(map(len, joined))} transfers share {len(joined)} of them" if joined else ""
+    return (f"collectives beside the computation: {beside}; it waits {exposed} for them{shared}",)
 
 
 @dataclass(frozen=True, slots=True)

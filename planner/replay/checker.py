@@ -137,7 +137,7 @@ def replay(
             isinstance(instruction, Compute) and instruction.recompute for instruction in schedule.instructions
         ),
         reshards=len(reshards),
-        collectives=sum(communicating_steps(instruction.path) for instruction in reshards),
+        collectives=sum(communicating_steps(entry.path) for entry in reshards if not entry.joined),
     )
 
 

@@ -103,7 +103,7 @@ def step_time(
     """
     names = Wording(graph, schedule)
     quanta, unpriced = list[int](), list[Violation]()
-    links, copies = _bucket_quanta(schedule, costs)
+    links, copies = bucketed_quanta(schedule, costs)
     for at, instruction in enumerate(schedule.instructions):
         try:
             quanta.append(links[at] if at in links else instruction_quanta(graph, schedule, costs, instruction))
@@ -115,7 +115,7 @@ def step_time(
     return Streams(schedule, costs, local_bytes).run(quanta, copies), ()
 
 
-def _bucket_quanta(schedule: Schedule, costs: StepCosts) -> tuple[dict[int, int], dict[int, int]]:
+def bucketed_quanta(schedule: Schedule, costs: StepCosts) -> tuple[dict[int, int], dict[int, int]]:
     """Time on the link by position of each part of a bucket; that of copies by position of first parts and waits."""
     links: dict[int, int] = {}
     copies: dict[int, int] = {}

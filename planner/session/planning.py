@@ -471,7 +471,7 @@ class PlanningSession:
                     *notes,
                     cost_note(self.instruction_costs.seconds_by_source(schedule)),
                     *sharing_notes(self.cluster, self.mesh),
-                    *overlap_notes(report),
+                    *overlap_notes(schedule, report),
                     *planning_notes(self.graph, schedule, self.space.report, self.instruction_costs),
                 ),
                 times=times,

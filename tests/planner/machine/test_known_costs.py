@@ -37,6 +37,20 @@ def test_other_costs_are_corrected_as_the_closest_of_their_kind() -> None:
     assert costs.source("aten.mm.default", "2 ranks: other") is CostSource.FITTED
 
 
+def test_the_least_ratio_holds_for_all_larger_predictions() -> None:
+    rng = np.random.default_rng(0)
+    for _ in range(200):
+        sizes = 10.0 ** rng.uniform(-7, -2, size=rng.integers(1, 6))
+        costs = known(
+            *((f"2 ranks: {k}", float(size * rng.uniform(0.2, 5)), float(size)) for k, size in enumerate(sizes))
+        )
+        for modelled in 10.0 ** rng.uniform(-8, -1, size=10):
+            least = costs.least_ratio("aten.mm.default", modelled)
+            larger = modelled * np.exp(rng.exponential(2.0, size=20))
+            assert all(costs.seconds("aten.mm.default", "other", each) >= 0.999999 * least * each for each in larger)
+    assert costs.least_ratio("aten.add.Tensor", 1.0) == 1.0
+
+
 def test_a_kind_that_was_not_measured_is_modelled() -> None:
     costs = known(("2 ranks: small", 3e-6, 1e-6))
     assert costs.seconds("aten.add.Tensor", "2 ranks: small", 5e-6) == 5e-6

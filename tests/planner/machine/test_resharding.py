@@ -12,7 +12,16 @@ from hypothesis import strategies as st
 
 from planner.graph.placement import block_index, divides, is_partial, local_numel, local_shape
 from planner.machine.cluster import Collective, LinkSpec
-from planner.machine.resharding import ReshardPlanner, step_between, step_copies, step_of, step_peak_bytes
+from planner.machine.known_costs import KnownCosts, MeasuredCost
+from planner.machine.resharding import (
+    BUCKETED,
+    ReshardPlanner,
+    Step,
+    step_between,
+    step_copies,
+    step_of,
+    step_peak_bytes,
+)
 
 LATENCY, BANDWIDTH, COPY, LAUNCH = 1e-5, 1e9, 1e10, 1e-6
 LINK = LinkSpec(latency_seconds=LATENCY, bandwidth=BANDWIDTH)
@@ -358,3 +367,24 @@ def test_tables_hold_what_the_paths_say():
         assert path is None or source == target or path.peak_bytes >= target_bytes[j]
     with pytest.raises(ValueError, match="read-only"):
         seconds[0, 0] = 1.0
+
+
+@pytest.mark.parametrize("collective", sorted(BUCKETED))
+def test_no_bucket_takes_less_than_the_least_shares_of_its_parts(collective):
+    rng = np.random.default_rng(len(collective))
+    kind = str(collective)
+    dims = {Collective.ALL_GATHER: (0, None), Collective.REDUCE_SCATTER: (None, 0)}.get(collective, (None, None))
+    step = Step(0, collective, *dims)
+    for _ in range(100):
+        measured = {
+            f"4 ranks: {k}": MeasuredCost(seconds=float(size * rng.uniform(0.2, 5)), modelled=float(size))
+            for k, size in enumerate(10.0 ** rng.uniform(-6, -1, size=rng.integers(0, 5)))
+        }
+        known = KnownCosts({kind: measured} if measured else {}, 4)
+        link = LinkSpec(latency_seconds=LATENCY, bandwidth=BANDWIDTH, slowdown={collective: float(rng.uniform(0.8, 2))})
+        found = planner((4,), [link], known=known)
+        parts = [4 * int(size) for size in 10.0 ** rng.uniform(0, 7, size=rng.integers(1, 9))]
+        ratio = {Collective.ALL_GATHER: (1, 4), Collective.REDUCE_SCATTER: (4, 1)}.get(collective, (1, 1))
+        least = sum(found.least_seconds(step, ratio[0] * size, ratio[1] * size) for size in parts)
+        assert least <= found.flat_seconds(step, ratio[0] * sum(parts), ratio[1] * sum(parts))
+        assert least > 0

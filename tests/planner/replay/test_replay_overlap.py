@@ -11,10 +11,11 @@ from planner.graph.optimizers import optimizer_named
 from planner.machine.cluster import HostCopies
 from planner.overlap.timetable import Room, overlapped
 from planner.replay.checker import OptimizerMemory, replay
+from planner.replay.clocks import BucketCosts
 from planner.replay.memory import LocalBytes
 from planner.replay.report import ViolationKind
 from planner.replay.streams import Slowdowns, Streams
-from planner.schedule.instructions import Compute, Free, Reshard, Schedule, Update, Wait, waits
+from planner.schedule.instructions import Compute, Free, Reshard, Schedule, Update, Wait, buckets, waits
 from planner.scheduling.builder import build_schedule
 from planner.strategies.random_decision import random_decision
 
@@ -36,6 +37,10 @@ class Prices:
 
     def reshard_quanta(self, value, path):
         return self.collective
+
+    def bucket_quanta(self, parts):
+        """As one collective and two operators."""
+        return BucketCosts((self.collective, *[0] * (len(parts) - 1)), 20, 30)
 
     def update_quanta(self, parameter, placement):
         return 1
@@ -157,3 +162,84 @@ def test_only_single_collectives_overlap():
     twice = replace(entry, path=(*entry.path, *reversed(entry.path)), overlapped=True)
     found = (*SERIAL.instructions[:at], twice, Wait(entry.target), *SERIAL.instructions[at + 1 :])
     assert ViolationKind.RESHARD_PATH in check(replace(SERIAL, instructions=found)).kinds
+
+
+JOINED = overlapped(SPACE.graph, SERIAL, Prices(), Room(check(SERIAL).profile.total_during, None), span=1.0)
+BUCKET = buckets(JOINED.instructions)[0]
+FIRST_WAIT = waits(JOINED.instructions)[BUCKET.start]
+
+
+def joined(at, *entries):
+    found = JOINED.instructions
+    return replace(JOINED, instructions=(*found[:at], *entries, *found[at + 1 :]))
+
+
+def test_a_bucket_is_one_collective():
+    report, parts = check(JOINED), sum(map(len, buckets(JOINED.instructions)))
+    assert report.ok, report.violations
+    assert report.overlapped_quanta == 100 * (len(STARTS) - parts + len(buckets(JOINED.instructions)))
+    assert report.collectives == check(BESIDE).collectives - parts + len(buckets(JOINED.instructions))
+
+
+def test_copies_of_a_bucket_delay_the_computation():
+    parts = [Reshard(2 * k, 2 * k + 1, (("Psum",), ("R",)), overlapped=True, joined=k > 0) for k in range(3)]
+    schedule = Schedule((2,), (), (), (*parts, *OPERATORS, *(Wait(part.target) for part in parts)), ())
+    run = Streams(schedule, Prices(), lambda value, placement: 0).run
+    found = run([30, 40, 30, 60, 60, 0, 0, 0], {0: 20, 5: 30})
+    assert found.durations == (20, 0, 0, 60, 60, 30, 0, 0)
+    assert (found.overlapped, found.exposed) == (100, 0)
+    assert [(beside.start, beside.end) for beside in found.beside] == [(20, 50), (50, 90), (90, 120)]
+    late = run([30, 40, 30, 10, 10, 0, 0, 0], {0: 20, 5: 30})
+    assert late.durations == (20, 0, 0, 10, 10, 80 + 30, 0, 0), "its first part waits for all of it"
+
+
+def test_flat_buffers_of_a_bucket_are_counted():
+    local_bytes = LocalBytes(SPACE.graph, JOINED.mesh)
+    alone = [
+        replace(entry, joined=False) if isinstance(entry, Reshard) and entry.joined else entry
+        for entry in JOINED.instructions
+    ]
+    with_buckets, without = (
+        check(replace(JOINED, instructions=tuple(entries))).profile.total_during
+        for entries in (JOINED.instructions, alone)
+    )
+    parts = [JOINED.instructions[at] for at in BUCKET]
+    sent, received = (
+        sum(local_bytes(JOINED.buffers[part.source].value, part.path[end]) for part in parts) for end in (0, 1)
+    )
+    is_reduced = sent == received
+    last = BUCKET.stop - 1
+    held = check(JOINED).profile
+    targets = sum(after[last] for after in held.after.values())
+    assert with_buckets[last] == targets + (0 if is_reduced else sent)
+    assert with_buckets[FIRST_WAIT] == sum(after[FIRST_WAIT] for after in held.after.values()) + max(
+        received, 0 if is_reduced else sent
+    )
+    assert (with_buckets >= without).all()
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda: joined(BUCKET.start, Free(()), replace(JOINED.instructions[BUCKET.start], joined=True)),
+        lambda: joined(BUCKET.stop - 1, Free(()), JOINED.instructions[BUCKET.stop - 1]),
+        lambda: joined(FIRST_WAIT, JOINED.instructions[FIRST_WAIT], Free(())),
+        lambda: joined(BUCKET.stop - 1, replace(JOINED.instructions[BUCKET.stop - 1], overlapped=False)),
+    ],
+    ids=["nothing before", "apart", "waits apart", "not overlapped"],
+)
+def test_wrong_buckets_are_found(damage):
+    assert ViolationKind.BUCKET in check(damage()).kinds
+
+
+def test_transfers_of_other_kinds_do_not_join():
+    kinds = {
+        at: (instruction.path[0][0][0], instruction.path[1][0][0])
+        for at, instruction in enumerate(JOINED.instructions)
+        if isinstance(instruction, Reshard) and instruction.overlapped
+    }
+    other = next(at for at in kinds if kinds[at] != kinds[BUCKET.start])
+    moved = replace(JOINED.instructions[other], joined=True)
+    entries = [entry for at, entry in enumerate(JOINED.instructions) if at != other]
+    entries.insert(BUCKET.stop - (other < BUCKET.start), moved)
+    assert ViolationKind.BUCKET in check(replace(JOINED, instructions=tuple(entries))).kinds

@@ -13,7 +13,7 @@ from support.tiers import slow
 
 from planner.overlap.timetable import Room, overlapped
 from planner.plan.document import Plan, schedule_of
-from planner.schedule.instructions import Offload, Wait
+from planner.schedule.instructions import Offload, Wait, buckets
 from planner.scheduling.builder import build_schedule
 from planner.session import session_of
 from planner.strategies.random_decision import random_decision
@@ -57,14 +57,19 @@ def test_two_by_two_ranks_read_their_rows_alone(name, seed, four_ranks):
         check(Trained(*found), alone(name, "adamw", 0.5))
 
 
-def overlapped_plan(name: str, mesh: tuple[int, ...], seed: int) -> Plan:
+def overlapped_plan(name: str, mesh: tuple[int, ...], seed: int, span: float = 0.0) -> Plan:
     plan = random_plan(name, mesh, seed)
     session = session_of(plan)
     serial = schedule_of(plan, session.graph)
     room = Room(session.replay(serial).profile.total_during, None)
-    beside = overlapped(session.graph, serial, session.instruction_costs, room, 1.5)
+    beside = overlapped(session.graph, serial, session.instruction_costs, room, 1.5, span=span)
     assert any(isinstance(entry, Wait) for entry in beside.instructions)
+    assert bool(buckets(beside.instructions)) == bool(span)
     return plan_of(name, beside, session.instruction_costs)
+
+
+def plan_with_buckets(name: str, mesh: tuple[int, ...], seed: int) -> Plan:
+    return overlapped_plan(name, mesh, seed, span=1.0)
 
 
 def offloading_plan(name: str, mesh: tuple[int, ...], seed: int) -> Plan:
@@ -76,8 +81,8 @@ def offloading_plan(name: str, mesh: tuple[int, ...], seed: int) -> Plan:
 
 @pytest.mark.parametrize(
     ("make", "clip_norm"),
-    [(overlapped_plan, None), slow(overlapped_plan, 0.5), (offloading_plan, 0.5)],
-    ids=["overlapped", "overlapped-clipped", "offloading"],
+    [(overlapped_plan, None), slow(overlapped_plan, 0.5), (plan_with_buckets, 0.5), (offloading_plan, 0.5)],
+    ids=["overlapped", "overlapped-clipped", "buckets", "offloading"],
 )
 def test_transfers_beside_the_computation(make, clip_norm, two_ranks):
     for found in two_ranks.run(train_on_rank, make("gpt2", (2,), 0), "gpt2", "adamw", clip_norm):
