@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Callable
 from dataclasses import asdict, replace
@@ -23,7 +24,9 @@ from planner.graph.optimizers import optimizer_named
 from planner.machine.cluster import load_cluster
 from planner.machine.costs import CostModel
 from planner.models.references import ModelReference, load_step
+from planner.overlap.best import fastest
 from planner.plan.document import PlannedModel
+from planner.replay.checker import OptimizerMemory, replay
 from planner.scheduling.builder import build_schedule
 from planner.strategies.instruction_costs import InstructionCosts
 from planner.strategies.random_decision import random_decision
@@ -43,7 +46,9 @@ def reference() -> ModelReference:
     """A GPT-2 whose step takes long beside what Python does for it."""
     path = Path(gettempdir()) / "meshwright-overhead" / "config.json"
     path.parent.mkdir(exist_ok=True)
-    path.write_text(json.dumps(CONFIGURATION), encoding="utf-8")
+    written = path.with_suffix(f".{os.getpid()}")  # the ranks write it at once
+    written.write_text(json.dumps(CONFIGURATION), encoding="utf-8")
+    written.replace(path)
     return ModelReference(f"hf:{path}", batch=8, sequence=128, dropout=0.0)
 
 
@@ -99,13 +104,17 @@ def sharded_on_rank(plan, steps: int, clock: str = "perf_counter") -> float:
 
 
 def plan_of_operators(ranks: int, decide: Callable[[StrategySpace], StepDecision]):
-    """A plan of operators by a function from strategies to a decision."""
+    """A plan of operators by a function from strategies to a decision, with what it communicates beside them."""
     step = load_step(reference())
     traced = trace_step(step.module, step.example_args, step.example_kwargs, step.loss_fn)
-    costs = CostModel(load_cluster("a100-8-nvlink"), (ranks,))
+    costs = CostModel(load_cluster("local-cpu"), (ranks,))
     space = build_strategy_space(traced, costs, (ranks,), optimizer_named("adamw"))
     prices = InstructionCosts(traced.graph, costs, space.operator_strategies, "adamw")
-    return made_plan(traced, reference(), build_schedule(space, decide(space)), prices)
+    serial = build_schedule(space, decide(space))
+    memory = OptimizerMemory(optimizer_named("adamw"))
+    timed = partial(replay, traced.graph, optimizer=memory, seconds=prices, counter_based_random=True)
+    schedule, _ = fastest(traced.graph, serial, prices, None, timed)
+    return made_plan(traced, reference(), schedule, prices)
 
 
 def replicated_plan():
@@ -131,7 +140,6 @@ def test_fsdp2_everywhere_beside_fsdp2_by_hand(benchmark, two_ranks):
     assert max(found) <= 1.03
 
 
-@pytest.mark.xfail(reason="a collective for every parameter, where FSDP2 has one for every block: 1.3 to 1.45")
 def test_operators_of_the_same_placements_beside_fsdp2_by_hand(benchmark, two_ranks):
     plan = plan_of_operators(2, partial(data_parallel_decision, sharded=True))
     found = benchmark.pedantic(two_ranks.run, args=(sharded_on_rank, plan, 20), rounds=1)
