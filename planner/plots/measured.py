@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from planner.plots.ticks import plain_ticks
 from planner.view.styles import line_style, marker
 
 if TYPE_CHECKING:
@@ -62,6 +63,8 @@ def predicted_and_measured(
             label=f"{name}, median {median:.2f}",
         )
     axes.set(xscale="log", yscale="log", xlim=(low, high), ylim=(low, high), box_aspect=1)
+    plain_ticks(axes.xaxis)
+    plain_ticks(axes.yaxis)
     axes.set(xlabel=f"predicted {quantity} ({unit})", ylabel=f"measured {quantity} ({unit})")
     axes.legend(fontsize="small")  # where it hides the fewest points
     pyplot.close(figure)

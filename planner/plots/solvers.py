@@ -10,6 +10,7 @@ import numpy as np
 from planner.benchmarks.performance_profile import profiles, ratios_to_fastest
 from planner.benchmarks.rows import BenchRow
 from planner.common.units import format_gap
+from planner.plots.ticks import plain_ticks
 from planner.view.styles import line_style
 
 if TYPE_CHECKING:
@@ -55,6 +56,7 @@ def performance_profile(rows: Sequence[BenchRow], target_gap: float = 1e-3) -> F
     first = min((second for second in made[0].seconds if second > 0), default=EARLIEST_SECOND)
     left.set_xscale("log")
     left.set_xlim(left=max(first, EARLIEST_SECOND))
+    plain_ticks(left.xaxis)
     left.set_yscale("symlog", linthresh=SMALLEST_GAP_PERCENT)
     left.yaxis.set_major_formatter("{x:g}")
     lowest = min(100 * float(profile.mean_gap.min()) for profile in made)
