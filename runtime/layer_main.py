@@ -80,6 +80,7 @@ def run_layer_rank(options: RunOptions) -> int:
         with scratch_folder(options) as own:
             report = _run(plan, own, device)
             if dist.get_rank() == 0:
+                print(report.line(None if plan.record is None else plan.record.objective_seconds, plan.peak_bytes))
                 for failure in report.failures():
                     print("meshwright:", failure, file=sys.stderr)
         membership.exit_code = report.exit_code

@@ -14,7 +14,6 @@ import torch
 import torch.distributed as dist
 from torch.distributed.elastic.multiprocessing.errors import record
 
-from planner.common.units import format_bytes, format_seconds
 from planner.models.references import TrainingStep, check_code, load_step, reference_of
 from planner.plan.document import Plan, load_plan, save_plan
 from planner.plan.format import NANOSECONDS, canonical_json
@@ -57,14 +56,7 @@ REFERENCE = "runtime.measure.reference"
 
 def print_result(plan: Plan, report: RunReport) -> None:
     """Print in one line what was predicted and measured, without libraries for tables, and failures on stderr."""
-    timed = report.measured_step_s
-    measured = "" if timed is None else f", {format_seconds(timed)} measured"
-    losses = f"loss {report.loss[0]:.6g} to {report.loss[-1]:.6g}" if report.loss else "no loss"
-    print(
-        f"step {format_seconds(report.predicted_step_s)} predicted{measured}; peak "
-        f"{format_bytes(max(report.predicted_peak_bytes))} predicted, {format_bytes(max(report.measured_peak_bytes))} "
-        f"measured; {losses}"
-    )
+    print(report.line(report.predicted_step_s, max(report.predicted_peak_bytes)))
     print_failures(plan, report)
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict
 
 from formulations.problem.files import write_text_atomically
+from planner.common.units import format_bytes, format_seconds
 from runtime.measure.rounding import GRADIENT_TOLERANCE, LOSS_TOLERANCE, loss_error
 
 LIMIT_TOLERANCE = 1e-3
@@ -82,6 +83,15 @@ class TrainingReport(BaseModel):
     loss_tolerance: float = LOSS_TOLERANCE
     reserved_peak_bytes: list[int] | None = None
     allocation_retries: list[int] | None = None
+
+    def line(self, predicted_step_s: float | None, predicted_peak_bytes: int) -> str:
+        """What was predicted and measured, in one line; a plan may predict no step, and no peak (0)."""
+        step = [(predicted_step_s, "predicted"), (self.measured_step_s, "measured")]
+        peak = [(predicted_peak_bytes or None, "predicted"), (max(self.measured_peak_bytes, default=None), "measured")]
+        losses = f"loss {self.loss[0]:.6g} to {self.loss[-1]:.6g}" if self.loss else "no loss"
+        times = ", ".join(f"{format_seconds(value)} {word}" for value, word in step if value is not None)
+        peaks = ", ".join(f"{format_bytes(value)} {word}" for value, word in peak if value is not None)
+        return f"step {times or 'not timed'}; peak {peaks or 'not measured'}; {losses}"
 
     @property
     def exit_code(self) -> int:

@@ -179,7 +179,8 @@ def check_excess(peak: int, planned: int, limit: int | None, factory: OptimizerF
             "optimizer with as much state; with fused=True AdamW holds less while it updates"
         )
     if dist.get_rank() == 0:
-        warnings.warn(message, MemoryWarning, stacklevel=4)
+        remedy = f"{message}; plan for an optimizer with as much state; with fused=True AdamW holds less"
+        warnings.warn(remedy, MemoryWarning, stacklevel=4)
 
 
 def _all_workspaces(graph: OperatorGraph, schedule: Schedule, optimizer: MeasuredOptimizer) -> int:
