@@ -27,18 +27,16 @@ import os
 
 import pandas as pd
 
-from formulations.h3t.dynamic_program import search_dp
 from formulations.h3t.exact import least_memory
 from formulations.h3t.operations import ALL_ON, Switch
 from formulations.h3t.problem import simulate
 from formulations.h3t.program import memory_floor
-from formulations.h3t.sampling import search_greedy, search_random, search_uniform
-from formulations.h3t.slips import AS_PUBLISHED, Rounding
 from formulations.h3t.ties import layers_with
 from planner.layers.presets.paper_models import paper_layers
 from planner.machine.cluster import load_cluster
+from planner.papers.claims.results import kept_results
 from planner.papers.h3t import paper_tables as paper
-from planner.papers.h3t.bench import FIGURE_6_COLUMNS, exact, figure_6_cases, switch_shares, table_6_cases
+from planner.papers.h3t.bench import table_6_cases
 from planner.papers.h3t.cases import GIGABYTE, MEASURED_PCIE_SHARE, table_1_cases
 from planner.plots import overhead_over_memory
 
@@ -68,67 +66,51 @@ pd.DataFrame(
 # %% [markdown]
 # ## Table 1
 #
-# Seconds of a step at the paper's limits. `over` is what the printed program's plan needs beyond the limit: it rounds
-# every term to the nearest unit, and 48 layers of small errors add up. Rounding up always fits and may lose.
-
+# Seconds of a step at the paper's limits, from the results file of `meshwright bench papers --paper h3t`, with our
+# preset of PCIe and with the one that the paper's times imply. `over` is what the program's plan needs beyond the
+# limit: it rounds every term to the nearest unit, and 48 layers of small errors add up. Rounding up always fits and may
+# lose.
 
 # %%
-def column(number):
-    """Seconds of all searches for one column of Table 1."""
-    case = table_1_cases()[number]
-    tables, limit = case.tables(), case.memory_limit
-    printed = search_dp(tables, limit, slips=AS_PUBLISHED)
-    rounded_up = search_dp(tables, limit, rounding=Rounding.UP)
-    greedy, best = search_greedy(case.step(), AS_PUBLISHED), exact(case).outcome
-    return {
-        "machine": case.cluster,
-        "model": case.model,
-        "batch": case.batch,
-        "all on": tables.outcome([63] * tables.layers).cost / 1e6,
-        "DP as printed": printed.outcome.cost / 1e6,
-        "over (GB)": max(0, printed.outcome.peak - limit) / GIGABYTE,
-        "DP, rounded up": rounded_up.outcome.cost / 1e6 if rounded_up.outcome else None,
-        "greedy": greedy.outcome.cost / 1e6 if greedy else None,
-        "exact": best.cost / 1e6,
-        "paper: DP": paper.TABLE_1["dp"][number],
-        "paper: all on": paper.TABLE_1["all_on"][number],
-    }
+KEPT = {name: pd.DataFrame(rows) for name, rows in kept_results("h3t").rows.items()}
+SHOWN = {
+    "all_on": "all on",
+    "dp_published": "DP as published",
+    "dp_up": "DP, rounded up",
+    "greedy": "greedy",
+    "exact": "exact",
+}
+PRINTED = {"paper: DP": paper.TABLE_1["dp"], "paper: all on": paper.TABLE_1["all_on"]}
 
 
-pd.DataFrame([column(number) for number in COLUMNS]).round(2)
+def table_1(rows):
+    """Seconds of all searches, a line for each column of the paper's table."""
+    by = rows.set_index(["column", "solver"])[["seconds", "peak_gb", "limit_gb"]].unstack("solver")
+    by = by.reindex(rows["column"].unique())
+    found = by.seconds[list(SHOWN)].rename(columns=SHOWN)
+    found.insert(2, "over (GB)", (by.peak_gb.dp_published - by.limit_gb.dp_published).clip(lower=0))
+    return found.assign(**{name: list(values) for name, values in PRINTED.items()}).round(2)
+
+
+table_1(KEPT["table_1"])
+
+# %%
+table_1(KEPT["table_1_inferred"])
 
 # %% [markdown]
 # Greedy may switch synchronization off, so it may win honestly against what is best with it.
 #
 # ## Figure 6: searches over memory limits
 #
-# Seconds of a step over the limit, from the least memory of any synchronized plan to what the fastest one uses, for a
-# model on each machine. The paper plots no figures, but says: the dynamic program is best in most cases and greedy
-# near it; random rarely finds anything; one set for all layers is often worst. It names two exceptions: BERT-1.8B on
-# 2080 Ti, where greedy is behind random, and BERT-6B there, where the dynamic program is behind greedy, as it
-# synchronizes.
+# Seconds of a step over the limit, from the same file, from the least memory of any synchronized plan to what the
+# fastest one uses, for a model on each machine. The paper plots no figures, but says: the dynamic program is best in
+# most cases and greedy near it; random rarely finds anything; one set for all layers is often worst. It names two
+# exceptions: BERT-1.8B on 2080 Ti, where greedy is behind random, and BERT-6B there, where the dynamic program is
+# behind greedy, as it synchronizes.
 
 # %%
-searches = {
-    "dynamic program": lambda case: search_dp(case.tables(), case.memory_limit, rounding=Rounding.UP),
-    "greedy": lambda case: search_greedy(case.step()),
-    "manual": lambda case: search_uniform(case.step()),
-    "random": lambda case: search_random(case.step(), count=1000),
-    "exact": exact,
-}
-
-
-def searched(case):
-    """Seconds of a step by search, for those that find a plan."""
-    found = {name: search(case) for name, search in searches.items()}
-    return {name: each.outcome.cost / 1e6 for name, each in found.items() if each is not None and each.outcome}
-
-
-figure_6 = {}
-for number in FIGURE_6_COLUMNS[: 1 if SMALL else None]:
-    for case in figure_6_cases(number)[:: 6 if SMALL else 1]:
-        figure_6[f"{case.model}, batch {case.batch}, {case.cluster}", case.limit_gb] = searched(case)
-order = pd.DataFrame(figure_6).T.reindex(columns=list(searches))
+names = {"dp": "dynamic program", "greedy": "greedy", "uniform": "manual", "random": "random", "exact": "exact"}
+order = KEPT["figure_6"].set_index(["column", "limit_gb"])[list(names)].rename(columns=names).astype(float)
 order.index.names = ["case", "limit (GB)"]
 order.round(3)
 
@@ -183,16 +165,18 @@ def among_fastest(switch, case):
     return f"{100 * least / tables.layers:.0f} to {100 * most / tables.layers:.0f}"
 
 
+KEYS = ["partition", "lazy_prefetch", "remat", "offload_hidden"]
 shares = {}
-for pcie in (MEASURED_PCIE_SHARE,) if SMALL else (1.0, MEASURED_PCIE_SHARE):
+for row in KEPT["table_6"].to_dict("records"):
+    shares[f"{row['case']}, {row['hardware']} PCIe: DP"] = [f"{row[key]:.0f}" for key in KEYS]
+HARDWARE = {"preset": 1.0, "inferred": MEASURED_PCIE_SHARE}
+for hardware, pcie in list(HARDWARE.items())[1 if SMALL else 0 :]:
     for name, case in list(table_6_cases(pcie).items())[1 if SMALL else 0 : 2 if SMALL else None]:
-        found = search_dp(case.tables(), case.memory_limit, rounding=Rounding.UP)
-        shares[f"{name}, PCIe x {pcie:g}: DP"] = [f"{share:.0f}" for share in switch_shares(found.sequence)]
         if name != "limit-25":  # where so many plans are equal, it takes minutes
-            shares[f"{name}, PCIe x {pcie:g}: fastest"] = [among_fastest(switch, case) for switch in REPORTED]
+            shares[f"{name}, {hardware} PCIe: fastest"] = [among_fastest(switch, case) for switch in REPORTED]
 for name, printed in paper.TABLE_6.items():
     shares[f"{name}: paper"] = [f"{share:.0f}" for share in printed]
-pd.DataFrame(shares, index=headings).T
+pd.DataFrame(shares, index=headings).T.sort_index()
 
 # %% [markdown]
 # ## The least memory

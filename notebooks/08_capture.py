@@ -23,25 +23,22 @@
 
 # %%
 import os
-import time
 
 import matplotlib.pyplot as plt
 import pandas as pd
 
-from formulations.capture.enumeration import recommend
-from formulations.capture.exact import fastest_plan, least_peak_plan
 from formulations.capture.profiling import lines_as_printed, profiling_runs
 from formulations.capture.slips import AS_PUBLISHED, REPAIRED
 from formulations.layers.pipeline_schedule import Schedule
-from planner.papers.capture.bench import ERROR_SHARES, figure_7
-from planner.papers.capture.cases import MODELS, CaptureCase
+from planner.papers.capture.bench import figure_7
+from planner.papers.capture.cases import CaptureCase
+from planner.papers.claims.results import kept_results
 from runtime.commands.bench_figure_7 import LocalCase, measured_errors
 
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
-# The tests run this notebook with fewer placements and plans.
+# The tests run this notebook with fewer plans.
 SMALL = "MESHWRIGHT_NOTEBOOK_SECONDS" in os.environ
-PLACEMENTS = 10**5 if SMALL else 10**7
 GIGABYTE = 10**9
 
 # %% [markdown]
@@ -96,87 +93,44 @@ laws.round(2)
 # %% [markdown]
 # ## Plans on four nodes of four A100 (Figures 6 and 8)
 #
-# `saved` and `lost` are memory and throughput against the fastest plan that fits, our stand-in for Alpa. Published
-# plans are those of the published predictor and rule for ties among all plans; Algorithm 4 itself is timed below.
-
+# From the results file of `meshwright bench papers --paper capture`. `saved` and `lost` are memory and throughput
+# against the fastest plan that fits, or the fastest of all where none fits: our stand-in for Alpa. Published plans are
+# those of the published predictor and rule for ties among all plans; Algorithm 4 itself is timed below.
 
 # %%
-def compared(case: CaptureCase) -> dict[str, object]:
-    """Published and exact plan of a case beside the fastest one that fits, or the fastest of all."""
-    exact = least_peak_plan(case.problem)
-    fits = case.problem.peak(exact) <= case.limit
-    base = fastest_plan(case.problem, case.times, case.limit if fits else None)
-    plans = {"published": least_peak_plan(case.prediction(AS_PUBLISHED).problem, AS_PUBLISHED), "exact": exact}
-    row = {"case": str(case), "fits": fits, "throughput first (GB)": case.problem.peak(base) / GIGABYTE}
-    for name, plan in plans.items():
-        row[f"{name} (GB)"] = case.problem.peak(plan) / GIGABYTE
-        row[f"{name} saved (%)"] = 100 * (1 - case.problem.peak(plan) / case.problem.peak(base))
-        row[f"{name} lost (%)"] = 100 * (
-            1 - case.times.seconds(case.problem, base) / case.times.seconds(case.problem, plan)
-        )
-    return row
-
-
-cases = [
-    CaptureCase(model, batch, schedule)
-    for schedule in (Schedule.ONE_F_ONE_B, Schedule.GPIPE)
-    for model, (batches, _) in MODELS.items()
-    for batch in batches
-]
-pd.DataFrame([compared(case) for case in (cases[:1] if SMALL else cases)]).round(2)
+KEPT = {name: pd.DataFrame(rows) for name, rows in kept_results("capture").rows.items()}
+case = ["schedule", "model", "batch"]
+plans = KEPT["figure_6_hybrid"].set_index([*case, "solver"])[["peak_gb", "rate", "fits"]].unstack("solver")
+compared = pd.DataFrame({"fits": plans.fits.exact, "throughput first (GB)": plans.peak_gb.alpa})
+for name in ("published", "exact"):
+    compared[f"{name} (GB)"] = plans.peak_gb[name]
+    compared[f"{name} saved (%)"] = 100 * (1 - plans.peak_gb[name] / plans.peak_gb.alpa)
+    compared[f"{name} lost (%)"] = 100 * (1 - plans.rate[name] / plans.rate.alpa)
+compared.round(2)
 
 # %% [markdown]
 # The paper saves 18.4 to 43.9 % with 1F1B and loses 11.5 to 42.4 % of throughput; with GPipe it saves 5.6 to 21.4 %.
 #
 # ## Time of the search
 #
-# Algorithm 4, as the paper's text has it, is ended after a number of placements; the paper needs 31 minutes for GPT-3
-# 6.7B. The exact program looks at every stage once.
+# Table II, from the same file: seconds of all profiling runs as the replay predicts them, of Algorithm 4 in its reading
+# of the paper's text, which is ended after a number of placements, and of the exact program, which looks at every stage
+# once. The paper needs 31 minutes for Algorithm 4 on GPT-3 6.7B.
 
 # %%
-timed = []
-for model in ("GPT-3-6.7B", "MoE-7.1B", "Wide-ResNet-2B"):
-    case = CaptureCase(model, MODELS[model][0][0], Schedule.GPIPE)
-    predicted = case.prediction(AS_PUBLISHED).problem
-    began = time.perf_counter()
-    enumerated = recommend(predicted, AS_PUBLISHED, placement_limit=PLACEMENTS)
-    middle = time.perf_counter()
-    plan = least_peak_plan(case.problem)
-    ended = time.perf_counter()
-    timed.append(
-        {
-            "model": model,
-            "Algorithm 4 (s)": middle - began,
-            "all plans seen": enumerated.complete,
-            "Algorithm 4 (GB)": case.problem.peak(enumerated.plan) / GIGABYTE,
-            "exact (s)": ended - middle,
-            "exact (GB)": case.problem.peak(plan) / GIGABYTE,
-            "exact plan": case.problem.words(plan),
-        }
-    )
-pd.DataFrame(timed).round(4)
+headings = {"profiling_seconds": "profiling (s)", "planning_seconds": "Algorithm 4 (s)", "exact_seconds": "exact (s)"}
+shown = ["model", "layers", "runs", *headings, "placements", "complete"]
+KEPT["table_2"][shown].rename(columns=headings).round(4)
 
 # %% [markdown]
 # ## Fewer GPUs (Figure 9)
 #
-# Wide-ResNet 1B with GPipe. Six GPUs are tried as two nodes of three and as a full node and two more.
+# Wide-ResNet 1B with GPipe, from the same file. Six GPUs are tried as two nodes of three and as a full node and two
+# more. `alpa` is the fastest plan that fits, `exact` that with the least peak.
 
 # %%
-smaller = []
-for nodes in ((3, 3), (4, 2), (4, 4), (4, 4, 4, 4)):
-    case = CaptureCase("Wide-ResNet-1B", 768, Schedule.GPIPE, nodes)
-    plan = fastest_plan(case.problem, case.times, case.limit)
-    least = least_peak_plan(case.problem)
-    smaller.append(
-        {
-            "nodes": nodes,
-            "least peak (GB)": case.problem.peak(least) / GIGABYTE,
-            "least peak (samples/s)": case.batch / case.times.seconds(case.problem, least),
-            "fastest that fits (GB)": case.problem.peak(plan) / GIGABYTE,
-            "fastest that fits (samples/s)": case.batch / case.times.seconds(case.problem, plan),
-        }
-    )
-pd.DataFrame(smaller).round(2)
+smaller = KEPT["figure_9"].set_index(["gpus", "solver"])[["peak_gb", "rate"]].unstack("solver").swaplevel(axis=1)
+smaller[["exact", "alpa"]].rename(columns={"peak_gb": "peak (GB)", "rate": "samples/s"}, level=1).round(2)
 
 # %% [markdown]
 # **Not reproduced:** in the paper Alpa is out of memory on eight GPUs and only CAPTURE's plans run on six and eight.
@@ -185,7 +139,8 @@ pd.DataFrame(smaller).round(2)
 #
 # ## Errors of predictions (Figure 7)
 #
-# Random plans of Wide-ResNet 1B, all equally likely, against the replay. Under GPipe what layers hold adds up but for
+# Random plans of Wide-ResNet 1B, all equally likely, against the replay: errors of plans drawn here, and how many of
+# those in the results file are within an error (%). Under GPipe what layers hold adds up but for
 # the largest workspace; the paper's errors come from its machine. Under 1F1B a stage was profiled at another place than
 # where it is predicted.
 
@@ -209,18 +164,9 @@ def histograms(errors, what):
 histograms(errors, "GPU")
 
 # %%
-pd.DataFrame(
-    [
-        {
-            "schedule": str(schedule),
-            "predictor": name,
-            **{f"GPUs within {100 * share:.0f} % (%)": 100 * found.within(share)[0] for share in ERROR_SHARES},
-            **{f"plans within {100 * share:.0f} % (%)": 100 * found.within(share)[1] for share in ERROR_SHARES},
-        }
-        for schedule, predictors in errors.items()
-        for name, found in predictors.items()
-    ]
-).round(1)
+within = KEPT["figure_7"].set_index(["schedule", "predictor"])
+within.columns = [f"{name.partition('_')[0]}s within {name.rpartition('_')[2]} % (%)" for name in within.columns]
+within.round(1)
 
 # %% [markdown]
 # The paper, on its machine with GPipe: 44.8, 65.5 and 97.1 % of GPUs, 45.4, 69.6 and 97.8 % of plans.

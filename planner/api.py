@@ -145,7 +145,8 @@ def plan(
     gap
         Gap, as a share of the cost, at which the search for a plan of operators may end; 0 asks for a proof.
     overlap
-        Whether gathers of parameters and reductions of gradients of a plan of operators may run beside its computation.
+        Whether gathers of parameters and reductions of gradients of a plan of operators may run beside its computation,
+        and share collectives.
     as_published
         Whether a paper's own search plans the layers, in place of the exact one.
     search_batch

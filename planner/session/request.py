@@ -31,7 +31,7 @@ class PlanRequest:
     gap
         Gap, as a share of the cost, at which the search may end before the time limit; 0 asks for a proof.
     overlap
-        Whether gathers of parameters and reductions of gradients may run beside the computation.
+        Whether gathers of parameters and reductions of gradients may run beside the computation, and share collectives.
 
     Raises
     ------

@@ -90,7 +90,7 @@ def plan(
         bool,
         typer.Option(
             "--overlap",
-            help="Let gathers of parameters and reductions of gradients run beside the computation.",
+            help="Let gathers of parameters and reductions of gradients run beside the computation, several at once.",
         ),
     ] = False,
     as_published: AsPublished = False,

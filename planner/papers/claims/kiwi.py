@@ -7,6 +7,7 @@ from typing import Any
 
 from planner.papers.claims.claim import Answer, Claim, Results, Verdict
 from planner.papers.claims.judge import fact, no_figure, not_reproduced, number, percent, remark, same
+from planner.papers.kiwi.tables import TIMED_SHARES
 
 __all__ = ["RULES"]
 
@@ -15,6 +16,9 @@ SIZES = "the paper does not print the perceptron's sizes; ours are our own insta
 SOLVER = "another solver on another machine and instance"
 HLO = "the paper counts operators of XLA's HLO, ours are those of the traced PyTorch step, backward included"
 FIGURES = ("figure_5_encoder", "figure_5_decoder")
+COMPARABLE, COMPARED_LAYERS = 2.0, 12
+"""Ratio of solver times up to which they are comparable, and the layers up to which the paper finds them so."""
+
 BLOCK_WEIGHTS_GB = 1_258_291_200 * 4 / 1e9
 
 
@@ -124,10 +128,20 @@ def _table_1(results: Results, claim: Claim) -> tuple[bool, str]:
 
 
 def _operators(results: Results, claim: Claim) -> float:
-    rows = sorted((row["layers"], row["operators"]) for row in results["operators"])
-    (first, at_first), (last, at_last) = rows[0], rows[-1]
-    each = (at_last - at_first) / (last - first)
-    return float(at_first + (int(claim.key.rpartition("/")[2]) - first) * each)
+    counts = {row["layers"]: row["operators"] for row in results["operators"]}
+    return float(counts[int(claim.key.rpartition("/")[2])])
+
+
+def _slower(results: Results, below: bool) -> tuple[bool, str]:
+    """Seconds of KIWI over Alpa's by layers, the larger ratio of both limits: comparable below 12, slower above."""
+    seconds = {(row["layers"], row["share"], row["formulation"]): row["seconds"] for row in results["figure_7"]}
+    ratios: dict[int, float] = {}
+    for layers, share, formulation in seconds:
+        if formulation == "kiwi_chain" and (layers < COMPARED_LAYERS if below else layers > COMPARED_LAYERS):
+            ratio = seconds[layers, share, "kiwi_chain"] / seconds[layers, share, "sharding"]
+            ratios[layers] = max(ratio, ratios.get(layers, 0.0))
+    text = ", ".join(f"{layers} layers: {ratio:.2f}" for layers, ratio in sorted(ratios.items()))
+    return all(ratio <= COMPARABLE if below else ratio > 1 for ratio in ratios.values()), text
 
 
 def _by_slowdown(results: Results, other: str) -> list[float | None]:
@@ -198,7 +212,7 @@ RULES = (
     number("table_1_vs_prose/worst*", _worst, SIZES, "table_1"),
     number("table_1_vs_prose/solver_time*", _full_seconds, f"at 20 %; {SOLVER}", "table_1"),
     number("table_1_vs_prose/solver_factor*", _solver_factor, f"at 20 %; {SOLVER}", "table_1"),
-    number("table_2_encoder_operators/*", _operators, f"the line through 1 and 4 layers; {HLO}", "operators"),
+    number("table_2_encoder_operators/*", _operators, HLO, "operators"),
     fact("table_2_check/fit", _fit, "arithmetic on the printed counts"),
     fact("table_2_check/outlier", lambda r, c: (30 + 278 * 4 == 1142, "1142"), "arithmetic on the printed counts"),
     fact(
@@ -211,9 +225,19 @@ RULES = (
     same("figure_6/bandwidth_divisors", lambda: [1, 10, 100], "the slowdowns of table figure_6"),
     fact("figure_6/claim", _grows, f"at half of the memory; {COSTS}", "figure_6"),
     no_figure("figure_6/values"),
-    not_reproduced(
-        "figure_7/*",
-        "solver time over layers is in `notebooks/04_kiwi_solver_time.ipynb`; this command does not run it",
+    same("figure_7/limits_pct", lambda: list(TIMED_SHARES), "the limits of table figure_7"),
+    fact(
+        "figure_7/comparable*",
+        lambda r, c: _slower(r, below=True),
+        f"seconds of kiwi_chain over those of sharding, at most {COMPARABLE:g}; {SOLVER}",
+        "figure_7",
     ),
+    fact(
+        "figure_7/slower*",
+        lambda r, c: _slower(r, below=False),
+        f"seconds of kiwi_chain over those of sharding; {SOLVER}",
+        "figure_7",
+    ),
+    no_figure("figure_7/values_s"),
 )
 """In the order in which they are tried."""

@@ -12,7 +12,7 @@ from planner.overlap.best import fastest
 from planner.overlap.fastest_plan import FastestPlan
 from planner.overlap.timetable import Room, overlapped
 from planner.plan.document import load_plan, save_plan, schedule_of, verify_plan
-from planner.schedule.instructions import Wait
+from planner.schedule.instructions import Wait, buckets
 from planner.scheduling.builder import build_schedule
 from planner.session import PlanningSession, PlanRequest
 from planner.strategies.random_decision import random_decision
@@ -75,11 +75,13 @@ def test_an_overlapped_plan_is_verified(planned):
     assert noted == bool(report.overlapped_quanta)
 
 
-def test_an_overlapped_schedule_is_written_and_read(planned, tmp_path):
+@pytest.mark.parametrize("span", [0.0, 1.0])
+def test_an_overlapped_schedule_is_written_and_read(planned, span, tmp_path):
     session, _, _ = planned
     serial = build_schedule(session.space, random_decision(session.space, 0))
     room = Room(session.replay(serial).profile.total_during, None)
-    schedule = overlapped(session.graph, serial, session.instruction_costs, room)
+    schedule = overlapped(session.graph, serial, session.instruction_costs, room, span=span)
+    assert bool(buckets(schedule.instructions)) == bool(span)
     assert any(isinstance(entry, Wait) for entry in schedule.instructions)
     name = "gpt2" if len(session.mesh) == 1 else "llama"
     save_plan(plan_of(name, schedule, session.instruction_costs), tmp_path / "plan.json")
