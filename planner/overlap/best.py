@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import partial
 
 from planner.graph.operator_graph import OperatorGraph
+from planner.overlap.buckets import BucketRule
 from planner.overlap.timetable import Room, overlapped
 from planner.replay.clocks import StepCosts
 from planner.replay.report import ReplayReport
@@ -15,8 +16,8 @@ from planner.schedule.instructions import Schedule
 TRIALS = ((1.0, False), (1.5, False), (3.0, False), (8.0, False), (1.0, True), (1.5, True), (3.0, True), (8.0, True))
 """How many times their duration gathers start before they are needed, and whether transfers give way."""
 
-SPANS = (0.01, 0.06, 0.25)
-"""Parts of the computation in which transfers share a bucket, tried with the best of these."""
+RULES = (BucketRule(0.06), BucketRule(0.25), BucketRule(0.06, 0.2), BucketRule(0.25, 0.2), BucketRule(0.06, 0.05))
+"""Rules for buckets, tried with the best of these."""
 
 ATTEMPTS = 3
 """Limits that are tried for a timetable, which knows its memory only nearly."""
@@ -49,8 +50,8 @@ def fastest(
         write = partial(overlapped, graph, serial, costs, eagerness=eagerness, give_way=give_way)
         if (found := _within(write, room, replay)) is not None and _time(found) < _time(best):
             best, chosen = found, (eagerness, give_way)
-    for span in SPANS:
-        write = partial(overlapped, graph, serial, costs, eagerness=chosen[0], give_way=chosen[1], span=span)
+    for rule in RULES:
+        write = partial(overlapped, graph, serial, costs, eagerness=chosen[0], give_way=chosen[1], rule=rule)
         if (found := _within(write, room, replay)) is not None and _time(found) < _time(best):
             best = found
     return best

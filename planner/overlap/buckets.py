@@ -2,8 +2,8 @@
 
 A bucket has the latency of one collective, and copies into and out of its flat buffers. Its gathers are there when the
 first of them is needed, and its reductions start when the last gradient is made: so it holds more memory, and waits.
-Transfers are taken into a bucket in the order of their time, within a *span* of the computation, where what they take
-together is less than what they take apart.
+Transfers are taken into a bucket in the order of their time, within a *span* of the computation, where they gain by it:
+time on the link, which counts for a part, as it may be hidden, and copies, which hold the computation up.
 """
 
 from __future__ import annotations
@@ -46,16 +46,31 @@ class TransferStep:
 
 
 @dataclass(frozen=True, slots=True)
+class BucketRule:
+    """Which transfers share their collectives.
+
+    Parameters
+    ----------
+    span
+        Part of the computation in which those of one bucket are needed, or made; 0 for no buckets.
+    exposed
+        Part of the time on links that counts beside copies.
+    """
+
+    span: float
+    exposed: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
 class Bucket:
     """Transfers with the steps that they have in common; often a single one."""
 
     transfers: tuple[Transfer, ...]
     steps: tuple[TransferStep, ...]
 
-    @property
-    def total(self) -> int:
-        """Time of all steps."""
-        return sum(step.total for step in self.steps)
+    def cost(self, exposed: float) -> float:
+        """Time of all steps, of that on links a part."""
+        return sum(exposed * step.quanta + step.packed + step.unpacked for step in self.steps)
 
 
 class Grouping:
@@ -76,16 +91,17 @@ class Grouping:
         self.buffers = list(schedule.buffers)
         """Those of the schedule, and between steps."""
 
-    def of(self, transfers: Sequence[Transfer], span: int) -> list[Bucket]:
-        """Buckets of at most so many quanta of the computation; each transfer by itself where that is none."""
+    def of(self, transfers: Sequence[Transfer], rule: BucketRule, computation: int) -> list[Bucket]:
+        """Buckets by a rule, of a step whose computation takes so many quanta."""
         singles = [self._single(transfer) for transfer in transfers]
-        if not span:
+        if not rule.span:
             return singles
+        span = int(rule.span * computation)
         alike: dict[Hashable, list[Bucket]] = defaultdict(list)
         for single in singles:
             alike[self._kind(single)].append(single)
         apart = alike.pop(None, [])
-        return [*apart, *(bucket for members in alike.values() for bucket in self._merged(members, span))]
+        return [*apart, *(bucket for members in alike.values() for bucket in self._merged(members, span, rule.exposed))]
 
     def _single(self, transfer: Transfer) -> Bucket:
         reshard = self._schedule.instructions[transfer.reshard]
@@ -110,7 +126,7 @@ class Grouping:
         dtype = self._graph.values[self.buffers[single.steps[0].parts[0].source].value].spec.dtype
         return transfer.is_gather, dtype, tuple(kinds)
 
-    def _merged(self, members: Sequence[Bucket], span: int) -> list[Bucket]:
+    def _merged(self, members: Sequence[Bucket], span: int, exposed: float) -> list[Bucket]:
         """Buckets of transfers of one kind."""
         found: list[Bucket] = []
         taken: list[Bucket] = []
@@ -118,19 +134,14 @@ class Grouping:
         for single in sorted(members, key=self._time):
             if bucket is not None and self._time(single) - self._time(taken[0]) <= span:
                 joined = self._joined([*taken, single])
-                if joined.total < bucket.total + single.total:
+                if joined.cost(exposed) < bucket.cost(exposed) + single.cost(exposed):
                     taken, bucket = [*taken, single], joined
                 else:
                     found.append(single)
                 continue
-            found += self._better(bucket, taken)
+            found += _better(bucket, taken, exposed)
             taken, bucket = [single], self._joined([single])
-        return [*found, *self._better(bucket, taken)]
-
-    @staticmethod
-    def _better(bucket: Bucket | None, taken: list[Bucket]) -> list[Bucket]:
-        """A bucket, or its transfers where they take less."""
-        return taken if bucket is None or sum(single.total for single in taken) <= bucket.total else [bucket]
+        return [*found, *_better(bucket, taken, exposed)]
 
     def _time(self, single: Bucket) -> int:
         (transfer,) = single.transfers
@@ -144,3 +155,9 @@ class Grouping:
             costs = self._costs.bucket_quanta([(self.buffers[part.source].value, part.path) for part in parts])
             steps.append(TransferStep(parts, sum(costs.links), costs.packed, costs.unpacked))
         return Bucket(tuple(transfer for single in singles for transfer in single.transfers), tuple(steps))
+
+
+def _better(bucket: Bucket | None, taken: list[Bucket], exposed: float) -> list[Bucket]:
+    """A bucket, or its transfers where they take less."""
+    apart = sum(single.cost(exposed) for single in taken)
+    return taken if bucket is None or apart <= bucket.cost(exposed) else [bucket]

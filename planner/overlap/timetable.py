@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.graph.operator_graph import OperatorGraph
-from planner.overlap.buckets import Bucket, Grouping, TransferStep
+from planner.overlap.buckets import Bucket, BucketRule, Grouping, TransferStep
 from planner.overlap.transfers import Transfer, transfers
 from planner.replay.clocks import StepCosts, instruction_quanta
 from planner.replay.memory import LocalBytes
@@ -42,6 +42,9 @@ from planner.schedule.instructions import (
     sends_copy,
 )
 from planner.scheduling.builder import kept_buffers
+
+APART = BucketRule(0.0)
+"""No buckets."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -118,7 +121,7 @@ def overlapped(
     eagerness: float = 1.0,
     *,
     give_way: bool = False,
-    span: float = 0.0,
+    rule: BucketRule = APART,
 ) -> Schedule:
     """The schedule with its transfers beside the computation.
 
@@ -134,10 +137,10 @@ def overlapped(
         How many times its duration a gather starts before it is needed, at most where it gives way.
     give_way
         Whether transfers give way to resharded activations.
-    span
-        Part of the computation in which transfers may share a bucket.
+    rule
+        Which transfers share their collectives.
     """
-    return _Timetable(graph, schedule, costs, room, eagerness, give_way, span).write()
+    return _Timetable(graph, schedule, costs, room, eagerness, give_way, rule).write()
 
 
 class _Timetable:
@@ -149,7 +152,7 @@ class _Timetable:
         room: Room,
         eagerness: float,
         give_way: bool,
-        span: float,
+        rule: BucketRule,
     ) -> None:
         self._graph, self._schedule, self._costs, self._room = graph, schedule, costs, room
         self._local_bytes = LocalBytes(graph, schedule.mesh)
@@ -167,7 +170,7 @@ class _Timetable:
         self._quanta = [self._price(schedule.instructions[at]) for at in self._kept]
         self._begins = np.concatenate(([0], np.cumsum(np.array(self._quanta, dtype=np.int64))))
         grouping = Grouping(graph, schedule, costs, lambda at: int(self._begins[np.searchsorted(self._kept, at)]))
-        buckets = grouping.of(every, int(span * self._begins[-1]))
+        buckets = grouping.of(every, rule, int(self._begins[-1]))
         self._tasks = sorted(map(_Task.of, buckets), key=lambda task: _ready(task.transfers))
         self._buffers = grouping.buffers
         self._extra = np.zeros(len(schedule.instructions) + 1, dtype=np.int64)

@@ -10,7 +10,7 @@ import numpy as np
 from planner.benchmarks.performance_profile import profiles, ratios_to_fastest
 from planner.benchmarks.rows import BenchRow
 from planner.common.units import format_gap
-from planner.plots.ticks import plain_ticks
+from planner.plots.measured import plain_ticks
 from planner.view.styles import line_style
 
 if TYPE_CHECKING:

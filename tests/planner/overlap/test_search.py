@@ -9,6 +9,7 @@ from support.tiers import slow
 from planner.common.plan_error import PlanError
 from planner.machine.cluster import load_cluster
 from planner.overlap.best import fastest
+from planner.overlap.buckets import BucketRule
 from planner.overlap.fastest_plan import FastestPlan
 from planner.overlap.timetable import Room, overlapped
 from planner.plan.document import load_plan, save_plan, schedule_of, verify_plan
@@ -80,7 +81,7 @@ def test_an_overlapped_schedule_is_written_and_read(planned, span, tmp_path):
     session, _, _ = planned
     serial = build_schedule(session.space, random_decision(session.space, 0))
     room = Room(session.replay(serial).profile.total_during, None)
-    schedule = overlapped(session.graph, serial, session.instruction_costs, room, span=span)
+    schedule = overlapped(session.graph, serial, session.instruction_costs, room, rule=BucketRule(span))
     assert bool(buckets(schedule.instructions)) == bool(span)
     assert any(isinstance(entry, Wait) for entry in schedule.instructions)
     name = "gpt2" if len(session.mesh) == 1 else "llama"

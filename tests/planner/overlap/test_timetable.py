@@ -14,6 +14,7 @@ from planner.graph.optimizers import optimizer_named
 from planner.machine.cluster import OverlapSpec, load_cluster
 from planner.machine.costs import CostModel
 from planner.overlap.best import fastest
+from planner.overlap.buckets import BucketRule
 from planner.overlap.link_costs import with_link_costs
 from planner.overlap.multipliers import Multipliers
 from planner.overlap.timetable import Room, overlapped
@@ -70,7 +71,7 @@ def test_random_plans(name, mesh, seed):
     bounds += [tally.weigh(each) // each.scale for each in weights]
     room = Room(before.profile.total_during, before.peak_bytes)
     for eagerness, give_way, span in ((1.0, False, 0.0), (3.0, False, 0.0), (3.0, True, 0.0), (3.0, True, 0.3)):
-        schedule = overlapped(space.graph, serial, costs, room, eagerness, give_way=give_way, span=span)
+        schedule = overlapped(space.graph, serial, costs, room, eagerness, give_way=give_way, rule=BucketRule(span))
         assert not buckets(schedule.instructions) or span
         found = replayed(name, mesh, schedule, costs)
         assert found.ok, found.violations[:3]

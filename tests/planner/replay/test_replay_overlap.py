@@ -9,6 +9,7 @@ from support.steps.planned_steps import strategy_space
 
 from planner.graph.optimizers import optimizer_named
 from planner.machine.cluster import HostCopies
+from planner.overlap.buckets import BucketRule
 from planner.overlap.timetable import Room, overlapped
 from planner.replay.checker import OptimizerMemory, replay
 from planner.replay.clocks import BucketCosts
@@ -164,7 +165,7 @@ def test_only_single_collectives_overlap():
     assert ViolationKind.RESHARD_PATH in check(replace(SERIAL, instructions=found)).kinds
 
 
-JOINED = overlapped(SPACE.graph, SERIAL, Prices(), Room(check(SERIAL).profile.total_during, None), span=1.0)
+JOINED = overlapped(SPACE.graph, SERIAL, Prices(), Room(check(SERIAL).profile.total_during, None), rule=BucketRule(1.0))
 BUCKET = buckets(JOINED.instructions)[0]
 FIRST_WAIT = waits(JOINED.instructions)[BUCKET.start]
 

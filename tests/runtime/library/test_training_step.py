@@ -11,6 +11,7 @@ from support.steps.planned_steps import plan_of, random_plan, strategy_space
 from support.steps.random_offload import random_offload
 from support.tiers import slow
 
+from planner.overlap.buckets import BucketRule
 from planner.overlap.timetable import Room, overlapped
 from planner.plan.document import Plan, schedule_of
 from planner.schedule.instructions import Offload, Wait, buckets
@@ -62,7 +63,7 @@ def overlapped_plan(name: str, mesh: tuple[int, ...], seed: int, span: float = 0
     session = session_of(plan)
     serial = schedule_of(plan, session.graph)
     room = Room(session.replay(serial).profile.total_during, None)
-    beside = overlapped(session.graph, serial, session.instruction_costs, room, 1.5, span=span)
+    beside = overlapped(session.graph, serial, session.instruction_costs, room, 1.5, rule=BucketRule(span))
     assert any(isinstance(entry, Wait) for entry in beside.instructions)
     assert bool(buckets(beside.instructions)) == bool(span)
     return plan_of(name, beside, session.instruction_costs)
