@@ -48,11 +48,6 @@ class BucketCosts:
     packed: int
     unpacked: int
 
-    @property
-    def total(self) -> int:
-        """Time of the collective and the copies."""
-        return sum(self.links) + self.packed + self.unpacked
-
 
 class StepCosts(Protocol):
     """Costs in an integer quantum of time; views cost nothing and are never queried.

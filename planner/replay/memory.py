@@ -6,7 +6,7 @@ long as any buffer that aliases it. All shards are even, so every device holds t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -163,14 +163,15 @@ def memory_profile(
     for index, instruction in enumerate(schedule.instructions):
         category = Category.RESHARDED if isinstance(instruction, Reshard) else Category.WORKSPACE
         transient[category][index] += _transient(graph, schedule, instruction, local_bytes, optimizer, device)
-    parts = buckets(schedule.instructions)
-    for start, wait in waits(schedule.instructions).items():
-        if not any(start in bucket for bucket in parts):
+    joined_parts, ends = buckets(schedule.instructions), waits(schedule.instructions)
+    bucketed = {at for bucket in joined_parts for at in bucket}
+    for start, wait in ends.items():
+        if start not in bucketed:
             sent, joined = _beside(schedule, start, local_bytes)
             transient[Category.RESHARDED][start:wait] += sent
             transient[Category.RESHARDED][wait] += max(sent, joined)
-    for bucket in parts:
-        _add_flat_buffers(transient[Category.RESHARDED], schedule, bucket, local_bytes)
+    for bucket in joined_parts:
+        _add_flat_buffers(transient[Category.RESHARDED], schedule, bucket, ends, local_bytes)
     profile = MemoryProfile(at_start, after, transient)
     during = profile.total_during
     peak, at = sum(at_start.values()), -1
@@ -286,13 +287,14 @@ def _beside(schedule: Schedule, start: int, local_bytes: LocalBytes) -> tuple[in
     return source if rearranged else 0, target if joined else 0
 
 
-def _add_flat_buffers(transient: NDArray[np.int64], schedule: Schedule, bucket: range, local_bytes: LocalBytes) -> None:
+def _add_flat_buffers(
+    transient: NDArray[np.int64], schedule: Schedule, bucket: range, ends: Mapping[int, int], local_bytes: LocalBytes
+) -> None:
     """Add what a bucket holds besides its sources and targets.
 
     Up to the first wait that is the flat buffer which is sent, unless it is reduced in place, and during this wait that
     which is received, beside the targets that are copied out of it.
     """
-    ends = waits(schedule.instructions)
     parts = [entry for entry in schedule.instructions[bucket.start : bucket.stop] if isinstance(entry, Reshard)]
     if any(at not in ends or len(part.path) != 2 for at, part in zip(bucket, parts, strict=True)):
         return  # a violation
