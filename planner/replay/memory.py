@@ -163,15 +163,15 @@ def memory_profile(
     for index, instruction in enumerate(schedule.instructions):
         category = Category.RESHARDED if isinstance(instruction, Reshard) else Category.WORKSPACE
         transient[category][index] += _transient(graph, schedule, instruction, local_bytes, optimizer, device)
-    joined_parts, ends = buckets(schedule.instructions), waits(schedule.instructions)
+    joined_parts, arrivals = buckets(schedule.instructions), waits(schedule.instructions)
     bucketed = {at for bucket in joined_parts for at in bucket}
-    for start, wait in ends.items():
+    for start, wait in arrivals.items():
         if start not in bucketed:
             sent, joined = _beside(schedule, start, local_bytes)
             transient[Category.RESHARDED][start:wait] += sent
             transient[Category.RESHARDED][wait] += max(sent, joined)
     for bucket in joined_parts:
-        _add_flat_buffers(transient[Category.RESHARDED], schedule, bucket, ends, local_bytes)
+        _add_flat_buffers(transient[Category.RESHARDED], schedule, bucket, arrivals, local_bytes)
     profile = MemoryProfile(at_start, after, transient)
     during = profile.total_during
     peak, at = sum(at_start.values()), -1
