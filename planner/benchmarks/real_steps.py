@@ -71,11 +71,15 @@ class RealStep:
         return f"{self.model}-{'x'.join(map(str, self.mesh))}-{self.formulation.replace('_', '-')}-{self.share}"
 
 
+FORMULATIONS = ("sharding", "kiwi_reduced", "kiwi_chain")
+SHARES: dict[str, tuple[int, int, int]] = dict.fromkeys(MODELS, (90, 75, 60)) | {"llama": (95, 87, 82)}
+"""Limits of these formulations; most memory of a Llama of two layers is its vocabulary's, and less does not fit."""
+
 STEPS: tuple[RealStep, ...] = tuple(
     RealStep(model, mesh, formulation, share)
     for model in MODELS
     for mesh in ((4,), (2, 2))
-    for formulation, share in (("sharding", 90), ("kiwi_reduced", 75), ("kiwi_chain", 60))
+    for formulation, share in zip(FORMULATIONS, SHARES[model], strict=True)
 )
 """All instances, those of one model and mesh together."""
 

@@ -15,7 +15,7 @@ from formulations.problem.checker import check
 from formulations.problem.solution import SolveOptions, Status
 from formulations.solvers import SolverPool, solve
 from planner.benchmarks import contest_suite, load_best_known, real_steps
-from planner.benchmarks.real_steps import RealStep, export_steps, free_peak, known_table, load_known
+from planner.benchmarks.real_steps import PUBLISHED, RealStep, export_steps, free_peak, known_table, load_known
 from planner.benchmarks.suites import SuiteError
 from planner.session import PlanningSession, PlanRequest
 
@@ -83,3 +83,14 @@ def test_an_export_goes_on_and_keeps_only_what_belongs_to_the_same_file(small_se
     (tmp_path / "known.json").write_text('{"a": 1}')
     with pytest.raises(SuiteError, match="remove it"):
         load_known(tmp_path / "known.json")
+
+
+def test_all_of_the_public_set_is_known() -> None:
+    known = load_known(PUBLISHED)
+    assert list(known) == sorted(step.name for step in real_steps.STEPS)
+    for facts in known.values():
+        assert facts.best is not None
+        assert facts.bound is not None
+        assert 0 <= facts.best - facts.bound <= 0.002 * facts.best
+        assert facts.proof == "exact"
+    assert known_table(known) in PUBLISHED.with_name("RESULTS.md").read_text(encoding="utf-8")
