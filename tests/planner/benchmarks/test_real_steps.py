@@ -15,6 +15,7 @@ from formulations.problem.checker import check
 from formulations.problem.solution import SolveOptions, Status
 from formulations.solvers import SolverPool, solve
 from planner.benchmarks import contest_suite, load_best_known, real_steps
+from planner.benchmarks.real_steps import PUBLISHED, RealStep, export_steps, free_peak, known_table, load_known
 from planner.benchmarks.suites import SuiteError
 from planner.session import PlanningSession, PlanRequest
 
