@@ -19,6 +19,9 @@ TRIALS = ((1.0, False), (1.5, False), (3.0, False), (8.0, False), (1.0, True), (
 RULES = (BucketRule(0.06), BucketRule(0.25), BucketRule(0.06, 0.2), BucketRule(0.25, 0.2), BucketRule(0.06, 0.05))
 """Rules for buckets, tried with the best of these."""
 
+NEAR = 1.05
+"""Rules are tried for a decision whose timetable takes at most so many times as long as the fastest plan so far."""
+
 ATTEMPTS = 3
 """Limits that are tried for a timetable, which knows its memory only nearly."""
 
@@ -29,6 +32,7 @@ def fastest(
     costs: StepCosts,
     limit: int | None,
     replay: Callable[[Schedule], ReplayReport],
+    known: int | None = None,
 ) -> tuple[Schedule, ReplayReport]:
     """The fastest schedule of a decision within the limit, that without overlap among them.
 
@@ -42,6 +46,8 @@ def fastest(
         Bytes of one device, or None.
     replay
         Replays a schedule with its costs.
+    known
+        Time of the fastest plan so far, or None.
     """
     report = replay(serial)
     room = Room(report.profile.total_during, limit)
@@ -50,7 +56,7 @@ def fastest(
         write = partial(overlapped, graph, serial, costs, eagerness=eagerness, give_way=give_way)
         if (found := _within(write, room, replay)) is not None and _time(found) < _time(best):
             best, chosen = found, (eagerness, give_way)
-    for rule in RULES:
+    for rule in RULES if known is None or _time(best) <= NEAR * known else ():
         write = partial(overlapped, graph, serial, costs, eagerness=chosen[0], give_way=chosen[1], rule=rule)
         if (found := _within(write, room, replay)) is not None and _time(found) < _time(best):
             best = found

@@ -54,7 +54,9 @@ class FastestPlan:
     def offer(self, decision: StepDecision) -> bool:
         """Time a decision; whether it is the fastest."""
         task = self._task
-        schedule, report = fastest(task.graph, task.schedule(decision), task.costs, task.limit, task.replay)
+        schedule, report = fastest(
+            task.graph, task.schedule(decision), task.costs, task.limit, task.replay, self.quanta
+        )
         if self.quanta is not None and quanta(report) >= self.quanta:
             return False
         self.best = TimedPlan(decision, schedule, report)
