@@ -46,11 +46,13 @@ def _never_worse(results: Results, claim: Claim) -> tuple[bool, str]:
 
 
 def _floors(results: Results, model: str, mesh: str) -> dict[str, float]:
-    return {
-        row["formulation"]: row["peak_gb"]
-        for row in results[f"figure_5_{model}"]
-        if row["share"] is None and row["mesh"] == mesh and row["peak_gb"] is not None
-    }
+    """Least memory (GB) in which a plan was found by formulation: a peak made small, or a limit that a plan keeps."""
+    found: dict[str, float] = {}
+    for row in results[f"figure_5_{model}"]:
+        held = row["peak_gb"] if row["share"] is None else row["limit_gb"] if row["cost"] is not None else None
+        if row["mesh"] == mesh and held is not None:
+            found[row["formulation"]] = min(held, found.get(row["formulation"], held))
+    return found
 
 
 def _floor(results: Results, claim: Claim) -> float | None:
@@ -199,7 +201,7 @@ RULES = (
     fact(
         "feasibility_floor_gb/statement",
         _only_kiwi,
-        "smallest peaks found by kiwi_chain, and the least of Alpa and both heuristics",
+        "least memory in which kiwi_chain found a plan, and the least of Alpa and both heuristics",
         *FIGURES,
     ),
     fact(
@@ -207,7 +209,7 @@ RULES = (
         lambda r, c: (abs(BLOCK_WEIGHTS_GB - 5.03) < 0.01, f"{BLOCK_WEIGHTS_GB:.2f} GB"),
         "weights of four blocks by their shapes",
     ),
-    number("feasibility_floor_gb/*", _floor, f"smallest peak found by kiwi_chain; {COSTS}", *FIGURES),
+    number("feasibility_floor_gb/*", _floor, f"least memory in which kiwi_chain found a plan; {COSTS}", *FIGURES),
     fact("table_1", _table_1, f"{SIZES}; {SOLVER}", "table_1"),
     number("table_1_vs_prose/worst*", _worst, SIZES, "table_1"),
     number("table_1_vs_prose/solver_time*", _full_seconds, f"at 20 %; {SOLVER}", "table_1"),
