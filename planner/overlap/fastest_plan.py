@@ -62,13 +62,13 @@ class FastestPlan:
         self.best = TimedPlan(decision, schedule, report)
         return True
 
-    def mix(self, decision: StepDecision, partners: Sequence[StepDecision]) -> None:
-        """Time the mixtures of a decision with others that could be the fastest."""
+    def mix(self, decision: StepDecision, partners: Sequence[StepDecision], left: Callable[[], float]) -> None:
+        """Time the mixtures of a decision with others that could be the fastest, while there is time."""
         pairs = [pair for partner in partners for pair in ((decision, partner), (partner, decision))]
         every = (mixture for pair in pairs for mixture in mixtures(self._task.model, *pair))
         found = [(bound, mixture) for mixture in every if (bound := self._bound(mixture)) is not None]
         for bound, mixture in sorted(found, key=lambda entry: entry[0])[:TIMED]:
-            if self.quanta is None or bound < self.quanta:
+            if left() > 0.0 and (self.quanta is None or bound < self.quanta):
                 self.offer(mixture)
 
     def exchange(self, others: Iterable[StepDecision], left: Callable[[], float]) -> None:

@@ -181,7 +181,7 @@ class _Search:
             if decision not in self._known:
                 partners = [*self._known[-PARTNERS:], *self._relaxed[-1:]]
                 self._see(decision)
-                self._plans.mix(decision, partners)
+                self._plans.mix(decision, partners, self._left)
                 self._report()
 
     def _see(self, decision: StepDecision) -> None:

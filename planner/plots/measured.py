@@ -1,17 +1,15 @@
-"""Predicted against measured figures, and plain numbers at logarithmic axes."""
+"""Predicted against measured figures."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from math import floor, log10
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from planner.view.styles import line_style, marker
+from planner.view.styles import line_style, marker, plain_ticks
 
 if TYPE_CHECKING:
-    from matplotlib.axis import Axis
     from matplotlib.figure import Figure
 
 
@@ -70,18 +68,3 @@ def predicted_and_measured(
     axes.legend(fontsize="small")  # where it hides the fewest points
     pyplot.close(figure)
     return figure
-
-
-def plain_ticks(axis: Axis) -> None:
-    """Label a logarithmic axis with plain numbers: powers of ten, and where these are few, 2 and 5 times them."""
-    from matplotlib.ticker import FuncFormatter
-
-    low, high = axis.get_view_interval()
-    few = log10(high / low) < 2
-
-    def minor(value: float, _: float) -> str:
-        digit = round(value / 10 ** floor(log10(value)))
-        return f"{value:g}" if few and digit in (2, 5) else ""
-
-    axis.set_major_formatter("{x:g}")
-    axis.set_minor_formatter(FuncFormatter(minor))

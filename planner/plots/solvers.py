@@ -10,8 +10,7 @@ import numpy as np
 from planner.benchmarks.performance_profile import profiles, ratios_to_fastest
 from planner.benchmarks.rows import BenchRow
 from planner.common.units import format_gap
-from planner.plots.measured import plain_ticks
-from planner.view.styles import line_style
+from planner.view.styles import line_style, plain_ticks
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

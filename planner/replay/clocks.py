@@ -115,10 +115,8 @@ def bucketed_quanta(schedule: Schedule, costs: StepCosts) -> tuple[dict[int, int
     links: dict[int, int] = {}
     copies: dict[int, int] = {}
     ends = waits(schedule.instructions)
-    for bucket in buckets(schedule.instructions):
-        parts = [entry for entry in schedule.instructions[bucket.start : bucket.stop] if isinstance(entry, Reshard)]
-        values = [(schedule.buffers[part.source].value, part.path) for part in parts]
-        found = costs.bucket_quanta(values)
+    for bucket, parts in buckets(schedule.instructions).items():
+        found = costs.bucket_quanta([(schedule.buffers[part.source].value, part.path) for part in parts])
         links.update(zip(bucket, found.links, strict=True))
         copies[bucket.start], copies[ends[bucket.start]] = found.packed, found.unpacked
     return links, copies

@@ -170,8 +170,8 @@ def memory_profile(
             sent, joined = _beside(schedule, start, local_bytes)
             transient[Category.RESHARDED][start:wait] += sent
             transient[Category.RESHARDED][wait] += max(sent, joined)
-    for bucket in joined_parts:
-        _add_flat_buffers(transient[Category.RESHARDED], schedule, bucket, arrivals, local_bytes)
+    for joined_at in joined_parts.items():
+        _add_flat_buffers(transient[Category.RESHARDED], schedule, joined_at, arrivals, local_bytes)
     profile = MemoryProfile(at_start, after, transient)
     during = profile.total_during
     peak, at = sum(at_start.values()), -1
@@ -288,15 +288,19 @@ def _beside(schedule: Schedule, start: int, local_bytes: LocalBytes) -> tuple[in
 
 
 def _add_flat_buffers(
-    transient: NDArray[np.int64], schedule: Schedule, bucket: range, ends: Mapping[int, int], local_bytes: LocalBytes
+    transient: NDArray[np.int64],
+    schedule: Schedule,
+    joined: tuple[range, Sequence[Reshard]],
+    ends: Mapping[int, int],
+    local_bytes: LocalBytes,
 ) -> None:
     """Add what a bucket holds besides its sources and targets.
 
     Up to the first wait that is the flat buffer which is sent, unless it is reduced in place, and during this wait that
     which is received, beside the targets that are copied out of it.
     """
-    parts = [entry for entry in schedule.instructions[bucket.start : bucket.stop] if isinstance(entry, Reshard)]
-    if any(at not in ends or len(part.path) != 2 for at, part in zip(bucket, parts, strict=True)):
+    bucket, parts = joined
+    if len(bucket) != len(parts) or not ends.keys() >= set(bucket) or any(len(part.path) != 2 for part in parts):
         return  # a violation
     first, sent, received = ends[bucket.start], 0, 0
     for at, part in zip(bucket, parts, strict=True):

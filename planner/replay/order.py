@@ -66,10 +66,7 @@ class OrderedReplay:
         self._bucketed = {at for bucket in parts for at in bucket}
         # The target that a wait for one part of a bucket must follow directly, and that for the part before it.
         self._waits_behind = {
-            after.target: before.target
-            for bucket in parts
-            for before, after in pairwise(schedule.instructions[bucket.start : bucket.stop])
-            if isinstance(before, Reshard) and isinstance(after, Reshard)
+            after.target: before.target for joined in parts.values() for before, after in pairwise(joined)
         }
         self._executed: set[int] = set()
         self._latest = -1

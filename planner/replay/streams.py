@@ -142,9 +142,8 @@ class Streams:
         """Mesh axis of an overlapped collective by its target."""
         self._last = {
             part.target: last.target
-            for bucket in buckets(schedule.instructions)
-            for part in schedule.instructions[bucket.start : bucket.stop]
-            if isinstance(part, Reshard) and isinstance(last := schedule.instructions[bucket.stop - 1], Reshard)
+            for *parts, last in buckets(schedule.instructions).values()
+            for part in (*parts, last)
         }
         """Target of the last part by that of each part of a bucket."""
         self._started: list[tuple[int, int, int, int]] = []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from planner.schedule.instructions import Free, Instruction, Reshard, Wait, buckets, creates, reads
+from planner.schedule.instructions import Free, Instruction, Reshard, Wait, bucket_ends, creates, reads
 
 
 def with_frees(
@@ -17,15 +17,15 @@ def with_frees(
     """
     last: dict[int, int] = {}
     sent: dict[int, int] = {}
-    ends = {at: bucket.stop - 1 for bucket in buckets(instructions) for at in bucket}
+    ends = bucket_ends(instructions)
     for position, instruction in enumerate(instructions):
         for buffer in (*reads(instruction), *creates(instruction)):
             last[buffer] = ends.get(position, position)
-        is_alone = isinstance(instruction, Reshard) and instruction.overlapped and position not in ends
-        if is_alone and isinstance(instruction, Reshard) and not sends_copy(instruction):
-            sent[instruction.target] = instruction.source
-        if isinstance(instruction, Wait) and instruction.buffer in sent:
-            last[sent[instruction.buffer]] = position
+        match instruction:
+            case Reshard(source, target, overlapped=True) if position not in ends and not sends_copy(instruction):
+                sent[target] = source
+            case Wait(buffer) if buffer in sent:
+                last[sent[buffer]] = position
     freed: dict[int, list[int]] = {}
     for buffer, position in last.items():
         if buffer not in kept:

@@ -171,14 +171,22 @@ def waits(instructions: Sequence[Instruction]) -> dict[int, int]:
     }
 
 
-def buckets(instructions: Sequence[Instruction]) -> tuple[range, ...]:
-    """Positions of the parts of each bucket: an overlapped resharding, and those directly behind it that are joined."""
+def buckets(instructions: Sequence[Instruction]) -> dict[range, tuple[Reshard, ...]]:
+    """Parts of each bucket by their positions: an overlapped resharding, and those directly behind that are joined."""
     found: list[range] = []
     for at, entry in enumerate(instructions):
         if isinstance(entry, Reshard) and entry.joined:
             first = found.pop().start if found and found[-1].stop == at else max(at - 1, 0)
             found.append(range(first, at + 1))
-    return tuple(found)
+    return {
+        bucket: tuple(entry for entry in instructions[bucket.start : bucket.stop] if isinstance(entry, Reshard))
+        for bucket in found
+    }
+
+
+def bucket_ends(instructions: Sequence[Instruction]) -> dict[int, int]:
+    """Position of the last part of its bucket by position of each part."""
+    return {at: bucket.stop - 1 for bucket in buckets(instructions) for at in bucket}
 
 
 def sends_copy(before: Placement, after: Placement, sizes: Sequence[int]) -> bool:

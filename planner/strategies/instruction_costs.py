@@ -171,7 +171,7 @@ class InstructionCosts:
         known = self._costs.known
         total = dict.fromkeys(CostSource, 0.0)
         joined = buckets(schedule.instructions)
-        parts = [part for bucket in joined for part in self._bucket_parts(schedule, bucket)]
+        parts = [part for entries in joined.values() for part in self._bucket_parts(schedule, entries)]
         bucketed = {at for bucket in joined for at in bucket}
         for at, instruction in enumerate(schedule.instructions):
             parts += () if at in bucketed else self.parts(schedule, instruction)
@@ -180,13 +180,10 @@ class InstructionCosts:
             total[known.source(part.kind, part.signature)] += seconds
         return total
 
-    def _bucket_parts(self, schedule: Schedule, bucket: range) -> Iterator[CostPart]:
+    def _bucket_parts(self, schedule: Schedule, entries: Sequence[Reshard]) -> Iterator[CostPart]:
         """Parts of a bucket's cost: its collective, and the copies into and out of its flat buffers."""
-        entries = [schedule.instructions[at] for at in bucket]
         resharding = self._costs.resharding
-        step, sizes = self._flat(
-            [(schedule.buffers[part.source].value, part.path) for part in entries if isinstance(part, Reshard)]
-        )
+        step, sizes = self._flat([(schedule.buffers[part.source].value, part.path) for part in entries])
         before, after = (sum(column) for column in zip(*sizes, strict=True))
         yield CostPart(*resharding.flat_part(step, before, after))
         copies = resharding.copy_seconds(before) + resharding.copy_seconds(after)

@@ -1,10 +1,15 @@
-"""Colours with a hatch each, so that every figure is readable in black and white; for pages and for figures."""
+"""Colours with a hatch each, so that figures and pages are readable in black and white; ticks as plain numbers."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import floor, log10
+from typing import TYPE_CHECKING
 
 from planner.replay.report import Category
+
+if TYPE_CHECKING:
+    from matplotlib.axis import Axis
 
 Style = tuple[str, str]
 """A colour, and a hatch as plotly and matplotlib both know it: empty, or one of ``/ \\ x . - | +``."""
@@ -46,3 +51,18 @@ def line_style(number: int) -> Style:
 def marker(number: int) -> str:
     """Marker of a curve by its number."""
     return MARKERS[number % len(MARKERS)]
+
+
+def plain_ticks(axis: Axis) -> None:
+    """Label a logarithmic axis with plain numbers: powers of ten, and where these are few, 2 and 5 times them."""
+    from matplotlib.ticker import FuncFormatter
+
+    low, high = axis.get_view_interval()
+    few = log10(high / low) < 2
+
+    def minor(value: float, _: float) -> str:
+        digit = round(value / 10 ** floor(log10(value)))
+        return f"{value:g}" if few and digit in (2, 5) else ""
+
+    axis.set_major_formatter("{x:g}")
+    axis.set_minor_formatter(FuncFormatter(minor))

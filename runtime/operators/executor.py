@@ -32,6 +32,7 @@ from planner.schedule.instructions import (
     Schedule,
     Update,
     Wait,
+    bucket_ends,
     buckets,
     creates,
     reads,
@@ -185,8 +186,9 @@ class _Lowering:
         self._graph = Graph()
         instructions = schedule.instructions
         self._end = next((at for at, entry in enumerate(instructions) if isinstance(entry, Update)), len(instructions))
-        self._bucket_ends = {bucket.stop - 1: bucket for bucket in buckets(instructions)}
-        self._bucketed = {at for bucket in self._bucket_ends.values() for at in bucket}
+        self._buckets = {bucket.stop - 1: parts for bucket, parts in buckets(instructions).items()}
+        """Parts of each bucket by the position of the last one, with which it starts."""
+        self._bucketed = bucket_ends(instructions)
         self._flying: dict[int, tuple[Node, int]] = {}
         """By target of an overlapped collective under way: its node, and its source."""
         self._nodes: dict[int, Node] = {}
@@ -208,8 +210,8 @@ class _Lowering:
                 case Compute():
                     self._compute(instruction)
                 case Reshard() if position in self._bucketed:
-                    if position in self._bucket_ends:
-                        self._start_bucket(self._parts(position))
+                    if position in self._buckets:
+                        self._start_bucket(self._buckets[position])
                 case Reshard(overlapped=True):
                     self._start(instruction)
                 case Reshard():
@@ -252,11 +254,12 @@ class _Lowering:
         graph, schedule = self._traced.graph, self._schedule
         instructions = schedule.instructions[self._end :]
         functions: dict[int, Callable[..., Any]] = {}
+        started: dict[int, tuple[Reshard, ...]] = {}
         for at, instruction in enumerate(instructions):
-            if self._end + at in self._bucketed:
-                if self._end + at in self._bucket_ends:
-                    functions[at] = self._bucket_function(self._parts(self._end + at))
-            elif isinstance(instruction, Reshard):
+            if self._end + at in self._buckets:
+                started[at] = self._buckets[self._end + at]
+                functions[at] = self._bucket_function(started[at])
+            elif isinstance(instruction, Reshard) and self._end + at not in self._bucketed:
                 functions[at] = self._start_function(instruction) if instruction.overlapped else self._path(instruction)
             elif isinstance(instruction, Compute):
                 if not graph.operators[instruction.operator].is_view:
@@ -275,7 +278,8 @@ class _Lowering:
         # A gradient of a parameter that is not updated is a result all the same.
         used |= set(gradients.values()) & alive
         tick = None if self._clock is None else self._clock.tick
-        return StepEnd(instructions, self._end, tuple(sorted(used & alive)), functions, parameters, gradients, tick)
+        carried = tuple(sorted(used & alive))
+        return StepEnd(instructions, self._end, carried, functions, started, parameters, gradients, tick)
 
     def _take_inputs(self) -> None:
         freed = {buffer for entry in self._schedule.instructions if isinstance(entry, Free) for buffer in entry.buffers}
@@ -365,12 +369,6 @@ class _Lowering:
             name = "_".join(("start", *before, "to", *after))
             self._shared[key] = _named(start_step(before, after, self._groups.beside()), name)
         return self._shared[key]
-
-    def _parts(self, last: int) -> list[Reshard]:
-        """Parts of a bucket by the position of its last one."""
-        bucket = self._bucket_ends[last]
-        entries = self._schedule.instructions[bucket.start : bucket.stop]
-        return [entry for entry in entries if isinstance(entry, Reshard)]
 
     def _start_bucket(self, parts: Sequence[Reshard]) -> None:
         """Start the collective of a bucket."""

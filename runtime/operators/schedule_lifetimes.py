@@ -17,7 +17,7 @@ from planner.schedule.instructions import (
     Schedule,
     Update,
     Wait,
-    buckets,
+    bucket_ends,
     creates,
     host_buffers,
     reads,
@@ -47,7 +47,7 @@ def check_schedule(schedule: Schedule, mesh: tuple[int, ...]) -> None:
     latest_work = -1
     sources: dict[int, int] = {}
     updating = False
-    ends = {at: bucket.stop - 1 for bucket in buckets(schedule.instructions) for at in bucket}
+    ends = bucket_ends(schedule.instructions)
     for position, instruction in enumerate(schedule.instructions):
         for buffer in reads(instruction):
             if buffer not in alive:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from planner.schedule.instructions import Compute, Free, Instruction, Reshard, Update, Wait, buckets
+from planner.schedule.instructions import Compute, Free, Instruction, Reshard, Update, Wait
 from planner.torch_adapter.local.buckets import PartInFlight
 from planner.torch_adapter.local.collectives import InFlight
 
@@ -29,7 +29,9 @@ class StepEnd:
         Buffers that they take over from forward and backward, and those of gradients without an update.
     functions
         Function of each view and resharding by its place among the instructions; an overlapped one starts there, and a
-        bucket at its last part.
+        bucket with its last part.
+    buckets
+        Parts of each bucket by the place of the last one; the others have no function.
     parameter_of
         Name of the parameter by its buffer.
     gradient_of
@@ -42,6 +44,7 @@ class StepEnd:
     first: int
     carried: tuple[int, ...]
     functions: Mapping[int, Callable[..., Any]]
+    buckets: Mapping[int, tuple[Reshard, ...]]
     parameter_of: Mapping[int, str]
     gradient_of: Mapping[str, int]
     tick: Callable[[int], None] | None = None
@@ -66,8 +69,6 @@ class StepEnd:
         update
             Called with the name of each parameter and its local gradient.
         """
-        ends = {bucket.stop - 1: bucket for bucket in buckets(self.instructions)}
-        bucketed = {at for bucket in ends.values() for at in bucket}
         with torch.no_grad():
             for at, instruction in enumerate(self.instructions):
                 match instruction:
@@ -76,11 +77,9 @@ class StepEnd:
                         assert not isinstance(under_way, Tensor)
                         carried[buffer] = under_way.wait()
                         del under_way
-                    case Reshard() if at in ends:
-                        self._start_bucket(carried, at, ends[at])
-                    case Reshard() if at in bucketed:
-                        pass  # it starts with the last part
-                    case Reshard(source, target):
+                    case Reshard() if at in self.buckets:
+                        self._start_bucket(carried, at)
+                    case Reshard(source, target) if at in self.functions:
                         carried[target] = self.functions[at](carried[source])
                     case Compute(_, inputs, outputs):
                         results = self.functions[at](*(carried[buffer] for buffer in inputs))
@@ -102,8 +101,8 @@ class StepEnd:
                 if self.tick is not None:
                     self.tick(self.first + at)
 
-    def _start_bucket(self, carried: Carried, at: int, bucket: range) -> None:
-        parts = [entry for entry in self.instructions[bucket.start : bucket.stop] if isinstance(entry, Reshard)]
+    def _start_bucket(self, carried: Carried, at: int) -> None:
+        parts = self.buckets[at]
         started = self.functions[at](*(carried[part.source] for part in parts))
         carried.update((part.target, found) for part, found in zip(parts, started, strict=True))
 

@@ -114,11 +114,11 @@ class MeshGroups:
         scattered: Tensor = functional.reduce_scatter_tensor(tensor, reduction, self.shape[axis], self.names[axis])
         return scattered
 
-    def _exchanged(self, tensor: Tensor, axis: int) -> Tensor:
-        """Send block ``k`` of dimension 0 of a contiguous tensor to rank ``k`` of ``axis``."""
+    def exchanged(self, tensor: Tensor, axis: int) -> Tensor:
+        """Send block ``k`` of dimension 0 of a contiguous tensor to rank ``k`` of ``axis``; not waited for."""
         split = [tensor.shape[0] // self.shape[axis]] * self.shape[axis]
-        exchanged: Tensor = torch.ops._c10d_functional.all_to_all_single(tensor, split, split, self.names[axis])
-        return exchanged
+        received: Tensor = torch.ops._c10d_functional.all_to_all_single(tensor, split, split, self.names[axis])
+        return received
 
 
 @dataclass(frozen=True, slots=True)
@@ -307,5 +307,5 @@ def _all_to_all(groups: MeshGroups, axis: int, tensor: Tensor, gathered_dim: int
     shape = list(tensor.shape)
     shape[split_dim] //= count
     shape[gathered_dim] *= count
-    exchanged = groups._exchanged(_split_to_front(tensor, split_dim, count), axis)
+    exchanged = groups.exchanged(_split_to_front(tensor, split_dim, count), axis)
     return InFlight(exchanged, lambda result: _join_from_front(result, gathered_dim, count, shape))

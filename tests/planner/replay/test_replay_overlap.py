@@ -166,7 +166,7 @@ def test_only_single_collectives_overlap():
 
 
 JOINED = overlapped(SPACE.graph, SERIAL, Prices(), Room(check(SERIAL).profile.total_during, None), rule=BucketRule(1.0))
-BUCKET = buckets(JOINED.instructions)[0]
+BUCKET = next(iter(buckets(JOINED.instructions)))
 FIRST_WAIT = waits(JOINED.instructions)[BUCKET.start]
 
 

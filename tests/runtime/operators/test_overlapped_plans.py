@@ -42,7 +42,7 @@ def compare(name, serial, beside, delays):
     traced = traced_step(name)
     groups = MeshGroups.of(dist.init_device_mesh("cpu", serial.mesh), overlapping=True)
     full, _, _ = one_process(name)
-    names = ("reduced", "gathered", "scattered", "_exchanged")
+    names = ("reduced", "gathered", "scattered", "exchanged")
     originals = {name: getattr(MeshGroups, name) for name in names}
     rng = random.Random(dist.get_rank())
     try:
