@@ -16,7 +16,7 @@ from planner.schedule.instructions import Schedule
 TRIALS = ((1.0, False), (1.5, False), (3.0, False), (8.0, False), (1.0, True), (1.5, True), (3.0, True), (8.0, True))
 """How many times their duration gathers start before they are needed, and whether transfers give way."""
 
-RULES = (BucketRule(0.06, 0.2), BucketRule(0.25, 0.2), BucketRule(0.25, 0.05))
+RULES = (BucketRule(0.25), BucketRule(0.25, 0.05), BucketRule(0.06, 0.2))
 """Rules for buckets, tried with the best of these."""
 
 NEAR = 1.05
