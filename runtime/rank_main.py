@@ -154,7 +154,7 @@ def _train(
         raise LaunchError(
             "--profile: the instructions of several micro-batches are not timed; plan without --grad-accum"
         )
-    clock = clock_of(len(schedule.instructions), device) if options.profile else None
+    clock = clock_of(len(schedule.instructions), device, options.steps) if options.profile else None
     arguments = StepArguments.of(step.module, step.example_args, step.example_kwargs)
     if options.check:  # one process has made the state of all
         initial = read_initial_state(options.scratch)
@@ -179,7 +179,7 @@ def _train(
     batches = Batches.of(step.module, arguments, examples, options.data, decision.options.grad_accum)
     if not options.check:
         measured = train_and_measure(training, batches, options.steps, device)
-        return _rank_report(measured, {}, NO_ERROR, clock)
+        return _rank_report(measured, {}, NO_ERROR, _instruction_times(training, batches, options.steps, clock))
     reference = read_reference(options.scratch)
     comparison = ReferenceComparison(reference, training.placements, groups)
     errors: dict[str, float] = {}
@@ -193,18 +193,30 @@ def _train(
     rounding = shared_rounding(
         REFERENCE, options.scratch / PLAN_FILE, options, errors, measured.losses[0], reference.losses[0]
     )
-    return _rank_report(measured, errors, comparison.updated(training.state), clock, rounding)
+    updated = comparison.updated(training.state)
+    times = _instruction_times(training, batches, options.steps, clock)
+    return _rank_report(measured, errors, updated, times, rounding)
+
+
+def _instruction_times(
+    training: LocalTraining, batches: Batches, steps: int, clock: InstructionClock | None
+) -> tuple[int, ...] | None:
+    """Nanoseconds of each instruction, after the steps of which the clock shall not touch the times."""
+    if clock is None:
+        return None
+    for number in range(steps, steps + clock.more_steps):
+        training.step(batches.of_step(number))
+    return clock.typical()
 
 
 def _rank_report(
     measured: Measurement,
     errors: Mapping[str, float],
     updated: WorstError,
-    clock: InstructionClock | None,
+    times: tuple[int, ...] | None,
     rounding: Rounding = NO_ROUNDING,
 ) -> RankReport:
     found = rank_measurements(measured, errors, rounding)
-    times = None if clock is None else clock.typical()
     return RankReport(param_rel_error=updated.error, worst_parameter=updated.name, instruction_ns=times, **found)
 
 

@@ -1,14 +1,18 @@
 """Costs that were measured where they are paid: instructions of plans that ran, by kind and signature.
 
-A cost that was not measured is the model's, corrected by how far the model was off for the measured cost of its kind
-that is closest in size. A measurement counts for as many processes as shared the machine then, and for no other number.
+A cost that was not measured is the model's, corrected by how far the model was off for measured costs of its kind: a
+line between those next to it in size, of the mean where several are of one size. A measurement counts for as many
+processes as shared the machine then, and for no other number.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
 from math import log
+from statistics import fmean
 
 from pydantic import BaseModel, ConfigDict, PositiveFloat, PositiveInt
 
@@ -44,6 +48,8 @@ class MeasuredCost(BaseModel):
         return MeasuredCost(seconds=seconds, modelled=other.modelled, runs=runs)
 
 
+_LEAST_SECONDS = 1e-12
+
 MeasuredCosts = dict[str, dict[str, MeasuredCost]]
 """Measured costs by kind (an operator's target, a collective, an optimizer), then by signature."""
 
@@ -66,10 +72,7 @@ class KnownCosts:
             kind: {key: cost for key, cost in entries.items() if key.startswith(prefix)}
             for kind, entries in costs.items()
         }
-        self._ratios = {
-            kind: [(log(cost.modelled), cost.seconds / cost.modelled) for cost in entries.values()]
-            for kind, entries in self._costs.items()
-        }
+        self._ratios = {kind: _Ratios(entries.values()) for kind, entries in self._costs.items() if entries}
 
     def covers(self, kind: str) -> bool:
         """Whether anything of a kind was measured."""
@@ -87,17 +90,12 @@ class KnownCosts:
         cost = known.get(signature)
         if cost is not None:
             return cost.seconds
-        size = log(max(modelled, 1e-12))
-        return modelled * min(self._ratios[kind], key=lambda entry: abs(entry[0] - size))[1]
+        return modelled * self._ratios[kind].of(modelled)
 
     def least_ratio(self, kind: str, modelled: float) -> float:
         """Least ratio of cost to prediction that :meth:`seconds` uses for predictions from ``modelled`` seconds on."""
-        entries = self._ratios.get(kind)
-        if not entries:
-            return 1.0
-        size = log(max(modelled, 1e-12))
-        below = max((at for at, _ in entries if at < size), default=size)
-        return min(ratio for at, ratio in entries if at >= below)
+        ratios = self._ratios.get(kind)
+        return 1.0 if ratios is None else ratios.least_from(modelled)
 
     def source(self, kind: str, signature: str) -> CostSource:
         """How the cost of an instruction is known."""
@@ -105,6 +103,32 @@ class KnownCosts:
         if not known:
             return CostSource.MODELLED
         return CostSource.MEASURED if signature in known else CostSource.FITTED
+
+
+class _Ratios:
+    """Ratios of cost to prediction of one kind, as a function of the prediction."""
+
+    def __init__(self, costs: Iterable[MeasuredCost]) -> None:
+        by_size: dict[float, list[float]] = defaultdict(list)
+        for cost in costs:
+            by_size[cost.modelled].append(cost.seconds / cost.modelled)
+        self._sizes = [log(size) for size in sorted(by_size)]
+        self._means = [fmean(by_size[size]) for size in sorted(by_size)]
+        self._least = [min(by_size[size]) for size in sorted(by_size)]
+
+    def of(self, modelled: float) -> float:
+        """Ratio for a prediction of so many seconds, on a line between those next to it in logarithm."""
+        size = log(max(modelled, _LEAST_SECONDS))
+        at = bisect_left(self._sizes, size)
+        if at in (0, len(self._sizes)):
+            return self._means[min(at, len(self._means) - 1)]
+        share = (size - self._sizes[at - 1]) / (self._sizes[at] - self._sizes[at - 1])
+        return self._means[at - 1] + share * (self._means[at] - self._means[at - 1])
+
+    def least_from(self, modelled: float) -> float:
+        """Least ratio for predictions of so many seconds and more, measured ones included."""
+        at = bisect_left(self._sizes, log(max(modelled, _LEAST_SECONDS)))
+        return min(self._least[max(at - 1, 0) :])
 
 
 def local_signature(spec: TensorSpec, placement: Placement, mesh: Sequence[int]) -> str:

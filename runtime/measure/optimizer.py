@@ -89,8 +89,6 @@ class LocalOptimizer:
     ----------
     at_once
         Whether fused kernels update several parameters at once, which is so on CUDA where updates are last.
-    is_timed
-        Whether each update is timed by itself, and so made by itself.
     step_count
         Number of steps begun with :meth:`begin_step`.
     state
@@ -109,7 +107,6 @@ class LocalOptimizer:
         self.settings = HYPERPARAMETERS[name]
         self.step_count = 0
         self.at_once = last and all(parameter.is_cuda for parameter in parameters.values())
-        self.is_timed = False
         self._waiting: list[tuple[str, Tensor]] = []
         self._seen: list[UpdateMemory] = []
         self._ends: frozenset[str] | None = None
@@ -154,7 +151,7 @@ class LocalOptimizer:
         what is updated, or where a fused kernel needs it contiguous. AdamW that is not fused holds two tensors of the
         shard's size as well, the denominator before and after the bias correction.
         """
-        if self.is_timed or not (self.at_once and self._is_fused(name)):
+        if not (self.at_once and self._is_fused(name)):
             self._update([(name, gradient)])
             return
         self._waiting.append((name, gradient))

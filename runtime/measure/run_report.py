@@ -11,7 +11,8 @@ from planner.common.units import format_bytes, format_seconds
 from runtime.measure.rounding import GRADIENT_TOLERANCE, LOSS_TOLERANCE, loss_error
 
 LIMIT_TOLERANCE = 1e-3
-"""Share of the memory limit by which a measured peak may be above it: sizes that only running code shows."""
+"""Share of the memory limit by which a measured peak may be above it: what kernels hold while they run, which only
+running code shows and a cluster's reserve has room for."""
 
 CHECK_FAILED = 1
 
@@ -164,10 +165,16 @@ class RunReport(TrainingReport):
             return 0
         return max(0, max(self.measured_peak_bytes) - self.memory_limit_bytes)
 
+    @property
+    def exceeds_limit(self) -> bool:
+        """Whether the largest measured peak is above the memory limit by more than what kernels hold while they run."""
+        limit = self.memory_limit_bytes
+        return limit is not None and self.excess_bytes > LIMIT_TOLERANCE * limit
+
     def failures(self) -> list[str]:
         """Failures of the run: a peak above the memory limit by more than 0.1 %, and differences from one process."""
         found = []
-        if self.memory_limit_bytes is not None and self.excess_bytes > LIMIT_TOLERANCE * self.memory_limit_bytes:
+        if self.exceeds_limit:
             found.append(
                 f"rank {self.measured_peak_bytes.index(max(self.measured_peak_bytes))} needed "
                 f"{max(self.measured_peak_bytes)} bytes, the plan's memory limit is {self.memory_limit_bytes}"

@@ -22,17 +22,15 @@ class InstructionClock:
         Device of the rank.
     """
 
+    more_steps = 0
+    """Steps that it has to see after those of the run."""
+
     def __init__(self, count: int, device: torch.device) -> None:
         self._count = count
         self._device = device
         self._now: NDArray[np.int64] = np.zeros(count, dtype=np.int64)
         self._last = 0
         self._steps: list[NDArray[np.int64]] = []
-
-    @property
-    def is_timing(self) -> bool:
-        """Whether the instructions of this step are timed."""
-        return True
 
     def begin(self) -> None:
         """Begin a step: the first instruction starts now."""

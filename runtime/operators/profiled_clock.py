@@ -12,16 +12,16 @@ _PROFILED = 2
 _NAME = "instruction "
 
 
-def clock_of(count: int, device: torch.device) -> InstructionClock:
-    """A clock for the instructions of a schedule on a device."""
-    return ProfiledClock(count, device) if device.type == "cuda" else InstructionClock(count, device)
+def clock_of(count: int, device: torch.device, steps: int) -> InstructionClock:
+    """A clock for the instructions of a schedule on a device, in a run of so many steps."""
+    return ProfiledClock(count, device, steps) if device.type == "cuda" else InstructionClock(count, device)
 
 
 class ProfiledClock(InstructionClock):
-    """Times of the kernels that each instruction starts, in the first two steps, whose launches take longer for it.
+    """Times of the kernels that each instruction starts, in two steps whose launches take longer for it.
 
     Between events on the stream passes the time of launches wherever these take longer than their kernels. On a CPU the
-    times are those of operators.
+    times are those of operators. Updates that one kernel makes count for the last of them.
 
     Parameters
     ----------
@@ -29,24 +29,23 @@ class ProfiledClock(InstructionClock):
         Instructions of the schedule.
     device
         Device of the process.
+    after
+        Steps before these two, whose times the profiler does not touch.
     """
 
-    def __init__(self, count: int, device: torch.device) -> None:
+    more_steps = _PROFILED
+
+    def __init__(self, count: int, device: torch.device, after: int = 0) -> None:
         super().__init__(count, device)
-        self._begun = 0
+        self._after, self._begun = after, 0
         self._positions: list[int] = []
         self._profiler: profile | None = None
         self._range: record_function | None = None
 
-    @property
-    def is_timing(self) -> bool:
-        """Whether the kernels of this step are timed."""
-        return self._profiler is not None
-
     def begin(self) -> None:
         """Begin a step."""
         self._begun += 1
-        if self._begun > _PROFILED:
+        if not self._after < self._begun <= self._after + _PROFILED:
             return
         self._positions = []
         on_cuda = [ProfilerActivity.CUDA] if self._device.type == "cuda" else []

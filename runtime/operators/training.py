@@ -165,8 +165,6 @@ class LocalTraining:
         inputs = self._local_inputs(blocks, scale)
         if self._clock is not None:
             self._clock.begin()
-            if isinstance(self.optimizer, LocalOptimizer):
-                self.optimizer.is_timed = self._clock.is_timing
         with self._memory_noted(inputs), _watching(meter, inputs):
             result = self._lowered.begin(inputs)
         with self._memory_noted(inputs), _watching(meter, ()):

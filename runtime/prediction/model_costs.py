@@ -7,7 +7,7 @@ was not measured. Random plans beside it measure instructions that no plan uses 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import fmean
 
@@ -22,7 +22,7 @@ from planner.machine.cluster import (
 from planner.machine.known_costs import CostSource, MeasuredCost, MeasuredCosts
 from planner.models.references import ModelReference
 from planner.plan.document import Plan, schedule_of
-from planner.schedule.instructions import Reshard, Schedule
+from planner.schedule.instructions import Reshard, Schedule, Update
 from planner.session import PlanningSession, PlanRequest
 from runtime.job.launch import run_plan
 from runtime.measure.profile import profile_of
@@ -114,36 +114,74 @@ def unmeasured_seconds(session: PlanningSession, schedule: Schedule) -> float:
 
 
 def measured_costs(session: PlanningSession, schedule: Schedule, report: RunReport) -> MeasuredCosts:
-    """Costs of the instructions of a schedule, from a run that timed them.
+    """Costs of the instructions of a schedule, from a run that timed them."""
+    assert report.instruction_ns is not None
+    assert report.measured_step_s is not None
+    times = profile_of(session.graph, schedule, report.instruction_ns, None).own.tolist()
+    return costs_of_times(session, schedule, times, report.measured_step_s, updates_together=report.device == "cuda")
+
+
+def costs_of_times(
+    session: PlanningSession,
+    schedule: Schedule,
+    times: Sequence[float],
+    step_seconds: float,
+    *,
+    updates_together: bool,
+) -> MeasuredCosts:
+    """Costs of the instructions of a schedule that took so many nanoseconds.
 
     A cost holds the views and releases before its instruction. What a rank waits for others, and what it does
     between steps, is spread over all of them in proportion, so that they add up to the step.
+
+    Parameters
+    ----------
+    session, schedule
+        What ran; costs are corrected beside those of the session's cluster.
+    times
+        Nanoseconds of each instruction.
+    step_seconds
+        What a step took.
+    updates_together
+        Whether one kernel made several updates, so that only the sum of their times is known.
     """
-    assert report.instruction_ns is not None
-    assert report.measured_step_s is not None
-    profile = profile_of(session.graph, schedule, report.instruction_ns, None)
+    if updates_together:
+        times = _shared_by_updates(session, schedule, times)
     found: dict[tuple[str, str], list[float]] = defaultdict(list)
     modelled: dict[tuple[str, str], float] = {}
-    before, total = 0, 0.0
-    for entry, own in zip(schedule.instructions, profile.own.tolist(), strict=True):
+    before, total = 0.0, 0.0
+    for entry, own in zip(schedule.instructions, times, strict=True):
         if isinstance(entry, Reshard) and entry.overlapped:
             continue  # it only starts here
         parts = session.instruction_costs.parts(schedule, entry)
         if not parts:
             before += own
             continue
-        seconds, before = (own + before) * 1e-9, 0
+        seconds, before = (own + before) * 1e-9, 0.0
         total += seconds
         whole = sum(part.modelled for part in parts)
         for part in parts:
             found[part.kind, part.signature].append(seconds * part.modelled / whole)
             modelled[part.kind, part.signature] = part.modelled
-    spread = report.measured_step_s / total
+    spread = step_seconds / total
     costs: MeasuredCosts = defaultdict(dict)
     for (kind, signature), seconds_of in found.items():
         mean = max(spread * fmean(seconds_of), _LEAST_SECONDS)
         costs[kind][signature] = MeasuredCost(seconds=mean, modelled=modelled[kind, signature])
     return dict(costs)
+
+
+def _shared_by_updates(session: PlanningSession, schedule: Schedule, times: Sequence[float]) -> list[float]:
+    """The times with those of all updates shared among them as the model predicts them."""
+    modelled = [
+        sum(part.modelled for part in session.instruction_costs.parts(schedule, entry))
+        if isinstance(entry, Update)
+        else 0.0
+        for entry in schedule.instructions
+    ]
+    whole = sum(modelled)
+    spent = sum(own for own, share in zip(times, modelled, strict=True) if share)
+    return [spent * share / whole if share else own for own, share in zip(times, modelled, strict=True)]
 
 
 def with_costs(cluster: ClusterSpec, costs: MeasuredCosts) -> ClusterSpec:

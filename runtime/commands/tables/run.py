@@ -33,8 +33,7 @@ def run_table(plan: Plan, report: RunReport) -> Table:
     known = "" if proof is None else f" ({proof})"
     table.add_row("bound, gap", f"{bound}{known}, {format_gap(plan.gap)}", "", "")
     if report.memory_limit_bytes is not None:
-        verdict = f"exceeded by {format_bytes(report.excess_bytes)}" if report.excess_bytes else "kept"
-        table.add_row("memory limit", format_bytes(report.memory_limit_bytes), verdict, "")
+        table.add_row("memory limit", format_bytes(report.memory_limit_bytes), _of_the_limit(report), "")
     for rank, (predicted, measured) in enumerate(
         zip(report.predicted_peak_bytes, report.measured_peak_bytes, strict=True)
     ):
@@ -76,3 +75,11 @@ def run_table(plan: Plan, report: RunReport) -> Table:
 
 def _ratio(measured: float, predicted: float) -> str:
     return f"{measured / predicted:.3f}" if predicted else "-"
+
+
+def _of_the_limit(report: RunReport) -> str:
+    """Whether a run kept its memory limit."""
+    if not report.excess_bytes:
+        return "kept"
+    above = format_bytes(report.excess_bytes)
+    return f"exceeded by {above}" if report.exceeds_limit else f"kept but for {above} of kernels, in the reserve"

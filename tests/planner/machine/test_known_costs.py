@@ -30,24 +30,30 @@ def test_a_measured_cost_is_what_was_measured() -> None:
     assert costs.source("aten.mm.default", "2 ranks: small") is CostSource.MEASURED
 
 
-def test_other_costs_are_corrected_as_the_closest_of_their_kind() -> None:
-    costs = known(("2 ranks: small", 3e-6, 1e-6), ("2 ranks: large", 2e-3, 1e-3))
-    assert costs.seconds("aten.mm.default", "2 ranks: other", 2e-6) == pytest.approx(6e-6)
-    assert costs.seconds("aten.mm.default", "2 ranks: other", 4e-3) == pytest.approx(8e-3)
+def test_other_costs_are_corrected_by_those_next_to_them_in_size() -> None:
+    costs = known(("2 ranks: small", 3e-6, 1e-6), ("2 ranks: large", 2e-4, 1e-4))
+    for modelled, ratio in ((1e-7, 3.0), (1e-6, 3.0), (1e-5, 2.5), (1e-4, 2.0), (4e-3, 2.0)):
+        assert costs.seconds("aten.mm.default", "2 ranks: other", modelled) == pytest.approx(ratio * modelled)
     assert costs.source("aten.mm.default", "2 ranks: other") is CostSource.FITTED
+
+
+def test_costs_of_one_size_count_alike() -> None:
+    costs = known(("2 ranks: slow", 9e-6, 1e-6), ("2 ranks: fast", 1e-6, 1e-6), ("2 ranks: usual", 2e-6, 1e-6))
+    assert costs.seconds("aten.mm.default", "2 ranks: other", 3e-6) == pytest.approx(1.2e-5)
+    assert costs.least_ratio("aten.mm.default", 1e-7) == pytest.approx(1.0)
 
 
 def test_the_least_ratio_holds_for_all_larger_predictions() -> None:
     rng = np.random.default_rng(0)
     for _ in range(200):
-        sizes = 10.0 ** rng.uniform(-7, -2, size=rng.integers(1, 6))
-        costs = known(
-            *((f"2 ranks: {k}", float(size * rng.uniform(0.2, 5)), float(size)) for k, size in enumerate(sizes))
-        )
+        sizes = 10.0 ** rng.choice(np.arange(-7, -2, 0.5), size=rng.integers(1, 6))
+        measured = [(f"2 ranks: {k}", float(size * rng.uniform(0.2, 5)), float(size)) for k, size in enumerate(sizes)]
+        costs = known(*measured)
         for modelled in 10.0 ** rng.uniform(-8, -1, size=10):
             least = costs.least_ratio("aten.mm.default", modelled)
             larger = modelled * np.exp(rng.exponential(2.0, size=20))
             assert all(costs.seconds("aten.mm.default", "other", each) >= 0.999999 * least * each for each in larger)
+            assert all(seconds >= 0.999999 * least * size for _, seconds, size in measured if size >= modelled)
     assert costs.least_ratio("aten.add.Tensor", 1.0) == 1.0
 
 

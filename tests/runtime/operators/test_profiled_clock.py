@@ -29,6 +29,16 @@ def test_times_are_of_the_second_step_or_the_only_one(sizes):
     assert min(first, last) > 50_000  # a product of 600 takes longer, one of 1 does not
 
 
+def test_steps_before_are_not_profiled():
+    clock = ProfiledClock(1, CPU, 2)
+    for size in (1500, 1500, 1, 1):
+        clock.begin()
+        product(size)
+        clock.tick(0)
+        clock.end()
+    assert 0 < clock.typical()[0] < 5_000_000  # a product of 1500 takes longer
+
+
 def test_the_clock_follows_the_device():
-    assert type(clock_of(1, CPU)) is InstructionClock
-    assert type(clock_of(1, torch.device("cuda", 0))) is ProfiledClock
+    assert type(clock_of(1, CPU, 3)) is InstructionClock
+    assert type(clock_of(1, torch.device("cuda", 0), 3)) is ProfiledClock

@@ -10,19 +10,20 @@ from support.tiers import slow
 from planner.machine.cluster import LOCAL_NAME, load_cluster
 from planner.machine.known_costs import CostSource
 from planner.plan.document import schedule_of
+from planner.schedule.instructions import Update
 from planner.session import PlanRequest, session_of
 from runtime.calibration.calibrate import calibrate
 from runtime.measure.run_report import RunReport
 from runtime.prediction.model_costs import calibrate_model, measured_costs, unmeasured_seconds, with_costs
 
 
-def report_of(plan, times, step_seconds):
+def report_of(plan, times, step_seconds, device="cpu"):
     """A report as of a run whose instructions took ``times`` (ranks, instructions) nanoseconds."""
     ranks = len(times)
     return RunReport(
         plan_digest=plan.digest,
         mesh=plan.decision.options.mesh,
-        device="cpu",
+        device=device,
         dtype="float32",
         steps=5,
         memory_limit_bytes=None,
@@ -57,6 +58,22 @@ def test_the_costs_of_a_run_add_up_to_its_step(name, seed):
     assert unmeasured_seconds(measured, schedule) == 0.0
     assert measured.instruction_costs.seconds_by_source(schedule)[CostSource.MEASURED] == pytest.approx(step)
     assert measured.replay(schedule).total_quanta == pytest.approx(step * 1e9, rel=1e-3)
+
+
+def test_updates_that_one_kernel_makes_share_its_time():
+    plan = random_plan("gpt2", (1,), 0)
+    session = session_of(plan)
+    schedule = schedule_of(plan, session.graph)
+    at = [position for position, entry in enumerate(schedule.instructions) if isinstance(entry, Update)]
+    times = np.full((1, len(schedule.instructions)), 1000)
+    times[:, at] = 0
+    times[:, at[-1]] = 10**6
+    report = report_of(plan, times.tolist(), 1e-9 * times.sum(), "cuda")
+    costs = measured_costs(session, schedule, report)["adamw"].values()
+    ratios = [cost.seconds / cost.modelled for cost in costs]
+    assert max(ratios) < 1.001 * min(ratios)
+    measured = session_of(plan, with_costs(session.cluster, measured_costs(session, schedule, report)))
+    assert measured.replay(schedule).total_quanta == pytest.approx(times.sum(), rel=1e-2)
 
 
 def test_costs_of_several_runs_are_averaged_and_others_stay():
