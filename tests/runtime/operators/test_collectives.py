@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import itertools
+import random
 from math import prod
 
 import pytest
@@ -12,7 +13,7 @@ from support.tiers import slow
 
 from planner.graph.placement import divides, is_partial
 from planner.machine.resharding import step_of, step_peak_bytes
-from planner.torch_adapter.local.collectives import MeshGroups, ReshardStepError, reshard_step
+from planner.torch_adapter.local.collectives import MeshGroups, ReshardStepError, reshard_step, start_step
 from planner.torch_adapter.meters.storage_meter import StorageMeter
 from runtime.job.process_group import LaunchError
 from runtime.measure.local_shards import gather_full
@@ -138,6 +139,41 @@ def test_source_that_is_not_contiguous(two_ranks):
 
 def test_integers_booleans_and_half_precision(two_ranks):
     two_ranks.run(check_other_dtypes)
+
+
+def gather_many(iterations: int) -> None:
+    """Gathers of many sizes, sixty of them under way, while this process allocates and frees beside them."""
+    groups, rng = groups_of((2,)), random.Random(0)
+    for _ in range(iterations):
+        under_way = []
+        for _ in range(60):
+            tensor = torch.full((rng.choice((2, 128, 512, 2048, 131_072)),), float(groups.coordinate[0]))
+            under_way.append(start_step(("S0",), ("R",), groups)(tensor))
+            del tensor
+            if rng.random() < 0.3:
+                under_way.pop(0).wait().mul_(2)
+            torch.ones(64).mul_(2)
+        for each in under_way:
+            first, second = each.wait().chunk(2)
+            assert not first.any()
+            assert bool((second == 1).all())
+
+
+@pytest.mark.parametrize("iterations", [50, slow(400)])
+def test_many_gathers_may_be_under_way(iterations, two_ranks):
+    two_ranks.run(gather_many, iterations)
+
+
+def gather_complex() -> None:
+    """Complex numbers are sent as pairs."""
+    groups = groups_of((2,))
+    tensor = torch.full((3, 2), 1 + 1j * groups.coordinate[0], dtype=torch.complex64)
+    gathered = reshard_step(("S0",), ("R",), groups)(tensor)
+    assert gathered[:, 0].tolist() == [1, 1, 1, 1 + 1j, 1 + 1j, 1 + 1j]
+
+
+def test_complex_numbers_are_gathered(two_ranks):
+    two_ranks.run(gather_complex)
 
 
 @pytest.mark.parametrize(
