@@ -9,9 +9,7 @@ from __future__ import annotations
 import atexit
 import importlib.util
 import inspect
-import re
 import sys
-import warnings
 from collections.abc import Callable
 from functools import cache
 from types import ModuleType
@@ -29,21 +27,12 @@ IMPORTED = (
 )
 
 
-_CRASH = re.compile(r"rank \d+ of \d+ failed: its process died by (SIGABRT|SIGSEGV)")
-
-
 class RankPool:
-    """``size`` ranks; started by the first call, and again by the next one after an error or a hang.
-
-    In a few runs of all tests glibc ended a rank, because memory of native code was damaged
-    ("malloc(): unaligned tcache chunk detected"). Guard pages around all tensors have not shown what does it. The first
-    such end of a pool is a warning, and the call is repeated; a second one fails.
-    """
+    """``size`` ranks; started by the first call, and again by the next one after an error or a hang."""
 
     def __init__(self, size: int) -> None:
         self.size = size
         self._ranks: rank_pool.RankPool | None = None
-        self._has_crashed = False
         atexit.register(self.close)
 
     def run(self, function: Callable[..., Any], *args: Any, timeout: float = 120.0) -> list[Any]:
@@ -58,14 +47,9 @@ class RankPool:
             self._ranks = rank_pool.RankPool(self.size, IMPORTED)
         try:
             return self._ranks.run(_call, inspect.getfile(function), function.__qualname__, args, timeout=timeout)
-        except LaunchError as error:
+        except LaunchError:
             self._ranks = None  # which has ended its processes
-            crash = _CRASH.search(str(error))
-            if crash is None or self._has_crashed:
-                raise
-            self._has_crashed = True
-            warnings.warn(f"{crash[0]} in {function.__qualname__}, which is repeated", stacklevel=2)
-            return self.run(function, *args, timeout=timeout)
+            raise
 
     def close(self) -> None:
         """End the ranks."""
