@@ -7,13 +7,13 @@ from __future__ import annotations
 MOST_COLUMNS = 5000
 """Columns of the linear model of what presolve leaves, up to which CP-SAT solves it."""
 
-PEAK_FIRST_SHARE = 0.15
+PEAK_FIRST_SHARE = 0.4
 """Part of the time for a first assignment."""
 
-PEAK_SEARCH_SHARE = 0.35
+PEAK_SEARCH_SHARE = 0.6
 """Part of the time after which the search from it ends."""
 
-PEAK_MOMENTS_SHARE = 0.55
+PEAK_MOMENTS_SHARE = 0.75
 """Part of the time after which bounds at the busiest moments end."""
 
 PEAK_LEAST_SECONDS = 0.05
