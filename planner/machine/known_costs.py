@@ -8,7 +8,6 @@ processes as shared the machine then, and for no other number.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
 from math import log
@@ -49,6 +48,9 @@ class MeasuredCost(BaseModel):
 
 
 _LEAST_SECONDS = 1e-12
+
+_ONE_SIZE = 1.01
+"""Sizes up to so many times another are the same size."""
 
 MeasuredCosts = dict[str, dict[str, MeasuredCost]]
 """Measured costs by kind (an operator's target, a collective, an optimizer), then by signature."""
@@ -109,12 +111,15 @@ class _Ratios:
     """Ratios of cost to prediction of one kind, as a function of the prediction."""
 
     def __init__(self, costs: Iterable[MeasuredCost]) -> None:
-        by_size: dict[float, list[float]] = defaultdict(list)
-        for cost in costs:
-            by_size[cost.modelled].append(cost.seconds / cost.modelled)
-        self._sizes = [log(size) for size in sorted(by_size)]
-        self._means = [fmean(by_size[size]) for size in sorted(by_size)]
-        self._least = [min(by_size[size]) for size in sorted(by_size)]
+        groups: list[list[MeasuredCost]] = []
+        for cost in sorted(costs, key=lambda cost: cost.modelled):
+            if groups and cost.modelled <= _ONE_SIZE * groups[-1][0].modelled:
+                groups[-1].append(cost)
+            else:
+                groups.append([cost])
+        ratios = [[cost.seconds / cost.modelled for cost in group] for group in groups]
+        self._sizes = [log(group[0].modelled) for group in groups]
+        self._means, self._least = [fmean(group) for group in ratios], [min(group) for group in ratios]
 
     def of(self, modelled: float) -> float:
         """Ratio for a prediction of so many seconds, on a line between those next to it in logarithm."""
@@ -127,6 +132,7 @@ class _Ratios:
 
     def least_from(self, modelled: float) -> float:
         """Least ratio for predictions of so many seconds and more, measured ones included."""
+        # A group that begins below may have sizes above.
         at = bisect_left(self._sizes, log(max(modelled, _LEAST_SECONDS)))
         return min(self._least[max(at - 1, 0) :])
 

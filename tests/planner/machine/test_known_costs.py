@@ -38,15 +38,15 @@ def test_other_costs_are_corrected_by_those_next_to_them_in_size() -> None:
 
 
 def test_costs_of_one_size_count_alike() -> None:
-    costs = known(("2 ranks: slow", 9e-6, 1e-6), ("2 ranks: fast", 1e-6, 1e-6), ("2 ranks: usual", 2e-6, 1e-6))
-    assert costs.seconds("aten.mm.default", "2 ranks: other", 3e-6) == pytest.approx(1.2e-5)
+    costs = known(("2 ranks: slow", 9e-6, 1e-6), ("2 ranks: fast", 1e-6, 1e-6), ("2 ranks: usual", 2e-6, 1.001e-6))
+    assert costs.seconds("aten.mm.default", "2 ranks: other", 3e-6) == pytest.approx(1.2e-5, rel=1e-3)
     assert costs.least_ratio("aten.mm.default", 1e-7) == pytest.approx(1.0)
 
 
 def test_the_least_ratio_holds_for_all_larger_predictions() -> None:
     rng = np.random.default_rng(0)
     for _ in range(200):
-        sizes = 10.0 ** rng.choice(np.arange(-7, -2, 0.5), size=rng.integers(1, 6))
+        sizes = 10.0 ** rng.choice(np.arange(-7, -2, rng.choice([0.5, 0.003])), size=rng.integers(1, 40))
         measured = [(f"2 ranks: {k}", float(size * rng.uniform(0.2, 5)), float(size)) for k, size in enumerate(sizes)]
         costs = known(*measured)
         for modelled in 10.0 ** rng.uniform(-8, -1, size=10):
