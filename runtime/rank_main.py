@@ -179,7 +179,7 @@ def _train(
     batches = Batches.of(step.module, arguments, examples, options.data, decision.options.grad_accum)
     if not options.check:
         measured = train_and_measure(training, batches, options.steps, device)
-        return _rank_report(measured, {}, NO_ERROR, _instruction_times(training, batches, options.steps, clock))
+        return _rank_report(measured, {}, NO_ERROR, instruction_times(training, batches, options.steps, clock))
     reference = read_reference(options.scratch)
     comparison = ReferenceComparison(reference, training.placements, groups)
     errors: dict[str, float] = {}
@@ -194,11 +194,11 @@ def _train(
         REFERENCE, options.scratch / PLAN_FILE, options, errors, measured.losses[0], reference.losses[0]
     )
     updated = comparison.updated(training.state)
-    times = _instruction_times(training, batches, options.steps, clock)
+    times = instruction_times(training, batches, options.steps, clock)
     return _rank_report(measured, errors, updated, times, rounding)
 
 
-def _instruction_times(
+def instruction_times(
     training: LocalTraining, batches: Batches, steps: int, clock: InstructionClock | None
 ) -> tuple[int, ...] | None:
     """Nanoseconds of each instruction, after the steps of which the clock shall not touch the times."""

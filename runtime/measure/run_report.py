@@ -11,8 +11,8 @@ from planner.common.units import format_bytes, format_seconds
 from runtime.measure.rounding import GRADIENT_TOLERANCE, LOSS_TOLERANCE, loss_error
 
 LIMIT_TOLERANCE = 1e-3
-"""Share of the memory limit by which a measured peak may be above it: what kernels hold while they run, which only
-running code shows and a cluster's reserve has room for."""
+"""Share of the memory limit by which a measured peak may be above it: sizes that only running code shows, such as
+what kernels hold while they run; a cluster's reserve has room for them."""
 
 CHECK_FAILED = 1
 
@@ -167,7 +167,7 @@ class RunReport(TrainingReport):
 
     @property
     def exceeds_limit(self) -> bool:
-        """Whether the largest measured peak is above the memory limit by more than what kernels hold while they run."""
+        """Whether the largest measured peak is above the memory limit by more than the tolerance."""
         limit = self.memory_limit_bytes
         return limit is not None and self.excess_bytes > LIMIT_TOLERANCE * limit
 

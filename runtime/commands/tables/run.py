@@ -82,4 +82,4 @@ def _of_the_limit(report: RunReport) -> str:
     if not report.excess_bytes:
         return "kept"
     above = format_bytes(report.excess_bytes)
-    return f"exceeded by {above}" if report.exceeds_limit else f"kept but for {above} of kernels, in the reserve"
+    return f"exceeded by {above}" if report.exceeds_limit else f"kept but for {above}, in the reserve"

@@ -61,7 +61,7 @@ def test_the_limit_and_the_check_fail_side_by_side() -> None:
 
 @pytest.mark.parametrize(
     ("peak", "words"),
-    [(LIMIT, "kept"), (LIMIT + 512, "kept but for 512 B of kernels"), (LIMIT + 2048, "exceeded by 2.00 KiB")],
+    [(LIMIT, "kept"), (LIMIT + 512, "kept but for 512 B, in the reserve"), (LIMIT + 2048, "exceeded by 2.00 KiB")],
 )
 def test_the_table_says_whether_the_limit_was_kept(peak: int, words: str) -> None:
     plan = random_plan("mlp", (2,), 0)
