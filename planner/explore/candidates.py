@@ -8,6 +8,7 @@ where the bytes that some operator needs with everything sharded are more than t
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
@@ -243,7 +244,7 @@ def largest_batch(
             f"batches in multiples of {step} up to {most}: give a multiple of 1 or more, and at most that"
         )
     tried: list[Tried] = []
-    found: dict[int, PlanningSession] = {}
+    found: dict[int, tuple[PlanningSession, Plan]] = {}
     with SolverPool() as pool:
 
         def fits(count: int) -> bool:
@@ -251,7 +252,7 @@ def largest_batch(
             outcome = _try_batch(session, request, floor(session), pool, progress)
             tried.append(outcome)
             if outcome.plan is not None:
-                found[count] = session
+                found[count] = session, outcome.plan
             return outcome.plan is not None
 
         low, high = 0, 1
@@ -263,8 +264,10 @@ def largest_batch(
             low, high = (middle, high) if fits(middle) else (low, middle)
         if not low:
             raise InfeasibleError(f"batch {step}: not even that fits: {tried[0].reason}")
-        session = found[low]
-        plan = WarmSolver(session, pool).solve(request, progress=progress).plan
+        session, plan = found[low]
+        with suppress(InfeasibleError):  # the time limit ended before this search found any plan
+            better = WarmSolver(session, pool).solve(request, progress=progress).plan
+            plan = min(plan, better, key=lambda plan: plan.objective_seconds)
     limit = session.budget(request.memory).device_bytes
     return LargestBatch(low * step, plan, limit, tuple(tried))
 

@@ -13,6 +13,7 @@ from planner.common.infeasibility import InfeasibleError
 from planner.explore import candidates
 from planner.explore.candidates import meshes_of
 from planner.explore.errors import ExploreError
+from planner.explore.warm import WarmSolver
 from planner.machine.cluster import load_cluster
 from planner.session import PlanRequest
 
@@ -81,6 +82,20 @@ def test_the_largest_batch_fits_and_the_next_does_not(name):
     for batch in pruned[:1]:
         with pytest.raises(InfeasibleError):
             api.plan(replace(reference, batch=batch), cluster=cluster, mesh=(2,), memory=memory, time_limit=3.0)
+
+
+def test_the_plan_of_the_largest_batch_is_kept_where_the_last_search_finds_none(monkeypatch):
+    solve = WarmSolver.solve
+
+    def gives_up(self, request, **options):
+        if options.get("second", True):  # the search for the best plan, not one for any
+            raise InfeasibleError("no plan was found in the time limit")
+        return solve(self, request, **options)
+
+    monkeypatch.setattr(WarmSolver, "solve", gives_up)
+    found = api.largest_batch(step_reference("mlp"), cluster=CLUSTER, mesh=(2,), request=SHORT, most=4)
+    assert found.batch == 4
+    assert found.plan is next(tried.plan for tried in found.tried if tried.name == "4")
 
 
 def test_no_batch_at_all_is_refused():
