@@ -18,7 +18,7 @@ from torch.distributed.elastic.multiprocessing.errors import record
 from planner.layers.plan.check import check_layer_plan
 from planner.layers.plan.document import LayerPlan, load_layer_plan, parse_layer_plan, save_layer_plan
 from planner.models.references import check_code, load_step
-from planner.plan.format import canonical_json
+from planner.plan.decision import canonical_json
 from planner.torch_adapter.meters.resized_storages import ResizedStorageMeter
 from planner.torch_adapter.tracing.step_module import StepArguments
 from runtime.job.device_memory import check_device_memory

@@ -15,8 +15,8 @@ import torch.distributed as dist
 from torch.distributed.elastic.multiprocessing.errors import record
 
 from planner.models.references import TrainingStep, check_code, load_step, reference_of
+from planner.plan.decision import NANOSECONDS, canonical_json
 from planner.plan.document import Plan, load_plan, save_plan
-from planner.plan.format import NANOSECONDS, canonical_json
 from planner.schedule.instructions import Schedule, Wait
 from planner.strategies.traced_step import TracedStep, trace_step
 from planner.torch_adapter.deferred_values import DeferredValues

@@ -24,8 +24,8 @@ from planner.explore.tables import Table
 from planner.explore.warm import QUICK, WarmSolver
 from planner.machine.cluster import ClusterError, ClusterSpec, load_cluster
 from planner.models.references import ModelReference
+from planner.plan.decision import NANOSECONDS
 from planner.plan.document import Plan
-from planner.plan.format import NANOSECONDS
 from planner.session.planning import PlanningSession
 from planner.session.request import PlanRequest
 from planner.strategies.traced_step import TracedStep

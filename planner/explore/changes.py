@@ -13,8 +13,8 @@ from planner.explore.errors import ExploreError
 from planner.explore.tables import Table, plan_row, signed_seconds
 from planner.explore.targets import node_name
 from planner.machine.cluster import ClusterSpec, LinkSpec
+from planner.plan.decision import NANOSECONDS
 from planner.plan.document import Plan
-from planner.plan.format import NANOSECONDS
 from planner.session.planning import PlanningSession
 from planner.strategies.space import StrategySpace
 

@@ -20,8 +20,8 @@ from planner.explore.pins import Pin, pin_of
 from planner.explore.tables import Table, plan_row, signed_bytes, signed_seconds
 from planner.explore.targets import module_paths
 from planner.explore.warm import WarmSolver
+from planner.plan.decision import NANOSECONDS
 from planner.plan.document import Plan
-from planner.plan.format import NANOSECONDS
 from planner.session.planning import PlanningSession
 from planner.session.request import PlanRequest
 

@@ -22,7 +22,7 @@ from planner.graph.operator_graph import HALF
 from planner.graph.optimizers import ReduceDtype
 from planner.models.closed_over import lift_tensors
 from planner.models.hugging_face import hugging_face_step
-from planner.plan.format import PlannedModel
+from planner.plan.decision import PlannedModel
 
 DTYPES = {name: getattr(torch, name) for name in ("float32", "bfloat16", "float16", "float64")}
 

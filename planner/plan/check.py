@@ -12,7 +12,8 @@ from formulations.problem.solution import Status
 from planner.common.plan_error import PlanError
 from planner.graph.operator_graph import OperatorGraph
 from planner.graph.optimizers import optimizer_named
-from planner.plan.format import Certificate, Decision, Fingerprints, MemoryOverTime, Plan, Predicted, PredictedHost
+from planner.plan.decision import Decision, Fingerprints, MemoryOverTime, Predicted, PredictedHost
+from planner.plan.format import Certificate, Plan
 from planner.plan.schedule_document import decode_schedule
 from planner.replay.checker import OptimizerMemory, ReplayReport, StepCosts, StrategyTable, replay
 from planner.replay.report import Category

@@ -17,22 +17,17 @@ from formulations.problem.files import write_text_atomically
 from planner.common.plan_error import PlanError
 from planner.graph.operator_graph import OperatorGraph
 from planner.plan.check import certificate_contradiction, host_prediction, memory_over_time, verify_plan
-from planner.plan.format import (
-    PLAN_VERSION,
-    Certificate,
-    CrossCheck,
+from planner.plan.decision import (
     Decision,
     Fingerprints,
-    Plan,
     PlannedModel,
     PlanOptions,
     Predicted,
-    Record,
     canonical_json,
     decision_digest,
     part_digests,
-    plan_schema,
 )
+from planner.plan.format import PLAN_VERSION, Certificate, CrossCheck, Plan, Record, plan_schema
 from planner.plan.schedule_document import decode_schedule, encode_schedule
 from planner.replay.report import ReplayReport
 from planner.schedule.instructions import Schedule

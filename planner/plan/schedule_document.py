@@ -13,7 +13,7 @@ from typing import Generic, Literal, TypeVar
 from planner.common.plan_error import PlanError
 from planner.graph.operator_graph import OperatorGraph, ValueRole
 from planner.graph.placement import Placement
-from planner.plan.format import (
+from planner.plan.decision import (
     ComputeStep,
     Decision,
     FreeStep,

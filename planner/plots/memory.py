@@ -9,7 +9,8 @@ import numpy as np
 
 from planner.graph.operator_graph import module_prefix
 from planner.graph.placement import placement_kind
-from planner.plan.format import ComputeStep, Plan
+from planner.plan.decision import ComputeStep
+from planner.plan.format import Plan
 from planner.replay.report import Category
 from planner.view.styles import CATEGORIES, category_name
 

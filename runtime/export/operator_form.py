@@ -12,7 +12,8 @@ from math import prod
 from planner.graph.operator_graph import ValueRole
 from planner.graph.placement import REPLICATE, is_partial, is_shard
 from planner.layers.plan.document import LayerPlan, LayerSettings, Sharding, StagePlan
-from planner.plan.format import ComputeStep, Decision, InputValue, Plan, ReshardStep, TransferStep
+from planner.plan.decision import ComputeStep, Decision, InputValue, ReshardStep, TransferStep
+from planner.plan.format import Plan
 from runtime.export.translation import ExportError
 
 _NAMED = 3

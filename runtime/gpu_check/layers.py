@@ -11,7 +11,7 @@ import torch
 from planner.layers.plan.check import check_layer_plan
 from planner.layers.plan.document import LayerPlan, LayerSettings, StagePlan
 from planner.models.references import load_step
-from planner.plan.format import PlannedModel
+from planner.plan.decision import PlannedModel
 from planner.torch_adapter.meters.resized_storages import ResizedStorageMeter
 from runtime.gpu_check.outcomes import FailedError, Figures, NotRunError
 from runtime.gpu_check.training import fresh_memory

@@ -16,7 +16,7 @@ from planner.graph.placement import shard
 from planner.layers.plan.check import check_layer_plan
 from planner.layers.plan.document import LayerPlan
 from planner.models.references import TrainingStep
-from planner.plan.format import canonical_json
+from planner.plan.decision import canonical_json
 from planner.torch_adapter.tracing.step_module import StepArguments
 from runtime.layers.check import check_model
 from runtime.layers.executor import BuiltStage

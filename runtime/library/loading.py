@@ -18,8 +18,8 @@ from planner.graph.optimizers import optimizer_named
 from planner.graph.placement import REPLICATE, Placement
 from planner.layers.plan.document import LayerPlan, is_layer_plan, load_layer_plan
 from planner.models.references import ModelReference, TrainingStep, check_code, reference_of
+from planner.plan.decision import canonical_json
 from planner.plan.document import Plan, PlanError, load_plan
-from planner.plan.format import canonical_json
 from planner.schedule.instructions import Wait
 from planner.strategies.traced_step import trace_step
 from planner.torch_adapter.deferred_values import DeferredValues

@@ -8,8 +8,8 @@ from support.steps.planned_steps import step_reference
 from planner import api
 from planner.common.plan_error import PlanError
 from planner.plan.check import verify_plan
+from planner.plan.decision import NANOSECONDS
 from planner.plan.document import schedule_of
-from planner.plan.format import NANOSECONDS
 from planner.session import PlanningSession, PlanRequest, session_of
 
 

@@ -9,8 +9,8 @@ from support.steps.opened_plans import opened_plan
 from support.steps.planned_steps import random_plan
 
 from planner.graph.placement import is_partial, is_shard
+from planner.plan.decision import ComputeStep
 from planner.plan.document import Plan
-from planner.plan.format import ComputeStep
 from planner.plots import (
     ParetoPoint,
     memory_over_time,

@@ -29,7 +29,7 @@ from formulations.problem.files import write_text_atomically
 from planner.common.plan_error import PlanError
 from planner.graph.optimizers import OptimizerName
 from planner.layers.plan.rendering import layer_plan_text
-from planner.plan.format import Fingerprint, PlannedModel, canonical_json
+from planner.plan.decision import Fingerprint, PlannedModel, canonical_json
 
 LAYER_PLAN_VERSION: Literal[1] = 1
 """Version of the document; one of another version is refused."""

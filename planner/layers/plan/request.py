@@ -11,7 +11,7 @@ from planner.graph.optimizers import OptimizerSpec
 from planner.layers.plan.choices import chosen
 from planner.machine.cluster import ClusterSpec
 from planner.models.references import ModelReference
-from planner.plan.format import PlannedModel
+from planner.plan.decision import PlannedModel
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from planner.layers.plan.document import (
     parse_layer_plan,
     save_layer_plan,
 )
-from planner.plan.format import PlannedModel
+from planner.plan.decision import PlannedModel
 
 MODEL = PlannedModel(source="hf:gpt2", batch=8, sequence=16, dtype="float32", seed=0)
 NAMES = ("embedding", "first", "second", "head")

@@ -11,7 +11,7 @@ from planner.common.plan_error import PlanError
 from planner.layers.plan.check import check_layer_plan
 from planner.layers.plan.document import LayerPlan, LayerSettings, StagePlan
 from planner.layers.plan.memory import engine_peaks, plan_profiles
-from planner.plan.format import PlannedModel
+from planner.plan.decision import PlannedModel
 
 PARAMETERS, GIVEN, SAVED, BACKWARD, BATCH = 1200, 10, 100, 7, 4
 STATES = 3

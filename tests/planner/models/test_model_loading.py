@@ -13,7 +13,7 @@ from support.steps import models
 
 from planner.common.model_error import ModelError
 from planner.models.references import ModelReference, TrainingStep, load_step, reference_of
-from planner.plan.format import PlannedModel
+from planner.plan.decision import PlannedModel
 from planner.strategies.traced_step import trace_step
 
 REFERENCE = ModelReference("hf:gpt2", 2, 16, "float32", 0)

@@ -21,6 +21,7 @@ from support.steps.replay_case import ADAMW, GRAPH, SCHEDULE, check
 
 from planner.graph.operator_graph import Operator, OperatorGraph, Phase, Value, ValueRole
 from planner.plan.check import memory_over_time
+from planner.plan.decision import Decision, canonical_json, decision_digest
 from planner.plan.document import (
     SCHEMA_PATH,
     PlanError,
@@ -30,7 +31,6 @@ from planner.plan.document import (
     schedule_of,
     write_schema,
 )
-from planner.plan.format import Decision, canonical_json, decision_digest
 from planner.plan.schedule_document import encode_schedule
 from planner.replay.checker import replay
 

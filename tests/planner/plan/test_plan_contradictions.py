@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from formulations.problem.solution import Status
+from planner.plan.decision import MemoryOverTime, Predicted
 from planner.plan.document import Certificate, CrossCheck, certificate_contradiction
-from planner.plan.format import MemoryOverTime, Predicted
 
 
 def contradiction(objective, bound, status, *checks):

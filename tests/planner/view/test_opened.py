@@ -9,7 +9,7 @@ from support.steps.opened_plans import KINDS, opened_plan
 
 from planner.common.plan_error import PlanError
 from planner.graph.placement import is_partial, is_shard
-from planner.plan.format import decision_digest
+from planner.plan.decision import decision_digest
 from planner.schedule.instructions import Compute, Offload, Prefetch, Reshard
 from planner.view.charts import seconds_by_kind, streams_of
 from planner.view.differences import differences

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from support.steps.opened_plans import opened_plan
 
+from planner.plan.decision import decision_digest
 from planner.plan.document import save_plan
-from planner.plan.format import decision_digest
 
 LAYER_PLAN = Path(__file__).parents[2] / "fixtures" / "plans" / "galvatron.json"
 

@@ -11,7 +11,7 @@ import pytest
 from support.layers.layer_runs import names_of, planned_model
 
 from planner.layers.plan.document import LayerPlan, LayerSettings, StagePlan, save_layer_plan
-from planner.plan.format import PlannedModel
+from planner.plan.decision import PlannedModel
 from runtime.export.plans import exported
 from runtime.export.translation import ExportError
 

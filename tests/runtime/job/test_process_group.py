@@ -15,8 +15,8 @@ import torch.distributed as dist
 from planner.layers.plan.document import LayerPlan, LayerSettings, PlannedMachine, StagePlan
 from planner.machine.cluster import Measurement
 from planner.machine.identity import current_machine
+from planner.plan.decision import PlannedModel
 from planner.plan.document import load_plan
-from planner.plan.format import PlannedModel
 from runtime.job import device_memory, planned_device, process_group
 from runtime.job.device_memory import check_device_memory
 from runtime.job.planned_device import calibration_note, check_kind, device_of_run

@@ -10,8 +10,8 @@ from support.processes.library_runs import OPTIMIZERS, batches
 from support.steps.planned_steps import random_plan, real_step
 
 import runtime
+from planner.plan.decision import decision_digest
 from planner.plan.document import Plan
-from planner.plan.format import decision_digest
 from runtime.library.optimizers.memory import MemoryWarning
 from runtime.library.optimizers.probe import OptimizerRefusedError
 from runtime.measure.memory_meter import MemoryMeter

@@ -12,7 +12,7 @@ from support.layers.layer_plan_models import layer_names, layer_reference
 from planner.layers.plan.check import check_layer_plan
 from planner.layers.plan.document import LayerPlan, LayerSettings, StagePlan
 from planner.models.references import ModelReference, load_step, reference_of
-from planner.plan.format import PlannedModel
+from planner.plan.decision import PlannedModel
 from planner.torch_adapter.meters.resized_storages import ResizedStorageMeter
 from runtime.layers.check import check_model
 from runtime.layers.comparison import gradient_error, uncompared

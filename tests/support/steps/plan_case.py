@@ -7,6 +7,7 @@ import json
 from support.steps.replay_case import GRAPH, RULES, SCHEDULE, Prices, check
 
 from formulations.problem.solution import Proof, Status
+from planner.plan.decision import canonical_json
 from planner.plan.document import (
     Certificate,
     CrossCheck,
@@ -17,7 +18,6 @@ from planner.plan.document import (
     make_plan,
     verify_plan,
 )
-from planner.plan.format import canonical_json
 
 MODEL = PlannedModel(source="zoo:two_layers", batch=16, sequence=1, dtype="float32", seed=0)
 OPTIONS = PlanOptions(

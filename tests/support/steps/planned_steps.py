@@ -18,8 +18,8 @@ from planner.graph.optimizers import optimizer_named
 from planner.machine.cluster import load_cluster
 from planner.machine.costs import CostModel
 from planner.models.references import ModelReference, TrainingStep, load_step
+from planner.plan.decision import decision_digest
 from planner.plan.document import Certificate, Fingerprints, Plan, PlannedModel, PlanOptions, Record, make_plan
-from planner.plan.format import decision_digest
 from planner.replay.checker import OptimizerMemory, StepCosts, replay
 from planner.schedule.instructions import Schedule
 from planner.scheduling.builder import build_schedule

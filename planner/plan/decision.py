@@ -1,0 +1,310 @@
+"""Decision of a plan: the types of its part of a plan file, which its digest covers.
+
+It is the same for the same inputs byte for byte. Numbers are whole nanoseconds and whole bytes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    NonNegativeInt,
+    PositiveInt,
+    SerializerFunctionWrapHandler,
+    model_serializer,
+    model_validator,
+)
+
+from planner.graph.operator_graph import ValueRole
+from planner.graph.optimizers import OptimizerName, ReduceDtype
+from planner.replay.report import Category
+
+NANOSECONDS = 1e9
+
+Fingerprint = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+"""SHA-256 in hexadecimal digits."""
+
+AxisPlacement = Annotated[str, Field(pattern=r"^(R|S(0|[1-9][0-9]*)|P(sum|avg|max|min))$")]
+"""How a tensor lies on one mesh axis."""
+
+
+class Part(BaseModel):
+    """A part of a plan file: nothing beside its fields, no conversion, never changed."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+
+class PlannedModel(Part):
+    """The planned training step; the fields of :class:`planner.models.references.ModelReference`."""
+
+    source: str
+    batch: PositiveInt
+    sequence: PositiveInt
+    dtype: str
+    seed: NonNegativeInt
+    layers: PositiveInt | None = None
+    dropout: Annotated[float, Field(ge=0, lt=1)] | None = None
+    loss_chunks: PositiveInt = 1
+    reduce_dtype: ReduceDtype | None = None
+
+    @property
+    def dtypes(self) -> str:
+        """Dtype of parameters and activations, and that of sums of gradients over devices where it differs."""
+        return self.dtype + (f", gradients summed in {self.reduce_dtype}" if self.reduce_dtype == "float32" else "")
+
+    @model_serializer(mode="wrap")
+    def _without_absent_fields(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """What a plan of an earlier version does not have is not written, so that its digest stays."""
+        written: dict[str, Any] = handler(self)
+        return {name: value for name, value in written.items() if name != "reduce_dtype" or value is not None}
+
+
+class PlanOptions(Part):
+    """Options of the planner for this plan.
+
+    Parameters
+    ----------
+    cluster
+        Name of the cluster.
+    mesh
+        Size of each mesh axis.
+    optimizer, grad_accum
+        Optimizer, and micro-batches per optimizer step: each has the model's batch, and the schedule is that of one.
+    formulation
+        Name of the model that was solved.
+    memory_bytes, reserve_bytes
+        Memory of one device that was allowed (None: no limit), and how much of it torch's tensors cannot have.
+    host_memory_bytes
+        Pinned host memory that offloaded tensors of one device may take (None: no limit).
+    counter_based_random
+        Whether random operators draw numbers by element, so that they may be recomputed; the executor must
+        then do so.
+    device
+        Kind of device that it was planned for, whose kernels' workspaces the peak holds; absent from plans for
+        processes on a CPU, and from those of earlier versions.
+    fused
+        Whether AdamW is one kernel; absent from plans of earlier versions, in which it was so on CUDA alone.
+    """
+
+    cluster: str
+    mesh: tuple[PositiveInt, ...]
+    optimizer: OptimizerName
+    grad_accum: PositiveInt = 1
+    formulation: str
+    memory_bytes: NonNegativeInt | None = None
+    reserve_bytes: NonNegativeInt = 0
+    host_memory_bytes: NonNegativeInt | None = None
+    counter_based_random: bool = False
+    device: Literal["cuda"] | None = None
+    fused: bool | None = None
+
+    @model_serializer(mode="wrap")
+    def _without_absent_fields(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """What a plan of an earlier version does not have is not written, so that its digest stays."""
+        written: dict[str, Any] = handler(self)
+        return {name: value for name, value in written.items() if name not in ("device", "fused") or value is not None}
+
+    @property
+    def is_fused(self) -> bool:
+        """Whether AdamW is run as one kernel."""
+        return self.device == "cuda" if self.fused is None else self.fused
+
+    @model_validator(mode="after")
+    def _memory_beyond_the_reserve(self) -> PlanOptions:
+        if self.memory_bytes is not None and self.reserve_bytes > self.memory_bytes:
+            raise ValueError(f"reserve of {self.reserve_bytes} bytes exceeds the memory of {self.memory_bytes}")
+        return self
+
+    @property
+    def limit_bytes(self) -> int | None:
+        """Bytes that torch's tensors may have on one device."""
+        return None if self.memory_bytes is None else self.memory_bytes - self.reserve_bytes
+
+
+class Fingerprints(Part):
+    """SHA-256 of the inputs of a plan: traced graph, cluster, calibration (if any), sharding rules."""
+
+    graph: Fingerprint
+    cluster: Fingerprint
+    calibration: Fingerprint | None = None
+    rules: Fingerprint
+
+
+class InputValue(Part):
+    """A tensor that the step is given: parameter, module buffer, input or tangent, by name."""
+
+    role: Literal[ValueRole.PARAMETER, ValueRole.BUFFER, ValueRole.INPUT, ValueRole.TANGENT]
+    name: str
+
+
+class OutputValue(Part):
+    """Output ``output`` of an operator, by its position in the plan's list of operators."""
+
+    operator: NonNegativeInt
+    output: NonNegativeInt
+
+
+class ComputeStep(Part):
+    """One execution of an operator; ``op`` is ``recompute`` for all but the first one."""
+
+    op: Literal["compute", "recompute"]
+    operator: NonNegativeInt
+    inputs: tuple[NonNegativeInt, ...]
+    outputs: tuple[NonNegativeInt | None, ...]
+
+
+class ReshardStep(Part):
+    """Collectives from ``source`` to ``target``; the path is in positions of the plan's list of placements.
+
+    ``start`` is a single collective that runs beside the computation until a :class:`WaitStep`, and ``join`` a part of
+    that of the instruction before it.
+    """
+
+    op: Literal["reshard", "start", "join"]
+    source: NonNegativeInt
+    target: NonNegativeInt
+    path: tuple[NonNegativeInt, ...]
+
+
+class UpdateStep(Part):
+    """Optimizer step of one parameter."""
+
+    op: Literal["update"]
+    parameter: NonNegativeInt
+    gradient: NonNegativeInt
+
+
+class FreeStep(Part):
+    """Buffers that are dropped."""
+
+    op: Literal["free"]
+    buffers: tuple[NonNegativeInt, ...]
+
+
+class WaitStep(Part):
+    """The wait for a resharding that was started."""
+
+    op: Literal["wait"]
+    buffer: NonNegativeInt
+
+
+class TransferStep(Part):
+    """A copy between device and host."""
+
+    op: Literal["offload", "prefetch"]
+    source: NonNegativeInt
+    target: NonNegativeInt
+
+
+PlanInstruction = Annotated[
+    ComputeStep | ReshardStep | WaitStep | UpdateStep | FreeStep | TransferStep, Field(discriminator="op")
+]
+
+
+class PlanSchedule(Part):
+    """A :class:`.Schedule`; each buffer is (position of its value, position of its placement)."""
+
+    mesh: tuple[PositiveInt, ...]
+    placements: tuple[tuple[AxisPlacement, ...], ...]
+    buffers: tuple[tuple[NonNegativeInt, NonNegativeInt], ...]
+    inputs: tuple[NonNegativeInt, ...]
+    instructions: tuple[PlanInstruction, ...]
+    results: tuple[NonNegativeInt, ...]
+
+
+class MemoryOverTime(Part):
+    """Bytes on one device at some instructions (-1: before the first), the peak among them, per category."""
+
+    instructions: tuple[Annotated[int, Field(ge=-1)], ...]
+    bytes: dict[Category, tuple[NonNegativeInt, ...]]
+
+
+class PredictedHost(Part):
+    """Host memory of a step and the copies to and from it; all 0 where nothing is offloaded.
+
+    Parameters
+    ----------
+    peak_bytes
+        Largest number of bytes in pinned host memory for one device.
+    offloaded_bytes, prefetched_bytes, hidden_bytes
+        Bytes copied to the host and back, and the bytes of both without a stall.
+    stall_ns
+        Time for which the computation stalls on copies; the objective contains it.
+    """
+
+    peak_bytes: NonNegativeInt = 0
+    offloaded_bytes: NonNegativeInt = 0
+    prefetched_bytes: NonNegativeInt = 0
+    hidden_bytes: NonNegativeInt = 0
+    stall_ns: NonNegativeInt = 0
+
+
+class Predicted(Part):
+    """Prediction of the plan; a replay must give the same.
+
+    Parameters
+    ----------
+    objective_ns, bound_ns
+        Time of one optimizer step, and its proven lower bound over all plans of the formulation (None: no bound
+        was proven).
+    peak_bytes, peak_instruction
+        Largest number of bytes on a device (the same on every rank) and the first instruction with it.
+    memory
+        Bytes over the step.
+    host
+        Host memory and copies.
+    """
+
+    objective_ns: NonNegativeInt
+    bound_ns: NonNegativeInt | None
+    peak_bytes: NonNegativeInt
+    peak_instruction: Annotated[int, Field(ge=-1)]
+    memory: MemoryOverTime
+    host: PredictedHost = PredictedHost()
+
+
+class Decision(Part):
+    """The decision of a plan, equal byte for byte for equal inputs."""
+
+    created_by: str
+    model: PlannedModel
+    options: PlanOptions
+    fingerprints: Fingerprints
+    operators: tuple[str, ...]
+    values: tuple[InputValue | OutputValue, ...]
+    schedule: PlanSchedule
+    predicted: Predicted
+
+    @model_validator(mode="after")
+    def _one_mesh(self) -> Decision:
+        if self.schedule.mesh != self.options.mesh:
+            raise ValueError(f"the schedule is for mesh {self.schedule.mesh}, the options say {self.options.mesh}")
+        return self
+
+
+def canonical_json(part: BaseModel) -> str:
+    """JSON with sorted keys and no spaces: equal parts give equal bytes."""
+    return json.dumps(
+        part.model_dump(mode="json"), sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False
+    )
+
+
+def decision_digest(decision: Decision) -> str:
+    """SHA-256 of the canonical JSON of a decision."""
+    return hashlib.sha256(canonical_json(decision).encode()).hexdigest()
+
+
+def part_digests(decision: Decision) -> dict[str, str]:
+    """SHA-256 of the canonical JSON of each field of a decision."""
+    parts = decision.model_dump(mode="json")
+    return {
+        name: hashlib.sha256(
+            json.dumps(part, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
+        ).hexdigest()
+        for name, part in parts.items()
+    }
