@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import prod
 from pathlib import Path
 from typing import Literal, Required, TypedDict, Unpack, overload
@@ -13,12 +13,12 @@ from formulations.problem.solution import Progress
 from formulations.solvers import DEFAULT_SOLVER
 from planner.common.infeasibility import InfeasibleError
 from planner.common.plan_error import PlanError
-from planner.common.units import format_bytes, format_gap, format_seconds
 from planner.explanation import Explanation, explain_plan
 from planner.explore.candidates import BestMesh, LargestBatch
 from planner.explore.candidates import best_mesh as search_meshes
 from planner.explore.candidates import largest_batch as search_batches
 from planner.explore.changes import ClusterChange
+from planner.explore.comparison import Comparison
 from planner.explore.errors import ExploreError
 from planner.explore.exploration import Exploration
 from planner.explore.grid import Grid
@@ -30,7 +30,6 @@ from planner.layers.plan.document import LayerPlan, is_layer_plan, load_layer_pl
 from planner.machine.cluster import ClusterSpec
 from planner.models.references import ModelReference
 from planner.plan.document import Plan, load_plan, save_plan
-from planner.plan.rendering import html_table, text_table
 from planner.session import PUBLISHED, PlanningSession, PlanRequest, session_of
 
 __all__ = [
@@ -82,6 +81,8 @@ class _PlanOptions(TypedDict, total=False):
     search_batch: bool
     choices: Mapping[str, str | None] | None
     slips: str | None
+    pins: Sequence[tuple[str, str]]
+    forbidden: Sequence[tuple[str, str]]
     progress: Callable[[Progress], None] | None
 
 
@@ -111,6 +112,8 @@ def plan(
     search_batch: bool = False,
     choices: Mapping[str, str | None] | None = None,
     slips: str | None = None,
+    pins: Sequence[tuple[str, str]] = (),
+    forbidden: Sequence[tuple[str, str]] = (),
     progress: Callable[[Progress], None] | None = None,
 ) -> AnyPlan:
     """Plan one training step, by operators or by layers.
@@ -156,6 +159,9 @@ def plan(
         (:data:`planner.layers.plan.choices.CHOICES`).
     slips
         Slips that a paper's own search keeps: ``prose``, ``printed``, ``repaired``, or names; ``prose`` if None.
+    pins, forbidden
+        What a plan of operators has to decide, and what it must not: targets and decisions, as for
+        :meth:`planner.explore.exploration.Exploration.pin`.
     progress
         Called with every better incumbent or bound, for plans of operators.
 
@@ -174,6 +180,8 @@ def plan(
     if formulation in LAYER_FORMULATIONS:
         if overlap:
             raise PlanError(f"overlap: {formulation} plans layers; it is for formulations of operators")
+        if pins or forbidden:
+            raise PlanError(f"pins: {formulation} plans layers; they are for formulations of operators")
         if grad_accum != 1:
             raise PlanError(f"grad_accum {grad_accum}: {formulation} plans layers, and their micro-batches with them")
         chosen(formulation, choices or {})
@@ -200,7 +208,10 @@ def plan(
     micro = replace(whole, batch=whole.batch // grad_accum)
     session = PlanningSession(micro, cluster, mesh, optimizer, grad_accum=grad_accum)
     request = PlanRequest(memory, formulation, solver, time_limit, seed, workers, host_memory, gap, overlap)
-    return session.plan(request, progress)
+    if not (pins or forbidden):
+        return session.plan(request, progress)
+    with Exploration(session, request, progress) as exploration:
+        return exploration.first_with(pins, forbidden)
 
 
 def _check_published(
@@ -453,38 +464,6 @@ def explain(
     return explain_plan(session_of(plan, cluster, allow_code), plan, time_limit, progress)
 
 
-@dataclass(frozen=True)
-class Comparison:
-    """A table of plans side by side."""
-
-    names: tuple[str, ...]
-    plans: tuple[Plan, ...]
-
-    def rows(self) -> list[tuple[str, ...]]:
-        """Name, step time, bound's gap, peak, recomputed operators, collectives and offloaded bytes, per plan."""
-        found: list[tuple[str, ...]] = []
-        for name, made in zip(self.names, self.plans, strict=True):
-            offloaded = made.decision.predicted.host.offloaded_bytes
-            found.append(
-                (
-                    name,
-                    format_seconds(made.objective_seconds),
-                    format_gap(made.gap),
-                    format_bytes(made.peak_bytes),
-                    f"{made.recomputed} recomputed",
-                    f"{made.collectives} collectives",
-                    *((f"{format_bytes(offloaded)} offloaded",) if offloaded else ()),
-                )
-            )
-        return found
-
-    def __str__(self) -> str:
-        return text_table([(row[0], "  ".join(row[1:])) for row in self.rows()])
-
-    def _repr_html_(self) -> str:
-        return html_table([(row[0], ", ".join(row[1:])) for row in self.rows()])
-
-
-def compare(**plans: Plan) -> Comparison:
-    """Put plans side by side, by the names given to them."""
+def compare(**plans: AnyPlan) -> Comparison:
+    """Put plans of either kind side by side, by the names given to them."""
     return Comparison(tuple(plans), tuple(plans.values()))

@@ -16,11 +16,11 @@ from planner.explore.changes import ClusterChange, WhatIf, recosted, translated
 from planner.explore.errors import ExploreError
 from planner.explore.known import Solution
 from planner.explore.memory_prices import SHARES, MemoryPrice, MemoryPrices
-from planner.explore.pins import Pin, pin_of
+from planner.explore.pins import pin_of
 from planner.explore.tables import Table, plan_row, signed_bytes, signed_seconds
 from planner.explore.targets import module_paths
 from planner.explore.warm import WarmSolver
-from planner.plan.decision import NANOSECONDS
+from planner.plan.decision import NANOSECONDS, Pin
 from planner.plan.document import Plan
 from planner.session.planning import PlanningSession
 from planner.session.request import PlanRequest
@@ -201,6 +201,27 @@ class Exploration:
     def forbid(self, target: str, decision: str | Sequence[str], time_limit: float | None = None) -> PinChange:
         """Keep the plan from deciding something, and plan again; parameters and errors as for :meth:`pin`."""
         return self._change((*self.pins, pin_of(target, decision, self.session.mesh, True)), time_limit)
+
+    def first_with(self, pins: Sequence[tuple[str, str]] = (), forbidden: Sequence[tuple[str, str]] = ()) -> Plan:
+        """Make the first plan with pins, in the time limit of the request; none without them is made before.
+
+        Parameters
+        ----------
+        pins, forbidden
+            Targets and decisions, as for :meth:`pin` and :meth:`forbid`.
+
+        Raises
+        ------
+        ExploreError, InfeasibleError
+            As for :meth:`pin`.
+        """
+        mesh = self.session.mesh
+        wanted = tuple(pin_of(target, decision, mesh) for target, decision in pins)
+        unwanted = tuple(pin_of(target, decision, mesh, True) for target, decision in forbidden)
+        found = tuple(dict.fromkeys((*wanted, *unwanted)))
+        plan = self._solve(found, self.request.time_limit).plan
+        self.pins = found
+        return plan
 
     def unpin(self, target: str | None = None, time_limit: float | None = None) -> PinChange:
         """Take pins back, and plan again.

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from formulations.problem.solution import KnownBound, SolveResult
 from formulations.step.solving.context import Executed
 from formulations.step.training_step import StepDecision
-from planner.explore.pins import Pin
+from planner.plan.decision import Pin
 from planner.plan.document import Plan
 from planner.session.request import PlanRequest
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -20,46 +19,12 @@ from formulations.step.solving.step_problem import StepProblem
 from formulations.step.training_step import NodeKind
 from planner.explore.errors import ExploreError
 from planner.explore.targets import node_name, nodes_of
+from planner.plan.decision import Pin, is_placed
 from planner.strategies.space import StrategySpace
-
-ANY_PLACEMENT = "*"
-"""Stands for any placement on one mesh axis."""
 
 _HOLDINGS = {str(holding): holding for holding in Holding}
 _LONG_NAMES = re.compile(r"(?:Shard\((?:dim=)?(\d+)\)|S\((\d+)\)|(Replicate\(?\)?))")
 _SHORT_NAME = re.compile(r"R|S\d+|P(?:sum|avg|max|min)|\*")
-
-
-@dataclass(frozen=True, slots=True)
-class Pin:
-    """A decision of a user about a part of the step.
-
-    Parameters
-    ----------
-    target
-        An operator, a module, a parameter or a pattern, see :func:`planner.explore.targets.nodes_of`.
-    decision
-        ``keep``, ``recompute``, ``offload``, or a placement with one entry per mesh axis such as ``S0`` or ``S0,R``.
-    forbids
-        Whether the plan must not do it; else it has to.
-    """
-
-    target: str
-    decision: str
-    forbids: bool = False
-
-    @property
-    def holding(self) -> Holding | None:
-        """How outputs are to be held, None for a placement."""
-        return _HOLDINGS.get(self.decision)
-
-    @property
-    def placement(self) -> tuple[str, ...]:
-        """Placement per mesh axis, for a pin of one."""
-        return tuple(self.decision.split(","))
-
-    def __str__(self) -> str:
-        return f"{self.target} {'not ' if self.forbids else ''}{self.decision}"
 
 
 def pin_of(target: str, decision: str | Sequence[str], mesh: tuple[int, ...], forbids: bool = False) -> Pin:
@@ -82,7 +47,7 @@ def pin_of(target: str, decision: str | Sequence[str], mesh: tuple[int, ...], fo
         The decision is none, or a placement does not have one entry per mesh axis.
     """
     if isinstance(decision, str) and decision in _HOLDINGS:
-        return Pin(target, decision, forbids)
+        return Pin(target=target, decision=decision, forbids=forbids)
     entries = decision.replace(" ", "").split(",") if isinstance(decision, str) else [str(part) for part in decision]
     short = [_LONG_NAMES.sub(lambda m: "R" if m[3] else f"S{m[1] or m[2]}", entry) for entry in entries]
     wrong = [entry for entry in short if not _SHORT_NAME.fullmatch(entry)]
@@ -97,7 +62,7 @@ def pin_of(target: str, decision: str | Sequence[str], mesh: tuple[int, ...], fo
             f"placement {','.join(short)} has {len(short)} entries and mesh {'x'.join(map(str, mesh))} has "
             f"{len(mesh)} axes: write one per axis, such as {example}"
         )
-    return Pin(target, ",".join(short), forbids)
+    return Pin(target=target, decision=",".join(short), forbids=forbids)
 
 
 def allowed_by(space: StrategySpace, built: StepProblem, pins: Sequence[Pin]) -> Pins:
@@ -153,11 +118,11 @@ class _Resolver:
     def _concerns(self, node: int, pin: Pin) -> bool:
         """Whether a pin is about a node: of a module, how to hold outputs is about those that backward reads."""
         entry = self.space.nodes[node]
-        if pin.holding is None:
+        if pin.decision not in _HOLDINGS:
             return entry.operator is None or bool(self.space.graph.operators[entry.operator].outputs)
         if self.space.model.nodes[node].kind is not NodeKind.FORWARD:
             return False
-        if pin.holding is Holding.KEEP and not pin.forbids:
+        if pin.decision == Holding.KEEP and not pin.forbids:
             return True
         return self._waits(node) and bool(self._possible(node, self._chosen(node, pin)).any())
 
@@ -168,10 +133,12 @@ class _Resolver:
     def _chosen(self, node: int, pin: Pin) -> Allowed:
         """What one pin alone leaves to a node."""
         size = self.built.layouts[node]
-        if pin.holding is not None:
-            others = frozenset(Holding) - {pin.holding}
-            return Allowed(np.ones(size, dtype=np.bool_), others if pin.forbids else frozenset({pin.holding}))
-        placed = np.array([_is_placed(found, pin.placement) for found in self._placements(node)], dtype=np.bool_)
+        holding = _HOLDINGS.get(pin.decision)
+        if holding is not None:
+            others = frozenset(Holding) - {holding}
+            return Allowed(np.ones(size, dtype=np.bool_), others if pin.forbids else frozenset({holding}))
+        wanted = tuple(pin.decision.split(","))
+        placed = np.array([is_placed(found, wanted) for found in self._placements(node)], dtype=np.bool_)
         return Allowed(~placed if pin.forbids else placed)
 
     def _placements(self, node: int) -> list[tuple[str, ...]]:
@@ -222,9 +189,3 @@ class _Resolver:
             f"pins {', '.join(repr(str(pin)) for pin in pins)}: no plan keeps all of them, because {name} has no "
             "strategy left that joins those of its neighbours; unpin one"
         )
-
-
-def _is_placed(placement: tuple[str, ...], wanted: tuple[str, ...]) -> bool:
-    return len(placement) == len(wanted) and all(
-        want in (ANY_PLACEMENT, found) for found, want in zip(placement, wanted, strict=True)
-    )

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from difflib import get_close_matches
-from fnmatch import fnmatchcase
 
 from planner.explore.errors import ExploreError
+from planner.graph.names import inputs_named, is_named, operators_named, paths_around
 from planner.graph.operator_graph import Phase
 from planner.strategies.space import StrategySpace
 
@@ -21,9 +21,7 @@ def nodes_of(space: StrategySpace, target: str) -> tuple[int, ...]:
     space
         The step.
     target
-        The identity of an operator (``transformer.h.0.mlp.act/forward/aten.mul.Tensor/0``), the path of a module,
-        which stands for the forward operators in it, or the name of a parameter or an input. Each may be a pattern
-        with ``*``, ``?`` and ``[...]``; ``*`` matches dots too. A pattern with ``/`` is one of identities.
+        As for :func:`planner.graph.names.operators_named`, or the name of a parameter or an input.
 
     Returns
     -------
@@ -35,22 +33,10 @@ def nodes_of(space: StrategySpace, target: str) -> tuple[int, ...]:
     ExploreError
         Nothing has the name; the message has the names that are close to it.
     """
-    graph, found = space.graph, []
-    for k, node in enumerate(space.nodes):
-        if node.operator is None:
-            assert node.value is not None
-            value = graph.values[node.value]
-            matches = any(_matches(name, target) for name in (value.name, *value.aliases))
-        else:
-            operator = graph.operators[node.operator]
-            if "/" in target:
-                matches = _matches(operator.identity, target)
-            else:
-                matches = operator.phase is Phase.FORWARD and any(
-                    _matches(path, target) for path in _ancestors(operator.module_path)
-                )
-        if matches:
-            found.append(k)
+    graph = space.graph
+    operators = {operator.index for operator in operators_named(graph, target)}
+    values = {value.index for value in inputs_named(graph, target)}
+    found = [k for k, node in enumerate(space.nodes) if node.operator in operators or node.value in values]
     if not found:
         raise ExploreError(_unknown(space, target))
     return tuple(found)
@@ -68,21 +54,11 @@ def node_name(space: StrategySpace, node: int) -> str:
 def module_paths(space: StrategySpace) -> tuple[str, ...]:
     """Paths of all modules with operators of forward, in order of execution."""
     forward = (op for op in space.graph.operators if op.phase is Phase.FORWARD)
-    return tuple(dict.fromkeys(path for op in forward for path in _ancestors(op.module_path)))
-
-
-def _matches(name: str, pattern: str) -> bool:
-    return name == pattern or fnmatchcase(name, pattern)
-
-
-def _ancestors(path: str) -> list[str]:
-    """A module's path and those of the modules around it, outermost first."""
-    parts = path.split(".") if path else []
-    return [".".join(parts[: k + 1]) for k in range(len(parts))] or [""]
+    return tuple(dict.fromkeys(path for op in forward for path in paths_around(op)))
 
 
 def _unknown(space: StrategySpace, target: str) -> str:
-    views = [op for op in space.graph.operators if op.is_view and _matches(op.identity, target)]
+    views = [op for op in space.graph.operators if op.is_view and is_named(op.identity, target)]
     if views:
         base = space.chains[views[0].inputs[0]].base
         owner = node_name(space, space.node_of_value[base])

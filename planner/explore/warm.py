@@ -26,8 +26,9 @@ from formulations.step.solving.step_problem import StepProblem
 from formulations.step.training_step import StepDecision
 from planner.common.infeasibility import InfeasibleError, refusal
 from planner.explore.known import Case, Knowledge, Solution
-from planner.explore.pins import Pin, allowed_by
+from planner.explore.pins import allowed_by
 from planner.explore.repair import Repair
+from planner.plan.decision import Pin
 from planner.session.planning import PlanningSession
 from planner.session.request import PlanRequest
 
@@ -112,10 +113,7 @@ class WarmSolver:
         other = max(bounded, key=lambda found: found.bound or 0, default=None)
         if other is None and not second:
             other = SolveResult(Status.NO_SOLUTION, None, None, None, None, "none", 0.0, 0.0, 0, ())
-        notes = [f"pinned: {pin}" for pin in sorted(case.pins, key=str)]
-        if notes:
-            notes.append("the bound is over the plans that keep these pins")
-        plan = self.session.certify(request, solved, self.pool, times, other, notes)
+        plan = self.session.certify(request, solved, self.pool, times, other, sorted(case.pins, key=str))
         if other is None:
             check = plan.record.certificate.cross_checks[0]
             other = SolveResult(check.status, None, None, check.bound_ns, None, check.solver, check.seconds, 0.0, 0, ())

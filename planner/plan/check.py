@@ -14,6 +14,7 @@ from planner.graph.operator_graph import OperatorGraph
 from planner.graph.optimizers import optimizer_named
 from planner.plan.decision import Decision, Fingerprints, MemoryOverTime, Predicted, PredictedHost
 from planner.plan.format import Certificate, Plan
+from planner.plan.kept_pins import broken_pins
 from planner.plan.schedule_document import decode_schedule
 from planner.replay.checker import OptimizerMemory, ReplayReport, StepCosts, StrategyTable, replay
 from planner.replay.report import Category
@@ -76,9 +77,10 @@ def verify_plan(
     if contradiction:
         raise PlanError(f"the plan contradicts itself: {contradiction}")
     options = plan.decision.options
+    schedule = decode_schedule(plan.decision, graph)
     report = replay(
         graph,
-        decode_schedule(plan.decision, graph),
+        schedule,
         optimizer=OptimizerMemory(optimizer_named(options.optimizer, options.grad_accum, options.is_fused)),
         seconds=seconds,
         limit=options.limit_bytes,
@@ -91,6 +93,9 @@ def verify_plan(
     if report.violations:
         more = f" (and {len(report.violations) - 1} more)" if len(report.violations) > 1 else ""
         raise PlanError(f"the plan is no correct step: {report.violations[0]}{more}")
+    unkept = list(broken_pins(graph, schedule, options.pins))
+    if unkept:
+        raise PlanError(f"the plan does not keep its pins: {'; '.join(unkept)}")
     broken = list(_broken_promises(plan.decision, report))
     if broken:
         raise PlanError(f"the replay differs from the plan's prediction: {'; '.join(broken)}")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -31,6 +32,16 @@ Fingerprint = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
 AxisPlacement = Annotated[str, Field(pattern=r"^(R|S(0|[1-9][0-9]*)|P(sum|avg|max|min))$")]
 """How a tensor lies on one mesh axis."""
+
+
+HOLDINGS = ("keep", "recompute", "offload")
+"""Ways in which an operator's outputs are held, as pins name them."""
+
+ANY_PLACEMENT = "*"
+"""Stands for any placement on one mesh axis, in pins."""
+
+_ENTRY = r"(R|S(0|[1-9][0-9]*)|P(sum|avg|max|min)|\*)"
+_PINNED = rf"^({'|'.join(HOLDINGS)}|{_ENTRY}(,{_ENTRY})*)$"
 
 
 class Part(BaseModel):
@@ -64,6 +75,34 @@ class PlannedModel(Part):
         return {name: value for name, value in written.items() if name != "reduce_dtype" or value is not None}
 
 
+class Pin(Part):
+    """A decision of the user about a part of the step.
+
+    Parameters
+    ----------
+    target
+        An operator, a module, a parameter or a pattern, see :func:`planner.graph.names.operators_named`.
+    decision
+        ``keep``, ``recompute``, ``offload``, or a placement with one entry per mesh axis such as ``S0`` or ``S0,*``.
+    forbids
+        Whether the plan must not do it; else it has to.
+    """
+
+    target: str
+    decision: Annotated[str, Field(pattern=_PINNED)]
+    forbids: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.target} {'not ' if self.forbids else ''}{self.decision}"
+
+
+def is_placed(placement: Sequence[str], wanted: Sequence[str]) -> bool:
+    """Whether a placement is one of those that a pin names."""
+    return len(placement) == len(wanted) and all(
+        want in (ANY_PLACEMENT, found) for found, want in zip(placement, wanted, strict=True)
+    )
+
+
 class PlanOptions(Part):
     """Options of the planner for this plan.
 
@@ -89,6 +128,8 @@ class PlanOptions(Part):
         processes on a CPU, and from those of earlier versions.
     fused
         Whether AdamW is one kernel; absent from plans of earlier versions, in which it was so on CUDA alone.
+    pins
+        Decisions of the user: the bound is over the plans that keep them.
     """
 
     cluster: str
@@ -102,12 +143,14 @@ class PlanOptions(Part):
     counter_based_random: bool = False
     device: Literal["cuda"] | None = None
     fused: bool | None = None
+    pins: tuple[Pin, ...] = ()
 
     @model_serializer(mode="wrap")
     def _without_absent_fields(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """What a plan of an earlier version does not have is not written, so that its digest stays."""
         written: dict[str, Any] = handler(self)
-        return {name: value for name, value in written.items() if name not in ("device", "fused") or value is not None}
+        added = ("device", "fused", "pins")
+        return {name: value for name, value in written.items() if name not in added or value not in (None, [], ())}
 
     @property
     def is_fused(self) -> bool:

@@ -28,6 +28,7 @@ from planner.plan.decision import (
     part_digests,
 )
 from planner.plan.format import PLAN_VERSION, Certificate, CrossCheck, Plan, Record, plan_schema
+from planner.plan.kept_pins import broken_pins
 from planner.plan.schedule_document import decode_schedule, encode_schedule
 from planner.replay.report import ReplayReport
 from planner.schedule.instructions import Schedule
@@ -82,13 +83,15 @@ def make_plan(
     Raises
     ------
     PlanError
-        The replay found violations, more memory than is allowed, or had no costs; or the solvers contradict
-        one another.
+        The replay found violations, more memory than is allowed, or had no costs; the schedule does not keep a pin;
+        or the solvers contradict one another.
     """
     if report.violations:
         raise PlanError(f"the schedule is no correct step: {report.violations[0]}")
     if options.limit_bytes is not None and report.peak_bytes > options.limit_bytes:
         raise PlanError(f"the schedule needs {report.peak_bytes} bytes, {options.limit_bytes} are allowed")
+    for broken in broken_pins(graph, schedule, options.pins):
+        raise PlanError(f"the schedule does not keep a pin: {broken}")
     host_limit = options.host_memory_bytes
     if host_limit is not None and report.host.peak_bytes > host_limit:
         raise PlanError(f"the schedule needs {report.host.peak_bytes} bytes on the host, {host_limit} are allowed")

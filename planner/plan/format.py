@@ -105,6 +105,7 @@ class Plan(Part):
             ("model", f"{model.source}, batch {batch}, sequence {model.sequence}, {model.dtypes}"),
             ("mesh", f"{'x'.join(map(str, options.mesh))} on {options.cluster}"),
             ("formulation", f"{options.formulation}, {options.optimizer}"),
+            *(("pinned", str(pin)) for pin in options.pins),
             ("status", str(certificate.status)),
             ("objective", f"{format_seconds(self.objective_seconds)} per step"),
             ("bound", "-" if bound is None else f"{format_seconds(bound)}{_known(certificate)}"),

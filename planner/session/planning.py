@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import platform
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import cached_property, partial
 from math import prod
 
@@ -21,7 +20,6 @@ from formulations.problem.solution import Progress, SolveOptions, SolveResult, S
 from formulations.problem.strategy_problem import StrategyProblem
 from formulations.solvers import SolverPool, solve
 from formulations.solvers.peaks.minimum_peak import MinimumPeak
-from formulations.solvers.protocol.registry import method_of
 from formulations.step.solving.context import Executed, FreeDecision, SolveContext, executed
 from formulations.step.solving.driver import solve_step
 from formulations.step.solving.second_bound import SecondBound, ranked
@@ -39,23 +37,14 @@ from planner.models.references import ModelReference, load_step
 from planner.overlap.link_costs import with_link_costs
 from planner.overlap.search import solve_overlapped
 from planner.overlap.task import OverlapTask
-from planner.plan.document import (
-    Certificate,
-    CrossCheck,
-    Fingerprints,
-    Plan,
-    PlanError,
-    PlannedModel,
-    PlanOptions,
-    Record,
-    make_plan,
-)
-from planner.plan.notes import cost_note, overlap_notes, planning_notes, sharing_notes
+from planner.plan.decision import Fingerprints, Pin
+from planner.plan.document import Plan, PlanError
 from planner.replay.checker import OptimizerMemory, ReplayReport, StrategyTable, replay
 from planner.schedule.instructions import Schedule
 from planner.scheduling.builder import build_schedule
 from planner.scheduling.offload_limit import DeviceLimit
 from planner.scheduling.offload_model import links_of, offload_schedule
+from planner.session.finished import plan_of
 from planner.session.formulations import formulation_problem
 from planner.session.request import PlanRequest
 from planner.strategies.instruction_costs import InstructionCosts
@@ -282,7 +271,7 @@ class PlanningSession:
         pool: SolverPool | None = None,
         times: Mapping[str, float] | None = None,
         second: SolveResult | None = None,
-        notes: Sequence[str] = (),
+        pins: Sequence[Pin] = (),
     ) -> Plan:
         """Write and replay the schedule of a solved step, bound its cost by a second method, and make the plan.
 
@@ -296,8 +285,8 @@ class PlanningSession:
             Seconds of the stages before.
         second
             A bound by a second method that is known to hold; computed if None.
-        notes
-            Of the plan, before its own.
+        pins
+            Decisions of the user that the step was solved with.
 
         Raises
         ------
@@ -323,7 +312,7 @@ class PlanningSession:
                 f"the model predicts a step of {result.objective} ns, the replay of its schedule gives "
                 f"{report.total_quanta} ns: this is a defect of the planner, please report it"
             )
-        return self._make_plan(request, budget, result, other, schedule, report, {**self.times, **spent}, notes)
+        return plan_of(self, request, budget, result, other, schedule, report, {**self.times, **spent}, pins)
 
     def _plan_overlapped(
         self,
@@ -363,7 +352,7 @@ class PlanningSession:
             value = None if bound.bound is None else -(-bound.bound // scale)
             result, other = ranked(result, replace(bound, bound=value))
             times["cross_check"] = time.perf_counter() - started
-        return self._make_plan(request, budget, result, other, found.schedule, found.report, {**self.times, **times})
+        return plan_of(self, request, budget, result, other, found.schedule, found.report, {**self.times, **times})
 
     def solve(
         self,
@@ -424,66 +413,6 @@ class PlanningSession:
         if isinstance(found, MinimumPeak):
             raise refusal(found, budget.tensor_bytes, budget.reserve_bytes)
         return found
-
-    def _make_plan(
-        self,
-        request: PlanRequest,
-        budget: MemoryBudget,
-        result: SolveResult,
-        other: SolveResult | None,
-        schedule: Schedule,
-        report: ReplayReport,
-        times: dict[str, float],
-        notes: Sequence[str] = (),
-    ) -> Plan:
-        return make_plan(
-            self.graph,
-            schedule,
-            report,
-            model=PlannedModel(**asdict(self.reference)),
-            options=PlanOptions(
-                cluster=self.cluster.name,
-                mesh=self.mesh,
-                optimizer=self.optimizer.name,
-                grad_accum=self.optimizer.micro_batches,
-                formulation=request.formulation,
-                memory_bytes=budget.device_bytes,
-                reserve_bytes=budget.reserve_bytes,
-                host_memory_bytes=request.host_memory,
-                counter_based_random=True,
-                device="cuda" if self.cluster.device_kind == "cuda" else None,
-                fused=self.optimizer.fused or None,
-            ),
-            fingerprints=self.fingerprints,
-            bound_ns=None if result.bound is None else max(0, result.bound),
-            record=Record(
-                certificate=Certificate(
-                    solver=result.solver,
-                    status=result.status,
-                    seconds=result.seconds,
-                    proof=result.proof,
-                    claimed_ns=None if result.claimed is None else max(0, result.claimed),
-                    claimed_by=result.claimed_by,
-                    method=method_of(result.proved_by),
-                    cross_checks=() if other is None else (_cross_check(other),),
-                ),
-                notes=(
-                    *notes,
-                    cost_note(self.instruction_costs.seconds_by_source(schedule)),
-                    *sharing_notes(self.cluster, self.mesh),
-                    *overlap_notes(schedule, report),
-                    *planning_notes(self.graph, schedule, self.space.report, self.instruction_costs),
-                ),
-                times=times,
-                hardware={"machine": platform.machine(), "python": platform.python_version()},
-            ),
-        )
-
-
-def _cross_check(other: SolveResult) -> CrossCheck:
-    bound = None if other.bound is None else max(0, other.bound)
-    status = Status.NO_SOLUTION if bound is None else Status.BOUND_ONLY
-    return CrossCheck(solver=other.solver, status=status, bound_ns=bound, seconds=other.seconds)
 
 
 def _first_layouts(

@@ -108,6 +108,20 @@ Slips = Annotated[
     ),
 ]
 SearchBatch = Annotated[bool, typer.Option("--search-batch", help="Let a plan of layers choose its batch.")]
+Pins = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--pin",
+        metavar="PART=DECISION",
+        help="Let an operator, module, parameter or pattern keep, recompute or offload its outputs, or be placed: "
+        "'*.mlp=recompute' or lm_head.weight=S0; may be repeated.",
+        show_default=False,
+    ),
+]
+Forbidden = Annotated[
+    list[str] | None,
+    typer.Option("--forbid", metavar="PART=DECISION", help="What the plan must not decide, as for --pin."),
+]
 Solver = Annotated[str, typer.Option(help="Name of the solver.")]
 Workers = Annotated[
     int | None,

@@ -18,6 +18,7 @@ from runtime.commands.options import (
     Cluster,
     Dropout,
     Dtype,
+    Forbidden,
     Formulation,
     GradAccum,
     HostMemory,
@@ -32,6 +33,7 @@ from runtime.commands.options import (
     Objective,
     Optimizer,
     OptimizerRuns,
+    Pins,
     ReduceDtype,
     SearchBatch,
     Seed,
@@ -48,6 +50,7 @@ from runtime.commands.values import (
     device_memory,
     parse_bytes,
     parse_mesh,
+    parse_pins,
     readable_file,
     writable_file,
     write_json,
@@ -101,10 +104,13 @@ def plan(
     micro_batches: MicroBatches = None,
     optimizer_runs: OptimizerRuns = None,
     search_batch: SearchBatch = False,
+    pin: Pins = None,
+    forbid: Forbidden = None,
 ) -> None:
     """Plan the training step of MODEL and write the plan."""
     ranks, limit = parse_mesh(mesh, "--mesh"), device_memory(memory, tensor_memory, cluster)
     host_limit = None if host_memory is None else parse_bytes(host_memory, "--host-memory")
+    pins, forbidden = parse_pins(pin, "--pin"), parse_pins(forbid, "--forbid")
     writable_file(out, "--out")
     if batch % grad_accum:
         raise OptionError(f"--grad-accum {grad_accum}: it does not divide --batch {batch}; change either")
@@ -153,6 +159,8 @@ def plan(
             search_batch=search_batch,
             choices=choices,
             slips=slips,
+            pins=pins,
+            forbidden=forbidden,
             progress=report,
         )
         note = _cannot_run(made)

@@ -64,6 +64,23 @@ def parse_mesh(text: str, option: str) -> tuple[int, ...]:
     return tuple(int(axis) for axis in text.split("x"))
 
 
+def parse_pins(texts: list[str] | None, option: str) -> list[tuple[str, str]]:
+    """Read pins such as ``*.mlp=recompute``: a part of the step and a decision about it.
+
+    Raises
+    ------
+    OptionError
+        A text has no ``=``, or nothing on one side of it.
+    """
+    found = []
+    for text in texts or ():
+        target, _, decision = text.rpartition("=")
+        if not (target and decision):
+            raise OptionError(f"{option}: {text!r} is no pin; write PART=DECISION, such as '*.mlp=recompute'")
+        found.append((target, decision))
+    return found
+
+
 def writable_file(path: Path, option: str) -> Path:
     """Return ``path`` if a file can be written there; checked before the computation of its content.
 

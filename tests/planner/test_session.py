@@ -20,6 +20,7 @@ from planner.common.infeasibility import InfeasibleError
 from planner.common.units import format_bytes
 from planner.fits import fits_report
 from planner.graph.optimizers import OPTIMIZERS
+from planner.layers.plan.document import LayerPlan, LayerSettings, StagePlan
 from planner.machine.cluster import load_cluster
 from planner.plan.document import PlanError, canonical_json, schedule_of, verify_plan
 from planner.replay.checker import ViolationKind
@@ -182,7 +183,8 @@ def test_host_memory_is_planned_kept_and_written():
     host = offloaded.decision.predicted.host
     assert 0 < host.peak_bytes <= offloaded.decision.options.host_memory_bytes == 2**30
     assert {"peak host memory", "host memory limit"} <= dict(offloaded.rows()).keys()
-    assert f"{format_bytes(host.offloaded_bytes)} offloaded" in str(api.compare(tight=offloaded))
+    (row,) = api.compare(tight=offloaded).rows()
+    assert row["offloaded_bytes"] == host.offloaded_bytes
     assert "offloaded" not in str(api.compare(free=free))
     text = str(api.explain(offloaded, cluster=cluster, time_limit=1))
     assert f"at most {format_bytes(host.peak_bytes)} of host memory at once" in text
@@ -223,6 +225,16 @@ def test_plans_side_by_side():
     table = api.compare(joint=one, sharding=two)
     assert "joint" in str(table)
     assert "sharding" in table._repr_html_()
+    assert table.notes() == []
+    layers = LayerPlan(
+        version=1,
+        model=one.decision.model.model_copy(update={"batch": 4}),
+        devices=2,
+        stages=(StagePlan(layers=(LayerSettings(name="whole", data_parallel=2),)),),
+    )
+    row = api.compare(operators=one, layers=layers).rows()[1]
+    assert (row["stages"], row["seconds"], row["peak_bytes"]) == (1, None, None)
+    assert api.compare(operators=one, layers=layers).notes() != []
 
 
 def test_a_mesh_must_divide_the_cluster_and_memory_must_exist():

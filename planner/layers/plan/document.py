@@ -27,6 +27,7 @@ from pydantic import (
 
 from formulations.problem.files import write_text_atomically
 from planner.common.plan_error import PlanError
+from planner.common.units import format_seconds
 from planner.graph.optimizers import OptimizerName
 from planner.layers.plan.rendering import layer_plan_text
 from planner.plan.decision import Fingerprint, PlannedModel, canonical_json
@@ -284,6 +285,21 @@ class LayerPlan(_Part):
         return tuple(layer for stage in self.stages for layer in stage.layers)
 
     @property
+    def objective_seconds(self) -> float | None:
+        """Predicted seconds of a step; None in a plan without predictions."""
+        return None if self.record is None else self.record.objective_seconds
+
+    @property
+    def bound_seconds(self) -> float | None:
+        """Proven lower bound of the objective, over all plans of the formulation."""
+        return None if self.record is None else self.record.bound_seconds
+
+    @property
+    def gap(self) -> float | None:
+        """Distance between the two relative to the first; None without a bound."""
+        return None if self.record is None else self.record.gap
+
+    @property
     def peak_bytes(self) -> int:
         """Predicted bytes on the fullest device; 0 in a plan without predictions."""
         return 0 if self.record is None else max(self.record.stage_peak_bytes, default=0)
@@ -293,7 +309,8 @@ class LayerPlan(_Part):
         return layer_plan_text(self)
 
     def __repr__(self) -> str:
-        return f"<layer plan of {self.model.source} on {self.devices} devices, {len(self.stages)} stages>"
+        step = "" if self.objective_seconds is None else f": {format_seconds(self.objective_seconds)} per step"
+        return f"<layer plan of {self.model.source} on {self.devices} devices, {len(self.stages)} stages{step}>"
 
     __str__ = __repr__
 

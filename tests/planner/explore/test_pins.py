@@ -13,10 +13,11 @@ from formulations.step.solving.pinned import Allowed, Holding, holding_of, pinne
 from planner import api
 from planner.explore.errors import ExploreError
 from planner.explore.exploration import Exploration
-from planner.explore.pins import Pin, allowed_by, pin_of
+from planner.explore.pins import allowed_by, pin_of
 from planner.explore.targets import node_name, nodes_of
 from planner.models.references import ModelReference
-from planner.plan.document import schedule_of, verify_plan
+from planner.plan.decision import Pin
+from planner.plan.document import PlanError, schedule_of, verify_plan
 from planner.schedule.instructions import Compute
 from planner.session import PlanningSession, PlanRequest
 
@@ -85,7 +86,7 @@ def test_a_pin_never_lowers_the_optimum_and_unpinning_gives_the_former_plan(name
     assert change.after.bound_seconds >= change.before.bound_seconds
     assert change.least_seconds <= change.seconds <= change.most_seconds
     assert accepted(change.after)
-    assert f"pinned: {MODULE[name]} recompute" in change.after.record.notes
+    assert ("pinned", f"{MODULE[name]} recompute") in change.after.rows()
     back = here.unpin()
     assert here.pins == ()
     assert back.after.objective_seconds <= first.objective_seconds
@@ -196,9 +197,34 @@ def test_a_view_is_refused_with_the_operator_whose_storage_it_shows():
         nodes_of(session().space, view.identity)
 
 
+CONTRARY = {"recompute": ("keep", False), "keep": ("recompute", False), "S0": ("S0", True)}
+
+
+@pytest.mark.parametrize(
+    ("target", "decision"),
+    [
+        (MODULE["gpt2"], "recompute"),
+        (MODULE["gpt2"], "keep"),
+        ("transformer.h.0.mlp.c_fc.weight", "S0"),
+        ("transformer.h.1.ln_1/forward/aten.native_layer_norm.default/0", "S0"),
+    ],
+)
+def test_the_checker_finds_pins_that_a_plan_does_not_keep(target, decision):
+    here = exploration()
+    plan = here.pin(target, decision).after
+    assert [str(pin) for pin in plan.decision.options.pins] == [f"{target} {decision}"]
+    assert accepted(plan)
+    other, forbids = CONTRARY[decision]
+    options = plan.decision.options.model_copy(update={"pins": (Pin(target=target, decision=other, forbids=forbids),)})
+    lying = plan.model_copy(update={"decision": plan.decision.model_copy(update={"options": options})})
+    with pytest.raises(PlanError, match=r"does not keep its pins: "):
+        accepted(lying)
+
+
 def test_placements_may_be_written_as_torch_writes_them():
-    assert pin_of("a", "Shard(0)", (2,)) == pin_of("a", ["S(0)"], (2,)) == Pin("a", "S0")
-    assert pin_of("a", "Shard(dim=1), Replicate()", (2, 2), forbids=True) == Pin("a", "S1,R", True)
+    assert pin_of("a", "Shard(0)", (2,)) == pin_of("a", ["S(0)"], (2,)) == Pin(target="a", decision="S0")
+    forbidden = Pin(target="a", decision="S1,R", forbids=True)
+    assert pin_of("a", "Shard(dim=1), Replicate()", (2, 2), forbids=True) == forbidden
 
 
 def test_a_pattern_names_several_modules_and_a_module_all_of_its_operators():
@@ -212,7 +238,11 @@ def test_a_pattern_names_several_modules_and_a_module_all_of_its_operators():
 def test_the_problems_around_a_problem_keep_its_pins():
     here = session()
     built = here.problem(PlanRequest(memory=None))
-    pins = allowed_by(here.space, built, [Pin("transformer.h.0.mlp", "recompute"), Pin("transformer.h.1", "S0")])
+    pins = allowed_by(
+        here.space,
+        built,
+        [pin_of("transformer.h.0.mlp", "recompute", (2,)), pin_of("transformer.h.1", "S0", (2,))],
+    )
     around = pinned(built, pins)
     assert around.unlimited is None, "without reruns there is no decision"
     assert pinned(built, {}) is built

@@ -22,6 +22,7 @@ from formulations.solvers.processes.worker import WorkerStartError
 from formulations.solvers.running.ledger import SolverContradiction
 from planner.graph.optimizers import OPTIMIZERS
 from planner.layer_planning import LAYER_FORMULATIONS
+from planner.plan.document import load_plan
 from planner.session.formulations import FORMULATIONS
 from runtime import rank_main
 from runtime.commands import main as cli
@@ -235,6 +236,21 @@ def test_plan_and_explain(meshwright, plan_file: Path) -> None:
     assert outcome.code == 0
     for heading in ("Costliest reshardings", "Recomputed", "Alive at the peak", "Price of memory"):
         assert heading in outcome.out
+
+
+def test_a_plan_keeps_its_pins(meshwright, tmp_path: Path) -> None:
+    small = [f"hf:{configuration_file('gpt2')}", *TINY[1:], "--mesh", "2", "--time-limit", "5"]
+    path = tmp_path / "pinned.json"
+    pins = ["--pin", "transformer.h.0.mlp=recompute", "--forbid", "transformer.wpe.weight=R"]
+    made = meshwright("plan", *small, *pins, "--out", str(path))
+    assert made.code == 0, made.err
+    assert "pinned                transformer.h.0.mlp recompute" in made.out
+    options = load_plan(path).decision.options
+    assert [str(pin) for pin in options.pins] == ["transformer.h.0.mlp recompute", "transformer.wpe.weight not R"]
+    refused(meshwright("plan", *small, "--pin", "mlp", "--out", str(path)), "--pin", "'mlp'", "PART=DECISION")
+    refused(meshwright("plan", *small, "--pin", "a.b=keep", "--out", str(path)), "'a.b' names no operator")
+    of_layers = [*small, "--model-formulation", "osdp", "--pin", "a=keep", "--out", str(path)]
+    refused(meshwright("plan", *of_layers), "osdp plans layers")
 
 
 def test_a_rank_of_a_job_needs_no_plan_file_and_ends_with_the_verdict_of_the_job(
