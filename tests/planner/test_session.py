@@ -228,7 +228,7 @@ def test_plans_side_by_side():
     assert table.notes() == []
     layers = LayerPlan(
         version=1,
-        model=one.decision.model.model_copy(update={"batch": 4}),
+        model=one.decision.model.model_copy(update={"batch": 1024}),
         devices=2,
         stages=(StagePlan(layers=(LayerSettings(name="whole", data_parallel=2),)),),
     )
