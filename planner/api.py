@@ -160,8 +160,8 @@ def plan(
     slips
         Slips that a paper's own search keeps: ``prose``, ``printed``, ``repaired``, or names; ``prose`` if None.
     pins, forbidden
-        What a plan of operators has to decide, and what it must not: targets and decisions, as for
-        :meth:`planner.explore.exploration.Exploration.pin`.
+        What the plan has to decide, and what it must not: targets and decisions, as for
+        :meth:`planner.explore.exploration.Exploration.pin`, and of layers :func:`planner.layers.plan.pins.layer_pin`.
     progress
         Called with every better incumbent or bound, for plans of operators.
 
@@ -180,8 +180,6 @@ def plan(
     if formulation in LAYER_FORMULATIONS:
         if overlap:
             raise PlanError(f"overlap: {formulation} plans layers; it is for formulations of operators")
-        if pins or forbidden:
-            raise PlanError(f"pins: {formulation} plans layers; they are for formulations of operators")
         if grad_accum != 1:
             raise PlanError(f"grad_accum {grad_accum}: {formulation} plans layers, and their micro-batches with them")
         chosen(formulation, choices or {})
@@ -196,7 +194,9 @@ def plan(
             search_batch=search_batch,
             time_limit=time_limit,
             slips=slips,
-            **(choices or {}),
+            pins=pins,
+            forbidden=forbidden,
+            choices=choices,
         )
     if search_batch:
         raise PlanError(f"search_batch: {formulation} plans operators; it is for {', '.join(LAYER_FORMULATIONS)}")

@@ -6,7 +6,8 @@ published, or exactly. The result is a :class:`~planner.layers.plan.document.Lay
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 from formulations.layers.layer import LayerChain
 from planner.common.plan_error import PlanError
@@ -14,6 +15,7 @@ from planner.graph.optimizers import default_optimizer, optimizer_named
 from planner.layers.plan.check import divisors
 from planner.layers.plan.document import LayerPlan, PlannedMachine
 from planner.layers.plan.memory import engine_peaks, plan_profiles
+from planner.layers.plan.pins import layer_pin
 from planner.layers.plan.request import LayerRequest
 from planner.layers.profiles.files import profiled_layers
 from planner.layers.profiles.folding import model_layers
@@ -56,7 +58,10 @@ def plan_layers(
     search_batch: bool = False,
     time_limit: float = 30.0,
     slips: str | None = None,
-    **choices: str | None,
+    pins: Sequence[tuple[str, str]] = (),
+    forbidden: Sequence[tuple[str, str]] = (),
+    chain: LayerChain | None = None,
+    choices: Mapping[str, str | None] | None = None,
 ) -> LayerPlan:
     """Plan a training step by layers.
 
@@ -83,7 +88,12 @@ def plan_layers(
         Seconds for a search without a short bound on its time.
     slips
         Slips that the paper's own search keeps; those that its text does not contradict if None.
-    **choices
+    pins, forbidden
+        What the plan has to decide of layers, and what it must not: targets and decisions, as for
+        :func:`planner.layers.plan.pins.layer_pin`.
+    chain
+        The layers as :func:`layers_of` returns them; found here if None.
+    choices
         Choices of the problem that are not the paper's (:data:`planner.layers.plan.choices.CHOICES`).
 
     Raises
@@ -112,11 +122,15 @@ def plan_layers(
         as_published=as_published,
         search_batch=search_batch,
         time_limit=time_limit,
-        given={name: value for name, value in choices.items() if value is not None},
+        given={name: value for name, value in (choices or {}).items() if value is not None},
         slips=slips,
     )
     _check_choices(request)
-    chain = profiled_layers(step) or model_layers(step, found, apart=formulation in _OF_OPERATORS)
+    chain = chain or layers_of(step, found, formulation)
+    names = [layer.name for layer in chain.layers]
+    wanted = [layer_pin(target, decision, names) for target, decision in pins]
+    unwanted = [layer_pin(target, decision, names, forbids=True) for target, decision in forbidden]
+    request = replace(request, pins=tuple(dict.fromkeys((*wanted, *unwanted))))
     made = LAYER_FORMULATIONS[formulation](request, chain)
     assert made.record is not None
     peaks = engine_peaks(made, plan_profiles(made, chain))
@@ -130,6 +144,11 @@ def plan_layers(
         notes = (*notes, _WIDE_GRADIENTS)
     record = made.record.model_copy(update={"engine_peaks": peaks, "notes": notes})
     return made.model_copy(update={"machine": machine, "record": record})
+
+
+def layers_of(reference: ModelReference, cluster: ClusterSpec, formulation: str) -> LayerChain:
+    """Layers of a step with their costs on a cluster, as a formulation divides the step into layers."""
+    return profiled_layers(reference) or model_layers(reference, cluster, apart=formulation in _OF_OPERATORS)
 
 
 def _check_choices(request: LayerRequest) -> None:

@@ -25,7 +25,7 @@ micro-batch.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from math import lcm
@@ -184,8 +184,28 @@ class _LayerCost:
     borrowed: int
 
 
+@dataclass(frozen=True, slots=True)
+class Restriction:
+    """What a user's decisions leave to layers, by their positions.
+
+    Parameters
+    ----------
+    of_layer
+        Equal for layers to which the same is left, one for each layer.
+    allows
+        Whether a layer may have a strategy.
+    """
+
+    of_layer: tuple[Hashable, ...]
+    allows: Callable[[int, LayerStrategy], bool]
+
+
 def layer_tables(
-    chain: LayerChain, strategies: Sequence[LayerStrategy], micro_batch: int, model: CostModel
+    chain: LayerChain,
+    strategies: Sequence[LayerStrategy],
+    micro_batch: int,
+    model: CostModel,
+    restriction: Restriction | None = None,
 ) -> LayerTables:
     """Estimate all layers under all strategies.
 
@@ -200,11 +220,14 @@ def layer_tables(
         allowed.
     model
         Bandwidths and rules.
+    restriction
+        What layers may have; everything if None.
     """
-    rows: dict[tuple[LayerProfile, bool], int] = {}
+    rows: dict[tuple[LayerProfile, bool, Hashable], int] = {}
     tied = tied_layers(chain)
+    left: tuple[Hashable, ...] = (None,) * len(chain) if restriction is None else restriction.of_layer
     kinds = [
-        rows.setdefault((replace(layer, name=""), position in tied), len(rows))
+        rows.setdefault((replace(layer, name=""), position in tied, left[position]), len(rows))
         for position, layer in enumerate(chain.layers)
     ]
     layouts: dict[Layout, int] = {}
@@ -213,11 +236,13 @@ def layer_tables(
     tables = {name: np.zeros(shape, dtype=np.int64) for name in _LayerCost.__slots__}
     allowed = np.zeros(shape, dtype=np.bool_)
     transformation = np.zeros((len(rows), len(layouts), len(layouts)), dtype=np.int64)
-    for (layer, _), row in rows.items():
+    for (layer, *_), row in rows.items():
         parts: dict[int, LayerProfile] = {}
         for column, strategy in enumerate(strategies):
             degree = strategy.degree(Dimension.TENSOR)
             if micro_batch % strategy.sample_parts or not layer.allows(degree):
+                continue
+            if restriction is not None and not restriction.allows(kinds.index(row), strategy):
                 continue
             allowed[row, column] = True
             if degree not in parts:

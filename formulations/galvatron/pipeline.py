@@ -27,7 +27,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from formulations.galvatron.costs import CostModel, LayerTables, layer_tables
+from formulations.galvatron.costs import CostModel, LayerTables, Restriction, layer_tables
 from formulations.galvatron.stage import StageProblem
 from formulations.galvatron.strategies import Dimension, decision_trees, pipeline_degrees
 from formulations.layers.layer import LayerChain, tied_layers
@@ -277,6 +277,7 @@ def pipeline_problem(
     space: SearchSpace | None = None,
     schedule: Schedule = Schedule.ONE_F_ONE_B,
     rule: MicroBatchRule = MicroBatchRule.DIVISORS,
+    restriction: Restriction | None = None,
 ) -> PipelineProblem:
     """Set up the problem of a model on a cluster.
 
@@ -296,6 +297,8 @@ def pipeline_problem(
         The strategies; all if None.
     schedule, rule
         As for :class:`PipelineProblem`.
+    restriction
+        What a user's decisions leave to layers; everything if None.
 
     Raises
     ------
@@ -313,7 +316,7 @@ def pipeline_problem(
             checkpoint=allowed.checkpoint,
             any_order=allowed.any_order,
         )
-        return layer_tables(chain, strategies, micro_batch, model)
+        return layer_tables(chain, strategies, micro_batch, model, restriction)
 
     degrees = pipeline_degrees(devices) if allowed.pipeline else (1,)
     tied = tied_layers(chain) if allowed.tied_alike else ()

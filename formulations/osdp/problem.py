@@ -244,12 +244,12 @@ class OperatorTable:
         """Temporary bytes in any mode."""
         return max(fixed + batch * sample for sample, fixed in self.temporary)
 
-    def only(self, mode: Slicing) -> OperatorTable:
-        """The same operator with one of its modes."""
-        at = [self.modes.index(mode)]
+    def among(self, modes: Sequence[Slicing]) -> OperatorTable:
+        """The same operator with some of its modes."""
+        at = [self.modes.index(mode) for mode in modes]
         return replace(
             self,
-            modes=(mode,),
+            modes=tuple(modes),
             communication=self.communication[at],
             fixed_resident=self.fixed_resident[at],
             gathered=self.gathered[at],

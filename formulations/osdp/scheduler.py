@@ -8,7 +8,7 @@ better (section 3.2).
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from fractions import Fraction
@@ -39,6 +39,10 @@ SECONDS_PER_QUANTUM = SECONDS_PER_COST / COSTS_PER_QUANTUM
 
 DFS_SECONDS = 307.0
 """Longest search that the paper reports."""
+
+
+Allows = Callable[[str, Slicing], bool]
+"""Whether an operator, by its name, may have a mode."""
 
 
 class Method(StrEnum):
@@ -141,6 +145,7 @@ def plan_osdp(
     batch: int | None = None,
     batch_step: int = 1,
     time_limit: float = DFS_SECONDS,
+    allows: Allows | None = None,
 ) -> OsdpPlan:
     """Choose the mode of every operator, and the batch.
 
@@ -160,16 +165,19 @@ def plan_osdp(
         Difference between consecutive batch sizes, and the first of them.
     time_limit
         Seconds for a depth-first search, divided among the batch sizes. The other methods need no limit.
+    allows
+        Whether an operator, by its name, may have a mode; all may if None.
 
     Raises
     ------
     OsdpError
-        If the batch, its step or the limit is not positive, or memory does not grow with the batch.
+        If the batch, its step or the limit is not positive, memory does not grow with the batch, or an operator is
+        left no mode.
     """
     chosen = settings or OsdpSettings()
     _validate(batch, batch_step, time_limit)
     started = time.perf_counter()
-    tables = operator_tables(chain, machine, chosen)
+    tables = _allowed_tables(chain, machine, chosen, allows)
     if batch is None and all(table.sample_resident == 0 == table.workspace(2) - table.workspace(1) for table in tables):
         raise OsdpError(f"model {chain.name} keeps no activations, so any batch fits; give a batch")
     batches = count(batch_step, batch_step) if batch is None else [batch]
@@ -181,6 +189,19 @@ def plan_osdp(
         found = _depth_first(_alike(chain, tables), machine, chosen, Dfs(method.value), batches, time_limit)
     candidates = tuple(found)
     return _best(chain, machine, chosen, method, candidates, time.perf_counter() - started)
+
+
+def _allowed_tables(
+    chain: LayerChain, machine: OsdpMachine, settings: OsdpSettings, allows: Allows | None
+) -> tuple[OperatorTable, ...]:
+    tables = operator_tables(chain, machine, settings)
+    if allows is None:
+        return tables
+    left = [[mode for mode in table.modes if allows(table.name, mode)] for table in tables]
+    for table, modes in zip(tables, left, strict=True):
+        if not modes:
+            raise OsdpError(f"operator {table.name} of model {chain.name} is left no mode; allow it one")
+    return tuple(table.among(modes) for table, modes in zip(tables, left, strict=True))
 
 
 def _validate(batch: int | None, batch_step: int, time_limit: float) -> None:
@@ -202,7 +223,7 @@ def _alike(chain: LayerChain, tables: Tables) -> list[Tables]:
     if not alike:
         return [tables]
     common = [mode for mode in tables[0].modes if all(mode in tables[i].modes for i in alike)]
-    return [tuple(table.only(mode) if i in alike else table for i, table in enumerate(tables)) for mode in common]
+    return [tuple(table.among([mode]) if i in alike else table for i, table in enumerate(tables)) for mode in common]
 
 
 def _by_rule(
@@ -275,9 +296,11 @@ def _least(tables: Tables, batch: int, accounting: Accounting) -> int:
     )
 
 
-def least_bytes(chain: LayerChain, machine: OsdpMachine, settings: OsdpSettings, batch: int = 1) -> int:
-    """Least bytes on one device that any modes need at a batch, as the settings count them."""
-    problems = _alike(chain, operator_tables(chain, machine, settings))
+def least_bytes(
+    chain: LayerChain, machine: OsdpMachine, settings: OsdpSettings, batch: int = 1, allows: Allows | None = None
+) -> int:
+    """Least bytes on one device that any allowed modes need at a batch, as the settings count them."""
+    problems = _alike(chain, _allowed_tables(chain, machine, settings, allows))
     return min(_least(tables, batch, settings.accounting) for tables in problems)
 
 

@@ -329,7 +329,7 @@ class Exploration:
         before = self.solution
         started = time.perf_counter()
         seconds = max(LEAST_REPLAN_SECONDS, REPLAN_SHARE * self.first_seconds) if time_limit is None else time_limit
-        after = self._solve(pins, seconds)
+        after = self._solve(pins, seconds, quick=time_limit is None)
         elapsed = time.perf_counter() - started
         if after.executed.cost < before.executed.cost and before.case.contains(after.case):
             before = self.solver.improved(self.request, before, after)
@@ -339,10 +339,10 @@ class Exploration:
         self.history.append(change)
         return change
 
-    def _solve(self, pins: tuple[Pin, ...], seconds: float) -> Solution:
+    def _solve(self, pins: tuple[Pin, ...], seconds: float, quick: bool = False) -> Solution:
         started = time.perf_counter()
         request = replace(self.request, time_limit=seconds)
-        solution = self.solver.solve(request, frozenset(pins), self.progress)
+        solution = self.solver.solve(request, frozenset(pins), self.progress, quick=quick)
         if not self.first_seconds:
             self.first_seconds = sum(self.session.times.values()) + time.perf_counter() - started
         return solution

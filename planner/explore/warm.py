@@ -39,7 +39,7 @@ REPAIR_SHARE = 0.7
 """Part of the time for repairs, where there is a decision to repair."""
 
 LEAST_WHOLE_SECONDS = 5.0
-"""Time below which the whole problem is not solved as a first time where a decision is known."""
+"""Time below which a quick search does not solve the whole problem, where a decision is known."""
 
 
 @dataclass
@@ -74,6 +74,7 @@ class WarmSolver:
         pins: frozenset[Pin] = frozenset(),
         progress: Callable[[Progress], None] | None = None,
         second: bool = True,
+        quick: bool = False,
     ) -> Solution:
         """Solve a case and certify its plan.
 
@@ -87,6 +88,8 @@ class WarmSolver:
             Called with every better incumbent or bound.
         second
             Whether to bound the cost by a second method where none of a case around it is known.
+        quick
+            Whether the repair of a known decision is enough where the time left is short for the whole problem.
 
         Raises
         ------
@@ -100,7 +103,7 @@ class WarmSolver:
         if known is not None:
             return known
         started = time.perf_counter()
-        solved = self._solved(request, case, progress)
+        solved = self._solved(request, case, progress, quick)
         spent = {"solve": time.perf_counter() - started}
         return self.certified(request, case, solved, spent, second and not self.knowledge.around(case))
 
@@ -143,7 +146,9 @@ class WarmSolver:
 
     # ---------------------------------------------------------------- search
 
-    def _solved(self, request: PlanRequest, case: Case, progress: Callable[[Progress], None] | None) -> SolvedStep:
+    def _solved(
+        self, request: PlanRequest, case: Case, progress: Callable[[Progress], None] | None, quick: bool
+    ) -> SolvedStep:
         deadline = time.monotonic() + request.time_limit
         whole = self.problem(request)
         left = allowed_by(self.session.space, whole, sorted(case.pins, key=str))
@@ -153,7 +158,7 @@ class WarmSolver:
         cheapest = min((known.executed.cost for known in around), default=None)
         if best is None or cheapest is None or best.executed.cost > cheapest:
             best, bound = self._repaired(request, case, built, left, best, bound, deadline)
-            enough = best is not None and deadline - time.monotonic() < LEAST_WHOLE_SECONDS
+            enough = quick and best is not None and deadline - time.monotonic() < LEAST_WHOLE_SECONDS
             if not enough and not self._is_near(best, bound, request.gap):
                 return self._whole(request, case, built, best, bound, deadline, progress)
         assert best is not None

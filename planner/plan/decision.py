@@ -41,7 +41,8 @@ ANY_PLACEMENT = "*"
 """Stands for any placement on one mesh axis, in pins."""
 
 _ENTRY = r"(R|S(0|[1-9][0-9]*)|P(sum|avg|max|min)|\*)"
-_PINNED = rf"^({'|'.join(HOLDINGS)}|{_ENTRY}(,{_ENTRY})*)$"
+_SETTING = r"[a-z_]+=[A-Za-z0-9_]+"
+_PINNED = rf"^({'|'.join(HOLDINGS)}|{_ENTRY}(,{_ENTRY})*|{_SETTING})$"
 
 
 class Part(BaseModel):
@@ -83,7 +84,8 @@ class Pin(Part):
     target
         An operator, a module, a parameter or a pattern, see :func:`planner.graph.names.operators_named`.
     decision
-        ``keep``, ``recompute``, ``offload``, or a placement with one entry per mesh axis such as ``S0`` or ``S0,*``.
+        ``keep``, ``recompute``, ``offload``, or a placement with one entry per mesh axis such as ``S0`` or ``S0,*``;
+        of layers a setting, such as ``tensor_parallel=2``.
     forbids
         Whether the plan must not do it; else it has to.
     """

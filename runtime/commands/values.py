@@ -74,7 +74,7 @@ def parse_pins(texts: list[str] | None, option: str) -> list[tuple[str, str]]:
     """
     found = []
     for text in texts or ():
-        target, _, decision = text.rpartition("=")
+        target, _, decision = text.partition("=")
         if not (target and decision):
             raise OptionError(f"{option}: {text!r} is no pin; write PART=DECISION, such as '*.mlp=recompute'")
         found.append((target, decision))

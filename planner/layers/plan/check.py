@@ -10,6 +10,7 @@ from itertools import pairwise
 
 from planner.common.plan_error import PlanError
 from planner.layers.plan.document import LayerPlan, LayerSettings
+from planner.layers.plan.pins import broken_by
 
 
 def divisors(number: int) -> list[int]:
@@ -96,6 +97,9 @@ def check_layer_plan(plan: LayerPlan) -> None:
     for layer in plan.layers:
         _check_degrees(layer, plan.stage_devices, plan.model.batch // plan.micro_batches)
         _check_memory_settings(layer)
+        broken = None if plan.record is None else broken_by(plan.record.pins, layer)
+        if broken is not None:
+            raise PlanError(f"layer {layer.name} does not keep the plan's pin {str(broken)!r}: plan again")
     stage_axes(plan.stage_devices, plan.layers)
 
 

@@ -30,7 +30,7 @@ from planner.common.plan_error import PlanError
 from planner.common.units import format_seconds
 from planner.graph.optimizers import OptimizerName
 from planner.layers.plan.rendering import layer_plan_text
-from planner.plan.decision import Fingerprint, PlannedModel, canonical_json
+from planner.plan.decision import Fingerprint, Pin, PlannedModel, canonical_json
 
 LAYER_PLAN_VERSION: Literal[1] = 1
 """Version of the document; one of another version is refused."""
@@ -193,6 +193,8 @@ class LayerRecord(_Part):
         Slips of the paper that its own search kept.
     bound_bytes
         Exact lower bound on the fullest device's bytes, where that is the objective.
+    pins
+        Decisions of the user that the plan keeps; bounds are over the plans that do.
     """
 
     formulation: str
@@ -210,6 +212,7 @@ class LayerRecord(_Part):
     choices: dict[str, str] = {}
     slips: tuple[str, ...] = ()
     bound_bytes: NonNegativeInt | None = None
+    pins: tuple[Pin, ...] = ()
 
 
 class PlannedMachine(_Part):

@@ -32,6 +32,7 @@ def layer_plan_text(plan: LayerPlan) -> str:
             kept = f"; slips kept: {', '.join(record.slips)}" if record.slips else ""
             named = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in record.choices.items())
             lines.append(f"problem: {named}{kept}")
+        lines += [f"pinned: {pin}" for pin in record.pins]
         for number, peak in enumerate(record.engine_peaks):
             held = ", ".join(f"{kind} {format_bytes(nbytes)}" for kind, nbytes in peak.parts.items() if nbytes)
             lines.append(

@@ -9,9 +9,11 @@ from planner.common.plan_error import PlanError
 from planner.graph.operator_graph import ITEM_BYTES
 from planner.graph.optimizers import OptimizerSpec
 from planner.layers.plan.choices import chosen
+from planner.layers.plan.document import LayerSettings
+from planner.layers.plan.pins import broken_by
 from planner.machine.cluster import ClusterSpec
 from planner.models.references import ModelReference
-from planner.plan.decision import PlannedModel
+from planner.plan.decision import Pin, PlannedModel
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +44,8 @@ class LayerRequest:
         Choices of the problem (:mod:`planner.layers.plan.choices`) that are not the paper's.
     slips
         Slips that the paper's own search keeps; those that its text does not contradict if None.
+    pins
+        Decisions of the user, which both searches keep.
     """
 
     formulation: str
@@ -55,6 +59,11 @@ class LayerRequest:
     time_limit: float
     given: Mapping[str, str] = field(default_factory=dict)
     slips: str | None = None
+    pins: tuple[Pin, ...] = ()
+
+    def allows(self, layer: LayerSettings) -> bool:
+        """Whether the settings of a layer keep the pins."""
+        return not self.pins or broken_by(self.pins, layer) is None
 
     @property
     def choices(self) -> dict[str, str]:

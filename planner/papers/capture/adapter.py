@@ -21,6 +21,8 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from formulations.capture.enumeration import recommend
 from formulations.capture.exact import fastest_plan, least_peak_plan
 from formulations.capture.predictor import LARGEST_PROFILED, predict, profile_layers
@@ -121,6 +123,7 @@ def plan_with_capture(request: LayerRequest, chain: LayerChain) -> LayerPlan:
         ),
         choices=request.choices,
         slips=slip_names(slips),
+        pins=request.pins,
     )
     return LayerPlan(
         model=planned_model(request.reference, request.reference.batch),
@@ -179,8 +182,8 @@ def _decide(request: LayerRequest, chain: LayerChain, slips: Slip) -> _Decision:
     """
     limit = request.tensor_bytes
     candidates = list(_candidates(request, chain, checkpoint=False))
-    nearest = _nearest(request, chain, candidates)
-    if nearest.least_peak > limit:
+    nearest = _nearest(request, chain, candidates) if candidates or not request.pins else None
+    if nearest is None or nearest.least_peak > limit:
         candidates = list(_candidates(request, chain, checkpoint=True))
         nearest = _nearest(request, chain, candidates)
     if nearest.least_peak > limit:
@@ -205,13 +208,28 @@ def _candidates(request: LayerRequest, chain: LayerChain, checkpoint: bool) -> I
         replay = _replay(request, chain, degree)
         micro_batch = request.reference.batch // replay.micro_batches
         configurations = stage_configurations((degree,), checkpoint=checkpoint)
-        problem = replay.problem(nodes, configurations, micro_batch)
+        problem = _pinned(request, chain, replay.problem(nodes, configurations, micro_batch))
         times = replay.times(configurations, micro_batch)
         for alternative in _tied_alike(chain, problem):
             try:
                 yield _Candidate(replay, micro_batch, alternative, times, least_peak_plan(alternative))
             except TraceError:
                 continue  # these layers do not run so
+
+
+def _pinned(request: LayerRequest, chain: LayerChain, problem: PartitionProblem) -> PartitionProblem:
+    """The problem without stages that have a layer whose settings break a pin."""
+    if not request.pins:
+        return problem
+    kept = np.array(
+        [
+            [request.allows(strategy_settings(layer, configuration)) for layer in chain.layers]
+            for configuration in problem.configurations
+        ]
+    )
+    broken = np.pad(np.cumsum(~kept, axis=1), ((0, 0), (1, 0)))  # of the layers before each border
+    whole = broken[:, None, :] - broken[:, :-1, None] == 0
+    return replace(problem, allowed=problem.allowed & whole)
 
 
 def _replay(request: LayerRequest, chain: LayerChain, degree: int) -> StageReplay:
@@ -255,6 +273,9 @@ def _nearest(request: LayerRequest, chain: LayerChain, candidates: list[_Candida
     """
     if candidates:
         return min(candidates, key=lambda each: (each.least_peak, each.times.step(each.problem, each.least)))
+    if request.pins:
+        pins = ", ".join(repr(str(pin)) for pin in request.pins)
+        raise InfeasibleError(f"pins {pins}: capture has no stages that keep all of them; leave one out")
     nodes = nodes_of(request.devices, request.cluster.devices_per_node)
     largest = max(power for power in powers_of_two(min(nodes)) if not any(node % power for node in nodes))
     raise InfeasibleError(

@@ -15,7 +15,7 @@ from dataclasses import replace
 from fractions import Fraction
 from itertools import pairwise
 
-from formulations.galvatron.costs import CostModel, DeviceLinks
+from formulations.galvatron.costs import CostModel, DeviceLinks, Restriction
 from formulations.galvatron.dynamic_program import DEFAULT_UNIT_BYTES, unit_for
 from formulations.galvatron.joint import solve_joint
 from formulations.galvatron.pipeline import (
@@ -35,6 +35,7 @@ from planner.common.plan_error import PlanError
 from planner.common.units import format_bytes
 from planner.layers.plan.choices import kept_slips, slip_names
 from planner.layers.plan.document import LayerPlan, LayerRecord, StagePlan
+from planner.layers.plan.pins import about_layer
 from planner.layers.plan.request import LayerRequest, planned_model
 from planner.layers.plan.settings import strategy_settings
 from planner.machine.cluster import ClusterSpec
@@ -64,6 +65,9 @@ def plan_with_galvatron(request: LayerRequest, chain: LayerChain) -> LayerPlan:
     started = time.perf_counter()
     problem = _problem(request, chain, REPAIRED)
     if not _divides(problem):
+        if request.pins:
+            pins = ", ".join(repr(str(pin)) for pin in request.pins)
+            raise PlanError(f"pins {pins}: galvatron has no strategies that keep all of them; leave one out")
         raise PlanError(
             f"batch {request.reference.batch} on {request.devices} devices: no stages, micro-batches and degrees "
             f"divide the batch and every layer; use a multiple of {request.devices}, which always divides, or fewer "
@@ -108,6 +112,7 @@ def plan_with_galvatron(request: LayerRequest, chain: LayerChain) -> LayerPlan:
         notes=notes,
         choices=request.choices,
         slips=slip_names(slips),
+        pins=request.pins,
     )
     return LayerPlan(
         model=planned_model(request.reference, plan.batch),
@@ -161,6 +166,17 @@ def _problem(request: LayerRequest, chain: LayerChain, slips: Slip) -> PipelineP
         SearchSpace(data_with_sharded=choices["strategies"] == "all", any_order=False, tied_alike=True),
         Schedule.ONE_F_ONE_B_IF_FILLED,
         MicroBatchRule.DIVISORS if choices["micro_batches"] == "all" else MicroBatchRule.TWICE_THE_STAGES,
+        _restriction(request, chain),
+    )
+
+
+def _restriction(request: LayerRequest, chain: LayerChain) -> Restriction | None:
+    """What the request's pins leave to layers."""
+    if not request.pins:
+        return None
+    return Restriction(
+        tuple(about_layer(request.pins, layer.name) for layer in chain.layers),
+        lambda position, strategy: request.allows(strategy_settings(chain.layers[position], strategy)),
     )
 
 

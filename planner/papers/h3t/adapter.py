@@ -11,6 +11,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
 
 from formulations.h3t.costs import SECONDS_PER_COST, H3tMachine, Link, h3t_step
 from formulations.h3t.dynamic_program import search_dp
@@ -26,6 +29,7 @@ from planner.common.plan_error import PlanError
 from planner.common.units import format_bytes
 from planner.layers.plan.choices import kept_slips, slip_names
 from planner.layers.plan.document import LayerPlan, LayerRecord, LayerSettings, StagePlan
+from planner.layers.plan.pins import refuse_pins
 from planner.layers.plan.request import LayerRequest, planned_model
 from planner.machine.cluster import ClusterSpec
 
@@ -60,7 +64,7 @@ def plan_with_h3t(request: LayerRequest, chain: LayerChain) -> LayerPlan:
         step = h3t_step(chain, machine, request.reference.batch, request.tensor_bytes, optimizer)
     except H3tError as error:
         raise PlanError(str(error)) from error
-    tables = segment_tables(step)
+    tables = _pinned(request, chain, segment_tables(step), step.memory_limit)
     bound: int | None = None
     slips = kept_slips(Slip, AS_PUBLISHED, request.slips) if request.as_published else REPAIRED
     if request.as_published:
@@ -97,8 +101,31 @@ def plan_with_h3t(request: LayerRequest, chain: LayerChain) -> LayerPlan:
             notes=(*chain.notes, _not_enforced(sequence)),
             choices=request.choices,
             slips=slip_names(slips),
+            pins=request.pins,
         ),
     )
+
+
+def _pinned(request: LayerRequest, chain: LayerChain, tables: SegmentTables, memory_limit: int) -> SegmentTables:
+    """Tables in which switches that the request's pins forbid need more memory than there is.
+
+    Raises
+    ------
+    PlanError
+        The pins leave nothing to a layer.
+    """
+    if not request.pins:
+        return tables
+    for border in (chain.layers[0].name, chain.layers[-1].name):
+        if not request.allows(_border(border, request.devices)):
+            raise refuse_pins(request.pins, border, request.formulation)
+    allowed = np.ones(tables.resident.shape, dtype=np.bool_)
+    for position, layer in enumerate(chain.layers[1:-1]):
+        for switches in range(SYNCHRONIZED_SETS):
+            allowed[position, switches] = request.allows(layer_settings(layer.name, Switch(switches), request.devices))
+        if not allowed[position].any():
+            raise refuse_pins(request.pins, layer.name, request.formulation)
+    return replace(tables, resident=np.where(allowed, tables.resident, memory_limit + 1))
 
 
 def h3t_machine(cluster: ClusterSpec, devices: int, host_memory_bandwidth: float = HOST_MEMORY_BANDWIDTH) -> H3tMachine:

@@ -19,12 +19,13 @@ from formulations.osdp.problem import (
     OsdpSettings,
     Slicing,
 )
-from formulations.osdp.scheduler import SECONDS_PER_QUANTUM, Method, OsdpPlan, least_bytes, plan_osdp
+from formulations.osdp.scheduler import SECONDS_PER_QUANTUM, Allows, Method, OsdpPlan, least_bytes, plan_osdp
 from formulations.problem.solution import Status, relative_gap
 from planner.common.infeasibility import InfeasibleError
 from planner.common.plan_error import PlanError
 from planner.common.units import format_bytes
 from planner.layers.plan.document import LayerPlan, LayerRecord, LayerSettings, StagePlan
+from planner.layers.plan.pins import refuse_pins
 from planner.layers.plan.request import LayerRequest, planned_model
 from planner.machine.cluster import ClusterSpec
 
@@ -49,12 +50,18 @@ def plan_with_osdp(request: LayerRequest, chain: LayerChain) -> LayerPlan:
     InfeasibleError
         No choice fits the memory.
     """
-    kinds = settings_of(request)
+    kinds = [settings for settings in settings_of(request) if not _without_mode(request, chain, settings)]
+    if not kinds:
+        stuck = _without_mode(request, chain, settings_of(request)[-1])
+        raise refuse_pins(request.pins, stuck, request.formulation)
     plans = {settings: _planned(request, chain, settings, request.time_limit / len(kinds)) for settings in kinds}
     found, settings = _best(plans)
     if found.objective is None:
         machine = _machine(request)
-        least = min(least_bytes(chain, machine, settings, _least_batch(request)) for settings in kinds)
+        least = min(
+            least_bytes(chain, machine, settings, _least_batch(request), _allows(request, settings))
+            for settings in kinds
+        )
         raise InfeasibleError(
             f"memory for tensors {format_bytes(request.tensor_bytes)} on {request.devices} devices: OSDP finds no "
             f"modes that fit ({found.status}), the smallest ones need {format_bytes(least)}; use more devices, more "
@@ -94,7 +101,24 @@ def _planned(request: LayerRequest, chain: LayerChain, settings: OsdpSettings, t
         Method.DFS if request.as_published else Method.KNAPSACK,
         batch=None if request.search_batch else _batch_per_device(request),
         time_limit=time_limit,
+        allows=_allows(request, settings),
     )
+
+
+def _allows(request: LayerRequest, settings: OsdpSettings) -> Allows | None:
+    """What the request's pins leave to an operator."""
+    if not request.pins:
+        return None
+    return lambda name, mode: request.allows(_settings(name, mode, request.devices, settings.checkpointing))
+
+
+def _without_mode(request: LayerRequest, chain: LayerChain, settings: OsdpSettings) -> str:
+    """The first operator to which the pins leave no mode; empty where all have one."""
+    allows = _allows(request, settings)
+    if allows is None:
+        return ""
+    stuck = (layer.name for layer in chain.layers if not any(allows(layer.name, m) for m in settings.modes(layer)))
+    return next(stuck, "")
 
 
 def _best(plans: dict[OsdpSettings, OsdpPlan]) -> tuple[OsdpPlan, OsdpSettings]:
@@ -173,4 +197,5 @@ def _record(request: LayerRequest, found: OsdpPlan, chain: LayerChain) -> LayerR
         tensor_bytes=request.tensor_bytes,
         notes=chain.notes,
         choices=request.choices,
+        pins=request.pins,
     )

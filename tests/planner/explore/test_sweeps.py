@@ -11,16 +11,19 @@ from pathlib import Path
 import pytest
 from support.steps.planned_steps import configuration_file, step_reference
 
+from planner import api
 from planner.explore import sweeping
 from planner.explore.errors import ExploreError
 from planner.explore.grid import Grid
 from planner.explore.sweeping import Sweep, run_sweep
 from planner.machine.cluster import load_cluster
+from planner.models.references import ModelReference
 from planner.plan.document import load_plan
 from planner.session import PlanningSession, PlanRequest
 
 CLUSTER = "a100-8-nvlink"
 REQUEST = PlanRequest(time_limit=20.0, workers=1)
+SHORT = PlanRequest(time_limit=4.0)
 GIB = 2**30
 
 
@@ -54,6 +57,26 @@ def planned(monkeypatch) -> list:
 def swept(folder, cells=None, **options) -> Sweep:
     with ThreadPoolExecutor(1) as executor:
         return run_sweep("mlp", list(cells or grid()), executor, folder, **options)
+
+
+def test_a_short_limit_is_used_although_another_formulation_was_planned(tmp_path):
+    """A plan of layouts alone is one of ``kiwi_chain`` too, but under this limit a worse one by several per cent."""
+    reference = ModelReference(f"hf:{configuration_file('gpt2')}", batch=4, sequence=32, dropout=0.0)
+    free = api.plan(reference, cluster=CLUSTER, mesh=(2,), formulation="sharding", time_limit=4)
+    memory = int(0.8 * free.peak_bytes) + load_cluster(CLUSTER).device.reserve_bytes
+    both = [
+        swept(tmp_path / name, list(of))
+        for name, of in (
+            (
+                "both",
+                Grid(reference, CLUSTER, [(2,)], [memory], formulations=("sharding", "kiwi_chain"), request=SHORT),
+            ),
+            ("alone", Grid(reference, CLUSTER, [(2,)], [memory], formulations=("kiwi_chain",), request=SHORT)),
+        )
+    ]
+    beside, alone = both[0].sweep_rows[1], both[1].sweep_rows[0]
+    assert beside.formulation == alone.formulation == "kiwi_chain"
+    assert beside.seconds <= alone.seconds * 1.001
 
 
 def test_an_interrupted_sweep_goes_on_without_repeating(tmp_path, planned):

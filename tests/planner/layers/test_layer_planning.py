@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import replace
-from functools import cache
 
 import pytest
 from support.layers import folded_layers
+from support.layers.folded_layers import small_cluster
 from support.layers.layer_models import SWIN
 from support.layers.layer_plan_models import layer_names
 from support.steps.planned_steps import step_reference
@@ -22,18 +22,10 @@ from planner.layers.plan.check import check_layer_plan
 from planner.layers.plan.choices import CHOICES
 from planner.layers.plan.document import LayerPlan, load_layer_plan, save_layer_plan
 from planner.layers.profiles.files import LayerFileError, save_layers
-from planner.machine.cluster import ClusterSpec, load_cluster
 from planner.models.references import ModelReference, load_step
 from runtime.layers.check import refusal
 from runtime.layers.families.registry import model_family
 from runtime.layers.families.units import FamilyError
-
-
-@cache
-def small_cluster() -> ClusterSpec:
-    """Eight devices that reserve nothing, so that a tiny step may use them up."""
-    cluster = load_cluster("titan-rtx-8-pcie")
-    return cluster.model_copy(update={"device": cluster.device.model_copy(update={"reserve_bytes": 0})})
 
 
 @pytest.fixture(autouse=True)
@@ -107,11 +99,11 @@ def test_layers_that_share_a_parameter_are_planned_alike():
 def test_osdp_cuts_and_checkpoints_where_memory_asks_for_it():
     """GPT-2's attention and MLP are operators of their own; tables are never cut."""
     beyond = {"memory_model": "engine", "strategies": "all"}
-    free = planned("osdp", **beyond)
+    free = planned("osdp", choices=beyond)
     assert {layer.slices for layer in free.layers} == {1}
     assert not any(layer.checkpoint for layer in free.layers)
     peak = free.record.stage_peak_bytes[0]
-    shares = [planned("osdp", int(peak * share), **beyond) for share in (0.8, 0.6, 0.5, 0.4, 0.35)]
+    shares = [planned("osdp", int(peak * share), choices=beyond) for share in (0.8, 0.6, 0.5, 0.4, 0.35)]
     for plan in shares:
         check_layer_plan(plan)
         assert all(layer.slices == 1 for layer in plan.layers if "." not in layer.name)
@@ -128,7 +120,7 @@ def test_models_of_any_kind_are_planned_though_the_executor_knows_them_not(sourc
     """Experts, convolutions, and Swin's blocks of unequal width; what is no product is left whole."""
     reference = ModelReference(swin if source == "swin" else source, batch=4, sequence=16)
     beyond = {name: values[-1] for name, values in CHOICES[formulation].items()}
-    request = {"cluster": small_cluster(), "devices": 4, "formulation": formulation, **beyond}
+    request = {"cluster": small_cluster(), "devices": 4, "formulation": formulation, "choices": beyond}
     free = plan_layers(reference, **request)
     tight = plan_layers(reference, memory=max(free.record.stage_peak_bytes) * 95 // 100, **request)
     for plan in (free, tight):

@@ -96,7 +96,7 @@ def test_devices_may_be_any_number(devices: int, as_published: bool) -> None:
 
 def test_what_nothing_divides_is_not_blamed_on_memory() -> None:
     """Four layers are four stages at most, and four heads share a layer of 32 devices in parts of four."""
-    request = {"cluster": cluster(32, 4), "formulation": "galvatron", "micro_batches": "all"}
+    request = {"cluster": cluster(32, 4), "formulation": "galvatron", "choices": {"micro_batches": "all"}}
     with pytest.raises(PlanError, match=r"batch 4 on 128 devices: .* use a multiple of 128, .* or fewer devices"):
         plan_layers(step_reference("gpt2"), devices=128, **request)
     assert plan_layers(step_reference("gpt2"), devices=64, **request).devices == 64

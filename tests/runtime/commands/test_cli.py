@@ -249,8 +249,11 @@ def test_a_plan_keeps_its_pins(meshwright, tmp_path: Path) -> None:
     assert [str(pin) for pin in options.pins] == ["transformer.h.0.mlp recompute", "transformer.wpe.weight not R"]
     refused(meshwright("plan", *small, "--pin", "mlp", "--out", str(path)), "--pin", "'mlp'", "PART=DECISION")
     refused(meshwright("plan", *small, "--pin", "a.b=keep", "--out", str(path)), "'a.b' names no operator")
-    of_layers = [*small, "--model-formulation", "osdp", "--pin", "a=keep", "--out", str(path)]
-    refused(meshwright("plan", *of_layers), "osdp plans layers")
+    of_layers = [*small, "--model-formulation", "osdp", "--out", str(path), "--pin"]
+    refused(meshwright("plan", *of_layers, "a=keep"), "'a' names no layer of this step")
+    made = meshwright("plan", *of_layers, "transformer.h.0.mlp=sharding=zero3")
+    assert made.code == 0, made.err
+    assert "pinned: transformer.h.0.mlp sharding=zero3" in made.out
 
 
 def test_a_rank_of_a_job_needs_no_plan_file_and_ends_with_the_verdict_of_the_job(

@@ -33,7 +33,7 @@ def planned(name: str, formulation: str, devices: int, share: float | None, **mo
 @pytest.mark.slow_cases("vit-0.5", "bert-0.6")
 @pytest.mark.parametrize(("name", "share"), [("gpt2", 0.95), ("vit", 0.5), fuzz("t5", 0.4), ("bert", 0.6)])
 def test_what_osdp_plans_runs(name, share, two_ranks):
-    plan = planned(name, "osdp", 2, share, memory_model="engine", strategies="all")
+    plan = planned(name, "osdp", 2, share, choices={"memory_model": "engine", "strategies": "all"})
     assert "zero3" in {layer.sharding for layer in plan.layers}
     check_layer_run(two_ranks, plan)
 
