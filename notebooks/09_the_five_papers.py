@@ -37,9 +37,9 @@ from math import nan
 import pandas as pd
 
 from planner.graph.optimizers import optimizer_named
-from planner.layer_planning import LAYER_FORMULATIONS
 from planner.layers.plan.choices import CHOICES
 from planner.layers.plan.request import LayerRequest
+from planner.layers.planning import LAYER_FORMULATIONS
 from planner.layers.profiles.folding import model_layers
 from planner.machine.cluster import load_cluster
 from planner.models.references import ModelReference

@@ -7,12 +7,11 @@ from concurrent.futures import Executor
 from dataclasses import replace
 from math import prod
 from pathlib import Path
-from typing import Literal, Required, TypedDict, Unpack, overload
+from typing import Required, TypedDict, Unpack, overload
 
 from formulations.problem.solution import Progress
 from formulations.solvers import DEFAULT_SOLVER
 from planner.common.infeasibility import InfeasibleError
-from planner.common.plan_error import PlanError
 from planner.explanation import Explanation, explain_plan
 from planner.explore.candidates import BestMesh, LargestBatch
 from planner.explore.candidates import best_mesh as search_meshes
@@ -22,22 +21,25 @@ from planner.explore.comparison import Comparison
 from planner.explore.errors import ExploreError
 from planner.explore.exploration import Exploration
 from planner.explore.grid import Grid
+from planner.explore.layers import LayerExploration, LayerQuestion
 from planner.explore.sweeping import Sweep, SweepRow, run_sweep
-from planner.fits import FitsReport, fits_report
-from planner.layer_planning import LAYER_FORMULATIONS, plan_layers
-from planner.layers.plan.choices import chosen
-from planner.layers.plan.document import LayerPlan, is_layer_plan, load_layer_plan, save_layer_plan
-from planner.machine.cluster import ClusterSpec
+from planner.explore.tables import AnyPlan
+from planner.fits import fits_report
+from planner.layers.plan.document import LayerPlan
+from planner.layers.planning import LAYER_FORMULATIONS
+from planner.machine.cluster import ClusterSpec, load_cluster
 from planner.models.references import ModelReference
-from planner.plan.document import Plan, load_plan, save_plan
-from planner.session import PUBLISHED, PlanningSession, PlanRequest, session_of
+from planner.planning import LayerFormulation, Mesh, as_reference, check_published, fits, load, plan, save
+from planner.session import PlanningSession, PlanRequest, session_of
 
 __all__ = [
+    "AnyPlan",
     "ClusterChange",
     "Comparison",
     "Exploration",
     "ExploreError",
     "InfeasibleError",
+    "LayerExploration",
     "ModelReference",
     "PlanRequest",
     "PlanningSession",
@@ -56,219 +58,28 @@ __all__ = [
 ]
 
 
-Mesh = tuple[int, ...]
-LayerFormulation = Literal["osdp", "galvatron", "h3t", "capture"]
-AnyPlan = Plan | LayerPlan
-"""A plan of operators or of layers: both have a ``summary`` and are saved and loaded alike."""
-
-
-class _PlanOptions(TypedDict, total=False):
-    """Keywords of :func:`plan` beside the formulation."""
+class _ExploreOptions(TypedDict, total=False):
+    """Keywords of :func:`explore` beside the formulation."""
 
     cluster: Required[ClusterSpec | str]
     mesh: Required[Mesh]
     memory: int | None
-    host_memory: int | None
     optimizer: str | None
-    grad_accum: int
-    solver: str
-    time_limit: float
-    seed: int
-    workers: int | None
-    gap: float
-    overlap: bool
+    request: PlanRequest | None
     as_published: bool
-    search_batch: bool
     choices: Mapping[str, str | None] | None
     slips: str | None
-    pins: Sequence[tuple[str, str]]
-    forbidden: Sequence[tuple[str, str]]
     progress: Callable[[Progress], None] | None
 
 
 @overload
-def plan(  # type: ignore[overload-overlap]  # names of formulations of layers are strings too
-    reference: ModelReference | str, *, formulation: LayerFormulation, **options: Unpack[_PlanOptions]
-) -> LayerPlan: ...
+def explore(  # type: ignore[overload-overlap]  # names of formulations of layers are strings too
+    reference: ModelReference | str, *, formulation: LayerFormulation, **options: Unpack[_ExploreOptions]
+) -> LayerExploration: ...
 @overload
-def plan(reference: ModelReference | str, *, formulation: str = ..., **options: Unpack[_PlanOptions]) -> Plan: ...
-def plan(
-    reference: ModelReference | str,
-    *,
-    cluster: ClusterSpec | str,
-    mesh: Mesh,
-    memory: int | None = None,
-    host_memory: int | None = None,
-    optimizer: str | None = None,
-    grad_accum: int = 1,
-    formulation: str = "kiwi_chain",
-    solver: str = DEFAULT_SOLVER,
-    time_limit: float = 30.0,
-    seed: int = 0,
-    workers: int | None = None,
-    gap: float = 0.0,
-    overlap: bool = False,
-    as_published: bool = False,
-    search_batch: bool = False,
-    choices: Mapping[str, str | None] | None = None,
-    slips: str | None = None,
-    pins: Sequence[tuple[str, str]] = (),
-    forbidden: Sequence[tuple[str, str]] = (),
-    progress: Callable[[Progress], None] | None = None,
-) -> AnyPlan:
-    """Plan one training step, by operators or by layers.
-
-    Parameters
-    ----------
-    reference
-        Which step; a name alone stands for a reference with the defaults of :class:`ModelReference`.
-    cluster
-        A cluster, or the name or file of one.
-    mesh
-        Size of each mesh axis; layers are planned for as many devices as it has.
-    memory
-        Bytes of one device, the cluster's reserve included; None for all that the device has.
-    host_memory
-        Bytes of pinned host memory for one device, for formulations that offload; None for no limit.
-    optimizer
-        A name of :data:`planner.graph.optimizers.OPTIMIZERS`; AdamW, in 32 bits for parameters of 16, if None.
-    grad_accum
-        Micro-batches that the batch of a plan of operators is cut into; their gradients are summed on each device.
-    formulation
-        One of :data:`planner.session.formulations.FORMULATIONS`, or one of
-        :data:`planner.layer_planning.LAYER_FORMULATIONS` for a plan of layers.
-    solver
-        Name of the solver, for plans of operators.
-    time_limit
-        Seconds for the solver.
-    seed
-        Seed of the solver.
-    workers
-        Processes at work at once; with 1 a solve that ends before its limit is deterministic. One per core if None.
-    gap
-        Gap, as a share of the cost, at which the search for a plan of operators may end; 0 asks for a proof.
-    overlap
-        Whether gathers of parameters and reductions of gradients of a plan of operators may run beside its computation,
-        and share collectives.
-    as_published
-        Whether a paper's own search plans the layers, in place of the exact one.
-    search_batch
-        Whether a plan of layers decides the batch too.
-    choices
-        Choices of the problem of a plan of layers that are not the paper's: values by name
-        (:data:`planner.layers.plan.choices.CHOICES`).
-    slips
-        Slips that a paper's own search keeps: ``prose``, ``printed``, ``repaired``, or names; ``prose`` if None.
-    pins, forbidden
-        What the plan has to decide, and what it must not: targets and decisions, as for
-        :meth:`planner.explore.exploration.Exploration.pin`, and of layers :func:`planner.layers.plan.pins.layer_pin`.
-    progress
-        Called with every better incumbent or bound, for plans of operators.
-
-    Returns
-    -------
-    Plan or LayerPlan
-        A plan of operators is checked by replay, and its cost is bounded by two methods.
-
-    Raises
-    ------
-    InfeasibleError
-        No plan fits; the message names a limit that would be enough.
-    ValueError
-        Bad input; the message names it and the remedy.
-    """
-    if formulation in LAYER_FORMULATIONS:
-        if overlap:
-            raise PlanError(f"overlap: {formulation} plans layers; it is for formulations of operators")
-        if grad_accum != 1:
-            raise PlanError(f"grad_accum {grad_accum}: {formulation} plans layers, and their micro-batches with them")
-        chosen(formulation, choices or {})
-        return plan_layers(
-            reference,
-            cluster=cluster,
-            devices=prod(mesh),
-            formulation=formulation,
-            memory=memory,
-            optimizer=optimizer,
-            as_published=as_published,
-            search_batch=search_batch,
-            time_limit=time_limit,
-            slips=slips,
-            pins=pins,
-            forbidden=forbidden,
-            choices=choices,
-        )
-    if search_batch:
-        raise PlanError(f"search_batch: {formulation} plans operators; it is for {', '.join(LAYER_FORMULATIONS)}")
-    _check_published(formulation, as_published, choices, slips)
-    formulation = PUBLISHED[formulation] if as_published else formulation
-    whole = _reference(reference)
-    if grad_accum < 1 or whole.batch % grad_accum:
-        raise PlanError(f"grad_accum {grad_accum}: a batch of {whole.batch} cannot be cut into as many micro-batches")
-    micro = replace(whole, batch=whole.batch // grad_accum)
-    session = PlanningSession(micro, cluster, mesh, optimizer, grad_accum=grad_accum)
-    request = PlanRequest(memory, formulation, solver, time_limit, seed, workers, host_memory, gap, overlap)
-    if not (pins or forbidden):
-        return session.plan(request, progress)
-    with Exploration(session, request, progress) as exploration:
-        return exploration.first_with(pins, forbidden)
-
-
-def _check_published(
-    formulation: str, as_published: bool, choices: Mapping[str, str | None] | None, slips: str | None
-) -> None:
-    """Refuse what is for plans of layers, and a published form where a formulation has none."""
-    if as_published and formulation not in PUBLISHED:
-        known = ", ".join((*PUBLISHED, *LAYER_FORMULATIONS))
-        raise PlanError(f"as_published: {formulation} has no published form of its own; it is for {known}")
-    chosen(formulation, choices or {})
-    if slips is not None:
-        raise PlanError(f"slips {slips}: {formulation} has none; they are for {', '.join(LAYER_FORMULATIONS)}")
-
-
-def save(made: AnyPlan, path: Path | str) -> None:
-    """Write a plan of either kind atomically.
-
-    Raises
-    ------
-    PlanError
-        The file cannot be written.
-    """
-    if isinstance(made, LayerPlan):
-        save_layer_plan(made, Path(path))
-    else:
-        save_plan(made, Path(path))
-
-
-def load(path: Path | str) -> AnyPlan:
-    """Read a plan of either kind; nothing that it names is imported.
-
-    Raises
-    ------
-    PlanError
-        The file cannot be read or holds no valid plan.
-    """
-    file = Path(path)
-    return load_layer_plan(file) if is_layer_plan(file) else load_plan(file)
-
-
-def fits(
-    reference: ModelReference | str,
-    *,
-    cluster: ClusterSpec | str,
-    mesh: tuple[int, ...],
-    memory: int | None = None,
-    optimizer: str | None = None,
-) -> FitsReport:
-    """Bounds on the memory that one rank needs, without solving; parameters as for :func:`plan`."""
-    session = PlanningSession(_reference(reference), cluster, mesh, optimizer)
-    return fits_report(session.graph, prod(mesh), session.optimizer, session.budget(memory).tensor_bytes)
-
-
-def _reference(given: ModelReference | str) -> ModelReference:
-    return ModelReference(given) if isinstance(given, str) else given
-
-
+def explore(
+    reference: ModelReference | str, *, formulation: str | None = ..., **options: Unpack[_ExploreOptions]
+) -> Exploration: ...
 def explore(
     reference: ModelReference | str,
     *,
@@ -276,25 +87,48 @@ def explore(
     mesh: Mesh,
     memory: int | None = None,
     optimizer: str | None = None,
+    formulation: str | None = None,
     request: PlanRequest | None = None,
+    as_published: bool = False,
+    choices: Mapping[str, str | None] | None = None,
+    slips: str | None = None,
     progress: Callable[[Progress], None] | None = None,
-) -> Exploration:
+) -> Exploration | LayerExploration:
     """Prepare a step to be planned, changed and planned again.
 
     Parameters
     ----------
-    reference, cluster, mesh, memory, optimizer, progress
-        As for :func:`plan`.
+    reference, cluster, mesh, memory, optimizer, formulation, progress
+        As for :func:`plan`; the formulation is that of the request if None.
     request
-        Everything else of a plan; the default request if None.
+        Everything else of a plan; the default request if None. Of plans of layers its time limit counts.
+    as_published, choices, slips
+        Of plans of layers, as for :func:`plan`.
 
     Returns
     -------
-    Exploration
+    Exploration or LayerExploration
         With ``plan``, ``pin``, ``forbid``, ``unpin``, ``whatif`` and ``price_of_memory``.
     """
-    session = PlanningSession(_reference(reference), cluster, mesh, optimizer)
-    return Exploration(session, _within(request, memory), progress)
+    asked = _within(request, memory)
+    if formulation is not None:
+        asked = replace(asked, formulation=formulation)
+    if asked.formulation not in LAYER_FORMULATIONS:
+        check_published(asked.formulation, as_published, choices, slips)
+        session = PlanningSession(as_reference(reference), cluster, mesh, optimizer)
+        return Exploration(session, asked, progress)
+    question = LayerQuestion(
+        as_reference(reference),
+        load_cluster(cluster) if isinstance(cluster, str) else cluster,
+        prod(mesh),
+        asked.formulation,
+        optimizer,
+        asked.time_limit,
+        as_published,
+        slips,
+        choices or {},
+    )
+    return LayerExploration(question, asked.memory)
 
 
 def best_mesh(
@@ -331,7 +165,7 @@ def best_mesh(
     InfeasibleError
         No mesh has a plan.
     """
-    return search_meshes(_reference(reference), cluster, ranks, _within(request, memory), optimizer, axes, progress)
+    return search_meshes(as_reference(reference), cluster, ranks, _within(request, memory), optimizer, axes, progress)
 
 
 def largest_batch(
@@ -374,7 +208,7 @@ def largest_batch(
         return fits_report(session.graph, prod(mesh), session.optimizer).rows[-1].peak_bytes
 
     found = _within(request, memory)
-    return search_batches(_reference(reference), cluster, mesh, found, floor, optimizer, multiple, most, progress)
+    return search_batches(as_reference(reference), cluster, mesh, found, floor, optimizer, multiple, most, progress)
 
 
 def sweep(
@@ -421,7 +255,7 @@ def sweep(
     Sweep
         A row per combination: a plan's figures, or the reason why there is none.
     """
-    found = _reference(reference)
+    found = as_reference(reference)
     grid = Grid(found, cluster, meshes, memories, batches, formulations, solvers, optimizer, request or PlanRequest())
     return run_sweep(found.source, list(grid), executor, folder, keep_plans, on_row)
 

@@ -20,9 +20,12 @@ from formulations.step.solving.registry import sharding_problem
 from planner.common.infeasibility import InfeasibleError
 from planner.common.units import format_bytes, format_seconds
 from planner.explore.errors import ExploreError
-from planner.explore.tables import Table
+from planner.explore.tables import AnyPlan, Table, seconds_of
 from planner.explore.warm import QUICK, WarmSolver
+from planner.layers.plan.document import LayerPlan
+from planner.layers.planning import LAYER_FORMULATIONS, plan_layers
 from planner.machine.cluster import ClusterError, ClusterSpec, load_cluster
+from planner.machine.memory_budget import MemoryBudget
 from planner.models.references import ModelReference
 from planner.plan.decision import NANOSECONDS
 from planner.plan.document import Plan
@@ -57,7 +60,7 @@ class Tried:
 
     name: str
     verdict: str
-    plan: Plan | None = None
+    plan: AnyPlan | None = None
     bound_seconds: float | None = None
     reason: str = ""
 
@@ -89,12 +92,12 @@ class BestMesh(Table):
 
     ranks: int
     mesh: tuple[int, ...]
-    plan: Plan
+    plan: AnyPlan
     tried: tuple[Tried, ...]
 
     def title(self) -> str:
         """The best mesh and its time."""
-        seconds = format_seconds(self.plan.objective_seconds)
+        seconds = format_seconds(seconds_of(self.plan))
         return f"{self.ranks} ranks: {'x'.join(map(str, self.mesh))} is best, {seconds} a step"
 
     def rows(self) -> list[dict[str, Any]]:
@@ -117,13 +120,13 @@ class LargestBatch(Table):
     """
 
     batch: int
-    plan: Plan
+    plan: AnyPlan
     limit_bytes: int
     tried: tuple[Tried, ...]
 
     def title(self) -> str:
         """The batch and its time."""
-        seconds = format_seconds(self.plan.objective_seconds)
+        seconds = format_seconds(seconds_of(self.plan))
         return f"batch {self.batch} fits into {format_bytes(self.limit_bytes)}, {seconds} a step"
 
     def rows(self) -> list[dict[str, Any]]:
@@ -162,6 +165,9 @@ def best_mesh(
 ) -> BestMesh:
     """Find the mesh of so many ranks whose plan is fastest; see :func:`planner.api.best_mesh`."""
     spec = load_cluster(cluster) if isinstance(cluster, str) else cluster
+    if request.formulation in LAYER_FORMULATIONS:  # which share devices by stages, data and products themselves
+        made = planned_layers(reference, spec, (ranks,), request, optimizer)
+        return BestMesh(ranks, (ranks,), made, (Tried(str(ranks), "planned", made, made.bound_seconds),))
     tried: list[Tried] = []
     sessions: list[PlanningSession] = []
     traced: TracedStep | None = None
@@ -244,16 +250,18 @@ def largest_batch(
             f"batches in multiples of {step} up to {most}: give a multiple of 1 or more, and at most that"
         )
     tried: list[Tried] = []
-    found: dict[int, tuple[PlanningSession, Plan]] = {}
+    found: dict[int, PlanningSession] = {}
+    of_layers = request.formulation in LAYER_FORMULATIONS
     with SolverPool() as pool:
 
         def fits(count: int) -> bool:
-            session = PlanningSession(replace(reference, batch=count * step), cluster, mesh, optimizer)
-            outcome = _try_batch(session, request, floor(session), pool, progress)
-            tried.append(outcome)
-            if outcome.plan is not None:
-                found[count] = session, outcome.plan
-            return outcome.plan is not None
+            larger = replace(reference, batch=count * step)
+            if of_layers:
+                tried.append(_try_layers(larger, cluster, mesh, request, optimizer))
+            else:
+                found[count] = session = PlanningSession(larger, cluster, mesh, optimizer)
+                tried.append(_try_batch(session, request, floor(session), pool, progress))
+            return tried[-1].plan is not None
 
         low, high = 0, 1
         while high * step <= most and fits(high):
@@ -264,12 +272,47 @@ def largest_batch(
             low, high = (middle, high) if fits(middle) else (low, middle)
         if not low:
             raise InfeasibleError(f"batch {step}: not even that fits: {tried[0].reason}")
-        session, plan = found[low]
-        with suppress(InfeasibleError):  # the time limit ended before this search found any plan
-            better = WarmSolver(session, pool).solve(request, progress=progress).plan
-            plan = min(plan, better, key=lambda plan: plan.objective_seconds)
-    limit = session.budget(request.memory).device_bytes
-    return LargestBatch(low * step, plan, limit, tuple(tried))
+        plan = next(entry.plan for entry in tried if entry.name == str(low * step))
+        assert plan is not None
+        if not of_layers:
+            with suppress(InfeasibleError):  # the time limit ended before this search found any plan
+                better = WarmSolver(found[low], pool).solve(request, progress=progress).plan
+                plan = min(plan, better, key=seconds_of)
+    spec = load_cluster(cluster) if isinstance(cluster, str) else cluster
+    return LargestBatch(low * step, plan, MemoryBudget.on(spec, request.memory).device_bytes, tuple(tried))
+
+
+def planned_layers(
+    reference: ModelReference,
+    cluster: ClusterSpec | str,
+    mesh: tuple[int, ...],
+    request: PlanRequest,
+    optimizer: str | None = None,
+) -> LayerPlan:
+    """The plan of layers of a request, on as many devices as a mesh has; errors as for :func:`plan_layers`."""
+    return plan_layers(
+        reference,
+        cluster=cluster,
+        devices=prod(mesh),
+        formulation=request.formulation,
+        memory=request.memory,
+        optimizer=optimizer,
+        time_limit=request.time_limit,
+    )
+
+
+def _try_layers(
+    reference: ModelReference,
+    cluster: ClusterSpec | str,
+    mesh: tuple[int, ...],
+    request: PlanRequest,
+    optimizer: str | None,
+) -> Tried:
+    try:
+        plan = planned_layers(reference, cluster, mesh, request, optimizer)
+    except InfeasibleError as error:
+        return Tried(str(reference.batch), "no plan", reason=str(error))
+    return Tried(str(reference.batch), "planned", plan, plan.bound_seconds)
 
 
 def _try_batch(

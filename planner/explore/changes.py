@@ -10,11 +10,10 @@ from typing import Any
 from formulations.step.training_step import StepDecision
 from planner.common.units import format_bytes, format_seconds
 from planner.explore.errors import ExploreError
-from planner.explore.tables import Table, plan_row, signed_seconds
+from planner.explore.tables import AnyPlan, Table, plan_row, seconds_of, signed_seconds, without_unused
 from planner.explore.targets import node_name
 from planner.machine.cluster import ClusterSpec, LinkSpec
 from planner.plan.decision import NANOSECONDS
-from planner.plan.document import Plan
 from planner.session.planning import PlanningSession
 from planner.strategies.space import StrategySpace
 
@@ -173,19 +172,19 @@ class WhatIf(Table):
 
     change: ClusterChange
     cluster: ClusterSpec
-    before: Plan
+    before: AnyPlan
     same: Recosted
-    after: Plan
+    after: AnyPlan
 
     @property
     def gain_seconds(self) -> float | None:
         """Seconds a step that planning anew saves over the present decision; None where that is no plan there."""
         seconds = self.same.seconds
-        return seconds - self.after.objective_seconds if self.same.fits and seconds is not None else None
+        return seconds - seconds_of(self.after) if self.same.fits and seconds is not None else None
 
     def title(self) -> str:
         """The change, and the step's time before and after."""
-        before, after = format_seconds(self.before.objective_seconds), format_seconds(self.after.objective_seconds)
+        before, after = format_seconds(seconds_of(self.before)), format_seconds(seconds_of(self.after))
         return f"{self.change}: {before} a step now, {after} then"
 
     def rows(self) -> list[dict[str, Any]]:
@@ -197,7 +196,8 @@ class WhatIf(Table):
             "peak_bytes": self.same.peak_bytes,
         }
         rows = [plan_row("present plan", self.before), same, plan_row("new plan, changed cluster", self.after)]
-        return [row | {"fits": fits} for row, fits in zip(rows, (True, self.same.fits, True), strict=True)]
+        fits = (True, self.same.fits, True)
+        return without_unused([row | {"fits": does} for row, does in zip(rows, fits, strict=True)])
 
     def notes(self) -> Sequence[str]:
         """What planning anew is worth, and why the present plan is none there."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 from formulations.problem.solution import Progress
 from formulations.solvers import SolverPool
@@ -16,8 +16,8 @@ from planner.explore.changes import ClusterChange, WhatIf, recosted, translated
 from planner.explore.errors import ExploreError
 from planner.explore.known import Solution
 from planner.explore.memory_prices import SHARES, MemoryPrice, MemoryPrices
+from planner.explore.pinning import PinnedPlans
 from planner.explore.pins import pin_of
-from planner.explore.tables import Table, plan_row, signed_bytes, signed_seconds
 from planner.explore.targets import module_paths
 from planner.explore.warm import WarmSolver
 from planner.plan.decision import NANOSECONDS, Pin
@@ -32,74 +32,7 @@ LEAST_REPLAN_SECONDS = 0.5
 """Time that such a search has at least."""
 
 
-@dataclass(frozen=True, repr=False)
-class PinChange(Table):
-    """What a change of the pins costs.
-
-    Parameters
-    ----------
-    changed
-        The pins that were added or taken away.
-    pins
-        The pins after the change.
-    before, after
-        The plans before and after the change.
-    elapsed_seconds
-        Time of the plan after it.
-    first_seconds
-        Time of the first plan of the exploration, loading and tracing included.
-    """
-
-    changed: tuple[Pin, ...]
-    pins: tuple[Pin, ...]
-    before: Plan
-    after: Plan
-    elapsed_seconds: float
-    first_seconds: float
-
-    @property
-    def seconds(self) -> float:
-        """Seconds that a step takes longer than before."""
-        return self.after.objective_seconds - self.before.objective_seconds
-
-    @property
-    def least_seconds(self) -> float | None:
-        """What is proven of the change between the two optima: at least this; None where a bound is missing."""
-        bound = self.after.bound_seconds
-        return None if bound is None else bound - self.before.objective_seconds
-
-    @property
-    def most_seconds(self) -> float | None:
-        """What is proven of the change between the two optima: at most this; None where a bound is missing."""
-        bound = self.before.bound_seconds
-        return None if bound is None else self.after.objective_seconds - bound
-
-    @property
-    def bytes(self) -> int:
-        """Bytes by which the peak of a device is higher than before."""
-        return self.after.peak_bytes - self.before.peak_bytes
-
-    def title(self) -> str:
-        """What changed, and what it costs."""
-        what = ", ".join(str(pin) if pin in self.pins else f"no longer {pin}" for pin in self.changed) or "nothing"
-        return f"{what}: {signed_seconds(self.seconds)} a step, peak {signed_bytes(self.bytes)}"
-
-    def rows(self) -> list[dict[str, Any]]:
-        """The plans before and after."""
-        return [plan_row("before", self.before), plan_row("after", self.after)]
-
-    def notes(self) -> Sequence[str]:
-        """What is proven of the cost, and how long the plan took."""
-        lines = []
-        if self.least_seconds is not None and self.most_seconds is not None:
-            least, most = signed_seconds(self.least_seconds), signed_seconds(self.most_seconds)
-            lines.append(f"between the optima: from {least} to {most} a step, proven")
-        share = self.elapsed_seconds / self.first_seconds if self.first_seconds else 0.0
-        lines.append(f"planned in {self.elapsed_seconds:.2f} s, {share:.0%} of the time of the first plan")
-        return lines
-
-
-class Exploration:
+class Exploration(PinnedPlans):
     """A step that is planned, changed and planned again, from what is known of all its plans.
 
     Use it in a ``with`` block or call :meth:`close`, which ends its solver processes; so does the end of the program.
@@ -129,17 +62,12 @@ class Exploration:
         progress: Callable[[Progress], None] | None = None,
         pool: SolverPool | None = None,
     ) -> None:
+        super().__init__()
         self.session = session
         self.request = request or PlanRequest()
         if self.request.overlap:
             raise ExploreError("overlap: pins and prices are for plans without it; explore those, then plan with it")
         self.progress = progress
-        self.pins: tuple[Pin, ...] = ()
-        """Decisions of the user that the present plan keeps, in the order in which they came."""
-        self.history: list[PinChange] = []
-        """Changes of pins so far."""
-        self.first_seconds = 0.0
-        """Time of the first plan, loading and tracing included; 0 before it."""
         own = SolverPool() if pool is None else None
         self._end = weakref.finalize(self, (lambda: None) if own is None else own.close)
         self.solver = WarmSolver(session, pool or own or SolverPool())
@@ -170,38 +98,6 @@ class Exploration:
         """Identities of the operators that can be pinned, in the order of execution."""
         return tuple(operator.identity for operator in self.session.graph.operators if not operator.is_view)
 
-    def pin(self, target: str, decision: str | Sequence[str], time_limit: float | None = None) -> PinChange:
-        """Make the plan decide something, and plan again.
-
-        Parameters
-        ----------
-        target
-            An operator, a module (all of its forward operators), a parameter, or a pattern such as ``*.mlp``.
-        decision
-            ``keep``, ``recompute`` or ``offload`` the outputs, or a placement with an entry per mesh axis (``S0``,
-            ``R``, ``Psum``; ``*`` for any), of an operator's first output. Of a module, ``recompute`` and ``offload``
-            are for the outputs that backward reads.
-        time_limit
-            Seconds for the search; a tenth of the time of the first plan if None.
-
-        Returns
-        -------
-        PinChange
-            What it costs.
-
-        Raises
-        ------
-        ExploreError
-            Nothing has the name, or nothing is left to an operator. The pins stay as they were.
-        InfeasibleError
-            No plan within the limit keeps the pin. The pins stay as they were.
-        """
-        return self._change((*self.pins, pin_of(target, decision, self.session.mesh)), time_limit)
-
-    def forbid(self, target: str, decision: str | Sequence[str], time_limit: float | None = None) -> PinChange:
-        """Keep the plan from deciding something, and plan again; parameters and errors as for :meth:`pin`."""
-        return self._change((*self.pins, pin_of(target, decision, self.session.mesh, True)), time_limit)
-
     def first_with(self, pins: Sequence[tuple[str, str]] = (), forbidden: Sequence[tuple[str, str]] = ()) -> Plan:
         """Make the first plan with pins, in the time limit of the request; none without them is made before.
 
@@ -215,34 +111,12 @@ class Exploration:
         ExploreError, InfeasibleError
             As for :meth:`pin`.
         """
-        mesh = self.session.mesh
-        wanted = tuple(pin_of(target, decision, mesh) for target, decision in pins)
-        unwanted = tuple(pin_of(target, decision, mesh, True) for target, decision in forbidden)
+        wanted = tuple(self._pin_of(target, decision, False) for target, decision in pins)
+        unwanted = tuple(self._pin_of(target, decision, True) for target, decision in forbidden)
         found = tuple(dict.fromkeys((*wanted, *unwanted)))
         plan = self._solve(found, self.request.time_limit).plan
         self.pins = found
         return plan
-
-    def unpin(self, target: str | None = None, time_limit: float | None = None) -> PinChange:
-        """Take pins back, and plan again.
-
-        Parameters
-        ----------
-        target
-            The target of the pins as it was given; None for all pins.
-        time_limit
-            As for :meth:`pin`; a plan that was made before is taken as it is.
-
-        Raises
-        ------
-        ExploreError
-            There is no such pin.
-        """
-        left = tuple(pin for pin in self.pins if target is not None and pin.target != target)
-        if target is not None and len(left) == len(self.pins):
-            known = ", ".join(repr(pin.target) for pin in self.pins) or "none"
-            raise ExploreError(f"{target!r} is not pinned; pinned are: {known}")
-        return self._change(left, time_limit)
 
     def whatif(self, change: ClusterChange) -> WhatIf:
         """Plan for a changed cluster, with the same pins, and put the present plan beside it as it would be there.
@@ -324,8 +198,10 @@ class Exploration:
             prices.append(MemoryPrice(memory, solution.plan, None if bound is None else bound.value / NANOSECONDS))
         return MemoryPrices(tuple(prices), now + reserve)
 
-    def _change(self, pins: tuple[Pin, ...], time_limit: float | None) -> PinChange:
-        pins = tuple(dict.fromkeys(pins))
+    def _pin_of(self, target: str, decision: str | Sequence[str], forbids: bool) -> Pin:
+        return pin_of(target, decision, self.session.mesh, forbids)
+
+    def _replanned(self, pins: tuple[Pin, ...], time_limit: float | None) -> tuple[Plan, Plan, float]:
         before = self.solution
         started = time.perf_counter()
         seconds = max(LEAST_REPLAN_SECONDS, REPLAN_SHARE * self.first_seconds) if time_limit is None else time_limit
@@ -333,11 +209,7 @@ class Exploration:
         elapsed = time.perf_counter() - started
         if after.executed.cost < before.executed.cost and before.case.contains(after.case):
             before = self.solver.improved(self.request, before, after)
-        changed = tuple(pin for pin in (*self.pins, *pins) if (pin in self.pins) != (pin in pins))
-        self.pins = pins
-        change = PinChange(changed, pins, before.plan, after.plan, elapsed, self.first_seconds)
-        self.history.append(change)
-        return change
+        return before.plan, after.plan, elapsed
 
     def _solve(self, pins: tuple[Pin, ...], seconds: float, quick: bool = False) -> Solution:
         started = time.perf_counter()

@@ -13,11 +13,15 @@ from pathlib import Path
 from typing import Any
 
 from planner.explore.errors import ExploreError
+from planner.layers.planning import LAYER_FORMULATIONS
 from planner.machine.cluster import ClusterSpec, load_cluster
 from planner.models.references import ModelReference
 from planner.session.formulations import FORMULATIONS
 from planner.session.request import PlanRequest
 from planner.torch_adapter.rules.cache import code_digest
+
+OWN_SEARCH = "its own"
+"""Solver of a row of a plan of layers."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +49,11 @@ class Cell:
         Solvers are compared, so none begins from what another one found.
         """
         return self.reference, self.cluster.fingerprint(), self.mesh, self.optimizer, self.request.solver
+
+    @property
+    def of_layers(self) -> bool:
+        """Whether its plan is one of layers."""
+        return self.request.formulation in LAYER_FORMULATIONS
 
     def digest(self) -> str:
         """SHA-256 of what its row depends on: model, cluster, request, code of sharding rules, versions of packages."""
@@ -89,11 +98,10 @@ class Grid:
         for name in ("meshes", "memories", "formulations", "solvers"):
             if not getattr(self, name):
                 raise ExploreError(f"{name}: give at least one")
-        unknown = [name for name in self.formulations if name not in FORMULATIONS]
+        known = (*FORMULATIONS, *LAYER_FORMULATIONS)
+        unknown = [name for name in self.formulations if name not in known]
         if unknown:
-            raise ExploreError(
-                f"formulation {unknown[0]!r} is not one of operators; a sweep takes {', '.join(FORMULATIONS)}"
-            )
+            raise ExploreError(f"formulation {unknown[0]!r} is not known; a sweep takes {', '.join(known)}")
 
     def __iter__(self) -> Iterator[Cell]:
         cluster = load_cluster(self.cluster) if isinstance(self.cluster, str) else self.cluster
@@ -102,6 +110,8 @@ class Grid:
         for batch, mesh in product(self.batches or (self.reference.batch,), self.meshes):
             reference = replace(self.reference, batch=batch)
             for solver, formulation, memory in product(self.solvers, self.formulations, memories):
+                if formulation in LAYER_FORMULATIONS and solver != self.solvers[0]:
+                    continue  # it has a search of its own, which is no other under another solver's name
                 request = replace(self.request, memory=memory, formulation=formulation, solver=solver)
                 yield Cell(reference, cluster, tuple(mesh), self.optimizer, request)
 
@@ -137,5 +147,5 @@ def row_of_cell(cell: Cell) -> dict[str, Any]:
         "mesh": "x".join(map(str, cell.mesh)),
         "memory_bytes": cell.request.memory,
         "formulation": cell.request.formulation,
-        "solver": cell.request.solver,
+        "solver": OWN_SEARCH if cell.of_layers else cell.request.solver,
     }

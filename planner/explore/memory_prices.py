@@ -8,8 +8,7 @@ from itertools import pairwise
 from typing import Any
 
 from planner.common.units import format_bytes, format_seconds
-from planner.explore.tables import Table
-from planner.plan.document import Plan
+from planner.explore.tables import AnyPlan, Table
 
 GIB = 2**30
 
@@ -34,7 +33,7 @@ class MemoryPrice:
     """
 
     memory_bytes: int
-    plan: Plan | None
+    plan: AnyPlan | None
     bound_seconds: float | None
     reason: str = ""
 

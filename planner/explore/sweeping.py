@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, as_completed
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +23,12 @@ from formulations.solvers import SolverPool
 from planner.common.infeasibility import InfeasibleError
 from planner.common.model_error import ModelError
 from planner.common.plan_error import PlanError
+from planner.explore.candidates import planned_layers
 from planner.explore.errors import ExploreError
 from planner.explore.grid import Cell, row_of_cell
-from planner.explore.tables import Table
+from planner.explore.tables import AnyPlan, Table
 from planner.explore.warm import WarmSolver
+from planner.layers.plan.document import LayerPlan, save_layer_plan
 from planner.machine.cluster import ClusterError
 from planner.machine.identity import cache_directory
 from planner.plan.document import Plan, save_plan
@@ -54,7 +56,7 @@ class SweepRow:
     planning_seconds
         Time of the plan: tracing counts for the first cell of a step.
     digest
-        Digest of the plan's decision.
+        Digest of the plan's decision; of a plan of layers, of all but its record.
     reason
         Why there is no plan.
     plan_file
@@ -169,26 +171,39 @@ def sweep_rows(
 def plan_cell(cell: Cell, plan_file: str = "") -> SweepRow:
     """Plan one cell; a step that has no plan is a row with the reason."""
     begun = time.perf_counter()
+    plan: AnyPlan
     try:
-        plan = _plan(cell)
+        if cell.of_layers:
+            plan = planned_layers(cell.reference, cell.cluster, cell.mesh, cell.request, cell.optimizer)
+        else:
+            plan = _plan(cell)
     except NO_PLAN as error:
         spent = time.perf_counter() - begun
         return SweepRow(**row_of_cell(cell), status="no_plan", planning_seconds=spent, reason=str(error))
-    if plan_file:
-        save_plan(plan, Path(plan_file))
-    return SweepRow(
+    common = SweepRow(
         **row_of_cell(cell),
-        status=str(plan.record.certificate.status),
+        status="",
         seconds=plan.objective_seconds,
         bound_seconds=plan.bound_seconds,
         gap=plan.gap,
         peak_bytes=plan.peak_bytes,
+        planning_seconds=time.perf_counter() - begun,
+        plan_file=plan_file,
+    )
+    if isinstance(plan, LayerPlan):
+        if plan_file:
+            save_layer_plan(plan, Path(plan_file))
+        assert plan.record is not None
+        return replace(common, status=plan.record.status, digest=plan.settings_digest())
+    if plan_file:
+        save_plan(plan, Path(plan_file))
+    return replace(
+        common,
+        status=str(plan.record.certificate.status),
         recomputed=plan.recomputed,
         collectives=plan.collectives,
         costs=costs_in(plan.record.notes),
-        planning_seconds=time.perf_counter() - begun,
         digest=plan.digest,
-        plan_file=plan_file,
     )
 
 

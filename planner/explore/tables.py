@@ -12,10 +12,17 @@ from typing import TYPE_CHECKING, Any
 from formulations.problem.files import write_text_atomically
 from planner.common.units import format_bytes, format_seconds
 from planner.explore.errors import ExploreError
+from planner.layers.plan.document import LayerPlan
 from planner.plan.document import Plan
 
 if TYPE_CHECKING:
     import pandas as pd
+
+AnyPlan = Plan | LayerPlan
+"""A plan of operators or of layers."""
+
+_OF_ONE_KIND = ("recomputed", "collectives", "offloaded_bytes", "stages", "micro_batches")
+"""Columns that plans of one kind have."""
 
 Row = Mapping[str, Any]
 """Plain values by column; a column that ends in ``seconds`` or ``bytes`` has that unit."""
@@ -92,17 +99,42 @@ def shown(name: str, value: Any) -> str:
     return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
-def plan_row(name: str, plan: Plan) -> dict[str, Any]:
-    """Figures of a plan as a row."""
-    return {
+def plan_row(name: str, plan: AnyPlan) -> dict[str, Any]:
+    """Figures of a plan as a row; None in columns that plans of its kind do not have."""
+    figures: dict[str, Any]
+    if isinstance(plan, LayerPlan):
+        figures = {"stages": len(plan.stages), "micro_batches": plan.micro_batches}
+    else:
+        offloaded = plan.decision.predicted.host.offloaded_bytes
+        figures = {"recomputed": plan.recomputed, "collectives": plan.collectives, "offloaded_bytes": offloaded}
+    common = {
         "name": name,
         "seconds": plan.objective_seconds,
         "bound_seconds": plan.bound_seconds,
         "gap": plan.gap,
-        "peak_bytes": plan.peak_bytes,
-        "recomputed": plan.recomputed,
-        "collectives": plan.collectives,
+        "peak_bytes": plan.peak_bytes or None,
     }
+    return common | {name: figures.get(name) for name in _OF_ONE_KIND}
+
+
+def seconds_of(plan: AnyPlan) -> float:
+    """Predicted seconds of a step of a plan that was planned.
+
+    Raises
+    ------
+    ExploreError
+        It is a plan of layers that was written by hand.
+    """
+    if plan.objective_seconds is None:
+        raise ExploreError(f"{plan!r} has no prediction: plan it first")
+    return plan.objective_seconds
+
+
+def without_unused(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Rows of plans without the columns that no plan of theirs has, and without bytes where nothing is offloaded."""
+    unused = {name for name in _OF_ONE_KIND if all(row[name] is None for row in rows)}
+    unused |= {"offloaded_bytes"} if not any(row["offloaded_bytes"] for row in rows) else set()
+    return [{name: value for name, value in row.items() if name not in unused} for row in rows]
 
 
 def signed_seconds(seconds: float) -> str:

@@ -73,7 +73,7 @@ FORMULATIONS = (
 """Spelled out for the same reason; a test holds them equal to :data:`planner.session.formulations.FORMULATIONS`."""
 
 LAYER_FORMULATIONS = ("osdp", "galvatron", "h3t", "capture")
-"""Formulations that plan whole layers; a test holds them equal to :data:`planner.layer_planning.LAYER_FORMULATIONS`."""
+"""Those that plan whole layers; a test holds them equal to :data:`planner.layers.planning.LAYER_FORMULATIONS`."""
 
 Formulation = Annotated[str, typer.Option("--model-formulation", help=" | ".join(FORMULATIONS + LAYER_FORMULATIONS))]
 AsPublished = Annotated[

@@ -8,6 +8,7 @@ then tensor parallelism.
 
 from __future__ import annotations
 
+import hashlib
 import json
 from html import escape
 from pathlib import Path
@@ -306,6 +307,10 @@ class LayerPlan(_Part):
     def peak_bytes(self) -> int:
         """Predicted bytes on the fullest device; 0 in a plan without predictions."""
         return 0 if self.record is None else max(self.record.stage_peak_bytes, default=0)
+
+    def settings_digest(self) -> str:
+        """SHA-256 of the canonical JSON of all but the record."""
+        return hashlib.sha256(canonical_json(self.model_copy(update={"record": None})).encode()).hexdigest()
 
     def summary(self) -> str:
         """Lines of text: the prediction, then the settings of every run of equal layers."""

@@ -68,12 +68,6 @@ def about_layer(pins: Sequence[Pin], name: str) -> tuple[Pin, ...]:
     return tuple(pin for pin in pins if is_about(pin.target, name))
 
 
-def refuse_pins(pins: Sequence[Pin], name: str, formulation: str) -> PlanError:
-    """The error of pins that leave a layer nothing that a formulation may choose."""
-    kept = ", ".join(repr(str(pin)) for pin in about_layer(pins, name))
-    return PlanError(f"pins {kept}: nothing that {formulation} may choose for layer {name} keeps them; leave one out")
-
-
 def _does(layer: LayerSettings, decision: str) -> bool:
     if decision in HOLDINGS:
         held = {"recompute": layer.checkpoint, "offload": layer.offload_hidden}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import asdict, dataclass, field
 
 from planner.common.plan_error import PlanError
@@ -10,7 +10,7 @@ from planner.graph.operator_graph import ITEM_BYTES
 from planner.graph.optimizers import OptimizerSpec
 from planner.layers.plan.choices import chosen
 from planner.layers.plan.document import LayerSettings
-from planner.layers.plan.pins import broken_by
+from planner.layers.plan.pins import about_layer, broken_by
 from planner.machine.cluster import ClusterSpec
 from planner.models.references import ModelReference
 from planner.plan.decision import Pin, PlannedModel
@@ -46,6 +46,8 @@ class LayerRequest:
         Slips that the paper's own search keeps; those that its text does not contradict if None.
     pins
         Decisions of the user, which both searches keep.
+    settings
+        All settings by layer, where these are given, so that stages and micro-batches alone are decided.
     """
 
     formulation: str
@@ -60,10 +62,33 @@ class LayerRequest:
     given: Mapping[str, str] = field(default_factory=dict)
     slips: str | None = None
     pins: tuple[Pin, ...] = ()
+    settings: Mapping[str, LayerSettings] | None = None
+
+    @property
+    def is_restricted(self) -> bool:
+        """Whether something is left out by pins or by given settings."""
+        return bool(self.pins) or self.settings is not None
 
     def allows(self, layer: LayerSettings) -> bool:
-        """Whether the settings of a layer keep the pins."""
-        return not self.pins or broken_by(self.pins, layer) is None
+        """Whether the settings of a layer keep the pins, and are those that are given."""
+        if self.settings is not None and self.settings.get(layer.name) != layer:
+            return False
+        return broken_by(self.pins, layer) is None
+
+    def left_to(self, name: str) -> Hashable:
+        """Equal for layers to which pins and given settings leave the same."""
+        given = None if self.settings is None else self.settings[name].model_copy(update={"name": ""})
+        return about_layer(self.pins, name), given
+
+    def refusal(self, name: str = "") -> PlanError:
+        """The error where pins or given settings leave nothing to a layer, or to the plan as a whole."""
+        what = (
+            "the given settings"
+            if self.settings is not None
+            else "pins " + ", ".join(repr(str(pin)) for pin in (about_layer(self.pins, name) if name else self.pins))
+        )
+        where = f" for layer {name}" if name else ""
+        return PlanError(f"{what}: nothing that {self.formulation} may choose{where} keeps them; leave one out")
 
     @property
     def choices(self) -> dict[str, str]:

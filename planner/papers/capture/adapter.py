@@ -182,7 +182,7 @@ def _decide(request: LayerRequest, chain: LayerChain, slips: Slip) -> _Decision:
     """
     limit = request.tensor_bytes
     candidates = list(_candidates(request, chain, checkpoint=False))
-    nearest = _nearest(request, chain, candidates) if candidates or not request.pins else None
+    nearest = _nearest(request, chain, candidates) if candidates or not request.is_restricted else None
     if nearest is None or nearest.least_peak > limit:
         candidates = list(_candidates(request, chain, checkpoint=True))
         nearest = _nearest(request, chain, candidates)
@@ -219,7 +219,7 @@ def _candidates(request: LayerRequest, chain: LayerChain, checkpoint: bool) -> I
 
 def _pinned(request: LayerRequest, chain: LayerChain, problem: PartitionProblem) -> PartitionProblem:
     """The problem without stages that have a layer whose settings break a pin."""
-    if not request.pins:
+    if not request.is_restricted:
         return problem
     kept = np.array(
         [
@@ -273,9 +273,8 @@ def _nearest(request: LayerRequest, chain: LayerChain, candidates: list[_Candida
     """
     if candidates:
         return min(candidates, key=lambda each: (each.least_peak, each.times.step(each.problem, each.least)))
-    if request.pins:
-        pins = ", ".join(repr(str(pin)) for pin in request.pins)
-        raise InfeasibleError(f"pins {pins}: capture has no stages that keep all of them; leave one out")
+    if request.is_restricted:
+        raise request.refusal()
     nodes = nodes_of(request.devices, request.cluster.devices_per_node)
     largest = max(power for power in powers_of_two(min(nodes)) if not any(node % power for node in nodes))
     raise InfeasibleError(

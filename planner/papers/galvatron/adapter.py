@@ -35,7 +35,6 @@ from planner.common.plan_error import PlanError
 from planner.common.units import format_bytes
 from planner.layers.plan.choices import kept_slips, slip_names
 from planner.layers.plan.document import LayerPlan, LayerRecord, StagePlan
-from planner.layers.plan.pins import about_layer
 from planner.layers.plan.request import LayerRequest, planned_model
 from planner.layers.plan.settings import strategy_settings
 from planner.machine.cluster import ClusterSpec
@@ -65,9 +64,8 @@ def plan_with_galvatron(request: LayerRequest, chain: LayerChain) -> LayerPlan:
     started = time.perf_counter()
     problem = _problem(request, chain, REPAIRED)
     if not _divides(problem):
-        if request.pins:
-            pins = ", ".join(repr(str(pin)) for pin in request.pins)
-            raise PlanError(f"pins {pins}: galvatron has no strategies that keep all of them; leave one out")
+        if request.is_restricted:
+            raise request.refusal()
         raise PlanError(
             f"batch {request.reference.batch} on {request.devices} devices: no stages, micro-batches and degrees "
             f"divide the batch and every layer; use a multiple of {request.devices}, which always divides, or fewer "
@@ -172,10 +170,10 @@ def _problem(request: LayerRequest, chain: LayerChain, slips: Slip) -> PipelineP
 
 def _restriction(request: LayerRequest, chain: LayerChain) -> Restriction | None:
     """What the request's pins leave to layers."""
-    if not request.pins:
+    if not request.is_restricted:
         return None
     return Restriction(
-        tuple(about_layer(request.pins, layer.name) for layer in chain.layers),
+        tuple(request.left_to(layer.name) for layer in chain.layers),
         lambda position, strategy: request.allows(strategy_settings(chain.layers[position], strategy)),
     )
 

@@ -29,7 +29,6 @@ from planner.common.plan_error import PlanError
 from planner.common.units import format_bytes
 from planner.layers.plan.choices import kept_slips, slip_names
 from planner.layers.plan.document import LayerPlan, LayerRecord, LayerSettings, StagePlan
-from planner.layers.plan.pins import refuse_pins
 from planner.layers.plan.request import LayerRequest, planned_model
 from planner.machine.cluster import ClusterSpec
 
@@ -114,17 +113,17 @@ def _pinned(request: LayerRequest, chain: LayerChain, tables: SegmentTables, mem
     PlanError
         The pins leave nothing to a layer.
     """
-    if not request.pins:
+    if not request.is_restricted:
         return tables
     for border in (chain.layers[0].name, chain.layers[-1].name):
         if not request.allows(_border(border, request.devices)):
-            raise refuse_pins(request.pins, border, request.formulation)
+            raise request.refusal(border)
     allowed = np.ones(tables.resident.shape, dtype=np.bool_)
     for position, layer in enumerate(chain.layers[1:-1]):
         for switches in range(SYNCHRONIZED_SETS):
             allowed[position, switches] = request.allows(layer_settings(layer.name, Switch(switches), request.devices))
         if not allowed[position].any():
-            raise refuse_pins(request.pins, layer.name, request.formulation)
+            raise request.refusal(layer.name)
     return replace(tables, resident=np.where(allowed, tables.resident, memory_limit + 1))
 
 

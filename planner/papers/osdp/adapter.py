@@ -25,7 +25,6 @@ from planner.common.infeasibility import InfeasibleError
 from planner.common.plan_error import PlanError
 from planner.common.units import format_bytes
 from planner.layers.plan.document import LayerPlan, LayerRecord, LayerSettings, StagePlan
-from planner.layers.plan.pins import refuse_pins
 from planner.layers.plan.request import LayerRequest, planned_model
 from planner.machine.cluster import ClusterSpec
 
@@ -53,7 +52,7 @@ def plan_with_osdp(request: LayerRequest, chain: LayerChain) -> LayerPlan:
     kinds = [settings for settings in settings_of(request) if not _without_mode(request, chain, settings)]
     if not kinds:
         stuck = _without_mode(request, chain, settings_of(request)[-1])
-        raise refuse_pins(request.pins, stuck, request.formulation)
+        raise request.refusal(stuck)
     plans = {settings: _planned(request, chain, settings, request.time_limit / len(kinds)) for settings in kinds}
     found, settings = _best(plans)
     if found.objective is None:
@@ -107,7 +106,7 @@ def _planned(request: LayerRequest, chain: LayerChain, settings: OsdpSettings, t
 
 def _allows(request: LayerRequest, settings: OsdpSettings) -> Allows | None:
     """What the request's pins leave to an operator."""
-    if not request.pins:
+    if not request.is_restricted:
         return None
     return lambda name, mode: request.allows(_settings(name, mode, request.devices, settings.checkpointing))
 

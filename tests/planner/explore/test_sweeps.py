@@ -176,8 +176,8 @@ def test_a_damaged_row_is_planned_again(tmp_path, planned):
 def test_what_is_no_grid_is_refused():
     with pytest.raises(ExploreError, match="meshes: give at least one"):
         grid(meshes=[])
-    with pytest.raises(ExploreError, match="formulation 'osdp' is not one of operators"):
-        grid(formulations=["osdp"])
+    with pytest.raises(ExploreError, match="formulation 'osdb' is not known"):
+        grid(formulations=["osdb"])
 
 
 def test_cells_of_one_step_follow_each_other_with_most_memory_first():

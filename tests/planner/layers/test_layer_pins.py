@@ -9,13 +9,13 @@ from support.layers import folded_layers
 from support.layers.folded_layers import small_cluster
 from support.steps.planned_steps import step_reference
 
-from planner import layer_planning
 from planner.common.infeasibility import InfeasibleError
 from planner.common.plan_error import PlanError
-from planner.layer_planning import LAYER_FORMULATIONS, plan_layers
+from planner.layers import planning as layer_planning
 from planner.layers.plan.check import check_layer_plan
 from planner.layers.plan.document import LayerPlan, LayerSettings
 from planner.layers.plan.pins import broken_by, layer_pin
+from planner.layers.planning import LAYER_FORMULATIONS, plan_layers
 from planner.plan.decision import Pin
 
 BLOCK = "transformer.h.1"
@@ -95,10 +95,15 @@ def test_what_is_forbidden_is_not_done_by_either_search(formulation: str) -> Non
     ("formulation", "target", "decision", "message"),
     [
         ("osdp", BLOCK, "tensor_parallel=2", "nothing that osdp may choose for layer transformer.h.1.attention"),
-        ("galvatron", BLOCK, "offload", "galvatron has no strategies that keep all of them"),
+        ("galvatron", BLOCK, "offload", "nothing that galvatron may choose keeps them"),
         ("h3t", "head", "recompute", "nothing that h3t may choose for layer head"),
-        ("capture", BLOCK, "sharding=zero3", "capture has no stages that keep all of them"),
-        ("h3t", "transformer.h.9", "keep", r"names no layer of this step; close to it: 'transformer.h.1', 'transformer.h.0'"),
+        ("capture", BLOCK, "sharding=zero3", "nothing that capture may choose keeps them"),
+        (
+            "h3t",
+            "transformer.h.9",
+            "keep",
+            "names no layer of this step; close to it: 'transformer.h.1'",
+        ),
         ("h3t", BLOCK, "S0", "decision 'S0' of layer 'transformer.h.1' is unknown: write keep, recompute, offload"),
         ("h3t", BLOCK, "checkpoint", "has no value: write one"),
     ],

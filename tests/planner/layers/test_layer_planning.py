@@ -14,13 +14,13 @@ from support.layers.layer_plan_models import layer_names
 from support.steps.planned_steps import step_reference
 from support.tiers import slow
 
-from planner import layer_planning
 from planner.common.infeasibility import InfeasibleError
 from planner.common.plan_error import PlanError
-from planner.layer_planning import LAYER_FORMULATIONS, plan_layers
+from planner.layers import planning as layer_planning
 from planner.layers.plan.check import check_layer_plan
 from planner.layers.plan.choices import CHOICES
 from planner.layers.plan.document import LayerPlan, load_layer_plan, save_layer_plan
+from planner.layers.planning import LAYER_FORMULATIONS, plan_layers
 from planner.layers.profiles.files import LayerFileError, save_layers
 from planner.models.references import ModelReference, load_step
 from runtime.layers.check import refusal

@@ -8,12 +8,12 @@ import pytest
 from support.layers import folded_layers
 from support.steps.planned_steps import step_reference
 
-from planner import layer_planning
 from planner.common.infeasibility import InfeasibleError
 from planner.common.plan_error import PlanError
-from planner.layer_planning import plan_layers
+from planner.layers import planning as layer_planning
 from planner.layers.plan.check import check_layer_plan
 from planner.layers.plan.document import LayerPlan
+from planner.layers.planning import plan_layers
 from planner.machine.cluster import ClusterSpec, load_cluster
 from planner.papers.galvatron.adapter import GAP
 

@@ -20,10 +20,10 @@ from formulations.step.replay import replay_decision
 from planner.common.infeasibility import InfeasibleError
 from planner.common.plan_error import PlanError
 from planner.graph.optimizers import optimizer_named
-from planner.layer_planning import LAYER_FORMULATIONS, plan_layers
 from planner.layers.plan.choices import CHOICES
 from planner.layers.plan.document import LayerRecord
 from planner.layers.plan.request import LayerRequest
+from planner.layers.planning import LAYER_FORMULATIONS, plan_layers
 from planner.machine.cluster import load_cluster
 from planner.models.references import ModelReference
 

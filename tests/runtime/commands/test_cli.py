@@ -21,7 +21,7 @@ from support.steps.planned_steps import configuration_file
 from formulations.solvers.processes.worker import WorkerStartError
 from formulations.solvers.running.ledger import SolverContradiction
 from planner.graph.optimizers import OPTIMIZERS
-from planner.layer_planning import LAYER_FORMULATIONS
+from planner.layers.planning import LAYER_FORMULATIONS
 from planner.plan.document import load_plan
 from planner.session.formulations import FORMULATIONS
 from runtime import rank_main

@@ -11,8 +11,8 @@ from support.layers.layer_plan_models import layer_reference
 from support.layers.layer_runs import check_layer_run
 
 from formulations.h3t.operations import SETS, Switch
-from planner import layer_planning
-from planner.layer_planning import plan_layers
+from planner.layers import planning as layer_planning
+from planner.layers.planning import plan_layers
 from planner.machine.cluster import load_cluster
 from planner.papers.h3t.adapter import layer_settings
 

@@ -8,8 +8,8 @@ from support.layers.layer_plan_models import layer_reference
 from support.layers.layer_runs import check_layer_run
 from support.tiers import fuzz
 
-from planner import layer_planning
-from planner.layer_planning import plan_layers
+from planner.layers import planning as layer_planning
+from planner.layers.planning import plan_layers
 from planner.machine.cluster import load_cluster
 
 

@@ -11,8 +11,8 @@ from support.steps.planned_steps import random_plan, step_reference
 from typer.testing import CliRunner
 
 from planner.common.plan_error import PlanError
-from planner.layer_planning import plan_layers
 from planner.layers.plan.document import save_layer_plan
+from planner.layers.planning import plan_layers
 from planner.plan.document import save_plan
 from planner.session import PlanningSession
 from runtime.commands.main import app

@@ -13,7 +13,7 @@ from formulations.layers.layer import LayerChain
 from planner.common.plan_error import PlanError
 from planner.graph.optimizers import default_optimizer, optimizer_named
 from planner.layers.plan.check import divisors
-from planner.layers.plan.document import LayerPlan, PlannedMachine
+from planner.layers.plan.document import LayerPlan, LayerSettings, PlannedMachine
 from planner.layers.plan.memory import engine_peaks, plan_profiles
 from planner.layers.plan.pins import layer_pin
 from planner.layers.plan.request import LayerRequest
@@ -61,6 +61,7 @@ def plan_layers(
     pins: Sequence[tuple[str, str]] = (),
     forbidden: Sequence[tuple[str, str]] = (),
     chain: LayerChain | None = None,
+    settings: Mapping[str, LayerSettings] | None = None,
     choices: Mapping[str, str | None] | None = None,
 ) -> LayerPlan:
     """Plan a training step by layers.
@@ -93,6 +94,8 @@ def plan_layers(
         :func:`planner.layers.plan.pins.layer_pin`.
     chain
         The layers as :func:`layers_of` returns them; found here if None.
+    settings
+        Settings of every layer by its name, where stages and micro-batches alone are to be decided.
     choices
         Choices of the problem that are not the paper's (:data:`planner.layers.plan.choices.CHOICES`).
 
@@ -130,7 +133,7 @@ def plan_layers(
     names = [layer.name for layer in chain.layers]
     wanted = [layer_pin(target, decision, names) for target, decision in pins]
     unwanted = [layer_pin(target, decision, names, forbids=True) for target, decision in forbidden]
-    request = replace(request, pins=tuple(dict.fromkeys((*wanted, *unwanted))))
+    request = replace(request, pins=tuple(dict.fromkeys((*wanted, *unwanted))), settings=settings)
     made = LAYER_FORMULATIONS[formulation](request, chain)
     assert made.record is not None
     peaks = engine_peaks(made, plan_profiles(made, chain))

@@ -1,0 +1,224 @@
+"""An exploration of plans of layers: the present plan, and what changes to it cost.
+
+The layers of the step are found once. A search over layers takes seconds, so that every question is a search of its own
+for a plan of the whole step.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from math import prod
+
+from planner.common.infeasibility import InfeasibleError
+from planner.common.plan_error import PlanError
+from planner.explore.changes import ClusterChange, Recosted, WhatIf
+from planner.explore.errors import ExploreError
+from planner.explore.memory_prices import SHARES, MemoryPrice, MemoryPrices
+from planner.explore.pinning import PinnedPlans
+from planner.explore.tables import seconds_of
+from planner.layers.plan.document import LayerPlan, LayerSettings
+from planner.layers.plan.pins import layer_pin
+from planner.layers.planning import LAYER_FORMULATIONS, layers_of, plan_layers
+from planner.machine.cluster import ClusterSpec
+from planner.models.references import ModelReference
+from planner.plan.decision import Pin
+
+
+@dataclass(frozen=True)
+class LayerQuestion:
+    """What plans of layers are asked for, but for limits and pins.
+
+    Parameters
+    ----------
+    reference, cluster, devices, formulation, optimizer, time_limit, as_published, slips, choices
+        As for :func:`planner.layers.planning.plan_layers`.
+    """
+
+    reference: ModelReference
+    cluster: ClusterSpec
+    devices: int
+    formulation: str
+    optimizer: str | None = None
+    time_limit: float = 30.0
+    as_published: bool = False
+    slips: str | None = None
+    choices: Mapping[str, str | None] = field(default_factory=dict)
+
+
+class LayerExploration(PinnedPlans):
+    """A step that is planned by layers, changed and planned again.
+
+    Parameters
+    ----------
+    question
+        What every plan is asked for.
+    memory
+        Bytes of one device, the cluster's reserve included; None for all that it has.
+
+    Raises
+    ------
+    ValueError
+        The formulation plans no layers, or the model cannot be divided into layers.
+    """
+
+    def __init__(self, question: LayerQuestion, memory: int | None = None) -> None:
+        super().__init__()
+        if question.formulation not in LAYER_FORMULATIONS:
+            known = ", ".join(LAYER_FORMULATIONS)
+            raise PlanError(f"formulation {question.formulation!r} plans no layers; choose one of {known}")
+        self.question, self.memory = question, memory
+        started = time.perf_counter()
+        self.chain = layers_of(question.reference, question.cluster, question.formulation)
+        self._traced_seconds = time.perf_counter() - started
+        self._plans: dict[tuple[int | None, frozenset[Pin]], LayerPlan] = {}
+
+    @property
+    def plan(self) -> LayerPlan:
+        """The present plan; searched when it is first asked for.
+
+        Raises
+        ------
+        InfeasibleError
+            No plan fits.
+        """
+        return self._planned(self.memory, self.pins)
+
+    @property
+    def layers(self) -> tuple[str, ...]:
+        """Names of the layers that can be pinned."""
+        return tuple(layer.name for layer in self.chain.layers)
+
+    def whatif(self, change: ClusterChange) -> WhatIf:
+        """Plan for a changed cluster, with the same pins, and put the present layers' settings beside it.
+
+        Of the present plan the settings of all layers stay; where the formulation decides stages and micro-batches, the
+        best ones with these settings are taken.
+
+        Parameters
+        ----------
+        change
+            Of the cluster, the limit, or the number of devices, which is the product of the mesh.
+
+        Raises
+        ------
+        InfeasibleError
+            No plan fits there.
+        ValueError
+            The devices do not fit the changed cluster, or a pin cannot be kept there.
+        """
+        present = self.plan
+        cluster = change.of(self.question.cluster)
+        devices = self.question.devices if change.mesh is None else prod(change.mesh)
+        memory = self.memory if change.memory is None else change.memory
+        question = replace(self.question, cluster=cluster, devices=devices)
+        there = LayerExploration(question, memory)
+        there.pins = self.pins
+        return WhatIf(change, cluster, present, there.recosted(present), there.plan)
+
+    def recosted(self, plan: LayerPlan) -> Recosted:
+        """The best plan here in which every layer has its settings of another plan."""
+        settings = {layer.name: layer for layer in plan.layers}
+        try:
+            same = self._solve(self.memory, (), settings)
+        except (InfeasibleError, PlanError) as error:
+            return Recosted(None, None, False, str(error))
+        return Recosted(same.objective_seconds, same.peak_bytes, True)
+
+    def price_of_memory(self, limits: Sequence[int] | None = None, time_limit: float | None = None) -> MemoryPrices:
+        """What memory is worth around the present limit, under the present pins.
+
+        Parameters
+        ----------
+        limits
+            Bytes of one device, the reserve included; some around what the present plan needs if None.
+        time_limit
+            Seconds for the search at each limit; that of the question if None.
+
+        Raises
+        ------
+        ExploreError
+            There are no limits.
+        InfeasibleError
+            There is no plan within the present limit.
+        """
+        device = self.question.cluster.device
+        now = self.plan.peak_bytes
+        if limits is None:
+            limits = [min(device.memory_bytes, int(share * now) + device.reserve_bytes) for share in SHARES]
+        if not limits:
+            raise ExploreError("limits: give at least one, in bytes of a device")
+        prices: list[MemoryPrice] = []
+        cheapest: LayerPlan | None = None
+        for memory in sorted(set(limits)):
+            try:
+                found = self._planned(memory, self.pins, time_limit)
+            except InfeasibleError as error:
+                prices.append(MemoryPrice(memory, None, None, str(error)))
+                continue
+            bound = found.bound_seconds
+            if cheapest is not None and seconds_of(cheapest) < seconds_of(found):
+                found = cheapest  # it fits here too
+            cheapest = found
+            prices.append(MemoryPrice(memory, found, bound))
+        return MemoryPrices(tuple(prices), now + device.reserve_bytes)
+
+    def first_with(self, pins: Sequence[tuple[str, str]] = (), forbidden: Sequence[tuple[str, str]] = ()) -> LayerPlan:
+        """Make the first plan with pins; none without them is made before."""
+        wanted = [self._pin_of(target, decision, False) for target, decision in pins]
+        unwanted = [self._pin_of(target, decision, True) for target, decision in forbidden]
+        found = tuple(dict.fromkeys((*wanted, *unwanted)))
+        plan = self._planned(self.memory, found)
+        self.pins = found
+        return plan
+
+    def _pin_of(self, target: str, decision: str | Sequence[str], forbids: bool) -> Pin:
+        return layer_pin(target, decision, self.layers, forbids)
+
+    def _replanned(self, pins: tuple[Pin, ...], time_limit: float | None) -> tuple[LayerPlan, LayerPlan, float]:
+        before = self.plan
+        started = time.perf_counter()
+        after = self._planned(self.memory, pins, time_limit)
+        return before, after, time.perf_counter() - started
+
+    def _planned(self, memory: int | None, pins: Sequence[Pin], time_limit: float | None = None) -> LayerPlan:
+        key = memory, frozenset(pins)
+        if key not in self._plans:
+            started = time.perf_counter()
+            self._plans[key] = self._solve(memory, pins, None, time_limit)
+            if not self.first_seconds:
+                self.first_seconds = self._traced_seconds + time.perf_counter() - started
+        return self._plans[key]
+
+    def _solve(
+        self,
+        memory: int | None,
+        pins: Sequence[Pin],
+        settings: Mapping[str, LayerSettings] | None = None,
+        time_limit: float | None = None,
+    ) -> LayerPlan:
+        asked = self.question
+        return plan_layers(
+            asked.reference,
+            cluster=asked.cluster,
+            devices=asked.devices,
+            formulation=asked.formulation,
+            memory=memory,
+            optimizer=asked.optimizer,
+            as_published=asked.as_published,
+            time_limit=asked.time_limit if time_limit is None else time_limit,
+            slips=asked.slips,
+            pins=[(pin.target, pin.decision) for pin in pins if not pin.forbids],
+            forbidden=[(pin.target, pin.decision) for pin in pins if pin.forbids],
+            chain=self.chain,
+            settings=settings,
+            choices=asked.choices,
+        )
+
+    def __repr__(self) -> str:
+        asked = self.question
+        known = self._plans.get((self.memory, frozenset(self.pins)))
+        plan = "not planned yet" if known is None else repr(known)
+        where = f"{asked.reference.source} by {asked.formulation} on {asked.devices} devices of {asked.cluster.name}"
+        return f"<exploration of {where}, {len(self.pins)} pins: {plan}>"

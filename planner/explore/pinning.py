@@ -1,0 +1,164 @@
+"""Plans with pins, one after the other, and what each change of the pins costs."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from planner.explore.errors import ExploreError
+from planner.explore.tables import AnyPlan, Table, plan_row, seconds_of, signed_bytes, signed_seconds, without_unused
+from planner.plan.decision import Pin
+
+
+@dataclass(frozen=True, repr=False)
+class PinChange(Table):
+    """What a change of the pins costs.
+
+    Parameters
+    ----------
+    changed
+        The pins that were added or taken away.
+    pins
+        The pins after the change.
+    before, after
+        The plans before and after the change.
+    elapsed_seconds
+        Time of the plan after it.
+    first_seconds
+        Time of the first plan of the exploration, loading and tracing included.
+    """
+
+    changed: tuple[Pin, ...]
+    pins: tuple[Pin, ...]
+    before: AnyPlan
+    after: AnyPlan
+    elapsed_seconds: float
+    first_seconds: float
+
+    @property
+    def seconds(self) -> float:
+        """Seconds that a step takes longer than before."""
+        return seconds_of(self.after) - seconds_of(self.before)
+
+    @property
+    def least_seconds(self) -> float | None:
+        """What is proven of the change between the two optima: at least this; None where a bound is missing."""
+        bound = self.after.bound_seconds
+        return None if bound is None else bound - seconds_of(self.before)
+
+    @property
+    def most_seconds(self) -> float | None:
+        """What is proven of the change between the two optima: at most this; None where a bound is missing."""
+        bound = self.before.bound_seconds
+        return None if bound is None else seconds_of(self.after) - bound
+
+    @property
+    def bytes(self) -> int:
+        """Bytes by which the peak of a device is higher than before."""
+        return self.after.peak_bytes - self.before.peak_bytes
+
+    def title(self) -> str:
+        """What changed, and what it costs."""
+        what = ", ".join(str(pin) if pin in self.pins else f"no longer {pin}" for pin in self.changed) or "nothing"
+        return f"{what}: {signed_seconds(self.seconds)} a step, peak {signed_bytes(self.bytes)}"
+
+    def rows(self) -> list[dict[str, Any]]:
+        """The plans before and after."""
+        return without_unused([plan_row("before", self.before), plan_row("after", self.after)])
+
+    def notes(self) -> Sequence[str]:
+        """What is proven of the cost, and how long the plan took."""
+        lines = []
+        if self.least_seconds is not None and self.most_seconds is not None:
+            least, most = signed_seconds(self.least_seconds), signed_seconds(self.most_seconds)
+            lines.append(f"between the optima: from {least} to {most} a step, proven")
+        share = self.elapsed_seconds / self.first_seconds if self.first_seconds else 0.0
+        lines.append(f"planned in {self.elapsed_seconds:.2f} s, {share:.0%} of the time of the first plan")
+        return lines
+
+
+class PinnedPlans(ABC):
+    """The present plan of a step with its pins; each change of the pins gives another one."""
+
+    def __init__(self) -> None:
+        self.pins: tuple[Pin, ...] = ()
+        """Decisions of the user that the present plan keeps, in the order in which they came."""
+        self.history: list[PinChange] = []
+        """Changes of pins so far."""
+        self.first_seconds = 0.0
+        """Time of the first plan, loading and tracing included; 0 before it."""
+
+    @abstractmethod
+    def _pin_of(self, target: str, decision: str | Sequence[str], forbids: bool) -> Pin:
+        """Pin of what a user wrote; refuses what the step does not have."""
+
+    @abstractmethod
+    def _replanned(self, pins: tuple[Pin, ...], time_limit: float | None) -> tuple[AnyPlan, AnyPlan, float]:
+        """The plan with the present pins, the one with others, and the seconds that it took."""
+
+    def pin(self, target: str, decision: str | Sequence[str], time_limit: float | None = None) -> PinChange:
+        """Make the plan decide something, and plan again.
+
+        Parameters
+        ----------
+        target
+            An operator, a module (all of its forward operators), a parameter, or a pattern such as ``*.mlp``; in a plan
+            of layers a layer, a module around several, or a pattern.
+        decision
+            ``keep``, ``recompute`` or ``offload`` the outputs, or a placement with an entry per mesh axis (``S0``,
+            ``R``, ``Psum``; ``*`` for any), of an operator's first output. Of a module, ``recompute`` and ``offload``
+            are for the outputs that backward reads. Of a layer, in place of placements, a setting such as
+            ``sharding=zero3`` or ``tensor_parallel=2``.
+        time_limit
+            Seconds for the search; a tenth of the time of the first plan if None, and for plans of layers that of the
+            request.
+
+        Returns
+        -------
+        PinChange
+            What it costs.
+
+        Raises
+        ------
+        ValueError
+            Nothing has the name, or nothing is left to an operator or layer. The pins stay as they were.
+        InfeasibleError
+            No plan within the limit keeps the pin. The pins stay as they were.
+        """
+        return self._change((*self.pins, self._pin_of(target, decision, False)), time_limit)
+
+    def forbid(self, target: str, decision: str | Sequence[str], time_limit: float | None = None) -> PinChange:
+        """Keep the plan from deciding something, and plan again; parameters and errors as for :meth:`pin`."""
+        return self._change((*self.pins, self._pin_of(target, decision, True)), time_limit)
+
+    def unpin(self, target: str | None = None, time_limit: float | None = None) -> PinChange:
+        """Take pins back, and plan again.
+
+        Parameters
+        ----------
+        target
+            The target of the pins as it was given; None for all pins.
+        time_limit
+            As for :meth:`pin`; a plan that was made before is taken as it is.
+
+        Raises
+        ------
+        ExploreError
+            There is no such pin.
+        """
+        left = tuple(pin for pin in self.pins if target is not None and pin.target != target)
+        if target is not None and len(left) == len(self.pins):
+            known = ", ".join(repr(pin.target) for pin in self.pins) or "none"
+            raise ExploreError(f"{target!r} is not pinned; pinned are: {known}")
+        return self._change(left, time_limit)
+
+    def _change(self, pins: tuple[Pin, ...], time_limit: float | None) -> PinChange:
+        pins = tuple(dict.fromkeys(pins))
+        before, after, elapsed = self._replanned(pins, time_limit)
+        changed = tuple(pin for pin in (*self.pins, *pins) if (pin in self.pins) != (pin in pins))
+        self.pins = pins
+        change = PinChange(changed, pins, before, after, elapsed, self.first_seconds)
+        self.history.append(change)
+        return change

@@ -1,0 +1,234 @@
+"""One plan of a step, by operators or by layers; plans written and read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from math import prod
+from pathlib import Path
+from typing import Literal, Required, TypedDict, Unpack, overload
+
+from formulations.problem.solution import Progress
+from formulations.solvers import DEFAULT_SOLVER
+from planner.common.plan_error import PlanError
+from planner.explore.exploration import Exploration
+from planner.explore.tables import AnyPlan
+from planner.fits import FitsReport, fits_report
+from planner.layers.plan.choices import chosen
+from planner.layers.plan.document import LayerPlan, is_layer_plan, load_layer_plan, save_layer_plan
+from planner.layers.planning import LAYER_FORMULATIONS, plan_layers
+from planner.machine.cluster import ClusterSpec
+from planner.models.references import ModelReference
+from planner.plan.document import Plan, load_plan, save_plan
+from planner.session import PUBLISHED, PlanningSession, PlanRequest
+
+Mesh = tuple[int, ...]
+LayerFormulation = Literal["osdp", "galvatron", "h3t", "capture"]
+
+
+class _PlanOptions(TypedDict, total=False):
+    """Keywords of :func:`plan` beside the formulation."""
+
+    cluster: Required[ClusterSpec | str]
+    mesh: Required[Mesh]
+    memory: int | None
+    host_memory: int | None
+    optimizer: str | None
+    grad_accum: int
+    solver: str
+    time_limit: float
+    seed: int
+    workers: int | None
+    gap: float
+    overlap: bool
+    as_published: bool
+    search_batch: bool
+    choices: Mapping[str, str | None] | None
+    slips: str | None
+    pins: Sequence[tuple[str, str]]
+    forbidden: Sequence[tuple[str, str]]
+    progress: Callable[[Progress], None] | None
+
+
+@overload
+def plan(  # type: ignore[overload-overlap]  # names of formulations of layers are strings too
+    reference: ModelReference | str, *, formulation: LayerFormulation, **options: Unpack[_PlanOptions]
+) -> LayerPlan: ...
+@overload
+def plan(reference: ModelReference | str, *, formulation: str = ..., **options: Unpack[_PlanOptions]) -> Plan: ...
+def plan(
+    reference: ModelReference | str,
+    *,
+    cluster: ClusterSpec | str,
+    mesh: Mesh,
+    memory: int | None = None,
+    host_memory: int | None = None,
+    optimizer: str | None = None,
+    grad_accum: int = 1,
+    formulation: str = "kiwi_chain",
+    solver: str = DEFAULT_SOLVER,
+    time_limit: float = 30.0,
+    seed: int = 0,
+    workers: int | None = None,
+    gap: float = 0.0,
+    overlap: bool = False,
+    as_published: bool = False,
+    search_batch: bool = False,
+    choices: Mapping[str, str | None] | None = None,
+    slips: str | None = None,
+    pins: Sequence[tuple[str, str]] = (),
+    forbidden: Sequence[tuple[str, str]] = (),
+    progress: Callable[[Progress], None] | None = None,
+) -> AnyPlan:
+    """Plan one training step, by operators or by layers.
+
+    Parameters
+    ----------
+    reference
+        Which step; a name alone stands for a reference with the defaults of :class:`ModelReference`.
+    cluster
+        A cluster, or the name or file of one.
+    mesh
+        Size of each mesh axis; layers are planned for as many devices as it has.
+    memory
+        Bytes of one device, the cluster's reserve included; None for all that the device has.
+    host_memory
+        Bytes of pinned host memory for one device, for formulations that offload; None for no limit.
+    optimizer
+        A name of :data:`planner.graph.optimizers.OPTIMIZERS`; AdamW, in 32 bits for parameters of 16, if None.
+    grad_accum
+        Micro-batches that the batch of a plan of operators is cut into; their gradients are summed on each device.
+    formulation
+        One of :data:`planner.session.formulations.FORMULATIONS`, or one of
+        :data:`planner.layers.planning.LAYER_FORMULATIONS` for a plan of layers.
+    solver
+        Name of the solver, for plans of operators.
+    time_limit
+        Seconds for the solver.
+    seed
+        Seed of the solver.
+    workers
+        Processes at work at once; with 1 a solve that ends before its limit is deterministic. One per core if None.
+    gap
+        Gap, as a share of the cost, at which the search for a plan of operators may end; 0 asks for a proof.
+    overlap
+        Whether gathers of parameters and reductions of gradients of a plan of operators may run beside its computation,
+        and share collectives.
+    as_published
+        Whether a paper's own search plans the layers, in place of the exact one.
+    search_batch
+        Whether a plan of layers decides the batch too.
+    choices
+        Choices of the problem of a plan of layers that are not the paper's: values by name
+        (:data:`planner.layers.plan.choices.CHOICES`).
+    slips
+        Slips that a paper's own search keeps: ``prose``, ``printed``, ``repaired``, or names; ``prose`` if None.
+    pins, forbidden
+        What the plan has to decide, and what it must not: targets and decisions, as for
+        :meth:`planner.explore.exploration.Exploration.pin`, and of layers :func:`planner.layers.plan.pins.layer_pin`.
+    progress
+        Called with every better incumbent or bound, for plans of operators.
+
+    Returns
+    -------
+    Plan or LayerPlan
+        A plan of operators is checked by replay, and its cost is bounded by two methods.
+
+    Raises
+    ------
+    InfeasibleError
+        No plan fits; the message names a limit that would be enough.
+    ValueError
+        Bad input; the message names it and the remedy.
+    """
+    if formulation in LAYER_FORMULATIONS:
+        if overlap:
+            raise PlanError(f"overlap: {formulation} plans layers; it is for formulations of operators")
+        if grad_accum != 1:
+            raise PlanError(f"grad_accum {grad_accum}: {formulation} plans layers, and their micro-batches with them")
+        chosen(formulation, choices or {})
+        return plan_layers(
+            reference,
+            cluster=cluster,
+            devices=prod(mesh),
+            formulation=formulation,
+            memory=memory,
+            optimizer=optimizer,
+            as_published=as_published,
+            search_batch=search_batch,
+            time_limit=time_limit,
+            slips=slips,
+            pins=pins,
+            forbidden=forbidden,
+            choices=choices,
+        )
+    if search_batch:
+        raise PlanError(f"search_batch: {formulation} plans operators; it is for {', '.join(LAYER_FORMULATIONS)}")
+    check_published(formulation, as_published, choices, slips)
+    formulation = PUBLISHED[formulation] if as_published else formulation
+    whole = as_reference(reference)
+    if grad_accum < 1 or whole.batch % grad_accum:
+        raise PlanError(f"grad_accum {grad_accum}: a batch of {whole.batch} cannot be cut into as many micro-batches")
+    micro = replace(whole, batch=whole.batch // grad_accum)
+    session = PlanningSession(micro, cluster, mesh, optimizer, grad_accum=grad_accum)
+    request = PlanRequest(memory, formulation, solver, time_limit, seed, workers, host_memory, gap, overlap)
+    if not (pins or forbidden):
+        return session.plan(request, progress)
+    with Exploration(session, request, progress) as exploration:
+        return exploration.first_with(pins, forbidden)
+
+
+def check_published(
+    formulation: str, as_published: bool, choices: Mapping[str, str | None] | None, slips: str | None
+) -> None:
+    """Refuse what is for plans of layers, and a published form where a formulation has none."""
+    if as_published and formulation not in PUBLISHED:
+        known = ", ".join((*PUBLISHED, *LAYER_FORMULATIONS))
+        raise PlanError(f"as_published: {formulation} has no published form of its own; it is for {known}")
+    chosen(formulation, choices or {})
+    if slips is not None:
+        raise PlanError(f"slips {slips}: {formulation} has none; they are for {', '.join(LAYER_FORMULATIONS)}")
+
+
+def save(made: AnyPlan, path: Path | str) -> None:
+    """Write a plan of either kind atomically.
+
+    Raises
+    ------
+    PlanError
+        The file cannot be written.
+    """
+    if isinstance(made, LayerPlan):
+        save_layer_plan(made, Path(path))
+    else:
+        save_plan(made, Path(path))
+
+
+def load(path: Path | str) -> AnyPlan:
+    """Read a plan of either kind; nothing that it names is imported.
+
+    Raises
+    ------
+    PlanError
+        The file cannot be read or holds no valid plan.
+    """
+    file = Path(path)
+    return load_layer_plan(file) if is_layer_plan(file) else load_plan(file)
+
+
+def fits(
+    reference: ModelReference | str,
+    *,
+    cluster: ClusterSpec | str,
+    mesh: tuple[int, ...],
+    memory: int | None = None,
+    optimizer: str | None = None,
+) -> FitsReport:
+    """Bounds on the memory that one rank needs, without solving; parameters as for :func:`plan`."""
+    session = PlanningSession(as_reference(reference), cluster, mesh, optimizer)
+    return fits_report(session.graph, prod(mesh), session.optimizer, session.budget(memory).tensor_bytes)
+
+
+def as_reference(given: ModelReference | str) -> ModelReference:
+    """A reference; a name alone stands for one with the defaults."""
+    return ModelReference(given) if isinstance(given, str) else given
