@@ -7,14 +7,14 @@ for all layers that are alike and have neighbours alike.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from formulations.h3t.operations import ALL_ON, HANDED_OVER, Switch, Tensor
 from formulations.h3t.problem import H3tLayer, H3tStep, Outcome
 from formulations.h3t.simulator import simulate_runs
-from formulations.problem.strategy_problem import IntArray
+from formulations.problem.strategy_problem import BoolArray, IntArray
 
 __all__ = [
     "HANDED_OVER_SETS",
@@ -113,6 +113,15 @@ class SegmentTables:
         peak[0] = np.maximum(peak[0], np.maximum(first[_PEAK], last[_PEAK])[:, None])
         peak[-1] = np.maximum(peak[-1], (self.kept[-1] + turn[_PEAK])[:, None])
         return LayerTables(time, peak, self.kept, self.resident)
+
+    def without(self, forbidden: BoolArray, memory_limit: int) -> SegmentTables:
+        """Tables in which forbidden sets of layers, shape ``(N, 64)``, need twice the limit while they compute.
+
+        So they do not fit either where bytes are rounded to parts of the limit.
+        """
+        forward = self.forward.copy()
+        forward[_PEAK, 1:][forbidden] = min(2 * memory_limit + 1, 2**62)
+        return replace(self, forward=forward)
 
     def outcome(self, sequence: Sequence[int]) -> Outcome:
         """Cost and peak of a synchronized sequence, sets 0 .. 63."""

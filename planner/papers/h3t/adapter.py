@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 
@@ -118,13 +117,14 @@ def _pinned(request: LayerRequest, chain: LayerChain, tables: SegmentTables, mem
     for border in (chain.layers[0].name, chain.layers[-1].name):
         if not request.allows(_border(border, request.devices)):
             raise request.refusal(border)
-    allowed = np.ones(tables.resident.shape, dtype=np.bool_)
+    forbidden = np.zeros((tables.layers, SYNCHRONIZED_SETS), dtype=np.bool_)
     for position, layer in enumerate(chain.layers[1:-1]):
         for switches in range(SYNCHRONIZED_SETS):
-            allowed[position, switches] = request.allows(layer_settings(layer.name, Switch(switches), request.devices))
-        if not allowed[position].any():
+            settings = layer_settings(layer.name, Switch(switches), request.devices)
+            forbidden[position, switches] = not request.allows(settings)
+        if forbidden[position].all():
             raise request.refusal(layer.name)
-    return replace(tables, resident=np.where(allowed, tables.resident, memory_limit + 1))
+    return tables.without(forbidden, memory_limit)
 
 
 def h3t_machine(cluster: ClusterSpec, devices: int, host_memory_bandwidth: float = HOST_MEMORY_BANDWIDTH) -> H3tMachine:
