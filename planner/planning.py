@@ -127,7 +127,7 @@ def plan(
         What the plan has to decide, and what it must not: targets and decisions, as for
         :meth:`planner.explore.exploration.Exploration.pin`, and of layers :func:`planner.layers.plan.pins.layer_pin`.
     progress
-        Called with every better incumbent or bound, for plans of operators.
+        Called with every better incumbent or bound; of plans of layers, by searches that may take long.
 
     Returns
     -------
@@ -161,6 +161,7 @@ def plan(
             pins=pins,
             forbidden=forbidden,
             choices=choices,
+            progress=progress,
         )
     if search_batch:
         raise PlanError(f"search_batch: {formulation} plans operators; it is for {', '.join(LAYER_FORMULATIONS)}")

@@ -15,6 +15,7 @@ The search ends when the least bound is within the gap of the best plan. All bou
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from heapq import heapify, heappop, heappush
@@ -28,6 +29,7 @@ from formulations.galvatron.pipeline import PipelinePlan, PipelineProblem
 from formulations.galvatron.stage import StageProblem
 from formulations.galvatron.windows import IMPOSSIBLE, WindowBounds, window_bounds
 from formulations.problem.strategy_problem import IntArray
+from formulations.problem.time_limit import is_over
 
 __all__ = ["JointResult", "solve_joint"]
 
@@ -84,6 +86,7 @@ def solve_joint(
     relative_gap: Fraction = DEFAULT_GAP,
     start: PipelinePlan | None = None,
     time_limit: float = 120.0,
+    report: Callable[[Fraction | None, Fraction], None] | None = None,
 ) -> JointResult:
     """Find the plan with most samples per second.
 
@@ -97,8 +100,10 @@ def solve_joint(
         A plan to begin with; one that does not fit is ignored.
     time_limit
         Seconds after which no further window is solved; the bound then covers all open combinations.
+    report
+        Called with the best cost per sample and its bound, in quanta, whenever the bound rises or a plan is found.
     """
-    search = _JointSearch(problem, relative_gap, time.monotonic() + time_limit)
+    search = _JointSearch(problem, relative_gap, time.monotonic() + time_limit, report)
     if start is not None:
         search.offer(start)
     return search.run()
@@ -111,8 +116,15 @@ class _OutOfTimeError(Exception):
 class _JointSearch:
     """One search: the best plan so far, and all windows."""
 
-    def __init__(self, problem: PipelineProblem, relative_gap: Fraction, deadline: float) -> None:
+    def __init__(
+        self,
+        problem: PipelineProblem,
+        relative_gap: Fraction,
+        deadline: float,
+        report: Callable[[Fraction | None, Fraction], None] | None = None,
+    ) -> None:
         self.problem, self.gap, self.deadline = problem, relative_gap, deadline
+        self.report = report or (lambda *_: None)
         self.best: PipelinePlan | None = None
         self.best_cost: int | None = None
         self.kinds = problem.tables(problem.usable_degrees[0], 1).kinds
@@ -138,8 +150,12 @@ class _JointSearch:
         waiting = [(each.bound, number, each) for number, each in enumerate(combinations(self.problem))]
         heapify(waiting)
         open_bounds = []
+        reported: tuple[Fraction | None, Fraction] | None = None
         while waiting:
             bound, number, combination = heappop(waiting)
+            if reported != (self._per_sample, bound):
+                reported = self._per_sample, bound
+                self.report(*reported)
             if self._is_closed(bound * combination.batch, combination.batch):
                 break
             if self._is_late():
@@ -159,7 +175,7 @@ class _JointSearch:
         return JointResult(self.best, self.best_cost, min(bounds, default=None), self.stages_solved)
 
     def _is_late(self) -> bool:
-        return time.monotonic() >= self.deadline
+        return is_over(self.deadline)
 
     @property
     def _per_sample(self) -> Fraction | None:

@@ -14,7 +14,6 @@ more than the gap are dropped, too. If no label is left, the incumbent is proven
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from math import inf
@@ -26,6 +25,7 @@ from formulations.galvatron.prices import PricedStage, best_priced
 from formulations.galvatron.stage import StageProblem
 from formulations.problem.compiled import compiled
 from formulations.problem.strategy_problem import BoolArray, IntArray
+from formulations.problem.time_limit import is_over
 
 __all__ = ["StageResult", "solve_stage"]
 
@@ -196,7 +196,7 @@ class _LabelSearch:
         history, complete = [], True
         scaled_cutoff = min(cutoff, _NO_LIMIT >> priced.shift) << priced.shift
         for layer in reversed(range(stage.layers)):
-            if time.monotonic() >= deadline:
+            if is_over(deadline):
                 return None, False
             after = stage.transformation[(layer + 1) % stage.layers]
             rows = np.stack(

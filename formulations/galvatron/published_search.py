@@ -30,6 +30,7 @@ from formulations.galvatron.partition import balanced_partition, moved_layer
 from formulations.galvatron.pipeline import PipelinePlan, PipelineProblem, is_faster
 from formulations.galvatron.slips import REPAIRED, Slip
 from formulations.galvatron.stage import StageProblem
+from formulations.problem.time_limit import is_over
 
 __all__ = ["Balance", "FoundPlan", "SearchOutcome", "search_base", "search_bmw"]
 
@@ -193,7 +194,7 @@ class _StageSearcher:
 
     def is_late(self) -> bool:
         """Whether the time is over."""
-        return time.monotonic() >= self.deadline
+        return is_over(self.deadline)
 
     def search(self, batch: int, borders: tuple[int, ...]) -> FoundPlan | None:
         """Galvatron_Search of the paper for one partition: the best number of micro-batches and all strategies."""

@@ -26,6 +26,7 @@ import numpy as np
 from formulations.osdp.problem import Accounting, OperatorTable
 from formulations.problem.compiled import compiled
 from formulations.problem.strategy_problem import BoolArray, IntArray
+from formulations.problem.time_limit import is_over
 
 _VECTORS_BETWEEN_LOOKS = 2_000_000
 _NO_COST = 2**62
@@ -106,7 +107,7 @@ def search_depth_first(
         rest[:, :-1] = np.cumsum(least[:, ::-1], axis=1)[:, ::-1]
     state = _start(len(places))
     complete, visited = False, 0
-    while not complete and time.monotonic() < deadline:
+    while not complete and not is_over(deadline):
         complete = _visit(cost, memory, temporary, equal_before, rest, memory_bytes, *state, _VECTORS_BETWEEN_LOOKS)
         visited = int(state[0][2])
     if state[0][1] == _NO_COST:

@@ -10,6 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from formulations.layers.layer import LayerChain
+from formulations.problem.solution import Progress
+from formulations.problem.time_limit import interruptible, was_interrupted
 from planner.common.plan_error import PlanError
 from planner.graph.optimizers import default_optimizer, optimizer_named
 from planner.layers.plan.check import divisors
@@ -63,6 +65,7 @@ def plan_layers(
     chain: LayerChain | None = None,
     settings: Mapping[str, LayerSettings] | None = None,
     choices: Mapping[str, str | None] | None = None,
+    progress: Callable[[Progress], None] | None = None,
 ) -> LayerPlan:
     """Plan a training step by layers.
 
@@ -99,6 +102,9 @@ def plan_layers(
     choices
         Choices of the problem that are not the paper's (:data:`planner.layers.plan.choices.CHOICES`).
 
+    progress
+        Called with every better incumbent or bound of a search that may take long, in nanoseconds a step.
+
     Raises
     ------
     PlanError
@@ -127,6 +133,7 @@ def plan_layers(
         time_limit=time_limit,
         given={name: value for name, value in (choices or {}).items() if value is not None},
         slips=slips,
+        progress=progress,
     )
     _check_choices(request)
     chain = chain or layers_of(step, found, formulation)
@@ -134,7 +141,9 @@ def plan_layers(
     wanted = [layer_pin(target, decision, names) for target, decision in pins]
     unwanted = [layer_pin(target, decision, names, forbids=True) for target, decision in forbidden]
     request = replace(request, pins=tuple(dict.fromkeys((*wanted, *unwanted))), settings=settings)
-    made = LAYER_FORMULATIONS[formulation](request, chain)
+    with interruptible():
+        made = LAYER_FORMULATIONS[formulation](request, chain)
+        interrupted = was_interrupted()
     assert made.record is not None
     peaks = engine_peaks(made, plan_profiles(made, chain))
     machine = PlannedMachine(
@@ -145,6 +154,8 @@ def plan_layers(
     notes = made.record.notes
     if made.model.reduce_dtype == "float32":
         notes = (*notes, _WIDE_GRADIENTS)
+    if interrupted:
+        notes = ("the search was interrupted: this is the best plan until then", *notes)
     record = made.record.model_copy(update={"engine_peaks": peaks, "notes": notes})
     return made.model_copy(update={"machine": machine, "record": record})
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import asdict, dataclass, field
 
+from formulations.problem.solution import Progress
 from planner.common.plan_error import PlanError
 from planner.graph.operator_graph import ITEM_BYTES
 from planner.graph.optimizers import OptimizerSpec
@@ -48,6 +49,8 @@ class LayerRequest:
         Decisions of the user, which both searches keep.
     settings
         All settings by layer, where these are given, so that stages and micro-batches alone are decided.
+    progress
+        Called with every better incumbent or bound of a search that may take long, in nanoseconds a step.
     """
 
     formulation: str
@@ -63,6 +66,7 @@ class LayerRequest:
     slips: str | None = None
     pins: tuple[Pin, ...] = ()
     settings: Mapping[str, LayerSettings] | None = None
+    progress: Callable[[Progress], None] | None = None
 
     @property
     def is_restricted(self) -> bool:

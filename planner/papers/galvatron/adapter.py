@@ -11,6 +11,7 @@ plan's cost without any slip.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from fractions import Fraction
 from itertools import pairwise
@@ -29,7 +30,7 @@ from formulations.galvatron.published_search import search_bmw
 from formulations.galvatron.slips import AS_PUBLISHED, REPAIRED, Slip
 from formulations.layers.layer import LayerChain
 from formulations.layers.pipeline_schedule import Schedule
-from formulations.problem.solution import Status
+from formulations.problem.solution import Progress, Status
 from planner.common.infeasibility import InfeasibleError
 from planner.common.plan_error import PlanError
 from planner.common.units import format_bytes
@@ -83,7 +84,8 @@ def plan_with_galvatron(request: LayerRequest, chain: LayerChain) -> LayerPlan:
         without = f"the published search finds no plan that fits{until}"
         notes += _search_notes(unit_bytes, until)
     else:
-        joint = solve_joint(problem, GAP, _start(problem, unit_bytes, request.time_limit), request.time_limit)
+        start = _start(problem, unit_bytes, request.time_limit)
+        joint = solve_joint(problem, GAP, start, request.time_limit, _reporter(request))
         plan, bound, gap = joint.plan, joint.bound, joint.gap
         proven = "no plan of Galvatron-BMW fits, which is proven"
         without = proven if bound is None else f"no plan that fits was found in {request.time_limit:g} s"
@@ -122,6 +124,21 @@ def plan_with_galvatron(request: LayerRequest, chain: LayerChain) -> LayerPlan:
         seed=request.reference.seed,
         record=record,
     )
+
+
+def _reporter(request: LayerRequest) -> Callable[[Fraction | None, Fraction], None] | None:
+    """Reports the search's quanta per sample as nanoseconds of a step of the request's batch."""
+    progress, started = request.progress, time.perf_counter()
+    if progress is None:
+        return None
+    scale = Fraction(request.reference.batch) * round(SECONDS_PER_COST * 1e9)
+
+    def report(best: Fraction | None, bound: Fraction) -> None:
+        incumbent = None if best is None else int(best * scale)
+        assert progress is not None
+        progress(Progress(time.perf_counter() - started, incumbent, int(bound * scale), "joint"))
+
+    return report
 
 
 def _start(problem: PipelineProblem, unit_bytes: int, time_limit: float) -> PipelinePlan | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import signal
 from dataclasses import replace
 
 import pytest
@@ -14,6 +15,7 @@ from support.layers.layer_plan_models import layer_names
 from support.steps.planned_steps import step_reference
 from support.tiers import slow
 
+from formulations.problem.time_limit import interruptible
 from planner.common.infeasibility import InfeasibleError
 from planner.common.plan_error import PlanError
 from planner.layers import planning as layer_planning
@@ -177,3 +179,27 @@ def test_layers_of_a_profile_file_are_planned_as_those_of_the_model(formulation,
     assert "has no module to run" in refusal(plan)
     with pytest.raises(LayerFileError, match="is of float32, not of bfloat16"):
         plan_layers(replace(of_file, dtype="bfloat16"), cluster=small_cluster(), devices=4, formulation=formulation)
+
+
+def test_ctrl_c_ends_a_search_with_its_best_plan_and_a_valid_bound():
+    """The first report interrupts; what was found until then is a plan, and its bound holds for the whole search."""
+    seen = []
+
+    def interrupt(progress):
+        seen.append(progress)
+        if len(seen) == 1:
+            signal.raise_signal(signal.SIGINT)
+
+    ask = {"choices": {"strategies": "all", "micro_batches": "all"}, "memory": 1_000_000}
+    whole = planned("galvatron", **ask)
+    found = planned("galvatron", progress=interrupt, **ask)
+    assert seen
+    assert found.record.notes[0] == "the search was interrupted: this is the best plan until then"
+    check_layer_plan(found)
+    assert found.record.bound_seconds <= whole.record.objective_seconds <= found.record.objective_seconds
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert not any("interrupted" in note for note in planned("galvatron", **ask).record.notes)
+    with interruptible():
+        signal.raise_signal(signal.SIGINT)
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
