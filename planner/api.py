@@ -12,6 +12,7 @@ from typing import Required, TypedDict, Unpack, overload
 from formulations.problem.solution import Progress
 from formulations.solvers import DEFAULT_SOLVER
 from planner.common.infeasibility import InfeasibleError
+from planner.explained_layers import explain_layers
 from planner.explanation import Explanation, explain_plan
 from planner.explore.candidates import BestMesh, LargestBatch
 from planner.explore.candidates import best_mesh as search_meshes
@@ -128,7 +129,7 @@ def explore(
         slips,
         choices or {},
     )
-    return LayerExploration(question, asked.memory)
+    return LayerExploration(question, asked.memory, progress)
 
 
 def best_mesh(
@@ -272,13 +273,13 @@ def explain(
     time_limit: float = 20.0,
     progress: Callable[[Progress], None] | None = None,
     allow_code: bool = False,
-) -> Explanation | str:
-    """Explain a plan: its costs, recomputation and memory; of a plan of layers, its settings.
+) -> Explanation:
+    """Explain a plan: its costs, recomputation and memory; of a plan of layers, its settings too.
 
     Parameters
     ----------
     plan
-        The plan.
+        The plan; of one of layers that was written by hand, the settings alone are known.
     cluster
         The cluster where it is not known by name.
     time_limit
@@ -294,7 +295,7 @@ def explain(
         The plan's model is code that was not allowed.
     """
     if isinstance(plan, LayerPlan):
-        return plan.summary()
+        return explain_layers(plan, cluster, time_limit, allow_code, progress)
     return explain_plan(session_of(plan, cluster, allow_code), plan, time_limit, progress)
 
 

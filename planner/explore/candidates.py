@@ -40,6 +40,10 @@ FEASIBLE_GAP = 0.9
 """Gap at which the search for any plan of a batch ends."""
 
 
+SHOWN = 100
+"""Characters of a reason that a table shows."""
+
+
 @dataclass(frozen=True, slots=True)
 class Tried:
     """One mesh or batch of a search.
@@ -72,7 +76,7 @@ class Tried:
             "seconds": None if self.plan is None else self.plan.objective_seconds,
             "bound_seconds": self.bound_seconds,
             "peak_bytes": None if self.plan is None else self.plan.peak_bytes,
-            "reason": self.reason,
+            "reason": self.reason if len(self.reason) <= SHOWN else f"{self.reason[: SHOWN - 3]}...",
         }
 
 

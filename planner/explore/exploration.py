@@ -196,7 +196,7 @@ class Exploration(PinnedPlans):
             cheapest = solution
             bound = self.solver.knowledge.bound(solution.case)
             prices.append(MemoryPrice(memory, solution.plan, None if bound is None else bound.value / NANOSECONDS))
-        return MemoryPrices(tuple(prices), now + reserve)
+        return MemoryPrices(tuple(prices), now + reserve, reserve)
 
     def _pin_of(self, target: str, decision: str | Sequence[str], forbids: bool) -> Pin:
         return pin_of(target, decision, self.session.mesh, forbids)

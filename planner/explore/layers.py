@@ -7,10 +7,11 @@ for a plan of the whole step.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
 
+from formulations.problem.solution import Progress
 from planner.common.infeasibility import InfeasibleError
 from planner.common.plan_error import PlanError
 from planner.explore.changes import ClusterChange, Recosted, WhatIf
@@ -56,6 +57,8 @@ class LayerExploration(PinnedPlans):
         What every plan is asked for.
     memory
         Bytes of one device, the cluster's reserve included; None for all that it has.
+    progress
+        Called with every better incumbent or bound of searches that may take long.
 
     Raises
     ------
@@ -63,12 +66,17 @@ class LayerExploration(PinnedPlans):
         The formulation plans no layers, or the model cannot be divided into layers.
     """
 
-    def __init__(self, question: LayerQuestion, memory: int | None = None) -> None:
+    def __init__(
+        self,
+        question: LayerQuestion,
+        memory: int | None = None,
+        progress: Callable[[Progress], None] | None = None,
+    ) -> None:
         super().__init__()
         if question.formulation not in LAYER_FORMULATIONS:
             known = ", ".join(LAYER_FORMULATIONS)
             raise PlanError(f"formulation {question.formulation!r} plans no layers; choose one of {known}")
-        self.question, self.memory = question, memory
+        self.question, self.memory, self.progress = question, memory, progress
         started = time.perf_counter()
         self.chain = layers_of(question.reference, question.cluster, question.formulation)
         self._traced_seconds = time.perf_counter() - started
@@ -113,7 +121,7 @@ class LayerExploration(PinnedPlans):
         devices = self.question.devices if change.mesh is None else prod(change.mesh)
         memory = self.memory if change.memory is None else change.memory
         question = replace(self.question, cluster=cluster, devices=devices)
-        there = LayerExploration(question, memory)
+        there = LayerExploration(question, memory, self.progress)
         there.pins = self.pins
         return WhatIf(change, cluster, present, there.recosted(present), there.plan)
 
@@ -162,7 +170,11 @@ class LayerExploration(PinnedPlans):
                 found = cheapest  # it fits here too
             cheapest = found
             prices.append(MemoryPrice(memory, found, bound))
-        return MemoryPrices(tuple(prices), now + device.reserve_bytes)
+        return MemoryPrices(tuple(prices), now + device.reserve_bytes, device.reserve_bytes)
+
+    def within(self, memory: int, pins: Sequence[Pin], progress: Callable[[Progress], None] | None = None) -> LayerPlan:
+        """The plan within a limit on a device's bytes, the reserve included, with pins that were checked before."""
+        return self._planned(memory, pins, progress=progress)
 
     def first_with(self, pins: Sequence[tuple[str, str]] = (), forbidden: Sequence[tuple[str, str]] = ()) -> LayerPlan:
         """Make the first plan with pins; none without them is made before."""
@@ -182,11 +194,17 @@ class LayerExploration(PinnedPlans):
         after = self._planned(self.memory, pins, time_limit)
         return before, after, time.perf_counter() - started
 
-    def _planned(self, memory: int | None, pins: Sequence[Pin], time_limit: float | None = None) -> LayerPlan:
+    def _planned(
+        self,
+        memory: int | None,
+        pins: Sequence[Pin],
+        time_limit: float | None = None,
+        progress: Callable[[Progress], None] | None = None,
+    ) -> LayerPlan:
         key = memory, frozenset(pins)
         if key not in self._plans:
             started = time.perf_counter()
-            self._plans[key] = self._solve(memory, pins, None, time_limit)
+            self._plans[key] = self._solve(memory, pins, None, time_limit, progress)
             if not self.first_seconds:
                 self.first_seconds = self._traced_seconds + time.perf_counter() - started
         return self._plans[key]
@@ -197,6 +215,7 @@ class LayerExploration(PinnedPlans):
         pins: Sequence[Pin],
         settings: Mapping[str, LayerSettings] | None = None,
         time_limit: float | None = None,
+        progress: Callable[[Progress], None] | None = None,
     ) -> LayerPlan:
         asked = self.question
         return plan_layers(
@@ -214,6 +233,7 @@ class LayerExploration(PinnedPlans):
             chain=self.chain,
             settings=settings,
             choices=asked.choices,
+            progress=progress or self.progress,
         )
 
     def __repr__(self) -> str:

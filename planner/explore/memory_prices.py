@@ -70,10 +70,13 @@ class MemoryPrices(Table):
         What is known at each limit.
     present_bytes
         The limit of the present plan.
+    reserve_bytes
+        Part of each limit that tensors cannot have.
     """
 
     limits: tuple[MemoryPrice, ...]
     present_bytes: int
+    reserve_bytes: int = 0
 
     @property
     def marginals(self) -> tuple[Marginal, ...]:
@@ -99,6 +102,7 @@ class MemoryPrices(Table):
             found.append(
                 {
                     "memory_bytes": price.memory_bytes,
+                    "tensor_bytes": price.memory_bytes - self.reserve_bytes,
                     "seconds": price.seconds,
                     "bound_seconds": price.bound_seconds,
                     "peak_bytes": None if price.plan is None else price.plan.peak_bytes,

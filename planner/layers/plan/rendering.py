@@ -42,14 +42,21 @@ def layer_plan_text(plan: LayerPlan) -> str:
             lines.append("note: that is more than there is; plan with less memory or more devices")
     samples = f"batch {plan.model.batch}, {plan.micro_batches} micro-batches ({plan.schedule})"
     lines.append(f"{plan.devices} devices, {len(plan.stages)} stages, {samples}")
+    lines += stage_lines(plan)
+    if record is not None:
+        lines += [f"note: {note}" for note in record.notes]
+    return "\n".join(lines)
+
+
+def stage_lines(plan: LayerPlan) -> list[str]:
+    """A line for every run of layers of a stage with equal settings."""
+    lines = []
     for number, stage in enumerate(plan.stages):
         for settings, layers in groupby(stage.layers, key=_settings_text):
             names = [layer.name for layer in layers]
             shown = names[0] if len(names) == 1 else f"{names[0]} .. {names[-1]} ({len(names)} layers)"
             lines.append(f"stage {number}: {shown}: {settings}")
-    if record is not None:
-        lines += [f"note: {note}" for note in record.notes]
-    return "\n".join(lines)
+    return lines
 
 
 def _settings_text(layer: LayerSettings) -> str:

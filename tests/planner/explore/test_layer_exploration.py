@@ -150,3 +150,19 @@ def test_every_formulation_of_layers_is_explored_or_refused_by_name() -> None:
         _ = api.explore(step_reference("gpt2"), formulation="h3t", choices={"objective": "time"}, **asked).plan
     with pytest.raises(PlanError, match="kiwi_chain has no published form"):
         api.explore(step_reference("gpt2"), formulation="kiwi_chain", as_published=True, **asked)
+
+
+@pytest.mark.parametrize("formulation", FORMULATIONS)
+def test_a_plan_of_layers_is_explained(formulation: str, tmp_path) -> None:
+    free = exploration(formulation).plan
+    plan = free if formulation in ("capture", "osdp") else exploration(formulation, 0.9).plan
+    text = str(api.explain(plan, cluster=small_cluster(), time_limit=2.0))
+    for title in ("Settings by stage", "Costliest layers", "Recomputed and offloaded", "Memory at the peak"):
+        assert title in text
+    assert f"as {formulation} counts" in text
+    assert " more: " in text
+    checkpointed = sum(layer.checkpoint for layer in plan.layers)
+    assert (f"{checkpointed} layers recomputed" in text) == (checkpointed > 0)
+    assert "<h4>Costliest layers</h4>" in api.explain(plan, cluster=small_cluster(), time_limit=2.0)._repr_html_()
+    by_hand = plan.model_copy(update={"record": None})
+    assert [section.title for section in api.explain(by_hand).sections] == ["Settings by stage"]
