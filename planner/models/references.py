@@ -41,7 +41,8 @@ class TrainingStep:
     """A module, example arguments of its forward, and its loss function.
 
     ``loss_fn`` is as in :func:`planner.strategies.traced_step.trace_step`: None where the output is the loss or has
-    ``.loss``. Labels are keywords of it that are in ``example_kwargs``, or tensors that it closes over.
+    ``.loss``. Labels are its parameters' values among ``example_kwargs``, examples after those of ``forward``, or
+    tensors that it closes over.
     """
 
     module: nn.Module
@@ -287,5 +288,8 @@ def _checked(result: Any, source: str) -> TrainingStep:
             raise ModelError(f"model {source!r} must return {expected}: {name} is a {type(value).__name__}")
     if loss_fn is not None and not callable(loss_fn):
         raise ModelError(f"model {source!r} must return {expected}: loss_fn is a {type(loss_fn).__name__}")
-    loss_fn, kwargs = lift_tensors(module, kwargs or {}, loss_fn)
+    try:
+        loss_fn, kwargs = lift_tensors(module, kwargs or {}, loss_fn)
+    except ModelError as error:
+        raise ModelError(f"model {source!r}: {error}") from error
     return TrainingStep(module, tuple(args), kwargs, loss_fn)

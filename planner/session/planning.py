@@ -49,7 +49,7 @@ from planner.session.formulations import formulation_problem
 from planner.session.request import PlanRequest
 from planner.strategies.instruction_costs import InstructionCosts
 from planner.strategies.space import StrategySpace, build_strategy_space
-from planner.strategies.traced_step import TracedStep, trace_step
+from planner.strategies.traced_step import TracedStep, TraceError, trace_step
 
 _FIRST_LAYOUTS_SECONDS = 60.0
 """Longest time for layouts that a second problem needs before it can be stated at all."""
@@ -113,9 +113,12 @@ class PlanningSession:
         started = time.perf_counter()
         step = load_step(self.reference, device="meta")
         self.times["load"] = time.perf_counter() - started
-        traced = trace_step(
-            step.module, step.example_args, step.example_kwargs, step.loss_fn, self.reference.reduce_dtype
-        )
+        try:
+            traced = trace_step(
+                step.module, step.example_args, step.example_kwargs, step.loss_fn, self.reference.reduce_dtype
+            )
+        except TraceError as error:
+            raise TraceError(f"model {self.reference.source!r}: {error}") from error
         self.times["trace"] = traced.seconds
         return traced
 

@@ -19,7 +19,8 @@ from planner.graph.operator_graph import OperatorGraph, ValueRole
 from planner.torch_adapter.local.calls import OperatorCall
 from planner.torch_adapter.tracing.fingerprint import fingerprint
 from planner.torch_adapter.tracing.graph_builder import GraphBuilder, dtype_name
-from planner.torch_adapter.tracing.step_module import LossFunction, StepArguments, uncompiled
+from planner.torch_adapter.tracing.loss_arguments import LossFunction
+from planner.torch_adapter.tracing.step_module import StepArguments, uncompiled
 from planner.torch_adapter.tracing.trace import trace_joint_graph
 from planner.torch_adapter.tracing.trace_error import TraceError
 
@@ -67,9 +68,9 @@ def trace_step(
     example_args, example_kwargs
         Arguments of its forward with the shapes and dtypes of training; values are not read.
     loss_fn
-        Maps the module's output to a scalar loss; further parameters of it (``labels``, say) are filled
-        by name from ``example_kwargs``; keywords that the module does not take go to the loss alone. None: the
-        output is the loss or has it as ``.loss``.
+        Maps the module's output to a scalar loss; further parameters of it (``labels``, say) are filled by name from
+        ``example_kwargs``, and by position, ``*labels`` included, with the examples that the module does not take.
+        It may use the module. None: the output is the loss or has it as ``.loss``.
     reduce_dtype
         Dtype in which gradients of 16-bit parameters are summed over devices, and given to the optimizer: "float32", or
         that of the parameters.
@@ -81,8 +82,9 @@ def trace_step(
     Raises
     ------
     TraceError
-        The step cannot be traced: control flow or shapes that depend on data, a custom autograd function,
-        a loss that is no scalar, an operator torch cannot trace.
+        The step cannot be traced: arguments that neither the module nor the loss function takes, control flow or
+        shapes that depend on data, a custom autograd function, a loss that is no scalar, an operator torch cannot
+        trace.
     """
     started = time.perf_counter()
     trace = trace_joint_graph(

@@ -109,11 +109,11 @@ def _is_machinery(filename: str) -> bool:
 
 @cache
 def _location(filename: str, line: int) -> str:
-    return f"{_importable_name(filename)}:{line}"
+    return f"{importable_name(filename)}:{line}"
 
 
 @cache
-def _importable_name(filename: str) -> str:
+def importable_name(filename: str) -> str:
     """Path relative to the entry of ``sys.path`` it is imported from, so that it is the same on every machine."""
     folders = [folder.rstrip("/") + "/" for folder in sys.path if folder]
     inside = [folder for folder in folders if filename.startswith(folder)]

@@ -7,7 +7,7 @@ tensors of the same shape, stride and dtype. A tied parameter is one parameter h
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -15,13 +15,19 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.nn.utils.stateless import _functional_call
+from torch.nn.utils.stateless import _reparametrize_module
 from torch.utils._pytree import TreeSpec, keystr, tree_flatten_with_path, tree_unflatten
 
+from planner.torch_adapter.tracing.loss_arguments import (
+    LossFunction,
+    SharedArguments,
+    closed_over_names,
+    refusal_of_loss,
+    refusal_of_module,
+    share_arguments,
+)
 from planner.torch_adapter.tracing.provenance import Provenance
 from planner.torch_adapter.tracing.trace_error import TraceError, translate
-
-LossFunction = Callable[..., Tensor]
 
 
 def uncompiled(module: nn.Module) -> nn.Module:
@@ -119,7 +125,7 @@ class StepModule(nn.Module):
         """Loss of the step for example tensors in the order of the arguments."""
         (module,) = self._module
         args, kwargs = self._arguments.rebuild(tensors)
-        module_kwargs, loss_kwargs = _split_loss_arguments(module, self._loss_fn, kwargs)
+        shared = share_arguments(module, self._loss_fn, args, kwargs)
         state, before = {}, {}
         for prefix, group in (("p", self.parameters_of_module), ("b", self.buffers_of_module)):
             for position, named in enumerate(group):
@@ -129,8 +135,9 @@ class StepModule(nn.Module):
                     before[named.name] = tensor
         self._provenance.restart()
         with self._provenance:
-            output = _functional_call(module, state, args, module_kwargs, tie_weights=False)
-            loss = _scalar_loss(output, self._loss_fn, loss_kwargs)
+            # The loss function may use the module too (a penalty on its weights): it must find the same tensors there.
+            with _reparametrize_module(module, state, tie_weights=False):
+                loss = _scalar_loss(_output(module, shared, self._loss_fn), self._loss_fn, shared)
             if _aliases(loss, (*tensors, *state.values())):
                 loss = loss * 1  # an output that aliases an input is traced without its gradient
             for name, tensor in before.items():
@@ -151,38 +158,31 @@ def _stand_in(tensor: Tensor) -> Tensor:
 
 def step_loss(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], loss_fn: LossFunction | None) -> Tensor:
     """Scalar loss of a plain forward of ``module``, with the arguments shared out as in the traced step."""
-    module_kwargs, loss_kwargs = _split_loss_arguments(module, loss_fn, kwargs)
-    return _scalar_loss(module(*args, **module_kwargs), loss_fn, loss_kwargs)
+    shared = share_arguments(module, loss_fn, args, kwargs)
+    return _scalar_loss(_output(module, shared, loss_fn), loss_fn, shared)
 
 
-def _split_loss_arguments(
-    module: nn.Module, loss_fn: LossFunction | None, kwargs: dict[str, Any]
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Arguments of the module, and further arguments of the loss function by name.
-
-    An argument that only the loss function names (labels, say) is not passed to the module.
-    """
-    if loss_fn is None:
-        return kwargs, {}
-    wanted = list(inspect.signature(loss_fn).parameters)[1:]
-    taken = inspect.signature(module.forward).parameters
-    open_ended = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in taken.values())
-    only_loss = {name for name in wanted if name in kwargs and name not in taken and not open_ended}
-    return (
-        {name: value for name, value in kwargs.items() if name not in only_loss},
-        {name: kwargs[name] for name in wanted if name in kwargs},
-    )
+def _output(module: nn.Module, shared: SharedArguments, loss_fn: LossFunction | None) -> Any:
+    """Output of a module; where it takes other arguments, the error names them."""
+    try:
+        return module(*shared.module_args, **shared.module_kwargs)
+    except TypeError as error:
+        if refusal := refusal_of_module(module, shared, loss_fn):
+            raise TraceError(refusal) from error
+        raise
 
 
-def _scalar_loss(output: Any, loss_fn: LossFunction | None, loss_kwargs: dict[str, Any]) -> Tensor:
+def _scalar_loss(output: Any, loss_fn: LossFunction | None, shared: SharedArguments) -> Tensor:
     loss: object
     if loss_fn is not None:
         try:
-            loss = loss_fn(output, **loss_kwargs)
+            loss = loss_fn(output, *shared.loss_args, **shared.loss_kwargs)
         except torch.OutOfMemoryError:
             raise
         except Exception as error:
-            raise translate(error, "", "loss_fn") from error
+            if isinstance(error, TypeError) and (refusal := refusal_of_loss(loss_fn, shared)):
+                raise TraceError(refusal) from error
+            raise translate(error, "", "loss_fn", closed_over_names(loss_fn)) from error
     elif isinstance(output, Mapping):
         loss = output.get("loss")
     else:

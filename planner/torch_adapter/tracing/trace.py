@@ -22,9 +22,10 @@ from torch.fx.traceback import preserve_node_meta
 
 from planner.graph.operator_graph import OutputRole, Phase, ValueRole
 from planner.torch_adapter.local.rms_norm import rms_norm_as_one_operator
+from planner.torch_adapter.tracing.loss_arguments import LossFunction
 from planner.torch_adapter.tracing.provenance import Provenance
 from planner.torch_adapter.tracing.settings import no_custom_functions, tracing_settings, watched_autocast
-from planner.torch_adapter.tracing.step_module import LossFunction, StepArguments, StepModule, left_as_found
+from planner.torch_adapter.tracing.step_module import StepArguments, StepModule, left_as_found
 from planner.torch_adapter.tracing.trace_error import TraceError, translate
 from planner.torch_adapter.tracing.transformers_masks import without_packing_checks
 from planner.torch_adapter.tracing.wide_gradients import widen_gradients

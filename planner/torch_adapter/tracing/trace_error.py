@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
@@ -27,7 +29,7 @@ _DYNAMIC_SHAPE = (
 )
 
 
-def translate(error: Exception, module_path: str, function: str = "") -> TraceError:
+def translate(error: Exception, module_path: str, function: str = "", closed_over: Sequence[str] = ()) -> TraceError:
     """The :class:`TraceError` of any exception during tracing, with module and source line.
 
     Parameters
@@ -38,15 +40,17 @@ def translate(error: Exception, module_path: str, function: str = "") -> TraceEr
         Path of the innermost module that was running.
     function
         What was running in place of a module.
+    closed_over
+        What the function closes over, in words.
     """
     if isinstance(error, TraceError):
         return error
     source = source_of_traceback(error.__traceback__)
     place = (function or f"module {module_path or '(root)'}") + (f" ({source})" if source else "")
-    return TraceError(f"{place}: {_reason(error)}")
+    return TraceError(f"{place}: {_reason(error, closed_over)}")
 
 
-def _reason(error: Exception) -> str:
+def _reason(error: Exception, closed_over: Sequence[str]) -> str:
     if isinstance(error, DataDependentOutputException | GuardOnDataDependentSymNode):
         return _CONTROL_FLOW
     if isinstance(error, DynamicOutputShapeException):
@@ -55,6 +59,12 @@ def _reason(error: Exception) -> str:
         return f"operator {error.func} cannot run on tensors without data; register a fake implementation for it"
     message = str(error).strip().splitlines()
     first = message[0] if message else "no message"
+    if "device" in first and closed_over:
+        return (
+            f"{first}; loss_fn closes over {', '.join(closed_over)}, where a tensor was not found and made an input of "
+            "the step: make the tensor a parameter, loss_fn(output, labels) with labels in example_kwargs, or close "
+            "over the tensor itself, a list, a dict or an attribute of an object that has it"
+        )
     if "device" in first:
         return (
             f"{first}; create tensors on the device of an input (x.device), and register tensors that are plain "
@@ -62,6 +72,4 @@ def _reason(error: Exception) -> str:
         )
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return "out of memory while building the graph; use a device without storage (meta) for the parameters"
-    if isinstance(error, TypeError) and "unexpected keyword argument" in first:
-        return f"{first}; what only loss_fn takes must be named as its parameter"
     return f"{type(error).__name__}: {first}"

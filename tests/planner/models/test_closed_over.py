@@ -1,4 +1,4 @@
-"""The three usual forms of a loss with labels, and what they have in common."""
+"""The four usual forms of a loss with labels, and what they have in common."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from planner.strategies.traced_step import trace_step
 from planner.torch_adapter.tracing.step_module import step_loss
 
 GUIDE = Path(planner.models.__file__).with_name("README.md")
-FORMS = ("inside", "beside", "closed_over")
+FORMS = ("inside", "beside", "after", "closed_over")
 
 
 @pytest.fixture(autouse=True)
@@ -37,7 +37,10 @@ def reference(name: str) -> ModelReference:
     return ModelReference(f"guide:{name}", batch=4, sequence=1)
 
 
-@pytest.mark.parametrize(("name", "labels"), [("inside", "labels"), ("beside", "target"), ("closed_over", "labels")])
+@pytest.mark.parametrize(
+    ("name", "labels"),
+    [("inside", "labels"), ("beside", "target"), ("after", "args[1]"), ("closed_over", "labels")],
+)
 def test_labels_are_inputs_of_the_step_in_every_form(name, labels):
     step = load_step(reference(name))
     graph = trace_step(step.module, step.example_args, step.example_kwargs, step.loss_fn).graph
@@ -54,7 +57,7 @@ def test_all_forms_are_the_same_step():
         for parameter in step.module.parameters():
             torch.nn.init.normal_(parameter, std=0.1)
         rows, labels = torch.linspace(-1, 1, 4 * 32).view(4, 32), torch.arange(4)
-        args = (rows, labels) if name == "inside" else (rows,)
+        args = (rows, labels) if name in ("inside", "after") else (rows,)
         kwargs = dict.fromkeys(step.example_kwargs, labels)
         losses.add(step_loss(step.module, args, kwargs, step.loss_fn).item())
         traced = trace_step(step.module, step.example_args, step.example_kwargs, step.loss_fn)

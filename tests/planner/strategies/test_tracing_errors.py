@@ -114,8 +114,40 @@ def test_errors_in_loss_fn_name_it_and_its_line() -> None:
 
 
 def test_an_argument_of_another_name_than_loss_fn_has_is_explained() -> None:
-    with pytest.raises(TraceError, match="unexpected keyword argument 'labels'; what only loss_fn takes must be named"):
+    words = (
+        r"^forward of Linear takes \(input\) and is given \(input, labels=...\): unexpected keyword argument 'labels'; "
+        r"loss_fn <lambda> \(planner/strategies/test_tracing_errors.py:\d+\) takes \(output, target\); what only"
+    )
+    with pytest.raises(TraceError, match=words):
         trace_step(nn.Linear(4, 4), (torch.randn(2, 4),), {"labels": torch.randn(2, 4)}, lambda output, target: output)
+
+
+@pytest.mark.parametrize(
+    ("labels", "loss_fn", "words"),
+    [
+        (
+            2,
+            nn.functional.mse_loss,
+            r"^forward of Linear takes \(input\) and is given \(input, args\[1\]\): too many posi",
+        ),
+        (1, None, r"given \(input, args\[1\]\): .*; an example that only a loss takes needs a loss_fn"),
+        (
+            0,
+            nn.functional.mse_loss,
+            r"^loss_fn mse_loss takes .* is given \(the output\): missing a .* 'target'; give it",
+        ),
+        (0, nn.MSELoss(), r"^loss_fn MSELoss takes \(input, target\) and is given \(the output\): missing a"),
+    ],
+)
+def test_arguments_too_many_or_too_few_are_named(labels: int, loss_fn: Any, words: str) -> None:
+    with pytest.raises(TraceError, match=words):
+        trace_step(nn.Linear(4, 4), (torch.randn(2, 4),) * (1 + labels), {}, loss_fn)
+
+
+def test_a_type_error_inside_of_forward_keeps_its_line() -> None:
+    line = inspect.getsourcelines(test_a_type_error_inside_of_forward_keeps_its_line)[1] + 2
+    message = refusal(lambda hidden: hidden.sum(no_such_keyword=1))
+    assert message.startswith(f"module (root) (planner/strategies/test_tracing_errors.py:{line}): TypeError: sum()")
 
 
 def test_output_without_loss_is_refused() -> None:
