@@ -10,6 +10,7 @@ from html import escape
 from formulations.problem.solution import Progress
 from formulations.solvers import DEFAULT_SOLVER, SOLVERS
 from planner.common.infeasibility import InfeasibleError
+from planner.common.root_name import shown
 from planner.common.units import format_bytes, format_seconds
 from planner.graph.operator_graph import OperatorGraph
 from planner.graph.placement import local_numel
@@ -142,7 +143,7 @@ def _recomputed(session: PlanningSession, schedule: Schedule, report: ReplayRepo
         quanta = session.instruction_costs.compute_quanta(instruction.operator, outputs, inputs)
         spans_peak = first[instruction.operator] < report.peak_instruction < position
         saved_at_peak += nbytes if spans_peak else 0
-        rows.append((nbytes, quanta, graph.operators[instruction.operator].identity, spans_peak))
+        rows.append((nbytes, quanta, shown(graph.operators[instruction.operator].identity), spans_peak))
     if not rows:
         return Section("Recomputed", ("nothing: every value that backward needs is kept",))
     total = sum(quanta for _, quanta, _, _ in rows)
@@ -183,7 +184,7 @@ def _alive(report: ReplayReport) -> Section:
     lines = [
         f"{format_bytes(report.peak_bytes)} at instruction {report.peak_instruction}",
         *(
-            f"{format_bytes(tensor.nbytes)}  {tensor.category}  {tensor.name} ({','.join(tensor.placement)})"
+            f"{format_bytes(tensor.nbytes)}  {tensor.category}  {shown(tensor.name)} ({','.join(tensor.placement)})"
             for tensor in report.alive_at_peak[:TOP]
         ),
     ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from math import ceil
 
 from formulations.solvers.peaks.minimum_peak import MinimumPeak
+from planner.common.root_name import shown
 from planner.common.units import format_bytes
 
 MIB = 2**20
@@ -57,7 +58,7 @@ def refusal(smallest: MinimumPeak, limit: int, reserve: int, option: str = "--me
             f"(proven is that every plan needs at least {proven})"
         )
     tensors = ", ".join(
-        f"{' / '.join(names)} ({format_bytes(amount)})" for names, amount in smallest.alive[:NAMED_TENSORS]
+        f"{shown(' / '.join(names))} ({format_bytes(amount)})" for names, amount in smallest.alive[:NAMED_TENSORS]
     )
     others = [amount for _, amount in smallest.alive[NAMED_TENSORS:]]
     if others:
@@ -65,6 +66,6 @@ def refusal(smallest: MinimumPeak, limit: int, reserve: int, option: str = "--me
     # Rounded up to whole MiB, so that the figure can be typed as it stands.
     fits = ceil((smallest.peak + reserve) / MIB)
     return InfeasibleError(
-        f"memory {asked}{kept} {verdict}; it binds at {smallest.time_name}, where {tensors} are alive; "
+        f"memory {asked}{kept} {verdict}; it binds at {shown(smallest.time_name)}, where {tensors} are alive; "
         f"{option}{fits}MiB fits"
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from difflib import get_close_matches
 
+from planner.common.root_name import identity, shown
 from planner.explore.errors import ExploreError
 from planner.graph.names import inputs_named, is_named, operators_named, paths_around
 from planner.graph.operator_graph import Phase
@@ -46,7 +47,7 @@ def node_name(space: StrategySpace, node: int) -> str:
     """Identity of an operator, or name of a parameter or an input."""
     entry = space.nodes[node]
     if entry.operator is not None:
-        return space.graph.operators[entry.operator].identity
+        return shown(space.graph.operators[entry.operator].identity)
     assert entry.value is not None
     return space.graph.values[entry.value].name
 
@@ -58,13 +59,13 @@ def module_paths(space: StrategySpace) -> tuple[str, ...]:
 
 
 def _unknown(space: StrategySpace, target: str) -> str:
-    views = [op for op in space.graph.operators if op.is_view and is_named(op.identity, target)]
+    views = [op for op in space.graph.operators if op.is_view and is_named(op.identity, identity(target))]
     if views:
         base = space.chains[views[0].inputs[0]].base
         owner = node_name(space, space.node_of_value[base])
         return f"{target!r} is a view and decides nothing: pin {owner!r}, whose storage it shows"
     names: Iterable[str] = (
-        (op.identity for op in space.graph.operators if not op.is_view)
+        (shown(op.identity) for op in space.graph.operators if not op.is_view)
         if "/" in target
         else (*module_paths(space), *(space.graph.values[v].name for v in space.graph.inputs))
     )

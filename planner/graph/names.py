@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from fnmatch import fnmatchcase
 
+from planner.common.root_name import identity
 from planner.graph.operator_graph import Operator, OperatorGraph, Phase, Value
 
 
@@ -17,8 +18,9 @@ def operators_named(graph: OperatorGraph, target: str) -> tuple[Operator, ...]:
     target
         The identity of an operator (``transformer.h.0.mlp.act/forward/aten.mul.Tensor/0``), or the path of a module,
         which stands for the forward operators in it. Each may be a pattern with ``*``, ``?`` and ``[...]``; ``*``
-        matches dots too. A pattern with ``/`` is one of identities.
+        matches dots too. A pattern with ``/`` is one of identities; the root module may be called ``(root)``.
     """
+    target = identity(target)
     if "/" in target:
         return tuple(operator for operator in graph.operators if is_named(operator.identity, target))
     return tuple(

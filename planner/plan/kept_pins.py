@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from planner.common.root_name import shown
 from planner.graph.names import inputs_named, operators_named
 from planner.graph.operator_graph import Operator, OperatorGraph, Phase
 from planner.graph.placement import Placement
@@ -72,7 +73,7 @@ class _Facts:
         for entry in self.computed:
             first = next((number for number in entry.outputs if number is not None), None)
             if entry.operator in wanted and first is not None:
-                yield wanted[entry.operator].identity, buffers[first].placement
+                yield shown(wanted[entry.operator].identity), buffers[first].placement
 
     def held_otherwise(self, pin: Pin, operators: Sequence[Operator]) -> str:
         """Why outputs are not held as a pin says; empty where they are."""
@@ -82,10 +83,10 @@ class _Facts:
             other = [operator for operator in forward if operator.index in self.recomputed | self.offloaded]
             if pin.forbids:
                 return "" if other else "all of it is kept"
-            return f"{other[0].identity} is not kept" if other else ""
+            return f"{shown(other[0].identity)} is not kept" if other else ""
         does = [operator for operator in forward if operator.index in doing and self._is_read_by_backward(operator)]
         if pin.forbids:
-            return f"{does[0].identity} does" if does else ""
+            return f"{shown(does[0].identity)} does" if does else ""
         return "" if does else "none of its operators does"
 
     def _is_read_by_backward(self, operator: Operator) -> bool:

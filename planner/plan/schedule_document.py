@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Generic, Literal, TypeVar
 
 from planner.common.plan_error import PlanError
+from planner.common.root_name import shown
 from planner.graph.operator_graph import OperatorGraph, ValueRole
 from planner.graph.placement import Placement
 from planner.plan.decision import (
@@ -159,7 +160,7 @@ def _operator_positions(decision: Decision, graph: OperatorGraph) -> tuple[int, 
     missing = [identity for identity in decision.operators if identity not in known]
     if missing:
         raise PlanError(
-            f"the plan runs {missing[0]}, which the traced step lacks"
+            f"the plan runs {shown(missing[0])}, which the traced step lacks"
             f"{f' (and {len(missing) - 1} more)' if len(missing) > 1 else ''}: plan this model again"
         )
     return tuple(known[identity] for identity in decision.operators)
@@ -175,9 +176,10 @@ def _value_positions(decision: Decision, graph: OperatorGraph, operators: tuple[
                 raise PlanError(f"the plan uses {reference.role} {reference.name}, which the traced step lacks")
         else:
             operator = graph.operators[_entry(operators, reference.operator, "operator")]
-            index = _entry(operator.outputs, reference.output, f"output of {operator.identity}")
+            name = shown(operator.identity)
+            index = _entry(operator.outputs, reference.output, f"output of {name}")
             if index is None:
-                raise PlanError(f"the plan uses output {reference.output} of {operator.identity}, which is no tensor")
+                raise PlanError(f"the plan uses output {reference.output} of {name}, which is no tensor")
         found.append(index)
     return found
 

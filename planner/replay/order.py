@@ -6,6 +6,7 @@ from itertools import pairwise
 
 import numpy as np
 
+from planner.common.root_name import shown
 from planner.graph.operator_graph import OperatorGraph, OutputRole, ValueRole
 from planner.replay.memory import Lifetimes, LocalBytes
 from planner.replay.report import Violation, ViolationKind
@@ -128,14 +129,14 @@ class OrderedReplay:
         operator = self._graph.operators[instruction.operator]
         if operator.is_view:
             if instruction.recompute:
-                message = f"{operator.identity} is a view: running it again is no recomputation"
+                message = f"{shown(operator.identity)} is a view: running it again is no recomputation"
                 self._report(ViolationKind.RECOMPUTED_VIEW, at, message)
         elif instruction.recompute:
             if operator.is_random and not self._counter_based_random:
-                message = f"{operator.identity} draws random numbers, which would differ the second time"
+                message = f"{shown(operator.identity)} draws random numbers, which would differ the second time"
                 self._report(ViolationKind.RECOMPUTED_RANDOM, at, message)
             if operator.index not in self._executed:
-                message = f"{operator.identity} is recomputed before it has run"
+                message = f"{shown(operator.identity)} is recomputed before it has run"
                 self._report(ViolationKind.RECOMPUTED_BEFORE_EXECUTED, at, message)
                 self._executed.add(operator.index)
         else:

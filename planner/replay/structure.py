@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from itertools import pairwise
 from math import prod
 
+from planner.common.root_name import shown
 from planner.graph.operator_graph import Operator, OperatorGraph, OutputRole, ValueRole
 from planner.graph.placement import Placement, divides, is_partial, is_shard, replicated
 from planner.replay.report import Violation, ViolationKind
@@ -68,13 +69,12 @@ def _instruction_shape(
             operator = graph.operators[index]
             used = (*inputs, *(buffer for buffer in outputs if buffer is not None))
             if len(inputs) != len(operator.inputs):
-                message = f"{operator.identity} takes {len(operator.inputs)} tensors, gets {len(inputs)}"
+                message = f"{shown(operator.identity)} takes {len(operator.inputs)} tensors, gets {len(inputs)}"
                 yield ViolationKind.ARITY, message
             if not _creates_what_it_returns(operator, outputs):
                 wanted = sum(value is not None for value in operator.outputs)
-                message = (
-                    f"{operator.identity} returns {wanted} tensors in {len(operator.outputs)} places, not {outputs}"
-                )
+                places = f"{wanted} tensors in {len(operator.outputs)} places"
+                message = f"{shown(operator.identity)} returns {places}, not {outputs}"
                 yield ViolationKind.ARITY, message
         case Reshard(source, target, path):
             used = (source, target)
@@ -117,7 +117,7 @@ def meaning_violations(graph: OperatorGraph, schedule: Schedule, allowed: Strate
                         strategies[index] = allowed(index)
                     strategy = strategy_of(schedule, instruction)
                     if not any(_matches(strategy, known) for known in strategies[index]):
-                        message = f"{operator.identity} has no rule for {_strategy_text(strategy)}"
+                        message = f"{shown(operator.identity)} has no rule for {_strategy_text(strategy)}"
                         yield Violation(ViolationKind.STRATEGY, at, message)
             case Reshard(source, target, path, overlapped):
                 if buffers[source].value != buffers[target].value:

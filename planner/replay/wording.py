@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from planner.common.root_name import shown
 from planner.graph.operator_graph import OperatorGraph
 from planner.graph.placement import Placement
 from planner.schedule.instructions import Compute, Free, Instruction, Offload, Prefetch, Reshard, Schedule, Update, Wait
@@ -21,11 +22,11 @@ class Wording:
 
     def value(self, index: int) -> str:
         """Stable name of a value."""
-        return self._graph.values[index].name
+        return shown(self._graph.values[index].name)
 
     def operator(self, index: int) -> str:
         """Identity of an operator."""
-        return self._graph.operators[index].identity
+        return shown(self._graph.operators[index].identity)
 
     def buffer(self, index: int) -> str:
         """A buffer by number, value and placement."""

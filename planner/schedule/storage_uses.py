@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from planner.common.root_name import shown
 from planner.graph.operator_graph import OperatorGraph, Phase
 from planner.schedule.instructions import Compute, Free, Schedule, creates, reads
 
@@ -60,7 +61,7 @@ class StorageUses:
 
     def refusal(self, value: int) -> str:
         """Reason why the first buffer of a value cannot be offloaded until backward, or an empty string."""
-        name, buffer = self._graph.values[value].name, self.first_buffer(value)
+        name, buffer = shown(self._graph.values[value].name), self.first_buffer(value)
         if buffer is None:
             return f"{name} is not an output of an operator that owns its storage"
         if buffer in self.returned:

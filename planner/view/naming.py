@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 
+from planner.common.root_name import shown
 from planner.graph.operator_classes import operator_class
 from planner.graph.operator_graph import OperatorGraph, Value, ValueRole
 from planner.machine.resharding import step_between
@@ -43,15 +44,16 @@ def label_of(graph: OperatorGraph, schedule: Schedule, entry: Instruction) -> st
     """Name of an instruction with what it works on."""
     match entry:
         case Compute(operator, recompute=recompute):
-            return graph.operators[operator].identity + " (again)" * recompute
+            return shown(graph.operators[operator].identity) + " (again)" * recompute
         case Wait(buffer):
-            return f"{WAIT}: {graph.values[schedule.buffers[buffer].value].name}"
+            return f"{WAIT}: {shown(graph.values[schedule.buffers[buffer].value].name)}"
         case Reshard(source, _, path):
-            return f"{graph.values[schedule.buffers[source].value].name}: {' -> '.join(','.join(at) for at in path)}"
+            name = shown(graph.values[schedule.buffers[source].value].name)
+            return f"{name}: {' -> '.join(','.join(at) for at in path)}"
         case Update(parameter):
             return f"update {graph.values[schedule.buffers[parameter].value].name}"
         case Offload(source) | Prefetch(source):
-            return f"{kind_of(graph, entry)}: {graph.values[schedule.buffers[source].value].name}"
+            return f"{kind_of(graph, entry)}: {shown(graph.values[schedule.buffers[source].value].name)}"
         case Free():
             return FREE
 

@@ -11,6 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from planner.common.root_name import shown
 from planner.common.units import format_bytes, format_seconds
 from planner.graph.operator_graph import Phase
 from planner.layers.plan.document import LayerPlan
@@ -168,7 +169,7 @@ def _described(opened: OpenedPlan, at: int) -> tuple[str, str, str]:
         return " ".join(placement_text(buffers[buffer].placement) for buffer in positions if buffer is not None)
 
     def name(buffer: int) -> str:
-        return graph.values[buffers[buffer].value].name
+        return shown(graph.values[buffers[buffer].value].name)
 
     match entry:
         case Compute(operator, inputs, outputs, recompute):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from planner.common.root_name import shown
 from planner.graph.operator_graph import OutputRole
 from planner.schedule.frees import with_frees
 from planner.schedule.instructions import Compute, Free, Instruction, Reshard, Schedule, Wait, buckets, creates, reads
@@ -32,8 +33,8 @@ def evaluation_step(traced: TracedStep, schedule: Schedule) -> tuple[TracedStep,
         call = evaluation_call(traced.calls[index], len(operator.inputs))
         if call is None:
             raise LoadError(
-                f"evaluation: {operator.identity} draws random numbers and is no dropout; evaluate exported weights "
-                "in a module of your own"
+                f"evaluation: {shown(operator.identity)} draws random numbers and is no dropout; evaluate exported "
+                "weights in a module of your own"
             )
         calls[index] = call
     forward = replace(schedule, instructions=with_frees(kept, {*schedule.inputs, loss}), results=(loss,))

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from planner.common.root_name import shown
 from planner.graph.placement import Placement
 from planner.schedule.instructions import Compute, Free, Offload, Prefetch, Reshard, Schedule, Wait
 from planner.strategies.traced_step import TracedStep
@@ -123,7 +124,7 @@ class _Oracle:
                 if made is not None:
                     error = self._error(made)
                     if not error <= self._tolerance:
-                        name = self._traced.graph.values[self._schedule.buffers[made].value].name
+                        name = shown(self._traced.graph.values[self._schedule.buffers[made].value].name)
                         return Mismatch(position, self._describe(instruction), name, error)
         return None
 
@@ -195,7 +196,7 @@ class _Oracle:
             operator = self._traced.graph.operators[instruction.operator]
             inputs = " ".join(",".join(buffers[buffer].placement) for buffer in instruction.inputs)
             outputs = " ".join("-" if b is None else ",".join(buffers[b].placement) for b in instruction.outputs)
-            return f"{operator.identity} ({inputs} -> {outputs})"
+            return f"{shown(operator.identity)} ({inputs} -> {outputs})"
         assert isinstance(instruction, Reshard)
         return "resharding " + " -> ".join(",".join(placement) for placement in instruction.path)
 

@@ -11,6 +11,7 @@ from traceback import walk_tb
 import torch
 from torch import Tensor
 
+from planner.common.root_name import shown
 from planner.graph.operator_graph import OperatorGraph
 from planner.graph.optimizers import OptimizerSpec
 from planner.replay.checker import OptimizerMemory, lifetimes_of_tensors, replay
@@ -97,7 +98,7 @@ def _note(
     seen = {int(root[buffer]): tensor.untyped_storage().nbytes() for buffer, tensor in found.items()}
     for buffer in planned.keys() | seen.keys():
         entry, owner = planned.get(buffer), schedule.buffers[buffer]
-        name = f"{graph.values[owner.value].name} ({','.join(owner.placement)})"
+        name = f"{shown(graph.values[owner.value].name)} ({','.join(owner.placement)})"
         purpose, expected = ("not planned", 0) if entry is None else (str(entry.category), entry.nbytes)
         rows.append(MemoryRow(name, purpose, expected, seen.get(buffer, 0)))
     during = replay(graph, schedule, optimizer=optimizer).profile.total_during
