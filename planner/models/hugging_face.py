@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from planner.common.model_error import ModelError
 from planner.models.chunked_loss import chunk_loss
+from planner.torch_adapter.tracing.settings import quiet_transformers
 
 _SIZES: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt2": ("gpt2", {}),
@@ -96,8 +97,9 @@ def hugging_face_step(
     ModelError
         The name or model type is unknown, the file cannot be read, or the sequence is too long.
     """
-    config = _configuration(name)
-    with _failures_named(name):
+    _require_transformers(name)
+    with quiet_transformers(), _failures_named(name):
+        config = _configuration(name)
         _override(config, name, layers, dropout)
         task = _task(config, name)
         positions = getattr(config, "max_position_embeddings", None) if task in _OF_TEXT else None
@@ -140,11 +142,16 @@ def _reason(error: Exception) -> str:
     return " ".join([f"{type(error).__name__}:", *" ".join(str(error).strip().splitlines()[:2]).split()])
 
 
-def _configuration(name: str) -> Any:
+def _require_transformers(name: str) -> None:
     try:
-        from transformers import AutoConfig
+        import transformers  # noqa: F401
     except ImportError:
         raise ModelError(f"model hf:{name} needs the transformers package: pip install transformers") from None
+
+
+def _configuration(name: str) -> Any:
+    from transformers import AutoConfig
+
     if name in _SIZES:
         model_type, differences = _SIZES[name]
         return AutoConfig.for_model(model_type, **differences)

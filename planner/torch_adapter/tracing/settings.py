@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import os
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -39,6 +41,24 @@ def tracing_settings() -> Iterator[None]:
             yield
     finally:
         log.setLevel(level)
+
+
+@contextmanager
+def quiet_transformers() -> Iterator[None]:
+    """Keep the advice of transformers back, which is about weights and tokens that a plan has none of.
+
+    A verbosity that its user chose stays, in the environment (``TRANSFORMERS_VERBOSITY``) or by its functions.
+    """
+    messages = sys.modules.get("transformers.utils.logging")
+    chosen = "TRANSFORMERS_VERBOSITY" in os.environ
+    if messages is None or chosen or messages.get_verbosity() != messages.WARNING:
+        yield
+        return
+    messages.set_verbosity_error()
+    try:
+        yield
+    finally:
+        messages.set_verbosity_warning()
 
 
 @contextmanager

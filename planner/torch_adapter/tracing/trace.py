@@ -24,7 +24,12 @@ from planner.graph.operator_graph import OutputRole, Phase, ValueRole
 from planner.torch_adapter.local.rms_norm import rms_norm_as_one_operator
 from planner.torch_adapter.tracing.loss_arguments import LossFunction
 from planner.torch_adapter.tracing.provenance import Provenance
-from planner.torch_adapter.tracing.settings import no_custom_functions, tracing_settings, watched_autocast
+from planner.torch_adapter.tracing.settings import (
+    no_custom_functions,
+    quiet_transformers,
+    tracing_settings,
+    watched_autocast,
+)
 from planner.torch_adapter.tracing.step_module import StepArguments, StepModule, left_as_found
 from planner.torch_adapter.tracing.trace_error import TraceError, translate
 from planner.torch_adapter.tracing.transformers_masks import without_packing_checks
@@ -86,6 +91,7 @@ def trace_joint_graph(
             step = StepModule(module, arguments, loss_fn, provenance, fake_mode)
             stack.enter_context(fake_mode)
             stack.enter_context(tracing_settings())
+            stack.enter_context(quiet_transformers())
             stack.enter_context(preserve_node_meta())
             stack.enter_context(provenance.watching(module))
             stack.enter_context(without_packing_checks(module))

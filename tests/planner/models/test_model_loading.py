@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -139,6 +140,37 @@ def test_layers_and_dropout_can_be_set(kind: str, tmp_path: Path) -> None:
     deeper = load(replace(reference, layers=3))
     count = [sum(1 for _ in s.module.parameters()) for s in (step, deeper)]
     assert count[1] > count[0]
+
+
+@pytest.mark.parametrize("chosen", [False, True])
+def test_advice_about_weights_and_tokens_is_kept_back_unless_it_was_chosen(
+    chosen: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from transformers.utils import logging as transformers_logging
+
+    records: list[logging.LogRecord] = []
+    handler = logging.Handler()
+    handler.emit = records.append
+    before = transformers_logging.get_verbosity()
+    transformers_logging.set_verbosity_warning()
+    transformers_logging.add_handler(handler)
+    monkeypatch.delenv("TRANSFORMERS_VERBOSITY", raising=False)
+    if chosen:
+        monkeypatch.setenv("TRANSFORMERS_VERBOSITY", "warning")
+    try:
+        content = {
+            "model_type": "gpt2",
+            **models.SMALL_CONFIGURATIONS["gpt2"],
+            "eos_token_id": 50256 + chosen,
+        }  # it warns once
+        step = load(replace(REFERENCE, source=source(tmp_path, content)))
+        trace_step(step.module, step.example_args, step.example_kwargs, step.loss_fn)
+        assert transformers_logging.get_verbosity() == transformers_logging.WARNING
+    finally:
+        transformers_logging.remove_handler(handler)
+        transformers_logging.set_verbosity(before)
+    assert any("eos_token_id" in record.getMessage() for record in records) == chosen
+    assert bool(records) == chosen
 
 
 def test_masked_language_model_ignores_most_labels(tmp_path: Path) -> None:
