@@ -8,6 +8,7 @@ from typing import Any
 
 from planner.explore.tables import AnyPlan, Table, plan_row, without_unused
 from planner.layers.plan.document import LayerPlan
+from planner.plan.decision import PlannedModel
 
 
 @dataclass(frozen=True, repr=False)
@@ -34,9 +35,12 @@ class Comparison(Table):
 
     def notes(self) -> Sequence[str]:
         """Whether the plans are of steps that differ, so that their times do not compare."""
-        steps = {(model.source, model.batch, model.sequence, model.dtype) for model in map(_model, self.plans)}
-        return ["the plans are of different steps: model, batch, sequence or dtype differ"] if len(steps) > 1 else []
+        models = [_model(plan) for plan in self.plans]
+        steps = {(model.source, model.batch, model.dtype) for model in models}
+        lengths = {model.sequence for model in models} - {None}  # older plans name one where the step has none
+        differ = len(steps) > 1 or len(lengths) > 1
+        return ["the plans are of different steps: model, batch, sequence or dtype differ"] if differ else []
 
 
-def _model(plan: AnyPlan) -> Any:
+def _model(plan: AnyPlan) -> PlannedModel:
     return plan.model if isinstance(plan, LayerPlan) else plan.decision.model

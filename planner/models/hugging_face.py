@@ -124,6 +124,19 @@ def hugging_face_step(
         return module, {key: tensor.to(device) for key, tensor in examples.items()}
 
 
+def reads_sequences(name: str) -> bool:
+    """Whether a model reads text or sound, whose length a reference sets, and no images.
+
+    Raises
+    ------
+    ModelError
+        As of :func:`hugging_face_step`.
+    """
+    _require_transformers(name)
+    with quiet_transformers(), _failures_named(name):
+        return _task(_configuration(name), name) != "image_classification"
+
+
 @contextmanager
 def _failures_named(name: str) -> Iterator[None]:
     """Turn every error into one that names the model; an arbitrary configuration may raise any kind."""

@@ -11,7 +11,7 @@ import inspect
 import os
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, get_args
 
 import torch
@@ -21,7 +21,7 @@ from planner.common.model_error import ModelError
 from planner.graph.operator_graph import HALF
 from planner.graph.optimizers import ReduceDtype
 from planner.models.closed_over import lift_tensors
-from planner.models.hugging_face import hugging_face_step
+from planner.models.hugging_face import hugging_face_step, reads_sequences
 from planner.plan.decision import PlannedModel
 
 DTYPES = {name: getattr(torch, name) for name in ("float32", "bfloat16", "float16", "float64")}
@@ -123,7 +123,40 @@ class ModelReference:
 
 def reference_of(model: PlannedModel) -> ModelReference:
     """Reference to the step of a plan; those of earlier versions sum gradients in the dtype of the parameters."""
-    return ModelReference(**{"reduce_dtype": "same", **model.model_dump()})
+    return ModelReference(**{"reduce_dtype": "same", **model.model_dump()})  # without a sequence it is the default
+
+
+def planned_model(reference: ModelReference, batch: int | None = None) -> PlannedModel:
+    """The step of a reference as a plan holds it, without a sequence where it has none.
+
+    Parameters
+    ----------
+    reference
+        Which step.
+    batch
+        In place of the reference's.
+    """
+    fields = {**asdict(reference), "batch": batch or reference.batch}
+    return PlannedModel(**{**fields, "sequence": reference.sequence if _has(reference, "sequence") else None})
+
+
+def has_own_batch(reference: ModelReference) -> bool:
+    """Whether a step is a function's that takes no batch, so that the reference does not say which one it has."""
+    return not _has(reference, "batch")
+
+
+def _has(reference: ModelReference, option: str) -> bool:
+    """Whether a step has an option; what cannot be looked up counts as one that has."""
+    prefix, _, name = reference.source.partition(":")
+    if prefix == "layers":
+        return True
+    try:
+        if prefix == "hf":
+            return option != "sequence" or reads_sequences(name)
+        parameters = inspect.signature(_find_function(prefix, name, reference.source)).parameters
+    except ModelError:  # a graph of another origin
+        return True
+    return option in parameters or (option == "sequence" and "seq" in parameters)
 
 
 def check_code(source: str, allowed: bool = False) -> None:

@@ -52,11 +52,14 @@ class Part(BaseModel):
 
 
 class PlannedModel(Part):
-    """The planned training step; the fields of :class:`planner.models.references.ModelReference`."""
+    """The planned training step; the fields of :class:`planner.models.references.ModelReference`.
+
+    ``sequence`` is None, and not written, where the step has no such option.
+    """
 
     source: str
     batch: PositiveInt
-    sequence: PositiveInt
+    sequence: PositiveInt | None = None
     dtype: str
     seed: NonNegativeInt
     layers: PositiveInt | None = None
@@ -73,7 +76,14 @@ class PlannedModel(Part):
     def _without_absent_fields(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """What a plan of an earlier version does not have is not written, so that its digest stays."""
         written: dict[str, Any] = handler(self)
-        return {name: value for name, value in written.items() if name != "reduce_dtype" or value is not None}
+        optional = ("reduce_dtype", "sequence")
+        return {name: value for name, value in written.items() if name not in optional or value is not None}
+
+    def text(self, micro_batches: int = 1) -> str:
+        """The step in words; a batch of several micro-batches is that of all of them."""
+        batch = f"{self.batch * micro_batches} in {micro_batches} micro-batches" if micro_batches > 1 else self.batch
+        sequence = "" if self.sequence is None else f", sequence {self.sequence}"
+        return f"{self.source}, batch {batch}{sequence}, {self.dtypes}"
 
 
 class Pin(Part):

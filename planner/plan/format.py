@@ -100,9 +100,8 @@ class Plan(Part):
         options, predicted = self.decision.options, self.decision.predicted
         model, certificate = self.decision.model, self.record.certificate
         bound, limit, parts = self.bound_seconds, options.limit_bytes, options.grad_accum
-        batch = f"{model.batch * parts} in {parts} micro-batches" if parts > 1 else f"{model.batch}"
         return [
-            ("model", f"{model.source}, batch {batch}, sequence {model.sequence}, {model.dtypes}"),
+            ("model", model.text(parts)),
             ("mesh", f"{'x'.join(map(str, options.mesh))} on {options.cluster}"),
             ("formulation", f"{options.formulation}, {options.optimizer}"),
             *(("pinned", str(pin)) for pin in options.pins),

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Sequence
-from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from formulations.problem.solution import SolveResult, Status
 from formulations.solvers.protocol.registry import method_of
+from planner.graph.operator_graph import ValueRole
 from planner.machine.memory_budget import MemoryBudget
-from planner.plan.decision import Pin, PlannedModel, PlanOptions
+from planner.models.references import has_own_batch, planned_model
+from planner.plan.decision import Pin, PlanOptions
 from planner.plan.document import Certificate, CrossCheck, Plan, Record, make_plan
 from planner.plan.notes import cost_note, overlap_notes, planning_notes, sharing_notes
 from planner.replay.checker import ReplayReport
@@ -57,7 +58,7 @@ def plan_of(
         session.graph,
         schedule,
         report,
-        model=PlannedModel(**asdict(session.reference)),
+        model=planned_model(session.reference, _own_batch(session)),
         options=PlanOptions(
             cluster=session.cluster.name,
             mesh=session.mesh,
@@ -102,3 +103,12 @@ def _cross_check(other: SolveResult) -> CrossCheck:
     bound = None if other.bound is None else max(0, other.bound)
     status = Status.NO_SOLUTION if bound is None else Status.BOUND_ONLY
     return CrossCheck(solver=other.solver, status=status, bound_ns=bound, seconds=other.seconds)
+
+
+def _own_batch(session: PlanningSession) -> int | None:
+    """Rows of all inputs of a function that takes no batch; None where it takes one, or where they differ."""
+    if not has_own_batch(session.reference):
+        return None
+    inputs = (value for value in map(session.graph.values.__getitem__, session.graph.inputs))
+    rows = {value.spec.shape[0] for value in inputs if value.role is ValueRole.INPUT and value.spec.shape}
+    return rows.pop() if len(rows) == 1 else None

@@ -116,9 +116,8 @@ def _rows(plan: OpenedPlan | tuple[str, LayerPlan]) -> dict[str, str]:
                 rows["proof"] = "none" if certificate.proof is None else str(certificate.proof)
         return rows
     made, record = plan[1], plan[1].record
-    model = made.model
     rows = {
-        "model": f"{model.source}, batch {model.batch}, sequence {model.sequence}, {model.dtypes}",
+        "model": made.model.text(),
         "mesh": f"{made.devices} devices in {len(made.stages)} stages",
     }
     if record is not None:

@@ -17,9 +17,8 @@ from formulations.layers.pipeline_schedule import Schedule
 from planner.graph.optimizers import OptimizerName
 from planner.layers.plan.check import check_layer_plan
 from planner.layers.plan.document import LayerPlan, StagePlan
-from planner.layers.plan.request import planned_model
 from planner.layers.plan.settings import strategy_settings
-from planner.models.references import ModelReference, load_step
+from planner.models.references import ModelReference, load_step, planned_model
 from planner.torch_adapter.meters.resized_storages import ResizedStorageMeter
 from runtime.job.rank_pool import RankPool
 from runtime.layers.check import check_model

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict
 
 from formulations.problem.solution import Status
-from planner.plan.document import Certificate, Plan, PlannedModel, PlanOptions, Record, make_plan
+from planner.models.references import planned_model
+from planner.plan.document import Certificate, Plan, PlanOptions, Record, make_plan
 from planner.plan.notes import cost_note
 from planner.session import PlanningSession
 from planner.strategies.random_decision import random_decision
@@ -33,7 +33,7 @@ def random_plans(session: PlanningSession, count: int, seed: int = 0) -> Iterato
             session.graph,
             schedule,
             session.replay(schedule),
-            model=PlannedModel(**asdict(session.reference)),
+            model=planned_model(session.reference),
             options=PlanOptions(
                 cluster=session.cluster.name,
                 mesh=session.mesh,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 
 from formulations.problem.solution import Progress
 from planner.common.plan_error import PlanError
@@ -14,7 +14,7 @@ from planner.layers.plan.document import LayerSettings
 from planner.layers.plan.pins import about_layer, broken_by
 from planner.machine.cluster import ClusterSpec
 from planner.models.references import ModelReference
-from planner.plan.decision import Pin, PlannedModel
+from planner.plan.decision import Pin
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,8 +121,3 @@ class LayerRequest:
                 f"optimizer {self.optimizer.name} with {dtype}: its states are no multiple of the parameters"
             )
         return 2 + states // ITEM_BYTES[dtype]
-
-
-def planned_model(reference: ModelReference, batch: int) -> PlannedModel:
-    """The step of a plan that may have decided the batch."""
-    return PlannedModel(**{**asdict(reference), "batch": batch})

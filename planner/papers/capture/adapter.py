@@ -45,8 +45,9 @@ from planner.common.plan_error import PlanError
 from planner.common.units import format_bytes
 from planner.layers.plan.choices import kept_slips, slip_names
 from planner.layers.plan.document import LayerPlan, LayerRecord, StagePlan
-from planner.layers.plan.request import LayerRequest, planned_model
+from planner.layers.plan.request import LayerRequest
 from planner.layers.plan.settings import strategy_settings
+from planner.models.references import planned_model
 from planner.papers.galvatron.adapter import SECONDS_PER_COST, device_links
 
 PROFILING_DEVICES = 16
@@ -126,7 +127,7 @@ def plan_with_capture(request: LayerRequest, chain: LayerChain) -> LayerPlan:
         pins=request.pins,
     )
     return LayerPlan(
-        model=planned_model(request.reference, request.reference.batch),
+        model=planned_model(request.reference),
         devices=request.devices,
         stages=_stages(chain, best.problem, plan),
         micro_batches=best.replay.micro_batches,

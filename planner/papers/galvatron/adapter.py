@@ -36,9 +36,10 @@ from planner.common.plan_error import PlanError
 from planner.common.units import format_bytes
 from planner.layers.plan.choices import kept_slips, slip_names
 from planner.layers.plan.document import LayerPlan, LayerRecord, StagePlan
-from planner.layers.plan.request import LayerRequest, planned_model
+from planner.layers.plan.request import LayerRequest
 from planner.layers.plan.settings import strategy_settings
 from planner.machine.cluster import ClusterSpec
+from planner.models.references import planned_model
 
 BATCHES_TRIED = 16
 """Batches that a search over them tries: multiples of the reference's."""

@@ -28,8 +28,9 @@ from planner.common.plan_error import PlanError
 from planner.common.units import format_bytes
 from planner.layers.plan.choices import kept_slips, slip_names
 from planner.layers.plan.document import LayerPlan, LayerRecord, LayerSettings, StagePlan
-from planner.layers.plan.request import LayerRequest, planned_model
+from planner.layers.plan.request import LayerRequest
 from planner.machine.cluster import ClusterSpec
+from planner.models.references import planned_model
 
 HOST_MEMORY_BANDWIDTH = 20e9
 """Bytes/s that the CPU optimizer reaches for one device; assumed."""
@@ -80,7 +81,7 @@ def plan_with_h3t(request: LayerRequest, chain: LayerChain) -> LayerPlan:
         _border(chain.layers[-1].name, request.devices),
     )
     return LayerPlan(
-        model=planned_model(request.reference, request.reference.batch),
+        model=planned_model(request.reference),
         devices=request.devices,
         stages=(StagePlan(layers=layers),),
         optimizer=request.optimizer.name,

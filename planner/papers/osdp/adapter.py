@@ -25,8 +25,9 @@ from planner.common.infeasibility import InfeasibleError
 from planner.common.plan_error import PlanError
 from planner.common.units import format_bytes
 from planner.layers.plan.document import LayerPlan, LayerRecord, LayerSettings, StagePlan
-from planner.layers.plan.request import LayerRequest, planned_model
+from planner.layers.plan.request import LayerRequest
 from planner.machine.cluster import ClusterSpec
+from planner.models.references import planned_model
 
 TENSORS_AT_WORK = 2
 """Tensors of a running module under FSDP2, sharded or replicated: its parameters and, in backward, their gradients."""

@@ -12,8 +12,9 @@ import pytest
 import torch
 from support.steps import models
 
+from planner import api
 from planner.common.model_error import ModelError
-from planner.models.references import ModelReference, TrainingStep, load_step, reference_of
+from planner.models.references import ModelReference, TrainingStep, load_step, planned_model, reference_of
 from planner.plan.decision import PlannedModel
 from planner.strategies.traced_step import trace_step
 
@@ -46,6 +47,9 @@ def build(batch, seq, dtype=torch.float64, seed=5):
 def reads_tensors(batch):
     rates = torch.linspace(0.5, 1.0, 2).tolist()
     return nn.Sequential(nn.Linear(4, int(4 * rates[0]))), (torch.randn(batch, 4),), {}, lambda output: output.mean()
+
+def fixed():
+    return nn.Linear(4, 4), (torch.randn(6, 4),), {}, lambda output: output.mean()
 
 def needs_more(batch, hidden):
     return None
@@ -260,3 +264,33 @@ def test_option_that_a_user_function_does_not_take_is_refused(user_module: Path)
     user_module.write_text(USER_MODEL, encoding="utf-8")
     with pytest.raises(ModelError, match="has no parameter 'layers'"):
         load(ModelReference("my_model:build", 2, 4, "float32", 0, layers=2))
+
+
+@pytest.mark.parametrize(
+    ("function", "wanted"), [("build", (2, 16)), ("reads_tensors", (2, None)), ("fixed", (6, None))]
+)
+def test_a_plan_names_what_its_function_takes(function: str, wanted: tuple[int, int | None], user_module: Path) -> None:
+    user_module.write_text(USER_MODEL)
+    plan = api.plan(
+        replace(REFERENCE, source=f"my_model:{function}"), cluster="a100-8-nvlink", mesh=(2,), time_limit=9.0
+    )
+    model = plan.decision.model
+    assert (model.batch, model.sequence) == wanted
+    assert ("sequence" in dict(plan.rows())["model"]) == (wanted[1] is not None)
+    assert ("sequence" in model.model_dump()) == (wanted[1] is not None)
+    assert reference_of(model).source == f"my_model:{function}"
+
+
+def test_models_of_images_have_no_sequence_in_a_plan(tmp_path: Path) -> None:
+    found = {
+        kind: planned_model(replace(REFERENCE, source=models.write_configuration(tmp_path, kind))).sequence
+        for kind in ("gpt2", "vit")
+    }
+    assert found == {"gpt2": 16, "vit": None}
+    assert planned_model(replace(REFERENCE, source="no_such_module:step")).sequence == 16
+
+
+def test_the_digest_of_a_plan_with_a_sequence_stays() -> None:
+    written = {"source": "my_model:fixed", "batch": 2, "sequence": 256, "dtype": "float32", "seed": 0}
+    kept = {"layers": None, "dropout": None, "loss_chunks": 1}
+    assert PlannedModel(**written).model_dump() == {**written, **kept}
