@@ -162,14 +162,14 @@ def _contents(value: Any, named: Set[str]) -> Iterator[tuple[Any, Any]]:
 
 
 def _is_made_of_attributes(kind: type) -> bool:
-    """Whether a copy of an object can be made of its attributes."""
-    if issubclass(kind, list | tuple | dict):
+    """Whether objects of a class hold others as attributes, and a copy can be made of these without its knowledge.
+
+    No class of C is, whose objects have a state of their own, and none that does something when a copy ends.
+    """
+    if issubclass(kind, list | tuple | dict) or hasattr(kind, "__del__"):
         return False
-    try:
-        _blank(kind)
-    except TypeError:  # a class of C
-        return False
-    return kind is not object
+    makers: list[object] = [each.__new__ for each in kind.__mro__ if each is not SimpleNamespace]
+    return all(make is object.__new__ or isinstance(make, FunctionType) for make in makers)
 
 
 def _blank(kind: type) -> Any:
@@ -214,6 +214,8 @@ def _names_used(value: Any, named: Set[str]) -> Set[str]:
     """The names, and those in the code of a function, or of the methods that an object's class runs for them."""
     if isinstance(value, FunctionType):
         return named | _names_in(value)
+    if isinstance(value, MethodType | functools.partial):
+        return _names_used(value.__func__ if isinstance(value, MethodType) else value.func, named)
     if not _is_made_of_attributes(type(value)):
         return named
     waiting = [(name, content) for each in type(value).__mro__ for name, content in vars(each).items()]

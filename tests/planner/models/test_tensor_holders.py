@@ -44,7 +44,9 @@ class Trainer:
     def penalized(self, output: Tensor) -> Tensor:
         return self.loss(output) + 0.1 * sum(p.square().sum() for p in self.network.parameters())
 
-    __call__ = loss
+
+class CalledTrainer(Trainer):
+    __call__ = Trainer.loss
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +93,15 @@ HELD: dict[str, tuple[Made, tuple[str, ...]]] = {
     "named tuple": (closing_over(lambda y: Pair(None, y), in_batch), ("batch_1",)),
     "slots": (closing_over(Example, in_batch), ("batch_target",)),
     "bound method": (lambda network, y: ((), {}, Trainer(network, y).loss), ("self_labels",)),
-    "callable object": (lambda network, y: ((), {}, Trainer(network, y)), ("labels",)),
+    "partial of a method": (
+        lambda network, y: ((), {}, functools.partial(Trainer.loss, Trainer(network, y))),
+        ("self_labels",),
+    ),
+    "closed-over method": (
+        closing_over(lambda y: Trainer(nn.Linear(1, 1), y).loss, lambda o, b: b(o)),
+        ("batch_self_labels",),
+    ),
+    "callable object": (lambda network, y: ((), {}, CalledTrainer(network, y)), ("labels",)),
     "partial": (lambda network, y: ((), {}, functools.partial(cross_entropy, target=y)), ("target",)),
     "partial by position": (
         lambda network, y: ((), {}, functools.partial(lambda target, output: cross_entropy(output, target), y)),
@@ -239,3 +249,21 @@ def test_a_tensor_that_is_not_found_is_refused_with_the_name_of_what_holds_it() 
     assert kwargs == {}
     with pytest.raises(TraceError, match=r"test_tensor_holders.py:\d+\): .*; loss_fn closes over held \(set\), where"):
         trace_step(module, (torch.randn(BATCH, 6),), {}, loss_fn)
+
+
+def test_an_object_that_does_something_at_its_end_is_not_copied() -> None:
+    ends = []
+
+    class Connection:
+        def __init__(self, target: Tensor) -> None:
+            self.target = target
+
+        def __del__(self) -> None:
+            ends.append(self.target)
+
+    held = Connection(torch.arange(BATCH))
+    loss_fn, kwargs = lift_tensors(network(), {}, lambda output: in_batch(output, held))
+    assert kwargs == {}
+    assert loss_fn is not None
+    loss_fn(torch.randn(BATCH, 8))
+    assert ends == []
