@@ -122,7 +122,8 @@ def _shared(
             else:
                 loss_kwargs[name] = value
     loss_args, unplaced = _placed(further, by_position, loss_kwargs)
-    return SharedArguments((*args[:places], *unplaced), module_kwargs, loss_args, loss_kwargs)
+    module_args = args if unplaced else args[:places]  # all of them, for the message
+    return SharedArguments(module_args, module_kwargs, loss_args, loss_kwargs)
 
 
 def _placed(

@@ -128,7 +128,7 @@ def test_an_argument_of_another_name_than_loss_fn_has_is_explained() -> None:
         (
             2,
             nn.functional.mse_loss,
-            r"^forward of Linear takes \(input\) and is given \(input, args\[1\]\): too many posi",
+            r"^forward of Linear takes \(input\) and is given \(input, args\[1\], args\[2\]\): too",
         ),
         (1, None, r"given \(input, args\[1\]\): .*; an example that only a loss takes needs a loss_fn"),
         (
