@@ -109,8 +109,10 @@ class _Search:
         self._stopped = Ending.INTERRUPTED in serial.result.message
         self._see(serial.decision)
         # Ctrl-C while timetables are written ends the search as it does while a solver runs.
-        with contextlib.suppress(KeyboardInterrupt):
+        try:
             self._improve(serial.decision)
+        except KeyboardInterrupt:
+            self._stopped = True
         self._report()
         return self._result(serial)
 
@@ -217,5 +219,6 @@ class _Search:
             proved_by="" if bound is None else source.proved_by,
             claimed=None,
             claimed_by="",
+            message=Ending.INTERRUPTED if self._stopped else source.message,
         )
         return OverlappedStep(best.schedule, best.report, result, self._bounding)

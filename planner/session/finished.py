@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from formulations.problem.solution import SolveResult, Status
+from formulations.solvers.processes.worker import Ending
 from formulations.solvers.protocol.registry import method_of
 from planner.graph.operator_graph import ValueRole
 from planner.machine.memory_budget import MemoryBudget
@@ -54,6 +55,8 @@ def plan_of(
         The replay refused the schedule, or a bound contradicts it.
     """
     kept = ("the bound is over the plans that keep its pins",) if pins else ()
+    if Ending.INTERRUPTED in result.message:
+        kept = (*kept, "interrupted: the search ended before its time limit, so its gap may be wider for that")
     return make_plan(
         session.graph,
         schedule,

@@ -20,6 +20,7 @@ from formulations.problem.solution import Progress, SolveOptions, SolveResult, S
 from formulations.problem.strategy_problem import StrategyProblem
 from formulations.solvers import SolverPool, solve
 from formulations.solvers.peaks.minimum_peak import MinimumPeak
+from formulations.solvers.processes.worker import Ending
 from formulations.step.solving.context import Executed, FreeDecision, SolveContext, executed
 from formulations.step.solving.driver import solve_step
 from formulations.step.solving.second_bound import SecondBound, ranked
@@ -53,6 +54,9 @@ from planner.strategies.traced_step import TracedStep, TraceError, trace_step
 
 _FIRST_LAYOUTS_SECONDS = 60.0
 """Longest time for layouts that a second problem needs before it can be stated at all."""
+
+_INTERRUPTED_SECONDS = 1.0
+"""Time limit of the second bound after Ctrl-C."""
 
 
 class PlanningSession:
@@ -300,7 +304,9 @@ class PlanningSession:
         with contextlib.ExitStack() as stack:
             bounding = None
             if second is None:
-                bounding = stack.enter_context(SecondBound(solved, request.time_limit, request.seed, pool))
+                interrupted = Ending.INTERRUPTED in solved.result.message
+                seconds = min(request.time_limit, _INTERRUPTED_SECONDS) if interrupted else request.time_limit
+                bounding = stack.enter_context(SecondBound(solved, seconds, request.seed, pool))
             started = time.perf_counter()
             schedule = self.schedule(solved.decision, budget.tensor_bytes)
             report = self.replay(schedule, budget.tensor_bytes, request.host_memory)

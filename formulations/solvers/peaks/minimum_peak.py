@@ -19,7 +19,7 @@ from formulations.encodings.linear_model import linear_columns
 from formulations.presolve import lean_presolve
 from formulations.presolve.workspace.tunables import PRESOLVE_SHARE
 from formulations.problem.checker import check, tensors_alive
-from formulations.problem.solution import SolveOptions, Status
+from formulations.problem.solution import SolveOptions, SolveResult, Status
 from formulations.problem.strategy_problem import ProblemError, StrategyProblem
 from formulations.solvers.peaks.limit_problem import peak_problem, peak_range
 from formulations.solvers.peaks.moments import busiest_moments, moment_problem
@@ -30,7 +30,7 @@ from formulations.solvers.peaks.tunables import (
     PEAK_MOMENTS_SHARE,
     PEAK_SEARCH_SHARE,
 )
-from formulations.solvers.processes.worker import Listener, SolverPool
+from formulations.solvers.processes.worker import Ending, Listener, SolverPool
 from formulations.solvers.protocol.registry import SolverSpec
 from formulations.solvers.running.run import solve
 
@@ -137,7 +137,7 @@ class _PeakSearch:
         self.bound, self.high = peak_range(problem, resource)
         self.peak: int | None = None
         self.choices: tuple[int, ...] | None = None
-        self.infeasible = False
+        self.infeasible = self.interrupted = False
         self.message = ""
 
     def run(self) -> MinimumPeak:
@@ -152,7 +152,7 @@ class _PeakSearch:
         )
         for share, work in parts:
             remaining = share * self.options.time_limit - (time.monotonic() - self.started)
-            if remaining > 0 and not self.infeasible and self.peak != self.bound:
+            if remaining > 0 and not (self.infeasible or self.interrupted) and self.peak != self.bound:
                 work(remaining)
         return self._result()
 
@@ -170,7 +170,7 @@ class _PeakSearch:
         start = None
         if self.choices is not None and self.peak is not None:
             start = reduced.lift.project(limit.with_limits(self.choices, {self.resource: self.peak}))
-        result = solve(reduced.problem, self.solver, replace(options, initial_choices=start), pool=self.workers)
+        result = self._solved(reduced.problem, self.solver, replace(options, initial_choices=start))
         self.message = result.message
         self.infeasible = result.status is Status.INFEASIBLE
         if result.choices is not None:
@@ -183,13 +183,13 @@ class _PeakSearch:
     def _refute(self, seconds: float) -> None:
         """Prove that nothing fits into less than the best peak, or find what does; a claim of CP-SAT is no proof."""
         assert self.peak is not None
-        if seconds < PEAK_LEAST_SECONDS:
+        if self.interrupted or seconds < PEAK_LEAST_SECONDS:
             return
         resources = list(self.problem.resources)
         resources[self.resource] = replace(resources[self.resource], limit=self.peak - 1)
         options = replace(self.options, time_limit=seconds, relative_gap=0.0, initial_choices=None)
         tighter = _without_costs(replace(self.problem, resources=tuple(resources)))
-        result = solve(tighter, "branch_and_bound", options, pool=self.workers)
+        result = self._solved(tighter, "branch_and_bound", options)
         if result.status is Status.INFEASIBLE:
             self.bound = self.peak
         if result.choices is not None:
@@ -205,6 +205,7 @@ class _PeakSearch:
         problem = replace(self.problem, resources=tuple(resources))
         options = replace(self.options, time_limit=seconds, initial_choices=self.choices)
         outcome = self.workers.run(spec, problem, options, Listener(lambda _: None, self._take_last))
+        self.interrupted |= outcome.ending is Ending.INTERRUPTED
         if outcome.claim is not None and outcome.claim.choices is not None:
             self._take(outcome.claim.choices)
 
@@ -213,18 +214,24 @@ class _PeakSearch:
         deadline, best = time.monotonic() + seconds, self.choices
         for usage, moment in busiest_moments(self.problem, self.resource, best):
             remaining = deadline - time.monotonic()
-            if remaining < PEAK_LEAST_SECONDS or (best is not None and usage <= self.bound):
+            if self.interrupted or remaining < PEAK_LEAST_SECONDS or (best is not None and usage <= self.bound):
                 return
             alone = lean_presolve(moment_problem(self.problem, self.resource, moment), time.monotonic() + remaining / 2)
             if alone.contradiction:
                 self.infeasible, self.message = self.peak is None, alone.contradiction
                 return
             options = replace(self.options, time_limit=remaining, relative_gap=0.0, initial_choices=None)
-            result = solve(alone.problem, "lagrangian", options, pool=self.workers)
+            result = self._solved(alone.problem, "lagrangian", options)
             if result.choices is not None:
                 self._take(alone.lift(result.choices))
             if result.bound is not None:
                 self.bound = max(self.bound, result.bound + alone.offset)
+
+    def _solved(self, problem: StrategyProblem, solver: str, options: SolveOptions) -> SolveResult:
+        """Solve a problem; after Ctrl-C nothing else is begun."""
+        result = solve(problem, solver, options, pool=self.workers)
+        self.interrupted |= Ending.INTERRUPTED in result.message
+        return result
 
     def _take_last(self, found: list[tuple[int, ...]]) -> None:
         self._take(found[-1])

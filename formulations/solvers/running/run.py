@@ -270,7 +270,9 @@ def _confirm_infeasible(
     waiting = [confirmer for confirmer in map(find_solver, CONFIRMERS) if confirmer.kind not in agreed]
     for k, confirmer in enumerate(waiting):
         seconds = ledger.remaining_seconds / (len(waiting) - k)
-        if ledger.certified or len(agreed) >= _KINDS_THAT_MUST_AGREE or seconds <= 0 or should_stop():
+        if ledger.certified or len(agreed) >= _KINDS_THAT_MUST_AGREE:
+            break
+        if ledger.interrupted or seconds <= 0 or should_stop():
             break
         options = replace(ledger.options, time_limit=seconds, initial_choices=None)
         if _work(workers, confirmer, ledger, options, is_over):

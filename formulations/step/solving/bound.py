@@ -7,7 +7,6 @@ own, or some time later where other processes need the cores. With one process a
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, wait
@@ -65,6 +64,8 @@ class BoundBeside(Background):
         self._least_seconds = least_seconds
         self._found: Future[SolveResult | None] | None = None
         self._known: int | None = None
+        self.interrupted = False
+        """Whether Ctrl-C ended the wait for a better bound."""
         self._above = 0
         """Lower bound on the cost of plans that the relaxation leaves out."""
 
@@ -103,8 +104,10 @@ class BoundBeside(Background):
         if patient:
             self.go.set()
             self._begin(cost)
-            with contextlib.suppress(KeyboardInterrupt):  # the plan is returned, also if Ctrl-C ends the wait
+            try:
                 self._wait(cost)
+            except KeyboardInterrupt:  # the plan is returned all the same
+                self.interrupted = True
         self.end()
         result = None if self._found is None else self._found.result()
         if result is None or result.proof is None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from formulations.presolve import is_deep
-from formulations.problem.solution import KnownBound, Progress, SolveOptions, relative_gap
+from formulations.problem.solution import KnownBound, Progress, SolveOptions, SolveResult, relative_gap
 from formulations.problem.strategy_problem import StrategyProblem
 from formulations.solvers import DEFAULT_SOLVER, SolverPool, find_solver
+from formulations.solvers.processes.worker import Ending
 from formulations.solvers.running.lanes import BLOCKS, PRICES
 from formulations.step.replay import replay_decision
 from formulations.step.training_step import StepDecision, StepModel
@@ -103,6 +105,8 @@ class SolveContext:
         Known decisions: the result is no worse than the best of them within the limit.
     free
         What is known of decisions without a limit; solves write here what they find.
+    interrupted
+        Set once Ctrl-C has ended a solve: no other one is begun.
     """
 
     execute: Callable[[StepDecision], Executed]
@@ -112,6 +116,13 @@ class SolveContext:
     progress: Callable[[Progress], None] | None = None
     known: Sequence[StepDecision] = ()
     free: FreeDecision = field(default_factory=FreeDecision)
+    interrupted: threading.Event = field(default_factory=threading.Event)
+
+    def noted(self, result: SolveResult) -> SolveResult:
+        """Return a result, and remember where Ctrl-C ended its solve."""
+        if Ending.INTERRUPTED in result.message:
+            self.interrupted.set()
+        return result
 
     def within(self, seconds: float) -> SolveContext:
         """The same with another time limit."""

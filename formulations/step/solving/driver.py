@@ -79,6 +79,8 @@ def solve_step(built: StepProblem, context: SolveContext) -> SolvedStep | Minimu
         If the problem leaves a known decision out.
     SolverContradiction
         If a bound is above the cost of a decision.
+    KeyboardInterrupt
+        If Ctrl-C ended a solve before any decision was found.
     """
     crowded = built.relaxation is not None and bool(built.restrictions) and context.solves_by_patterns(built.problem)
     after, least = (CROWDED_SHARE, CROWDED_SECONDS) if crowded else (0.0, 0.0)
@@ -145,11 +147,15 @@ class _StepSolve:
     def run(self) -> SolvedStep | MinimumPeak:
         """Find a start, solve, execute the decision, and bound its cost."""
         self.kept.best, left = self._begun()
+        if self.context.interrupted.is_set():
+            return self._best_when_interrupted()
         begun = time.monotonic()
         without = solve_without_limit(self.kept, left)
         now = time.monotonic()
         if without is not None:
             return replace(without, result=replace(without.result, seconds=now - self.begun))
+        if self.context.interrupted.is_set():
+            return self._best_when_interrupted()
         left = left.within(max(LEAST_SECONDS, left.options.time_limit - (now - begun)))
         main = replace(left, progress=self._report_choices)
         found, self.kept.best = solve_or_smallest_peak(self.built, self.kept.best, main)
@@ -164,6 +170,8 @@ class _StepSolve:
         if chosen is None or (found.objective is not None and chosen.executed.cost > found.objective):
             self.incumbents.execute_before_last(self.ends)
         if chosen is None:
+            if self.context.interrupted.is_set():
+                return self._best_when_interrupted()
             rounded = self._overestimated(left)
             if isinstance(rounded, MinimumPeak):
                 return rounded
@@ -171,6 +179,33 @@ class _StepSolve:
         chosen = cheaper(chosen, self.kept.best)
         assert chosen is not None
         return self._proven(found, chosen)
+
+    def _best_when_interrupted(self) -> SolvedStep:
+        """The best decision when Ctrl-C ended a solve.
+
+        Raises
+        ------
+        KeyboardInterrupt
+            There is none.
+        """
+        best = self.kept.best
+        if best is None:
+            raise KeyboardInterrupt
+        cost, peak, solver = best.executed.cost, best.executed.peak, self.context.solver
+        found = SolveResult(
+            Status.FEASIBLE,
+            None,
+            cost,
+            None,
+            None,
+            solver,
+            time.monotonic() - self.begun,
+            0.0,
+            0,
+            (peak,),
+            message=Ending.INTERRUPTED,
+        )
+        return self._proven(found, best)
 
     def _begun(self) -> tuple[Candidate | None, SolveContext]:
         """A decision to begin from where one is known or problems are smaller, and the context of the time left."""
@@ -225,6 +260,8 @@ class _StepSolve:
         bounds = [found.known_bound]
         if self.built.relaxation is not None:
             bounds = [self.bound.bound(cost, patient=Ending.INTERRUPTED not in found.message and cost != free.cost)]
+            if self.bound.interrupted:
+                found = replace(found, message=Ending.INTERRUPTED)
             found = replace(found, claimed=None, claimed_by="")  # it is claimed of a problem that leaves plans out
         bounds.append(free.bound)
         best = max((bound for bound in bounds if bound is not None), key=lambda bound: bound.value, default=None)
@@ -252,9 +289,12 @@ def solve_or_smallest_peak(
     ------
     SolverContradiction
         If the solver claims that nothing fits, but a start does. (A start may be over the limit with bytes rounded up.)
+    KeyboardInterrupt
+        If Ctrl-C ended the solve before any assignment was found.
     """
     problem = built.problem
     result, start = solve_with_restrictions(built, start, context)
+    context.noted(result)
     if result.choices is None and start is not None:
         choices = built.encoded(start.decision)
         if result.status is Status.INFEASIBLE and check(problem, choices).ok:
@@ -262,6 +302,8 @@ def solve_or_smallest_peak(
         result = replace(result, choices=choices)
     if result.choices is not None:
         return result, start
+    if context.interrupted.is_set():
+        raise KeyboardInterrupt
     smallest = _smallest_peak(problem, context)
     limit = built.memory_limit
     assert limit is not None, "without a limit every layout fits"

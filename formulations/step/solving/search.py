@@ -128,13 +128,14 @@ class Search:
         Solved or None
             None where nothing was found, or there was no time.
         """
-        if self.left < LEAST_SECONDS:
+        if self.left < LEAST_SECONDS or self.context.interrupted.is_set():
             return None
         smaller = attempt.build()
         options = replace(self.context.options, time_limit=attempt.share * self.left, relative_gap=attempt.gap)
         if options.time_limit < LEAST_SECONDS or (self.best is not None and _is_too_large(smaller, options.time_limit)):
             return None
         found, beside = self.find(smaller, self._best_in(smaller), options, attempt.patient)
+        self.context.noted(found)
         if beside is not None:
             self.take(beside)
         if found.choices is None:

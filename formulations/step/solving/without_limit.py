@@ -47,7 +47,7 @@ def solve_without_limit(kept: Search, context: SolveContext) -> SolvedStep | Non
         options = replace(context.within(SHARE * context.options.time_limit).options, relative_gap=gap)
         # Without a limit nothing runs again: the layouts alone cost no more, and the problem contains them.
         options = replace(options, initial_choices=problem.encoded(StepDecision(best.decision.layouts, {})))
-        found = solve(problem.problem, context.solver, options, context.progress, context.pool)
+        found = context.noted(solve(problem.problem, context.solver, options, context.progress, context.pool))
         if found.choices is not None:
             decision = problem.decode(found.choices)
             kept.keep(decision)

@@ -101,6 +101,7 @@ def test_ctrl_c_while_plans_are_timed_keeps_the_best(planned, monkeypatch):
     options = beside.decision.options
     plan = session.plan(PlanRequest(options.memory_bytes, options.formulation, time_limit=5.0, overlap=True))
     verify_plan(plan, session.graph, session.fingerprints)
+    assert any(note.startswith("interrupted:") for note in plan.record.notes)
 
 
 def test_memory_is_kept(planned):
