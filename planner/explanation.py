@@ -212,8 +212,12 @@ def _memory_price(
     solver = certificate.solver if certificate.solver in SOLVERS else DEFAULT_SOLVER
     lines = []
     change_bytes = min(GIB, options.limit_bytes // 2)
-    named = format_bytes(change_bytes)
-    for word, memory in (("less", options.memory_bytes - change_bytes), ("more", options.memory_bytes + change_bytes)):
+    more = min(options.memory_bytes + change_bytes, session.cluster.device.memory_bytes)
+    for word, memory in (("less", options.memory_bytes - change_bytes), ("more", more)):
+        if memory == options.memory_bytes:
+            lines.append(f"{format_bytes(change_bytes)} more: the device has no more")
+            continue
+        named = format_bytes(abs(memory - options.memory_bytes))
         request = PlanRequest(memory, options.formulation, solver, time_limit, host_memory=options.host_memory_bytes)
         try:
             found = session.solve(request, progress).result

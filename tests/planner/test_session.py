@@ -161,6 +161,28 @@ def test_an_explanation_says_what_moves_what_is_alive_and_what_memory_is_worth(n
     assert "<h4>Recomputed</h4>" in explained._repr_html_()
 
 
+def test_a_device_that_is_full_has_no_more_to_price():
+    here = session("gpt2", (2,))
+    device = here.cluster.device.memory_bytes
+    plan = here.plan(replace(NEAR, memory=device))
+    prices = next(section.lines for section in api.explain(plan, time_limit=1).sections if "Price" in section.title)
+    assert prices[0].startswith("1.00 GiB less: ")
+    assert prices[1] == "1.00 GiB more: the device has no more"
+    nearly = here.plan(replace(NEAR, memory=device - 2**29))
+    prices = next(section.lines for section in api.explain(nearly, time_limit=1).sections if "Price" in section.title)
+    assert prices[1].startswith("512.00 MiB more: ")
+
+
+def test_a_plan_after_ctrl_c_says_so():
+    here = session("gpt2", (2,))
+    solved = here.solve(NEAR)
+    interrupted = replace(solved, result=replace(solved.result, message="interrupted"))
+    notes = here.certify(NEAR, interrupted).record.notes
+    assert [note for note in notes if note not in here.certify(NEAR, solved).record.notes] == [
+        "interrupted: the search ended before its time limit, so its gap may be wider for that"
+    ]
+
+
 def test_fits_brackets_the_plans():
     report = api.fits(step_reference("gpt2"), cluster=CLUSTER, mesh=(2,))
     kept, floor, kept_divided, floor_divided = (row.peak_bytes for row in report.rows)
