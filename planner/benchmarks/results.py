@@ -46,11 +46,12 @@ class Ratios:
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column of the table."""
+    """A column of the table, and whether it is one of the few that a paper has."""
 
     heading: str
     is_number: bool
     cell: Callable[[BenchRow, Ratios], str]
+    in_papers: bool = False
 
 
 @dataclass(frozen=True)
@@ -109,57 +110,65 @@ class BenchResult:
             found += _contradictions_between(self._of(instance))
         return found
 
-    def columns(self) -> list[Column]:
-        """Return the columns that are not empty."""
-        with_best = any(row.best_known is not None for row in self.rows)
-        return [*COLUMNS, *(BEST_KNOWN_COLUMNS if with_best else [])]
+    def columns(self, whole: bool = False) -> list[Column]:
+        """Return the columns that are not empty: those of a table in a paper, or all of them."""
+        empty = {
+            "nodes": all(row.nodes is None for row in self.rows),
+            **{column.heading: all(row.best_known is None for row in self.rows) for column in BEST_KNOWN_COLUMNS},
+        }
+        found = [column for column in (*COLUMNS, *BEST_KNOWN_COLUMNS) if not empty.get(column.heading)]
+        return [column for column in found if whole or column.in_papers]
 
-    def cells(self) -> list[list[str]]:
+    def cells(self, whole: bool = False) -> list[list[str]]:
         """Return the text of every cell, row by row."""
-        columns = self.columns()
+        columns = self.columns(whole)
         return [
             [column.cell(row, ratios) for column in columns]
             for row, ratios in zip(self.rows, self.ratios(), strict=True)
         ]
 
-    def to_markdown(self) -> str:
-        """Return the table in Markdown."""
-        columns = self.columns()
+    def to_markdown(self, whole: bool = False) -> str:
+        """Return the table in Markdown, with all columns or those that a paper has."""
+        columns = self.columns(whole)
         lines = [
             [column.heading for column in columns],
             ["---:" if column.is_number else "---" for column in columns],
-            *self.cells(),
+            *self.cells(whole),
         ]
         return "\n".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |" for line in lines)
 
-    def to_latex(self) -> str:
-        """Return the table in LaTeX, for the package booktabs, with a line between instances."""
-        columns = self.columns()
+    def to_latex(self, whole: bool = False) -> str:
+        """Return the table in LaTeX, for the package booktabs, with a line between instances; columns as above."""
+        columns = self.columns(whole)
         names = [row.instance for row in self.rows]
         ends = ["", *("\\midrule\n" if here != before else "" for before, here in pairwise(names))]
-        lines = [f"{end}{' & '.join(map(_latex, line))} \\\\" for end, line in zip(ends, self.cells(), strict=True)]
+        lines = [
+            f"{end}{' & '.join(map(_latex, line))} \\\\" for end, line in zip(ends, self.cells(whole), strict=True)
+        ]
         alignment = "".join("r" if column.is_number else "l" for column in columns)
         head = f"{' & '.join(_latex(column.heading) for column in columns)} \\\\"
         body = [f"\\begin{{tabular}}{{{alignment}}}", "\\toprule", head, "\\midrule", *lines]
         return "\n".join([*body, "\\bottomrule", "\\end{tabular}"])
 
-    def save_table(self, path: Path) -> None:
+    def save_table(self, path: Path, whole: bool = False) -> None:
         """Write the table, in LaTeX where the path ends in ``.tex`` and in Markdown else, atomically.
+
+        It has all columns, or those that a paper has.
 
         Raises
         ------
         OSError
             The file cannot be written.
         """
-        write_text_atomically(path, (self.to_latex() if path.suffix == ".tex" else self.to_markdown()) + "\n")
+        write_text_atomically(path, (self.to_latex(whole) if path.suffix == ".tex" else self.to_markdown(whole)) + "\n")
 
     def _repr_html_(self) -> str:
-        columns = self.columns()
+        columns = self.columns(whole=True)
         styles = [f" style='text-align:{'right' if column.is_number else 'left'}'" for column in columns]
         head = "".join(f"<th{style}>{escape(c.heading)}</th>" for c, style in zip(columns, styles, strict=True))
         body = "".join(
             f"<tr>{''.join(f'<td{style}>{escape(cell)}</td>' for cell, style in zip(line, styles, strict=True))}</tr>"
-            for line in self.cells()
+            for line in self.cells(whole=True)
         )
         return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
 
@@ -226,14 +235,15 @@ def _times(ratio: float | None, digits: int) -> str:
 
 
 COLUMNS = (
-    Column("instance", False, lambda row, _: row.instance),
-    Column("solver", False, lambda row, _: row.solver),
-    Column("status", False, lambda row, _: "contradiction" if row.contradiction else str(row.status)),
-    Column("objective", True, lambda row, _: _integer(row.objective)),
-    Column("bound", True, lambda row, _: _integer(row.bound)),
-    Column("gap", True, lambda row, _: format_gap(row.gap)),
+    Column("instance", False, lambda row, _: row.instance, True),
+    Column("solver", False, lambda row, _: row.solver, True),
+    Column("nodes", True, lambda row, _: _integer(row.nodes), True),
+    Column("status", False, lambda row, _: "contradiction" if row.contradiction else str(row.status), True),
+    Column("objective", True, lambda row, _: _integer(row.objective), True),
+    Column("bound", True, lambda row, _: _integer(row.bound), True),
+    Column("gap", True, lambda row, _: format_gap(row.gap), True),
     Column("proof", False, lambda row, _: _proof(row)),
-    Column("seconds", True, lambda row, _: f"{row.seconds:.3f}"),
+    Column("seconds", True, lambda row, _: f"{row.seconds:.3f}", True),
     Column("CPU seconds", True, lambda row, _: f"{row.cpu_seconds:.3f}"),
     Column("peak RSS", True, lambda row, _: format_bytes(row.peak_rss_bytes)),
     Column("objective / best", True, lambda _, ratios: _times(ratios.objective, 4)),
@@ -241,5 +251,5 @@ COLUMNS = (
 )
 BEST_KNOWN_COLUMNS = (
     Column("best known", True, lambda row, _: _integer(row.best_known)),
-    Column("to best known", True, lambda _, r: _DASH if r.best_known is None else f"{100 * r.best_known:+.3f} %"),
+    Column("to best known", True, lambda _, r: _DASH if r.best_known is None else f"{100 * r.best_known:+.3f} %", True),
 )

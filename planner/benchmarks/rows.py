@@ -60,6 +60,8 @@ class BenchRow:
     proof, claimed
         How the bound (or infeasibility) is known, and a bound beyond it that one kind of solver claims, as in
         :class:`formulations.problem.solution.SolveResult`; None where there is none.
+    nodes
+        Nodes of the canonical problem; None where the instance is none, and in rows of earlier versions.
     history
         Improvements in order; their seconds count from the same moment as ``seconds``.
     """
@@ -84,6 +86,7 @@ class BenchRow:
     history: tuple[Moment, ...]
     proof: Proof | None = None
     claimed: int | None = None
+    nodes: int | None = None
 
     def as_document(self) -> dict[str, Any]:
         """Return the row as JSON holds it; keys in the order of the fields, moments as lists."""

@@ -214,6 +214,7 @@ class SuiteRun:
             ),
             proof=result.proof,
             claimed=result.claimed,
+            nodes=None if loaded.problem is None else len(loaded.problem.nodes),
         )
         self.rows.append(row)
         if self.json_path is not None:

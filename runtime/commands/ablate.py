@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from runtime.commands.bench import INTERRUPTED
-from runtime.commands.values import OptionError, listed, writable_file
+from runtime.commands.values import STANDARD_OUTPUT, OptionError, json_path, listed, write_json
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -76,10 +78,12 @@ def ablate(
 
     console = Console(width=None if sys.stdout.isatty() else WIDTH_WITHOUT_TERMINAL)
     if list_only:
-        console.print(_inventory_table(json_file))
+        console.print(_inventory_table(json_path(json_file)))
+        if json_file == STANDARD_OUTPUT:
+            from formulations.tuning.inventory import inventory
+
+            write_json(json_file, [asdict(constant) for constant in inventory()])
         return 0
-    if json_file is not None:
-        writable_file(json_file, "--json")
     suites = listed(suite, "--suite") if suite else ["random", *(["contest"] if paths else [])]
     if unknown := [name for name in suites if name not in SUITES]:
         raise OptionError(f"--suite: {unknown[0]!r} is no suite of an ablation; use {', '.join(SUITES)}")
@@ -101,10 +105,12 @@ def ablate(
     wanted.check()
     typer.echo(f"{len(variants) - 1} variants beside the control")
     with _progress(variants) as observe:
-        result = ablate(variants, AblationRun(wanted, repeats, json_file, observe))
+        result = ablate(variants, AblationRun(wanted, repeats, json_path(json_file), observe))
     names = {variant.name for variant in variants}
     console.print(_summary_table([summary for summary in result.summaries() if summary.variant in names]))
-    if json_file is not None:
+    if json_file == STANDARD_OUTPUT:
+        write_json(json_file, json.loads(result.to_json()))
+    elif json_file is not None:
         typer.echo(f"wrote {json_file}")
     if result.interrupted:
         typer.echo(f"meshwright: interrupted after {len(result.pairs)} pairs", err=True)

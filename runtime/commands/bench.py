@@ -7,7 +7,17 @@ from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
-from runtime.commands.values import OptionError, figure_file, listed, readable_file, writable_file
+from runtime.commands.options import JsonFile
+from runtime.commands.values import (
+    STANDARD_OUTPUT,
+    OptionError,
+    figure_file,
+    json_path,
+    listed,
+    readable_file,
+    writable_file,
+    write_json,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -32,12 +42,14 @@ def bench(
         list[Path] | None,
         typer.Argument(metavar="PATH", help="Of contest: problem files, or folders of them.", show_default=False),
     ] = None,
-    json_file: Annotated[
-        Path | None, typer.Option("--json", metavar="FILE", help="Rows as JSON, written after each.")
-    ] = None,
+    json_file: JsonFile = None,
     table: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Table for a paper: LaTeX (.tex) or Markdown (.md).")
     ] = None,
+    all_columns: Annotated[
+        bool,
+        typer.Option("--all-columns", help="Proofs, processor time, memory and ratios in the tables too."),
+    ] = False,
     plot: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="Figure of gaps over time and of performance profiles (PDF, PNG, SVG)."),
@@ -124,8 +136,6 @@ def bench(
     names = None if solvers is None else listed(solvers, "--solvers")
     sizes = None if size is None else listed(size, "--size")
     parts = None if part is None else listed(part, "--part")
-    if json_file is not None:
-        writable_file(json_file, "--json")
     if table is not None:
         if table.suffix not in TABLES:
             raise OptionError(f"--table: {str(table)!r} must end in {' or '.join(TABLES)}")
@@ -135,7 +145,7 @@ def bench(
     if best is not None:
         readable_file(best, "--best")
     if suite == "papers":
-        return _papers(None if paper is None else listed(paper, "--paper"), out or PAPER_FOLDER, parts)
+        return _papers(None if paper is None else listed(paper, "--paper"), out or PAPER_FOLDER, parts, json_file)
 
     from planner import benchmarks, papers
     from runtime.commands.tables.bench import live_rows, print_result
@@ -163,23 +173,25 @@ def bench(
             time_limit=time_limit,
             seed=seed,
             best_known=None if best is None else benchmarks.load_best_known(best),
-            json_path=json_file,
+            json_path=json_path(json_file),
             observer=observer,
         )
     if result.rows:
-        print_result(result)
+        print_result(result, all_columns)
         for row in result.rows[: -1 if result.interrupted else None]:
             if row.objective is None and row.message:
                 typer.echo(f"meshwright: {row.instance}, {row.solver}: {row.message}", err=True)
         for line in [] if chosen.summarize is None else chosen.summarize(result.rows):
             typer.echo(line)
         if table is not None:
-            result.save_table(table)
+            result.save_table(table, all_columns)
         if plot is not None:
             _save_plot(result, plot)
-        for written in (json_file, table, plot):
+        for written in (json_path(json_file), table, plot):
             if written is not None:
                 typer.echo(f"wrote {written}")
+    if json_file == STANDARD_OUTPUT:
+        write_json(json_file, [row.as_document() for row in result.rows])
     if result.interrupted:
         typer.echo(f"meshwright: interrupted after {len(result.rows)} rows", err=True)
         return INTERRUPTED
@@ -197,7 +209,7 @@ def _save_plot(result: BenchResult, path: Path) -> None:
     time_ratios(result.rows).savefig(path.with_name(f"{path.stem}-ratios{path.suffix}"), dpi=150)
 
 
-def _papers(papers: Sequence[str] | None, folder: Path, tables: Sequence[str] | None) -> int:
+def _papers(papers: Sequence[str] | None, folder: Path, tables: Sequence[str] | None, json_file: Path | None) -> int:
     from planner.papers.claims.claim import PAPERS
     from planner.papers.claims.report import markdown, write_report
     from planner.papers.claims.results import load_results, paper_claims, run_paper
@@ -215,6 +227,8 @@ def _papers(papers: Sequence[str] | None, folder: Path, tables: Sequence[str] | 
         results = [run_paper(name, folder, observer, tables) for name in chosen]
     rows = [row for each in results for row in paper_claims(each)]
     print_claims(rows)
+    names = ("paper", "claim", "printed", "ours", "verdict", "reason")
+    write_json(json_file, [dict(zip(names, row.cells(), strict=True)) for row in rows])
     # The page has all papers of the folder, those of earlier runs too.
     everything = [load_results(path, name) for name in PAPERS if (path := folder / f"{name}.json").exists()]
     page = markdown([row for each in everything for row in paper_claims(each)], everything)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from runtime.commands.options import JsonFile
 from runtime.commands.tables.progress import progress_line
-from runtime.commands.values import OptionError, listed, readable_file, stem_of
+from runtime.commands.values import OptionError, listed, readable_file, stem_of, write_json
 
 FORMATS = ("json", "lp", "mps")
 
@@ -36,6 +38,7 @@ def benchmark_set(
     time_limit: Annotated[
         float, typer.Option(min=0.0, help="Seconds to look for better costs and bounds of each; 0 solves nothing.")
     ] = 60.0,
+    json_file: JsonFile = None,
 ) -> None:
     """Write the public benchmark set: problems of real models with the best costs and bounds known.
 
@@ -51,7 +54,7 @@ def benchmark_set(
     for path in paths or ():
         readable_file(path, "PROBLEM")
     if paths:
-        _convert(paths, out, chosen)
+        write_json(json_file, {"out": str(out), "files": [str(path) for path in _convert(paths, out, chosen)]})
         return
 
     from planner.benchmarks.real_steps import export_steps, known_table
@@ -65,14 +68,17 @@ def benchmark_set(
         known = export_steps(out, None if only is None else listed(only, "--only"), time_limit, chosen, begins, line)
     typer.echo(known_table(known))
     typer.echo(f"wrote {out}")
+    write_json(json_file, {"out": str(out), "instances": {name: asdict(facts) for name, facts in known.items()}})
 
 
-def _convert(paths: list[Path], out: Path, formats: list[str]) -> None:
+def _convert(paths: list[Path], out: Path, formats: list[str]) -> list[Path]:
+    """Write problem files in other formats and return what was written."""
     from formulations.instances.contest import read_contest_problem
     from formulations.instances.contest_form import contest_form, write_contest_problem
     from formulations.solvers.reference.pyomo_mirror import export_model
 
     out.mkdir(parents=True, exist_ok=True)
+    written = []
     for path in paths:
         problem = read_contest_problem(path)
         for name in formats:
@@ -84,3 +90,5 @@ def _convert(paths: list[Path], out: Path, formats: list[str]) -> None:
             else:
                 export_model(problem, target)
             typer.echo(f"wrote {target}")
+            written.append(target)
+    return written

@@ -3,26 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from planner.common.units import format_seconds
-from runtime.commands.options import (
-    Batch,
-    Dropout,
-    Dtype,
-    Formulation,
-    Layers,
-    LossChunks,
-    Memory,
-    Optimizer,
-    ReduceDtype,
-    Seed,
-    SequenceLength,
-)
+from runtime.commands.options import Batch, Formulation, JsonFile, Memory, Step
 from runtime.commands.tables.progress import progress_line
-from runtime.commands.values import OptionError, parse_bytes, parse_mesh, writable_file
+from runtime.commands.values import OptionError, parse_bytes, parse_mesh, writable_file, write_json
 
 if TYPE_CHECKING:
     from planner.plan.document import Plan
@@ -30,6 +18,7 @@ if TYPE_CHECKING:
 
 
 def calibrate(
+    step: Step,
     ranks: Annotated[
         int | None,
         typer.Option(
@@ -49,16 +38,9 @@ def calibrate(
     sample: Annotated[int, typer.Option(min=0, help="Random plans of the model to measure as well.")] = 0,
     memory: Memory = None,
     batch: Batch = 8,
-    sequence: SequenceLength = 256,
-    dtype: Dtype = "float32",
-    optimizer: Optimizer = None,
-    seed: Seed = 0,
-    layers: Layers = None,
-    dropout: Dropout = None,
-    loss_chunks: LossChunks = 1,
-    reduce_dtype: ReduceDtype = "float32",
     model_formulation: Formulation = "kiwi_chain",
     time_limit: Annotated[float, typer.Option(min=0.1, help="Seconds for the solver, per plan of the model.")] = 10.0,
+    json_file: JsonFile = None,
 ) -> None:
     """Measure this machine, in under a minute, and keep the result as the cluster local-cpu, or local-cuda.
 
@@ -77,27 +59,41 @@ def calibrate(
             raise OptionError(
                 "--mesh, --memory and --sample are of plans of a model; give --model, or --ranks for the machine"
             )
-        _calibrate_machine(ranks, out, device)
+        write_json(json_file, _calibrate_machine(ranks, out, device))
         return
     if mesh is None:
         raise OptionError("--model: give the --mesh of its plans as well, such as 2 or 2x2")
     shape, limit = parse_mesh(mesh, "--mesh"), None if memory is None else parse_bytes(memory, "--memory")
 
-    from planner.models.references import ModelReference
     from planner.session import PlanRequest
     from runtime.prediction.model_costs import calibrate_model
 
-    reference = ModelReference(model, batch, sequence, dtype, seed, layers, dropout, loss_chunks, reduce_dtype)
     request = PlanRequest(limit, model_formulation, time_limit=time_limit)
     with progress_line(f"measuring plans of {model}"):
         plan, report, cluster = calibrate_model(
-            reference, shape, request, optimizer, out, sample=sample, progress=typer.echo, device=device
+            step.reference(model, batch),
+            shape,
+            request,
+            step.optimizer,
+            out,
+            sample=sample,
+            progress=typer.echo,
+            device=device,
         )
     _show(plan, report)
-    typer.echo(f"{sum(map(len, cluster.costs.values()))} instructions are measured; wrote {_written(out, device)}")
+    measured = sum(map(len, cluster.costs.values()))
+    typer.echo(f"{measured} instructions are measured; wrote {_written(out, device)}")
+    figures = {
+        "predicted_seconds": plan.objective_seconds,
+        "measured_seconds": report.measured_step_s,
+        "measured_instructions": measured,
+        "out": str(_written(out, device)),
+    }
+    write_json(json_file, figures)
 
 
-def _calibrate_machine(ranks: int | None, out: Path | None, kind: str) -> None:
+def _calibrate_machine(ranks: int | None, out: Path | None, kind: str) -> dict[str, Any]:
+    """Measure the machine, print its rates and return them, in operations, bytes and seconds."""
     from runtime.calibration.calibrate import calibrate as measure
     from runtime.calibration.calibrate import calibrate_devices
 
@@ -114,6 +110,15 @@ def _calibrate_machine(ranks: int | None, out: Path | None, kind: str) -> None:
         f"{device.memory_bandwidth / 1e9:.1f} GB/s memory{f', {between}' if cluster.devices > 1 else ''}\n"
         f"wrote {_written(out, kind)}"
     )
+    return {
+        "device": device.name,
+        "devices": cluster.devices,
+        "flops": dict(device.flops),
+        "memory_bandwidth": device.memory_bandwidth,
+        "link_bandwidth": link.bandwidth if cluster.devices > 1 else None,
+        "link_latency_seconds": link.latency_seconds if cluster.devices > 1 else None,
+        "out": str(_written(out, kind)),
+    }
 
 
 def _written(out: Path | None, kind: str) -> Path:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 import shutil
@@ -12,13 +11,15 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from importlib.metadata import PackageNotFoundError, entry_points, metadata, requires, version
+from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
 from planner.common.units import format_bytes
+from runtime.commands.options import JsonFile
 from runtime.commands.tables.progress import progress_line
-from runtime.commands.values import OptionError, listed
+from runtime.commands.values import OptionError, listed, write_json
 
 MISSING = 1
 """Exit code where something is missing that meshwright needs."""
@@ -59,7 +60,7 @@ class Finding:
 
 
 def doctor(
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    json_file: JsonFile = None,
     families: Annotated[
         bool, typer.Option("--families", help="Plan a small model of each of 30 families of transformers instead.")
     ] = False,
@@ -76,16 +77,14 @@ def doctor(
     if only is not None and not families:
         raise OptionError("--only: names families; give --families too")
     if families:
-        return _families([] if only is None else listed(only, "--only"), as_json)
+        return _families([] if only is None else listed(only, "--only"), json_file)
     findings = list(examine())
-    if as_json:
-        typer.echo(json.dumps([asdict(finding) for finding in findings], indent=2))
-    else:
-        _print(findings)
+    _print(findings)
+    write_json(json_file, [asdict(finding) for finding in findings])
     return MISSING if any(finding.state is State.MISSING for finding in findings) else 0
 
 
-def _families(names: list[str], as_json: bool) -> int:
+def _families(names: list[str], json_file: Path | None) -> int:
     from planner.models.families import FAMILIES, families_table, family_rows
 
     known = [family for kind in FAMILIES.values() for family in kind]
@@ -93,7 +92,8 @@ def _families(names: list[str], as_json: bool) -> int:
         raise OptionError(f"--only: {unknown[0]!r} is no family; use {', '.join(known)}")
     with progress_line("families") as line:
         rows = list(family_rows(names, lambda family: line.begin(f"planning {family}")))
-    typer.echo(json.dumps([asdict(row) for row in rows], indent=2) if as_json else families_table(rows))
+    typer.echo(families_table(rows))
+    write_json(json_file, [asdict(row) for row in rows])
     return MISSING if any(row.outcome == "defect" for row in rows) else 0
 
 
@@ -279,13 +279,15 @@ def _line(text: str, *, last: bool = False) -> str:
 
 
 def _print(findings: list[Finding]) -> None:
+    """Print a line per finding, and the remedy below it; a terminal wraps none, so that paths can be copied."""
     from rich.console import Console
-    from rich.table import Table
+    from rich.text import Text
 
-    table = Table(box=None, pad_edge=False)
-    for heading in ("", "", "found", "to get it"):
-        table.add_column(heading, overflow="fold")
+    console = Console()
+    width = max(len(finding.name) for finding in findings)
     for finding in findings:
-        style = {State.OK: None, State.OPTIONAL: "dim", State.MISSING: "bold"}[finding.state]
-        table.add_row(str(finding.state), finding.name, finding.found, finding.remedy, style=style)
-    Console().print(table)
+        style = {State.OK: "", State.OPTIONAL: "dim", State.MISSING: "bold"}[finding.state]
+        lines = [f"{finding.state:<8}  {finding.name:<{width}}  {finding.found}"]
+        if finding.remedy:
+            lines.append(f"{'':<8}  {'':<{width}}  to get it: {finding.remedy}")
+        console.print(Text("\n".join(lines), style=style), soft_wrap=True)

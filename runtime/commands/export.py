@@ -7,14 +7,14 @@ from typing import Annotated
 
 import typer
 
-from runtime.commands.options import AllowCode
-from runtime.commands.values import OptionError, readable_file, writable_file
+from runtime.commands.options import AllowCode, JsonFile, PlanFile
+from runtime.commands.values import OptionError, readable_file, writable_file, write_json
 
 ENGINES = ("torch", "torchtitan")
 
 
 def export(
-    plan_file: Annotated[Path, typer.Argument(metavar="PLAN", help="Plan file.", show_default=False)],
+    plan_file: PlanFile,
     out: Annotated[Path, typer.Option(metavar="FILE.py", help="Python file to write.", show_default=False)],
     to: Annotated[
         str,
@@ -28,6 +28,7 @@ def export(
         typer.Option(help="Model of torchtitan's llama3, where none has the plan's sizes.", show_default=False),
     ] = None,
     allow_code: AllowCode = False,
+    json_file: JsonFile = None,
 ) -> None:
     """Write a plan of layers as Python code that runs without meshwright; what has no words there is named."""
     if to not in ENGINES:
@@ -47,3 +48,4 @@ def export(
     typer.echo(f"wrote {out}")
     for words in found.left_out:
         typer.echo(f"note: not in it: {words}", err=True)
+    write_json(json_file, {"out": str(out), "engine": to, "left_out": list(found.left_out)})

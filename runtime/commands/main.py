@@ -10,6 +10,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from importlib.metadata import version
+from itertools import pairwise
 from typing import Annotated, Any
 
 import typer
@@ -20,7 +21,9 @@ from runtime.commands.bench import bench
 from runtime.commands.benchmark_set import benchmark_set
 from runtime.commands.calibrate import calibrate
 from runtime.commands.doctor import doctor
+from runtime.commands.explore import best_mesh, compare, largest_batch, price, whatif
 from runtime.commands.export import export
+from runtime.commands.options import as_command
 from runtime.commands.plan import explain, fits, plan, sweep
 from runtime.commands.run import run
 from runtime.commands.solve import solve
@@ -33,12 +36,20 @@ OUR_PACKAGES = ("formulations", "planner", "runtime")
 
 
 class TwoWords(TyperGroup):
-    """A group whose commands may have names of two words; the second one is else an argument of the first."""
+    """A group whose commands may have names of two words; the second one is else an argument of the first.
+
+    ``--json`` without a file, at the end or before another option, stands for ``--json -``.
+    """
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Return the command of the first two words where there is one, else that of the first."""
         both = " ".join(args[:2])
-        return super().resolve_command(ctx, [both, *args[2:]] if both in self.commands else args)
+        words = [both, *args[2:]] if both in self.commands else args
+        bare = [word == "--json" and after.startswith("--") for word, after in pairwise([*words, "--"])]
+        words = [
+            part for word, is_bare in zip(words, bare, strict=True) for part in ([word, "-"] if is_bare else [word])
+        ]
+        return super().resolve_command(ctx, words)
 
 
 app = typer.Typer(
@@ -60,8 +71,28 @@ COMMANDS: dict[Callable[..., int | None], tuple[str, tuple[str, ...]]] = {
     explain: ("explain", ("plan.json --json why.json",)),
     export: ("export", ("plan.json --out parallel.py", "plan.json --to torchtitan --out job.py")),
     view: ("view", ("plan.json", "plan.json other.json --out beside.html")),
+    compare: ("compare", ("plan.json other.json", "plans/*.json --json -")),
     fits: ("fits", ("hf:llama --mesh 8 --cluster h100-8-nvlink --memory 80GB --batch 8",)),
     sweep: ("sweep", ("hf:gpt2 --mesh 2 --mesh 4 --memory 1GiB --memory 2GiB --out table.json --folder rows",)),
+    best_mesh: ("best-mesh", ("hf:gpt2 --ranks 8 --cluster a100-8-nvlink --memory 30GiB --out plan.json",)),
+    largest_batch: (
+        "largest-batch",
+        ("hf:gpt2 --mesh 2x4 --cluster a100-8-nvlink --memory 30GiB --out plan.json",),
+    ),
+    whatif: (
+        "whatif",
+        (
+            "hf:gpt2 --mesh 8 --cluster a100-8-nvlink --bandwidth 2",
+            "hf:gpt2 --mesh 2x4 --cluster a100-8-nvlink --memory 30GiB --to-memory 20GiB --to-mesh 4x2 --out then.json",
+        ),
+    ),
+    price: (
+        "price",
+        (
+            "hf:gpt2 --mesh 8 --cluster a100-8-nvlink --memory 10GiB",
+            "hf:gpt2 --mesh 8 --cluster a100-8-nvlink --at 6GiB --at 8GiB --json prices.json",
+        ),
+    ),
     solve: (
         "solve",
         ("problem.json.gz --out solution.json", "problem.json --solver exe:./iopddl --out solution.json"),
@@ -77,13 +108,13 @@ COMMANDS: dict[Callable[..., int | None], tuple[str, tuple[str, ...]]] = {
     benchmark_set: ("bench export", ("--only gpt2-4 --out set", "problem.json.gz --format mps --out .")),
     calibrate: ("calibrate", ("", "--model hf:gpt2 --mesh 2 --batch 4")),
     validate: ("validate", ("plan.json --plot scatter.png", "--sample 3 --model hf:gpt2 --mesh 2 --layers 2")),
-    doctor: ("doctor", ("--json", "--families --only llama,t5")),
+    doctor: ("doctor", ("--json -", "--families --only llama,t5")),
 }
 """Every command with its name and examples of its arguments, which its help shows."""
 
 for command, (name, examples) in COMMANDS.items():
     lines = [f"meshwright {name} {arguments}".strip() for arguments in examples]
-    app.command(name, epilog="\n\n".join(["Examples:", *lines]))(command)
+    app.command(name, epilog="\n\n".join(["Examples:", *lines]))(as_command(command))
 
 
 def print_version(wanted: bool) -> None:

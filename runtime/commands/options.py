@@ -1,13 +1,29 @@
-"""Options that several commands share: the model, the machine, and the memory limits."""
+"""Options that several commands share, alone and in groups: the step, the machine, and the search for a plan."""
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
+from contextlib import nullcontext, redirect_stdout
+from dataclasses import MISSING, dataclass, fields, is_dataclass
+from inspect import Parameter, Signature, signature
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
 from planner.graph.optimizers import OPTIMIZERS
+from runtime.commands.values import (
+    STANDARD_OUTPUT,
+    OptionError,
+    check_json_file,
+    device_memory,
+    parse_bytes,
+)
+
+if TYPE_CHECKING:
+    from planner.models.references import ModelReference
+    from planner.session import PlanRequest
 
 Model = Annotated[
     str,
@@ -51,7 +67,17 @@ Optimizer = Annotated[
 ]
 GradAccum = Annotated[int, typer.Option(min=1, help="Micro-batches in one step.")]
 JsonFile = Annotated[
-    Path | None, typer.Option("--json", metavar="FILE", help="Result to write as JSON too.", show_default=False)
+    Path | None,
+    typer.Option(
+        "--json",
+        metavar="FILE",
+        help="Result to write as JSON too; - is standard output, and texts then go to standard error.",
+        show_default=False,
+    ),
+]
+PlanFile = Annotated[Path, typer.Argument(metavar="PLAN", help="Plan file.", show_default=False)]
+OtherCluster = Annotated[
+    str | None, typer.Option(metavar="NAME|FILE", help="Cluster of the plan, where its name does not find it.")
 ]
 DEFAULT_SOLVER = "portfolio"
 """Spelled out, because the registry would import numpy before ``--help`` is shown."""
@@ -123,6 +149,18 @@ Forbidden = Annotated[
     typer.Option("--forbid", metavar="PART=DECISION", help="What the plan must not decide, as for --pin."),
 ]
 Solver = Annotated[str, typer.Option(help="Name of the solver.")]
+TimeLimit = Annotated[float, typer.Option(min=0.1, help="Seconds for the solver, per plan.")]
+Gap = Annotated[
+    float,
+    typer.Option(min=0.0, max=0.99, help="End at this share of the cost above the bound; 0 asks for a proof."),
+]
+Overlap = Annotated[
+    bool,
+    typer.Option(
+        "--overlap",
+        help="Let gathers of parameters and reductions of gradients run beside the computation, several at once.",
+    ),
+]
 Workers = Annotated[
     int | None,
     typer.Option(min=1, help="Processes of the solver; 1 is deterministic.", show_default="one per core"),
@@ -144,3 +182,145 @@ ReduceDtype = Annotated[
 LossChunks = Annotated[
     int, typer.Option(min=1, help="Compute head and loss of an hf: language model in so many parts of the sequence.")
 ]
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """Options of the training step beside its model and batch."""
+
+    sequence: SequenceLength = 256
+    dtype: Dtype = "float32"
+    optimizer: Optimizer = None
+    seed: Seed = 0
+    layers: Layers = None
+    dropout: Dropout = None
+    loss_chunks: LossChunks = 1
+    reduce_dtype: ReduceDtype = "float32"
+
+    def reference(self, model: str, batch: int = 8) -> ModelReference:
+        """The step of a model."""
+        from planner.models.references import ModelReference
+
+        return ModelReference(
+            model,
+            batch,
+            self.sequence,
+            self.dtype,
+            self.seed,
+            self.layers,
+            self.dropout,
+            self.loss_chunks,
+            self.reduce_dtype,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """Options of the cluster and of its devices' memory."""
+
+    cluster: Cluster = "local-cpu"
+    memory: Memory = None
+    tensor_memory: TensorMemory = None
+
+    def limit(self) -> int | None:
+        """Bytes of one device, its reserve included; errors as for :func:`device_memory`."""
+        return device_memory(self.memory, self.tensor_memory, self.cluster)
+
+
+@dataclass(frozen=True, slots=True)
+class Searching:
+    """Options of the search for a plan."""
+
+    host_memory: HostMemory = None
+    model_formulation: Formulation = "kiwi_chain"
+    solver: Solver = DEFAULT_SOLVER
+    workers: Workers = None
+    time_limit: TimeLimit = 30.0
+    gap: Gap = 0.0
+
+    @property
+    def of_layers(self) -> bool:
+        """Whether whole layers are planned."""
+        return self.model_formulation in LAYER_FORMULATIONS
+
+    def host_limit(self) -> int | None:
+        """Bytes of host memory of one device."""
+        return None if self.host_memory is None else parse_bytes(self.host_memory, "--host-memory")
+
+    def request(self, machine: Machine, step: Step) -> PlanRequest:
+        """What is asked for of every plan."""
+        from planner.session import PlanRequest
+
+        return PlanRequest(
+            machine.limit(),
+            self.model_formulation,
+            self.solver,
+            self.time_limit,
+            step.seed,
+            self.workers,
+            self.host_limit(),
+            self.gap,
+        )
+
+    def check(self, context: typer.Context) -> None:
+        """Refuse options that a formulation of layers does not use, where they were given.
+
+        Raises
+        ------
+        OptionError
+            Such an option is on the command line.
+        """
+        if not self.of_layers:
+            return
+        for name in ("solver", "workers", "gap", "host_memory"):
+            if is_given(context, name):
+                option = f"--{name.replace('_', '-')}"
+                raise OptionError(
+                    f"{option} {getattr(self, name)}: {self.model_formulation} plans layers by a search of its own; "
+                    f"leave it out, or choose a formulation of operators, such as kiwi_chain"
+                )
+
+
+def is_given(context: typer.Context, name: str) -> bool:
+    """Whether a parameter of the command is on the command line."""
+    source = context.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
+
+
+def as_command(function: Callable[..., int | None]) -> Callable[..., int | None]:
+    """Return a function as a command.
+
+    The fields of its groups of options become options of their own, ``--json -`` leaves standard output to the result,
+    and a file that cannot be written is refused before anything is computed.
+    """
+    hints = get_type_hints(function, include_extras=True)
+    groups: dict[str, Any] = {name: kind for name, kind in hints.items() if is_dataclass(kind)}
+    parameters: list[Parameter] = []
+    for name, parameter in signature(function).parameters.items():
+        if name not in groups:
+            parameters.append(parameter.replace(kind=Parameter.KEYWORD_ONLY, annotation=hints[name]))
+            continue
+        of_group = get_type_hints(groups[name], include_extras=True)
+        for option in fields(groups[name]):
+            default = Parameter.empty if option.default is MISSING else option.default
+            parameters.append(
+                Parameter(option.name, Parameter.KEYWORD_ONLY, default=default, annotation=of_group[option.name])
+            )
+
+    def command(**given: Any) -> int | None:
+        grouped = {
+            name: kind(**{option.name: given.pop(option.name) for option in fields(kind)})
+            for name, kind in groups.items()
+        }
+        json_file: Path | None = given.get("json_file")
+        check_json_file(json_file)
+        try:
+            with redirect_stdout(sys.stderr) if json_file == STANDARD_OUTPUT else nullcontext():
+                return function(**grouped, **given)
+        except KeyboardInterrupt:
+            raise typer.Abort from None  # typer itself ends with code 130 and says nothing
+
+    command.__doc__ = function.__doc__
+    command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    command.__signature__ = Signature(parameters)  # type: ignore[attr-defined]  # of any function, says inspect
+    return command

@@ -11,47 +11,46 @@ import typer
 from planner.common.units import format_bytes, format_gap, format_seconds
 from runtime.commands.options import (
     DEFAULT_SOLVER,
+    FORMULATIONS,
     LAYER_FORMULATIONS,
     AllowCode,
     AsPublished,
     Batch,
     Cluster,
-    Dropout,
-    Dtype,
     Forbidden,
-    Formulation,
+    Gap,
     GradAccum,
     HostMemory,
     JsonFile,
-    Layers,
-    LossChunks,
-    Memory,
+    Machine,
     MemoryModel,
     Mesh,
     MicroBatches,
     Model,
     Objective,
-    Optimizer,
     OptimizerRuns,
+    OtherCluster,
+    Overlap,
     Pins,
-    ReduceDtype,
+    PlanFile,
     SearchBatch,
-    Seed,
-    SequenceLength,
+    Searching,
     Slips,
-    Solver,
+    Step,
     Strategies,
-    TensorMemory,
+    TimeLimit,
     Workers,
 )
+from runtime.commands.tables.plan import plan_document
 from runtime.commands.tables.progress import progress_line
 from runtime.commands.values import (
     OptionError,
-    device_memory,
+    json_path,
     parse_bytes,
     parse_mesh,
     parse_pins,
     readable_file,
+    table_document,
     writable_file,
     write_json,
 )
@@ -64,38 +63,16 @@ NANOSECOND = 1e-9
 
 
 def plan(
+    context: typer.Context,
     model: Model,
     mesh: Mesh,
     out: Annotated[Path, typer.Option(help="Plan file to write.", show_default=False)],
-    cluster: Cluster = "local-cpu",
-    memory: Memory = None,
-    tensor_memory: TensorMemory = None,
-    host_memory: HostMemory = None,
+    machine: Machine,
+    step: Step,
+    searching: Searching,
     batch: Batch = 8,
-    sequence: SequenceLength = 256,
-    dtype: Dtype = "float32",
-    optimizer: Optimizer = None,
     grad_accum: GradAccum = 1,
-    seed: Seed = 0,
-    layers: Layers = None,
-    dropout: Dropout = None,
-    loss_chunks: LossChunks = 1,
-    reduce_dtype: ReduceDtype = "float32",
-    model_formulation: Formulation = "kiwi_chain",
-    solver: Solver = DEFAULT_SOLVER,
-    workers: Workers = None,
-    time_limit: Annotated[float, typer.Option(min=0.1, help="Seconds for the solver.")] = 30.0,
-    gap: Annotated[
-        float,
-        typer.Option(min=0.0, max=0.99, help="End at this share of the cost above the bound; 0 asks for a proof."),
-    ] = 0.0,
-    overlap: Annotated[
-        bool,
-        typer.Option(
-            "--overlap",
-            help="Let gathers of parameters and reductions of gradients run beside the computation, several at once.",
-        ),
-    ] = False,
+    overlap: Overlap = False,
     as_published: AsPublished = False,
     slips: Slips = None,
     objective: Objective = None,
@@ -106,29 +83,23 @@ def plan(
     search_batch: SearchBatch = False,
     pin: Pins = None,
     forbid: Forbidden = None,
+    json_file: JsonFile = None,
 ) -> None:
     """Plan the training step of MODEL and write the plan."""
-    ranks, limit = parse_mesh(mesh, "--mesh"), device_memory(memory, tensor_memory, cluster)
-    host_limit = None if host_memory is None else parse_bytes(host_memory, "--host-memory")
+    ranks, limit, host_limit = parse_mesh(mesh, "--mesh"), machine.limit(), searching.host_limit()
     pins, forbidden = parse_pins(pin, "--pin"), parse_pins(forbid, "--forbid")
     writable_file(out, "--out")
     if batch % grad_accum:
         raise OptionError(f"--grad-accum {grad_accum}: it does not divide --batch {batch}; change either")
 
-    from planner.models.references import ModelReference
-
-    reference = ModelReference(model, batch, sequence, dtype, seed, layers, dropout, loss_chunks, reduce_dtype)
-    of_layers = model_formulation in LAYER_FORMULATIONS
-    if search_batch and not of_layers:
-        raise OptionError(
-            f"--search-batch: {model_formulation} plans operators; it is for {', '.join(LAYER_FORMULATIONS)}"
-        )
-    if grad_accum != 1 and of_layers:
-        raise OptionError(
-            f"--grad-accum: {model_formulation} plans layers, and their micro-batches with them; leave it out"
-        )
-    if overlap and of_layers:
-        raise OptionError(f"--overlap: {model_formulation} plans layers; it is for formulations of operators")
+    reference, formulation = step.reference(model, batch), searching.model_formulation
+    if search_batch and not searching.of_layers:
+        raise OptionError(f"--search-batch: {formulation} plans operators; it is for {', '.join(LAYER_FORMULATIONS)}")
+    if grad_accum != 1 and searching.of_layers:
+        raise OptionError(f"--grad-accum: {formulation} plans layers, and their micro-batches with them; leave it out")
+    if overlap and searching.of_layers:
+        raise OptionError(f"--overlap: {formulation} plans layers; it is for formulations of operators")
+    searching.check(context)
 
     choices = {
         "objective": objective,
@@ -139,21 +110,21 @@ def plan(
     }
     from planner import api
 
-    with progress_line(f"planning {model}" + (" by layers" if of_layers else ""), NANOSECOND) as report:
+    with progress_line(f"planning {model}" + (" by layers" if searching.of_layers else ""), NANOSECOND) as report:
         made: api.AnyPlan = api.plan(
             reference,
-            cluster=cluster,
+            cluster=machine.cluster,
             mesh=ranks,
             memory=limit,
             host_memory=host_limit,
-            optimizer=optimizer,
+            optimizer=step.optimizer,
             grad_accum=grad_accum,
-            formulation=model_formulation,
-            solver=solver,
-            time_limit=time_limit,
-            seed=seed,
-            workers=workers,
-            gap=gap,
+            formulation=formulation,
+            solver=searching.solver,
+            time_limit=searching.time_limit,
+            seed=step.seed,
+            workers=searching.workers,
+            gap=searching.gap,
             overlap=overlap,
             as_published=as_published,
             search_batch=search_batch,
@@ -169,36 +140,18 @@ def plan(
     if note:
         typer.echo(note)
     typer.echo(f"wrote {out}")
+    write_json(json_file, plan_document(made, out))
 
 
-def fits(
-    model: Model,
-    mesh: Mesh,
-    cluster: Cluster = "local-cpu",
-    memory: Memory = None,
-    tensor_memory: TensorMemory = None,
-    batch: Batch = 8,
-    sequence: SequenceLength = 256,
-    dtype: Dtype = "float32",
-    optimizer: Optimizer = None,
-    seed: Seed = 0,
-    layers: Layers = None,
-    dropout: Dropout = None,
-    loss_chunks: LossChunks = 1,
-    reduce_dtype: ReduceDtype = "float32",
-    json_file: JsonFile = None,
-) -> None:
+def fits(model: Model, mesh: Mesh, machine: Machine, step: Step, batch: Batch = 8, json_file: JsonFile = None) -> None:
     """Bound the memory that one rank needs, without planning, and compare it with the limit."""
-    ranks, limit = parse_mesh(mesh, "--mesh"), device_memory(memory, tensor_memory, cluster)
-    if json_file is not None:
-        writable_file(json_file, "--json")
+    ranks, limit = parse_mesh(mesh, "--mesh"), machine.limit()
 
     from planner import api
-    from planner.models.references import ModelReference
 
-    reference = ModelReference(model, batch, sequence, dtype, seed, layers, dropout, loss_chunks, reduce_dtype)
+    reference = step.reference(model, batch)
     with progress_line(f"tracing {model}"):
-        report = api.fits(reference, cluster=cluster, mesh=ranks, memory=limit, optimizer=optimizer)
+        report = api.fits(reference, cluster=machine.cluster, mesh=ranks, memory=limit, optimizer=step.optimizer)
     print_fits(report)
     write_json(json_file, report)
 
@@ -223,30 +176,39 @@ def sweep(
     mesh: Annotated[
         list[str], typer.Option(metavar="2x2", help="Ranks along each mesh axis; may be repeated.", show_default=False)
     ],
-    out: Annotated[Path, typer.Option(help="File of the table, as JSON.", show_default=False)],
+    json_file: Annotated[
+        Path,
+        typer.Option(
+            "--out",
+            "--json",
+            metavar="FILE",
+            help="File of the table, as JSON; - is standard output, and texts then go to standard error.",
+            show_default=False,
+        ),
+    ],
+    step: Step,
     cluster: Cluster = "local-cpu",
     memory: Annotated[
         list[str] | None,
         typer.Option(metavar="4GiB", help="Memory of one device; may be repeated.", show_default="all of the device"),
     ] = None,
+    host_memory: HostMemory = None,
     batch: Annotated[list[int] | None, typer.Option(help="Sequences in one step; may be repeated.")] = None,
-    sequence: SequenceLength = 256,
-    dtype: Dtype = "float32",
-    optimizer: Optimizer = None,
-    seed: Seed = 0,
-    layers: Layers = None,
-    dropout: Dropout = None,
-    loss_chunks: LossChunks = 1,
-    reduce_dtype: ReduceDtype = "float32",
     model_formulation: Annotated[
         list[str] | None,
-        typer.Option("--model-formulation", help="As for plan; may be repeated.", show_default="kiwi_chain"),
+        typer.Option(
+            "--model-formulation",
+            help=f"{' | '.join(FORMULATIONS + LAYER_FORMULATIONS)}; may be repeated.",
+            show_default="kiwi_chain",
+        ),
     ] = None,
     solver: Annotated[
         list[str] | None, typer.Option(help="Name of a solver; may be repeated.", show_default=DEFAULT_SOLVER)
     ] = None,
     workers: Workers = None,
-    time_limit: Annotated[float, typer.Option(min=0.1, help="Seconds for the solver, per plan.")] = 10.0,
+    time_limit: TimeLimit = 10.0,
+    gap: Gap = 0.0,
+    overlap: Overlap = False,
     folder: Annotated[
         Path | None, typer.Option(help="Folder of the rows; those that are there are not planned again.")
     ] = None,
@@ -255,13 +217,9 @@ def sweep(
     """Plan MODEL for all combinations of the values; after Ctrl-C the same command goes on where it ended."""
     meshes = [parse_mesh(text, "--mesh") for text in mesh]
     limits = [parse_bytes(text, "--memory") for text in memory or ()]
-    writable_file(out, "--out")
+    host_limit = None if host_memory is None else parse_bytes(host_memory, "--host-memory")
 
     from planner import api
-
-    reference = api.ModelReference(
-        model, (batch or [8])[0], sequence, dtype, seed, layers, dropout, loss_chunks, reduce_dtype
-    )
 
     def show(row: api.SweepRow) -> None:
         limit = "all memory" if row.memory_bytes is None else format_bytes(row.memory_bytes)
@@ -271,38 +229,42 @@ def sweep(
 
     with ThreadPoolExecutor(1) as executor:  # each solver is a process of its own
         found = api.sweep(
-            reference,
+            step.reference(model, (batch or [8])[0]),
             cluster=cluster,
             meshes=meshes,
             memories=limits or [None],
             batches=batch or (),
             formulations=model_formulation or ["kiwi_chain"],
             solvers=solver or [DEFAULT_SOLVER],
-            optimizer=optimizer,
-            request=api.PlanRequest(time_limit=time_limit, seed=seed, workers=workers),
+            optimizer=step.optimizer,
+            request=api.PlanRequest(
+                time_limit=time_limit,
+                seed=step.seed,
+                workers=workers,
+                host_memory=host_limit,
+                gap=gap,
+                overlap=overlap,
+            ),
             executor=executor,
             folder=folder,
             keep_plans=keep_plans,
             on_row=show,
         )
-    found.save(out)
+    write_json(json_file, table_document(found))
     typer.echo(found.title())
-    typer.echo(f"wrote {out}")
+    if json_path(json_file) is not None:
+        typer.echo(f"wrote {json_file}")
 
 
 def explain(
-    plan_file: Annotated[Path, typer.Argument(metavar="PLAN", help="Plan file.", show_default=False)],
-    cluster: Annotated[
-        str | None, typer.Option(metavar="NAME|FILE", help="Cluster of the plan, where its name does not find it.")
-    ] = None,
+    plan_file: PlanFile,
+    cluster: OtherCluster = None,
     time_limit: Annotated[float, typer.Option(min=0.1, help="Seconds for each solve that prices memory.")] = 20.0,
     allow_code: AllowCode = False,
     json_file: JsonFile = None,
 ) -> None:
     """Explain a plan: its largest costs, its recomputation, and the tensors alive at the peak."""
     readable_file(plan_file, "PLAN")
-    if json_file is not None:
-        writable_file(json_file, "--json")
 
     from planner import api
 

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from runtime.commands.options import AllowCode
+from runtime.commands.options import AllowCode, PlanFile
 from runtime.commands.tables.progress import progress_line
-from runtime.commands.values import OptionError, readable_file, writable_file
+from runtime.commands.values import STANDARD_OUTPUT, OptionError, json_path, readable_file, writable_file, write_json
 
 if TYPE_CHECKING:
     from planner.plan.document import Plan
@@ -21,11 +21,18 @@ if TYPE_CHECKING:
 
 
 def run(
-    plan_file: Annotated[Path, typer.Argument(metavar="PLAN", help="Plan file.", show_default=False)],
+    plan_file: PlanFile,
     steps: Annotated[int, typer.Option(min=1, help="Optimizer steps; the first is metered, the others timed.")] = 5,
     check: Annotated[bool, typer.Option("--check", help="Compare with one process; code 1 if they differ.")] = False,
-    report: Annotated[
-        Path | None, typer.Option("--report", "--json", help="Report to write as JSON.", show_default=False)
+    json_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--report",
+            "--json",
+            metavar="FILE",
+            help="Report to write as JSON; - is standard output, and texts then go to standard error.",
+            show_default=False,
+        ),
     ] = None,
     data: Annotated[Path | None, typer.Option(help="File whose bytes are the tokens.", show_default=False)] = None,
     device: Annotated[
@@ -60,8 +67,6 @@ def run(
         raise OptionError(f"{option}: {value} needs checkpoints to go on from; add --checkpoints FOLDER")
     if of_layers and started_by_torchrun and checkpoints is None:
         raise OptionError(f"PLAN: {plan_file} is a plan of layers; torchrun starts those with -m runtime.layer_main")
-    if report is not None and os.environ.get("RANK", "0") == "0":
-        writable_file(report, "--report")
     if data is not None:
         readable_file(data, "--data")
     if device not in (None, "cpu", "cuda"):
@@ -82,20 +87,20 @@ def run(
             False,
             data,
             device,
-            report,
+            json_path(json_file),
             Path(),
             allow_code=allow_code,
             checkpoints=checkpoints,
             every=every,
         )
-        return _train(options, max_restarts, started_by_torchrun)
+        return _train(options, max_restarts, started_by_torchrun, json_file)
     if of_layers or started_by_torchrun:
         start = _run_layers if of_layers else _run_as_rank
-        return start(plan_file, steps, check, report, data, device, allow_code)
-    return _run_locally(plan_file, steps, check, report, data, device, allow_code, profile)
+        return start(plan_file, steps, check, json_file, data, device, allow_code)
+    return _run_locally(plan_file, steps, check, json_file, data, device, allow_code, profile)
 
 
-def _train(options: RunOptions, max_restarts: int, started_by_torchrun: bool) -> int:
+def _train(options: RunOptions, max_restarts: int, started_by_torchrun: bool, json_file: Path | None) -> int:
     """Train with checkpoints, on local processes or as one rank of torchrun's job."""
     if started_by_torchrun:
         if max_restarts:
@@ -112,6 +117,8 @@ def _train(options: RunOptions, max_restarts: int, started_by_torchrun: bool) ->
         end = json.loads(found)
         found = "was reached before" if end["loss"] is None else f"has loss {end['loss']:.6f}"
         typer.echo(f"step {end['steps']} {found}; checkpoints and metrics are in {options.checkpoints}")
+        if json_file == STANDARD_OUTPUT:
+            write_json(json_file, end)
     return 0
 
 
@@ -119,7 +126,7 @@ def _run_locally(
     plan_file: Path,
     steps: int,
     check: bool,
-    report: Path | None,
+    json_file: Path | None,
     data: Path | None,
     device: str | None,
     allow_code: bool,
@@ -127,7 +134,6 @@ def _run_locally(
 ) -> int:
     from planner.plan.document import load_plan
     from runtime.job.launch import run_plan
-    from runtime.measure.run_report import write_report
 
     plan = load_plan(plan_file)
     ranks = prod(plan.decision.options.mesh)
@@ -141,8 +147,7 @@ def _run_locally(
             profile=profile is not None,
             allow_code=allow_code,
         )
-    if report is not None:
-        write_report(found, report)
+    write_json(json_file, json.loads(found.model_dump_json()))
     _show(plan, found)
     if profile is not None:
         _show_profile(plan, found, profile)
@@ -153,7 +158,7 @@ def _run_layers(
     plan_file: Path,
     steps: int,
     check: bool,
-    report: Path | None,
+    json_file: Path | None,
     data: Path | None,
     device: str | None,
     allow_code: bool,
@@ -164,13 +169,11 @@ def _run_layers(
     from planner.layers.plan.document import load_layer_plan
     from runtime.commands.tables.layers import run_table
     from runtime.layers.launch import run_layer_plan
-    from runtime.measure.run_report import write_report
 
     plan = load_layer_plan(plan_file)
     with progress_line(f"running {steps} steps on {plan.devices} ranks" + (" and on one process" if check else "")):
         found = run_layer_plan(plan, steps=steps, check=check, data=data, device=device, allow_code=allow_code)
-    if report is not None:
-        write_report(found, report)
+    write_json(json_file, json.loads(found.model_dump_json()))
     Console().print(run_table(plan, found))
     for failure in found.failures():
         Console(stderr=True).print(f"[red]{failure}[/red]")
@@ -191,7 +194,7 @@ def _run_as_rank(
     plan_file: Path,
     steps: int,
     check: bool,
-    report: Path | None,
+    json_file: Path | None,
     data: Path | None,
     device: str | None,
     allow_code: bool,
@@ -204,9 +207,16 @@ def _run_as_rank(
     arguments += [] if device is None else ["--device", device]
     arguments += ["--check"] if check else []
     arguments += ["--allow-code"] if allow_code else []
+    report = json_path(json_file)
     arguments += ["--report", str(report)] if report is not None else []
     arguments += ["--data", str(data)] if data is not None else []
-    return run_rank(parse_options("meshwright run", arguments), _show)
+
+    def show(plan: Plan, found: RunReport) -> None:
+        _show(plan, found)
+        if json_file == STANDARD_OUTPUT:
+            write_json(json_file, json.loads(found.model_dump_json()))
+
+    return run_rank(parse_options("meshwright run", arguments), show)
 
 
 def _show(plan: Plan, found: RunReport) -> None:

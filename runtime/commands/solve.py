@@ -10,9 +10,9 @@ from typing import Annotated
 import typer
 
 from planner.common.units import format_gap
-from runtime.commands.options import DEFAULT_SOLVER, Solver, Workers
+from runtime.commands.options import DEFAULT_SOLVER, JsonFile, Solver, Workers
 from runtime.commands.tables.progress import progress_line
-from runtime.commands.values import readable_file, writable_file
+from runtime.commands.values import readable_file, writable_file, write_json
 
 LEAST_SOLVING_SECONDS = 0.1
 """Time for the solver where reading took the whole limit; it is enough for small problems."""
@@ -28,6 +28,7 @@ def solve(
     time_limit: Annotated[float, typer.Option(help="Seconds, reading the file included.", min=0.1)] = 60.0,
     seed: Annotated[int, typer.Option(help="Seed of everything random.")] = 0,
     workers: Workers = None,
+    json_file: JsonFile = None,
 ) -> None:
     """Solve a problem file and write status, objective, bound with its proof, gap and choices.
 
@@ -67,3 +68,17 @@ def solve(
         typer.echo(why)
     elif result.choices is None and result.message:
         typer.echo(f"meshwright: {result.message}", err=True)
+    figures = {
+        "status": str(result.status),
+        "objective": result.objective,
+        "bound": result.bound,
+        "proof": None if result.proof is None else str(result.proof),
+        "gap": result.gap,
+        "claimed": result.claimed,
+        "claimed_by": result.claimed_by,
+        "seconds": result.seconds,
+        "solver": result.solver,
+        "message": why or result.message,
+        "out": str(out),
+    }
+    write_json(json_file, figures)

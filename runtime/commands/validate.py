@@ -13,18 +13,11 @@ from runtime.commands.options import (
     AllowCode,
     Batch,
     Cluster,
-    Dropout,
-    Dtype,
     JsonFile,
-    Layers,
-    LossChunks,
-    Optimizer,
-    ReduceDtype,
-    Seed,
-    SequenceLength,
+    Step,
 )
 from runtime.commands.tables.progress import progress_line
-from runtime.commands.values import OptionError, figure_file, parse_mesh, readable_file, writable_file, write_json
+from runtime.commands.values import OptionError, figure_file, parse_mesh, readable_file, write_json
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -35,6 +28,7 @@ if TYPE_CHECKING:
 
 
 def validate(
+    step: Step,
     plan_files: Annotated[
         list[Path] | None, typer.Argument(metavar="[PLAN]...", help="Plan files.", show_default=False)
     ] = None,
@@ -43,14 +37,6 @@ def validate(
     mesh: Annotated[str | None, typer.Option(metavar="2x2", help="Mesh of the sample.", show_default=False)] = None,
     cluster: Cluster = "local-cpu",
     batch: Batch = 8,
-    sequence: SequenceLength = 256,
-    dtype: Dtype = "float32",
-    optimizer: Optimizer = None,
-    seed: Seed = 0,
-    layers: Layers = None,
-    dropout: Dropout = None,
-    loss_chunks: LossChunks = 1,
-    reduce_dtype: ReduceDtype = "float32",
     steps: Annotated[int, typer.Option(min=2, help="Steps of each run; the first is not timed.")] = 4,
     device: Annotated[
         str | None, typer.Option(help="cpu or cuda; that of each plan's cluster if left out.", show_default=False)
@@ -63,8 +49,6 @@ def validate(
     files = plan_files or []
     for path in files:
         readable_file(path, "PLAN")
-    if json_file is not None:
-        writable_file(json_file, "--json")
     if plot is not None:
         figure_file(plot, "--plot")
     if not files and not sample:
@@ -74,13 +58,12 @@ def validate(
     if device not in (None, "cpu", "cuda"):
         raise OptionError(f"--device: {device!r} is unknown; choose cpu or cuda")
 
-    from planner.models.references import ModelReference
     from runtime.prediction.validation import validate as run_and_compare
 
     plans = _read(files, allow_code)
     if model is not None and mesh is not None:
-        reference = ModelReference(model, batch, sequence, dtype, seed, layers, dropout, loss_chunks, reduce_dtype)
-        plans += _sampled(reference, cluster, parse_mesh(mesh, "--mesh"), optimizer, sample, seed)
+        reference, shape = step.reference(model, batch), parse_mesh(mesh, "--mesh")
+        plans += _sampled(reference, cluster, shape, step.optimizer, sample, step.seed)
     with progress_line(f"running {len(plans)} plans"):
         found = run_and_compare(plans, steps=steps, device=device, progress=lambda name: typer.echo(f"running {name}"))
     _print(found)

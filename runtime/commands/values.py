@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import sys
 import tempfile
 from dataclasses import asdict, is_dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from planner.common.units import bytes_in
+
+if TYPE_CHECKING:
+    from planner.explore.tables import Table
+
+STANDARD_OUTPUT = Path("-")
+"""File of ``--json`` that stands for standard output."""
 
 
 class OptionError(ValueError):
@@ -151,13 +160,30 @@ def figure_file(path: Path, option: str) -> Path:
     return writable_file(path, option)
 
 
+def check_json_file(path: Path | None) -> None:
+    """Refuse a file of ``--json`` that cannot be written; ranks of a job beside the first write none.
+
+    Raises
+    ------
+    OptionError
+        As for :func:`writable_file`.
+    """
+    if path not in (None, STANDARD_OUTPUT) and os.environ.get("RANK", "0") == "0":
+        writable_file(path, "--json")
+
+
+def json_path(path: Path | None) -> Path | None:
+    """Return the file of ``--json`` where it is one, for what is written while it is computed."""
+    return None if path == STANDARD_OUTPUT else path
+
+
 def write_json(path: Path | None, content: object) -> None:
     """Write the result of a command as ``--json`` asks, atomically; nothing where it does not ask.
 
     Parameters
     ----------
     path
-        File of the option, or None.
+        File of the option, :data:`STANDARD_OUTPUT`, or None.
     content
         A dataclass, or what JSON holds.
     """
@@ -167,4 +193,13 @@ def write_json(path: Path | None, content: object) -> None:
     from formulations.problem.files import write_text_atomically
 
     document = asdict(content) if is_dataclass(content) and not isinstance(content, type) else content
-    write_text_atomically(path, json.dumps(document, indent=2, ensure_ascii=False) + "\n")
+    text = json.dumps(document, indent=2, ensure_ascii=False) + "\n"
+    if path == STANDARD_OUTPUT:
+        print(text, end="", file=sys.__stdout__, flush=True)  # sys.stdout is standard error by now
+    else:
+        write_text_atomically(path, text)
+
+
+def table_document(table: Table) -> dict[str, object]:
+    """A table as JSON holds it: its title, rows and notes."""
+    return {"title": table.title(), "rows": table.rows(), "notes": list(table.notes())}

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from runtime.commands.options import AllowCode
+from runtime.commands.options import AllowCode, JsonFile
 from runtime.commands.tables.progress import progress_line
-from runtime.commands.values import OptionError, readable_file, writable_file
+from runtime.commands.values import OptionError, readable_file, writable_file, write_json
 
 if TYPE_CHECKING:
     from planner.layers.plan.document import LayerPlan
@@ -42,6 +42,7 @@ def view(
     ] = None,
     open_page: Annotated[bool, typer.Option("--open/--no-open", help="Open the page in a browser.")] = True,
     allow_code: AllowCode = False,
+    json_file: JsonFile = None,
 ) -> None:
     """Write one HTML page about a plan, or about two side by side, and open it."""
     if len(plan_files) > 2:
@@ -63,6 +64,8 @@ def view(
     write_text_atomically(page_file, text)
     for path in (*written, page_file):
         typer.echo(f"wrote {path}")
+    files = {"out": page_file, "trace": trace, "memory_snapshot": memory_snapshot}
+    write_json(json_file, {name: None if path is None else str(path) for name, path in files.items()})
     if open_page:
         import webbrowser
 

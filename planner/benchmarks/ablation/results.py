@@ -149,20 +149,23 @@ class AblationResult:
         names = dict.fromkeys(pair.variant for pair in pairs)
         return [summarize(name, [pair for pair in pairs if pair.variant == name], pairs) for name in names]
 
+    def to_json(self) -> str:
+        """Return pairs and the summaries of every version as JSON, a line each."""
+        pairs = ",\n".join(json.dumps(asdict(pair)) for pair in self.pairs)
+        versions = dict.fromkeys(pair.code for pair in self.pairs)
+        found = [summary for code in versions for summary in self._summaries_of(code)]
+        summaries = ",\n".join(json.dumps(_finite(asdict(summary))) for summary in found)
+        return f'{{"code": "{self.code}",\n"summary": [\n{summaries}\n],\n"pairs": [\n{pairs}\n]}}\n'
+
     def save(self, path: str | Path) -> None:
-        """Write pairs and the summaries of every version as JSON, atomically.
+        """Write :meth:`to_json` atomically.
 
         Raises
         ------
         OSError
             The file cannot be written.
         """
-        pairs = ",\n".join(json.dumps(asdict(pair)) for pair in self.pairs)
-        versions = dict.fromkeys(pair.code for pair in self.pairs)
-        found = [summary for code in versions for summary in self._summaries_of(code)]
-        summaries = ",\n".join(json.dumps(_finite(asdict(summary))) for summary in found)
-        text = f'{{"code": "{self.code}",\n"summary": [\n{summaries}\n],\n"pairs": [\n{pairs}\n]}}\n'
-        write_text_atomically(path, text)
+        write_text_atomically(path, self.to_json())
 
 
 def load_pairs(path: str | Path) -> tuple[Pair, ...]:

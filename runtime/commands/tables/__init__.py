@@ -1,1 +1,1 @@
-"""Tables of the command line: a run, its profile, and the rows of a benchmark."""
+"""Tables of the command line: a run, its profile, the rows of a benchmark, and figures of a plan."""

@@ -83,16 +83,16 @@ class RowLines(Observer):
         print("  ".join(filter(None, cells)), file=sys.stderr, flush=True)
 
 
-def bench_table(result: BenchResult, last: int | None = None) -> Table:
-    """Draw all rows of a result, or the last ones, with a line between instances."""
-    columns = result.columns()
+def bench_table(result: BenchResult, last: int | None = None, whole: bool = False) -> Table:
+    """Draw all rows of a result, or the last ones, with a line between instances; all columns, or a paper's."""
+    columns = result.columns(whole)
     table = Table(show_edge=False, pad_edge=False)
     for column in columns:
         table.add_column(column.heading, justify="right" if column.is_number else "left", no_wrap=True)
     first = 0 if last is None else max(0, len(result.rows) - last)
     names = [row.instance for row in result.rows] + [""]
     ends = [here != after for here, after in pairwise(names)]
-    for cells, ends_instance in list(zip(result.cells(), ends, strict=True))[first:]:
+    for cells, ends_instance in list(zip(result.cells(whole), ends, strict=True))[first:]:
         table.add_row(*cells, end_section=ends_instance and last is None)
     return table
 
@@ -109,9 +109,9 @@ def live_rows(suite: Suite) -> Iterator[Observer]:
         yield display
 
 
-def print_result(result: BenchResult) -> None:
+def print_result(result: BenchResult, whole: bool = False) -> None:
     """Print the table on stdout: as wide as the terminal, or as it needs where there is none."""
-    Console(width=None if sys.stdout.isatty() else _WIDTH_WITHOUT_TERMINAL).print(bench_table(result))
+    Console(width=None if sys.stdout.isatty() else _WIDTH_WITHOUT_TERMINAL).print(bench_table(result, whole=whole))
 
 
 class PaperProgress:

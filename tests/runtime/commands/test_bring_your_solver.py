@@ -50,7 +50,7 @@ def test_the_example_runs_as_it_stands_there(meshwright, folder: Path) -> None:
     assert [row["solver"] for row in rows] == ["own_solver:solve", "descent", "exe:./own_solver.py"]
     assert {(row["objective"], row["status"], row["bound"]) for row in rows} == {(10, "feasible", None)}
     table = (folder / "table.tex").read_text()
-    assert table.startswith("\\begin{tabular}{lllrrrlrrrrr}\n\\toprule\ninstance & solver &")
+    assert table.startswith("\\begin{tabular}{llrlrrrr}\n\\toprule\ninstance & solver &")
     assert table.count("own\\_solver") == 2
     outcome = meshwright(*shlex.split(single)[1:])
     assert outcome.code == 0

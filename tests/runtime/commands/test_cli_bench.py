@@ -55,6 +55,23 @@ def test_contest_files_beside_the_best_known(bench, problem: Path, tmp_path: Pat
     ]
 
 
+def test_tables_have_the_columns_of_a_paper_or_all(bench, problem: Path, tmp_path: Path) -> None:
+    table = tmp_path / "table.md"
+    few = ["instance", "solver", "nodes", "status", "objective", "bound", "gap", "seconds"]
+    asked = ("contest", problem, "--solvers", "brute_force", "--table", table)
+    outcome = bench(*asked)
+    assert outcome.code == 0
+    heading, _, row = ([cell.strip() for cell in line.split("|")[1:-1]] for line in table.read_text().splitlines())
+    assert heading == few
+    assert row[:7] == ["tiny", "brute_force", "2", "optimal", "10", "10", "0.00 %"]
+    assert "CPU seconds" not in outcome.out
+    outcome = bench(*asked, "--all-columns")
+    heading = [cell.strip() for cell in table.read_text().splitlines()[0].split("|")[1:-1]]
+    assert set(few) < set(heading)
+    assert {"proof", "CPU seconds", "peak RSS", "objective / best"} <= set(heading)
+    assert "CPU seconds" in outcome.out
+
+
 def test_the_table_is_not_cut_where_there_is_no_terminal(bench) -> None:
     outcome = bench("random", "--size", "small", "--solvers", "greedy", "--seed", "1")
     assert outcome.code == 0

@@ -46,6 +46,17 @@ def test_a_table_without_json_and_a_code_that_tells(meshwright, monkeypatch):
     assert meshwright("doctor").code == 0
 
 
+def test_no_path_is_wrapped(meshwright, monkeypatch):
+    path = "/a/folder/with/a/name" * 8
+    long = doctor.Finding("calibration", State.OPTIONAL, f"{path}: no such file", f"meshwright calibrate --out {path}")
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr(doctor, "examine", lambda: iter([long]))
+    assert meshwright("doctor").out.splitlines() == [
+        f"optional  calibration  {path}: no such file",
+        f"                       to get it: meshwright calibrate --out {path}",
+    ]
+
+
 def test_absent_and_old_packages(required):
     found = required("no-such-package>=2", "numpy>=999", "torch")
     assert found["no-such-package"].state is State.MISSING

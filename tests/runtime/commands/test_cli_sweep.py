@@ -6,6 +6,9 @@ import json
 
 from support.steps.planned_steps import configuration_file
 
+from planner.explore.sweeping import Sweep
+from planner.session import PlanRequest
+
 SMALL = ["--cluster", "a100-8-nvlink", "--layers", "1", "--batch", "2", "--seq", "16", "--dropout", "0"]
 
 
@@ -37,6 +40,35 @@ def test_a_sweep_is_written_and_goes_on(meshwright, tmp_path) -> None:
     assert json.loads(out.read_text())["rows"] == rows
 
 
+def test_options_of_a_plan_reach_every_plan(meshwright, tmp_path, monkeypatch) -> None:
+    asked = {}
+
+    def sweep(reference, *, request, **_) -> Sweep:
+        asked[reference.source] = request
+        return Sweep(reference.source, ())
+
+    monkeypatch.setattr("planner.api.sweep", sweep)
+    options = [
+        "--host-memory",
+        "1GiB",
+        "--gap",
+        "0.1",
+        "--overlap",
+        "--workers",
+        "1",
+        "--out",
+        str(tmp_path / "s.json"),
+    ]
+    outcome = meshwright("sweep", "hf:gpt2", *SMALL, "--mesh", "2", *options)
+    assert outcome.code == 0, outcome.err
+    assert asked == {
+        "hf:gpt2": PlanRequest(time_limit=10.0, workers=1, host_memory=2**30, gap=0.1, overlap=True),
+    }
+    text = " ".join(meshwright("sweep", "--help").out.replace("│", " ").split())
+    assert "As for plan" not in text
+    assert "kiwi_offload" in text
+
+
 def test_bad_values_are_named(meshwright, tmp_path) -> None:
     def refused(*values: str) -> str:
         outcome = meshwright("sweep", "hf:gpt2", *SMALL, *values, "--out", str(tmp_path / "sweep.json"))
@@ -46,4 +78,4 @@ def test_bad_values_are_named(meshwright, tmp_path) -> None:
 
     assert "--mesh: '0' is no mesh" in refused("--mesh", "2", "--mesh", "0")
     assert "--memory: 'much' is no size" in refused("--mesh", "2", "--memory", "much")
-    assert "formulation 'osdp' is not one of operators" in refused("--mesh", "2", "--model-formulation", "osdp")
+    assert "formulation 'alpa' is not known" in refused("--mesh", "2", "--model-formulation", "alpa")

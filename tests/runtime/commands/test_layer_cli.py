@@ -39,7 +39,9 @@ def test_a_plan_says_what_the_engine_holds_and_explain_says_it_again(planned, me
     assert peak.nbytes == sum(peak.parts.values()) > 0
     assert f"at {peak.moment} (states " in printed
     assert "predicted peaks by stage" in printed
-    assert plan.summary() in meshwright("explain", path).out
+    stage = "stage 0: embedding .. head (4 layers): 2 replicas"
+    assert stage in printed
+    assert stage in meshwright("explain", path, "--time-limit", "2").out
 
 
 def test_a_plan_that_needs_more_than_there_is_says_so(planned):
@@ -70,7 +72,7 @@ def test_a_run_is_shown_beside_both_predictions(planned):
 def test_a_plan_that_cannot_be_run_says_why_when_it_is_made(monkeypatch, tmp_path, meshwright):
     plan = staged_plan("gpt2", [{"tensor_parallel": 2}] * 4, devices=2)
     dropped = plan.model_copy(update={"model": plan.model.model_copy(update={"dropout": 0.1})})
-    monkeypatch.setattr("planner.api.plan_layers", lambda *_, **__: dropped)
+    monkeypatch.setattr("planner.planning.plan_layers", lambda *_, **__: dropped)
     arguments = ["--mesh", "2", "--cluster", "titan-rtx-8-pcie", "--model-formulation", "osdp"]
     outcome = meshwright("plan", dropped.model.source, *arguments, "--out", tmp_path / "layers.json")
     assert "note: this plan cannot be run here: layer embedding: tensor-parallel 2" in outcome.out
