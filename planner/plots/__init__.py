@@ -3,16 +3,19 @@
 matplotlib is imported when a figure is drawn; every function returns the figure and shows nothing itself.
 """
 
-from planner.plots.limits import ParetoPoint, overhead_over_memory, pareto_curve, seconds_over_layers
+from planner.plots.limits import overhead_by_group, overhead_over_memory, seconds_over_layers
 from planner.plots.measured import predicted_and_measured
 from planner.plots.memory import memory_over_time, placement_counts, placements_by_module
 from planner.plots.modules import modules_of_plan
+from planner.plots.pareto import ParetoPoint, pareto_curve
 from planner.plots.solvers import performance_profile, time_ratios
+from planner.plots.streams import streams_over_time
 
 __all__ = [
     "ParetoPoint",
     "memory_over_time",
     "modules_of_plan",
+    "overhead_by_group",
     "overhead_over_memory",
     "pareto_curve",
     "performance_profile",
@@ -20,5 +23,6 @@ __all__ = [
     "placements_by_module",
     "predicted_and_measured",
     "seconds_over_layers",
+    "streams_over_time",
     "time_ratios",
 ]

@@ -1,4 +1,4 @@
-"""Figures of a plan from its file alone: memory over time, and placements by module."""
+"""Figures of a plan: memory over time with the tensors of its peak, and placements by module."""
 
 from __future__ import annotations
 
@@ -7,37 +7,60 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from planner.common.units import format_bytes
 from planner.graph.operator_graph import module_prefix
 from planner.graph.placement import placement_kind
 from planner.plan.decision import ComputeStep
 from planner.plan.format import Plan
 from planner.replay.report import Category
+from planner.view.opened import OpenedPlan
+from planner.view.peak import at_peak, placement_of
 from planner.view.styles import CATEGORIES, category_name
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-GIBIBYTE = 2**30
+GIBIBYTE, MEBIBYTE = 2**30, 2**20
+TENSORS_NAMED = 6
+"""Tensors alive at the peak that a figure names."""
+NAME_LENGTH = 64
+"""Characters of a tensor's name in a figure."""
 PLACEMENT_STYLES = {"replicated": ("#9aa5b1", ""), "sharded": ("#2f6f9f", ""), "partial": ("#f0c9a5", "/")}
 
 
-def memory_over_time(plan: Plan) -> Figure:
+def memory_over_time(plan: Plan | OpenedPlan) -> Figure:
     """Predicted bytes on one device during the step, by category, with the limit.
 
     Parameters
     ----------
     plan
-        Any plan; its own prediction is drawn, nothing is replayed.
+        Any plan; its own prediction is drawn, nothing is replayed. One that is opened in its session
+        (:func:`planner.view.opened.open_plan`) has names too: the largest tensors alive at the peak are bars below.
 
     Returns
     -------
     Figure
-        Gibibytes over the instructions of the schedule; between two points the highest moment is shown.
+        Gibibytes over the instructions of the schedule; between two points the highest moment is shown. Mebibytes of
+        tensors below.
     """
     from matplotlib import pyplot
 
+    opened, plan = (plan, plan.plan) if isinstance(plan, OpenedPlan) else (None, plan)
+    if opened is None:
+        figure, above = pyplot.subplots(figsize=(9.0, 4.0), layout="constrained")
+    else:
+        figure, (above, below) = pyplot.subplots(
+            2, 1, figsize=(9.0, 6.0), layout="constrained", height_ratios=(4.0, 2.0)
+        )
+        _largest_at_peak(below, opened)
+    _over_time(above, plan)
+    pyplot.close(figure)
+    return figure
+
+
+def _over_time(axes: Axes, plan: Plan) -> None:
     predicted, limit = plan.decision.predicted, plan.decision.options.limit_bytes
-    figure, axes = pyplot.subplots(figsize=(9.0, 4.0), layout="constrained")
     held = [category for category in Category if category in predicted.memory.bytes]  # what stays longest lies lowest
     layers = axes.stackplot(
         predicted.memory.instructions,
@@ -51,18 +74,41 @@ def memory_over_time(plan: Plan) -> Figure:
         layer.set_hatch(2 * CATEGORIES[category][1])
     if limit is not None:
         axes.axhline(limit / GIBIBYTE, color="black", linestyle="--", label="limit")
-    axes.annotate(
-        "peak",
-        (predicted.peak_instruction, predicted.peak_bytes / GIBIBYTE),
-        textcoords="offset points",
-        xytext=(0, 6),
-        ha="center",
-    )
+    at, peak = predicted.peak_instruction, predicted.peak_bytes / GIBIBYTE
+    axes.plot([at], [peak], "v", color="black", clip_on=False, label=f"peak, {format_bytes(predicted.peak_bytes)}")
     axes.set(xlabel="instruction of the schedule", ylabel="bytes on one device (GiB)", title=_title(plan))
-    axes.margins(x=0, y=0.12)
+    axes.margins(x=0)
+    axes.set_ylim(0, 1.12 * max(peak, limit / GIBIBYTE if limit is not None else 0))
     axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), reverse=True)
-    pyplot.close(figure)
-    return figure
+
+
+def _largest_at_peak(axes: Axes, opened: OpenedPlan) -> None:
+    """A bar for each of the largest tensors and one for all others, the names behind them."""
+    found = at_peak(opened.report, TENSORS_NAMED)
+    rows = [(t.nbytes, _shortened(t.name), placement_of(t), t.category) for t in found.largest]
+    longest = max((nbytes for nbytes, *_ in rows), default=0) / MEBIBYTE
+    for number, (nbytes, name, placement, category) in enumerate(rows):
+        colour, hatch = CATEGORIES[category]
+        axes.barh(number, nbytes / MEBIBYTE, color=colour, hatch=2 * hatch, edgecolor="black", linewidth=0.4)
+        axes.text(
+            1.04 * longest, number, f"{name} {placement}, {category_name(category)}", va="center", fontsize="small"
+        )
+    axes.set(yticks=range(len(rows)), yticklabels=[format_bytes(nbytes) for nbytes, *_ in rows])
+    axes.set_xlim(0, 4 * longest)  # names take three quarters
+    axes.set_xticks([tick for tick in axes.get_xticks() if tick <= longest])
+    axes.xaxis.set_label_coords(0, -0.22)
+    axes.xaxis.label.set_horizontalalignment("left")
+    axes.invert_yaxis()
+    rest = f"{len(found.others)} more hold {format_bytes(found.other_bytes)}" if found.others else "no others"
+    axes.set_title(f"largest tensors alive at the peak; {rest}", loc="left", fontsize="medium")
+    axes.set_xlabel("bytes of a tensor on one device (MiB)")
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def _shortened(name: str) -> str:
+    """A name without its middle where it is long: the module and the operator tell tensors apart."""
+    half = NAME_LENGTH // 2
+    return name if len(name) <= NAME_LENGTH else f"{name[: half - 2]} ... {name[-half + 3 :]}"
 
 
 def placements_by_module(plan: Plan, depth: int = 3) -> Figure:

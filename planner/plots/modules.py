@@ -77,6 +77,9 @@ def _bars(axes: Axes, shown: dict[str, Figures], parts: dict[str, tuple[str, str
                 names, width, left=left, color=colour, hatch=2 * hatch, edgecolor="black", linewidth=0.4, label=label
             )
         left += width
+    axes.use_sticky_edges = False  # a part of no width would hold the frame at its end
+    axes.margins(x=0.04)
+    axes.set_xlim(left=0)
     axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=2)
 
 

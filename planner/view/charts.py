@@ -6,7 +6,7 @@ Every kind has a shade and a pattern of its own, so that charts are readable in 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import groupby
 from math import inf
 from typing import TYPE_CHECKING, Any
@@ -15,22 +15,10 @@ import numpy as np
 
 from planner.common.units import format_bytes, format_seconds
 from planner.replay.report import Category
-from planner.view.naming import COPY_IN, COPY_OUT, LOCAL_RESHARD, UPDATE
 from planner.view.opened import OpenedPlan
-from planner.view.streams import (
-    AGAIN,
-    BACKWARD,
-    BESIDE,
-    BLOCKING,
-    COMPUTATION,
-    FORWARD,
-    GROUPS,
-    STALL,
-    Interval,
-    group_of,
-    kind_of_time,
-)
-from planner.view.styles import CATEGORIES, Style, category_name
+from planner.view.streams import AGAIN, COMPUTATION, FORWARD, GROUPS, Interval, group_of, kind_of_time
+from planner.view.styles import CATEGORIES, GROUP_STYLE, category_name
+from planner.view.timeline import bars_by_group, streams_of
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
@@ -40,21 +28,6 @@ MILLISECOND = 1e6
 """In nanoseconds."""
 FAR_LIMIT = 1.5
 """A limit of more than this times the highest peak is not drawn: it would leave no room for the memory."""
-MOST_INTERVALS = 2000
-"""Bars of a timeline; shorter neighbours of one group are joined until there are no more."""
-
-GROUP_STYLE: Mapping[str, Style] = {
-    FORWARD: ("#cfe2f3", ""),
-    BACKWARD: ("#3d6d99", ""),
-    AGAIN: ("#e69138", "/"),
-    UPDATE: ("#8c8c8c", ""),
-    LOCAL_RESHARD: ("#b6d7a8", "-"),
-    BLOCKING: ("#a61c00", "x"),
-    BESIDE: ("#d5a6bd", "\\"),
-    COPY_OUT: ("#674ea7", "|"),
-    COPY_IN: ("#b4a7d6", "|"),
-    STALL: ("#ffffff", "+"),
-}
 
 
 def step_figure(opened: OpenedPlan, together: Sequence[OpenedPlan] = ()) -> Figure:
@@ -99,7 +72,7 @@ def step_figure(opened: OpenedPlan, together: Sequence[OpenedPlan] = ()) -> Figu
                 row=1,
                 col=1,
             )
-    bars = _by_group(opened)
+    bars = bars_by_group(opened)
     groups = {interval.group for plan in shown for interval in plan.intervals}
     for group in (group for group in GROUPS if group in groups):
         # One without bars has an invisible one, so that figures side by side have equal legends.
@@ -233,50 +206,9 @@ def seconds_by_kind(opened: OpenedPlan) -> dict[str, tuple[int, int]]:
     return {kind: (first, again) for kind, (first, again) in found.items()}
 
 
-def streams_of(shown: Sequence[OpenedPlan]) -> list[str]:
-    """Streams of several plans, the computation first."""
-    used = {interval.stream for plan in shown for interval in plan.intervals}
-    return sorted(used, key=lambda stream: (stream != COMPUTATION, "host" in stream, stream))
-
-
 def _limit(opened: OpenedPlan) -> float:
     limit = opened.plan.decision.options.limit_bytes
     return inf if limit is None else limit
-
-
-def _by_group(opened: OpenedPlan) -> dict[str, list[list[Interval]]]:
-    """Bars by group; neighbours of one module and group without a pause between them are one bar."""
-    by_stream: dict[str, list[Interval]] = defaultdict(list)
-    for interval in opened.intervals:
-        by_stream[interval.stream].append(interval)
-    for coarse in (0, *(opened.plan.decision.predicted.objective_ns // parts for parts in (4000, 1000, 250))):
-        bars = [bar for intervals in by_stream.values() for bar in _joined(opened, intervals, coarse)]
-        if len(bars) <= MOST_INTERVALS:
-            break
-    found: dict[str, list[list[Interval]]] = {group: [] for group in GROUPS}
-    for bar in bars:
-        found[bar[0].group].append(bar)
-    return {group: entries for group, entries in found.items() if entries}
-
-
-def _joined(opened: OpenedPlan, intervals: Sequence[Interval], coarse: int) -> list[list[Interval]]:
-    """Runs of intervals of one group: of one module, or where both are shorter than `coarse`, of any."""
-    bars: list[list[Interval]] = []
-    for interval in intervals:
-        last = bars[-1] if bars else None
-        if (
-            last is not None
-            and last[-1].group == interval.group
-            and last[-1].end == interval.start
-            and (
-                opened.module(last[-1].instruction) == opened.module(interval.instruction)
-                or max(last[-1].end - last[0].start, interval.end - interval.start) < coarse
-            )
-        ):
-            last.append(interval)
-        else:
-            bars.append([interval])
-    return bars
 
 
 def _described(opened: OpenedPlan, bar: Sequence[Interval]) -> str:

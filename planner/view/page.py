@@ -21,6 +21,7 @@ from planner.view.charts import seconds_figure, step_figure
 from planner.view.differences import differences
 from planner.view.modules import Module, module_tree
 from planner.view.opened import OpenedPlan
+from planner.view.peak import at_peak, placement_of
 
 ASSETS = Path(__file__).parent / "assets"
 TENSORS_SHOWN = 15
@@ -75,8 +76,8 @@ def page(plans: Sequence[OpenedPlan | tuple[str, LayerPlan]]) -> str:
         notes=[_notes(plan) for plan in plans],
         opened=opened,
         trees=trees,
-        tensors_shown=TENSORS_SHOWN,
-        placement_text=placement_text,
+        peaks=[at_peak(plan.report, TENSORS_SHOWN) for plan in opened],
+        placement_of=placement_of,
         differences=differences(opened[0], opened[1], trees[0], trees[1]) if len(opened) == 2 else None,
         layer_plans=[(name, made.summary()) for name, made in (p for p in plans if not isinstance(p, OpenedPlan))],
         data=_script(data),

@@ -7,6 +7,8 @@ from math import floor, log10
 from typing import TYPE_CHECKING
 
 from planner.replay.report import Category
+from planner.view.naming import COPY_IN, COPY_OUT, LOCAL_RESHARD, UPDATE
+from planner.view.streams import AGAIN, BACKWARD, BESIDE, BLOCKING, FORWARD, STALL
 
 if TYPE_CHECKING:
     from matplotlib.axis import Axis
@@ -24,6 +26,19 @@ CATEGORIES: Mapping[Category, Style] = {
     Category.RESHARDED: ("#ffd966", "x"),
     Category.WORKSPACE: ("#bf9fcf", "."),
 }
+GROUP_STYLE: Mapping[str, Style] = {
+    FORWARD: ("#cfe2f3", ""),
+    BACKWARD: ("#3d6d99", ""),
+    AGAIN: ("#e69138", "/"),
+    UPDATE: ("#8c8c8c", ""),
+    LOCAL_RESHARD: ("#b6d7a8", "-"),
+    BLOCKING: ("#a61c00", "x"),
+    BESIDE: ("#d5a6bd", "\\"),
+    COPY_OUT: ("#674ea7", "|"),
+    COPY_IN: ("#b4a7d6", "|"),
+    STALL: ("#ffffff", "+"),
+}
+"""Of groups of instructions on a timeline."""
 LINES: tuple[Style, ...] = (
     ("#1f4e79", "-"),
     ("#c55a11", "--"),

@@ -1,13 +1,18 @@
 from __future__ import annotations
 
 from collections import Counter
+from itertools import combinations
 
 import matplotlib as mpl
 import numpy as np
 import pytest
-from support.steps.opened_plans import opened_plan
+from matplotlib.axis import Axis
+from matplotlib.figure import Figure
+from matplotlib.text import Text
+from support.steps.opened_plans import KINDS, opened_plan
 from support.steps.planned_steps import random_plan
 
+from planner.common.units import format_bytes
 from planner.graph.placement import is_partial, is_shard
 from planner.plan.decision import ComputeStep
 from planner.plan.document import Plan
@@ -15,15 +20,18 @@ from planner.plots import (
     ParetoPoint,
     memory_over_time,
     modules_of_plan,
+    overhead_by_group,
     overhead_over_memory,
     pareto_curve,
     placement_counts,
     placements_by_module,
     predicted_and_measured,
     seconds_over_layers,
+    streams_over_time,
 )
 from planner.view.modules import module_tree
 from planner.view.styles import category_name
+from planner.view.timeline import streams_of
 
 mpl.use("agg")
 
@@ -36,16 +44,90 @@ def plan() -> Plan:
 
 
 def test_memory_is_stacked_to_the_peak_under_the_limit(plan: Plan) -> None:
-    (axes,) = memory_over_time(plan).axes
+    figure = memory_over_time(plan)
+    (axes,) = figure.axes
     predicted = plan.decision.predicted
     top = max(path.vertices[:, 1].max() for layer in axes.collections for path in layer.get_paths())
     assert top == pytest.approx(predicted.peak_bytes / 2**30)
-    (limit,) = axes.lines
+    limit, peak = axes.lines
     assert set(np.asarray(limit.get_ydata())) == {2.0}
+    assert [tuple(point) for point in peak.get_xydata()] == [(predicted.peak_instruction, predicted.peak_bytes / 2**30)]
     names = [text.get_text() for text in axes.get_legend().get_texts()]
-    assert sorted(names) == sorted([*map(category_name, predicted.memory.bytes), "limit"])
+    marked = ["limit", f"peak, {format_bytes(predicted.peak_bytes)}"]
+    assert sorted(names) == sorted([*map(category_name, predicted.memory.bytes), *marked])
+    assert no_overlaps(figure)
     assert "GiB" in axes.get_ylabel()
     assert "instruction" in axes.get_xlabel()
+
+
+def no_overlaps(figure: Figure) -> bool:
+    """Whether no text of a figure lies on another."""
+    figure.canvas.draw()
+    texts = [text for axes in figure.axes for text in axes.texts]
+    texts += [
+        label for axes in figure.axes for axis in (axes.xaxis, axes.yaxis) for label in (*shown(axis), axis.label)
+    ]
+    boxes = [text.get_window_extent() for text in texts if text.get_visible() and text.get_text()]
+    return not any(one.overlaps(other) for one, other in combinations(boxes, 2))
+
+
+def shown(axis: Axis) -> list[Text]:
+    """Labels of the ticks within the view, where they are drawn."""
+    low, high = sorted(axis.get_view_interval())
+    return [
+        tick.label1 for tick in axis.get_major_ticks() if tick.label1.get_visible() and low <= tick.get_loc() <= high
+    ]
+
+
+@pytest.mark.parametrize("kind", ["serial", "offloaded"])
+def test_the_largest_tensors_at_the_peak_have_names(kind: str) -> None:
+    opened = opened_plan(kind, mesh=(2, 2))
+    figure = memory_over_time(opened)
+    _, below = figure.axes
+    largest = opened.report.alive_at_peak[: len(below.patches)]
+    assert [bar.get_width() * 2**20 for bar in below.patches] == pytest.approx([tensor.nbytes for tensor in largest])
+    for tensor, text in zip(largest, below.texts, strict=True):
+        assert tensor.name in text.get_text() or " ... " in text.get_text()
+        assert category_name(tensor.category) in text.get_text()
+    others = sum(tensor.nbytes for tensor in opened.report.alive_at_peak[len(largest) :])
+    assert format_bytes(others) in below.get_title(loc="left")
+    assert "(MiB)" in below.get_xlabel()
+    assert no_overlaps(figure)
+    edge = figure.canvas.get_width_height()[0]
+    assert all(text.get_window_extent().x1 <= edge for text in below.texts)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_timeline_has_every_stream_for_as_long_as_it_is_busy(kind: str) -> None:
+    opened = opened_plan(kind, mesh=(2, 2))
+    figure = streams_over_time(opened)
+    (axes,) = figure.axes
+    streams = [label.get_text() for label in axes.get_yticklabels()]
+    assert streams == streams_of([opened])
+    busy = dict.fromkeys(streams, 0.0)
+    for drawn in axes.collections:
+        for path in drawn.get_paths():
+            (left, bottom), (right, top) = path.vertices.min(axis=0), path.vertices.max(axis=0)
+            busy[streams[round((bottom + top) / 2)]] += right - left
+    for stream in streams:
+        spent = sum(i.end - i.start for i in opened.intervals if i.stream == stream)
+        assert busy[stream] * 1e6 == pytest.approx(spent)
+    assert {text.get_text() for text in axes.get_legend().get_texts()} == {i.group for i in opened.intervals}
+    assert "(ms)" in axes.get_xlabel()
+    assert axes.get_ylabel() == "stream"
+    assert no_overlaps(figure)
+
+
+def test_a_part_of_a_timeline_has_what_runs_in_it() -> None:
+    opened = opened_plan("serial")
+    whole = opened.time.total / 1e6
+    (axes,) = streams_over_time(opened, whole / 4, whole / 2).axes
+    assert axes.get_xlim() == pytest.approx((whole / 4, whole / 2))
+    inside = {i.group for i in opened.intervals if i.start < opened.time.total / 2 and i.end > opened.time.total / 4}
+    assert {text.get_text() for text in axes.get_legend().get_texts()} == inside
+    for start, end in ((2.0, 1.0), (whole, 2 * whole), (-1.0, whole)):
+        with pytest.raises(ValueError, match="give a part of the step"):
+            streams_over_time(opened, start, end)
 
 
 def test_every_result_of_a_first_execution_is_counted_once(plan: Plan) -> None:
@@ -122,8 +204,40 @@ def test_the_band_of_a_pareto_curve_lies_between_the_bounds_and_the_plans() -> N
         assert {round(y, 6) for x, y in corners if x == limit} == edges
     assert "(GiB)" in axes.get_xlabel()
     assert "(s)" in axes.get_ylabel()
+    (label,) = {text.get_text() for text in axes.get_legend().get_texts()} - {"plan", "bound"} or {None}
+    assert label is None, "there are no others"
     with pytest.raises(ValueError, match="no plan to draw"):
         pareto_curve({"sharding": points[1:2]}, "gpt2")
+
+
+def test_curves_that_are_the_same_share_a_panel_and_others_are_grey_in_it() -> None:
+    gib = 2**30
+    wide = [ParetoPoint(gib, 9.0, 5.0), ParetoPoint(2 * gib, 5.0, 4.0)]
+    near = [ParetoPoint(gib, 9.001, 5.0), ParetoPoint(2 * gib, 5.0, 4.0)]
+    narrow = [ParetoPoint(gib, None, None), ParetoPoint(2 * gib, 5.0, 4.0)]
+    figure = pareto_curve({"kiwi_chain": wide, "sharding": narrow, "kiwi_offload": near}, "gpt2")
+    panels = {axes.get_title(): axes for axes in figure.axes}
+    assert list(panels) == ["sharding", "kiwi_chain = kiwi_offload"]
+    assert len({(axes.get_xlim(), axes.get_ylim()) for axes in figure.axes}) == 1
+    for axes in figure.axes:
+        other, plans, _ = axes.lines
+        assert other.get_label() == "plans of others"
+        assert plans.get_label() == "plan"
+    np.testing.assert_array_equal(panels["sharding"].lines[0].get_ydata(), [9.0, 5.0])
+    assert no_overlaps(figure)
+
+
+def test_groups_of_curves_have_panels_of_their_own() -> None:
+    same = [(1.0, 5.0), (2.0, 1.0)]
+    figure = overhead_by_group({"osdp": {"published": same, "exact": same}, "h3t": {}, "capture": {"exact": same}}, "t")
+    assert [axes.get_title() for axes in figure.axes] == ["osdp", "h3t", "capture"]
+    below, above = figure.axes[0].lines
+    assert below.get_linewidth() > above.get_linewidth()
+    assert below.get_markersize() > above.get_markersize()
+    assert [text.get_text() for text in figure.axes[0].get_legend().get_texts()] == ["published", "exact"]
+    assert all("(GB)" in axes.get_xlabel() for axes in figure.axes)
+    assert "(%)" in figure.axes[0].get_ylabel()
+    assert no_overlaps(figure)
 
 
 def test_predicted_and_measured_have_one_scale_and_medians() -> None:
@@ -145,6 +259,8 @@ def test_modules_add_up_to_the_plan(depth: int) -> None:
     left, right = modules_of_plan(module_tree(opened), depth).axes
     assert sum(bar.get_width() for bar in left.patches) == pytest.approx(opened.time.total / 1e6)
     assert sum(bar.get_width() for bar in right.patches) == pytest.approx(opened.plan.peak_bytes / 2**20)
+    for axes in (left, right):
+        assert max(bar.get_x() + bar.get_width() for bar in axes.patches) < 0.98 * axes.get_xlim()[1]
     names = [label.get_text() for label in left.get_yticklabels()]
     assert ("transformer.h.0" in names) == (depth == 3)
     assert "(ms)" in left.get_xlabel()

@@ -11,12 +11,13 @@ from planner.common.plan_error import PlanError
 from planner.graph.placement import is_partial, is_shard
 from planner.plan.decision import decision_digest
 from planner.schedule.instructions import Compute, Offload, Prefetch, Reshard
-from planner.view.charts import seconds_by_kind, streams_of
+from planner.view.charts import seconds_by_kind
 from planner.view.differences import differences
 from planner.view.modules import Figures, module_tree
 from planner.view.naming import COPY_IN, COPY_OUT
 from planner.view.opened import open_plan
 from planner.view.streams import BESIDE, COMPUTATION
+from planner.view.timeline import streams_of
 
 CASES = [(kind, mesh) for kind in KINDS for mesh in ((2,), (2, 2))]
 
