@@ -19,11 +19,14 @@ from planner.replay.wording import placement_text
 from planner.schedule.instructions import Compute, Free, Offload, Prefetch, Reshard, Update, Wait
 from planner.view.charts import seconds_figure, step_figure
 from planner.view.differences import differences
+from planner.view.flows import flows_of
 from planner.view.modules import Module, module_tree
 from planner.view.opened import OpenedPlan
 from planner.view.peak import at_peak, placement_of
 
 ASSETS = Path(__file__).parent / "assets"
+SCRIPTS = ("charts", "modules", "graph")
+"""Scripts of the page, each of which uses what those before it define."""
 TENSORS_SHOWN = 15
 """Tensors alive at the peak that are shown before the others are unfolded."""
 
@@ -66,6 +69,7 @@ def page(plans: Sequence[OpenedPlan | tuple[str, LayerPlan]]) -> str:
             }
             for plan in opened
         ],
+        "graphs": [flows_of(plan, tree).document(tree) for plan, tree in zip(opened, trees, strict=True)],
         "instructions": [_instructions(plan, tree) for plan, tree in zip(opened, trees, strict=True)],
     }
     names = [plan.name if isinstance(plan, OpenedPlan) else plan[0] for plan in plans]
@@ -83,7 +87,7 @@ def page(plans: Sequence[OpenedPlan | tuple[str, LayerPlan]]) -> str:
         data=_script(data),
         plotly=get_plotlyjs(),
         style=(ASSETS / "page.css").read_text(encoding="utf-8"),
-        script=(ASSETS / "page.js").read_text(encoding="utf-8"),
+        scripts=[(ASSETS / f"{name}.js").read_text(encoding="utf-8") for name in SCRIPTS],
     )
 
 

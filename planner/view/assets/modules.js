@@ -1,46 +1,4 @@
 "use strict";
-const data = JSON.parse(document.getElementById("data").textContent);
-const charts = [...document.querySelectorAll(".chart")];
-
-for (const chart of charts) {
-  const figure = data.charts[chart.dataset.plan][chart.dataset.chart];
-  if (chart.clientWidth < 500 && chart.dataset.chart === "step") figure.layout.height += 160; // legends take more lines
-  Plotly.newPlot(chart, figure.data, figure.layout, { responsive: true, displaylogo: false, modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d"] });
-}
-
-// Charts of one kind move together; the whole range is that of the first drawing.
-const groupOf = chart => charts.filter(other => other.dataset.chart === chart.dataset.chart);
-const axesOf = chart => Object.keys(chart.layout).filter(name => /^xaxis\d*$/.test(name));
-const whole = new Map(charts.map(chart => [chart, [...chart._fullLayout.xaxis.range]]));
-let moving = false;
-async function show(chart, range) {
-  moving = true;
-  await Promise.all(groupOf(chart).map(other =>
-    Plotly.relayout(other, Object.fromEntries(axesOf(other).map(axis => [axis + ".range", [...range]])))));
-  moving = false;
-}
-for (const chart of charts) {
-  chart.on("plotly_relayout", change => {
-    if (moving) return;
-    const keys = Object.keys(change);
-    if (keys.some(key => /^xaxis\d*\.autorange$/.test(key))) show(chart, whole.get(chart));
-    else if (keys.some(key => /^xaxis\d*\.range/.test(key))) show(chart, chart._fullLayout.xaxis.range);
-  });
-  chart.addEventListener("keydown", event => {
-    const [from, to] = chart._fullLayout.xaxis.range, width = to - from;
-    const ranges = {
-      ArrowLeft: [from - width / 5, to - width / 5], ArrowRight: [from + width / 5, to + width / 5],
-      "+": [from + width / 4, to - width / 4], "-": [from - width / 2, to + width / 2], 0: whole.get(chart),
-    };
-    ranges["="] = ranges["+"];
-    const range = ranges[event.key];
-    if (!range || event.ctrlKey || event.metaKey || event.altKey) return;
-    event.preventDefault();
-    const [first, last] = whole.get(chart);
-    show(chart, [Math.max(first, range[0]), Math.min(last, range[1])]);
-  });
-}
-
 // Instructions are rows of [position, kind, name, placements, nanoseconds, bytes]; texts are numbered.
 const seconds = ns => ns >= 1e9 ? (ns / 1e9).toPrecision(4) + " s" : ns >= 1e6 ? (ns / 1e6).toPrecision(4) + " ms"
   : ns ? (ns / 1e3).toPrecision(4) + " µs" : "-";
@@ -105,8 +63,8 @@ search.addEventListener("input", () => {
     module.hit ||= inside;
     module.hidden = wanted.length > 0 && !module.hit;
     if (wanted.length) module.open = inside || module.rows > 0;
-    else module.open = !module.dataset.path;
   }
+  if (!wanted.length) foldTo(depth.value);
   found.textContent = wanted.length ? `${paths} modules, ${instructions} instructions` : "";
 });
 document.querySelector(".search").addEventListener("submit", event => {
@@ -114,5 +72,18 @@ document.querySelector(".search").addEventListener("submit", event => {
   const hit = document.querySelector(".name.hit, .instructions:not([hidden]) > summary");
   if (hit) hit.closest("summary").focus();
 });
+
+// Folding: the table unfolds to a depth, at first to the deepest that a graph of few nodes has room for.
+const FEW_NODES = 24;
+const depth = document.getElementById("depth");
+const depthOf = module => module.dataset.path ? module.dataset.path.split(".").length : 0;
+const foldTo = most => modules.forEach(module => module.open = depthOf(module) < most && !!module.querySelector(".module"));
+const deepest = Math.max(1, ...modules.map(depthOf));
+for (let at = 1; at <= deepest; at++) {
+  const nodes = modules.filter(module => depthOf(module) <= at).length / document.querySelectorAll(".tree").length;
+  depth.add(new Option(at, at, false, at === 1 || nodes <= FEW_NODES));
+}
+foldTo(depth.value);
+depth.addEventListener("change", () => foldTo(depth.value));
 document.getElementById("unfold").addEventListener("click", () => modules.forEach(module => module.open = true));
-document.getElementById("fold").addEventListener("click", () => modules.forEach(module => module.open = !module.dataset.path));
+document.getElementById("fold").addEventListener("click", () => foldTo(depth.value = 1));
