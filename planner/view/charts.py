@@ -131,11 +131,11 @@ def step_figure(opened: OpenedPlan, together: Sequence[OpenedPlan] = ()) -> Figu
         categoryorder="array", categoryarray=streams[::-1], range=[-0.6, len(streams) - 0.4], row=2, col=1
     )
     figure.update_layout(
-        **_layout(360 + 42 * len(streams) + 90),
+        **chart_layout(360 + 42 * len(streams) + 90),
         barmode="overlay",
         hovermode="closest",
-        legend=_legend(above=True),
-        legend2=_legend(above=False),
+        legend=chart_legend(above=True),
+        legend2=chart_legend(above=False),
     )
     return figure
 
@@ -190,9 +190,9 @@ def seconds_figure(opened: OpenedPlan, together: Sequence[OpenedPlan] = ()) -> F
         )
     figure.update_xaxes(title_text="time of a step (ms)", range=[0, max(totals.values()) / MILLISECOND * 1.4])
     figure.update_layout(
-        **_layout(110 + 24 * len(kinds)),
+        **chart_layout(110 + 24 * len(kinds)),
         barmode="stack",
-        legend=_legend(above=True),
+        legend=chart_legend(above=True),
     )
     return figure
 
@@ -228,13 +228,14 @@ def _described(opened: OpenedPlan, bar: Sequence[Interval]) -> str:
     )
 
 
-def _legend(*, above: bool) -> dict[str, Any]:
+def chart_legend(*, above: bool) -> dict[str, Any]:
     """A legend along the upper or lower edge, which takes as many lines as it needs."""
     edge = {"y": 1, "yanchor": "top"} if above else {"y": 0, "yanchor": "bottom"}
     return {"orientation": "h", "yref": "container", **edge, "x": 0, "traceorder": "normal"}
 
 
-def _layout(height: int) -> dict[str, Any]:
+def chart_layout(height: int) -> dict[str, Any]:
+    """What all charts have in common; pixels of height."""
     return {
         "template": "simple_white",
         "height": height,

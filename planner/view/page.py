@@ -1,4 +1,4 @@
-"""One HTML page about one plan or two: headline, memory and streams, seconds by kind, modules, what differs.
+"""One HTML page about one plan or two: headline, memory and streams, seconds by kind, modules, stages, what differs.
 
 The page holds all that it shows and loads nothing; its content policy forbids that as well.
 """
@@ -15,6 +15,7 @@ from planner.common.root_name import shown
 from planner.common.units import format_bytes, format_seconds
 from planner.graph.operator_graph import Phase
 from planner.layers.plan.document import LayerPlan
+from planner.layers.plan.rendering import layer_runs
 from planner.replay.wording import placement_text
 from planner.schedule.instructions import Compute, Free, Offload, Prefetch, Reshard, Update, Wait
 from planner.view.charts import seconds_figure, step_figure
@@ -23,10 +24,11 @@ from planner.view.flows import flows_of
 from planner.view.modules import Module, module_tree
 from planner.view.opened import OpenedPlan
 from planner.view.peak import at_peak, placement_of
+from planner.view.stages import stages_figure
 
 ASSETS = Path(__file__).parent / "assets"
 SCRIPTS = ("charts", "modules", "graph")
-"""Scripts of the page, each of which uses what those before it define."""
+"""Scripts of the page, each of which uses what those before it define; plans of layers need the first alone."""
 TENSORS_SHOWN = 15
 """Tensors alive at the peak that are shown before the others are unfolded."""
 
@@ -61,6 +63,8 @@ def page(plans: Sequence[OpenedPlan | tuple[str, LayerPlan]]) -> str:
     environment.filters.update(bytes=format_bytes, seconds=lambda nanoseconds: format_seconds(nanoseconds * 1e-9))
     opened = [plan for plan in plans if isinstance(plan, OpenedPlan)]
     trees = [module_tree(plan) for plan in opened]
+    layered = [plan for plan in plans if not isinstance(plan, OpenedPlan)]
+    stages = [stages_figure(made, [other for _, other in layered]) for _, made in layered]
     data = {
         "charts": [
             {
@@ -68,7 +72,8 @@ def page(plans: Sequence[OpenedPlan | tuple[str, LayerPlan]]) -> str:
                 "kinds": json.loads(seconds_figure(plan, opened).to_json()),
             }
             for plan in opened
-        ],
+        ]
+        + [{} if figure is None else {"stages": json.loads(figure.to_json())} for figure in stages],
         "graphs": [flows_of(plan, tree).document(tree) for plan, tree in zip(opened, trees, strict=True)],
         "instructions": [_instructions(plan, tree) for plan, tree in zip(opened, trees, strict=True)],
     }
@@ -83,11 +88,13 @@ def page(plans: Sequence[OpenedPlan | tuple[str, LayerPlan]]) -> str:
         peaks=[at_peak(plan.report, TENSORS_SHOWN) for plan in opened],
         placement_of=placement_of,
         differences=differences(opened[0], opened[1], trees[0], trees[1]) if len(opened) == 2 else None,
-        layer_plans=[(name, made.summary()) for name, made in (p for p in plans if not isinstance(p, OpenedPlan))],
+        layered=layered,
+        stages=stages,
+        layer_runs=layer_runs,
         data=_script(data),
         plotly=get_plotlyjs(),
         style=(ASSETS / "page.css").read_text(encoding="utf-8"),
-        scripts=[(ASSETS / f"{name}.js").read_text(encoding="utf-8") for name in SCRIPTS],
+        scripts=[(ASSETS / f"{name}.js").read_text(encoding="utf-8") for name in SCRIPTS[: None if opened else 1]],
     )
 
 

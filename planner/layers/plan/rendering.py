@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from planner.common.units import format_bytes, format_gap, format_seconds
 
 if TYPE_CHECKING:
-    from planner.layers.plan.document import LayerPlan, LayerSettings
+    from planner.layers.plan.document import LayerPlan, LayerSettings, StagePlan
 
 
 def layer_plan_text(plan: LayerPlan) -> str:
@@ -52,11 +52,18 @@ def stage_lines(plan: LayerPlan) -> list[str]:
     """A line for every run of layers of a stage with equal settings."""
     lines = []
     for number, stage in enumerate(plan.stages):
-        for settings, layers in groupby(stage.layers, key=_settings_text):
-            names = [layer.name for layer in layers]
-            shown = names[0] if len(names) == 1 else f"{names[0]} .. {names[-1]} ({len(names)} layers)"
-            lines.append(f"stage {number}: {shown}: {settings}")
+        lines += [f"stage {number}: {shown}: {settings}" for shown, settings in layer_runs(stage)]
     return lines
+
+
+def layer_runs(stage: StagePlan) -> list[tuple[str, str]]:
+    """Names of every run of equal layers of a stage, and their settings."""
+    found = []
+    for settings, layers in groupby(stage.layers, key=_settings_text):
+        names = [layer.name for layer in layers]
+        shown = names[0] if len(names) == 1 else f"{names[0]} .. {names[-1]} ({len(names)} layers)"
+        found.append((shown, settings))
+    return found
 
 
 def _settings_text(layer: LayerSettings) -> str:

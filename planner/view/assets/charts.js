@@ -4,7 +4,7 @@ const charts = [...document.querySelectorAll(".chart")];
 
 for (const chart of charts) {
   const figure = data.charts[chart.dataset.plan][chart.dataset.chart];
-  if (chart.clientWidth < 500 && chart.dataset.chart === "step") figure.layout.height += 160; // legends take more lines
+  if (chart.clientWidth < 500 && chart.dataset.chart !== "kinds") figure.layout.height += 160; // legends take more lines
   Plotly.newPlot(chart, figure.data, figure.layout, { responsive: true, displaylogo: false, modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d"] });
 }
 

@@ -6,12 +6,16 @@ import json
 import re
 import shutil
 import subprocess
+from pathlib import Path
 
 import pytest
 from support.steps.opened_plans import opened_plan
 
 from planner.graph.operator_graph import ValueRole, module_prefix
+from planner.layers.plan.document import load_layer_plan
 from planner.view.page import page
+
+LAYER_PLAN = Path(__file__).parents[2] / "fixtures" / "plans" / "galvatron.json"
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)
 FIRST = """<script>const wrong = [];
@@ -68,6 +72,22 @@ LAST = """<script>(async () => {
 })().catch(error => document.title = JSON.stringify({wrong: [error.message]}));</script></body>"""
 
 
+def shown(file, width):
+    """What the script at the end of a page writes into its title."""
+    options = [
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--virtual-time-budget=15000",
+        f"--window-size={width},900",
+    ]
+    command = [BROWSER, *options, f"--user-data-dir={file.parent / 'profile'}", "--dump-dom", file.as_uri()]
+    finished = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    title = re.search(r"<title>(.*?)</title>", finished.stdout, re.DOTALL)
+    assert title is not None, finished.stderr
+    return json.loads(title[1].replace("&gt;", ">").replace("&lt;", "<").replace("&amp;", "&"))
+
+
 def folded_edges(opened, depth, phase):
     """Edges between modules of the operator graph folded at a depth, without those of a phase to the other.
 
@@ -96,18 +116,7 @@ def test_a_browser_draws_it_and_keys_work(tmp_path, width):
     plans = [opened_plan("serial"), opened_plan("overlapped")]
     text = page(plans)
     file.write_text(text.replace("<head>", "<head>" + FIRST, 1).replace("</body>", LAST))
-    options = [
-        "--headless",
-        "--no-sandbox",
-        "--disable-gpu",
-        "--virtual-time-budget=15000",
-        f"--window-size={width},900",
-    ]
-    command = [BROWSER, *options, f"--user-data-dir={tmp_path / 'profile'}", "--dump-dom", file.as_uri()]
-    finished = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    title = re.search(r"<title>(.*?)</title>", finished.stdout, re.DOTALL)
-    assert title is not None, finished.stderr
-    found = json.loads(title[1].replace("&gt;", ">").replace("&lt;", "<").replace("&amp;", "&"))
+    found = shown(file, width)
     assert found["wrong"] == []
     assert found["loaded"] == []
     assert found["wide"] <= 0, "the page needs no scrolling to the side"
@@ -137,3 +146,37 @@ def test_a_browser_draws_it_and_keys_work(tmp_path, width):
     assert found["row"] == other
     assert found["hits"] > 0
     assert found["left"] == 0
+
+
+LAST_OF_LAYERS = """<script>(async () => {
+  const ranges = () => charts.map(chart => chart._fullLayout.xaxis.range.map(Number));
+  const result = {whole: ranges()};
+  charts[0].dispatchEvent(new KeyboardEvent("keydown", {key: "+"}));
+  await new Promise(done => setTimeout(done, 300));
+  result.zoomed = ranges();
+  result.bars = charts.map(chart => chart.querySelectorAll(".barlayer path").length);
+  result.loaded = performance.getEntriesByType("resource").map(entry => entry.name);
+  result.wide = document.documentElement.scrollWidth - document.documentElement.clientWidth;
+  result.wrong = wrong;
+  document.title = JSON.stringify(result);
+})().catch(error => document.title = JSON.stringify({wrong: [error.message]}));</script></body>"""
+
+
+@pytest.mark.fast_cases("1600")
+@pytest.mark.skipif(BROWSER is None, reason="no chromium or chrome is installed")
+@pytest.mark.parametrize("width", [400, 900, 1600])
+def test_a_browser_draws_the_stages_of_plans_of_layers(tmp_path, width):
+    layers = load_layer_plan(LAYER_PLAN)
+    file = tmp_path / "page.html"
+    text = page([("one.json", layers), ("other.json", layers)])
+    file.write_text(text.replace("<head>", "<head>" + FIRST, 1).replace("</body>", LAST_OF_LAYERS))
+    found = shown(file, width)
+    assert found["wrong"] == []
+    assert found["loaded"] == []
+    assert found["wide"] <= 0
+    parts = [nbytes for peak in layers.record.engine_peaks for nbytes in peak.parts.values() if nbytes]
+    assert found["bars"] == [len(parts)] * 2
+    (start, end), other = found["whole"]
+    assert [start, end] == other
+    for zoomed in found["zoomed"]:
+        assert zoomed[1] - zoomed[0] == pytest.approx((end - start) / 2)

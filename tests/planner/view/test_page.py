@@ -12,7 +12,9 @@ import numpy as np
 import pytest
 from support.steps.opened_plans import KINDS, opened_plan
 
+from planner.common.units import format_bytes
 from planner.layers.plan.document import load_layer_plan
+from planner.layers.plan.rendering import layer_runs
 from planner.view import page as module_of_page
 from planner.view.modules import module_tree
 from planner.view.page import ASSETS, SCRIPTS, page
@@ -169,15 +171,47 @@ def test_names_are_text():
     assert "</script><img src=x>" in found.words
 
 
-def test_plans_of_layers_have_a_headline_and_their_settings():
+def test_plans_of_layers_have_a_headline_their_memory_and_their_settings():
     layers = load_layer_plan(LAYER_PLAN)
     found = parsed(("galvatron.json", layers))
     for line in layers.summary().splitlines():
         assert " ".join(line.split()) in found.words
-    assert "A plan of whole layers" in found.words
-    assert found.scripts == []
-    beside = parsed(("galvatron.json", layers), opened_plan("serial"))
-    assert len(beside.data["charts"]) == 1
+    for stage in layers.stages:
+        for names, settings in layer_runs(stage):
+            assert f"{names} {settings}" in found.words
+    assert len(found.scripts) == 3
+    (charts,) = found.data["charts"]
+    (peak,) = layers.record.engine_peaks
+    drawn = {trace["name"]: values(trace["x"]).sum() * 2**30 for trace in charts["stages"]["data"]}
+    assert drawn.pop("by the formulation") == pytest.approx(layers.record.stage_peak_bytes[0])
+    assert drawn == {purpose: pytest.approx(nbytes) for purpose, nbytes in peak.parts.items() if nbytes}
+    assert "(GiB)" in charts["stages"]["layout"]["xaxis"]["title"]["text"]
+    beside = parsed(opened_plan("serial"), ("galvatron.json", layers))
+    assert [list(charts) for charts in beside.data["charts"]] == [["step", "kinds"], ["stages"]]
+
+
+def test_two_plans_of_layers_have_the_same_axes_and_their_own_limits():
+    layers = load_layer_plan(LAYER_PLAN)
+    record = layers.record
+    near = record.model_copy(update={"tensor_bytes": record.engine_peaks[0].nbytes + 1000})
+    tight = layers.model_copy(update={"record": near})
+    found = parsed(("galvatron.json", layers), ("tight.json", tight))
+    one, other = (charts["stages"]["layout"] for charts in found.data["charts"])
+    for axis in ("xaxis", "yaxis"):
+        assert one[axis]["range"] == other[axis]["range"]
+    assert "shapes" not in one, "a limit far above the bars is in the caption alone"
+    (line,) = other["shapes"]
+    assert line["x0"] == pytest.approx(near.tensor_bytes / 2**30)
+    assert line["x0"] < other["xaxis"]["range"][1]
+    assert line["name"] == f"limit {format_bytes(near.tensor_bytes)}"
+
+
+def test_a_plan_of_layers_without_predictions_has_its_settings():
+    layers = load_layer_plan(LAYER_PLAN).model_copy(update={"record": None})
+    found = parsed(("mine.json", layers))
+    assert found.data["charts"] == [{}]
+    assert "A plan without predictions." in found.words
+    assert layers.stages[0].layers[0].name in found.words
 
 
 def test_a_missing_library_is_named_with_the_way_to_get_it(monkeypatch):

@@ -39,7 +39,7 @@ def test_two_plans_and_a_plan_of_layers(meshwright, plan_file, tmp_path):
     assert meshwright("view", plan_file, plan_file, "--no-open", "--out", page).code == 0
     assert "What differs" in page.read_text()
     assert meshwright("view", LAYER_PLAN, "--no-open", "--out", page).code == 0
-    assert "A plan of whole layers" in page.read_text()
+    assert "Plans of whole layers" in page.read_text()
 
 
 def test_files_for_other_tools(meshwright, plan_file, tmp_path):
