@@ -94,15 +94,19 @@ api.fits(reference, cluster=cluster, mesh=MESH)
 fastest = session.plan(api.PlanRequest(time_limit=SECONDS))
 fastest
 
+# %% [markdown]
+# Opened in its session a plan has names and prices: the figure names the largest tensors alive at the peak.
+
 # %%
-memory_over_time(fastest)
+opened = open_plan("fastest", fastest, session=session)
+memory_over_time(opened)
 
 # %% [markdown]
 # Where the time goes, and where the bytes at the peak are. `meshwright view plan.json` shows the same as a page, with
 # every module and stream.
 
 # %%
-modules_of_plan(module_tree(open_plan("fastest", fastest, session=session)))
+modules_of_plan(module_tree(opened))
 
 # %% [markdown]
 # ## The same step with less memory
@@ -115,7 +119,7 @@ reserve = fastest.decision.options.reserve_bytes
 limit = fastest.peak_bytes * 92 // 100
 print("tensors may have", format_bytes(limit), "on each device")
 tight = session.plan(api.PlanRequest(memory=limit + reserve, time_limit=SECONDS))
-memory_over_time(tight)
+memory_over_time(open_plan("tight", tight, session=session))
 
 # %%
 api.compare(fastest=fastest, tight=tight)

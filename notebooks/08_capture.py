@@ -84,10 +84,13 @@ for number, configuration in enumerate(case.configurations):
         stages = {name: problem.peaks[-1, number, 8, 16] / GIGABYTE for name, problem in found.items()}
         rows.append({"degree": configuration.devices, **stages})
 laws = pd.DataFrame(rows).set_index("degree")
-axes = laws.plot(
-    logx=True, style=["o-", "s--", "^:"], ylabel="GB on one GPU", title="8 layers of GPT-3 6.7B", figsize=(7, 3)
-)
-axes.set_xlabel("degree of data parallelism")
+axes = plt.subplots(figsize=(7, 3), layout="constrained")[1]
+for size, style, (name, law) in zip((4, 12, 7), ("o-", "s--", "^:"), laws.items(), strict=True):
+    axes.plot(law.index, law, style, markersize=size, markerfacecolor="none", label=name)
+axes.set_xscale("log", base=2)
+axes.xaxis.set_major_formatter("{x:g}")
+axes.set(xlabel="degree of data parallelism", ylabel="GB on one GPU", title="8 layers of GPT-3 6.7B")
+axes.legend()
 laws.round(2)
 
 # %% [markdown]

@@ -43,7 +43,7 @@ from planner.layers.planning import LAYER_FORMULATIONS
 from planner.layers.profiles.folding import model_layers
 from planner.machine.cluster import load_cluster
 from planner.models.references import ModelReference
-from planner.plots import overhead_over_memory
+from planner.plots import overhead_by_group
 from planner.session import PlanningSession, PlanRequest
 
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
@@ -147,12 +147,13 @@ pd.concat({f"above {name} (%)": table for name, table in against.items()}, axis=
 # %%
 fastest = measured["step (ms)"].min()
 planned = measured.dropna(subset="step (ms)")
-curves = {
-    name: list(zip(part["limit (GB)"], 100 * (part["step (ms)"] / fastest - 1), strict=True))
-    for name, part in planned.groupby("planner", sort=False)
-}
+panels = {}
+for name, part in planned.groupby("planner", sort=False):
+    paper, _, way = name.partition(", ")
+    points = list(zip(part["limit (GB)"], 100 * (part["step (ms)"] / fastest - 1), strict=True))
+    panels.setdefault(paper if way else "kiwi", {})[way or name] = points
 title = f"{MODEL.rpartition('/')[2]} on {DEVICES} devices of {CLUSTER.name}: above the fastest of all"
-overhead_over_memory(curves, title)
+overhead_by_group(panels, title)
 
 # %% [markdown]
 # A line that ends has no plan below; the table's notes say why. `published` may also end because of a slip of the

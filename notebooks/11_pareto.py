@@ -77,7 +77,8 @@ swept
 # ## The curves
 #
 # The line is the best plan found within a limit, the dotted line below it what is proven: no plan of this formulation
-# is in the band beneath. Where a line ends, nothing was found within less memory.
+# is in the band beneath. Where a line ends, nothing was found within less memory. Formulations that cannot be told
+# apart share a panel; the plans of the others are grey in it.
 
 
 # %%

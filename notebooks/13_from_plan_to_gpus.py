@@ -30,7 +30,7 @@ import pandas as pd
 
 from planner import api
 from planner.common.units import format_bytes
-from planner.plots import memory_over_time, modules_of_plan
+from planner.plots import memory_over_time, modules_of_plan, streams_over_time
 from planner.view.modules import module_tree
 from planner.view.opened import open_plan
 from planner.view.page import page
@@ -59,11 +59,18 @@ plan = session.plan(api.PlanRequest(time_limit=SECONDS))
 plan
 
 # %%
-memory_over_time(plan)
+opened = open_plan("plan", plan, session=session)
+memory_over_time(opened)
 
 # %%
-opened = open_plan("plan", plan, session=session)
 modules_of_plan(module_tree(opened))
+
+# %% [markdown]
+# What runs when: the computation, and the links of each mesh axis; a tenth of the step, from the middle of forward.
+
+# %%
+step_ms = opened.time.total / 1e6
+streams_over_time(opened, 0.15 * step_ms, 0.25 * step_ms)
 
 # %% [markdown]
 # How the parameters of one layer are laid out: `S0` is sharded on its dimension 0 over a mesh axis, `R` is replicated.

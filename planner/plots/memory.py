@@ -13,6 +13,7 @@ from planner.graph.placement import placement_kind
 from planner.plan.decision import ComputeStep
 from planner.plan.format import Plan
 from planner.replay.report import Category
+from planner.view.charts import FAR_LIMIT
 from planner.view.opened import OpenedPlan
 from planner.view.peak import at_peak, placement_of
 from planner.view.styles import CATEGORIES, category_name
@@ -30,7 +31,7 @@ PLACEMENT_STYLES = {"replicated": ("#9aa5b1", ""), "sharded": ("#2f6f9f", ""), "
 
 
 def memory_over_time(plan: Plan | OpenedPlan) -> Figure:
-    """Predicted bytes on one device during the step, by category, with the limit.
+    """Predicted bytes on one device during the step, by category, with the limit unless it is far above.
 
     Parameters
     ----------
@@ -72,13 +73,17 @@ def _over_time(axes: Axes, plan: Plan) -> None:
     )
     for category, layer in zip(held, layers, strict=True):
         layer.set_hatch(2 * CATEGORIES[category][1])
-    if limit is not None:
-        axes.axhline(limit / GIBIBYTE, color="black", linestyle="--", label="limit")
     at, peak = predicted.peak_instruction, predicted.peak_bytes / GIBIBYTE
+    top = peak
+    if limit is not None and limit <= FAR_LIMIT * predicted.peak_bytes:
+        top = max(peak, limit / GIBIBYTE)
+        axes.axhline(limit / GIBIBYTE, color="black", linestyle="--", label=f"limit, {format_bytes(limit)}")
+    elif limit is not None:
+        axes.plot([], [], color="black", linestyle="--", label=f"limit, {format_bytes(limit)}, far above")
     axes.plot([at], [peak], "v", color="black", clip_on=False, label=f"peak, {format_bytes(predicted.peak_bytes)}")
     axes.set(xlabel="instruction of the schedule", ylabel="bytes on one device (GiB)", title=_title(plan))
     axes.margins(x=0)
-    axes.set_ylim(0, 1.12 * max(peak, limit / GIBIBYTE if limit is not None else 0))
+    axes.set_ylim(0, 1.12 * top)
     axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), reverse=True)
 
 

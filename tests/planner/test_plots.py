@@ -39,7 +39,12 @@ mpl.use("agg")
 @pytest.fixture(scope="module")
 def plan() -> Plan:
     found = random_plan("gpt2", (2,), seed=1)
-    options = found.decision.options.model_copy(update={"memory_bytes": 3 * 2**30, "reserve_bytes": 2**30})
+    return limited(found, found.decision.predicted.peak_bytes + 2**10)
+
+
+def limited(found: Plan, limit: int) -> Plan:
+    """The plan with a limit of tensors in bytes."""
+    options = found.decision.options.model_copy(update={"memory_bytes": limit + 2**30, "reserve_bytes": 2**30})
     return found.model_copy(update={"decision": found.decision.model_copy(update={"options": options})})
 
 
@@ -50,14 +55,25 @@ def test_memory_is_stacked_to_the_peak_under_the_limit(plan: Plan) -> None:
     top = max(path.vertices[:, 1].max() for layer in axes.collections for path in layer.get_paths())
     assert top == pytest.approx(predicted.peak_bytes / 2**30)
     limit, peak = axes.lines
-    assert set(np.asarray(limit.get_ydata())) == {2.0}
+    assert set(np.asarray(limit.get_ydata())) == {plan.decision.options.limit_bytes / 2**30}
     assert [tuple(point) for point in peak.get_xydata()] == [(predicted.peak_instruction, predicted.peak_bytes / 2**30)]
     names = [text.get_text() for text in axes.get_legend().get_texts()]
-    marked = ["limit", f"peak, {format_bytes(predicted.peak_bytes)}"]
+    marked = [
+        f"limit, {format_bytes(plan.decision.options.limit_bytes)}",
+        f"peak, {format_bytes(predicted.peak_bytes)}",
+    ]
     assert sorted(names) == sorted([*map(category_name, predicted.memory.bytes), *marked])
     assert no_overlaps(figure)
     assert "GiB" in axes.get_ylabel()
     assert "instruction" in axes.get_xlabel()
+
+
+def test_a_limit_far_above_is_in_the_legend_alone(plan: Plan) -> None:
+    (axes,) = memory_over_time(limited(plan, 2 * plan.decision.predicted.peak_bytes)).axes
+    limit, _ = axes.lines
+    assert list(limit.get_xdata()) == []
+    assert "far above" in limit.get_label()
+    assert axes.get_ylim()[1] < 1.5 * plan.decision.predicted.peak_bytes / 2**30
 
 
 def no_overlaps(figure: Figure) -> bool:

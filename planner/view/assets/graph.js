@@ -2,7 +2,7 @@
 // Tensors between modules: a node for every module that the table shows folded, and for what an unfolded one does itself.
 // Nodes are in layers; an edge to the next layer is a curve, one that passes layers has a lane at the right, and one
 // against the order of execution a lane at the left.
-const WIDTH = 220, HEIGHT = 54, SPACE = 26, BETWEEN = 52, LANE = 96;
+const WIDTH = 240, HEIGHT = 54, SPACE = 26, BETWEEN = 52, LANE = 96, BESIDE = 3;
 const GIVEN = -1, RESHARDED = 1, BY_THE_HOST = 2, KEPT = 1, BACKWARD = 2; // as in flows.py
 const part = document.getElementById("part");
 
@@ -63,8 +63,11 @@ function foldedGraph(graph, items) {
 function place({ nodes, edges }) {
   for (const edge of edges) if (edge.from.position < edge.to.position) edge.to.incoming.push(edge.from);
   const layers = [];
+  let last = 0; // what nothing flows into stands beside what runs before it
   for (const node of nodes) {
-    node.layer = Math.max(-1, ...node.incoming.map(from => from.layer)) + 1;
+    node.layer = node.incoming.length ? Math.max(...node.incoming.map(from => from.layer)) + 1 : last;
+    while (layers[node.layer]?.length >= BESIDE) node.layer++;
+    last = node.layer;
     (layers[node.layer] ||= []).push(node);
   }
   layers.forEach((layer, row) => layer.forEach((node, column) => {
