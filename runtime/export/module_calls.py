@@ -46,7 +46,7 @@ def _meshes(plan: LayerPlan, found: Translation) -> list[str]:
     names = '("replicas", "shards", "tensor")'
     lines = []
     for replicas, shards in _mesh_shapes(found):
-        shape, mesh = f"({replicas}, {shards}, {plan.stage_devices // replicas // shards})", _mesh(replicas, shards)
+        shape, mesh = f"({replicas}, {shards}, {plan.devices // replicas // shards})", _mesh(replicas, shards)
         lines.append(f"{mesh} = init_device_mesh(device_type, {shape}, mesh_dim_names={names})")
         lines.append(f'{_data(replicas, shards)} = {mesh}["replicas", "shards"]')
     return lines

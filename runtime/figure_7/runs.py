@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 
 import torch
 
@@ -118,8 +119,8 @@ class LocalRuns(PipelinedChain):
     def stage_peaks(self, plan: LayerPlan) -> tuple[int, ...]:
         """Measured peak of the fullest rank of every stage of a plan."""
         ranks = self.measure(plan)
-        each = plan.stage_devices
-        return tuple(max(ranks[first : first + each]) for first in range(0, plan.devices, each))
+        ends = list(accumulate(plan.stage_sizes, initial=0))
+        return tuple(max(ranks[first:end]) for first, end in pairwise(ends))
 
     def plan(self, partition: Sequence[int], configurations: Sequence[LayerStrategy], micro_batch: int) -> LayerPlan:
         """Return the layer plan of stages with equal numbers of devices.

@@ -78,6 +78,13 @@ def check_model(plan: LayerPlan, family: ModelFamily, batch: Mapping[str, Tensor
     """
     stages = assign_layers(plan, family)
     lengths = family.sequence(batch)
+    for number, stage in enumerate(stages[:-1]):
+        if not plan.is_even and Carried.SHARED in stage[-1].unit.gives:
+            raise FamilyError(
+                f"stages {number} and {number + 1}: {stage[-1].unit.name} hands over a tensor that is the same on all "
+                "devices, which cannot pass between stages with different numbers of devices: give all stages equally "
+                "many"
+            )
     for planned in (one for stage in stages for one in stage):
         for layer, _ in planned.layers():
             _check_layer(layer, planned.unit, family)

@@ -54,6 +54,8 @@ class LayerStage(nn.Module):
         Meshes of this rank.
     gives_logits
         Whether the last unit is the model's.
+    outgoing
+        Layout of each tensor that the stage hands over; that of its last unit if None.
     """
 
     def __init__(
@@ -63,6 +65,7 @@ class LayerStage(nn.Module):
         layouts: list[tuple[tuple[Layout | None, ...], tuple[Layout | None, ...]]],
         meshes: PlanMeshes,
         gives_logits: bool,
+        outgoing: tuple[Layout | None, ...] | None = None,
     ) -> None:
         super().__init__()
         self.units = nn.ModuleList(units)
@@ -70,17 +73,25 @@ class LayerStage(nn.Module):
         self._layouts = layouts
         self._meshes = meshes
         self._gives_logits = gives_logits
+        self._outgoing = outgoing
 
     def forward(self, *carried: Tensor) -> tuple[Tensor, ...] | Tensor:
         """Inputs of the next stage, or the logits."""
         present = self._incoming
         for unit, (takes, gives) in zip(self.units, self._layouts, strict=True):
-            placed = [
-                tensor if source is None or target is None else reshard(tensor, self._meshes.axes, source, target)
-                for tensor, source, target in zip(carried, present, takes, strict=True)
-            ]
-            carried, present = unit(*placed), gives
-        return carried[0] if self._gives_logits else carried
+            carried, present = unit(*self._placed(carried, present, takes)), gives
+        if self._gives_logits:
+            return carried[0]
+        return carried if self._outgoing is None else self._placed(carried, present, self._outgoing)
+
+    def _placed(
+        self, tensors: tuple[Tensor, ...], sources: tuple[Layout | None, ...], targets: tuple[Layout | None, ...]
+    ) -> tuple[Tensor, ...]:
+        axes = self._meshes.axes
+        return tuple(
+            tensor if source is None or target is None else reshard(tensor, axes, source, target)
+            for tensor, source, target in zip(tensors, sources, targets, strict=True)
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -162,8 +173,13 @@ def build_stage(
         for layer, inside in planned.layers():
             keep_as_planned(inside, layer, copies)
     incoming = _given(stages[meshes.stage - 1][-1], meshes) if meshes.stage else _taken(stages[0][0], meshes)
+    outgoing = None
+    if not meshes.is_even:  # rows alone are divided between stages, among the devices of either
+        before = stages[meshes.stage - 1][-1].unit.gives if meshes.stage else stages[0][0].unit.takes
+        incoming = (meshes.batch_layout(mine[0].whole),) * len(before)
+        outgoing = (meshes.batch_layout(mine[-1].whole),) * len(mine[-1].unit.gives)
     layouts = [(_taken(planned, meshes), _given(planned, meshes)) for planned in mine]
-    stage = LayerStage(units, incoming, layouts, meshes, meshes.stage == meshes.stages - 1)
+    stage = LayerStage(units, incoming, layouts, meshes, meshes.stage == meshes.stages - 1, outgoing)
     buffer_paths = {path: buffers[buffer] for path, buffer in stage.named_buffers()}
     reduce_dtype = torch.float32 if plan.model.reduce_dtype == "float32" else None
     gathered_once = shard_stage(stage, mine, meshes, device, reduce_dtype)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import cache
 from math import prod
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
@@ -38,8 +39,8 @@ class PlanMeshes:
     ----------
     stage
         Position of this rank's stage.
-    stages
-        Number of stages.
+    sizes
+        Devices of each stage.
     axes
         The stage's devices by prime axes.
     device_type
@@ -47,14 +48,29 @@ class PlanMeshes:
     """
 
     stage: int
-    stages: int
+    sizes: tuple[int, ...]
     axes: DeviceMesh
     device_type: str
 
     @property
+    def stages(self) -> int:
+        """Number of stages."""
+        return len(self.sizes)
+
+    @property
+    def is_even(self) -> bool:
+        """Whether all stages have equally many devices."""
+        return len(set(self.sizes)) == 1
+
+    @property
     def rank_in_stage(self) -> int:
         """Place of this rank among its stage's devices."""
-        return ranks_by_machine().index(dist.get_rank()) % self.axes.size()
+        return self.ranks_of(self.stage).index(dist.get_rank())
+
+    def ranks_of(self, stage: int) -> tuple[int, ...]:
+        """Ranks of a stage, in the order of their places."""
+        first = sum(self.sizes[:stage])
+        return ranks_by_machine()[first : first + self.sizes[stage]]
 
     @property
     def pipeline_group(self) -> dist.ProcessGroup:
@@ -71,6 +87,8 @@ class PlanMeshes:
         return self._of(layer)[TENSOR]
 
     def _of(self, layer: LayerSettings) -> DeviceMesh:
+        if not self.is_even:
+            return _stage_mesh(self.device_type, self.ranks_of(self.stage), _shape(layer), (REPLICAS, SHARDS, TENSOR))
         return _named_mesh(self.device_type, (self.stages, layer.replicas, layer.shards, layer.tensor_parallel))
 
     def batch_layout(self, layer: LayerSettings) -> Layout:
@@ -99,18 +117,44 @@ def plan_meshes(plan: LayerPlan, device_type: str) -> PlanMeshes:
     if ranks != plan.devices:
         raise LaunchError(f"the plan is for {plan.devices} devices, the job has {ranks} ranks: start {plan.devices}")
     stages = len(plan.stages)
+    if not plan.is_even:
+        return _uneven_meshes(plan, device_type)
     # Every rank makes every mesh, in one order: making a group is a collective of all ranks.
-    shapes = {(stages, plan.stage_devices, 1, 1)}
+    shapes = {(stages, plan.stage_sizes[0], 1, 1)}
     for layer in plan.layers:
         shapes.add((stages, layer.replicas, layer.shards, layer.tensor_parallel))
         shapes.add((stages, layer.data_parallel, 1, layer.tensor_parallel))
     for shape in sorted(shapes):
         _named_mesh(device_type, shape)
-    sizes = stage_axes(plan.stage_devices, plan.layers)
+    sizes = stage_axes(plan.stage_sizes[0], plan.layers)
     axes = _axes_mesh(device_type, stages, sizes)
     names = axes.mesh_dim_names
     assert names is not None
-    return PlanMeshes(axes.get_local_rank(PIPELINE), stages, axes[names[1:]], device_type)
+    return PlanMeshes(axes.get_local_rank(PIPELINE), plan.stage_sizes, axes[names[1:]], device_type)
+
+
+def _uneven_meshes(plan: LayerPlan, device_type: str) -> PlanMeshes:
+    """Meshes of stages with different numbers of devices: every rank makes those of all stages, in one order."""
+    ordered, first, mine = ranks_by_machine(), 0, None
+    for number, (stage, size) in enumerate(zip(plan.stages, plan.stage_sizes, strict=True)):
+        ranks = ordered[first : first + size]
+        first += size
+        for shape in sorted({_shape(layer) for layer in stage.layers} | {_whole(layer) for layer in stage.layers}):
+            _stage_mesh(device_type, ranks, shape, (REPLICAS, SHARDS, TENSOR))
+        sizes = stage_axes(size, stage.layers)
+        axes = _stage_mesh(device_type, ranks, sizes, tuple(f"axis{position}" for position in range(len(sizes))))
+        if dist.get_rank() in ranks:
+            mine = PlanMeshes(number, plan.stage_sizes, axes, device_type)
+    assert mine is not None, "the stages have all ranks"
+    return mine
+
+
+def _shape(layer: LayerSettings) -> tuple[int, int, int]:
+    return layer.replicas, layer.shards, layer.tensor_parallel
+
+
+def _whole(layer: LayerSettings) -> tuple[int, int, int]:
+    return layer.data_parallel, 1, layer.tensor_parallel  # of slices that are not sharded
 
 
 def reshard(tensor: Tensor, axes: DeviceMesh, source: Layout, target: Layout) -> Tensor:
@@ -127,6 +171,11 @@ def reshard(tensor: Tensor, axes: DeviceMesh, source: Layout, target: Layout) ->
 @cache
 def _named_mesh(device_type: str, shape: tuple[int, int, int, int]) -> DeviceMesh:
     return device_mesh(device_type, shape, (PIPELINE, REPLICAS, SHARDS, TENSOR))
+
+
+@cache
+def _stage_mesh(device_type: str, ranks: tuple[int, ...], shape: tuple[int, ...], names: tuple[str, ...]) -> DeviceMesh:
+    return DeviceMesh(device_type, torch.tensor(ranks).reshape(shape), mesh_dim_names=names)
 
 
 @cache

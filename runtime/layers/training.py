@@ -18,6 +18,7 @@ from runtime.layers.families.units import IGNORED_LABEL, ModelFamily
 from runtime.layers.memory import HostState
 from runtime.layers.mesh import PlanMeshes
 from runtime.layers.pipeline import OneStage, Pipeline
+from runtime.layers.uneven_pipeline import UnevenPipeline
 from runtime.measure.host_copies import HostCopies
 from runtime.measure.initial_state import copied
 from runtime.measure.local_shards import BlockReader, local_tensor
@@ -74,14 +75,16 @@ class LayerTraining:
         self.stage = build_stage(plan, family, model, meshes, read)
         self._counted: Tensor | int = 1
         self._scale = 1.0
-        self._schedule: OneStage | Pipeline
+        self._schedule: OneStage | Pipeline | UnevenPipeline
         if meshes.stages == 1:
             self._schedule = OneStage(self.stage, plan.micro_batches, self._loss)
+        elif not meshes.is_even:
+            self._schedule = UnevenPipeline(plan, self.stage, meshes, device, self._loss)
         else:
             group = meshes.pipeline_group
             self._schedule = Pipeline(plan, self.stage, meshes.stage, group, device, self._loss)
-        blocks = min(self.stage.first.data_parallel, self.stage.last.data_parallel)
-        self.share = meshes.rank_in_stage * blocks // plan.stage_devices, blocks
+        blocks = min(self.stage.first.data_parallel, self.stage.last.data_parallel) if meshes.is_even else 1
+        self.share = meshes.rank_in_stage * blocks // meshes.sizes[meshes.stage], blocks
         self._most_parallel = max(layer.data_parallel for layer in plan.layers)
         trained = {path: p for path, p in self.stage.module.named_parameters() if p.requires_grad}
         offloaded = {path for path in trained if self.stage.layers[path].offload_optimizer}
@@ -251,7 +254,7 @@ class LayerTraining:
             assert gradient is not None
             own = local_tensor(gradient)
             received = torch.empty_like(own)
-            peer = self._meshes.rank_in_stage + stage * self._plan.stage_devices
+            peer = self._meshes.ranks_of(stage)[self._meshes.rank_in_stage]
             exchange = [dist.P2POp(dist.isend, own.clone(), peer), dist.P2POp(dist.irecv, received, peer)]
             for work in dist.batch_isend_irecv(exchange):
                 work.wait()

@@ -162,7 +162,7 @@ def load_layer_step(plan: LayerPlan, step: TrainingStep, how: LoadOptions) -> La
 
         def made(stage: BuiltStage, shards: Mapping[str, Tensor]) -> UserOptimizer:
             parameters = dict(stage.module.named_parameters())
-            copies = {path: _copies(plan, stage, path, parameters[path]) for path in shards}
+            copies = {path: _copies(plan.stage_sizes[meshes.stage], stage, path, parameters[path]) for path in shards}
             clipping = None if clip_norm is None else Clipping(clip_norm, copies, device)
             names = {path: stage.origins[path].name for path in shards}
             found = UserOptimizer(factory, shards, spec, clipping, ShardNames(names, dimensions), scale)
@@ -188,12 +188,12 @@ def load_layer_step(plan: LayerPlan, step: TrainingStep, how: LoadOptions) -> La
     return LayerStep(plan, module, training, shares, model, saved_names, device, peak)
 
 
-def _copies(plan: LayerPlan, stage: BuiltStage, path: str, parameter: Tensor) -> int:
-    """Ranks that hold the same block of a parameter."""
+def _copies(devices: int, stage: BuiltStage, path: str, parameter: Tensor) -> int:
+    """Ranks that hold the same block of a parameter of a stage with so many devices."""
     assert isinstance(parameter, DTensor)
     placed = zip(parameter.placements, parameter.device_mesh.shape, strict=True)
     blocks = prod(size for placement, size in placed if not placement.is_replicate())
-    return plan.stage_devices // blocks * (2 if path in stage.shared_with else 1)
+    return devices // blocks * (2 if path in stage.shared_with else 1)
 
 
 def _more_state(training: LayerTraining, measured: MeasuredOptimizer, spec: OptimizerSpec) -> int:

@@ -75,10 +75,16 @@ def check_layer_plan(plan: LayerPlan) -> None:
         The first fault: sizes that do not divide, or settings that contradict each other.
     """
     stages = len(plan.stages)
-    if plan.devices % stages:
+    if all(stage.devices is None for stage in plan.stages):
+        if plan.devices % stages:
+            raise PlanError(
+                f"{plan.devices} devices cannot be shared equally by {stages} stages: possible numbers of stages are "
+                f"{_listed(divisors(plan.devices))}, or give every stage its devices"
+            )
+    elif any(stage.devices is None for stage in plan.stages) or sum(plan.stage_sizes) != plan.devices:
         raise PlanError(
-            f"{plan.devices} devices cannot be shared equally by {stages} stages: possible numbers of stages are "
-            f"{_listed(divisors(plan.devices))}"
+            f"stages with {_listed(stage.devices or 'no' for stage in plan.stages)} devices are not all of the plan's "
+            f"{plan.devices}: give every stage its devices, or none"
         )
     if plan.model.batch % plan.micro_batches:
         raise PlanError(
@@ -94,13 +100,25 @@ def check_layer_plan(plan: LayerPlan) -> None:
     repeated = next((name for name in names if names.count(name) > 1), None)
     if repeated is not None:
         raise PlanError(f"layer {repeated} is planned {names.count(repeated)} times: give every layer once")
-    for layer in plan.layers:
-        _check_degrees(layer, plan.stage_devices, plan.model.batch // plan.micro_batches)
+    sizes = [size for stage, size in zip(plan.stages, plan.stage_sizes, strict=True) for _ in stage.layers]
+    for layer, size in zip(plan.layers, sizes, strict=True):
+        _check_degrees(layer, size, plan.model.batch // plan.micro_batches)
         _check_memory_settings(layer)
         broken = None if plan.record is None else broken_by(plan.record.pins, layer)
         if broken is not None:
             raise PlanError(f"layer {layer.name} does not keep the plan's pin {str(broken)!r}: plan again")
-    stage_axes(plan.stage_devices, plan.layers)
+    if plan.is_even:
+        stage_axes(plan.stage_sizes[0], plan.layers)
+        return
+    for stage, size in zip(plan.stages, plan.stage_sizes, strict=True):
+        stage_axes(size, stage.layers)
+    most = max(layer.data_parallel for layer in plan.layers)
+    other = next((layer for layer in plan.layers if most % layer.data_parallel), None)
+    if other is not None:
+        raise PlanError(
+            f"layer {other.name}: data-parallel {other.data_parallel} does not divide that of another stage, {most}: "
+            "choose degrees that divide one another"
+        )
 
 
 def check_shared(plan: LayerPlan, names: Collection[str]) -> None:
@@ -125,6 +143,12 @@ def check_shared(plan: LayerPlan, names: Collection[str]) -> None:
         raise PlanError(
             f"layers {_listed(holders.values())} share a parameter and are in {len(holders)} stages: two at most can "
             "share it, so put some of these layers into one stage, or untie them in the model's configuration"
+        )
+    if len({plan.stage_sizes[number] for number in holders}) > 1:
+        raise PlanError(
+            f"layers {_listed(holders.values())} share a parameter and are in stages with "
+            f"{_listed(plan.stage_sizes[number] for number in holders)} devices: give these stages equally many, or "
+            "untie the layers in the model's configuration"
         )
 
 

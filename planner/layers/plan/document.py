@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 from html import escape
+from itertools import accumulate
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -124,9 +125,24 @@ class LayerSettings(_Part):
 
 
 class StagePlan(_Part):
-    """A stage of the pipeline: consecutive layers on the same devices."""
+    """A stage of the pipeline: consecutive layers on the same devices.
+
+    Parameters
+    ----------
+    layers
+        The layers, in the order in which they run.
+    devices
+        How many devices; None where all stages have equally many.
+    """
 
     layers: Annotated[tuple[LayerSettings, ...], Field(min_length=1)]
+    devices: PositiveInt | None = None
+
+    @model_serializer(mode="wrap")
+    def _without_absent_fields(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """What a plan of an earlier version does not have is not written, so that its digest stays."""
+        written: dict[str, Any] = handler(self)
+        return {name: value for name, value in written.items() if name != "devices" or value is not None}
 
 
 class EnginePeak(_Part):
@@ -244,7 +260,7 @@ class LayerPlan(_Part):
     model
         Which training step.
     devices
-        All devices; the stages have equal numbers of them, in order.
+        All devices; the stages have consecutive ones, equally many where they do not say how many.
     stages
         The layers by stage, in the order in which they run.
     micro_batches
@@ -279,9 +295,18 @@ class LayerPlan(_Part):
         return {name: value for name, value in written.items() if name != "machine" or value is not None}
 
     @property
-    def stage_devices(self) -> int:
-        """Devices of one stage."""
-        return self.devices // len(self.stages)
+    def stage_sizes(self) -> tuple[int, ...]:
+        """Devices of each stage."""
+        return tuple(stage.devices or self.devices // len(self.stages) for stage in self.stages)
+
+    @property
+    def is_even(self) -> bool:
+        """Whether all stages have equally many devices."""
+        return len(set(self.stage_sizes)) == 1
+
+    def stage_of(self, device: int) -> int:
+        """Stage of a device, by its place among all."""
+        return next(number for number, end in enumerate(accumulate(self.stage_sizes)) if device < end)
 
     @property
     def layers(self) -> tuple[LayerSettings, ...]:

@@ -12,7 +12,8 @@ The papers add up states, activations and one layer's temporaries. The engine ho
   reduced. A mesh of one device divides the buffer into another one, and copies that. Where 16-bit gradients are reduced
   in 32 bits, the buffers and the sums over micro-batches have 32.
 - **pipeline**: received hidden states and gradients have a buffer for every micro-batch of the step; the gradients that
-  a stage sends back stay until the next step, and its results, the logits too, until their backward.
+  a stage sends back stay until the next step, and its results, the logits too, until their backward. Between stages
+  with different numbers of devices nothing is received ahead.
 
 A moment is the forward, backward or reduction of one layer, or the last reduction after all backwards; the peak is
 the largest of them. It is a prediction without a guarantee. Left out are the optimizer's temporaries, copies that
@@ -211,6 +212,7 @@ class _Stage:
 
     def __init__(self, plan: LayerPlan, profiles: Sequence[LayerProfile], number: int, first: int, end: int) -> None:
         self._micro_batches, self._is_pipeline = plan.micro_batches, len(plan.stages) > 1
+        self._is_even = plan.is_even
         self._in_flight = Schedule(plan.schedule).in_flight(len(plan.stages), number, plan.micro_batches)
         borrowers = {place for place in range(first, end) if profiles[place].borrowed_parameter_bytes}
         tied = borrowers | {0} if first == 0 and borrowers else set[int]()
@@ -228,7 +230,7 @@ class _Stage:
         ]
         samples = plan.micro_batches * self._layers[0].given if number == 0 else 0
         self._states = self._sum("resident") + samples
-        if self._takes_what_it_is_given(plan, first):
+        if (first == 0 or plan.is_even) and self._takes_what_it_is_given(plan, first):
             self._layers[0] = replace(self._layers[0], given=0)
         self._pipeline = self._pipeline_bytes(plan, profiles, first, end)
         self._moment = partial(EnginePeak, states=self._states, pipeline=self._pipeline)
@@ -254,13 +256,19 @@ class _Stage:
     def _pipeline_bytes(self, plan: LayerPlan, profiles: Sequence[LayerProfile], first: int, end: int) -> int:
         """Buffers of the pipeline, which live for the whole step."""
         held, last = 0, plan.layers[end - 1]
-        if first > 0:
+        if not self._is_even:  # gradients that are sent back, and outputs and one gradient of those in flight
+            if first > 0:
+                received = _handed_over(plan, profiles, first) * _rows(plan, plan.layers[first])
+                held += plan.micro_batches * received
+            if end < len(plan.layers):
+                held += (self._in_flight + 1) * _handed_over(plan, profiles, end) * _rows(plan, last)
+        elif first > 0:
             received = _handed_over(plan, profiles, first) * _rows(plan, plan.layers[first - 1])
             held += 2 * plan.micro_batches * received  # with the gradients that are sent back
-        if end < len(plan.layers):
+        if self._is_even and end < len(plan.layers):
             sent = _handed_over(plan, profiles, end) * _rows(plan, last)
             held += (plan.micro_batches + self._in_flight) * sent
-        elif self._is_pipeline:
+        elif end == len(plan.layers) and self._is_pipeline:
             held += self._in_flight * profiles[-1].forward_workspace_bytes * _rows(plan, last)  # logits
         return held
 

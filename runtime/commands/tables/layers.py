@@ -24,7 +24,7 @@ def run_table(plan: LayerPlan, found: LayerRunReport) -> Table:
         table.add_column(heading, justify="left" if not heading else "right")
     record = plan.record
     for rank, peak in enumerate(found.measured_peak_bytes):
-        stage = rank // plan.stage_devices
+        stage = plan.stage_of(rank)
         counted, engine = (peaks[stage : stage + 1] for peaks in _predicted_peaks(plan))
         table.add_row(
             f"peak of rank {rank} (stage {stage})",

@@ -106,7 +106,7 @@ def test_random_plans_are_all_different_and_predicted_where_layers_add_up() -> N
 
     def measure(plan: LayerPlan) -> list[int]:
         ran.append(plan)
-        return [1000 * len(stage.layers) for stage in plan.stages for _ in range(plan.stage_devices)]
+        return [1000 * len(stage.layers) for stage in plan.stages for _ in range(plan.stage_sizes[0])]
 
     plans = LocalPlans(
         runs=local_runs("deep", Schedule.GPIPE, 4, measure=measure),
@@ -119,7 +119,7 @@ def test_random_plans_are_all_different_and_predicted_where_layers_add_up() -> N
     ran.clear()
     errors = errors_of_predictions(replace(plans, devices=4), profile, 20, 0)
     assert len({plan.model_dump_json() for plan in ran}) == len(ran) == 20
-    assert {plan.stage_devices for plan in ran} == {1, 2}
+    assert {plan.stage_sizes[0] for plan in ran} == {1, 2}
     for name in ("published", "repaired"):
         assert errors[name].within(1e-12) == (1.0, 1.0)
     assert errors["engine"].per_gpu.shape == (80,)

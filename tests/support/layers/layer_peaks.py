@@ -90,9 +90,9 @@ def _strategy(layer: LayerSettings) -> LayerStrategy:
 def peak_ratios(run: str, name: str, plan: LayerPlan, outcomes: Sequence[LayerOutcome]) -> list[PeakRatio]:
     """Ratios of every stage of a run."""
     profiles = profiles_of(name, plan)
-    ranks, found = plan.stage_devices, []
+    found, ends = [], list(accumulate(plan.stage_sizes, initial=0))
     predicted = zip(published_peaks(plan, profiles), engine_peaks(plan, profiles), strict=True)
     for stage, (published, engine) in enumerate(predicted):
-        measured = max(outcome.peak_bytes for outcome in outcomes[stage * ranks : (stage + 1) * ranks])
+        measured = max(outcome.peak_bytes for outcome in outcomes[ends[stage] : ends[stage + 1]])
         found.append(PeakRatio(f"{run}, stage {stage}", measured / published, measured / engine.nbytes))
     return found
