@@ -15,6 +15,8 @@ to an exact one is due to the search alone. Options of the command line and keyw
                                     gradient is in host memory
 ``objective``           capture     ``peak``: the least memory of the fullest device; ``time``: the fastest step
                                     within the limit, which the published search does not look for
+``degrees``             capture     ``any``: stages may have different numbers of devices; ``equal``: all have
+                                    equally many
 ======================  ==========  =======================================================================
 
 Where the printed algorithms are wrong or silent, the published search keeps slips, by name. ``prose`` keeps those that
@@ -37,7 +39,7 @@ CHOICES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "osdp": {"memory_model": ("paper", "engine"), "strategies": ("paper", "all")},
     "galvatron": {"strategies": ("paper", "all"), "micro_batches": ("paper", "all")},
     "h3t": {"optimizer_runs": ("at_the_end", "overlapped")},
-    "capture": {"objective": ("peak", "time")},
+    "capture": {"objective": ("peak", "time"), "degrees": ("any", "equal")},
 }
 """Values by formulation and choice, the paper's first."""
 

@@ -5,8 +5,9 @@ dynamic program finds it. Both plans are judged by the replay of their stages. W
 (:mod:`planner.layers.plan.choices`) the fastest plan within the memory limit is found and proven, the paper's future
 work, and a note names the least peak.
 
-Both searches plan only what the layer executor runs: stages have equal numbers of devices, so every degree is planned
-separately and the best is taken; layers that share a parameter are in stages of one configuration. CAPTURE decides
+Stages may have different numbers of devices, or equally many by the choice ``degrees``. There is a problem for every
+largest degree, since the micro-batch follows from it, and the best of all is taken. Layers that share a parameter are
+in stages of one configuration, which is what the layer executor runs. CAPTURE decides
 neither batch nor micro-batches nor checkpointing: the batch is that of the request; there are as many micro-batches as
 divide it, at most twice as many as devices, and they run as 1F1B where there are enough of them; all layers are
 checkpointed where nothing fits otherwise.
@@ -30,6 +31,7 @@ from formulations.capture.problem import (
     CapturePlan,
     PartitionProblem,
     TraceError,
+    fewest_stages,
     nodes_of,
     powers_of_two,
     stage_configurations,
@@ -118,7 +120,7 @@ def plan_with_capture(request: LayerRequest, chain: LayerChain) -> LayerPlan:
         tensor_bytes=request.tensor_bytes,
         notes=(
             *chain.notes,
-            "stages have equal numbers of devices and layers that share a parameter run alike, which is what runs",
+            "layers that share a parameter run alike, which is what runs",
             f"by the replay {found.holds()}",
             *(() if found.complete else (f"Algorithm 4 was ended after {PLACEMENTS} placements of stages",)),
         ),
@@ -202,13 +204,10 @@ def _decide(request: LayerRequest, chain: LayerChain, slips: Slip) -> _Decision:
 def _candidates(request: LayerRequest, chain: LayerChain, checkpoint: bool) -> Iterator[_Candidate]:
     """Problems that have a plan, by degree and by the configuration of tied layers."""
     nodes = nodes_of(request.devices, request.cluster.devices_per_node)
-    for degree in powers_of_two(min(nodes)):
-        stages = request.devices // degree
-        if any(node % degree for node in nodes) or stages > len(chain):
-            continue
-        replay = _replay(request, chain, degree)
+    for degrees, most_stages in _degrees(request, nodes, len(chain)):
+        replay = _replay(request, chain, max(degrees), most_stages)
         micro_batch = request.reference.batch // replay.micro_batches
-        configurations = stage_configurations((degree,), checkpoint=checkpoint)
+        configurations = stage_configurations(degrees, checkpoint=checkpoint)
         problem = _pinned(request, chain, replay.problem(nodes, configurations, micro_batch))
         times = replay.times(configurations, micro_batch)
         for alternative in _tied_alike(chain, problem):
@@ -216,6 +215,18 @@ def _candidates(request: LayerRequest, chain: LayerChain, checkpoint: bool) -> I
                 yield _Candidate(replay, micro_batch, alternative, times, least_peak_plan(alternative))
             except TraceError:
                 continue  # these layers do not run so
+
+
+def _degrees(request: LayerRequest, nodes: tuple[int, ...], layers: int) -> Iterator[tuple[tuple[int, ...], int]]:
+    """Degrees that stages of one problem may have, and the most stages of its plans."""
+    for degree in powers_of_two(min(nodes)):
+        stages = request.devices // degree
+        if not any(node % degree for node in nodes) and stages <= layers:
+            yield (degree,), stages
+        degrees = powers_of_two(degree)
+        fewest = sum(fewest_stages(node, degrees) for node in nodes)
+        if request.choices["degrees"] == "any" and degree > 1 and fewest <= layers:
+            yield tuple(degrees), min(request.devices, layers)
 
 
 def _pinned(request: LayerRequest, chain: LayerChain, problem: PartitionProblem) -> PartitionProblem:
@@ -233,7 +244,7 @@ def _pinned(request: LayerRequest, chain: LayerChain, problem: PartitionProblem)
     return replace(problem, allowed=problem.allowed & whole)
 
 
-def _replay(request: LayerRequest, chain: LayerChain, degree: int) -> StageReplay:
+def _replay(request: LayerRequest, chain: LayerChain, degree: int, most_stages: int) -> StageReplay:
     batch = request.reference.batch
     counts = [count for count in range(1, 2 * request.devices + 1) if batch % count == 0]
     divided = [count for count in counts if batch // count % degree == 0]
@@ -243,8 +254,7 @@ def _replay(request: LayerRequest, chain: LayerChain, degree: int) -> StageRepla
         states_per_parameter=request.states_per_parameter,
         seconds_per_cost=SECONDS_PER_COST,
     )
-    filled = micro_batches >= request.devices // degree
-    schedule = Schedule.ONE_F_ONE_B if filled else Schedule.GPIPE
+    schedule = Schedule.ONE_F_ONE_B if micro_batches >= most_stages else Schedule.GPIPE
     borders = tuple(range(len(chain) + 1))
     return StageReplay(chain=chain, borders=borders, model=costs, schedule=schedule, micro_batches=micro_batches)
 
@@ -277,12 +287,14 @@ def _nearest(request: LayerRequest, chain: LayerChain, candidates: list[_Candida
     if request.is_restricted:
         raise request.refusal()
     nodes = nodes_of(request.devices, request.cluster.devices_per_node)
-    largest = max(power for power in powers_of_two(min(nodes)) if not any(node % power for node in nodes))
+    degrees = powers_of_two(min(nodes))
+    if request.choices["degrees"] == "equal":
+        degrees = [max(power for power in degrees if not any(node % power for node in nodes))]
+    fewest = sum(fewest_stages(node, degrees) for node in nodes)
     raise InfeasibleError(
-        f"{len(chain)} layers and a batch of {request.reference.batch} on {request.devices} devices: stages of equal "
-        f"size inside a node have at most {largest} devices, so at least {request.devices // largest} stages are "
-        "needed, each with a layer, and a degree must divide the micro-batch or the layers; use fewer devices or a "
-        "larger batch"
+        f"{len(chain)} layers and a batch of {request.reference.batch} on {request.devices} devices: stages inside a "
+        f"node have at most {max(degrees)} devices, so at least {fewest} stages are needed, each with a layer, and a "
+        "degree must divide the micro-batch or the layers; use fewer devices or a larger batch"
     )
 
 
@@ -316,8 +328,9 @@ def _published(request: LayerRequest, candidates: list[_Candidate], nearest: _Ca
 
 
 def _predicted(candidate: _Candidate, slips: Slip) -> PartitionProblem:
-    degree = int(candidate.problem.degrees[0])
-    profiled = {1, 2, LARGEST_PROFILED} if degree > LARGEST_PROFILED else {1, degree}
+    degrees = {1, *candidate.problem.degrees.tolist()}
+    profiled = {degree for degree in degrees if degree <= LARGEST_PROFILED}
+    profiled |= {2, LARGEST_PROFILED} if max(degrees) > LARGEST_PROFILED else set()
     checkpoint = candidate.problem.configurations[0].checkpoint
     profile = profile_layers(
         candidate.replay, PROFILING_DEVICES, candidate.micro_batch, sorted(profiled), checkpoint=checkpoint
@@ -326,12 +339,14 @@ def _predicted(candidate: _Candidate, slips: Slip) -> PartitionProblem:
 
 
 def _stages(chain: LayerChain, problem: PartitionProblem, plan: CapturePlan) -> tuple[StagePlan, ...]:
+    sizes = [int(problem.degrees[stage.configuration]) for stage in plan]
     return tuple(
         StagePlan(
             layers=tuple(
                 strategy_settings(layer, problem.configurations[stage.configuration])
                 for layer in chain.layers[first : stage.end]
-            )
+            ),
+            devices=size if len(set(sizes)) > 1 else None,
         )
-        for first, stage in problem.stages(plan)
+        for (first, stage), size in zip(problem.stages(plan), sizes, strict=True)
     )

@@ -130,7 +130,7 @@ def test_a_stage_stays_inside_a_node() -> None:
     plan = planned("vit", 8, cluster=cluster_of(4))
     assert all(layer.devices <= 4 for layer in plan.layers)
     with pytest.raises(
-        InfeasibleError, match=r"4 layers .* on 16 devices: stages of equal size.* at most 2 devices.*at least 8"
+        InfeasibleError, match=r"4 layers .* on 16 devices: stages inside a node.* at most 2 devices.*at least 8"
     ):
         planned("vit", 16, cluster=cluster_of(2))
 
