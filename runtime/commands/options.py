@@ -120,6 +120,10 @@ MicroBatches = Annotated[
     str | None,
     typer.Option(metavar="paper|all", help="galvatron: which numbers of micro-batches.", show_default="paper"),
 ]
+Degrees = Annotated[
+    str | None,
+    typer.Option(metavar="any|equal", help="capture: which numbers of devices stages have.", show_default="any"),
+]
 OptimizerRuns = Annotated[
     str | None,
     typer.Option(metavar="WHEN", help="h3t: the optimizer runs at_the_end, or overlapped.", show_default="at_the_end"),

@@ -17,6 +17,7 @@ from runtime.commands.options import (
     AsPublished,
     Batch,
     Cluster,
+    Degrees,
     Forbidden,
     Gap,
     GradAccum,
@@ -79,6 +80,7 @@ def plan(
     memory_model: MemoryModel = None,
     strategies: Strategies = None,
     micro_batches: MicroBatches = None,
+    degrees: Degrees = None,
     optimizer_runs: OptimizerRuns = None,
     search_batch: SearchBatch = False,
     pin: Pins = None,
@@ -106,6 +108,7 @@ def plan(
         "memory_model": memory_model,
         "strategies": strategies,
         "micro_batches": micro_batches,
+        "degrees": degrees,
         "optimizer_runs": optimizer_runs,
     }
     from planner import api

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from itertools import accumulate, pairwise
+
 import pytest
 from support.layers import folded_layers
+from support.layers.folded_layers import small_cluster
 from support.layers.layer_plan_models import layer_reference
 from support.layers.layer_runs import check_layer_run
 from support.tiers import fuzz
 
 from planner.layers import planning as layer_planning
 from planner.layers.planning import plan_layers
-from planner.machine.cluster import load_cluster
 
 
 @pytest.fixture(autouse=True)
@@ -20,9 +23,7 @@ def traced_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def planned(name: str, formulation: str, devices: int, share: float | None, **more):
     """A plan on devices that reserve nothing, with a share of the memory that a free plan takes, or the free plan."""
-    cluster = load_cluster("titan-rtx-8-pcie")
-    cluster = cluster.model_copy(update={"device": cluster.device.model_copy(update={"reserve_bytes": 0})})
-    request = {"cluster": cluster, "devices": devices, "formulation": formulation, **more}
+    request = {"cluster": small_cluster(), "devices": devices, "formulation": formulation, **more}
     free = plan_layers(layer_reference(name), **request)
     if share is None:
         return free
@@ -56,3 +57,22 @@ def test_layers_that_nothing_divides_run_whole_beside_divided_ones(two_ranks):
     ]
     whole = plan.stages[0].model_copy(update={"layers": tuple(layers)})
     check_layer_run(two_ranks, plan.model_copy(update={"stages": (whole,), "micro_batches": 1}))
+
+
+@pytest.mark.parametrize(
+    ("name", "layers", "share"),
+    [("gpt2", 4, 0.9), fuzz("llama", 3, 0.8), fuzz("bert", 4, 0.9), fuzz("gpt2", 3, 0.7), fuzz("vit", 5, 0.6)],
+)
+def test_stages_of_different_sizes_that_capture_plans_run(name, layers, share, four_ranks):
+    """The fastest plan within the memory has a degree of its own for every stage, and holds what is predicted."""
+    reference = replace(layer_reference(name, layers), batch=16)
+    request = {"cluster": small_cluster(), "devices": 4, "formulation": "capture", "choices": {"objective": "time"}}
+    free = plan_layers(reference, **request)
+    plan = plan_layers(reference, memory=int(share * free.peak_bytes), **request)
+    assert not plan.is_even
+    assert plan.record.objective_seconds >= free.record.objective_seconds
+    outcomes = check_layer_run(four_ranks, plan)
+    ends = list(accumulate(plan.stage_sizes, initial=0))
+    for predicted, (first, end) in zip(plan.record.engine_peaks, pairwise(ends), strict=True):
+        measured = max(outcome.peak_bytes for outcome in outcomes[first:end])
+        assert 0.8 < measured / predicted.nbytes < 1.3
