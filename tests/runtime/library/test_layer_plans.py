@@ -54,6 +54,11 @@ def pipelined(name: str) -> LayerPlan:
     return layer_plan(name, [DATA, TENSOR], [TENSOR, DATA], devices=4, micro_batches=2, schedule="gpipe")
 
 
+def uneven(name: str) -> LayerPlan:
+    """Four ranks: stages of one, two and one; GPT-2's table of tokens is in the first and the last."""
+    return layer_plan(name, [{}], [TENSOR, DATA], [{}], devices=4, sizes=(1, 2, 1), micro_batches=2, schedule="gpipe")
+
+
 def check(found: Trained, expected: Trained) -> None:
     assert found.losses == pytest.approx(expected.losses, rel=1e-5)
     assert found.evaluated == pytest.approx(expected.evaluated, rel=1e-4)
@@ -70,12 +75,14 @@ def check(found: Trained, expected: Trained) -> None:
         slow(staged, "gpt2", "foreach", 0.5, "global"),
         slow(square_plan, "gpt2", "adamw", 0.5, "rows"),
         slow(pipelined, "llama", "fused", None, "rows"),
+        slow(uneven, "gpt2", "adamw", 0.5, "rows"),
         *(
             pytest.param(*case, marks=pytest.mark.fuzz)
             for case in (
                 (staged, "llama", "fused", None, "rows"),
                 (cut_plan, "llama", "nesterov", 0.1, "global"),
                 (square_plan, "llama", "rmsprop", None, "global"),
+                (uneven, "gpt2", "nesterov", None, "global"),
             )
         ),
     ],

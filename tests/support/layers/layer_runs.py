@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 from functools import cache
+from itertools import zip_longest
 
 import torch
 import torch.distributed as dist
@@ -152,12 +153,22 @@ def gradients_on_rank(text: str) -> tuple[float, dict[str, list[float]]]:
 
 
 def staged_plan(
-    name: str, *stages: list[dict[str, object]], devices: int, model: PlannedModel | None = None, **options
+    name: str,
+    *stages: list[dict[str, object]],
+    devices: int,
+    model: PlannedModel | None = None,
+    sizes: tuple[int, ...] = (),
+    **options,
 ) -> LayerPlan:
-    """A checked plan from one dictionary of settings for each layer, in stages."""
+    """A checked plan from one dictionary of settings for each layer, in stages, equally large or of these sizes."""
     model = model or planned_model(name)
     names = iter(names_of(model))
     made = [tuple(LayerSettings(name=next(names), **settings) for settings in one) for one in stages]
-    plan = LayerPlan(model=model, devices=devices, stages=tuple(StagePlan(layers=layers) for layers in made), **options)
+    plan = LayerPlan(
+        model=model,
+        devices=devices,
+        stages=tuple(StagePlan(layers=layers, devices=size) for layers, size in zip_longest(made, sizes)),
+        **options,
+    )
     check_layer_plan(plan)
     return plan
