@@ -20,7 +20,7 @@ from formulations.step.solving.registry import sharding_problem
 from planner.common.infeasibility import InfeasibleError
 from planner.common.units import format_bytes, format_seconds
 from planner.explore.errors import ExploreError
-from planner.explore.tables import AnyPlan, Table, seconds_of
+from planner.explore.tables import AnyPlan, Table, seconds_of, was_interrupted
 from planner.explore.warm import QUICK, WarmSolver
 from planner.layers.plan.document import LayerPlan
 from planner.layers.planning import LAYER_FORMULATIONS, plan_layers
@@ -44,6 +44,9 @@ SHOWN = 100
 """Characters of a reason that a table shows."""
 
 
+_NOT_ALL = "interrupted: not all were tried"
+
+
 @dataclass(frozen=True, slots=True)
 class Tried:
     """One mesh or batch of a search.
@@ -53,7 +56,7 @@ class Tried:
     name
         The mesh or the batch.
     verdict
-        ``planned``, ``pruned`` or ``no plan``.
+        ``planned``, ``pruned``, ``no plan`` or, after Ctrl-C, ``not tried``.
     plan
         Its plan.
     bound_seconds
@@ -108,6 +111,10 @@ class BestMesh(Table):
         """A row per mesh."""
         return [tried.row() for tried in self.tried]
 
+    def notes(self) -> Sequence[str]:
+        """Whether the search was ended before it had tried all meshes."""
+        return [_NOT_ALL] if any(tried.verdict == "not tried" for tried in self.tried) else []
+
 
 @dataclass(frozen=True, repr=False)
 class LargestBatch(Table):
@@ -121,12 +128,15 @@ class LargestBatch(Table):
         Bytes of one device, the reserve included.
     tried
         Every batch that was looked at.
+    interrupted
+        Whether Ctrl-C ended the search, so that a larger batch may fit.
     """
 
     batch: int
     plan: AnyPlan
     limit_bytes: int
     tried: tuple[Tried, ...]
+    interrupted: bool = False
 
     def title(self) -> str:
         """The batch and its time."""
@@ -139,7 +149,7 @@ class LargestBatch(Table):
 
     def notes(self) -> Sequence[str]:
         """What the search takes for granted."""
-        return ["larger batches than the smallest that did not fit were not tried"]
+        return [_NOT_ALL if self.interrupted else "larger batches than the smallest that did not fit were not tried"]
 
 
 def meshes_of(ranks: int, axes: int = 2) -> list[tuple[int, ...]]:
@@ -170,7 +180,7 @@ def best_mesh(
     """Find the mesh of so many ranks whose plan is fastest; see :func:`planner.api.best_mesh`."""
     spec = load_cluster(cluster) if isinstance(cluster, str) else cluster
     if request.formulation in LAYER_FORMULATIONS:  # which share devices by stages, data and products themselves
-        made = planned_layers(reference, spec, (ranks,), request, optimizer)
+        made = planned_layers(reference, spec, (ranks,), request, optimizer, progress)
         return BestMesh(ranks, (ranks,), made, (Tried(str(ranks), "planned", made, made.bound_seconds),))
     tried: list[Tried] = []
     sessions: list[PlanningSession] = []
@@ -187,6 +197,9 @@ def best_mesh(
     with SolverPool() as pool:
         for session in sorted(sessions, key=_cheapest_layouts):
             name, pruned = _name(session.mesh), None
+            if best is not None and any(was_interrupted(entry.plan) or entry.reason == _NOT_ALL for entry in tried):
+                tried.append(Tried(name, "not tried", reason=_NOT_ALL))
+                continue
             if best is not None:
                 pruned = _pruned(session, best[1].decision.predicted.objective_ns, request, pool)
             if pruned is not None:
@@ -196,6 +209,11 @@ def best_mesh(
                 plan = WarmSolver(session, pool).solve(request, progress=progress).plan
             except InfeasibleError as error:
                 tried.append(Tried(name, "no plan", reason=str(error)))
+                continue
+            except KeyboardInterrupt:
+                if best is None:
+                    raise
+                tried.append(Tried(name, "not tried", reason=_NOT_ALL))
                 continue
             tried.append(Tried(name, "planned", plan, plan.bound_seconds))
             if best is None or plan.objective_seconds < best[1].objective_seconds:
@@ -261,29 +279,35 @@ def largest_batch(
         def fits(count: int) -> bool:
             larger = replace(reference, batch=count * step)
             if of_layers:
-                tried.append(_try_layers(larger, cluster, mesh, request, optimizer))
+                tried.append(_try_layers(larger, cluster, mesh, request, optimizer, progress))
             else:
                 found[count] = session = PlanningSession(larger, cluster, mesh, optimizer)
                 tried.append(_try_batch(session, request, floor(session), pool, progress))
             return tried[-1].plan is not None
 
-        low, high = 0, 1
-        while high * step <= most and fits(high):
-            low, high = high, 2 * high
-        high = min(high, most // step + 1)
-        while high - low > 1:
-            middle = (low + high) // 2
-            low, high = (middle, high) if fits(middle) else (low, middle)
+        low, high, interrupted = 0, 1, False
+        try:
+            while high * step <= most and not interrupted and fits(high):
+                low, high, interrupted = high, 2 * high, was_interrupted(tried[-1].plan)
+            high = min(high, most // step + 1)
+            while high - low > 1 and not interrupted:
+                middle = (low + high) // 2
+                low, high = (middle, high) if fits(middle) else (low, middle)
+                interrupted = was_interrupted(tried[-1].plan)
+        except KeyboardInterrupt:
+            if not low:
+                raise
+            interrupted = True
         if not low:
             raise InfeasibleError(f"batch {step}: not even that fits: {tried[0].reason}")
         plan = next(entry.plan for entry in tried if entry.name == str(low * step))
         assert plan is not None
-        if not of_layers:
+        if not (of_layers or interrupted):
             with suppress(InfeasibleError):  # the time limit ended before this search found any plan
                 better = WarmSolver(found[low], pool).solve(request, progress=progress).plan
                 plan = min(plan, better, key=seconds_of)
     spec = load_cluster(cluster) if isinstance(cluster, str) else cluster
-    return LargestBatch(low * step, plan, MemoryBudget.on(spec, request.memory).device_bytes, tuple(tried))
+    return LargestBatch(low * step, plan, MemoryBudget.on(spec, request.memory).device_bytes, tuple(tried), interrupted)
 
 
 def planned_layers(
@@ -292,6 +316,7 @@ def planned_layers(
     mesh: tuple[int, ...],
     request: PlanRequest,
     optimizer: str | None = None,
+    progress: Callable[[Progress], None] | None = None,
 ) -> LayerPlan:
     """The plan of layers of a request, on as many devices as a mesh has; errors as for :func:`plan_layers`."""
     return plan_layers(
@@ -302,6 +327,7 @@ def planned_layers(
         memory=request.memory,
         optimizer=optimizer,
         time_limit=request.time_limit,
+        progress=progress,
     )
 
 
@@ -311,9 +337,10 @@ def _try_layers(
     mesh: tuple[int, ...],
     request: PlanRequest,
     optimizer: str | None,
+    progress: Callable[[Progress], None] | None,
 ) -> Tried:
     try:
-        plan = planned_layers(reference, cluster, mesh, request, optimizer)
+        plan = planned_layers(reference, cluster, mesh, request, optimizer, progress)
     except InfeasibleError as error:
         return Tried(str(reference.batch), "no plan", reason=str(error))
     return Tried(str(reference.batch), "planned", plan, plan.bound_seconds)

@@ -15,9 +15,10 @@ from planner.common.infeasibility import InfeasibleError
 from planner.explore.changes import ClusterChange, WhatIf, recosted, translated
 from planner.explore.errors import ExploreError
 from planner.explore.known import Solution
-from planner.explore.memory_prices import SHARES, MemoryPrice, MemoryPrices
+from planner.explore.memory_prices import NOT_SOLVED, SHARES, MemoryPrice, MemoryPrices
 from planner.explore.pinning import PinnedPlans
 from planner.explore.pins import pin_of
+from planner.explore.tables import was_interrupted
 from planner.explore.targets import module_paths
 from planner.explore.warm import WarmSolver
 from planner.plan.decision import NANOSECONDS, Pin
@@ -178,12 +179,19 @@ class Exploration(PinnedPlans):
             raise ExploreError("limits: give at least one, in bytes of a device")
         seconds = self.request.time_limit if time_limit is None else time_limit
         found: dict[int, Solution | str] = {}
+        interrupted = was_interrupted(present.plan)
         for memory in sorted(set(limits), reverse=True):
+            if interrupted:
+                found[memory] = NOT_SOLVED
+                continue
             request = replace(self.request, memory=memory, time_limit=seconds)
             try:
-                found[memory] = self.solver.solve(request, frozenset(self.pins), self.progress)
+                solved = self.solver.solve(request, frozenset(self.pins), self.progress)
+                found[memory], interrupted = solved, was_interrupted(solved.plan)
             except InfeasibleError as error:
                 found[memory] = str(error)
+            except KeyboardInterrupt:
+                found[memory], interrupted = NOT_SOLVED, True
         prices: list[MemoryPrice] = []
         cheapest: Solution | None = None
         for memory, solution in sorted(found.items()):

@@ -16,9 +16,9 @@ from planner.common.infeasibility import InfeasibleError
 from planner.common.plan_error import PlanError
 from planner.explore.changes import ClusterChange, Recosted, WhatIf
 from planner.explore.errors import ExploreError
-from planner.explore.memory_prices import SHARES, MemoryPrice, MemoryPrices
+from planner.explore.memory_prices import NOT_SOLVED, SHARES, MemoryPrice, MemoryPrices
 from planner.explore.pinning import PinnedPlans
-from planner.explore.tables import seconds_of
+from planner.explore.tables import seconds_of, was_interrupted
 from planner.layers.plan.document import LayerPlan, LayerSettings
 from planner.layers.plan.pins import layer_pin
 from planner.layers.planning import LAYER_FORMULATIONS, layers_of, plan_layers
@@ -159,9 +159,14 @@ class LayerExploration(PinnedPlans):
             raise ExploreError("limits: give at least one, in bytes of a device")
         prices: list[MemoryPrice] = []
         cheapest: LayerPlan | None = None
+        interrupted = False
         for memory in sorted(set(limits)):
+            if interrupted:
+                prices.append(MemoryPrice(memory, None, None, NOT_SOLVED))
+                continue
             try:
                 found = self._planned(memory, self.pins, time_limit)
+                interrupted = was_interrupted(found)
             except InfeasibleError as error:
                 prices.append(MemoryPrice(memory, None, None, str(error)))
                 continue

@@ -12,6 +12,9 @@ from planner.explore.tables import AnyPlan, Table
 
 GIB = 2**30
 
+NOT_SOLVED = "interrupted: some limits were not tried"
+"""Reason of a limit that Ctrl-C left out."""
+
 SHARES = (0.8, 0.9, 1.0, 1.1, 1.25)
 """Limits beside the present one, as shares of the bytes for tensors that the present plan needs or is limited to."""
 
@@ -115,7 +118,7 @@ class MemoryPrices(Table):
 
     def notes(self) -> Sequence[str]:
         """Why there is no plan within some limits."""
-        return [price.reason for price in self.limits if price.reason]
+        return list(dict.fromkeys(price.reason for price in self.limits if price.reason))
 
 
 def _marginal(less: MemoryPrice, more: MemoryPrice) -> Marginal:

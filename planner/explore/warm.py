@@ -17,6 +17,7 @@ from functools import partial
 from formulations.problem.solution import KnownBound, Progress, SolveOptions, SolveResult, Status, relative_gap
 from formulations.solvers import DEFAULT_SOLVER, SolverPool, solve
 from formulations.solvers.peaks.minimum_peak import MinimumPeak
+from formulations.solvers.processes.worker import Ending
 from formulations.step.solving.context import NEAR_OPTIMAL, Candidate, FreeDecision, SolveContext
 from formulations.step.solving.driver import solve_step
 from formulations.step.solving.pinned import Pins, pinned
@@ -63,6 +64,7 @@ class WarmSolver:
     knowledge: Knowledge = field(default_factory=Knowledge)
     starts: list[StepDecision] = field(default_factory=list)
     _built: dict[Case, StepProblem] = field(default_factory=dict)
+    _interrupted: bool = False
 
     def case(self, request: PlanRequest, pins: frozenset[Pin] = frozenset()) -> Case:
         """The case of a request with pins."""
@@ -149,7 +151,7 @@ class WarmSolver:
     def _solved(
         self, request: PlanRequest, case: Case, progress: Callable[[Progress], None] | None, quick: bool
     ) -> SolvedStep:
-        deadline = time.monotonic() + request.time_limit
+        deadline, self._interrupted = time.monotonic() + request.time_limit, False
         whole = self.problem(request)
         left = allowed_by(self.session.space, whole, sorted(case.pins, key=str))
         built = pinned(whole, left)
@@ -158,13 +160,19 @@ class WarmSolver:
         cheapest = min((known.executed.cost for known in around), default=None)
         if best is None or cheapest is None or best.executed.cost > cheapest:
             best, bound = self._repaired(request, case, built, left, best, bound, deadline)
-            enough = quick and best is not None and deadline - time.monotonic() < LEAST_WHOLE_SECONDS
+            if self._interrupted and best is None:
+                raise KeyboardInterrupt
+            enough = self._interrupted or (
+                quick and best is not None and deadline - time.monotonic() < LEAST_WHOLE_SECONDS
+            )
             if not enough and not self._is_near(best, bound, request.gap):
                 return self._whole(request, case, built, best, bound, deadline, progress)
         assert best is not None
         found = SolveResult(
             Status.FEASIBLE, None, best.executed.cost, None, None, request.solver, 0.0, 0.0, 0, (best.executed.peak,)
         )
+        if self._interrupted:
+            found = replace(found, message=Ending.INTERRUPTED)
         return SolvedStep(best.decision, certified(found, bound, best.executed.cost), lambda: built.problem)
 
     def _whole(
@@ -245,6 +253,9 @@ class WarmSolver:
                 best = cheaper(best, self._fitting(built, part.decode(found.choices), case))
             if part is built and built.relaxation is None:
                 bound = _higher(bound, found.known_bound)
+            if Ending.INTERRUPTED in found.message:
+                self._interrupted = True
+                break
         return best, bound
 
     def _fitting(self, built: StepProblem, decision: StepDecision, case: Case) -> Candidate | None:

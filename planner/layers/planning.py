@@ -28,6 +28,7 @@ from planner.papers.capture.adapter import plan_with_capture
 from planner.papers.galvatron.adapter import plan_with_galvatron
 from planner.papers.h3t.adapter import plan_with_h3t
 from planner.papers.osdp.adapter import plan_with_osdp
+from planner.plan.notes import INTERRUPTED
 
 _OF_OPERATORS = frozenset({"osdp"})
 """Formulations whose layers are attention and feed-forward modules rather than blocks."""
@@ -155,7 +156,7 @@ def plan_layers(
     if made.model.reduce_dtype == "float32":
         notes = (*notes, _WIDE_GRADIENTS)
     if interrupted:
-        notes = ("the search was interrupted: this is the best plan until then", *notes)
+        notes = (INTERRUPTED, *notes)
     record = made.record.model_copy(update={"engine_peaks": peaks, "notes": notes})
     return made.model_copy(update={"machine": machine, "record": record})
 

@@ -21,6 +21,9 @@ _NAMED = 3
 
 _COSTS = "costs of the step: "
 
+INTERRUPTED = "interrupted: the search ended before its time limit, so its gap may be wider for that"
+"""Note of a plan whose search was ended by Ctrl-C."""
+
 
 def cost_note(seconds: Mapping[CostSource, float]) -> str:
     """A line that says how the costs of a step are known, by seconds of each."""

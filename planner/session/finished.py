@@ -14,7 +14,7 @@ from planner.machine.memory_budget import MemoryBudget
 from planner.models.references import has_own_batch, planned_model
 from planner.plan.decision import Pin, PlanOptions
 from planner.plan.document import Certificate, CrossCheck, Plan, Record, make_plan
-from planner.plan.notes import cost_note, overlap_notes, planning_notes, sharing_notes
+from planner.plan.notes import INTERRUPTED, cost_note, overlap_notes, planning_notes, sharing_notes
 from planner.replay.checker import ReplayReport
 from planner.schedule.instructions import Schedule
 from planner.session.request import PlanRequest
@@ -56,7 +56,7 @@ def plan_of(
     """
     kept = ("the bound is over the plans that keep its pins",) if pins else ()
     if Ending.INTERRUPTED in result.message:
-        kept = (*kept, "interrupted: the search ended before its time limit, so its gap may be wider for that")
+        kept = (*kept, INTERRUPTED)
     return make_plan(
         session.graph,
         schedule,

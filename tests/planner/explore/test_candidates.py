@@ -98,6 +98,46 @@ def test_the_plan_of_the_largest_batch_is_kept_where_the_last_search_finds_none(
     assert found.plan is next(tried.plan for tried in found.tried if tried.name == "4")
 
 
+SOLVE = WarmSolver.solve
+
+
+class Interrupting:
+    """In place of :meth:`WarmSolver.solve`: call number ``at``, from 1, is a Ctrl-C before anything was found."""
+
+    def __init__(self, at: int) -> None:
+        self.at, self.calls = at, 0
+
+    def __get__(self, solver, owner):
+        def solve(request, *args, **options):
+            self.calls += 1
+            if self.calls == self.at:
+                raise KeyboardInterrupt
+            return SOLVE(solver, request, *args, **options)
+
+        return solve
+
+
+def test_ctrl_c_ends_the_search_for_a_mesh_with_the_best_so_far(monkeypatch):
+    monkeypatch.setattr(candidates, "_pruned", lambda *_: None)
+    monkeypatch.setattr(WarmSolver, "solve", Interrupting(2))
+    found = api.best_mesh(step_reference("mlp"), 8, cluster=CLUSTER, request=SHORT)
+    assert [tried.verdict for tried in found.tried] == ["planned", "not tried", "not tried"]
+    assert found.plan is found.tried[0].plan
+    assert found.notes() == ["interrupted: not all were tried"]
+    monkeypatch.setattr(WarmSolver, "solve", Interrupting(3))
+    with pytest.raises(KeyboardInterrupt):  # the first call of another search that has nothing yet
+        [api.best_mesh(step_reference("mlp"), 2, cluster=CLUSTER, request=SHORT) for _ in range(3)]
+
+
+def test_ctrl_c_ends_the_search_for_a_batch_with_the_largest_so_far(monkeypatch):
+    interrupting = Interrupting(3)
+    monkeypatch.setattr(WarmSolver, "solve", interrupting)
+    found = api.largest_batch(step_reference("mlp"), cluster=CLUSTER, mesh=(2,), request=SHORT, most=64)
+    assert (found.batch, found.interrupted, interrupting.calls) == (4, True, 3)
+    assert found.plan.decision.model.batch == 4
+    assert found.notes() == ["interrupted: not all were tried"]
+
+
 def test_no_batch_at_all_is_refused():
     reserve = load_cluster(CLUSTER).device.reserve_bytes
     with pytest.raises(InfeasibleError, match="batch 2: not even that fits"):

@@ -159,3 +159,21 @@ def test_results_are_short_text_tables_and_files(tmp_path):
         prices.save("/proc/none/prices.json")
     assert len(repr(replace(here.whatif(ClusterChange())))) < 2_000
     assert len(repr(here)) < 400
+
+
+def test_ctrl_c_leaves_the_limits_out_that_were_not_tried(monkeypatch):
+    here = exploration("gpt2")
+    present, solve, calls = here.solution, here.solver.solve, []
+
+    def interrupted(request, *args, **options):
+        calls.append(request.memory)
+        if len(calls) == 4:  # the present plan is asked for first
+            raise KeyboardInterrupt
+        return solve(request, *args, **options)
+
+    monkeypatch.setattr(here.solver, "solve", interrupted)
+    peak = present.plan.peak_bytes + here.session.cluster.device.reserve_bytes
+    prices = here.price_of_memory([peak, 2 * peak, 3 * peak, 4 * peak], time_limit=2.0)
+    assert [price.plan is None for price in prices.limits] == [True, True, False, False]
+    assert prices.notes() == ["interrupted: some limits were not tried"]
+    assert len(calls) == 4

@@ -25,6 +25,7 @@ from planner.layers.plan.document import LayerPlan, load_layer_plan, save_layer_
 from planner.layers.planning import LAYER_FORMULATIONS, plan_layers
 from planner.layers.profiles.files import LayerFileError, save_layers
 from planner.models.references import ModelReference, load_step
+from planner.plan.notes import INTERRUPTED
 from runtime.layers.check import refusal
 from runtime.layers.families.registry import model_family
 from runtime.layers.families.units import FamilyError
@@ -194,7 +195,7 @@ def test_ctrl_c_ends_a_search_with_its_best_plan_and_a_valid_bound():
     whole = planned("galvatron", **ask)
     found = planned("galvatron", progress=interrupt, **ask)
     assert seen
-    assert found.record.notes[0] == "the search was interrupted: this is the best plan until then"
+    assert found.record.notes[0] == INTERRUPTED
     check_layer_plan(found)
     assert found.record.bound_seconds <= whole.record.objective_seconds <= found.record.objective_seconds
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
