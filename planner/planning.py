@@ -146,6 +146,14 @@ def plan(
             raise PlanError(f"overlap: {formulation} plans layers; it is for formulations of operators")
         if grad_accum != 1:
             raise PlanError(f"grad_accum {grad_accum}: {formulation} plans layers, and their micro-batches with them")
+        for name, given in (
+            ("solver", None if solver == DEFAULT_SOLVER else solver),
+            ("workers", workers),
+            ("gap", gap or None),
+            ("host_memory", host_memory),
+        ):
+            if given is not None:
+                raise PlanError(f"{name} {given}: {formulation} plans layers by a search of its own; leave it out")
         chosen(formulation, choices or {})
         return plan_layers(
             reference,

@@ -166,3 +166,10 @@ def test_a_plan_of_layers_is_explained(formulation: str, tmp_path) -> None:
     assert "<h4>Costliest layers</h4>" in api.explain(plan, cluster=small_cluster(), time_limit=2.0)._repr_html_()
     by_hand = plan.model_copy(update={"record": None})
     assert [section.title for section in api.explain(by_hand).sections] == ["Settings by stage"]
+
+
+@pytest.mark.parametrize("option", [{"solver": "highs"}, {"workers": 1}, {"gap": 0.1}, {"host_memory": 2**30}])
+def test_what_a_search_over_layers_does_not_use_is_refused(option) -> None:
+    (name,) = option
+    with pytest.raises(PlanError, match=f"{name} .*: h3t plans layers by a search of its own; leave it out"):
+        api.plan(step_reference("gpt2"), cluster=small_cluster(), mesh=(4,), formulation="h3t", **option)
