@@ -122,7 +122,7 @@ compared.round(2)
 
 # %%
 headings = {"profiling_seconds": "profiling (s)", "planning_seconds": "Algorithm 4 (s)", "exact_seconds": "exact (s)"}
-shown = ["model", "layers", "runs", *headings, "placements", "complete"]
+shown = ["model", "layers", "runs", *headings, "placement_limit", "placements", "complete"]
 KEPT["table_2"][shown].rename(columns=headings).round(4)
 
 # %% [markdown]
