@@ -66,6 +66,7 @@ class _ExploreOptions(TypedDict, total=False):
     mesh: Required[Mesh]
     memory: int | None
     optimizer: str | None
+    time_limit: float | None
     request: PlanRequest | None
     as_published: bool
     choices: Mapping[str, str | None] | None
@@ -89,6 +90,7 @@ def explore(
     memory: int | None = None,
     optimizer: str | None = None,
     formulation: str | None = None,
+    time_limit: float | None = None,
     request: PlanRequest | None = None,
     as_published: bool = False,
     choices: Mapping[str, str | None] | None = None,
@@ -99,8 +101,8 @@ def explore(
 
     Parameters
     ----------
-    reference, cluster, mesh, memory, optimizer, formulation, progress
-        As for :func:`plan`; the formulation is that of the request if None.
+    reference, cluster, mesh, memory, optimizer, formulation, time_limit, progress
+        As for :func:`plan`; formulation and time limit are those of the request if None.
     request
         Everything else of a plan; the default request if None. Of plans of layers its time limit counts.
     as_published, choices, slips
@@ -114,6 +116,8 @@ def explore(
     asked = _within(request, memory)
     if formulation is not None:
         asked = replace(asked, formulation=formulation)
+    if time_limit is not None:
+        asked = replace(asked, time_limit=time_limit)
     if asked.formulation not in LAYER_FORMULATIONS:
         check_published(asked.formulation, as_published, choices, slips)
         session = PlanningSession(as_reference(reference), cluster, mesh, optimizer)

@@ -166,6 +166,9 @@ def _price(
         if memory > device.memory_bytes:
             lines.append(f"{format_bytes(change)} {word}: the device has no more")
             continue
+        if memory < present and max(record.stage_peak_bytes) + device.reserve_bytes <= memory:
+            lines.append(f"{format_bytes(change)} less: nothing, because this plan fits into that too")
+            continue
         try:
             found = here.within(memory, record.pins, progress)
         except (InfeasibleError, ClusterError, PlanError) as error:

@@ -218,6 +218,9 @@ def _memory_price(
             lines.append(f"{format_bytes(change_bytes)} more: the device has no more")
             continue
         named = format_bytes(abs(memory - options.memory_bytes))
+        if plan.peak_bytes + options.reserve_bytes <= memory < options.memory_bytes:
+            lines.append(f"{named} less: nothing, because this plan fits into that too")
+            continue
         request = PlanRequest(memory, options.formulation, solver, time_limit, host_memory=options.host_memory_bytes)
         try:
             found = session.solve(request, progress).result

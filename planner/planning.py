@@ -12,6 +12,7 @@ from formulations.problem.solution import Progress
 from formulations.solvers import DEFAULT_SOLVER
 from planner.common.plan_error import PlanError
 from planner.explore.exploration import Exploration
+from planner.explore.pins import pin_of
 from planner.explore.tables import AnyPlan
 from planner.fits import FitsReport, fits_report
 from planner.layers.plan.choices import chosen
@@ -178,6 +179,8 @@ def plan(
     whole = as_reference(reference)
     if grad_accum < 1 or whole.batch % grad_accum:
         raise PlanError(f"grad_accum {grad_accum}: a batch of {whole.batch} cannot be cut into as many micro-batches")
+    for target, decision in (*pins, *forbidden):
+        pin_of(target, decision, mesh)  # a decision that there is not is refused before the step is traced
     micro = replace(whole, batch=whole.batch // grad_accum)
     session = PlanningSession(micro, cluster, mesh, optimizer, grad_accum=grad_accum)
     request = PlanRequest(memory, formulation, solver, time_limit, seed, workers, host_memory, gap, overlap)

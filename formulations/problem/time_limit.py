@@ -44,3 +44,26 @@ def interruptible() -> Iterator[None]:
     finally:
         signal.signal(signal.SIGINT, former)
         _interrupted.clear()
+
+
+@contextmanager
+def noticing_interrupts() -> Iterator[threading.Event]:
+    """Set the event when Ctrl-C is pressed, because a solve then returns its best result without an error.
+
+    Only the main thread may set handlers and receives Ctrl-C; elsewhere nothing is changed.
+    """
+    noticed = threading.Event()
+    before = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or not callable(before):
+        yield noticed
+        return
+
+    def notice(number: int, frame: FrameType | None) -> None:
+        noticed.set()
+        before(number, frame)
+
+    signal.signal(signal.SIGINT, notice)
+    try:
+        yield noticed
+    finally:
+        signal.signal(signal.SIGINT, before)

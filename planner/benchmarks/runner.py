@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import math
-import signal
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 
 from formulations.instances.random_families import family_problem
 from formulations.problem.solution import Progress, SolveOptions, SolveResult, Status
 from formulations.problem.strategy_problem import StrategyProblem
+from formulations.problem.time_limit import noticing_interrupts
 from formulations.solvers.processes.worker import SolverPool
 from formulations.solvers.processes.worker_process import read_status_bytes
 from formulations.solvers.protocol.registry import SOLVERS, find_solver
@@ -104,7 +103,7 @@ def bench(
     run = SuiteRun(suite, time_limit, seed, best_known or {}, json_path, observer or Observer())
     interrupted = False
     with ExitStack() as stack:
-        noticed = stack.enter_context(_noticing_interrupts())
+        noticed = stack.enter_context(noticing_interrupts())
         try:
             pool = None if suite.as_one_command else stack.enter_context(SolverPool())
             run.rehearse(solvers, pool)
@@ -239,26 +238,3 @@ def _without_result(solver: str, seconds: float, message: str) -> SolveResult:
 def _raise_if(noticed: threading.Event) -> None:
     if noticed.is_set():
         raise KeyboardInterrupt
-
-
-@contextmanager
-def _noticing_interrupts() -> Iterator[threading.Event]:
-    """Set the event when Ctrl-C is pressed, because a solve then returns its best result without an error.
-
-    Only the main thread may set handlers and receives Ctrl-C; elsewhere nothing is changed.
-    """
-    noticed = threading.Event()
-    before = signal.getsignal(signal.SIGINT)
-    if threading.current_thread() is not threading.main_thread() or not callable(before):
-        yield noticed
-        return
-
-    def notice(number: int, frame: FrameType | None) -> None:
-        noticed.set()
-        before(number, frame)
-
-    signal.signal(signal.SIGINT, notice)
-    try:
-        yield noticed
-    finally:
-        signal.signal(signal.SIGINT, before)

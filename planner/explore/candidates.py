@@ -14,13 +14,14 @@ from math import prod
 from typing import Any
 
 from formulations.problem.solution import KnownBound, Progress, SolveOptions
+from formulations.problem.time_limit import noticing_interrupts
 from formulations.solvers import SolverPool, solve
 from formulations.step.solving.context import Candidate
 from formulations.step.solving.registry import sharding_problem
 from planner.common.infeasibility import InfeasibleError
 from planner.common.units import format_bytes, format_seconds
 from planner.explore.errors import ExploreError
-from planner.explore.tables import AnyPlan, Table, seconds_of, was_interrupted
+from planner.explore.tables import AnyPlan, Table, seconds_of
 from planner.explore.warm import QUICK, WarmSolver
 from planner.layers.plan.document import LayerPlan
 from planner.layers.planning import LAYER_FORMULATIONS, plan_layers
@@ -149,7 +150,11 @@ class LargestBatch(Table):
 
     def notes(self) -> Sequence[str]:
         """What the search takes for granted."""
-        return [_NOT_ALL if self.interrupted else "larger batches than the smallest that did not fit were not tried"]
+        if self.interrupted:
+            return [_NOT_ALL]
+        if all(tried.verdict == "planned" for tried in self.tried):
+            return ["every batch fits that was to be tried: ask for a larger one with most"]
+        return ["larger batches than the smallest that did not fit were not tried"]
 
 
 def meshes_of(ranks: int, axes: int = 2) -> list[tuple[int, ...]]:
@@ -194,10 +199,10 @@ def best_mesh(
         traced = session.traced
         sessions.append(session)
     best: tuple[PlanningSession, Plan] | None = None
-    with SolverPool() as pool:
+    with SolverPool() as pool, noticing_interrupts() as noticed:
         for session in sorted(sessions, key=_cheapest_layouts):
             name, pruned = _name(session.mesh), None
-            if best is not None and any(was_interrupted(entry.plan) or entry.reason == _NOT_ALL for entry in tried):
+            if noticed.is_set():
                 tried.append(Tried(name, "not tried", reason=_NOT_ALL))
                 continue
             if best is not None:
@@ -208,16 +213,17 @@ def best_mesh(
             try:
                 plan = WarmSolver(session, pool).solve(request, progress=progress).plan
             except InfeasibleError as error:
-                tried.append(Tried(name, "no plan", reason=str(error)))
+                tried.append(Tried(name, "no plan", reason=f"{'interrupted: ' * noticed.is_set()}{error}"))
                 continue
             except KeyboardInterrupt:
-                if best is None:
-                    raise
+                noticed.set()
                 tried.append(Tried(name, "not tried", reason=_NOT_ALL))
                 continue
             tried.append(Tried(name, "planned", plan, plan.bound_seconds))
             if best is None or plan.objective_seconds < best[1].objective_seconds:
                 best = session, plan
+    if best is None and noticed.is_set():
+        raise KeyboardInterrupt
     if best is None:
         reasons = "; ".join(f"{entry.name}: {entry.reason}" for entry in tried)
         raise InfeasibleError(f"{ranks} ranks: no mesh has a plan ({reasons})")
@@ -274,7 +280,7 @@ def largest_batch(
     tried: list[Tried] = []
     found: dict[int, PlanningSession] = {}
     of_layers = request.formulation in LAYER_FORMULATIONS
-    with SolverPool() as pool:
+    with SolverPool() as pool, noticing_interrupts() as noticed:
 
         def fits(count: int) -> bool:
             larger = replace(reference, batch=count * step)
@@ -285,29 +291,32 @@ def largest_batch(
                 tried.append(_try_batch(session, request, floor(session), pool, progress))
             return tried[-1].plan is not None
 
-        low, high, interrupted = 0, 1, False
+        low, high = 0, 1
         try:
-            while high * step <= most and not interrupted and fits(high):
-                low, high, interrupted = high, 2 * high, was_interrupted(tried[-1].plan)
+            while high * step <= most and not noticed.is_set() and fits(high):
+                low, high = high, 2 * high
             high = min(high, most // step + 1)
-            while high - low > 1 and not interrupted:
+            while high - low > 1 and not noticed.is_set():
                 middle = (low + high) // 2
                 low, high = (middle, high) if fits(middle) else (low, middle)
-                interrupted = was_interrupted(tried[-1].plan)
         except KeyboardInterrupt:
-            if not low:
-                raise
-            interrupted = True
+            noticed.set()
+        if not low and noticed.is_set():
+            raise KeyboardInterrupt
         if not low:
             raise InfeasibleError(f"batch {step}: not even that fits: {tried[0].reason}")
         plan = next(entry.plan for entry in tried if entry.name == str(low * step))
         assert plan is not None
-        if not (of_layers or interrupted):
+        if not (of_layers or noticed.is_set()):
             with suppress(InfeasibleError):  # the time limit ended before this search found any plan
                 better = WarmSolver(found[low], pool).solve(request, progress=progress).plan
                 plan = min(plan, better, key=seconds_of)
+        chosen = next(k for k, entry in enumerate(tried) if entry.name == str(low * step))
+        tried[chosen] = replace(tried[chosen], plan=plan, bound_seconds=plan.bound_seconds)
     spec = load_cluster(cluster) if isinstance(cluster, str) else cluster
-    return LargestBatch(low * step, plan, MemoryBudget.on(spec, request.memory).device_bytes, tuple(tried), interrupted)
+    return LargestBatch(
+        low * step, plan, MemoryBudget.on(spec, request.memory).device_bytes, tuple(tried), noticed.is_set()
+    )
 
 
 def planned_layers(

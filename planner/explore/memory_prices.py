@@ -10,7 +10,7 @@ from typing import Any
 from planner.common.units import format_bytes, format_seconds
 from planner.explore.tables import AnyPlan, Table
 
-GIB = 2**30
+GIB, MIB = 2**30, 2**20
 
 NOT_SOLVED = "interrupted: some limits were not tried"
 """Reason of a limit that Ctrl-C left out."""
@@ -48,7 +48,7 @@ class MemoryPrice:
 
 @dataclass(frozen=True, slots=True)
 class Marginal:
-    """What the bytes between two limits buy, in seconds a step per GiB.
+    """What the bytes between two limits buy, in seconds a step per GiB, or per MiB where limits are closer.
 
     Parameters
     ----------
@@ -82,9 +82,15 @@ class MemoryPrices(Table):
     reserve_bytes: int = 0
 
     @property
+    def unit(self) -> int:
+        """Bytes that a marginal is for: a GiB, or a MiB where some limits are less than a sixteenth of a GiB apart."""
+        closest = min((more.memory_bytes - less.memory_bytes for less, more in pairwise(self.limits)), default=GIB)
+        return GIB if closest >= GIB // 16 else MIB
+
+    @property
     def marginals(self) -> tuple[Marginal, ...]:
         """What the bytes above each limit buy, up to the next one; one less than there are limits."""
-        return tuple(_marginal(less, more) for less, more in pairwise(self.limits))
+        return tuple(_marginal(less, more, self.unit) for less, more in pairwise(self.limits))
 
     def title(self) -> str:
         """What the next bytes above the present limit buy."""
@@ -96,7 +102,7 @@ class MemoryPrices(Table):
         if not ahead:
             return f"price of memory around {format_bytes(self.present_bytes)}"
         worth = format_seconds(ahead[0][1].seconds or 0.0)
-        return f"above {format_bytes(ahead[0][0].memory_bytes)} a GiB more saves {worth} a step"
+        return f"above {format_bytes(ahead[0][0].memory_bytes)} a {self._unit_name} more saves {worth} a step"
 
     def rows(self) -> list[dict[str, Any]]:
         """A row per limit, with the worth of the bytes up to the next limit."""
@@ -109,22 +115,26 @@ class MemoryPrices(Table):
                     "seconds": price.seconds,
                     "bound_seconds": price.bound_seconds,
                     "peak_bytes": None if price.plan is None else price.plan.peak_bytes,
-                    "next_gib_saves_seconds": marginal.seconds,
+                    f"next_{self._unit_name}_saves_seconds": marginal.seconds,
                     "at_least_seconds": marginal.least_seconds,
                     "at_most_seconds": marginal.most_seconds,
                 }
             )
         return found
 
+    @property
+    def _unit_name(self) -> str:
+        return "GiB" if self.unit == GIB else "MiB"
+
     def notes(self) -> Sequence[str]:
         """Why there is no plan within some limits."""
         return list(dict.fromkeys(price.reason for price in self.limits if price.reason))
 
 
-def _marginal(less: MemoryPrice, more: MemoryPrice) -> Marginal:
-    gib = (more.memory_bytes - less.memory_bytes) / GIB
+def _marginal(less: MemoryPrice, more: MemoryPrice, unit: int) -> Marginal:
+    units = (more.memory_bytes - less.memory_bytes) / unit
     if less.seconds is None or more.seconds is None:
         return Marginal()
-    low = None if less.bound_seconds is None else max(0.0, less.bound_seconds - more.seconds) / gib
-    high = None if more.bound_seconds is None else max(0.0, less.seconds - more.bound_seconds) / gib
-    return Marginal((less.seconds - more.seconds) / gib, low, high)
+    low = None if less.bound_seconds is None else max(0.0, less.bound_seconds - more.seconds) / units
+    high = None if more.bound_seconds is None else max(0.0, less.seconds - more.bound_seconds) / units
+    return Marginal((less.seconds - more.seconds) / units, low, high)

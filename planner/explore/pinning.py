@@ -11,6 +11,8 @@ from planner.explore.errors import ExploreError
 from planner.explore.tables import AnyPlan, Table, plan_row, seconds_of, signed_bytes, signed_seconds, without_unused
 from planner.plan.decision import Pin
 
+_WIDE_GAP = 0.01
+
 
 @dataclass(frozen=True, repr=False)
 class PinChange(Table):
@@ -76,6 +78,8 @@ class PinChange(Table):
             lines.append(f"between the optima: from {least} to {most} a step, proven")
         share = self.elapsed_seconds / self.first_seconds if self.first_seconds else 0.0
         lines.append(f"planned in {self.elapsed_seconds:.2f} s, {share:.0%} of the time of the first plan")
+        if self.after.gap is not None and self.after.gap > _WIDE_GAP:
+            lines.append(f"its gap is {self.after.gap:.2%}: a time_limit with the pin lets the search go on for longer")
         return lines
 
 

@@ -154,7 +154,8 @@ def signed_bytes(count: int) -> str:
 
 
 def _heading(name: str) -> str:
-    return name.replace("_", " ")
+    """A column's name as text, without the unit that its values show."""
+    return name.removesuffix("_seconds").removesuffix("_bytes").replace("_", " ")
 
 
 def _aligned(rows: Sequence[Row]) -> list[str]:

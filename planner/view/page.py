@@ -130,7 +130,7 @@ def _rows(plan: OpenedPlan | tuple[str, LayerPlan]) -> dict[str, str]:
     made, record = plan[1], plan[1].record
     rows = {
         "model": made.model.text(),
-        "mesh": f"{made.devices} devices in {len(made.stages)} stages",
+        "mesh": f"{made.devices} devices, stages of {', '.join(map(str, made.stage_sizes))}",
     }
     if record is not None:
         rows |= {

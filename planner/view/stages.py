@@ -87,7 +87,7 @@ def stages_figure(plan: LayerPlan, together: Sequence[LayerPlan] = ()) -> Figure
         figure.add_annotation(
             x=max(peak.nbytes, record.stage_peak_bytes[number]) / GIBIBYTE,
             y=stages[number],
-            text=format_bytes(peak.nbytes),
+            text=f"{format_bytes(peak.nbytes)} in all",
             showarrow=False,
             xanchor="left",
             xshift=10,

@@ -7,7 +7,9 @@ Nothing heavy is imported here: torch and the solvers are imported by the comman
 from __future__ import annotations
 
 import os
+import signal
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from itertools import pairwise
@@ -133,6 +135,19 @@ def common(
     """Options before the command."""
 
 
+def repeat_lost_interrupts() -> None:
+    """Send Ctrl-C again where it came while a destructor ran, in which Python drops every exception."""
+    former = sys.unraisablehook
+
+    def again(lost: sys.UnraisableHookArgs) -> None:
+        if issubclass(lost.exc_type, KeyboardInterrupt):
+            threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGINT)).start()
+        else:
+            former(lost)
+
+    sys.unraisablehook = again
+
+
 def is_for_the_user(error: Exception) -> bool:
     """Whether an error is one of ours, with a message for the user, and no defect."""
     return type(error).__module__.partition(".")[0] in OUR_PACKAGES
@@ -145,6 +160,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     and solvers that fail, with a message in one line on stderr; 130 an interrupt.
     """
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # its advice is about weights, which plans never load
+    repeat_lost_interrupts()
     try:
         code = app(arguments, prog_name="meshwright", standalone_mode=False)
     except typer.TyperException as error:

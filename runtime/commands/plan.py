@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -230,7 +232,7 @@ def sweep(
         cell = f"batch {row.batch}, mesh {row.mesh}, {limit}, {row.formulation}, {row.solver}"
         typer.echo(f"{cell}: {found}")
 
-    with ThreadPoolExecutor(1) as executor:  # each solver is a process of its own
+    with _rows_are_kept(folder), ThreadPoolExecutor(1) as executor:  # each solver is a process of its own
         found = api.sweep(
             step.reference(model, (batch or [8])[0]),
             cluster=cluster,
@@ -257,6 +259,17 @@ def sweep(
     typer.echo(found.title())
     if json_path(json_file) is not None:
         typer.echo(f"wrote {json_file}")
+
+
+@contextmanager
+def _rows_are_kept(folder: Path | None) -> Iterator[None]:
+    """Say after Ctrl-C where the rows of a sweep are, and how it goes on."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        place = "the folder of measured files" if folder is None else str(folder)
+        typer.echo(f"the rows so far are kept in {place}: the same command goes on from them", err=True)
+        raise
 
 
 def explain(

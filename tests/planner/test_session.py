@@ -248,6 +248,8 @@ def test_plans_side_by_side():
     assert "joint" in str(table)
     assert "sharding" in table._repr_html_()
     assert table.notes() == []
+    assert [row["formulation"] for row in table.rows()] == ["kiwi_chain", "sharding"]
+    assert table.rows()[0]["limit_bytes"] == one.decision.options.limit_bytes
     layers = LayerPlan(
         version=1,
         model=one.decision.model.model_copy(update={"batch": 1024}),

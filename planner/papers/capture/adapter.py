@@ -184,10 +184,13 @@ def _decide(request: LayerRequest, chain: LayerChain, slips: Slip) -> _Decision:
         There is no plan, whatever the memory.
     """
     limit = request.tensor_bytes
-    candidates = list(_candidates(request, chain, checkpoint=False))
-    nearest = _nearest(request, chain, candidates) if candidates or not request.is_restricted else None
-    if nearest is None or nearest.least_peak > limit:
-        candidates = list(_candidates(request, chain, checkpoint=True))
+    # Whether all layers are checkpointed depends on the memory alone, so that a pin only leaves plans out.
+    free = replace(request, pins=(), settings=None)
+    candidates = list(_candidates(free, chain, checkpoint=False))
+    nearest = _nearest(free, chain, candidates)
+    checkpoint = nearest.least_peak > limit
+    if checkpoint or request.is_restricted:
+        candidates = list(_candidates(request, chain, checkpoint))
         nearest = _nearest(request, chain, candidates)
     if nearest.least_peak > limit:
         return _Decision(nearest, nearest.least, nearest)

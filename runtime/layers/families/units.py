@@ -182,6 +182,10 @@ def causal_mask_of(attention: Any, hidden: Tensor, length: int) -> Tensor | None
     return None if kind == "sdpa" or "flash" in kind else causal_mask(hidden, length)
 
 
+_OTHER_HEADS = ("summary_first_dropout", "classifier_dropout")
+"""Probabilities of heads for other tasks; a head that a model has is among its modules."""
+
+
 def largest_dropout(module: nn.Module) -> float:
     """Largest probability with which a module of the model, or its attention, drops values."""
     config = getattr(module, "config", None)
@@ -189,6 +193,6 @@ def largest_dropout(module: nn.Module) -> float:
     named = [
         float(value)
         for key, value in settings.items()
-        if "drop" in key and isinstance(value, float | int) and not isinstance(value, bool)
+        if "drop" in key and key not in _OTHER_HEADS and isinstance(value, float | int) and not isinstance(value, bool)
     ]
     return max([part.p for part in module.modules() if isinstance(part, nn.Dropout)] + named, default=0.0)

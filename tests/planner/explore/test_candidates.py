@@ -73,6 +73,9 @@ def test_the_largest_batch_fits_and_the_next_does_not(name):
     assert found.batch % 2 == 0
     assert found.plan.decision.model.batch == found.batch
     assert found.plan.peak_bytes + reserve <= memory
+    (row,) = (row for row in found.rows() if row["candidate"] == str(found.batch))
+    assert row["seconds"] == found.plan.objective_seconds
+    assert "most" in found.notes()[0] if found.batch == 32 else "did not fit" in found.notes()[0]
     verdicts = {int(tried.name): tried.verdict for tried in found.tried}
     assert verdicts[found.batch] == "planned"
     assert verdicts.get(found.batch + 2, "no plan") != "planned"

@@ -104,6 +104,7 @@ def test_what_is_forbidden_is_not_done_by_either_search(formulation: str) -> Non
             "keep",
             "names no layer of this step; close to it: 'transformer.h.1'",
         ),
+        ("capture", BLOCK, "recompute", "nothing that capture may choose keeps them"),  # only where nothing fits else
         ("h3t", BLOCK, "S0", "decision 'S0' of layer 'transformer.h.1' is unknown: write keep, recompute, offload"),
         ("h3t", BLOCK, "checkpoint", "has no value: write one"),
     ],

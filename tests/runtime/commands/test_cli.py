@@ -10,6 +10,7 @@ import resource
 import shlex
 import subprocess
 import sys
+import time
 from importlib.metadata import version
 from pathlib import Path
 
@@ -207,6 +208,21 @@ def test_an_interrupt_leaves_with_130(meshwright, monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.slow
+def test_an_interrupt_that_a_destructor_swallows_comes_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    former = sys.unraisablehook
+    monkeypatch.setattr(sys, "unraisablehook", former)
+
+    class Swallowing:
+        def __del__(self) -> None:
+            raise KeyboardInterrupt
+
+    cli.repeat_lost_interrupts()
+    with pytest.raises(KeyboardInterrupt):  # noqa: PT012
+        del_me = Swallowing()
+        del del_me
+        time.sleep(5)
+
+
 def test_a_limit_that_no_plan_meets_names_one_that_is_met(meshwright, tmp_path: Path) -> None:
     outcome = meshwright("plan", *TINY, "--mesh", "2", "--memory", "2.2GiB", "--out", tmp_path / "p.json")
     refused(outcome, "memory")
