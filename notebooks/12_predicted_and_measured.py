@@ -125,7 +125,8 @@ pd.Series(
 ).round(3).to_frame("all plans")
 
 # %% [markdown]
-# Peaks are exact: the replay counts every tensor that exists. Times depend on what the machine does beside; a rerun
+# Peaks of most plans are exact, since the replay counts every tensor that exists; two random plans need one gradient of
+# the table of tokens less than it counts. No plan needs more. Times depend on what the machine does beside; a rerun
 # differs by some per cent, and more where processes share cores. Costs measured for this model's own instructions
 # come closer: `meshwright calibrate --model hf:gpt2 --mesh 2`. `meshwright validate` does all this from the command
 # line, and `meshwright run plan.json --profile` looks into one plan.

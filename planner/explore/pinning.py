@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -63,8 +63,7 @@ class PinChange(Table):
 
     def title(self) -> str:
         """What changed, and what it costs."""
-        what = ", ".join(str(pin) if pin in self.pins else f"no longer {pin}" for pin in self.changed) or "nothing"
-        return f"{what}: {signed_seconds(self.seconds)} a step, peak {signed_bytes(self.bytes)}"
+        return f"{_changed(self)}: {signed_seconds(self.seconds)} a step, peak {signed_bytes(self.bytes)}"
 
     def rows(self) -> list[dict[str, Any]]:
         """The plans before and after."""
@@ -83,8 +82,16 @@ class PinChange(Table):
         return lines
 
 
-class PinnedPlans(ABC):
-    """The present plan of a step with its pins; each change of the pins gives another one."""
+def _changed(change: PinChange) -> str:
+    words = (str(pin) if pin in change.pins else f"no longer {pin}" for pin in change.changed)
+    return ", ".join(words) or "nothing"
+
+
+class PinnedPlans(Table):
+    """The present plan of a step with its pins; each change of the pins gives another one.
+
+    As a table it has a row for every plan that the pins led to, and asks for none.
+    """
 
     def __init__(self) -> None:
         self.pins: tuple[Pin, ...] = ()
@@ -93,6 +100,20 @@ class PinnedPlans(ABC):
         """Changes of pins so far."""
         self.first_seconds = 0.0
         """Time of the first plan, loading and tracing included; 0 before it."""
+
+    def title(self) -> str:
+        """What is explored, and the present plan."""
+        return repr(self)
+
+    def rows(self) -> list[dict[str, Any]]:
+        """The plan before the first change of pins, and the one after each."""
+        if not self.history:
+            return []
+        first = plan_row("at first", self.history[0].before)
+        return without_unused([first, *(plan_row(_changed(change), change.after) for change in self.history)])
+
+    def __str__(self) -> str:
+        return super().__str__() if self.history else repr(self)
 
     @abstractmethod
     def _pin_of(self, target: str, decision: str | Sequence[str], forbids: bool) -> Pin:

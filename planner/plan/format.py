@@ -7,7 +7,8 @@ nanoseconds and whole bytes.
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt
 
@@ -16,6 +17,9 @@ from planner.common.units import format_bytes, format_gap, format_seconds
 from planner.plan.decision import NANOSECONDS, Decision, Fingerprint, Part, ReshardStep
 from planner.plan.rendering import html_table, text_table
 from planner.replay.structure import communicating_steps
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 PLAN_VERSION: Literal[2] = 2
 """Version of the file format; a file of another version is refused."""
@@ -150,6 +154,18 @@ class Plan(Part):
     def summary(self) -> str:
         """Rows of text."""
         return text_table(self.rows())
+
+    def to_pandas(self) -> pd.DataFrame:
+        """The rows as a data frame; needs pandas, which the extra ``notebooks`` installs."""
+        import pandas as pd
+
+        return pd.DataFrame(self.rows(), columns=["figure", "value"]).set_index("figure")
+
+    def save(self, path: Path | str) -> None:
+        """Write the plan; as :func:`planner.plan.document.save_plan`."""
+        from planner.plan.document import save_plan
+
+        save_plan(self, Path(path))
 
     def __repr__(self) -> str:
         options = self.decision.options

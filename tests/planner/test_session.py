@@ -241,13 +241,16 @@ def test_without_an_optimizer_16_bits_are_trained_in_32(dtype, optimizer):
     assert PlanningSession(replace(step_reference("mlp"), dtype=dtype), CLUSTER, (2,)).optimizer.name == optimizer
 
 
-def test_plans_side_by_side():
+def test_plans_side_by_side(tmp_path):
     here = session("mlp", (2,))
     one, two = here.plan(NEAR), here.plan(replace(NEAR, formulation="sharding"))
     table = api.compare(joint=one, sharding=two)
     assert "joint" in str(table)
     assert "sharding" in table._repr_html_()
     assert table.notes() == []
+    one.save(tmp_path / "one.json")
+    assert api.load(tmp_path / "one.json") == one
+    assert one.to_pandas().loc["status", "value"] == str(one.record.certificate.status)
     assert [row["formulation"] for row in table.rows()] == ["kiwi_chain", "sharding"]
     assert table.rows()[0]["limit_bytes"] == one.decision.options.limit_bytes
     layers = LayerPlan(
@@ -256,6 +259,9 @@ def test_plans_side_by_side():
         devices=2,
         stages=(StagePlan(layers=(LayerSettings(name="whole", data_parallel=2),)),),
     )
+    layers.save(tmp_path / "layers.json")
+    assert api.load(tmp_path / "layers.json") == layers
+    assert layers.to_pandas().loc["whole", "data_parallel"] == 2
     row = api.compare(operators=one, layers=layers).rows()[1]
     assert (row["stages"], row["seconds"], row["peak_bytes"]) == (1, None, None)
     assert api.compare(operators=one, layers=layers).notes() != []

@@ -13,7 +13,7 @@ import json
 from html import escape
 from itertools import accumulate
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import (
     BaseModel,
@@ -33,6 +33,9 @@ from planner.common.units import format_seconds
 from planner.graph.optimizers import OptimizerName
 from planner.layers.plan.rendering import layer_plan_text
 from planner.plan.decision import Fingerprint, Pin, PlannedModel, canonical_json
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 LAYER_PLAN_VERSION: Literal[1] = 1
 """Version of the document; one of another version is refused."""
@@ -340,6 +343,21 @@ class LayerPlan(_Part):
     def summary(self) -> str:
         """Lines of text: the prediction, then the settings of every run of equal layers."""
         return layer_plan_text(self)
+
+    def to_pandas(self) -> pd.DataFrame:
+        """A row for every layer with its settings; needs pandas, which the extra ``notebooks`` installs."""
+        import pandas as pd
+
+        rows = [
+            {"stage": number, **layer.model_dump()}
+            for number, stage in enumerate(self.stages)
+            for layer in stage.layers
+        ]
+        return pd.DataFrame(rows).set_index("name")
+
+    def save(self, path: Path | str) -> None:
+        """Write the plan; as :func:`save_layer_plan`."""
+        save_layer_plan(self, Path(path))
 
     def __repr__(self) -> str:
         step = "" if self.objective_seconds is None else f": {format_seconds(self.objective_seconds)} per step"

@@ -221,6 +221,20 @@ def test_the_checker_finds_pins_that_a_plan_does_not_keep(target, decision):
         accepted(lying)
 
 
+def test_an_exploration_is_a_table_of_the_plans_that_pins_led_to(tmp_path):
+    here = Exploration(session(), PlanRequest(time_limit=10))
+    assert here.rows() == []
+    assert "not planned yet" in str(here)
+    here.pin(MODULE["gpt2"], "recompute")
+    here.unpin()
+    names = [row["name"] for row in here.rows()]
+    assert names == ["at first", f"{MODULE['gpt2']} recompute", f"no longer {MODULE['gpt2']} recompute"]
+    assert len(here.to_pandas()) == 3
+    assert "at first" in here._repr_html_()
+    here.save(tmp_path / "here.json")
+    here.close()
+
+
 def test_placements_may_be_written_as_torch_writes_them():
     assert pin_of("a", "Shard(0)", (2,)) == pin_of("a", ["S(0)"], (2,)) == Pin(target="a", decision="S0")
     forbidden = Pin(target="a", decision="S1,R", forbids=True)
