@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import cast
 
 import torch
@@ -86,9 +87,7 @@ class _Border:
         self._device = device
         self._ranks = meshes.ranks_of(number), meshes.ranks_of(number + 1)
         self._forward, self._backward = transfers(rows, source, target), transfers(rows, target, source)
-        ranks = [rank for side in self._ranks for rank in side]
-        # One for each direction: in a group of NCCL, calls run in the order in which they were made.
-        self._groups = dist.new_group(ranks), dist.new_group(ranks)
+        self._groups = _two_groups(tuple(rank for side in self._ranks for rank in side))
         self._carried: tuple[_Carried, ...] | None = None
 
     def hand_over(self, tensors: Sequence[Tensor]) -> list[dist.Work]:
@@ -158,6 +157,12 @@ class _Border:
         for work in dist.batch_isend_irecv(operations) if operations else []:
             work.wait()
         return [tensor[0] if len(tensor) == 1 else torch.cat(tensor) for tensor in parts]
+
+
+@cache
+def _two_groups(ranks: tuple[int, ...]) -> tuple[dist.ProcessGroup, dist.ProcessGroup]:
+    """A group for each direction, since calls of one group of NCCL run in the order in which they were made."""
+    return dist.new_group(list(ranks)), dist.new_group(list(ranks))
 
 
 class UnevenPipeline:

@@ -52,7 +52,7 @@ def test_more_memory_never_costs_more(name):
     assert planned[-1].seconds == here.plan.objective_seconds
     for row, price in zip(prices.rows(), prices.limits, strict=True):
         assert row["seconds"] == price.seconds
-    assert "a GiB more saves" in prices.title()
+    assert "iB more saves" in prices.title()
 
 
 def test_memory_that_is_too_little_is_a_row_with_the_reason():

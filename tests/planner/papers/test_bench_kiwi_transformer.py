@@ -14,7 +14,7 @@ from planner.papers.kiwi.solvers import SMALLEST_PEAK, plan_from_module
 from planner.papers.kiwi.transformer import PARTS, paper_case, sweep, within
 from planner.session import PlanningSession
 
-SECONDS = 2.0
+SECONDS = 4.0
 METHODS = ("sharding", "full_checkpoint", "kiwi_reduced", "kiwi_chain")
 
 
