@@ -10,6 +10,8 @@ from contextlib import contextmanager
 from types import FrameType
 
 _interrupted = threading.Event()
+_noticing: list[threading.Event] = []
+"""Events of the present :func:`noticing_interrupts`, the innermost last."""
 
 
 def is_over(deadline: float) -> bool:
@@ -34,7 +36,8 @@ def interruptible() -> Iterator[None]:
     former = signal.getsignal(signal.SIGINT)
 
     def end(number: int, frame: FrameType | None) -> None:
-        _interrupted.set()
+        for event in (_interrupted, *_noticing):
+            event.set()
         signal.signal(signal.SIGINT, former)
 
     _interrupted.clear()
@@ -50,6 +53,8 @@ def interruptible() -> Iterator[None]:
 def noticing_interrupts() -> Iterator[threading.Event]:
     """Set the event when Ctrl-C is pressed, because a solve then returns its best result without an error.
 
+    So it is also where :func:`interruptible` searches inside end by it.
+
     Only the main thread may set handlers and receives Ctrl-C; elsewhere nothing is changed.
     """
     noticed = threading.Event()
@@ -63,7 +68,9 @@ def noticing_interrupts() -> Iterator[threading.Event]:
         before(number, frame)
 
     signal.signal(signal.SIGINT, notice)
+    _noticing.append(noticed)
     try:
         yield noticed
     finally:
+        _noticing.remove(noticed)
         signal.signal(signal.SIGINT, before)

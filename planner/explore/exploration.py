@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from types import TracebackType
 from typing import Self
@@ -15,12 +16,12 @@ from planner.common.infeasibility import InfeasibleError
 from planner.explore.changes import ClusterChange, WhatIf, recosted, translated
 from planner.explore.errors import ExploreError
 from planner.explore.known import Solution
-from planner.explore.memory_prices import NOT_SOLVED, SHARES, MemoryPrice, MemoryPrices
+from planner.explore.memory_prices import NOT_SOLVED, MemoryPrice
 from planner.explore.pinning import PinnedPlans
 from planner.explore.pins import pin_of
-from planner.explore.tables import was_interrupted
 from planner.explore.targets import module_paths
 from planner.explore.warm import WarmSolver
+from planner.machine.cluster import DeviceSpec
 from planner.plan.decision import NANOSECONDS, Pin
 from planner.plan.document import Plan
 from planner.session.planning import PlanningSession
@@ -153,58 +154,37 @@ class Exploration(PinnedPlans):
         same = recosted(session, decision, session.budget(request.memory).tensor_bytes, request.host_memory)
         return WhatIf(change, cluster, present.plan, same, there.plan)
 
-    def price_of_memory(self, limits: Sequence[int] | None = None, time_limit: float | None = None) -> MemoryPrices:
-        """What memory is worth around the present limit, under the present pins.
-
-        Parameters
-        ----------
-        limits
-            Bytes of one device, the reserve included; some around what the present plan needs if None.
-        time_limit
-            Seconds for the search at each limit; that of the request if None.
-
-        Raises
-        ------
-        ExploreError
-            There are no limits.
-        InfeasibleError
-            There is no plan within the present limit.
-        """
-        reserve, most = self.session.cluster.device.reserve_bytes, self.session.cluster.device.memory_bytes
+    def _reach(self) -> tuple[int, DeviceSpec]:
         present = self.solution
-        now = min(present.case.tensor_bytes, present.plan.peak_bytes)
-        if limits is None:
-            limits = [min(most, int(share * now) + reserve) for share in SHARES]
-        if not limits:
-            raise ExploreError("limits: give at least one, in bytes of a device")
+        return min(present.case.tensor_bytes, present.plan.peak_bytes), self.session.cluster.device
+
+    def _prices(
+        self, limits: Sequence[int], time_limit: float | None, noticed: threading.Event
+    ) -> Iterator[MemoryPrice]:
         seconds = self.request.time_limit if time_limit is None else time_limit
         found: dict[int, Solution | str] = {}
-        interrupted = was_interrupted(present.plan)
-        for memory in sorted(set(limits), reverse=True):
-            if interrupted:
-                found[memory] = NOT_SOLVED
+        for memory in reversed(limits):  # a bound for more memory is one for less
+            found[memory] = NOT_SOLVED
+            if noticed.is_set():
                 continue
             request = replace(self.request, memory=memory, time_limit=seconds)
             try:
-                solved = self.solver.solve(request, frozenset(self.pins), self.progress)
-                found[memory], interrupted = solved, was_interrupted(solved.plan)
+                found[memory] = self.solver.solve(request, frozenset(self.pins), self.progress)
             except InfeasibleError as error:
                 found[memory] = str(error)
             except KeyboardInterrupt:
-                found[memory], interrupted = NOT_SOLVED, True
-        prices: list[MemoryPrice] = []
+                noticed.set()
         cheapest: Solution | None = None
         for memory, solution in sorted(found.items()):
             if isinstance(solution, str):
-                prices.append(MemoryPrice(memory, None, None, solution))
+                yield MemoryPrice(memory, None, None, solution)
                 continue
             if cheapest is not None and cheapest.executed.cost < solution.executed.cost:
                 request = replace(self.request, memory=memory, time_limit=seconds)
                 solution = self.solver.improved(request, solution, cheapest)
             cheapest = solution
             bound = self.solver.knowledge.bound(solution.case)
-            prices.append(MemoryPrice(memory, solution.plan, None if bound is None else bound.value / NANOSECONDS))
-        return MemoryPrices(tuple(prices), now + reserve, reserve)
+            yield MemoryPrice(memory, solution.plan, None if bound is None else bound.value / NANOSECONDS)
 
     def _pin_of(self, target: str, decision: str | Sequence[str], forbids: bool) -> Pin:
         return pin_of(target, decision, self.session.mesh, forbids)

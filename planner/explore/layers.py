@@ -6,8 +6,9 @@ for a plan of the whole step.
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
 
@@ -15,14 +16,13 @@ from formulations.problem.solution import Progress
 from planner.common.infeasibility import InfeasibleError
 from planner.common.plan_error import PlanError
 from planner.explore.changes import ClusterChange, Recosted, WhatIf
-from planner.explore.errors import ExploreError
-from planner.explore.memory_prices import NOT_SOLVED, SHARES, MemoryPrice, MemoryPrices
+from planner.explore.memory_prices import NOT_SOLVED, MemoryPrice
 from planner.explore.pinning import PinnedPlans
-from planner.explore.tables import seconds_of, was_interrupted
+from planner.explore.tables import seconds_of
 from planner.layers.plan.document import LayerPlan, LayerSettings
 from planner.layers.plan.pins import layer_pin
 from planner.layers.planning import LAYER_FORMULATIONS, layers_of, plan_layers
-from planner.machine.cluster import ClusterSpec
+from planner.machine.cluster import ClusterSpec, DeviceSpec
 from planner.models.references import ModelReference
 from planner.plan.decision import Pin
 
@@ -134,61 +134,31 @@ class LayerExploration(PinnedPlans):
             return Recosted(None, None, False, str(error))
         return Recosted(same.objective_seconds, same.peak_bytes, True)
 
-    def price_of_memory(self, limits: Sequence[int] | None = None, time_limit: float | None = None) -> MemoryPrices:
-        """What memory is worth around the present limit, under the present pins.
+    def _reach(self) -> tuple[int, DeviceSpec]:
+        return self.plan.peak_bytes, self.question.cluster.device
 
-        Parameters
-        ----------
-        limits
-            Bytes of one device, the reserve included; some around what the present plan needs if None.
-        time_limit
-            Seconds for the search at each limit; that of the question if None.
-
-        Raises
-        ------
-        ExploreError
-            There are no limits.
-        InfeasibleError
-            There is no plan within the present limit.
-        """
-        device = self.question.cluster.device
-        now = self.plan.peak_bytes
-        if limits is None:
-            limits = [min(device.memory_bytes, int(share * now) + device.reserve_bytes) for share in SHARES]
-        if not limits:
-            raise ExploreError("limits: give at least one, in bytes of a device")
-        prices: list[MemoryPrice] = []
+    def _prices(
+        self, limits: Sequence[int], time_limit: float | None, noticed: threading.Event
+    ) -> Iterator[MemoryPrice]:
         cheapest: LayerPlan | None = None
-        interrupted = False
-        for memory in sorted(set(limits)):
-            if interrupted:
-                prices.append(MemoryPrice(memory, None, None, NOT_SOLVED))
+        for memory in limits:
+            if noticed.is_set():
+                yield MemoryPrice(memory, None, None, NOT_SOLVED)
                 continue
             try:
                 found = self._planned(memory, self.pins, time_limit)
-                interrupted = was_interrupted(found)
             except InfeasibleError as error:
-                prices.append(MemoryPrice(memory, None, None, str(error)))
+                yield MemoryPrice(memory, None, None, str(error))
                 continue
             bound = found.bound_seconds
             if cheapest is not None and seconds_of(cheapest) < seconds_of(found):
                 found = cheapest  # it fits here too
             cheapest = found
-            prices.append(MemoryPrice(memory, found, bound))
-        return MemoryPrices(tuple(prices), now + device.reserve_bytes, device.reserve_bytes)
+            yield MemoryPrice(memory, found, bound)
 
     def within(self, memory: int, pins: Sequence[Pin], progress: Callable[[Progress], None] | None = None) -> LayerPlan:
         """The plan within a limit on a device's bytes, the reserve included, with pins that were checked before."""
         return self._planned(memory, pins, progress=progress)
-
-    def first_with(self, pins: Sequence[tuple[str, str]] = (), forbidden: Sequence[tuple[str, str]] = ()) -> LayerPlan:
-        """Make the first plan with pins; none without them is made before."""
-        wanted = [self._pin_of(target, decision, False) for target, decision in pins]
-        unwanted = [self._pin_of(target, decision, True) for target, decision in forbidden]
-        found = tuple(dict.fromkeys((*wanted, *unwanted)))
-        plan = self._planned(self.memory, found)
-        self.pins = found
-        return plan
 
     def _pin_of(self, target: str, decision: str | Sequence[str], forbids: bool) -> Pin:
         return layer_pin(target, decision, self.layers, forbids)

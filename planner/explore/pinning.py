@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import threading
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from formulations.problem.time_limit import noticing_interrupts
 from planner.explore.errors import ExploreError
+from planner.explore.memory_prices import SHARES, MemoryPrice, MemoryPrices
 from planner.explore.tables import AnyPlan, Table, plan_row, seconds_of, signed_bytes, signed_seconds, without_unused
+from planner.machine.cluster import DeviceSpec
 from planner.plan.decision import Pin
 
 _WIDE_GAP = 0.01
@@ -122,6 +126,42 @@ class PinnedPlans(Table):
     @abstractmethod
     def _replanned(self, pins: tuple[Pin, ...], time_limit: float | None) -> tuple[AnyPlan, AnyPlan, float]:
         """The plan with the present pins, the one with others, and the seconds that it took."""
+
+    @abstractmethod
+    def _reach(self) -> tuple[int, DeviceSpec]:
+        """Bytes of tensors that the present plan needs or is limited to, and the device."""
+
+    @abstractmethod
+    def _prices(
+        self, limits: Sequence[int], time_limit: float | None, noticed: threading.Event
+    ) -> Iterator[MemoryPrice]:
+        """What is known within each limit, ascending; once the event is set no other search is begun."""
+
+    def price_of_memory(self, limits: Sequence[int] | None = None, time_limit: float | None = None) -> MemoryPrices:
+        """What memory is worth around the present limit, under the present pins.
+
+        Parameters
+        ----------
+        limits
+            Bytes of one device, the reserve included; some around what the present plan needs if None.
+        time_limit
+            Seconds for the search at each limit; that of the first plan if None.
+
+        Raises
+        ------
+        ExploreError
+            There are no limits.
+        InfeasibleError
+            There is no plan within the present limit.
+        """
+        with noticing_interrupts() as noticed:
+            now, device = self._reach()
+            if limits is None:
+                limits = [min(device.memory_bytes, int(share * now) + device.reserve_bytes) for share in SHARES]
+            if not limits:
+                raise ExploreError("limits: give at least one, in bytes of a device")
+            prices = tuple(self._prices(sorted(set(limits)), time_limit, noticed))
+        return MemoryPrices(prices, now + device.reserve_bytes, device.reserve_bytes)
 
     def pin(self, target: str, decision: str | Sequence[str], time_limit: float | None = None) -> PinChange:
         """Make the plan decide something, and plan again.

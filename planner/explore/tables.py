@@ -14,7 +14,6 @@ from planner.common.units import format_bytes, format_seconds
 from planner.explore.errors import ExploreError
 from planner.layers.plan.document import LayerPlan
 from planner.plan.document import Plan
-from planner.plan.notes import INTERRUPTED
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -129,11 +128,6 @@ def seconds_of(plan: AnyPlan) -> float:
     if plan.objective_seconds is None:
         raise ExploreError(f"{plan!r} has no prediction: plan it first")
     return plan.objective_seconds
-
-
-def was_interrupted(plan: AnyPlan | None) -> bool:
-    """Whether Ctrl-C ended the search for a plan."""
-    return plan is not None and plan.record is not None and INTERRUPTED in plan.record.notes
 
 
 def without_unused(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:

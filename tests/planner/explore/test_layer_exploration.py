@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import cache
@@ -15,9 +16,9 @@ from support.tiers import slow
 from planner import api
 from planner.common.infeasibility import InfeasibleError
 from planner.common.plan_error import PlanError
-from planner.explore import layers as layer_exploration
 from planner.explore.grid import Grid
 from planner.explore.layers import LayerExploration
+from planner.explore.memory_prices import SHARES
 from planner.explore.sweeping import run_sweep
 from planner.layers import planning as layer_planning
 from planner.layers.plan.check import check_layer_plan
@@ -93,7 +94,7 @@ def test_the_present_settings_on_a_changed_cluster_are_no_better_than_a_new_plan
 @pytest.mark.parametrize("formulation", ["h3t", slow("galvatron")])
 def test_more_memory_never_costs_more(formulation: str) -> None:
     prices = exploration(formulation).price_of_memory()
-    assert len(prices.limits) == len(layer_exploration.SHARES)
+    assert len(prices.limits) == len(SHARES)
     planned = [price for price in prices.limits if price.plan is not None]
     assert len(planned) >= 3
     seconds = [price.seconds for price in planned]
@@ -173,3 +174,20 @@ def test_what_a_search_over_layers_does_not_use_is_refused(option) -> None:
     (name,) = option
     with pytest.raises(PlanError, match=f"{name} .*: h3t plans layers by a search of its own; leave it out"):
         api.plan(step_reference("gpt2"), cluster=small_cluster(), mesh=(4,), formulation="h3t", **option)
+
+
+def test_ctrl_c_in_a_search_over_layers_ends_the_search_for_a_batch() -> None:
+    """The search for one batch ends with its best plan, and no other batch is tried."""
+    seen = []
+
+    def interrupt(progress):
+        seen.append(progress)
+        if len(seen) == 1:
+            signal.raise_signal(signal.SIGINT)
+
+    request = PlanRequest(formulation="galvatron", time_limit=5.0)
+    asked = {"cluster": small_cluster(), "mesh": (4,), "most": 64, "request": request}
+    found = api.largest_batch(step_reference("gpt2"), progress=interrupt, **asked)
+    assert seen
+    assert (found.interrupted, len(found.tried)) == (True, 1)
+    assert found.plan.model.batch == found.batch == 4

@@ -15,7 +15,7 @@ from support.layers.layer_plan_models import layer_names
 from support.steps.planned_steps import step_reference
 from support.tiers import slow
 
-from formulations.problem.time_limit import interruptible
+from formulations.problem.time_limit import interruptible, noticing_interrupts
 from planner.common.infeasibility import InfeasibleError
 from planner.common.plan_error import PlanError
 from planner.layers import planning as layer_planning
@@ -200,7 +200,8 @@ def test_ctrl_c_ends_a_search_with_its_best_plan_and_a_valid_bound():
     assert found.record.bound_seconds <= whole.record.objective_seconds <= found.record.objective_seconds
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     assert not any("interrupted" in note for note in planned("galvatron", **ask).record.notes)
-    with interruptible():
+    with noticing_interrupts() as noticed, interruptible():
         signal.raise_signal(signal.SIGINT)
+        assert noticed.is_set()  # by which what searches several times ends
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
