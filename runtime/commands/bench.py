@@ -211,7 +211,7 @@ def _save_plot(result: BenchResult, path: Path) -> None:
 
 def _papers(papers: Sequence[str] | None, folder: Path, tables: Sequence[str] | None, json_file: Path | None) -> int:
     from planner.papers.claims.claim import PAPERS
-    from planner.papers.claims.report import markdown, write_report
+    from planner.papers.claims.report import write_report
     from planner.papers.claims.results import load_results, paper_claims, run_paper
     from runtime.commands.tables.bench import paper_progress, print_claims
 
@@ -229,10 +229,9 @@ def _papers(papers: Sequence[str] | None, folder: Path, tables: Sequence[str] | 
     print_claims(rows)
     names = ("paper", "claim", "printed", "ours", "verdict", "reason")
     write_json(json_file, [dict(zip(names, row.cells(), strict=True)) for row in rows])
-    # The page has all papers of the folder, those of earlier runs too.
+    # The pages have all papers of the folder, those of earlier runs too.
     everything = [load_results(path, name) for name in PAPERS if (path := folder / f"{name}.json").exists()]
-    page = markdown([row for each in everything for row in paper_claims(each)], everything)
-    typer.echo(f"wrote {write_report(folder, page)}")
+    typer.echo(f"wrote {write_report(folder, everything)} and a page for each paper")
     return 0
 
 

@@ -1,18 +1,29 @@
-"""The table *claims* as text: a summary by paper, rows for the terminal, and a page in Markdown."""
+"""The table *claims* as text: a summary by paper, rows for the terminal, and pages in Markdown."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
+from importlib import import_module
 from pathlib import Path
 
 from formulations.problem.files import write_text_atomically
 from planner.papers.claims.claim import ClaimRow, Verdict, printed_claims
-from planner.papers.claims.results import PaperResults
+from planner.papers.claims.results import PaperResults, paper_claims
 from planner.papers.h3t import paper_tables as h3t_paper
+from planner.papers.page import page
 
-__all__ = ["HEADINGS", "HEADLINES", "hardware_lines", "headlines", "markdown", "summary", "write_report"]
+__all__ = [
+    "HEADINGS",
+    "HEADLINES",
+    "hardware_lines",
+    "headlines",
+    "markdown",
+    "results_page",
+    "summary",
+    "write_report",
+]
 
 HEADINGS = ("paper", "claim", "printed", "ours", "verdict", "reason")
 
@@ -127,16 +138,29 @@ def _number(value: float | None) -> str:
     return "out of memory" if value is None else f"{value:.1f}"
 
 
-def write_report(folder: Path, page: str) -> Path:
-    """Write the page of claims beside the results.
+def results_page(results: PaperResults) -> str:
+    """The page of one paper's results."""
+    module = import_module(f"planner.papers.{results.paper}.page")
+    return page(results.paper, module.TITLE, module.SECTIONS, results.tables)
+
+
+def write_report(folder: Path, results: Sequence[PaperResults]) -> Path:
+    """Write a page for each paper and the page of all claims beside the results.
+
+    Returns
+    -------
+    Path
+        The page of claims.
 
     Raises
     ------
     OSError
-        It cannot be written.
+        A page cannot be written.
     """
+    for each in results:
+        write_text_atomically(folder / f"{each.paper}.md", results_page(each))
     path = folder / "CLAIMS.md"
-    write_text_atomically(path, page)
+    write_text_atomically(path, markdown([row for each in results for row in paper_claims(each)], results))
     return path
 
 

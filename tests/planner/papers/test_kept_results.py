@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from planner.papers.claims.claim import PAPERS
-from planner.papers.claims.report import markdown
+from planner.papers.claims.report import markdown, results_page
 from planner.papers.claims.results import KEPT_RESULTS, kept_results, paper_claims, tables_of
 
 LONG = {"osdp": {"search_limits"}}
@@ -79,7 +79,9 @@ def _near(paper: str, key: str, value: Any) -> Any:
     return pytest.approx(value, rel=0.05 if paper == "kiwi" and key in ("cost", "peak_gb") else 1e-9)
 
 
-def test_the_page_is_made_of_the_kept_results() -> None:
+def test_the_pages_are_made_of_the_kept_results() -> None:
     results = [kept_results(paper) for paper in PAPERS]
     rows = [row for each in results for row in paper_claims(each)]
     assert (KEPT_RESULTS / "CLAIMS.md").read_text(encoding="utf-8") == markdown(rows, results)
+    for each in results:
+        assert (KEPT_RESULTS / f"{each.paper}.md").read_text(encoding="utf-8") == results_page(each)

@@ -1,0 +1,12 @@
+"""Page of Galvatron-BMW's results."""
+
+from __future__ import annotations
+
+from planner.papers.page import Section
+
+__all__ = ["SECTIONS", "TITLE"]
+
+TITLE = "Galvatron-BMW"
+
+SECTIONS: tuple[Section, ...] = ()
+"""In the order of the page."""
