@@ -24,7 +24,7 @@ def traced_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(layer_planning, "model_layers", folded_layers.model_layers)
 
 
-def planned(name, devices, share=None, *, as_published=False):
+def planned(name, devices, share=None):
     """A plan on devices that reserve nothing, with a share of the memory that a free plan takes, or the free plan."""
     cluster = load_cluster("titan-rtx-8-pcie")
     cluster = cluster.model_copy(update={"device": cluster.device.model_copy(update={"reserve_bytes": 0})})
@@ -34,7 +34,6 @@ def planned(name, devices, share=None, *, as_published=False):
         cluster=cluster,
         devices=devices,
         formulation="h3t",
-        as_published=as_published,
     )
     free = plan()
     return free if share is None else plan(memory=int(max(free.record.stage_peak_bytes) * share))
@@ -44,10 +43,6 @@ def planned(name, devices, share=None, *, as_published=False):
 @pytest.mark.parametrize(("name", "share"), [("gpt2", None), ("bert", 0.9)])
 def test_what_h3t_plans_runs_on_two_ranks(name, share, two_ranks):
     check_layer_run(two_ranks, planned(name, 2, share))
-
-
-def test_what_h3t_publishes_runs_on_four_ranks(four_ranks):
-    check_layer_run(four_ranks, planned("gpt2", 4, as_published=True))
 
 
 def switched(plan, switches):
