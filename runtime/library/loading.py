@@ -17,6 +17,7 @@ from planner.graph.operator_graph import OutputRole
 from planner.graph.optimizers import optimizer_named
 from planner.graph.placement import REPLICATE, Placement
 from planner.layers.plan.document import LayerPlan, is_layer_plan, load_layer_plan
+from planner.models.closed_over import lift_tensors
 from planner.models.references import ModelReference, TrainingStep, check_code, reference_of
 from planner.plan.decision import canonical_json
 from planner.plan.document import Plan, PlanError, load_plan
@@ -89,7 +90,8 @@ def load(
     batch
         An example of a global batch, of which shapes and dtypes count. None: that of the model that the plan names.
     loss_fn
-        As in :func:`planner.strategies.traced_step.trace_step`; with a ``batch`` only.
+        As in :func:`planner.strategies.traced_step.trace_step`; with a ``batch`` only. A tensor that it closes over is
+        an argument of every later batch, by the name of its variable.
     clip_norm
         Largest norm of all gradients together; ``inf`` measures it and changes nothing.
     accumulate
@@ -245,4 +247,5 @@ def _training_step(
         kwargs = dict(batch)
     else:
         args = (batch,) if isinstance(batch, Tensor) else tuple(batch)
+    loss_fn, kwargs = lift_tensors(module, kwargs, loss_fn)
     return TrainingStep(module, args, kwargs, loss_fn), None

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from support.processes.library_runs import ADAMW, batches
-from support.steps.models import mean_square
+from support.steps.models import class_loss, mean_square
 from support.steps.planned_steps import random_plan, real_step, with_source
 from torch import nn
 from torch.distributed.tensor import DTensor
@@ -19,6 +19,7 @@ from torch.distributed.tensor import DTensor
 import runtime
 from planner.graph.optimizers import OPTIMIZERS, optimizer_named
 from planner.plan.document import Plan, save_plan
+from runtime.library.errors import BatchError
 from runtime.library.optimizers.user import UserOptimizer, planned_optimizer
 from runtime.measure.optimizer import LocalOptimizer
 
@@ -99,6 +100,37 @@ def test_a_module_of_one_s_own_needs_nothing_that_the_plan_names(two_ranks):
         assert found["repr"].endswith("1 steps taken>")
         assert found["html"].startswith("<table>")
         assert "AdamW, each parameter where the plan updates it" in found["text"]
+
+
+def closed_over_on_rank(plan: Plan) -> tuple[list[float], str]:
+    """Losses of a step whose loss function closes over the labels, and what a batch without them raises."""
+    step, (first, second) = real_step("conv_net"), batches("conv_net", 2)
+    labels = first.pop("labels")
+    loaded = runtime.load(
+        plan,
+        step.module,
+        batch=tuple(first.values()),
+        loss_fn=lambda output: class_loss(output, labels),
+        optimizer=ADAMW,
+        device="cpu",
+    )
+    losses = [loaded.evaluate({**first, "labels": labels}).item(), loaded.evaluate(second).item()]
+    try:
+        loaded(first)
+    except BatchError as error:
+        return losses, str(error)
+    return losses, ""
+
+
+def test_labels_that_a_loss_closes_over_are_of_the_batch(two_ranks):
+    step = real_step("conv_net")
+    expected = [
+        class_loss(step.module(*(batch[name] for name in batch if name != "labels")), batch["labels"]).item()
+        for batch in batches("conv_net", 2)
+    ]
+    for losses, message in two_ranks.run(closed_over_on_rank, random_plan("conv_net", (2,), 0)):
+        assert losses == pytest.approx(expected, rel=1e-5)
+        assert message == "the batch lacks labels: it takes images, labels"
 
 
 @pytest.mark.slow
