@@ -121,6 +121,18 @@ class BatchShares:
         cut = {name: self._cut(entry, given[name]) for name, entry in self.tensors.items()}
         return [self.blocks({name: parts[at] for name, parts in cut.items()}) for at in range(self._accumulate)]
 
+    def global_tensors(self, batch: Batch) -> dict[str, Tensor]:
+        """Tensors of a batch that have all rows, by name; none where the step refuses the batch."""
+        try:
+            given = self._named(batch)
+        except BatchError:
+            return {}
+        wanted = {
+            name: (entry.shape[0] * self._accumulate if entry.shape else 0) for name, entry in self.tensors.items()
+        }
+        tensors = {name: given[name] for name in wanted if isinstance(given[name], Tensor) and given[name].ndim}
+        return {name: tensor for name, tensor in tensors.items() if len(tensor) == wanted[name]}
+
     def _cut(self, entry: BatchTensor, tensor: Tensor) -> list[Tensor]:
         """Micro-batches of a tensor that has all rows or this rank's."""
         if not isinstance(tensor, Tensor) or not tensor.ndim or len(tensor) not in (self.batch_size, len(self.rows)):

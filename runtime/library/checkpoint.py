@@ -1,7 +1,8 @@
 """Checkpoints: written by ``torch.distributed.checkpoint`` as safetensors, complete or not there, read under any plan.
 
 A checkpoint is a folder ``step-00000100`` with one file of tensors per rank and ``loop.pt``: counts, the optimizer's
-settings, the schedule, the position in the data. Nothing in it is code, and nothing is unpickled but plain values.
+settings, the schedule, the position in the data, the states of each rank's random generators. Nothing in it is code,
+and nothing is unpickled but plain values.
 """
 
 from __future__ import annotations
@@ -20,13 +21,16 @@ import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
 
 from runtime.job.process_group import broadcast_text
+from runtime.job.watchdog import watched
 from runtime.library.errors import CheckpointError
 from runtime.library.saved_state import (
     matching_groups,
+    random_state,
     read_tensors,
     reason_of,
     saved_blocks,
     scalars_of,
+    set_random_state,
     settings,
 )
 from runtime.library.writing import begin_writing, lock_folder, remove_remains
@@ -78,21 +82,23 @@ def save_checkpoint(
     """
     wait_for_checkpoint(step)
     folder = Path(folder)
-    loop = {
-        "version": _VERSION,
-        "steps": step.steps,
-        "plan": step.plan_name,
-        "optimizer": type(step.optimizer).__name__,
-        "groups": [settings(group) | {"names": names} for group, names in step.updates.groups()],
-        "scalars": _of_all_ranks(scalars_of(step)),
-        "loss_scale": None if step.updates.scale is None else step.updates.scale.state_dict(),
-        "scheduler": None if scheduler is None else scheduler.state_dict(),
-        "position": dict(position or {}),
-    }
-    written = _plain(loop)
     name = f"step-{step.steps:08d}"
-    lock_folder(folder)
-    part = folder / broadcast_text(f".writing-{name}-{uuid4().hex}")
+    with watched("checkpoint"):  # not while it is written: a file system may be slow
+        loop = {
+            "version": _VERSION,
+            "steps": step.steps,
+            "plan": step.plan_name,
+            "optimizer": type(step.optimizer).__name__,
+            "groups": [settings(group) | {"names": names} for group, names in step.updates.groups()],
+            "scalars": {key: value for one in _of_all_ranks(scalars_of(step)) for key, value in one.items()},
+            "loss_scale": None if step.updates.scale is None else step.updates.scale.state_dict(),
+            "scheduler": None if scheduler is None else scheduler.state_dict(),
+            "position": dict(position or {}),
+            "random": _of_all_ranks(random_state()),
+        }
+        written = _plain(loop)
+        lock_folder(folder)
+        part = folder / broadcast_text(f".writing-{name}-{uuid4().hex}")
 
     def put_in_place() -> None:
         _write_synced(part / LOOP_FILE, written)
@@ -122,11 +128,11 @@ def wait_for_checkpoint(step: Step) -> None:
         raise CheckpointError(f"checkpoint {path} cannot be written: {reason_of(error)}") from error
 
 
-def _of_all_ranks(scalars: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Values of every rank, by parameter: each has those of its own stage."""
+def _of_all_ranks(values: dict[str, Any]) -> list[dict[str, Any]]:
+    """Values of every rank."""
     found: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(found, scalars)
-    return {name: values for one in found for name, values in one.items()}
+    dist.all_gather_object(found, values)
+    return found
 
 
 def latest_checkpoint(folder: Path | str) -> Path | None:
@@ -183,6 +189,9 @@ def load_checkpoint(step: Step, path: Path | str, scheduler: Any | None = None) 
         step.updates.scale.load_state_dict(loop["loss_scale"])
     if scheduler is not None:
         scheduler.load_state_dict(loop["scheduler"])
+    random, rank = loop.get("random", ()), dist.get_rank()
+    if rank < len(random):
+        set_random_state(random[rank])
     position: dict[str, Any] = loop["position"]
     return position
 

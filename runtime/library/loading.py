@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from math import inf, prod
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ from planner.torch_adapter.local.collectives import MeshGroups
 from planner.torch_adapter.tracing.step_module import StepArguments
 from runtime.job.device_memory import check_device_memory
 from runtime.job.layout import device_mesh, print_layout_note
-from runtime.job.planned_device import calibration_note, check_kind
+from runtime.job.planned_device import calibration_note, check_kind, device_of_run, kind_for_rank
 from runtime.job.process_group import broadcast_text
 from runtime.job.slurm import adopt_slurm
 from runtime.layers.reference import model_reference
@@ -100,7 +100,8 @@ def load(
     loss_scaling
         For float16: the loss is scaled, and a step whose gradients overflow is skipped on all ranks.
     device
-        ``cpu`` or ``cuda``; None: CUDA where every rank of the machine has a device, which a plan for CUDA needs.
+        ``cpu`` or ``cuda``; None: the kind that the plan is for. A rank that cannot read the plan takes CUDA where
+        every rank of its machine has a device.
     allow_code
         Whether the plan may import the module that it names, where ``module`` or ``batch`` is left out.
 
@@ -116,7 +117,7 @@ def load(
         The weights are not those of the model.
     """
     adopt_slurm()
-    place_of_rank = chosen_device(device)
+    place_of_rank = chosen_device(_kind(plan) if device is None else device)
     join(place_of_rank)
     plan = _shared(plan)
     reference = reference_of(plan.decision.model) if isinstance(plan, Plan) else model_reference(plan)
@@ -200,6 +201,15 @@ def _copies(placements: Mapping[str, Placement], mesh: tuple[int, ...]) -> dict[
         name: prod(size for entry, size in zip(placement, mesh, strict=True) if entry == REPLICATE)
         for name, placement in placements.items()
     }
+
+
+def _kind(plan: Plan | LayerPlan | Path | str) -> str | None:
+    """Kind of device that a plan is for; None where this rank cannot read it."""
+    if isinstance(plan, (Plan, LayerPlan)):
+        return device_of_run(None, plan)
+    with suppress(PlanError, TypeError):
+        return kind_for_rank(None, Path(plan))
+    return None
 
 
 def _shared(plan: Plan | LayerPlan | Path | str) -> Plan | LayerPlan:

@@ -7,6 +7,7 @@ of tensors holds some blocks of them; where it holds several of one name, their 
 from __future__ import annotations
 
 import json
+import random
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
@@ -15,6 +16,7 @@ from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -253,3 +255,22 @@ def reason_of(error: BaseException) -> str:
     while error.__cause__ is not None:
         error = error.__cause__
     return f"{type(error).__name__}: {(str(error).strip().splitlines() or ['no message'])[-1]}"
+
+
+def random_state() -> dict[str, Any]:
+    """States of the generators of Python, NumPy and torch, on the CPU, in plain values."""
+    kind, keys, *rest = np.random.get_state(legacy=True)  # noqa: NPY002  what users' augmentations draw from
+    return {
+        "python": random.getstate(),
+        "numpy": [str(kind), np.asarray(keys).tolist(), *rest],
+        "torch": torch.get_rng_state(),
+    }
+
+
+def set_random_state(state: Mapping[str, Any]) -> None:
+    """Set what :func:`random_state` returned."""
+    version, internal, gauss = state["python"]
+    random.setstate((version, tuple(internal), gauss))
+    kind, keys, *rest = state["numpy"]
+    np.random.set_state((kind, np.array(keys, dtype=np.uint32), *rest))  # noqa: NPY002
+    torch.set_rng_state(state["torch"])

@@ -7,7 +7,6 @@ import sys
 import time
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
-from itertools import islice
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -18,7 +17,7 @@ from formulations.problem.files import write_text_atomically
 from runtime.job.watchdog import watched
 from runtime.library.batch import Batch
 from runtime.library.checkpoint import latest_checkpoint
-from runtime.library.data import ShareSampler
+from runtime.library.data import TrainingData
 from runtime.library.errors import BatchError
 from runtime.library.step import Step
 from runtime.library.writing import lock_folder
@@ -45,9 +44,11 @@ class Trainer:
     step
         Of :func:`runtime.load`.
     data
-        Batches, passed over as often as needed: a ``DataLoader`` with a :class:`ShareSampler` as its ``batch_sampler``
-        reads this rank's rows alone and resumes without reading. Any other iterable gives the same global batches on
-        every rank in each pass; it resumes by passing over what was read. ``set_epoch`` gets the number of the pass.
+        Batches, passed over as often as needed. Of a ``DataLoader`` with the plan's ``batch_size``, shuffled or not, or
+        with a :class:`ShareSampler` as its ``batch_sampler``, each rank reads its rows alone, and a job that goes on
+        reads none again. Any other iterable gives the same global batches on every rank in each pass, which is looked
+        at; it resumes by passing over what was read. ``set_epoch`` gets the number of the pass, and a sampler of torch
+        a generator that is seeded by its own one's seed and that number.
     steps
         Optimizer steps in all.
     scheduler
@@ -97,12 +98,13 @@ class Trainer:
     ) -> None:
         if profile and traces is None:
             raise ValueError(f"profile {sorted(profile)}: give traces, the folder of the recorded steps")
-        self.step, self._data, self._steps = step, data, steps
+        self.step, self._data, self._steps = step, TrainingData(step, data), steps
         self._scheduler, self._progress = scheduler, progress
         self._checkpoints = None if checkpoints is None else Path(checkpoints)
         self._every, self._keep = every, keep
         self._metrics = Path(metrics) if metrics is not None and dist.get_rank() == 0 else None
-        self._evaluation, self._evaluate_every = evaluation, evaluate_every
+        self._evaluation = None if evaluation is None else TrainingData(step, evaluation)
+        self._evaluate_every = evaluate_every
         self._epoch = self._batch = 0
         self._resume, self._beside = resume, beside
         self._profiled, self._traces = frozenset(profile), None if traces is None else Path(traces)
@@ -124,7 +126,7 @@ class Trainer:
         with self._bar() as advance:
             while self.step.steps < self._steps:
                 before, began = self.step.steps, self._batch
-                for batch in self._pass():
+                for batch in self._data.batches(self._epoch, self._batch):
                     loss = self._one(batch)
                     advance(loss)
                     if self.step.steps >= self._steps:
@@ -151,19 +153,6 @@ class Trainer:
             self._metrics.parent.mkdir(parents=True, exist_ok=True)
             write_text_atomically(self._metrics, "".join(line + "\n" for line in kept))
 
-    def _pass(self) -> Iterator[Batch]:
-        """The batches of this pass that are left."""
-        sampler = getattr(self._data, "batch_sampler", None)
-        if isinstance(sampler, ShareSampler):
-            sampler.epoch, sampler.start = self._epoch, self._batch
-            yield from self._data
-            return
-        shuffled: Any
-        for shuffled in (self._data, getattr(self._data, "sampler", None)):
-            if hasattr(shuffled, "set_epoch"):
-                shuffled.set_epoch(self._epoch)
-        yield from islice(iter(self._data), self._batch, None)
-
     def _one(self, batch: Batch) -> float:
         started = time.perf_counter()
         rates = [float(group["lr"]) for group in self.step.optimizer.param_groups]
@@ -179,7 +168,7 @@ class Trainer:
         line["seconds"] = time.perf_counter() - started
         self._write(line)
         if self._evaluation is not None and self._evaluate_every and number % self._evaluate_every == 0:
-            losses = [self.step.evaluate(held_out).item() for held_out in self._evaluation]
+            losses = [self.step.evaluate(held_out).item() for held_out in self._evaluation.batches(0, 0)]
             self._write({"step": number, "evaluation_loss": sum(losses) / len(losses)})
         due = number == self._steps or (self._every and number % self._every == 0)
         if self._checkpoints is not None and due:

@@ -103,6 +103,8 @@ def train_and_measure(
     """
     losses: list[float] = []
     seconds: list[float] = []
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)  # what loading held is not of the step
     meter = MemoryMeter(device, training.resident_tensors(), storages)
     for number in range(steps):
         batch = batches.of_step(number)

@@ -60,10 +60,19 @@ class Asleep(torch.optim.AdamW):
             time.sleep(1000)
         return super().step(*arguments)
 
+class Schedule(torch.optim.lr_scheduler.StepLR):
+    def state_dict(self):
+        if mode == "save" and os.environ["RANK"] == "1" and self.last_epoch == 3:
+            (folder / "fault").touch()
+            time.sleep(1000)
+        return super().state_dict()
+
 optimizer = partial(Asleep, **ADAMW.keywords) if mode == "sleep" else ADAMW
 step = runtime.load(plan, real_step("mlp").module, optimizer=optimizer, device="cpu")
 Asleep.loaded = True
-runtime.Trainer(step, Data(), steps=8, checkpoints=folder / "checkpoints", every=1, beside=True).fit()
+schedule = Schedule(step.optimizer, 100)
+saving = {"checkpoints": folder / "checkpoints", "every": 1, "beside": True}
+runtime.Trainer(step, Data(), steps=8, scheduler=schedule, **saving).fit()
 """
 WRITING_SECONDS = 0.05
 """Longest wait between the begin of a checkpoint and a kill that is meant to meet it."""
@@ -178,7 +187,7 @@ def pool():
     [
         (0, 1),
         pytest.param(1, 10, marks=pytest.mark.slow),
-        *(pytest.param(seed, 10, marks=pytest.mark.fuzz) for seed in range(2, 21)),
+        *(pytest.param(seed, 10, marks=pytest.mark.fuzz) for seed in range(2, 22)),
     ],
 )
 def test_killed_jobs_end_with_the_same_bits(seed, kills, pool, uninterrupted, tmp_path):
@@ -208,6 +217,7 @@ def environment(**more: str) -> dict[str, str]:
         ("raise", "meshwright: rank 1 of 2 failed: ValueError: this row is bad"),
         ("hang", "meshwright: rank 1 of 2 hangs outside step 4, which rank 0 began"),
         ("sleep", "meshwright: rank 1 of 2 hangs in step 1, which rank 1 began"),
+        ("save", "meshwright: rank 1 of 2 hangs in checkpoint 3, which rank"),
         ("SIGSTOP", "meshwright: rank 1 of 2 died or was stopped: no sign of life"),
         ("SIGKILL", "Signal 9 (SIGKILL)"),
     ],

@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import re
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from support.processes.library_runs import ADAMW, batches, full_tensors, scheduler_of
-from support.steps.planned_steps import random_plan, real_step
+from support.steps.planned_steps import random_plan, real_step, traced_step
+from torch.utils.data import DataLoader, Dataset, SubsetRandomSampler, TensorDataset
 
 import runtime
+from planner.graph.operator_graph import ValueRole
 from planner.machine.cluster import load_cluster
-from planner.plan.document import Plan
+from planner.plan.document import Plan, schedule_of
+from runtime.library.data import TrainingData
 from runtime.library.errors import BatchError
 
 ROOT = Path(__file__).parents[3]
@@ -76,6 +81,46 @@ def test_metrics_evaluation_and_resume_in_the_middle_of_a_pass(two_ranks, tmp_pa
     assert any("aten::" in event.get("name", "") for event in json.loads(traces[0].read_text())["traceEvents"])
 
 
+class Noisy:
+    """Batches with noise from all generators of the process."""
+
+    def __iter__(self):
+        for batch in batches("mlp", 3):
+            noise = random.random() + np.random.rand() + torch.rand(())  # noqa: NPY002
+            yield {name: tensor + noise for name, tensor in batch.items()}
+
+
+class NoisyRows(Dataset):
+    def __len__(self) -> int:
+        return 12
+
+    def __getitem__(self, row: int) -> torch.Tensor:
+        return torch.full((16,), float(row)) + random.random() + np.random.rand() + torch.rand(())  # noqa: NPY002
+
+
+def noisy_on_rank(plan: Plan, folder: Path, steps: int, kind: str) -> list[float]:
+    """Losses of a training that goes on from the folder's last checkpoint, or begins with seeded generators."""
+    random.seed(0)
+    np.random.seed(1)  # noqa: NPY002
+    torch.manual_seed(2)
+    step = runtime.load(plan, real_step("mlp").module, optimizer=ADAMW, device="cpu")
+    data = Noisy() if kind == "batches" else DataLoader(NoisyRows(), batch_size=4, shuffle=True)
+    runtime.Trainer(
+        step, data, steps=steps, checkpoints=folder, every=2, metrics=folder / "metrics.jsonl", progress=False
+    ).fit()
+    return [json.loads(line)["loss"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.parametrize("kind", ["batches", "rows"])
+def test_noise_goes_on_where_the_checkpoint_was_written(kind, two_ranks, tmp_path):
+    plan = random_plan("mlp", (2,), 0)
+    (whole, *_) = two_ranks.run(noisy_on_rank, plan, tmp_path / "whole", 8, kind)
+    two_ranks.run(noisy_on_rank, plan, tmp_path / "parts", 4, kind)
+    (parts, *_) = two_ranks.run(noisy_on_rank, plan, tmp_path / "parts", 8, kind)
+    assert parts == whole
+    assert len(set(whole)) == 8
+
+
 def orders_on_rank(plan: Plan) -> list[list[list[int]]]:
     """Rows of two passes, and of the second one from its second batch on."""
     step = runtime.load(plan, real_step("mlp").module, optimizer=ADAMW, device="cpu")
@@ -97,6 +142,68 @@ def test_ranks_read_each_row_once(two_ranks, four_ranks):
     assert len({row for batch in joined for row in batch}) == 28
     other = four_ranks.run(orders_on_rank, random_plan("mlp", (2, 2), 1))
     assert [sorted({row for rank in other for row in rank[0][batch]}) for batch in range(7)] == joined
+
+
+def passes_on_rank(plan: Plan, kind: str) -> list[list[list[int]]]:
+    """Rows that this rank gets of the batches of two passes, and of the second one from its second batch on."""
+    step = runtime.load(plan, real_step("mlp").module, optimizer=ADAMW, device="cpu")
+    torch.manual_seed(torch.distributed.get_rank())
+    rows = TensorDataset(torch.arange(30.0)[:, None].expand(30, 16).contiguous())
+    loaders = {
+        "shuffled": lambda: DataLoader(rows, batch_size=4, shuffle=True),
+        "in order": lambda: DataLoader(rows, batch_size=4),
+        "subset": lambda: DataLoader(rows, batch_size=4, drop_last=True, sampler=SubsetRandomSampler(range(2, 30))),
+    }
+    data = TrainingData(step, loaders[kind]())
+    again = TrainingData(step, loaders[kind]())
+    return [
+        [step.shares.blocks(batch)["input"][:, 0].int().tolist() for batch in found]
+        for found in (data.batches(0, 0), data.batches(1, 0), again.batches(1, 1))
+    ]
+
+
+@pytest.mark.parametrize("kind", ["shuffled", "in order", "subset"])
+def test_ranks_read_the_same_batches_of_a_plain_loader(kind, two_ranks):
+    plan = next(plan for seed in range(20) if has_cut_rows(plan := random_plan("mlp", (2,), seed)))
+    (first, second, rest), (other, *_) = two_ranks.run(passes_on_rank, plan, kind)
+    assert rest == second[1:]
+    assert (first == second) == (kind == "in order")
+    together = [sorted(one + two) for one, two in zip(first, other, strict=True)]
+    assert len(together) == 7
+    assert all(len(set(batch)) == 4 for batch in together)
+    assert len({row for batch in together for row in batch}) == 28
+    if kind == "in order":
+        assert together[0] == [0, 1, 2, 3]
+
+
+def has_cut_rows(plan: Plan) -> bool:
+    """Whether each of two ranks reads half of the rows."""
+    schedule = schedule_of(plan, traced_step("mlp").graph)
+    placements = [
+        schedule.buffers[buffer].placement
+        for value, buffer in zip(traced_step("mlp").graph.inputs, schedule.inputs, strict=True)
+        if traced_step("mlp").graph.values[value].role is ValueRole.INPUT
+    ]
+    return placements == [("S0",)]
+
+
+def refused_on_rank(plan: Plan) -> list[str]:
+    step = runtime.load(plan, real_step("mlp").module, optimizer=ADAMW, device="cpu")
+    torch.manual_seed(torch.distributed.get_rank())
+    rows = TensorDataset(torch.randn(8, 16))
+    messages = []
+    for data in (DataLoader(rows, batch_size=2), [torch.randn(4, 16)]):
+        try:
+            runtime.Trainer(step, data, steps=1, progress=False).fit()
+        except BatchError as error:
+            messages.append(str(error))
+    return messages
+
+
+def test_batches_that_differ_between_ranks_are_refused(two_ranks):
+    for size, content in two_ranks.run(refused_on_rank, random_plan("mlp", (2,), 0)):
+        assert size.startswith("the loader makes batches of 2 rows, the plan's have 4: give batch_size=4")
+        assert content.startswith("the ranks read different global batches in pass 1 of the data: give the same ones")
 
 
 def exhausted_on_rank(plan: Plan) -> str:
@@ -146,14 +253,14 @@ def test_the_script_of_the_guide_trains_and_resumes(tmp_path, meshwright, monkey
         launch = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "train.py"]
         ran = subprocess.run(launch, capture_output=True, text=True, timeout=250, check=False, env=environment)
         assert ran.returncode == 0, ran.stderr[-3000:]
-        return [json.loads(line) for line in Path("metrics.jsonl").read_text().splitlines()]
+        return [json.loads(line) for line in Path("log.jsonl").read_text().splitlines()]
 
     lines, weights = train(), load_file("trained.safetensors")
     assert lines[-1]["step"] == 60
     assert lines[-1]["loss"] < 0.7 * lines[0]["loss"]
     pictures.network().load_state_dict(weights)
     for late in ("step-00000040", "step-00000060"):
-        shutil.rmtree(Path("checkpoints", late))
+        shutil.rmtree(Path("saved", late))
     again, resumed = train(), load_file("trained.safetensors")
     assert [line["loss"] for line in again] == [line["loss"] for line in lines]
     assert all(torch.equal(resumed[key], tensor) for key, tensor in weights.items())
