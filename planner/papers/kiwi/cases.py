@@ -6,7 +6,7 @@ some of these plans need, so the devices of a case have :data:`DEVICE_BYTES`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 from formulations.problem.solution import SolveOptions, Status
@@ -60,6 +60,10 @@ class StepCase:
         """Label, mesh and memory of the devices."""
         return f"{self.label}-{'x'.join(map(str, self.mesh))}-of-1TiB"
 
+    def without_gradients(self) -> StepCase:
+        """The same with gradients that take no memory."""
+        return replace(self, counts_gradients=False)
+
     def spec(self) -> ClusterSpec:
         """The cluster with ample devices and slowed links."""
         cluster = load_cluster(self.cluster)
@@ -109,12 +113,15 @@ class PreparedCase:
         Bytes of that plan before the first operator on one device: parameters, optimizer state, inputs.
     smallest
         By formulation, as far as known.
+    planned
+        The decision found last by formulation and limit in bytes; None where a search found none.
     """
 
     session: PlanningSession
     free: Executed
     static_bytes: int
     smallest: dict[str, SmallestPeak] = field(default_factory=dict)
+    planned: dict[tuple[str, int], Candidate | None] = field(default_factory=dict)
 
     def limit(self, share: int, of_dynamic: bool) -> int:
         """Bytes for tensors: so many per cent of the peak, or of what it has above the static bytes.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -11,7 +11,7 @@ from formulations.problem.solution import Progress, SolveOptions, SolveResult, S
 from formulations.solvers import DEFAULT_SOLVER, SolverPool
 from formulations.solvers.peaks.minimum_peak import MinimumPeak, minimum_peak, without_limit
 from formulations.step.sharding import MEMORY
-from formulations.step.solving.context import Executed, SolveContext
+from formulations.step.solving.context import Candidate, Executed, SolveContext
 from formulations.step.solving.driver import solve_step
 from formulations.step.solving.solved import SolvedStep
 from formulations.step.solving.step_problem import StepProblem
@@ -39,14 +39,25 @@ def solve_within(
     options: SolveOptions,
     progress: ReportProgress,
     pool: SolverPool | None,
+    *,
+    begin_with: Sequence[str] = (),
 ) -> SolveResult:
     """Build and solve a formulation of a case that is prepared before the clock starts.
 
     A limit below the proven smallest peak is infeasible at once; above the smallest peak found before, its decision is
     the start. Building the problem takes part of the time limit.
+
+    Formulations of ``begin_with`` are solved before the clock starts, where that was not done for this limit, each
+    beginning with those before it. The cheapest of their decisions that the problem contains is a start as well, so
+    that the result is no dearer.
     """
     ready = prepared(case)
     nbytes = limit(ready)
+    for position, other in enumerate(begin_with):
+        if (other, nbytes) not in ready.planned:
+            contained = begin_with[:position]
+            solve_within(case, other, limit, solver, options, lambda _: None, pool, begin_with=contained)
+    ready.planned[formulation, nbytes] = None
     known = ready.smallest.get(formulation)
     if known is not None and known.bound is not None and known.bound > nbytes:
         return _without_plan(
@@ -61,7 +72,10 @@ def solve_within(
         left = max(_LEAST_SHARE * options.time_limit, left)
         decision = None if known is None else known.decision
         begin_from = [] if decision is None else _expressible(built, [decision])
+        begin_from += _cheapest_contained(built, [ready.planned[other, nbytes] for other in begin_with])
         found = solve_step(built, replace(context.within(left), known=begin_from))
+        if isinstance(found, SolvedStep):
+            ready.planned[formulation, nbytes] = Candidate(found.decision, ready.session.execute(found.decision))
         return _measured(found, _counts_all(built), nbytes, meter, solver)
 
 
@@ -155,6 +169,12 @@ def _start(built: StepProblem, decisions: Iterable[StepDecision], ready: Prepare
     if not contained:
         return None
     return built.encoded(min(contained, key=ready.peak))
+
+
+def _cheapest_contained(built: StepProblem, candidates: Iterable[Candidate | None]) -> list[StepDecision]:
+    """The cheapest decision that a problem contains, where it contains any."""
+    found = sorted((each for each in candidates if each is not None), key=lambda candidate: candidate.executed.cost)
+    return next((one for each in found if (one := _expressible(built, [each.decision]))), [])
 
 
 def _expressible(built: StepProblem, decisions: Iterable[StepDecision]) -> list[StepDecision]:

@@ -1,25 +1,28 @@
 """KIWI's tables on our costs: Tables 1 and 2, floors and costs under limits of Figure 5, links, times of the solver.
 
 The rows are those of the suites ``kiwi-mlp`` and ``kiwi-transformer``, with fewer limits and less time, so that all of
-them run in half an hour. ``sharding`` is Alpa's problem under the limit.
+them run in half an hour. ``sharding`` is Alpa's problem under the limit. Each formulation begins with the plans that
+those before it have within the same limit, where its problem contains them: ``kiwi_chain`` is never dearer than
+``kiwi_reduced``, and neither than ``sharding``. Seconds are of each solve alone.
+
+What the paper leaves open is swept in ``sequence_lengths``: the sequence, and the optimizer whose states count.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from formulations.problem.solution import SolveOptions
 from formulations.solvers import DEFAULT_SOLVER
 from planner.benchmarks import BenchRow, bench
 from planner.benchmarks.suites import BenchInstance, Suite
 from planner.models.references import ModelReference
 from planner.papers.cells import Cell, Row, Table
 from planner.papers.kiwi.cases import StepCase, prepared
-from planner.papers.kiwi.mlp import PUBLISHED_FORMULATIONS, kiwi_mlp_suite
+from planner.papers.kiwi.large_steps import llama_recompute_cells, module_to_plan_cells, twenty_layers_cells
 from planner.papers.kiwi.solvers import SMALLEST_PEAK
+from planner.papers.kiwi.table_1 import own_cells, published_cells
 from planner.papers.kiwi.transformer import paper_case, sweep, within
 from planner.session import PlanningSession
 
@@ -31,48 +34,27 @@ SHARES = (90, 50, 32)
 
 MESHES = ((2, 4), (4, 2))
 SLOWDOWNS = (1, 10, 100)
-SLOWED_SHARE = 60
+PLANNED_SHARE = 60
 """Limit of the plans that are looked into under slowed links, in per cent as above."""
 
 LAYERS = (1, 4, 8, 12, 16, 20)
 TIMED_SHARES = (90, 100)
 """Layers and limits of Figure 7."""
 
-_MLP_SECONDS, _PEAK_SECONDS, _SECONDS, _TIMED_SECONDS = 60.0, 12.0, 6.0, 10.0
+SLOWED_SHARES = (50, 70, 90)
+"""Limits of Figure 6, in per cent as above."""
+
+SEQUENCES = (512, 1024, 2048)
+OPTIMIZERS = ("adamw", "sgd")
+SWEPT_SHARE = 60
+"""Lengths and optimizers of ``sequence_lengths``, and its limit in per cent as above."""
+
+_PEAK_SECONDS, _SECONDS, _SWEPT_SECONDS, _TIMED_SECONDS = 12.0, 6.0, 4.0, 10.0
 
 
-def _table_1() -> Iterator[Cell]:
-    """The full problem as the solver ``staged``; the others as canonical problems by the portfolio."""
-    suite = kiwi_mlp_suite()
-    for each in suite.instances:
-        if each.formulation not in PUBLISHED_FORMULATIONS:
-            own = each.own_solvers if each.formulation == "kiwi_full" else {}
-            yield Cell(each.name, partial(_solved, replace(suite, instances=(replace(each, own_solvers=own),))))
-
-
-def _solved(suite: Suite) -> Iterator[Row]:
-    """One instance of the MLP."""
-    cost = _unlimited_cost(suite)
-    for row in bench(suite, [DEFAULT_SOLVER], time_limit=_MLP_SECONDS).rows:
-        yield {
-            "share": int(row.instance.rpartition("%")[0].rpartition("-")[2]),
-            "formulation": row.formulation,
-            "ratio": None if row.objective is None else row.objective / cost,
-            "seconds": row.seconds,
-            "status": str(row.status),
-        }
-
-
-def _unlimited_cost(suite: Suite) -> int:
-    """Cost of the best plan without a limit, from the suite's note on it."""
-    return int(suite.notes[1].partition("costs ")[2].partition(" ")[0].replace(",", ""))
-
-
-def _run(instances: Sequence[BenchInstance]) -> tuple[BenchRow, ...]:
-    timed = tuple(
-        replace(each, time_limit=_PEAK_SECONDS if SMALLEST_PEAK in each.own_solvers else _SECONDS) for each in instances
-    )
-    return bench(Suite("kiwi-transformer", timed, _SECONDS, solvers=(DEFAULT_SOLVER,))).rows
+def _run(instance: BenchInstance, seconds: float = _SECONDS) -> tuple[BenchRow, ...]:
+    limit = _PEAK_SECONDS if SMALLEST_PEAK in instance.own_solvers else seconds
+    return bench(Suite("kiwi-transformer", (instance,), limit, solvers=(DEFAULT_SOLVER,)), time_limit=limit).rows
 
 
 def _transformer_rows(rows: Sequence[BenchRow], case: StepCase, **fixed: Any) -> list[Row]:
@@ -104,38 +86,57 @@ def _figure_5(model: str) -> Iterator[Cell]:
     for mesh in MESHES:
         shape = "x".join(map(str, mesh))
         case = paper_case(model, mesh)
-        for instance in sweep(case, FORMULATIONS, SHARES):
+        for instance in sweep(case, FORMULATIONS, SHARES, in_order=True):
             yield Cell(instance.name, partial(_planned, instance, case, model=model, mesh=shape))
 
 
 def _figure_6() -> Iterator[Cell]:
-    """The decoder on one node of four devices with links slowed down, at half of the memory."""
+    """The decoder on one node of four devices with links slowed down."""
     for slowdown in SLOWDOWNS:
         case = _slowed(slowdown)
-        for instance in sweep(case, FORMULATIONS, (50,)):
-            if SMALLEST_PEAK not in instance.own_solvers:
-                fixed = {"model": "decoder", "mesh": "1x4", "slowdown": slowdown}
-                label = f"{instance.name}, links {slowdown} times as slow"
-                yield Cell(label, partial(_planned, instance, case, **fixed))
+        fixed: dict[str, Any] = {"model": "decoder", "mesh": "1x4", "slowdown": slowdown}
+        for instance in _limited(case, SLOWED_SHARES):
+            label = f"{instance.name}, links {slowdown} times as slow"
+            yield Cell(label, partial(_planned, instance, case, **fixed))
+
+
+def _limited(case: StepCase, shares: Sequence[int]) -> Iterator[BenchInstance]:
+    """The formulations under limits, without their smallest peaks."""
+    for instance in sweep(case, FORMULATIONS, shares, in_order=True):
+        if SMALLEST_PEAK not in instance.own_solvers:
+            yield instance
+
+
+def _sequence_lengths() -> Iterator[Cell]:
+    """The encoder on 2x4 with the sequence lengths and optimizers that the paper leaves open."""
+    for sequence in SEQUENCES:
+        for optimizer in OPTIMIZERS:
+            case = paper_case("encoder", (2, 4), sequence=sequence, optimizer=optimizer)
+            fixed: dict[str, Any] = {"model": "encoder", "mesh": "2x4", "sequence": sequence, "optimizer": optimizer}
+            for instance in _limited(case, (SWEPT_SHARE,)):
+                label = f"{instance.name}, sequence {sequence}, {optimizer}"
+                yield Cell(label, partial(_planned, instance, case, _SWEPT_SECONDS, **fixed))
 
 
 def _slowed(slowdown: int) -> StepCase:
     return paper_case("decoder", (1, 4), slowdown=slowdown)
 
 
-def _planned(instance: BenchInstance, case: StepCase, **fixed: Any) -> list[Row]:
-    return _transformer_rows(_run([instance]), case, **fixed)
+def _planned(instance: BenchInstance, case: StepCase, seconds: float = _SECONDS, **fixed: Any) -> list[Row]:
+    return _transformer_rows(_run(instance, seconds), case, **fixed)
 
 
 def _looked_into(slowdown: int) -> Iterator[Row]:
     """What the plan of ``kiwi_chain`` does under slowed links."""
-    ready = prepared(_slowed(slowdown))
-    limit = ready.limit(SLOWED_SHARE, of_dynamic=False)
-    decision = ready.session.solve(ready.request("kiwi_chain", limit, DEFAULT_SOLVER, SolveOptions(_SECONDS))).decision
-    report = ready.session.replay(ready.session.schedule(decision))
+    case = _slowed(slowdown)
+    _run(within(case, "kiwi_chain", PLANNED_SHARE, begin_with=FORMULATIONS[:-1]))
+    ready = prepared(case)
+    planned = ready.planned["kiwi_chain", ready.limit(PLANNED_SHARE, of_dynamic=False)]
+    assert planned is not None, "at this limit, a plan of a formulation that kiwi_chain contains was found"
+    report = ready.session.replay(ready.session.schedule(planned.decision))
     yield {
         "slowdown": slowdown,
-        "share": SLOWED_SHARE,
+        "share": PLANNED_SHARE,
         "free_cost": ready.free.cost,
         "recomputed": report.recomputed,
         "collectives": report.collectives,
@@ -144,11 +145,11 @@ def _looked_into(slowdown: int) -> Iterator[Row]:
 
 
 def _figure_7() -> Iterator[Cell]:
-    """Time of the solver over layers of the encoder in primitives, on one mesh axis of eight."""
+    """Time of the solver over layers of the encoder in primitives, on one mesh axis of eight; each solves alone."""
     for layers in LAYERS:
         case = paper_case("encoder_of_primitives", (8,), layers=layers)
         for share in TIMED_SHARES:
-            for formulation in ("sharding", "kiwi_chain"):
+            for formulation in FORMULATIONS:
                 instance = within(case, formulation, share, seconds=_TIMED_SECONDS)
                 yield Cell(instance.name, partial(_timed, instance, layers))
 
@@ -180,7 +181,8 @@ _TIMED = frozenset({"least_gb", "gap_percent", "status", "seconds"})
 
 TABLES: Mapping[str, Table] = {
     "operators": Table(lambda: [Cell(f"{layers} layers", partial(_operators, layers)) for layers in LAYERS]),
-    "table_1": Table(_table_1, frozenset({"seconds"})),
+    "table_1": Table(own_cells, frozenset({"seconds"})),
+    "table_1_published": Table(published_cells, _TIMED | {"ratio", "claimed_gap_percent", "claimed_seconds"}),
     "figure_5_encoder": Table(partial(_figure_5, "encoder"), _TIMED),
     "figure_5_decoder": Table(partial(_figure_5, "decoder"), _TIMED),
     "figure_6": Table(_figure_6, _TIMED),
@@ -188,6 +190,10 @@ TABLES: Mapping[str, Table] = {
         lambda: [Cell(f"links {slowdown} times as slow", partial(_looked_into, slowdown)) for slowdown in SLOWDOWNS],
         frozenset({"recomputed", "collectives", "peak_gb"}),
     ),
+    "sequence_lengths": Table(_sequence_lengths, _TIMED),
     "figure_7": Table(_figure_7, _TIMED),
+    "twenty_layers": Table(twenty_layers_cells, _TIMED),
+    "llama_recompute": Table(llama_recompute_cells, _TIMED),
+    "llama": Table(module_to_plan_cells, _TIMED),
 }
 """Tables by name."""

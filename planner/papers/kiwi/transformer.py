@@ -15,7 +15,6 @@ of ``recompute`` are in per cent of its dynamic memory, on top of its memory bef
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from functools import partial
 
 from formulations.solvers import DEFAULT_SOLVER
@@ -129,9 +128,26 @@ def kiwi_transformer_suite(parts: Sequence[str] | None = None, solvers: Sequence
 
 
 def sweep(
-    case: StepCase, formulations: Sequence[str], shares: Sequence[int], solvers: Sequence[str] = (DEFAULT_SOLVER,)
+    case: StepCase,
+    formulations: Sequence[str],
+    shares: Sequence[int],
+    solvers: Sequence[str] = (DEFAULT_SOLVER,),
+    *,
+    in_order: bool = False,
 ) -> list[BenchInstance]:
-    """The smallest peak of each formulation, then each formulation at each limit, in per cent of the free peak."""
+    """The smallest peak of each formulation, then each formulation at each limit.
+
+    Parameters
+    ----------
+    case, formulations
+        What is solved.
+    shares
+        Limits in per cent of the peak of the fastest sharded plan without one.
+    solvers
+        Solvers of the formulations.
+    in_order
+        Whether a formulation begins with the plans that those before it have within the same limit.
+    """
     found = [
         BenchInstance(
             f"{case.name}-smallest-peak-in-bytes-{formulation}",
@@ -143,7 +159,9 @@ def sweep(
         for formulation in formulations
     ]
     for share in shares:
-        found += [within(case, formulation, share, solvers=solvers) for formulation in formulations]
+        for position, formulation in enumerate(formulations):
+            before = formulations[:position] if in_order else ()
+            found.append(within(case, formulation, share, solvers=solvers, begin_with=before))
     return found
 
 
@@ -155,6 +173,7 @@ def within(
     of_dynamic: bool = False,
     seconds: float = SECONDS,
     solvers: Sequence[str] = (DEFAULT_SOLVER,),
+    begin_with: Sequence[str] = (),
 ) -> BenchInstance:
     """A formulation under a limit.
 
@@ -171,13 +190,18 @@ def within(
         Time limit of one solve.
     solvers
         Solvers of the instance.
+    begin_with
+        Formulations whose plans it begins with, where its problem contains them.
     """
     if of_dynamic:
-        case = replace(case, counts_gradients=False)
+        case = case.without_gradients()
     memory = "dynamic" if of_dynamic else "all"
     name = f"{case.name}-{share}%-of-{memory}-memory-{formulation}-{seconds:g}s"
     limit = partial(_limit, share, of_dynamic)
-    own = {solver: partial(solve_within, case, formulation, limit, solver) for solver in solvers}
+    own = {
+        solver: partial(solve_within, case, formulation, limit, solver, begin_with=tuple(begin_with))
+        for solver in solvers
+    }
     return BenchInstance(name, formulation, None, own_solvers=own, time_limit=seconds)
 
 

@@ -1,0 +1,57 @@
+"""The headline of the paper's abstract on our rows: how many times as long a baseline's step takes as KIWI's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from planner.papers.cells import Row
+
+__all__ = ["COMPARED", "FIGURE_5", "PRINTED", "factors", "largest"]
+
+PRINTED = {"sharding": 2.2, "checkpoint_dots": 2.2, "megatron_selective": 1.2}
+"""Largest factors that the abstract prints for Alpa, and for Alpa with both heuristics."""
+
+FIGURE_5 = ("figure_5_encoder", "figure_5_decoder", "sequence_lengths")
+"""Tables for Figure 5, which has the paper's maxima, with the sequence and the optimizer that the paper leaves open."""
+
+COMPARED = (*FIGURE_5, "figure_6")
+"""Those, and the one with slower links."""
+
+_KIWI = "kiwi_chain"
+_PLACE = ("model", "mesh", "sequence", "optimizer", "slowdown", "share")
+_USUAL = {"sequence": 1024, "optimizer": "adamw", "slowdown": 1}
+
+
+def factors(rows: Mapping[str, Sequence[Mapping[str, Any]]], *tables: str) -> list[Row]:
+    """One row for each baseline and place where it and KIWI have a plan within the same limit.
+
+    Parameters
+    ----------
+    rows
+        Rows of every table, by its name.
+    tables
+        Those that are compared, of :data:`COMPARED`; all if none is named.
+    """
+    found: list[Row] = []
+    for table in tables or COMPARED:
+        costs: dict[tuple[Any, ...], dict[str, int]] = {}
+        for row in rows[table]:
+            if row["share"] is not None and row["cost"] is not None:
+                place = tuple(row.get(name, _USUAL.get(name)) for name in _PLACE)
+                costs.setdefault(place, {})[row["formulation"]] = row["cost"]
+        for place, by_name in costs.items():
+            found += _compared(dict(zip(_PLACE, place, strict=True)), by_name)
+    return found
+
+
+def _compared(place: Row, costs: dict[str, int]) -> Iterator[Row]:
+    for name in PRINTED:
+        if {name, _KIWI} <= costs.keys():
+            yield {**place, "formulation": name, "factor": costs[name] / costs[_KIWI]}
+
+
+def largest(found: list[Row], formulation: str) -> Row | None:
+    """The row of a baseline's largest factor, None where there is none."""
+    rows = [row for row in found if row["formulation"] == formulation]
+    return max(rows, key=lambda row: float(row["factor"]), default=None)
