@@ -104,7 +104,7 @@ decoder[["formulation", "limit_gb", "extra_percent", "gap_percent", "status", "s
 # ## What the paper leaves open: sequence and optimizer
 #
 # The encoder on mesh 2x4 with sequences of 512, 1024 and 2048, and with AdamW's two states for each parameter or SGD's
-# none, at 60 % of what the fastest sharded plan needs; at most four seconds for a solve. A dash is no plan. The longer
+# none, at 60 % of what the fastest sharded plan needs; at most three seconds for a solve. A dash is no plan. The longer
 # the sequence, the larger the part of activations, which only recomputation can lower.
 
 # %%

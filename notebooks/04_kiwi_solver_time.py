@@ -35,7 +35,8 @@ KEPT = {name: pd.DataFrame(rows) for name, rows in kept_results("kiwi").rows.ite
 # The encoder, with normalisation, softmax and GELU written out in sums, products and exponentials, on one mesh axis
 # of eight devices. Limits are 90 % and 100 % of what the fastest sharded plan needs. `sharding` stands for Alpa,
 # `checkpoint_dots` and `megatron_selective` for Alpa with recomputation by rule; `kiwi_reduced` is the paper's reduced
-# problem. A solve ends with a proof or after ten seconds; the time shown includes building the problem.
+# problem, and these three are timed at 4, 12 and 20 layers. A solve ends with a proof or after ten seconds; the time
+# shown includes building the problem.
 
 # %%
 figure_7 = KEPT["figure_7"]
@@ -108,7 +109,7 @@ beside_the_paper(KEPT["table_1"])
 # A status `infeasible` is a proof that no plan of that formulation fits.
 #
 # The same problems by the paper's own programs, linearised as the paper does it and solved by HiGHS on one core: times
-# stand beside the paper's for the same program. The full one has 20 s, the reduced one 10 s; within that the full one
+# stand beside the paper's for the same program. The full one has 20 s, the reduced one 8 s; within that the full one
 # finds plans far from the optimum. The reduced one is claimed optimal at the time in its own column, and the rest of
 # its seconds is the attempt to confirm that by a solver of another kind. A claimed gap is the solver's.
 

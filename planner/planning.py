@@ -116,7 +116,8 @@ def plan(
         Whether gathers of parameters and reductions of gradients of a plan of operators may run beside its computation,
         and share collectives.
     as_published
-        Whether a paper's own search plans the layers, in place of the exact one.
+        Whether a paper's own search plans the layers, in place of the exact one, or KIWI's own program the operators
+        (:data:`planner.session.formulations.PUBLISHED`).
     search_batch
         Whether a plan of layers decides the batch too.
     choices

@@ -52,7 +52,13 @@ FORMULATIONS = (*MODELS, OFFLOAD, *BASELINES, CHECKMATE, ALPA_THEN_CHECKMATE, *P
 """Names of all formulations."""
 
 PUBLISHED = {"kiwi_reduced": "kiwi_reduced_published", "kiwi_full": "kiwi_full_published"}
-"""The paper's own program by the name of the formulation that solves the same problem."""
+"""The paper's own program by the name of the formulation that solves the same problem.
+
+Both choose among the same decisions and price them alike, and their plans keep the same limit when they are executed.
+``kiwi_full`` and its published form are two programs of one problem. That of ``kiwi_reduced`` counts other bytes while
+it searches: it leaves out resharded copies and workspaces, and frees later (:mod:`formulations.kiwi.of_step`). So its
+plan is never cheaper than the optimum of the formulation, and its bound is one of the program alone.
+"""
 
 Solve = Callable[[StrategyProblem], SolveResult]
 

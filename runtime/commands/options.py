@@ -104,7 +104,12 @@ LAYER_FORMULATIONS = ("osdp", "galvatron", "h3t", "capture")
 Formulation = Annotated[str, typer.Option("--model-formulation", help=" | ".join(FORMULATIONS + LAYER_FORMULATIONS))]
 AsPublished = Annotated[
     bool,
-    typer.Option("--as-published", help="Let the paper's own search decide, on the same problem as the exact one."),
+    typer.Option(
+        "--as-published",
+        help="Let the paper's own search decide, on the same problem as the exact one. For kiwi_reduced and kiwi_full "
+        "that is the paper's program, for steps of few operators; it counts no resharded copies, and is solved with "
+        "less memory until its plan fits.",
+    ),
 ]
 Objective = Annotated[
     str | None, typer.Option(metavar="peak|time", help="capture: what is least.", show_default="peak")

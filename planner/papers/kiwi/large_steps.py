@@ -27,7 +27,7 @@ from planner.papers.kiwi.transformer import (
 
 __all__ = ["llama_recompute_cells", "module_to_plan_cells", "twenty_layers_cells"]
 
-_SECONDS = 8.0
+_SECONDS = 5.0
 
 
 def llama_recompute_cells() -> Iterator[Cell]:

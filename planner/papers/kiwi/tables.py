@@ -41,6 +41,9 @@ LAYERS = (1, 4, 8, 12, 16, 20)
 TIMED_SHARES = (90, 100)
 """Layers and limits of Figure 7."""
 
+TIMED_EVERYWHERE, TIMED_LAYERS = ("sharding", "kiwi_chain"), (4, 12, 20)
+"""What is timed at all layers of Figure 7, and the layers at which the other formulations are."""
+
 SLOWED_SHARES = (50, 70, 90)
 """Limits of Figure 6, in per cent as above."""
 
@@ -49,7 +52,7 @@ OPTIMIZERS = ("adamw", "sgd")
 SWEPT_SHARE = 60
 """Lengths and optimizers of ``sequence_lengths``, and its limit in per cent as above."""
 
-_PEAK_SECONDS, _SECONDS, _SWEPT_SECONDS, _TIMED_SECONDS = 12.0, 6.0, 4.0, 10.0
+_PEAK_SECONDS, _SECONDS, _SWEPT_SECONDS, _TIMED_SECONDS = 12.0, 6.0, 3.0, 10.0
 
 
 def _run(instance: BenchInstance, seconds: float = _SECONDS) -> tuple[BenchRow, ...]:
@@ -129,10 +132,10 @@ def _planned(instance: BenchInstance, case: StepCase, seconds: float = _SECONDS,
 def _looked_into(slowdown: int) -> Iterator[Row]:
     """What the plan of ``kiwi_chain`` does under slowed links."""
     case = _slowed(slowdown)
-    _run(within(case, "kiwi_chain", PLANNED_SHARE, begin_with=FORMULATIONS[:-1]))
+    _run(within(case, "kiwi_chain", PLANNED_SHARE, begin_with=("kiwi_reduced",)))
     ready = prepared(case)
     planned = ready.planned["kiwi_chain", ready.limit(PLANNED_SHARE, of_dynamic=False)]
-    assert planned is not None, "at this limit, a plan of a formulation that kiwi_chain contains was found"
+    assert planned is not None, "this limit is well above the least with a plan"
     report = ready.session.replay(ready.session.schedule(planned.decision))
     yield {
         "slowdown": slowdown,
@@ -150,8 +153,9 @@ def _figure_7() -> Iterator[Cell]:
         case = paper_case("encoder_of_primitives", (8,), layers=layers)
         for share in TIMED_SHARES:
             for formulation in FORMULATIONS:
-                instance = within(case, formulation, share, seconds=_TIMED_SECONDS)
-                yield Cell(instance.name, partial(_timed, instance, layers))
+                if formulation in TIMED_EVERYWHERE or layers in TIMED_LAYERS:
+                    instance = within(case, formulation, share, seconds=_TIMED_SECONDS)
+                    yield Cell(instance.name, partial(_timed, instance, layers))
 
 
 def _timed(instance: BenchInstance, layers: int) -> Iterator[Row]:
@@ -176,8 +180,8 @@ def _operators(layers: int) -> Iterator[Row]:
     yield {"layers": layers, "operators": len(session.graph.operators)}
 
 
-_TIMED = frozenset({"least_gb", "gap_percent", "status", "seconds"})
-"""The solves end by time."""
+_TIMED = frozenset({"least_gb", "extra_percent", "gap_percent", "status", "seconds"})
+"""The solves end by time; costs and peaks are compared within a tolerance."""
 
 TABLES: Mapping[str, Table] = {
     "operators": Table(lambda: [Cell(f"{layers} layers", partial(_operators, layers)) for layers in LAYERS]),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from support.problems.kiwi_graphs import random_graph
 
@@ -9,6 +11,8 @@ from formulations.kiwi.graph import GraphError
 from formulations.kiwi.of_step import MOST_OPERATORS, PROGRAMS, kiwi_graph, solve_program
 from formulations.kiwi.schedule import StagedDecision, in_order, replay
 from formulations.kiwi.training_step import step_model
+from formulations.problem.solution import Status
+from formulations.step.kiwi_reduced import reduced_moments
 from formulations.step.solving.context import Executed, SolveContext
 from formulations.step.training_step import StepDecision
 from planner import api
@@ -40,6 +44,34 @@ def test_what_the_programs_decide_fits_and_costs_what_they_say(session, pool) ->
         graph = kiwi_graph(session.space.model)
         kept = StagedDecision(solved.decision.layouts, in_order(graph))
         assert replay(graph, kept).cost == session.execute(StepDecision(solved.decision.layouts, {})).cost
+
+
+def test_the_program_runs_the_same_operators_again_as_our_reduced_problem(session) -> None:
+    model = session.space.model
+    graph = kiwi_graph(model)
+    again = {i: (graph.first_backward_use[i],) for i in graph.candidates}
+    assert again
+    assert again == dict(reduced_moments(model))
+
+
+@pytest.mark.slow
+def test_published_plans_are_plans_of_our_formulation_and_never_cheaper(session, pool) -> None:
+    """One problem: the same decisions, the same prices, the same limit on what is held when a plan is executed."""
+    reserve = session.cluster.device.reserve_bytes
+    free = session.solve(PlanRequest(formulation="sharding", time_limit=SECONDS), pool=pool)
+    peak, dearer = session.execute(free.decision).peak, 0
+    for share in (95, 80, 75):
+        memory = peak * share // 100
+        request = PlanRequest(memory + reserve, "kiwi_reduced", time_limit=SECONDS)
+        own = session.solve(request, pool=pool).result
+        published = session.solve(replace(request, formulation=PUBLISHED["kiwi_reduced"]), pool=pool).decision
+        executed, built = session.execute(published), session.problem(request)
+        assert built.decode(built.encoded(published)) == published
+        assert own.status is Status.OPTIMAL
+        assert own.objective <= executed.cost
+        assert executed.peak <= memory
+        dearer += own.objective > free.result.objective
+    assert dearer, "some limit binds"
 
 
 def test_steps_beyond_the_stated_size_are_refused() -> None:
