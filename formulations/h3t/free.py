@@ -1,18 +1,20 @@
-"""H3T with synchronization as a free switch: plans by descent, bounds by HiGHS on a relaxation, the simulator judges.
+"""H3T with synchronization as a free switch: few layers by one CP-SAT model, many by descent and bounds.
 
-The descent begins with the best plan that is known and changes the switches of one layer at a time. HiGHS then looks
-for anything cheaper (:mod:`formulations.h3t.program`); what the simulator finds too large is forbidden. Bounds are
-claims of HiGHS; a plan is optimal where CP-SAT finds no cheaper solution of the program either. That nothing fits at
-all is proven where the limit is below what is certainly there, in integers, or where CP-SAT finds no solution either.
+Up to :data:`MODEL_LAYERS` layers CP-SAT decides the whole problem (:mod:`formulations.h3t.event_model`). For more, a
+descent begins with the best plan that is known and changes the switches of one layer at a time, and HiGHS bounds all
+plans by a relaxation (:mod:`formulations.h3t.program`). Its bounds are claims; a plan is optimal where CP-SAT finds no
+cheaper solution of the program either. That nothing fits at all is proven where the limit is below what is certainly
+there, in integers, or where CP-SAT finds no solution. Table ``free_restated`` of the paper's results compares both.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from functools import reduce
+from functools import partial, reduce
+from typing import Any
 
 import numpy as np
 
@@ -25,7 +27,10 @@ from formulations.problem.strategy_problem import StrategyProblem
 from formulations.solvers.processes.worker import Listener, SolverPool
 from formulations.solvers.protocol.registry import SolverSpec
 
-__all__ = ["FreeResult", "descend", "solve_free"]
+__all__ = ["MODEL_LAYERS", "FreeResult", "descend", "solve_free"]
+
+MODEL_LAYERS = 8
+"""Layers up to which the event model decides: with 12, bounds of the program are better."""
 
 _DESCENT_SHARE = 0.4
 """Of the time limit."""
@@ -40,13 +45,13 @@ class FreeResult:
     Parameters
     ----------
     status
-        Optimal where HiGHS and CP-SAT agree; infeasible where that is proven in one of two ways, unconfirmed where
-        HiGHS alone claims it.
+        Optimal where CP-SAT proves it, or HiGHS and CP-SAT agree; infeasible where that is proven in one of two ways,
+        unconfirmed where HiGHS alone claims it.
     sequence, outcome
         Sets of switches with their simulated cost and peak, or None where nothing was found.
     bound
-        HiGHS claims that no sequence within the limit costs less; None where nothing is known, nothing fits, or a
-        sequence that was found costs less.
+        No sequence within the limit costs less, as CP-SAT proves or HiGHS claims; None where nothing is known, nothing
+        fits, or a sequence that was found costs less.
     message
         What the solvers said.
     """
@@ -63,6 +68,7 @@ def solve_free(
     starts: Iterable[tuple[int, ...]] = (),
     options: SolveOptions | None = None,
     pool: SolverPool | None = None,
+    model_layers: int = MODEL_LAYERS,
 ) -> FreeResult:
     """Find a fast sequence and bound all of them.
 
@@ -76,6 +82,8 @@ def solve_free(
         Time limit and seed.
     pool
         Whose worker is used; a new one if None.
+    model_layers
+        Up to so many layers the event model decides.
 
     Raises
     ------
@@ -90,22 +98,40 @@ def solve_free(
     best = fastest_of(step, (*starts, (int(ALL_ON),) * len(step.layers)))
     if best is not None:
         best = descend(step, best, time.monotonic() + _DESCENT_SHARE * chosen.time_limit)
-    cutoff = _slowest(step) if best is None else best.outcome.cost - 1
-    status, message = Status.FEASIBLE, ""
     with ExitStack() as stack:
-        workers = pool if pool is not None else stack.enter_context(SolverPool())
-        found, claim = _ask(workers, "solve", step, cutoff, chosen, deadline)
-        best, bound, message = _fastest(step, found, best), claim.bound, claim.message
-        if best is not None:
-            cutoff = best.outcome.cost - 1
-        if bound is not None and bound > cutoff:
-            found, second = _ask(workers, "confirm", step, cutoff, chosen, deadline)
-            if best is None and not found:
-                status = Status.INFEASIBLE if second.proved_infeasible else Status.INFEASIBLE_UNCONFIRMED
-                return FreeResult(status, None, None, None, f"{message}; {second.message}")
-            if best is not None and second.proved_infeasible:
-                status = Status.OPTIMAL
-            best = _fastest(step, found, best)
+        ask = partial(_ask, pool if pool is not None else stack.enter_context(SolverPool()), step, chosen, deadline)
+        return (_decided if len(step.layers) <= model_layers else _bounded)(step, best, ask)
+
+
+Ask = Callable[..., tuple[list[tuple[int, ...]], Claim]]
+"""From the name of a function of the worker and its arguments to the sequences that it found, and its claim."""
+
+
+def _decided(step: H3tStep, best: H3tFound | None, ask: Ask) -> FreeResult:
+    """By the event model."""
+    found, claim = ask("decide", start=None if best is None else best.sequence)
+    if claim.proved_infeasible:
+        return FreeResult(Status.INFEASIBLE, None, None, None, claim.message)
+    best = _fastest(step, found, best)
+    if best is None:
+        return FreeResult(Status.NO_SOLUTION, None, None, claim.bound, claim.message)
+    status = Status.OPTIMAL if claim.bound == best.outcome.cost else Status.FEASIBLE
+    return FreeResult(status, best.sequence, best.outcome, claim.bound, claim.message)
+
+
+def _bounded(step: H3tStep, best: H3tFound | None, ask: Ask) -> FreeResult:
+    """By the relaxed program."""
+    cutoff = _slowest(step) if best is None else best.outcome.cost - 1
+    found, claim = ask("bound", cutoff=cutoff)
+    bound, status, message = claim.bound, Status.FEASIBLE, claim.message
+    if bound is not None and bound > cutoff:
+        _, second = ask("confirm", cutoff=cutoff)
+        if best is None:
+            status = Status.INFEASIBLE if second.proved_infeasible else Status.INFEASIBLE_UNCONFIRMED
+            return FreeResult(status, None, None, None, f"{message}; {second.message}")
+        status = Status.OPTIMAL if second.proved_infeasible else status
+        bound = min(bound, best.outcome.cost)
+    best = _fastest(step, found, best)
     if best is None:
         return FreeResult(Status.NO_SOLUTION, None, None, bound, message)
     if bound is not None and bound > best.outcome.cost:
@@ -118,12 +144,10 @@ def _fastest(step: H3tStep, found: list[tuple[int, ...]], known: H3tFound | None
 
 
 def _ask(
-    workers: SolverPool, function: str, step: H3tStep, cutoff: int, options: SolveOptions, deadline: float
+    workers: SolverPool, step: H3tStep, options: SolveOptions, deadline: float, function: str, **given: Any
 ) -> tuple[list[tuple[int, ...]], Claim]:
     """Sequences that a worker found, and its claim with the best bound on the way."""
-    spec = SolverSpec(
-        f"h3t_free_{function}", f"formulations.h3t.free_worker:{function}", {"step": step, "cutoff": cutoff}
-    )
+    spec = SolverSpec(f"h3t_free_{function}", f"formulations.h3t.free_worker:{function}", {"step": step, **given})
     limits = replace(options, time_limit=max(_LEAST_SECONDS, deadline - time.monotonic()))
     found: list[tuple[int, ...]] = []
     bounds: list[int | None] = []

@@ -16,13 +16,12 @@ memory                                                             :meth:`FreePr
 Given the switches, the least ends are those of the simulator: an operation that does not happen takes no time where it
 stands in its stream, and nothing waits for it. Memory is relaxed to what is certainly there while a layer computes,
 whenever anything else happens. So the program is a relaxation: its bound holds for every plan, and its optimum is
-optimal if the simulator finds it within the limit. If not, :meth:`FreeProgram.forbid` cuts it off, with what is alike
-and no better.
+optimal if the simulator finds it within the limit.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from itertools import product
 from typing import Any
 
@@ -40,12 +39,12 @@ from formulations.h3t.operations import (
 from formulations.h3t.problem import H3tStep
 from formulations.problem.gc_pause import gc_paused
 
-__all__ = ["FreeProgram", "memory_floor"]
+__all__ = ["KEPT", "FreeProgram", "computing_bytes", "memory_floor"]
 
 _Issued = tuple[Operation, int]
 """An operation and the layer that it belongs to."""
 
-_KEPT = {
+KEPT = {
     Switch.OFFLOAD_HIDDEN: Tensor.HIDDEN,
     Switch.REMAT: Tensor.ACTIVATIONS,
     Switch.PARTITION: Tensor.PARAMETERS,
@@ -61,10 +60,10 @@ _RULE_OF = {
 
 def memory_floor(step: H3tStep) -> int:
     """Bytes below which no sequence fits, synchronized or not: what is certainly there if nothing is kept."""
-    return step.borders.fixed_bytes + max(_computing_bytes(step))
+    return step.borders.fixed_bytes + max(computing_bytes(step))
 
 
-def _computing_bytes(step: H3tStep) -> list[int]:
+def computing_bytes(step: H3tStep) -> list[int]:
     """Bytes that are certainly there while layers 1 .. N and the loss compute, beside resident shards and what is kept.
 
     A layer has its input, results, parameters and output then, backward also their gradients; so it has workspace.
@@ -103,7 +102,7 @@ class FreeProgram:
         self.step, self.horizon = step, horizon
         self.constant = step.final_cost
         self._durations, self._sizes = step.durations().tolist(), step.sizes().tolist()
-        self._computing = _computing_bytes(step)
+        self._computing = computing_bytes(step)
         self._width = len(step.layers) + 2
         self._layers = range(1, self._width - 1)
         self._streams = [stream for stream in Stream if step.device_link or stream is not Stream.DEVICE]
@@ -117,7 +116,7 @@ class FreeProgram:
         self._program = PyomoProgram(self.model)
 
     def program(self) -> IntegerProgram:
-        """Return the program with everything that was forbidden so far."""
+        """Return the program."""
         return self._program.integer_program()
 
     def sequence(self, values: Values) -> tuple[int, ...]:
@@ -127,25 +126,8 @@ class FreeProgram:
             sum(int(switch) for switch in Switch if self.model.s[switch.name, i].value > 0.5) for i in self._layers
         )
 
-    def forbid(self, sequence: Sequence[int], compared: Sequence[int]) -> None:
-        """Cut off a sequence and all that are like it: one of the compared switches differs.
-
-        Parameters
-        ----------
-        sequence
-            Sets of switches.
-        compared
-            Switches of each layer; sequences that agree in these are cut off.
-        """
-        differs = 0
-        for i, switches, mask in zip(self._layers, sequence, compared, strict=True):
-            for switch in Switch:
-                column, counts = self.model.s[switch.name, i], int(bool(switch & mask))
-                differs += counts * (1 - column) if switches & switch else counts * column
-        self.model.forbidden.add(differs >= 1)
-
     def _build(self, m: Any) -> None:
-        from pyomo.core import Binary, ConstraintList, Objective, Var
+        from pyomo.core import Binary, Objective, Var
 
         self._issued = {(o, i): k for k in range(len(self._segments)) for group in self._groups(k) for o, i in group}
         products = [(o, i) for o, i in self._issued if len(_RULE_OF[o].when) > 1]
@@ -170,7 +152,6 @@ class FreeProgram:
         add_rows(m, self.synchronized, [(k, one, other) for k in segments for one in streams for other in streams])
         add_rows(m, self.runtime)
         add_rows(m, self.memory, range(1, self._width))
-        m.forbidden = ConstraintList(doc="sequences that the simulator has judged")
 
     # ------------------------------------------------------------- switches
 
@@ -266,7 +247,7 @@ class FreeProgram:
             self._sizes[tensor][j] * (1 - m.s[switch.name, j])
             for j in self._layers
             if j < i
-            for switch, tensor in _KEPT.items()
+            for switch, tensor in KEPT.items()
         )
         there = self.step.borders.fixed_bytes + self._computing[i - 1]
         return shards + kept + there <= self.step.memory_limit
