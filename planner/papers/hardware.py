@@ -36,7 +36,8 @@ H3T_PCIE_SHARE = 0.1617
 Derivation: with all switches on, 6B and a batch of 8, a step takes 22.1 s in H3T's Table 1. There computation takes 4 s
 at most, so the rest is traffic over the one link that copies and collectives share: per layer and step, 3 x 7/8 of
 the parameters among devices and 3 x 1/8 between device and host. The share makes our all-on step 22.1 s. The preset
-gives 4.5 s, which leaves nothing to decide."""
+gives 4.5 s, which leaves nothing to decide. Another row agrees: ZeRO-3 takes 2 s more than ZeRO-2 for one more
+gathering of the 3.7 GB of 1.8B, of which 7/8 move: 1.6 GB/s where nothing hides it."""
 
 H3T_A100_COMPUTE_SHARE = 0.838
 """Of our preset's speed of computation on eight A100.

@@ -4,8 +4,8 @@
 ``table-1``    the models of Table 2 on the three machines at the paper's limits: the default
 ``figure-6``   four of them over memory limits, from the least of any plan to that of the fastest one
 ``table-5``    four settings on 64 A100, for the times of the solvers
-``table-6``    how often switches are on: slower PCIe, slower computation, a larger limit; also with a fifth
-               of our preset's bandwidth, as the paper's times suggest
+``table-6``    how often switches are on: slower PCIe, slower computation, a larger limit; also with the
+               PCIe that the paper's times imply
 ``optimizer``  two of the models with the optimizer overlapped, at the end, and left out
 ``free``       four columns of Table 1, with ``free`` beside the others: minutes
 =============  =====================================================================================
@@ -47,7 +47,8 @@ from planner.benchmarks.metering import Meter
 from planner.benchmarks.rows import BenchRow
 from planner.benchmarks.suites import BenchInstance, OwnSolver, ReportProgress, Suite, check_names
 from planner.papers.h3t import paper_tables as paper
-from planner.papers.h3t.cases import GIGABYTE, MEASURED_PCIE_SHARE, NO_LIMIT_GB, H3tCase, table_1_cases
+from planner.papers.h3t.cases import GIGABYTE, NO_LIMIT_GB, H3tCase, table_1_cases
+from planner.papers.hardware import H3T_PCIE_SHARE, Hardware
 
 SECONDS = 60.0
 """Time limit of one solve."""
@@ -56,7 +57,7 @@ SYNCHRONIZED, FREE = "h3t_synchronized", "h3t"
 
 _SYNCHRONIZED_NAME = "-synchronized"
 _SOLVER = "highs"
-_REPORTED = (Switch.PARTITION, Switch.LAZY_PREFETCH, Switch.REMAT, Switch.OFFLOAD_HIDDEN)
+REPORTED = (Switch.PARTITION, Switch.LAZY_PREFETCH, Switch.REMAT, Switch.OFFLOAD_HIDDEN)
 
 Found = tuple[tuple[int, ...], Outcome] | None
 Search = Callable[[H3tCase, SolveOptions], Found]
@@ -264,7 +265,7 @@ def described(sequence: Sequence[int], outcome: Outcome) -> str:
     """Time, peak, and how many layers have which switches on."""
     shares = ", ".join(
         f"{switch.name.lower().replace('_', ' ')} {share:.0f} %"
-        for switch, share in zip(_REPORTED, switch_shares(sequence), strict=True)
+        for switch, share in zip(REPORTED, switch_shares(sequence), strict=True)
         if switch.name
     )
     return f"{outcome.cost / 1e6:.3f} s, peak {outcome.peak / GIGABYTE:.2f} GB, {shares}"
@@ -272,7 +273,7 @@ def described(sequence: Sequence[int], outcome: Outcome) -> str:
 
 def switch_shares(sequence: Sequence[int]) -> list[float]:
     """Percent of layers with partition, lazy prefetching, rematerialization, hidden offloading on, as in Table 6."""
-    return [100 * sum(bool(switches & switch) for switches in sequence) / len(sequence) for switch in _REPORTED]
+    return [100 * sum(bool(switches & switch) for switches in sequence) / len(sequence) for switch in REPORTED]
 
 
 def _loss(case: H3tCase, solver: str, outcome: Outcome) -> str:
@@ -353,23 +354,24 @@ def _seconds(printed: float | None) -> str:
 FIGURE_6_COLUMNS = (0, 2, 4, 8)
 """Columns of Table 1 that are searched over memory limits."""
 
-_FIGURE_6_SHARES = (0.0, 0.05, 0.1, 0.2, 0.4, 0.7, 1.0)
+FIGURE_6_SHARES = (0.0, 0.05, 0.1, 0.2, 0.4, 0.7, 1.0)
+"""Limits between the least memory of any synchronized sequence and that of the fastest one."""
 
 
-def figure_6_cases(column: int) -> list[H3tCase]:
-    """A column of Table 1 from the least memory of any synchronized plan to that of the fastest one."""
-    case = table_1_cases()[column]
+def figure_6_case(column: int, share: float, hardware: Hardware = Hardware.PRESET) -> H3tCase:
+    """A column of Table 1 at a limit: 0 is the least memory of any synchronized plan, 1 that of the fastest one."""
+    case = table_1_cases(hardware)[column]
     least = least_memory(case.tables())
     most = exact(replace(case, limit_gb=NO_LIMIT_GB)).outcome
     assert most is not None, "without a limit there is a plan"
-    limits = [least + (most.peak - least) * share for share in _FIGURE_6_SHARES]
-    return [replace(case, limit_gb=-(-int(limit) // 10**7) / 100) for limit in limits]
+    limit = int(least + (most.peak - least) * share)
+    return replace(case, limit_gb=-(-limit // 10**7) / 100)
 
 
 def _figure_6() -> Iterator[BenchInstance]:
     for column in FIGURE_6_COLUMNS:
-        for case in figure_6_cases(column):
-            yield from instances_of(case, "paper: a plot without figures")
+        for share in FIGURE_6_SHARES:
+            yield from instances_of(figure_6_case(column, share), "paper: a plot without figures")
 
 
 def _table_5() -> Iterator[BenchInstance]:
@@ -396,7 +398,7 @@ def table_6_cases(pcie_share: float = 1.0) -> dict[str, H3tCase]:
 
 
 def _table_6() -> Iterator[BenchInstance]:
-    for share in (1.0, MEASURED_PCIE_SHARE):
+    for share in (1.0, H3T_PCIE_SHARE):
         for name, case in table_6_cases(share).items():
             printed = "paper, dp: {} % partition, {} % lazy, {} % remat, {} % offload".format(*paper.TABLE_6[name])
             yield from instances_of(case, printed)

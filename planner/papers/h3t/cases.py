@@ -17,16 +17,11 @@ from planner.papers.h3t import paper_tables as paper
 from planner.papers.h3t.adapter import h3t_machine
 from planner.papers.hardware import H3T_A100_COMPUTE_SHARE, H3T_PCIE_SHARE, Hardware
 
-__all__ = ["GIGABYTE", "MEASURED_PCIE_SHARE", "NO_LIMIT_GB", "H3tCase", "table_1_cases"]
+__all__ = ["GIGABYTE", "NO_LIMIT_GB", "H3tCase", "column_of", "problem_row", "table_1_cases"]
 
 GIGABYTE = 10**9
 
 NO_LIMIT_GB = 10.0**6
-
-MEASURED_PCIE_SHARE = 0.2
-"""Of our preset's PCIe with eight GeForce cards, which cannot copy to each other: 2.2 GB/s. In Table 1 ZeRO-3 takes
-2 s more than ZeRO-2 for one more gathering of the 3.7 GB of BERT-1.8B, of which 7/8 move: 1.6 GB/s where nothing hides
-it."""
 
 HOST_MEMORY_BANDWIDTH = {"rtx-2080ti-8-pcie": 11.5e9, "a100-8-nvlink": 30e9, "a100-8x8-nvlink": 30e9}
 """Bytes/s of the CPU optimizer for one device, assumed: 0.6 of what two sockets have with four channels of DDR4-2400
@@ -101,6 +96,16 @@ def table_1_cases(hardware: Hardware = Hardware.PRESET) -> list[H3tCase]:
         )
         for column in paper.COLUMNS
     ]
+
+
+def problem_row(case: H3tCase, hardware: Hardware) -> dict[str, str]:
+    """What rows of Table 1 say of the problem: hardware, column, and when the optimizer runs."""
+    return {"hardware": str(hardware), "column": column_of(case), "optimizer": str(case.optimizer)}
+
+
+def column_of(case: H3tCase) -> str:
+    """Cluster, model and batch."""
+    return f"{case.cluster}/{case.model}/{case.batch}"
 
 
 @cache

@@ -15,20 +15,33 @@ limit that they keep is never slower. They are out of memory where they need mor
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
-from formulations.h3t.exact import least_memory, solve_synchronized
+from formulations.h3t.exact import ExactResult, least_memory, solve_synchronized
 from formulations.h3t.operations import ALL_ON, Switch
-from formulations.h3t.problem import Outcome, simulate
+from formulations.h3t.problem import Optimizer, Outcome, simulate
+from formulations.h3t.program import memory_floor
 from formulations.h3t.segments import HANDED_OVER_SETS, SYNCHRONIZED_SETS
+from formulations.h3t.ties import layers_with
 from formulations.problem.solution import SolveOptions
+from planner.layers.presets.paper_models import paper_layers
 from planner.machine.cluster import load_cluster
 from planner.papers.cells import Cell, Row, Table
 from planner.papers.h3t import paper_tables as paper
-from planner.papers.h3t.bench import SEARCHES, SECONDS, switch_shares, table_6_cases
-from planner.papers.h3t.cases import GIGABYTE, NO_LIMIT_GB, H3tCase, table_1_cases
+from planner.papers.h3t.bench import (
+    FIGURE_6_COLUMNS,
+    FIGURE_6_SHARES,
+    REPORTED,
+    SEARCHES,
+    SECONDS,
+    figure_6_case,
+    switch_shares,
+    table_6_cases,
+)
+from planner.papers.h3t.cases import GIGABYTE, H3tCase, column_of, problem_row, table_1_cases
+from planner.papers.h3t.free_tables import FREE_TIMED, exact_free_cells, restated_cells
 from planner.papers.hardware import H3T_PCIE_SHARE, Hardware
 
 __all__ = ["TABLES", "ZERO", "exact_within", "uniform_outcome"]
@@ -51,9 +64,9 @@ def uniform_outcome(case: H3tCase, switches: Switch) -> Outcome:
     return simulate(step, (int(switches),) * len(step.layers))
 
 
-def exact_within(case: H3tCase, limit_bytes: int) -> Outcome | None:
-    """Cost and peak of the exact synchronized plan within a number of bytes; None where nothing fits."""
-    return solve_synchronized(case.tables(), limit_bytes, deadline=time.monotonic() + SECONDS).outcome
+def exact_within(case: H3tCase, limit_bytes: int) -> ExactResult:
+    """The exact synchronized plan within a number of bytes, and its bound."""
+    return solve_synchronized(case.tables(), limit_bytes, deadline=time.monotonic() + SECONDS)
 
 
 def device_bytes(case: H3tCase) -> int:
@@ -62,40 +75,57 @@ def device_bytes(case: H3tCase) -> int:
     return device.memory_bytes - device.reserve_bytes
 
 
-def _row(case: H3tCase, hardware: Hardware, solver: str, found: Outcome | None, limit: int) -> Row:
+def _row(
+    case: H3tCase, hardware: Hardware, solver: str, found: Outcome | None, limit: int, bound: int | None = None
+) -> Row:
     fits = found is not None and found.peak <= limit
-    return {
-        "hardware": str(hardware),
-        "column": _column_of(case),
+    return problem_row(case, hardware) | {
         "solver": solver,
         "seconds": found.cost / 1e6 if found is not None and fits else None,
+        "bound": None if bound is None else bound / 1e6,
         "peak_gb": None if found is None else found.peak / GIGABYTE,
         "limit_gb": limit / GIGABYTE,
     }
 
 
-def _column_of(case: H3tCase) -> str:
-    return f"{case.cluster}/{case.model}/{case.batch}"
-
-
 def _searches(case: H3tCase, hardware: Hardware) -> Iterator[Row]:
     """A column of Table 1."""
-    for solver in ("dp_printed", "dp_published", "dp", "dp_up", "greedy", "uniform", "random"):
-        pair = SEARCHES[solver](case, SolveOptions())
-        yield _row(case, hardware, solver, None if pair is None else pair[1], case.memory_limit)
-    yield _row(case, hardware, "exact", exact_within(case, case.memory_limit), case.memory_limit)
+    yield from _found(
+        case, hardware, ("dp_printed", "dp_published", "dp", "dp_up", "greedy_printed", "greedy", "uniform", "random")
+    )
     room = device_bytes(case)
     for solver, switches in (("all_on", ALL_ON), *ZERO.items()):
         yield _row(case, hardware, solver, uniform_outcome(case, switches), room)
-    yield _row(case, hardware, "exact_on_device", exact_within(case, room), room)
+    on_device = exact_within(case, room)
+    yield _row(case, hardware, "exact_on_device", on_device.outcome, room, on_device.bound)
+
+
+def _found(case: H3tCase, hardware: Hardware, solvers: Sequence[str]) -> Iterator[Row]:
+    """Plans of searches at the case's limit, and the exact synchronized one."""
+    for solver in solvers:
+        pair = SEARCHES[solver](case, SolveOptions())
+        yield _row(case, hardware, solver, None if pair is None else pair[1], case.memory_limit)
+    exact = exact_within(case, case.memory_limit)
+    yield _row(case, hardware, "exact", exact.outcome, case.memory_limit, exact.bound)
 
 
 def _peaks(case: H3tCase) -> Iterator[Row]:
-    """The least peak of any synchronized sequence beside those of all switches on and of ZeRO."""
-    row: Row = {"column": _column_of(case), "device_gb": device_bytes(case) / GIGABYTE}
+    """The least peak of any synchronized sequence, what no sequence goes below, and those of uniform ones.
+
+    The last three columns are terms of ``all_on`` that the paper's runs may lack.
+    """
+    row: Row = {"column": column_of(case), "device_gb": device_bytes(case) / GIGABYTE}
     for solver, switches in (("all_on", ALL_ON), *ZERO.items()):
         row[solver] = uniform_outcome(case, switches).peak / GIGABYTE
-    yield row | {"least": least_memory(case.tables()) / GIGABYTE}
+    step = case.step()
+    ends = paper_layers(case.model, load_cluster(case.cluster)).layers[:: len(step.layers) + 1]
+    yield row | {
+        "least": least_memory(case.tables()) / GIGABYTE,
+        "floor": memory_floor(step) / GIGABYTE,
+        "workspace": step.layers[0].backward_bytes / GIGABYTE,
+        "gradient": step.layers[0].parameter_bytes / GIGABYTE,
+        "ends": 2 * sum(each.parameter_bytes for each in ends) / GIGABYTE,
+    }
 
 
 def _search_seconds(case: H3tCase) -> Iterator[Row]:
@@ -143,30 +173,65 @@ def _switches(case: H3tCase, name: str, solver: str, hardware: Hardware) -> Iter
         yield {"hardware": str(hardware), "case": name, "seconds": pair[1].cost / 1e6, **shares}
 
 
-FIGURE_6_SHARES = (0.0, 0.1, 0.3, 1.0)
-"""Limits between the least memory of any synchronized sequence and that of the fastest one."""
+def _ties() -> Iterator[Cell]:
+    for hardware, share in ((Hardware.PRESET, 1.0), (Hardware.INFERRED, H3T_PCIE_SHARE)):
+        for name, case in table_6_cases(share).items():
+            if name != "limit-25":  # so many plans are equal there that it takes minutes
+                yield Cell(f"{name}, {hardware}", partial(_among_fastest, case, name, hardware))
+
+
+def _among_fastest(case: H3tCase, name: str, hardware: Hardware) -> Iterator[Row]:
+    """Percent of the layers that have a switch on, the least and the most among all fastest synchronized plans."""
+    for switch in REPORTED:
+        least, most = layers_with(switch, case.tables(), case.memory_limit)
+        layers = len(case.step().layers)
+        yield {
+            "hardware": str(hardware),
+            "case": name,
+            "switch": str(switch.name).lower(),
+            "least": 100 * least / layers,
+            "most": 100 * most / layers,
+        }
+
+
+def _one_off() -> Iterator[Row]:
+    """A step with every switch on, and with one of them off in all layers."""
+    case = table_1_cases()[0]
+    for name, switches in (("none", ALL_ON), *((str(each.name).lower(), ALL_ON ^ each) for each in Switch)):
+        found = uniform_outcome(case, Switch(switches))
+        yield {"off": name, "seconds": found.cost / 1e6, "peak_gb": found.peak / GIGABYTE}
+
+
+def _optimizer() -> Iterator[Cell]:
+    """Both readings of when the optimizer runs, and none, under the same searches."""
+    for column in FIGURE_6_COLUMNS:
+        for optimizer in Optimizer:
+            case = replace(table_1_cases(Hardware.INFERRED)[column], optimizer=optimizer)
+            searches = ("dp_published", "dp_up", "greedy", "uniform")
+            yield Cell(str(case), partial(_found, case, Hardware.INFERRED, searches))
 
 
 def _figure_6() -> Iterator[Cell]:
-    for column in (0, 2, 4, 8):
-        case = table_1_cases(Hardware.INFERRED)[column]
-        for share in FIGURE_6_SHARES:
-            yield Cell(f"{case}, {share:.0%} of the room", partial(_within, case, share))
+    for hardware in Hardware:
+        for column in FIGURE_6_COLUMNS:
+            for share in FIGURE_6_SHARES:
+                name = column_of(table_1_cases()[column])
+                yield Cell(f"{name}, {hardware}, {share:.0%} of the room", partial(_within, column, share, hardware))
 
 
-def _within(case: H3tCase, share: float) -> Iterator[Row]:
-    least = least_memory(case.tables())
-    fastest = exact_within(replace(case, limit_gb=NO_LIMIT_GB), int(NO_LIMIT_GB) * GIGABYTE)
-    assert fastest is not None, "without a limit there is a plan"
-    limit = int(least + (fastest.peak - least) * share)
-    within = replace(case, limit_gb=-(-limit // 10**7) / 100)
-    row: Row = {"column": _column_of(case), "limit_gb": within.limit_gb}
-    for solver in ("dp", "greedy", "random", "uniform"):
+def _within(column: int, share: float, hardware: Hardware) -> Iterator[Row]:
+    within = figure_6_case(column, share, hardware)
+    row: Row = {"hardware": str(hardware), "column": column_of(within), "limit_gb": within.limit_gb}
+    for solver in ("dp", "dp_up", "greedy", "random", "uniform"):
         pair = SEARCHES[solver](within, SolveOptions())
         fits = pair is not None and pair[1].peak <= within.memory_limit
         row[solver] = pair[1].cost / 1e6 if pair is not None and fits else None
     exact = exact_within(within, within.memory_limit)
-    yield row | {"exact": None if exact is None else exact.cost / 1e6}
+    yield row | {
+        "exact": None if exact.outcome is None else exact.outcome.cost / 1e6,
+        "bound": None if exact.bound is None else exact.bound / 1e6,
+        "proven": exact.outcome is not None and exact.outcome.cost == exact.bound,
+    }
 
 
 def _gpt_3(batch: int) -> Iterator[Row]:
@@ -196,7 +261,12 @@ TABLES: Mapping[str, Table] = {
     "table_3": Table(_table_3),
     "table_5": Table(_table_5, frozenset(f"{solver}_seconds" for solver in ("dp", "greedy", "random", "exact"))),
     "table_6": Table(_table_6),
+    "table_6_ties": Table(_ties),
+    "switches": Table(lambda: [Cell("all", _one_off)]),
+    "optimizer": Table(_optimizer),
     "figure_6": Table(_figure_6),
+    "exact_free": Table(exact_free_cells, FREE_TIMED),
+    "free_restated": Table(restated_cells, FREE_TIMED),
     "gpt_3": Table(lambda: [Cell(f"batch {batch}", partial(_gpt_3, batch)) for batch in GPT_3_BATCHES]),
 }
 """Tables by name."""

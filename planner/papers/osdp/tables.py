@@ -50,6 +50,14 @@ from planner.papers.galvatron.adapter import device_links
 from planner.papers.osdp.adapter import data_parallel_machine
 from planner.papers.osdp.bench import exact_plan
 from planner.papers.osdp.cases import CLUSTERS, GIBIBYTE, LIMITS_GIB, MODELS, OsdpCase
+from planner.papers.osdp.search_tables import (
+    LOSSES_TIMED,
+    OPINIONS_TIMED,
+    loss_cells,
+    opinion_cells,
+    profile_rows,
+    room_cells,
+)
 
 __all__ = ["TABLES", "pipeline_rows"]
 
@@ -293,5 +301,9 @@ TABLES: Mapping[str, Table] = {
     "figure_7": Table(lambda: [Cell(f"hidden size {hidden}", partial(_slices, hidden)) for hidden in HIDDEN_SIZES]),
     "search_times": Table(_search_times, _TIMED),
     "search_limits": Table(_search_limits, _TIMED),
+    "losses": Table(loss_cells, LOSSES_TIMED),
+    "room": Table(room_cells),
+    "profile": Table(lambda: [Cell("all", profile_rows)]),
+    "second_opinion": Table(opinion_cells, OPINIONS_TIMED),
 }
 """Tables by name; Figures 8 and 9 are rows of ``figure_5``."""

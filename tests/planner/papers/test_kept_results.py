@@ -13,12 +13,11 @@ from planner.papers.claims.claim import PAPERS
 from planner.papers.claims.report import markdown, results_page
 from planner.papers.claims.results import KEPT_RESULTS, kept_results, paper_claims, tables_of
 
-LONG = {"osdp": {"search_limits"}}
-"""Tables that are not kept: 20 minutes for a chance finding, which ``planner/papers/osdp/RESULTS.md`` states."""
-
 QUICK_SECONDS = 1.0
 CHEAP = {("galvatron", "strategies"), ("galvatron", "figure_4"), ("osdp", "table_1"), ("osdp", "figure_7")} | {
     ("h3t", "search_space"),
+    ("h3t", "switches"),
+    ("osdp", "profile"),
     ("h3t", "gpt_3"),
     ("capture", "figure_9"),
 }
@@ -27,7 +26,7 @@ CHEAP = {("galvatron", "strategies"), ("galvatron", "figure_4"), ("osdp", "table
 PREPARED_LONG = {("kiwi", "figure_5_encoder"), ("kiwi", "figure_5_decoder")}
 """Tables whose cases take 45 s to prepare: computed again by ``make fuzz``; ``figure_6`` has the same code."""
 
-TABLES = [(paper, name) for paper in PAPERS for name in tables_of(paper) if name not in LONG.get(paper, ())]
+TABLES = [(paper, name) for paper in PAPERS for name in tables_of(paper)]
 
 
 def _tier(table: tuple[str, str]) -> Sequence[pytest.MarkDecorator]:
@@ -39,7 +38,7 @@ def _tier(table: tuple[str, str]) -> Sequence[pytest.MarkDecorator]:
 @pytest.mark.parametrize("paper", PAPERS)
 def test_all_cells_are_kept(paper: str) -> None:
     kept, known = kept_results(paper).tables, tables_of(paper)
-    assert kept.keys() == known.keys() - LONG.get(paper, set())
+    assert kept.keys() == known.keys()
     for name, table in kept.items():
         labels = [cell.label for cell in known[name].cells()]
         assert len(labels) == len(set(labels)), name

@@ -103,7 +103,7 @@ def test_zero_is_never_better_than_the_exact_plan_within_its_memory(share: float
     peaks = {}
     for name, switches in ZERO.items():
         outcome = uniform_outcome(case, switches)
-        exact = exact_within(case, outcome.peak)
+        exact = exact_within(case, outcome.peak).outcome
         assert exact is not None
         assert exact.cost <= outcome.cost
         assert exact.peak <= outcome.peak
