@@ -11,8 +11,8 @@ Open points of the paper that are no errors are kept: the slowdown of 1.3 is a d
 tables are powers of two (others divide as they can); tables II to V are on 8 TITAN, 16 TITAN and 16 A100, 16 A100, and
 64 A100; its activations (Table I) fit eager attention in 32-bit floats at sequence 512; and a larger balance degree
 (Eq. 6) means a smaller largest share of a stage, not a smaller total. Its baseline DeepSpeed 3D is 2 x 2 x 2 on eight
-devices, with no degrees given for more; such baselines, one strategy for all layers, are not searches and are left out
-here.
+devices, with no degrees given for more. Such baselines, one strategy for all layers, are no searches and have no slips
+(:mod:`formulations.galvatron.uniform`).
 """
 
 from __future__ import annotations

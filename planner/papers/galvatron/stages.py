@@ -11,7 +11,7 @@ of a micro-batch with synchronisation.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache, partial
 
 from formulations.galvatron.dynamic_program import search_stage
@@ -26,7 +26,7 @@ from planner.benchmarks.suites import BenchInstance, OwnSolver, ReportProgress
 from planner.papers.galvatron import paper_tables as paper
 from planner.papers.galvatron.cases import GIGABYTE, GalvatronCase, paper_chain
 
-__all__ = ["stage_instances"]
+__all__ = ["SEARCHES", "algorithm_3", "exact_labels", "stage_instances", "the_stage"]
 
 SECONDS = 10.0
 CLUSTER, DEVICES = "titan-rtx-8-pcie", 8
@@ -35,7 +35,8 @@ CANONICAL_MODEL = "BERT-Huge-48"
 LABEL_LIMIT = 2_000_000
 """Labels of one layer; a model of unequal layers needs most, some gigabytes of memory."""
 
-_SEARCHES = {"as_printed": AS_PRINTED, "as_published": AS_PUBLISHED, "repaired": REPAIRED}
+SEARCHES: Mapping[str, Slip] = {"as_printed": AS_PRINTED, "as_published": AS_PUBLISHED, "repaired": REPAIRED}
+"""Slips that Algorithm 3 keeps, by solver."""
 
 
 def stage_instances() -> Iterator[BenchInstance]:
@@ -44,10 +45,10 @@ def stage_instances() -> Iterator[BenchInstance]:
         for memory_gb in paper.TABLE_2:
             stage = partial(the_stage, model, memory_gb)
             own: dict[str, OwnSolver] = {
-                solver: partial(_solve, solver, partial(_algorithm_3, slips), stage)
-                for solver, slips in _SEARCHES.items()
+                solver: partial(_solve, solver, partial(algorithm_3, slips), stage)
+                for solver, slips in SEARCHES.items()
             }
-            own["labels"] = partial(_solve, "labels", _labels, stage)
+            own["labels"] = partial(_solve, "labels", exact_labels, stage)
             name = f"{model}-one-stage-on-{CLUSTER}-{memory_gb}G"
             canonical = partial(_canonical, stage) if model == CANONICAL_MODEL else None
             yield BenchInstance(name, "galvatron_stage", canonical, own_solvers=own, time_limit=SECONDS)
@@ -68,17 +69,19 @@ def _canonical(stage: Callable[[], StageProblem]) -> StrategyProblem:
     return build_galvatron_stage(stage())
 
 
-def _algorithm_3(slips: Slip, stage: StageProblem, time_limit: float) -> StageResult:
-    del time_limit  # it takes milliseconds
+def algorithm_3(slips: Slip, stage: StageProblem, time_limit: float) -> StageResult:
+    """The plan of Algorithm 3; the time limit is not used, it takes milliseconds."""
+    del time_limit
     found = search_stage(stage, slips=slips)
     if found is None or found.choices is None:
         return StageResult(None, None, 0)
     return StageResult(found.choices, found.cost, 0)
 
 
-def _labels(stage: StageProblem, time_limit: float) -> StageResult:
+def exact_labels(stage: StageProblem, time_limit: float) -> StageResult:
+    """The exact plan, by a search that begins with the best plan of Algorithm 3."""
     deadline = time.monotonic() + time_limit
-    published = [_algorithm_3(slips, stage, time_limit) for slips in _SEARCHES.values()]
+    published = [algorithm_3(slips, stage, time_limit) for slips in SEARCHES.values()]
     fitting = [found.choices for found in published if found.choices is not None and stage.is_feasible(found.choices)]
     start = min(fitting, key=stage.cost_of, default=None)
     return solve_stage(stage, label_limit=LABEL_LIMIT, deadline=deadline, start=start)

@@ -3,8 +3,9 @@
 A row of a table is a strategy, a column a model. All have the same costs, limits, batches, rule of micro-batches and
 strategies (without those that Takeaway 3 drops): baselines are :mod:`formulations.galvatron.uniform`, variants those of
 :mod:`planner.papers.galvatron.cases`. So a variant that contains a baseline is never slower, and begins its search with
-the best one. Beside a variant's exact plan is what its published search finds on the same problem, without the two
-slips that the paper's text contradicts.
+the best one. Beside a variant's exact plan is what its search finds on the same problem: as published, without the two
+slips that the paper's text contradicts, and in Tables II and III as printed and repaired too. The exact search
+begins with these plans, so that none of them is better.
 """
 
 from __future__ import annotations
@@ -19,12 +20,14 @@ from typing import Any
 from formulations.galvatron.joint import JointResult, solve_joint
 from formulations.galvatron.pipeline import PipelinePlan, PipelineProblem, balance_degree, renumbered
 from formulations.galvatron.published_search import Balance
-from formulations.galvatron.slips import AS_PUBLISHED, REPAIRED
+from formulations.galvatron.slips import AS_PRINTED, AS_PUBLISHED, REPAIRED, Slip
 from formulations.galvatron.strategies import decision_trees, pipeline_degrees
 from formulations.galvatron.uniform import baselines, solve_uniform
 from planner.papers.cells import Cell, Row, Table
 from planner.papers.galvatron import paper_tables as paper
 from planner.papers.galvatron.cases import BATCHES, GIGABYTE, VARIANT_SPACES, GalvatronCase
+from planner.papers.galvatron.comparisons import restated_cells, stage_cells
+from planner.papers.galvatron.figure_7 import figure_7_cells
 from planner.papers.hardware import Hardware, cluster_of
 
 __all__ = ["BASELINES", "HYBRID", "PURE", "TABLES", "cell_rows"]
@@ -48,11 +51,19 @@ LARGE_BATCHES = (4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 640, 768
 INFERRED_VARIANTS = ("galvatron_dp_tp", "galvatron_dp_pp", "galvatron", "galvatron_bmw")
 """Variants of the tables under inferred hardware, and on 64 devices."""
 
+PUBLISHED: Mapping[str, Slip] = {"published": AS_PUBLISHED}
+ALL_SEARCHES: Mapping[str, Slip] = {**PUBLISHED, "printed": AS_PRINTED, "repaired": REPAIRED}
+"""Searches beside the exact one, by the slips that they keep."""
+
 A100_16, A100_64, TITAN_8, TITAN_16 = "a100-2x8-nvlink", "a100-8x8-nvlink", "titan-rtx-8-pcie", "titan-rtx-2x8-pcie"
 
 
 def cell_rows(
-    case: GalvatronCase, variants: Sequence[str], seconds: float = SECONDS, gap: Fraction = GAP
+    case: GalvatronCase,
+    variants: Sequence[str],
+    seconds: float = SECONDS,
+    gap: Fraction = GAP,
+    searches: Mapping[str, Slip] = PUBLISHED,
 ) -> Iterator[Row]:
     """Solve all rows of one cell.
 
@@ -64,6 +75,8 @@ def cell_rows(
         Variants beside the baselines.
     seconds, gap
         Of one exact search.
+    searches
+        Slips of the variant's other searches, by the name of their columns.
     """
     plans: list[tuple[PipelineProblem, PipelinePlan]] = []
     for name, uniform in baselines(cluster_of(case.cluster).devices).items():
@@ -79,21 +92,22 @@ def cell_rows(
     for variant in variants:
         chosen = replace(case, variant=variant)
         problem = chosen.problem()
-        published = _published(chosen, problem, seconds)
         starts = [start for each, plan in plans if (start := _expressed(plan, each, problem)) is not None]
-        starts += [] if published is None else [published]
+        columns: Row = {}
+        for name, slips in searches.items():
+            outcome = chosen.search(slips, None, seconds).best
+            plan = None if outcome is None else outcome.plan
+            cost = None if plan is None else problem.evaluate(plan)
+            fits = cost is not None and cost.fits
+            columns[f"{name}_rate"] = problem.samples_per_second(plan) if plan is not None and fits else None
+            if cost is not None and not fits:
+                columns[f"{name}_needs_gb"] = max(cost.stage_peaks) / GIGABYTE
+            starts += [plan] if plan is not None and fits else []
         best = min(starts, key=lambda plan: Fraction(problem.evaluate(plan).cost, plan.batch), default=None)
         found = solve_joint(problem, gap, best, seconds)
-        rate = None if published is None else problem.samples_per_second(published)
-        yield _row(case, variant, problem, found) | {"published_rate": rate}
+        yield _row(case, variant, problem, found) | columns
         if found.plan is not None:
             plans.append((problem, found.plan))
-
-
-def _published(case: GalvatronCase, problem: PipelineProblem, seconds: float) -> PipelinePlan | None:
-    """The plan of the published search; None where it has none, or one that exceeds the limit by repaired costs."""
-    found = case.search(AS_PUBLISHED, None, seconds).best
-    return found.plan if found is not None and problem.evaluate(found.plan).fits else None
 
 
 def _expressed(plan: PipelinePlan, before: PipelineProblem, after: PipelineProblem) -> PipelinePlan | None:
@@ -144,6 +158,7 @@ def _table(
     batches: tuple[int, ...] = BATCHES,
     seconds: float = SECONDS,
     gap: Fraction = GAP,
+    searches: Mapping[str, Slip] = PUBLISHED,
 ) -> Iterator[Cell]:
     for cluster, table in cells:
         for memory_gb in table:
@@ -159,7 +174,7 @@ def _table(
                     data_with_sharded=False,
                 )
                 label = f"{cluster}, {memory_gb} GB, {model}, {hardware}"
-                yield Cell(label, partial(cell_rows, case, variants, seconds, gap))
+                yield Cell(label, partial(cell_rows, case, variants, seconds, gap, searches))
 
 
 def _table_4(hardware: Hardware) -> Iterator[Cell]:
@@ -297,13 +312,19 @@ def _strategies() -> Iterator[Row]:
 TABLES: Mapping[str, Table] = {
     "strategies": Table(lambda: [Cell("all", _strategies)]),
     "figure_4": Table(_figure_4),
-    "table_2": Table(partial(_table, [(TITAN_8, paper.TABLE_2)], paper.TABLE_2_MODELS, Hardware.PRESET)),
+    "figure_7": Table(figure_7_cells),
+    "stages": Table(stage_cells, frozenset({"proven", "exact_seconds"})),
+    "restated": Table(restated_cells, frozenset({"joint_seconds", "cpsat_seconds", "cpsat_quanta", "cpsat_gap"})),
+    "table_2": Table(
+        partial(_table, [(TITAN_8, paper.TABLE_2)], paper.TABLE_2_MODELS, Hardware.PRESET, searches=ALL_SEARCHES)
+    ),
     "table_3": Table(
         partial(
             _table,
             [(TITAN_16, paper.TABLE_3_TITAN), (A100_16, paper.TABLE_3_A100)],
             paper.TABLE_3_MODELS,
             Hardware.PRESET,
+            searches=ALL_SEARCHES,
         )
     ),
     "table_3_inferred": Table(

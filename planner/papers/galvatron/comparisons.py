@@ -1,0 +1,102 @@
+"""Tables that compare our exact searches: with Algorithm 3 on single stages, and with CP-SAT on whole pipelines."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from fractions import Fraction
+from functools import partial
+from multiprocessing import get_context
+
+from formulations.galvatron.joint import JointResult, solve_joint
+from formulations.galvatron.restated import solve_joint_by_cpsat
+from planner.papers.cells import Cell, Row
+from planner.papers.galvatron import paper_tables as paper
+from planner.papers.galvatron.cases import GalvatronCase
+from planner.papers.galvatron.stages import SEARCHES, algorithm_3, exact_labels, the_stage
+
+__all__ = ["RESTATED_SECONDS", "restated_cells", "stage_cells"]
+
+RESTATED_SECONDS = 20.0
+"""Time limit of CP-SAT on one case, which has all of it where the case is not proven."""
+
+LABEL_SECONDS = 30.0
+
+_RESTATED = (
+    ("BERT-Huge-48", 2, 4, (16,)),
+    ("BERT-Huge-48", 4, 8, (16,)),
+    ("BERT-Huge-48", 6, 16, (16,)),
+    ("BERT-Huge-48", 8, 32, (16,)),
+    ("T5-Large-32", 8, None, (16,)),
+    ("BERT-Huge-48", 8, None, (16, 32)),
+    ("Swin-Huge-48", 12, None, (32, 64)),
+)
+"""Model, GB of a device, blocks in place of the model's own, batches; on eight devices."""
+
+
+def restated_cells() -> Iterator[Cell]:
+    """One cell for every case of the joint search beside its restatement for CP-SAT."""
+    for model, memory_gb, blocks, batches in _RESTATED:
+        case = GalvatronCase(
+            "titan-rtx-8-pcie", model, memory_gb, "galvatron_bmw", batches=batches, blocks=blocks, any_degree=True
+        )
+        yield Cell(str(case), partial(_restated, case))
+
+
+def _restated(case: GalvatronCase) -> Iterator[Row]:
+    """Seconds, quanta per sample and gap of both, to the optimum."""
+    problem = case.problem()
+    solve_joint(problem, Fraction(0), None, 1.0)  # tables of costs are made, and loops compiled, once for both
+    row: Row = {"model": case.model, "memory_gb": case.memory_gb, "layers": problem.layers}
+    row["batches"] = list(case.batches)
+    for name, found, seconds in (("joint", *_joint(case)), ("cpsat", *_cpsat(case))):
+        per_sample = found.quanta_per_sample
+        row[f"{name}_seconds"] = seconds
+        row[f"{name}_quanta"] = None if per_sample is None else float(per_sample)
+        row[f"{name}_gap"] = found.gap
+    yield row
+
+
+def _joint(case: GalvatronCase) -> tuple[JointResult, float]:
+    started = time.perf_counter()
+    found = solve_joint(case.problem(), Fraction(0), None, RESTATED_SECONDS)
+    return found, time.perf_counter() - started
+
+
+def _cpsat(case: GalvatronCase) -> tuple[JointResult, float]:
+    """In a process of its own: ortools and HiGHS do not load into one."""
+    with ProcessPoolExecutor(1, get_context("spawn")) as pool:
+        return pool.submit(_timed_cpsat, case).result()
+
+
+def _timed_cpsat(case: GalvatronCase) -> tuple[JointResult, float]:
+    problem = case.problem()
+    solve_joint_by_cpsat(problem, 0.0)  # loads the library
+    started = time.perf_counter()
+    found = solve_joint_by_cpsat(problem, RESTATED_SECONDS)
+    return found, time.perf_counter() - started
+
+
+def stage_cells() -> Iterator[Cell]:
+    """One cell for every whole model of Table II as one stage."""
+    for model in paper.TABLE_2_MODELS:
+        for memory_gb in paper.TABLE_2:
+            yield Cell(f"{model}, {memory_gb} GB", partial(_stage, model, memory_gb))
+
+
+def _stage(model: str, memory_gb: int) -> Iterator[Row]:
+    """Quanta of a micro-batch by Algorithm 3 and by exact labels."""
+    stage = the_stage(model, memory_gb)
+    row: Row = {"model": model, "memory_gb": memory_gb}
+    for name, slips in SEARCHES.items():
+        found = algorithm_3(slips, stage, LABEL_SECONDS)
+        fits = found.choices is not None and stage.is_feasible(found.choices)
+        row[name] = found.cost if fits else None
+    started = time.perf_counter()
+    exact = exact_labels(stage, LABEL_SECONDS)
+    yield row | {
+        "exact": exact.cost,
+        "proven": exact.cost == exact.bound,
+        "exact_seconds": time.perf_counter() - started,
+    }
