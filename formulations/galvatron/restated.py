@@ -127,11 +127,16 @@ def _solve(
 
 def _changes(model: Any, z: dict[tuple[int, int, int], Any], of: Any, i: int) -> Any:
     """Quanta of all changes of layouts inside a stage."""
+    layouts = of.layouts.tolist()
+    shown: list[list[tuple[int, Any]]] = [[] for _ in range(of.layers)]
+    for (layer, stage, s), variable in z.items():
+        if stage == i:
+            shown[layer].append((layouts[s], variable))
     terms = []
     for layer in range(1, of.layers):
         for before, after in zip(*np.nonzero(of.transformation[layer]), strict=True):
-            of_before = [z[layer - 1, i, s] for s in np.flatnonzero(of.layouts == before) if of.allowed[layer - 1, s]]
-            of_after = [z[layer, i, s] for s in np.flatnonzero(of.layouts == after) if of.allowed[layer, s]]
+            of_before = [each for c, each in shown[layer - 1] if c == before]
+            of_after = [each for c, each in shown[layer] if c == after]
             if of_before and of_after:
                 both = model.new_bool_var("")
                 model.add(both >= sum(of_before) + sum(of_after) - 1)

@@ -82,7 +82,8 @@ def bench(
             help="Of kiwi-transformer: encoder,decoder,layers,recompute,llama. Of osdp: titan,a100,milp. Of galvatron: "
             "small,joint,stages,table-2,table-3,table-4,table-5,figure-6. Of h3t: table-1,figure-6,table-5,table-6,"
             "optimizer,free. Of capture: hybrid,pipeline,smaller,times,figure-7-local, which runs small models. Of "
-            "papers: names of tables of one paper.",
+            "papers: names of tables of one paper. Runs on this machine are there only where named: of galvatron "
+            "figure_5, of capture figure_7_local_KIND, KIND pipelines_gpipe, pipelines_1f1b, mixed_gpipe, mixed_1f1b.",
             show_default="all (half an hour for kiwi-transformer, ten minutes for osdp); small for galvatron; table-1 "
             "for h3t; all but figure-7-local (two minutes) for capture",
         ),
@@ -214,6 +215,7 @@ def _papers(papers: Sequence[str] | None, folder: Path, tables: Sequence[str] | 
     from planner.papers.claims.report import write_report
     from planner.papers.claims.results import load_results, paper_claims, run_paper
     from runtime.commands.tables.bench import paper_progress, print_claims
+    from runtime.prediction.local_tables.registry import local_tables
 
     chosen = PAPERS if papers is None else papers
     unknown = [name for name in chosen if name not in PAPERS]
@@ -224,7 +226,7 @@ def _papers(papers: Sequence[str] | None, folder: Path, tables: Sequence[str] | 
     for name in chosen:  # a file that cannot be used is found before hours of work
         load_results(folder / f"{name}.json", name)
     with paper_progress() as observer:
-        results = [run_paper(name, folder, observer, tables) for name in chosen]
+        results = [run_paper(name, folder, observer, tables, local_tables(name)) for name in chosen]
     rows = [row for each in results for row in paper_claims(each)]
     print_claims(rows)
     names = ("paper", "claim", "printed", "ours", "verdict", "reason")

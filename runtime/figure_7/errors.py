@@ -1,13 +1,13 @@
 """Errors of memory predictions against local runs: Figure 7 of CAPTURE's paper on small models and real processes.
 
-The plans are random, all different and equally likely among those whose stages have equal numbers of devices, as the
-layer executor requires. Their measured peaks are compared with CAPTURE's predictor, as published and repaired, which is
-profiled on such runs too, and with our own formula of torch's engine (:mod:`planner.layers.plan.memory`).
+The plans are random, all different and equally likely. Their measured peaks are compared with CAPTURE's predictor, as
+published and repaired, which is profiled on such runs too, and with our own formula of torch's engine
+(:mod:`planner.layers.plan.memory`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from formulations.capture.predictor import Profile, predict, profile_layers
@@ -16,11 +16,12 @@ from formulations.capture.replay import StageReplay
 from formulations.capture.sampling import PredictionErrors, prediction_errors, random_plans
 from formulations.capture.slips import AS_PUBLISHED, REPAIRED
 from formulations.galvatron.costs import CostModel
-from planner.layers.plan.document import LayerPlan
 from planner.layers.plan.memory import engine_peaks, plan_profiles
 from runtime.figure_7.runs import LocalRuns
 
-__all__ = ["LocalPlans", "errors_of_predictions"]
+__all__ = ["PREDICTORS", "LocalPlans", "MeasuredPlan", "errors_of_predictions", "measured_plans"]
+
+PREDICTORS = ("published", "repaired", "engine")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,8 +69,33 @@ class LocalPlans:
         return profile_layers(self.runs, self.devices, self.micro_batch, self.degrees)
 
 
-def errors_of_predictions(plans: LocalPlans, profile: Profile, count: int, seed: int) -> dict[str, PredictionErrors]:
-    """Errors of predictions against measured peaks.
+@dataclass(frozen=True, slots=True)
+class MeasuredPlan:
+    """A plan that ran, with predictions of its peaks.
+
+    Parameters
+    ----------
+    layers, devices
+        Numbers of layers and of devices of every stage.
+    kinds
+        How every stage runs.
+    held
+        Measured peak bytes of every GPU: that of the fullest of its stage.
+    predicted
+        By predictor, bytes of every GPU: ``published`` and ``repaired`` CAPTURE's, ``engine`` our formula.
+    """
+
+    layers: tuple[int, ...]
+    devices: tuple[int, ...]
+    kinds: tuple[str, ...]
+    held: tuple[int, ...]
+    predicted: dict[str, tuple[int, ...]]
+
+
+def measured_plans(
+    plans: LocalPlans, profile: Profile, count: int, seed: int, skipped: int = 0, *, mixed: bool = False
+) -> Iterator[MeasuredPlan]:
+    """Draw plans, run them one after another, and predict their peaks.
 
     Parameters
     ----------
@@ -78,12 +104,11 @@ def errors_of_predictions(plans: LocalPlans, profile: Profile, count: int, seed:
     profile
         Of the same runs.
     count, seed
-        Number of plans, and seed of their random numbers.
-
-    Returns
-    -------
-    dict
-        By predictor: ``published`` and ``repaired`` CAPTURE's, ``engine`` our formula.
+        Number of plans, and seed of their random numbers; more plans begin with the same ones.
+    skipped
+        Number of the first plans that are not run.
+    mixed
+        Whether to draw only plans in which a stage has several devices.
 
     Raises
     ------
@@ -94,27 +119,42 @@ def errors_of_predictions(plans: LocalPlans, profile: Profile, count: int, seed:
     seen: set[CapturePlan] = set()
 
     def is_new(plan: CapturePlan) -> bool:
-        degrees = {problem.configurations[stage.configuration].devices for stage in plan}
-        if len(degrees) > 1 or plan in seen:
+        if plan in seen or (mixed and len(plan) == plans.devices):
             return False
         seen.add(plan)
         return True
 
-    def as_layers(plan: CapturePlan) -> LayerPlan:
-        partition = [stage.end - first for first, stage in problem.stages(plan)]
-        return runs.plan(partition, [problem.configurations[s.configuration] for s in plan], plans.micro_batch)
+    predictions = {
+        name: predict(profile, problem, plans.micro_batch, slips).problem
+        for name, slips in (("published", AS_PUBLISHED), ("repaired", REPAIRED))
+    }
+    for plan in random_plans(problem, count, seed, is_new)[skipped:]:
+        partition = tuple(stage.end - first for first, stage in problem.stages(plan))
+        configurations = [problem.configurations[stage.configuration] for stage in plan]
+        layers = runs.plan(partition, configurations, plans.micro_batch)
 
-    def by_gpu(stage_peaks: Sequence[int]) -> list[int]:
-        return [peak for peak in stage_peaks for _ in range(plans.devices // len(stage_peaks))]
+        def by_gpu(stage_peaks: Sequence[int], sizes: Sequence[int] = layers.stage_sizes) -> tuple[int, ...]:
+            return tuple(peak for peak, size in zip(stage_peaks, sizes, strict=True) for _ in range(size))
 
-    drawn = {plan: as_layers(plan) for plan in random_plans(problem, count, seed, is_new)}
-    held = [by_gpu(runs.stage_peaks(layers)) for layers in drawn.values()]
-    predicted: dict[str, list[Sequence[int]]] = {}
-    for name, slips in (("published", AS_PUBLISHED), ("repaired", REPAIRED)):
-        prediction = predict(profile, problem, plans.micro_batch, slips).problem
-        predicted[name] = [prediction.gpu_peaks(plan) for plan in drawn]
-    predicted["engine"] = [
-        by_gpu([peak.nbytes for peak in engine_peaks(layers, plan_profiles(layers, runs.chain))])
-        for layers in drawn.values()
-    ]
-    return {name: prediction_errors(peaks, held) for name, peaks in predicted.items()}
+        engine = [peak.nbytes for peak in engine_peaks(layers, plan_profiles(layers, runs.chain))]
+        yield MeasuredPlan(
+            partition,
+            tuple(layers.stage_sizes),
+            tuple(map(str, configurations)),
+            by_gpu(runs.stage_peaks(layers)),
+            {name: tuple(map(int, predicted.gpu_peaks(plan))) for name, predicted in predictions.items()}
+            | {"engine": by_gpu(engine)},
+        )
+
+
+def errors_of_predictions(plans: LocalPlans, profile: Profile, count: int, seed: int) -> dict[str, PredictionErrors]:
+    """Errors of predictions against measured peaks, by predictor; parameters as of :func:`measured_plans`.
+
+    Raises
+    ------
+    TraceError, LaunchError, PlanError
+        There are not so many plans, or one cannot be run.
+    """
+    measured = list(measured_plans(plans, profile, count, seed))
+    held = [each.held for each in measured]
+    return {name: prediction_errors([each.predicted[name] for each in measured], held) for name in PREDICTORS}

@@ -123,7 +123,7 @@ class LocalRuns(PipelinedChain):
         return tuple(max(ranks[first:end]) for first, end in pairwise(ends))
 
     def plan(self, partition: Sequence[int], configurations: Sequence[LayerStrategy], micro_batch: int) -> LayerPlan:
-        """Return the layer plan of stages with equal numbers of devices.
+        """Return the layer plan of stages.
 
         Parameters
         ----------
@@ -137,13 +137,15 @@ class LocalRuns(PipelinedChain):
         Raises
         ------
         PlanError
-            The configurations have different degrees, or samples do not divide.
+            Samples do not divide.
         """
         stages, layer = [], 0
+        is_even = len({configuration.devices for configuration in configurations}) == 1
         for count, configuration in zip(partition, configurations, strict=True):
             modules = self.chain.layers[self.borders[layer] : self.borders[layer + count]]
             layer += count
-            stages.append(StagePlan(layers=tuple(strategy_settings(module, configuration) for module in modules)))
+            settings = tuple(strategy_settings(module, configuration) for module in modules)
+            stages.append(StagePlan(layers=settings, devices=None if is_even else configuration.devices))
         made = LayerPlan(
             model=planned_model(self.reference, micro_batch * self.micro_batches),
             devices=sum(configuration.devices for configuration in configurations),

@@ -1,7 +1,8 @@
 """Results files: the tables of one paper, computed one after another and kept, so that a run can be resumed.
 
 A file is one JSON object. A table that is in it is not computed again; delete the file, or give another folder, to
-compute it anew. It is written after every table, atomically. Those of the last whole run are in ``results/``: pages,
+compute it anew. It is written after every table, atomically, and within long tables after some cells: those are in
+``begun``, and the next run goes on behind them. Those of the last whole run are in ``results/``: pages,
 notebooks and tests read them there (:func:`kept_results`).
 """
 
@@ -11,7 +12,7 @@ import json
 import os
 import platform
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from importlib import import_module
@@ -35,6 +36,9 @@ __all__ = [
 ]
 
 FORMAT = 2
+
+SAVE_SECONDS = 20.0
+"""Least time between two writes within a table."""
 
 KEPT_RESULTS = Path(__file__).parent / "results"
 """Folder of the results that the pages and notebooks show."""
@@ -68,10 +72,13 @@ class PaperResults:
     tables
         By name, each with ``rows``, ``date``, ``machine``, ``seconds``, and ``cells``: label, number of rows and
         seconds of each.
+    begun
+        Tables of which some cells are computed, alike.
     """
 
     paper: str
     tables: dict[str, dict[str, Any]] = field(default_factory=dict)
+    begun: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     @property
     def rows(self) -> Results:
@@ -88,8 +95,13 @@ class PaperResults:
         """
         head = json.dumps({"format": FORMAT, "paper": self.paper})
         # One line a row: a run changes the lines of what it changed.
-        tables = ",\n".join(f"  {json.dumps(name)}: {_lines(table)}" for name, table in self.tables.items())
-        write_text_atomically(path, f'{head[:-1]}, "tables": {{\n{tables}\n}}}}\n')
+        begun = f', "begun": {_tables(self.begun)}' if self.begun else ""
+        write_text_atomically(path, f'{head[:-1]}, "tables": {_tables(self.tables)}{begun}}}\n')
+
+
+def _tables(tables: Mapping[str, Mapping[str, Any]]) -> str:
+    text = ",\n".join(f"  {json.dumps(name)}: {_lines(table)}" for name, table in tables.items())
+    return f"{{\n{text}\n}}"
 
 
 def _lines(table: Mapping[str, Any]) -> str:
@@ -131,10 +143,15 @@ def load_results(path: Path, paper: str) -> PaperResults:
         raise ResultsError(
             f"results file {path} is not one of format {FORMAT} of the paper {paper}; delete it, or use another folder"
         )
-    tables = document.get("tables")
-    if not isinstance(tables, dict) or not all(isinstance(t, dict) and "rows" in t for t in tables.values()):
+    tables: Any = document.get("tables")
+    begun: Any = document.get("begun", {})
+    if not _have_rows(tables) or not _have_rows(begun):
         raise ResultsError(f"results file {path} has tables without rows; delete it, or use another folder")
-    return PaperResults(paper, tables)
+    return PaperResults(paper, tables, begun)
+
+
+def _have_rows(tables: Any) -> bool:
+    return isinstance(tables, dict) and all(isinstance(each, dict) and "rows" in each for each in tables.values())
 
 
 def tables_of(paper: str) -> Mapping[str, Table]:
@@ -151,7 +168,13 @@ def tables_of(paper: str) -> Mapping[str, Table]:
     return found
 
 
-def run_paper(paper: str, folder: Path, observer: Observer, tables: Sequence[str] | None = None) -> PaperResults:
+def run_paper(
+    paper: str,
+    folder: Path,
+    observer: Observer,
+    tables: Sequence[str] | None = None,
+    named: Mapping[str, Table] | None = None,
+) -> PaperResults:
     """Compute the tables of a paper that its file in the folder does not have.
 
     Parameters
@@ -163,7 +186,9 @@ def run_paper(paper: str, folder: Path, observer: Observer, tables: Sequence[str
     observer
         Callbacks.
     tables
-        Names of tables; all if None.
+        Names of tables; all of :func:`tables_of` if None.
+    named
+        Further tables, which are computed only where they are named.
 
     Raises
     ------
@@ -172,40 +197,51 @@ def run_paper(paper: str, folder: Path, observer: Observer, tables: Sequence[str
     OSError
         The file cannot be written.
     """
-    makers = tables_of(paper)
+    makers = {**tables_of(paper), **(named or {})}
     unknown = [name for name in tables or () if name not in makers]
     if unknown:
         raise ResultsError(f"paper {paper} has no table {unknown[0]!r}; use {', '.join(makers)}")
     path = folder / f"{paper}.json"
     results = load_results(path, paper)
-    chosen = list(makers) if tables is None else list(tables)
+    chosen = list(tables_of(paper) if tables is None else tables)
     for number, name in enumerate(chosen, start=1):
         if name in results.tables:
             observer.kept(paper, name)
             continue
         observer.table(paper, name, number, len(chosen))
-        results.tables[name] = _computed(makers[name], observer)
+        saved = time.monotonic()
+        for part in _parts(makers[name], observer, results.begun.get(name)):
+            results.begun[name] = part
+            if time.monotonic() - saved >= SAVE_SECONDS:
+                results.save(path)
+                saved = time.monotonic()
+        results.tables[name] = results.begun.pop(name)
         results.save(path)
     return results
 
 
-def _computed(table: Table, observer: Observer) -> dict[str, Any]:
-    """Compute all cells of a table."""
+def _parts(table: Table, observer: Observer, begun: Mapping[str, Any] | None) -> Iterator[dict[str, Any]]:
+    """The table after each of its cells; those that were computed before are not computed again."""
+    made = list(table.cells())
+    cells: list[list[Any]] = [] if begun is None else list(begun["cells"])
+    rows: list[Row] = [] if begun is None else list(begun["rows"])
+    if begun is None or [label for label, *_ in cells] != [cell.label for cell in made[: len(cells)]]:
+        cells, rows, before = [], [], 0.0
+    else:
+        before = begun["seconds"]
     started = time.perf_counter()
-    rows: list[Row] = []
-    cells = []
-    for cell in table.cells():
-        observer.step(cell.label)
-        begun, before = time.perf_counter(), len(rows)
-        rows += cell.rows()
-        cells.append([cell.label, len(rows) - before, round(time.perf_counter() - begun, 1)])
-    return {
-        "date": datetime.now(UTC).date().isoformat(),
-        "machine": f"{os.cpu_count()} cores, {platform.system()} {platform.machine()}",
-        "seconds": round(time.perf_counter() - started, 1),
-        "cells": cells,
-        "rows": rows,
-    }
+    for number, cell in enumerate(made[len(cells) :], start=len(cells) + 1):
+        observer.step(f"{cell.label} ({number} of {len(made)})")
+        begins, count = time.perf_counter(), len(rows)
+        rows += json.loads(json.dumps(list(cell.rows())))
+        cells.append([cell.label, len(rows) - count, round(time.perf_counter() - begins, 1)])
+        yield {
+            "date": datetime.now(UTC).date().isoformat(),
+            "machine": f"{os.cpu_count()} cores, {platform.system()} {platform.machine()}",
+            "seconds": round(before + time.perf_counter() - started, 1),
+            "cells": cells,
+            "rows": rows,
+        }
 
 
 def paper_claims(results: PaperResults) -> list[ClaimRow]:

@@ -19,16 +19,16 @@ from formulations.galvatron.costs import CostModel
 from formulations.layers.layer import LayerChain, tied_layers
 from formulations.layers.pipeline_schedule import Schedule
 from planner.benchmarks import SuiteError
-from planner.common.plan_error import PlanError
 from planner.layers.plan.document import LayerPlan
 from planner.layers.profiles.folding import model_layers
 from planner.machine.cluster import load_cluster
 from planner.papers.galvatron.adapter import device_links
-from runtime.commands.bench_figure_7 import LOCAL_PART, LocalCase, capture_suite_with_runs, histogram, measured_errors
-from runtime.figure_7.errors import LocalPlans, errors_of_predictions
+from runtime.commands.bench_figure_7 import LOCAL_PART, capture_suite_with_runs, histogram
+from runtime.figure_7.errors import LocalPlans, errors_of_predictions, measured_plans
 from runtime.figure_7.runs import LocalRuns
 from runtime.job.process_group import LaunchError
 from runtime.job.rank_pool import RankPool
+from runtime.prediction.local_tables.figure_7_cases import LocalCase, measured_errors
 
 CLUSTER = load_cluster("titan-rtx-8-pcie")
 SAMPLE_AND_FUZZ = [range(4), pytest.param(range(4, 34), marks=pytest.mark.fuzz)]
@@ -97,8 +97,7 @@ def test_a_plan_of_runs_is_what_was_asked_for() -> None:
     assert [layer.undivided for layer in plan.layers] == [True, False, False, True]
     merged = runs.merged((0, 1, 3, 4))
     assert [len(stage.layers) for stage in merged.plan((1, 1, 1), [two[0]] * 3, 1).stages] == [1, 2, 1]
-    with pytest.raises(PlanError, match="3 devices cannot be shared equally by 2 stages"):
-        runs.plan((2, 2), [two[0], two[1]], 4)
+    assert runs.plan((2, 2), [two[0], two[1]], 4).stage_sizes == (1, 2)
 
 
 def test_random_plans_are_all_different_and_predicted_where_layers_add_up() -> None:
@@ -106,7 +105,8 @@ def test_random_plans_are_all_different_and_predicted_where_layers_add_up() -> N
 
     def measure(plan: LayerPlan) -> list[int]:
         ran.append(plan)
-        return [1000 * len(stage.layers) for stage in plan.stages for _ in range(plan.stage_sizes[0])]
+        sizes = zip(plan.stages, plan.stage_sizes, strict=True)
+        return [1000 * len(stage.layers) for stage, size in sizes for _ in range(size)]
 
     plans = LocalPlans(
         runs=local_runs("deep", Schedule.GPIPE, 4, measure=measure),
@@ -119,7 +119,16 @@ def test_random_plans_are_all_different_and_predicted_where_layers_add_up() -> N
     ran.clear()
     errors = errors_of_predictions(replace(plans, devices=4), profile, 20, 0)
     assert len({plan.model_dump_json() for plan in ran}) == len(ran) == 20
-    assert {plan.stage_sizes[0] for plan in ran} == {1, 2}
+    assert {size for plan in ran for size in plan.stage_sizes} == {1, 2}
+    assert not all(plan.is_even for plan in ran)
+    ran.clear()
+    few = replace(plans, devices=4)
+    later = list(measured_plans(few, profile, 6, 0, 4, mixed=True))
+    assert len(ran) == 2
+    assert [each.layers for each in later] == [each.layers for each in measured_plans(few, profile, 6, 0, mixed=True)][
+        4:
+    ]
+    assert all(max(each.devices) == 2 for each in later)
     for name in ("published", "repaired"):
         assert errors[name].within(1e-12) == (1.0, 1.0)
     assert errors["engine"].per_gpu.shape == (80,)

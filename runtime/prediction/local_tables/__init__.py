@@ -1,0 +1,1 @@
+"""Tables of the papers that are measured on this machine, beside predictions."""

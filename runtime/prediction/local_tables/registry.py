@@ -1,0 +1,22 @@
+"""Tables of the papers that are measured on this machine, which ``bench papers`` computes where they are named."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from planner.papers.cells import Table
+
+__all__ = ["local_tables"]
+
+
+def local_tables(paper: str) -> Mapping[str, Table]:
+    """A paper's tables of local runs, by name."""
+    if paper == "galvatron":
+        from runtime.prediction.local_tables import figure_5
+
+        return figure_5.TABLES
+    if paper == "capture":
+        from runtime.prediction.local_tables import figure_7
+
+        return figure_7.TABLES
+    return {}
