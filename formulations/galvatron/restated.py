@@ -72,7 +72,7 @@ def _solve(
         return None, 0
     tables = problem.tables(stages, batch // micro_batches)
     of = tables.stage(0, problem.layers, 1, problem.memory_limit)
-    strategies = range(len(tables.strategies))
+    strategies = range(of.cost.shape[1])
     if not of.allowed.any(axis=1).all():
         return None, None
     model = cp_model.CpModel()

@@ -1,6 +1,6 @@
 """The part ``figure-7-local`` of the suite ``capture``: Figure 7 of its paper on small models that really run here.
 
-Two small language models run as pipelines of four local processes. The tables ``figure_7_local`` of the suite ``papers``
+Two small language models run as pipelines of four local processes. The tables ``figure_7_local`` of ``papers``
 (:mod:`runtime.prediction.local_tables.figure_7`) have data and tensor parallelism within stages too, plan by plan.
 
 An instance is a model with a schedule, a solver is a predictor: ``published`` and ``repaired`` CAPTURE's, ``engine``

@@ -210,11 +210,16 @@ def run_paper(
             continue
         observer.table(paper, name, number, len(chosen))
         saved = time.monotonic()
-        for part in _parts(makers[name], observer, results.begun.get(name)):
-            results.begun[name] = part
-            if time.monotonic() - saved >= SAVE_SECONDS:
+        try:
+            for part in _parts(makers[name], observer, results.begun.get(name)):
+                results.begun[name] = part
+                if time.monotonic() - saved >= SAVE_SECONDS:
+                    results.save(path)
+                    saved = time.monotonic()
+        except BaseException:
+            if name in results.begun:
                 results.save(path)
-                saved = time.monotonic()
+            raise
         results.tables[name] = results.begun.pop(name)
         results.save(path)
     return results

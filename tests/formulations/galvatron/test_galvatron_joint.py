@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ProcessPoolExecutor
 from fractions import Fraction
 from functools import cache
 from itertools import combinations, pairwise
+from multiprocessing import get_context
 
 import numpy as np
 import pytest
 from support.problems.galvatron_problems import (
     best_by_enumeration,
+    by_cpsat,
     fastest_by_enumeration,
     random_kinds,
     random_pipeline,
@@ -18,6 +21,7 @@ from support.problems.galvatron_problems import (
 
 from formulations.galvatron.joint import solve_joint
 from formulations.galvatron.published_search import search_base, search_bmw
+from formulations.galvatron.restated import solve_joint_by_cpsat
 from formulations.galvatron.slips import AS_PRINTED, REPAIRED, Slip
 from formulations.galvatron.windows import IMPOSSIBLE, window_bounds
 
@@ -49,6 +53,22 @@ def test_the_joint_search_finds_the_fastest_plan_and_proves_it(seeds: range, gap
         assert found.bound <= least <= found.quanta_per_sample, seed
         assert found.bound >= (1 - gap) * found.quanta_per_sample, seed
     assert feasible > 0.25 * len(seeds)
+
+
+def test_cpsat_solves_the_restated_problem_to_the_same_optimum() -> None:
+    seeds = SEEDS[:40]
+    with ProcessPoolExecutor(1, get_context("spawn")) as pool:
+        found = pool.submit(by_cpsat, seeds).result()
+    solved = 0
+    for seed, (cost, bound, fits) in zip(seeds, found, strict=True):
+        joint = solve_joint(random_pipeline(seed), Fraction(0))
+        assert (cost, fits) == (joint.quanta_per_sample, True), seed
+        assert bound == cost, seed
+        solved += cost is not None
+    assert solved > 10
+    tied = next(problem for seed in SEEDS if (problem := random_pipeline(seed, ties=True)).tied)
+    with pytest.raises(ValueError, match="are tied"):
+        solve_joint_by_cpsat(tied)
 
 
 @pytest.mark.parametrize("ties", [False, True], ids=["free", "tied"])

@@ -14,6 +14,7 @@ from planner.papers.claims.claim import PAPERS, Claim, Verdict, claim_rows, prin
 from planner.papers.claims.judge import judge_cells, judge_number, not_reproduced, number, same
 from planner.papers.claims.report import HEADINGS, hardware_lines, headlines, markdown, summary
 from planner.papers.claims.results import PaperResults, ResultsError, load_results, paper_claims, run_paper, tables_of
+from runtime.prediction.local_tables.registry import local_tables
 
 PRINTED = Path(results_module.__file__).parent / "printed"
 CLAIMS = {"kiwi": 46, "osdp": 47, "galvatron": 194, "h3t": 84, "capture": 65}
@@ -57,7 +58,7 @@ def test_no_claim_is_absent(paper: str) -> None:
 def test_every_table_that_a_rule_needs_exists(paper: str) -> None:
     rules = __import__(f"planner.papers.claims.{paper}", fromlist=["RULES"]).RULES
     needed = {table for rule in rules for table in rule.needs}
-    assert needed <= set(tables_of(paper))
+    assert needed <= {*tables_of(paper), *local_tables(paper)}
 
 
 def test_a_claim_without_a_rule_is_an_error_and_the_first_rule_answers() -> None:
@@ -118,6 +119,30 @@ def test_a_run_resumes_at_the_first_table_that_is_missing(tmp_path: Path, monkey
     assert [cell[:2] for cell in found.tables["first"]["cells"]] == [["a cell", 1]]
     with pytest.raises(ResultsError, match="paper osdp has no table 'third'; use first, second"):
         run_paper("osdp", tmp_path, heard, ["third"])
+
+
+def test_a_run_goes_on_within_a_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[str] = []
+
+    def rows(name: str) -> list[dict[str, str]]:
+        calls.append(name)
+        if calls == ["a", "b"]:
+            raise KeyboardInterrupt
+        return [{"cell": name}]
+
+    monkeypatch.setattr(results_module, "tables_of", lambda paper: {})
+    named = {"long": Table(lambda: [Cell(name, partial(rows, name)) for name in ("a", "b", "c")])}
+    assert run_paper("osdp", tmp_path, Heard(), named=named).rows == {}
+    assert calls == []
+    with pytest.raises(KeyboardInterrupt):
+        run_paper("osdp", tmp_path, Heard(), ["long"], named)
+    begun = load_results(tmp_path / "osdp.json", "osdp")
+    assert (begun.rows, begun.begun["long"]["rows"]) == ({}, [{"cell": "a"}])
+    found = run_paper("osdp", tmp_path, Heard(), ["long"], named)
+    assert calls == ["a", "b", "b", "c"]
+    assert found.rows == {"long": [{"cell": name} for name in "abc"]}
+    assert load_results(tmp_path / "osdp.json", "osdp") == found
+    assert found.begun == {}
 
 
 @pytest.mark.parametrize(

@@ -121,3 +121,17 @@ def fastest_by_enumeration(problem):
                     if found.fits and (best is None or is_faster(batch, found.cost, *best)):
                         best = (batch, found.cost)
     return best
+
+
+def by_cpsat(seeds):
+    """Cost per sample, bound and whether the plan fits, by CP-SAT; for a process of its own."""
+    from formulations.galvatron.restated import solve_joint_by_cpsat
+
+    rows = []
+    for seed in seeds:
+        problem = random_pipeline(seed)
+        found = solve_joint_by_cpsat(problem)
+        plan = found.plan
+        fits = plan is None or (problem.evaluate(plan).fits and problem.evaluate(plan).cost == found.cost)
+        rows.append((found.quanta_per_sample, found.bound, fits))
+    return rows
