@@ -10,6 +10,7 @@ from planner.plots.modules import modules_of_plan
 from planner.plots.pareto import ParetoPoint, pareto_curve
 from planner.plots.solvers import performance_profile, time_ratios
 from planner.plots.streams import streams_over_time
+from planner.plots.strips import strips_of_plans
 
 __all__ = [
     "ParetoPoint",
@@ -24,5 +25,6 @@ __all__ = [
     "predicted_and_measured",
     "seconds_over_layers",
     "streams_over_time",
+    "strips_of_plans",
     "time_ratios",
 ]

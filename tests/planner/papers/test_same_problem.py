@@ -28,6 +28,11 @@ from planner.machine.cluster import load_cluster
 from planner.models.references import ModelReference
 
 CASES = 20
+"""Compared cases of each paper."""
+
+MOST_DRAWN = 5 * CASES
+"""Random cases to find them among: in the others nothing fits, or the published search finds nothing."""
+
 CLUSTER = load_cluster("titan-rtx-8-pcie")
 
 
@@ -86,7 +91,9 @@ def worth(record: LayerRecord) -> float:
 @pytest.mark.parametrize("formulation", LAYER_FORMULATIONS)
 def test_the_exact_plan_is_never_worse_on_the_published_problem(formulation: str) -> None:
     compared = 0
-    for seed in range(CASES):
+    for seed in range(MOST_DRAWN):
+        if compared == CASES:
+            break
         rng = random.Random(seed)
         chain = random_chain(rng)
         request = request_of(formulation, rng, chain)
@@ -103,7 +110,7 @@ def test_the_exact_plan_is_never_worse_on_the_published_problem(formulation: str
             assert max(record.stage_peak_bytes) <= request.tensor_bytes
         bound = exact.bound_bytes if request.choices.get("objective") == "peak" else exact.bound_seconds
         assert bound <= worth(published)
-    assert compared > CASES / 3
+    assert compared == CASES
 
 
 @pytest.mark.slow
@@ -111,7 +118,9 @@ def test_kiwis_published_program_is_never_better_than_the_staged_one() -> None:
     """Of the full problem both are exact, so they are equal; of the reduced one the published counts more memory."""
     compared = 0
     with SolverPool() as pool:
-        for seed in range(CASES):
+        for seed in range(MOST_DRAWN):
+            if compared == CASES:
+                break
             graph = random_graph(seed)
             limit = replay(graph, StagedDecision((0,) * len(graph.operators), in_order(graph))).peak
             form = "kiwi_reduced" if seed % 4 else "kiwi_full"
@@ -124,7 +133,7 @@ def test_kiwis_published_program_is_never_better_than_the_staged_one() -> None:
             compared += 1
             assert exact <= published if seed % 4 else exact == published, seed
             assert replay_decision(model, step_decision(graph, found[1])).cost == exact or seed % 4 == 0
-    assert compared > CASES / 3
+    assert compared == CASES
 
 
 def test_a_step_as_a_graph_has_its_costs() -> None:
