@@ -23,6 +23,14 @@ def format_bytes(count: int) -> str:
     return f"{count} B"
 
 
+def axis_unit(largest: float) -> tuple[str, int]:
+    """Unit for an axis of bytes up to a largest value, and its bytes: the largest binary unit that the value fills.
+
+    Never below KiB.
+    """
+    return next(((unit, size) for unit, size in _BINARY_UNITS if largest >= size), _BINARY_UNITS[-1])
+
+
 def format_seconds(seconds: float) -> str:
     """Seconds with four digits in s, ms or µs."""
     if seconds < 0:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from planner.common.units import format_bytes
+from planner.common.units import axis_unit, format_bytes
 from planner.graph.operator_graph import module_prefix
 from planner.graph.placement import placement_kind
 from planner.plan.decision import ComputeStep
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-GIBIBYTE, MEBIBYTE = 2**30, 2**20
 TENSORS_NAMED = 6
 """Tensors alive at the peak that a figure names."""
 NAME_LENGTH = 64
@@ -42,8 +41,8 @@ def memory_over_time(plan: Plan | OpenedPlan) -> Figure:
     Returns
     -------
     Figure
-        Gibibytes over the instructions of the schedule; between two points the highest moment is shown. Mebibytes of
-        tensors below.
+        Bytes over the instructions of the schedule, in a unit that the peak fills; between two points the highest
+        moment is shown. Bytes of tensors below.
     """
     from matplotlib import pyplot
 
@@ -62,10 +61,11 @@ def memory_over_time(plan: Plan | OpenedPlan) -> Figure:
 
 def _over_time(axes: Axes, plan: Plan) -> None:
     predicted, limit = plan.decision.predicted, plan.decision.options.limit_bytes
+    unit, size = axis_unit(predicted.peak_bytes)
     held = [category for category in Category if category in predicted.memory.bytes]  # what stays longest lies lowest
     layers = axes.stackplot(
         predicted.memory.instructions,
-        *(np.array(predicted.memory.bytes[category]) / GIBIBYTE for category in held),
+        *(np.array(predicted.memory.bytes[category]) / size for category in held),
         labels=[category_name(category) for category in held],
         colors=[CATEGORIES[category][0] for category in held],
         edgecolor="black",
@@ -73,15 +73,15 @@ def _over_time(axes: Axes, plan: Plan) -> None:
     )
     for category, layer in zip(held, layers, strict=True):
         layer.set_hatch(2 * CATEGORIES[category][1])
-    at, peak = predicted.peak_instruction, predicted.peak_bytes / GIBIBYTE
+    at, peak = predicted.peak_instruction, predicted.peak_bytes / size
     top = peak
     if limit is not None and limit <= FAR_LIMIT * predicted.peak_bytes:
-        top = max(peak, limit / GIBIBYTE)
-        axes.axhline(limit / GIBIBYTE, color="black", linestyle="--", label=f"limit, {format_bytes(limit)}")
+        top = max(peak, limit / size)
+        axes.axhline(limit / size, color="black", linestyle="--", label=f"limit, {format_bytes(limit)}")
     elif limit is not None:
         axes.plot([], [], color="black", linestyle="--", label=f"limit, {format_bytes(limit)}, far above")
     axes.plot([at], [peak], "v", color="black", clip_on=False, label=f"peak, {format_bytes(predicted.peak_bytes)}")
-    axes.set(xlabel="instruction of the schedule", ylabel="bytes on one device (GiB)", title=_title(plan))
+    axes.set(xlabel="instruction of the schedule", ylabel=f"bytes on one device ({unit})", title=_title(plan))
     axes.margins(x=0)
     axes.set_ylim(0, 1.12 * top)
     axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), reverse=True)
@@ -91,10 +91,12 @@ def _largest_at_peak(axes: Axes, opened: OpenedPlan) -> None:
     """A bar for each of the largest tensors and one for all others, the names behind them."""
     found = at_peak(opened.report, TENSORS_NAMED)
     rows = [(t.nbytes, _shortened(t.name), placement_of(t), t.category) for t in found.largest]
-    longest = max((nbytes for nbytes, *_ in rows), default=0) / MEBIBYTE
+    most = max((nbytes for nbytes, *_ in rows), default=0)
+    unit, size = axis_unit(most)
+    longest = most / size
     for number, (nbytes, name, placement, category) in enumerate(rows):
         colour, hatch = CATEGORIES[category]
-        axes.barh(number, nbytes / MEBIBYTE, color=colour, hatch=2 * hatch, edgecolor="black", linewidth=0.4)
+        axes.barh(number, nbytes / size, color=colour, hatch=2 * hatch, edgecolor="black", linewidth=0.4)
         axes.text(
             1.04 * longest, number, f"{name} {placement}, {category_name(category)}", va="center", fontsize="small"
         )
@@ -106,7 +108,7 @@ def _largest_at_peak(axes: Axes, opened: OpenedPlan) -> None:
     axes.invert_yaxis()
     rest = f"{len(found.others)} more hold {format_bytes(found.other_bytes)}" if found.others else "no others"
     axes.set_title(f"largest tensors alive at the peak; {rest}", loc="left", fontsize="medium")
-    axes.set_xlabel("bytes of a tensor on one device (MiB)")
+    axes.set_xlabel(f"bytes of a tensor on one device ({unit})")
     axes.spines[["top", "right"]].set_visible(False)
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from planner.common.units import axis_unit
 from planner.view.modules import Figures, Module
 
 if TYPE_CHECKING:
@@ -15,7 +16,6 @@ if TYPE_CHECKING:
 
 MILLISECOND = 1e6
 """In nanoseconds."""
-MEBIBYTE = 2**20
 TIMES = {
     "first executions": ("compute_ns", "#cfe2f3", ""),
     "recomputed": ("again_ns", "#e69138", "/"),
@@ -41,7 +41,8 @@ def modules_of_plan(tree: Module, depth: int = 3) -> Figure:
     Returns
     -------
     Figure
-        Left milliseconds of a step, right mebibytes on one device at the peak; both add up to those of the plan.
+        Left milliseconds of a step, right bytes on one device at the peak, in a unit that the largest module fills;
+        both add up to those of the plan.
     """
     from matplotlib import pyplot
 
@@ -50,10 +51,11 @@ def modules_of_plan(tree: Module, depth: int = 3) -> Figure:
         1, 2, figsize=(11.0, 1.6 + 0.22 * len(shown)), layout="constrained", sharey=True
     )
     _bars(left, shown, TIMES, MILLISECOND)
-    _bars(right, shown, BYTES, MEBIBYTE)
+    unit, size = axis_unit(max((figures.peak_bytes for figures in shown.values()), default=0))
+    _bars(right, shown, BYTES, size)
     left.invert_yaxis()
     left.set(xlabel="time of a step (ms)", ylabel="module")
-    right.set(xlabel="one device at the peak (MiB)")
+    right.set(xlabel=f"one device at the peak ({unit})")
     pyplot.close(figure)
     return figure
 

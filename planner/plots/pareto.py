@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from planner.common.units import axis_unit
 from planner.plots.panels import panels
 from planner.view.styles import line_style, marker
 
@@ -16,7 +17,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-GIBIBYTE = 2**30
 SAME = 0.003
 """Distance of curves that the eye cannot tell apart, as a share of the range of the seconds."""
 
@@ -42,7 +42,7 @@ class ParetoPoint:
 
 @dataclass(frozen=True, slots=True)
 class _Staircase:
-    """Limits (GiB), the best plan up to each and the best bound from each on (s); nan where there is none."""
+    """Limits (bytes), the best plan up to each and the best bound from each on (s); nan where there is none."""
 
     limits: NDArray[np.float64]
     best: NDArray[np.float64]
@@ -89,29 +89,31 @@ def pareto_curve(curves: Mapping[str, Sequence[ParetoPoint]], title: str) -> Fig
     stairs = {name: _staircase(name, points) for name, points in curves.items()}
     every = np.concatenate([np.concatenate((found.best, found.proved)) for found in stairs.values()])
     same = SAME * float(np.nanmax(every) - np.nanmin(every))
+    unit, size = axis_unit(max(found.limits.max() for found in stairs.values()))
     shown: dict[tuple[str, ...], _Staircase] = {}
     for name, found in stairs.items():
         names = next((names for names, other in shown.items() if found.is_same(other, same)), ())
         shown[(*names, name)] = shown.pop(names, found)
-    figure, grid = panels(len(shown), title, "limit on one device (GiB)", "time of a step (s)")
+    figure, grid = panels(len(shown), title, f"limit on one device ({unit})", "time of a step (s)")
     for number, (axes, (names, found)) in enumerate(zip(grid, shown.items(), strict=True)):
         label = "plans of others"
         for other in shown.values():
             if other is not found:
-                axes.step(other.limits, other.best, where="post", color="#999999", linewidth=0.8, label=label)
+                axes.step(other.limits / size, other.best, where="post", color="#999999", linewidth=0.8, label=label)
                 label = "_"  # one entry of the legend for all
-        _draw(axes, " = ".join(names), found, number)
+        _draw(axes, " = ".join(names), found, size, number)
     pyplot.close(figure)
     return figure
 
 
-def _draw(axes: Axes, name: str, found: _Staircase, number: int) -> None:
+def _draw(axes: Axes, name: str, found: _Staircase, size: int, number: int) -> None:
     colour, _ = line_style(number)
-    axes.step(found.limits, found.best, where="post", color=colour, marker=marker(number), markersize=5, label="plan")
+    limits = found.limits / size
+    axes.step(limits, found.best, where="post", color=colour, marker=marker(number), markersize=5, label="plan")
     if not np.isnan(found.proved).all():
-        axes.step(found.limits, found.proved, where="pre", color=colour, linestyle=":", label="bound")
+        axes.step(limits, found.proved, where="pre", color=colour, linestyle=":", label="bound")
         axes.fill_between(
-            np.repeat(found.limits, 2)[1:-1],
+            np.repeat(limits, 2)[1:-1],
             np.repeat(found.proved[1:], 2),
             np.repeat(found.best[:-1], 2),
             facecolor="none",
@@ -130,7 +132,7 @@ def _staircase(name: str, given: Sequence[ParetoPoint]) -> _Staircase:
     best = np.minimum.accumulate(_numbers([point.objective_seconds for point in points], np.inf))
     proved = np.maximum.accumulate(_numbers([point.bound_seconds for point in points], -np.inf)[::-1])[::-1]
     best[np.isinf(best)], proved[np.isinf(proved)] = np.nan, np.nan
-    return _Staircase(np.array([point.limit_bytes for point in points]) / GIBIBYTE, best, proved)
+    return _Staircase(np.array([point.limit_bytes for point in points], dtype=np.float64), best, proved)
 
 
 def _numbers(values: Sequence[float | None], missing: float) -> NDArray[np.float64]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from planner.common.units import format_bytes, format_seconds
+from planner.common.units import axis_unit, format_bytes, format_seconds
 from planner.replay.report import Category
 from planner.view.opened import OpenedPlan
 from planner.view.streams import AGAIN, COMPUTATION, FORWARD, GROUPS, Interval, group_of, kind_of_time
@@ -23,7 +23,6 @@ from planner.view.timeline import bars_by_group, streams_of
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
-GIBIBYTE = 2**30
 MILLISECOND = 1e6
 """In nanoseconds."""
 FAR_LIMIT = 1.5
@@ -43,13 +42,14 @@ def step_figure(opened: OpenedPlan, together: Sequence[OpenedPlan] = ()) -> Figu
     Returns
     -------
     Figure
-        Milliseconds along both parts; gibibytes, and streams.
+        Milliseconds along both parts; bytes in a unit that the highest peak fills, and streams.
     """
     from plotly.graph_objects import Bar, Scatter
     from plotly.subplots import make_subplots
 
     shown = together or (opened,)
     streams = streams_of(shown)
+    unit, size = axis_unit(max(plan.plan.peak_bytes for plan in shown))
     figure: Figure = make_subplots(rows=2, cols=1, shared_xaxes=True, vertical_spacing=0.06, row_heights=[0.62, 0.38])
     memory = opened.plan.decision.predicted.memory
     moments = [opened.starts[max(at, 0)] / MILLISECOND for at in memory.instructions]
@@ -60,14 +60,14 @@ def step_figure(opened: OpenedPlan, together: Sequence[OpenedPlan] = ()) -> Figu
             figure.add_trace(
                 Scatter(
                     x=np.array(moments),
-                    y=np.array(memory.bytes.get(category, nothing)) / GIBIBYTE,
+                    y=np.array(memory.bytes.get(category, nothing)) / size,
                     name=category_name(category),
                     stackgroup="memory",
                     line={"shape": "hv", "width": 0.5, "color": "black"},
                     fillcolor=colour,
                     fillpattern={"shape": pattern, "fgcolor": "black", "size": 6, "solidity": 0.15},
                     legend="legend",
-                    hovertemplate="%{y:.3f} GiB",
+                    hovertemplate=f"%{{y:.3f}} {unit}",
                 ),
                 row=1,
                 col=1,
@@ -98,16 +98,14 @@ def step_figure(opened: OpenedPlan, together: Sequence[OpenedPlan] = ()) -> Figu
             row=2,
             col=1,
         )
-    highest = max(plan.plan.peak_bytes for plan in shown) / GIBIBYTE
-    near = [limit / GIBIBYTE for limit in map(_limit, shown) if limit / GIBIBYTE <= FAR_LIMIT * highest]
-    if _limit(opened) / GIBIBYTE in near:
-        figure.add_hline(
-            y=_limit(opened) / GIBIBYTE, line={"dash": "dash", "color": "black", "width": 1.5}, row=1, col=1
-        )
+    highest = max(plan.plan.peak_bytes for plan in shown) / size
+    near = [limit / size for limit in map(_limit, shown) if limit / size <= FAR_LIMIT * highest]
+    if _limit(opened) / size in near:
+        figure.add_hline(y=_limit(opened) / size, line={"dash": "dash", "color": "black", "width": 1.5}, row=1, col=1)
         figure.add_annotation(
             xref="x domain",
             x=1,
-            y=_limit(opened) / GIBIBYTE,
+            y=_limit(opened) / size,
             xanchor="right",
             yanchor="bottom",
             text=f"limit {format_bytes(int(_limit(opened)))}",
@@ -116,7 +114,7 @@ def step_figure(opened: OpenedPlan, together: Sequence[OpenedPlan] = ()) -> Figu
     predicted = opened.plan.decision.predicted
     figure.add_annotation(
         x=opened.starts[max(predicted.peak_instruction, 0)] / MILLISECOND,
-        y=predicted.peak_bytes / GIBIBYTE,
+        y=predicted.peak_bytes / size,
         text=f"peak {format_bytes(predicted.peak_bytes)}",
         showarrow=True,
         ay=-22,
@@ -126,7 +124,7 @@ def step_figure(opened: OpenedPlan, together: Sequence[OpenedPlan] = ()) -> Figu
     end = max(plan.starts[-1] for plan in shown) / MILLISECOND
     figure.update_xaxes(range=[0, end * 1.01], showgrid=True)
     figure.update_xaxes(title_text="time of the step (ms)", row=2, col=1)
-    figure.update_yaxes(title_text="one device (GiB)", range=[0, max([highest, *near]) * 1.2], row=1, col=1)
+    figure.update_yaxes(title_text=f"one device ({unit})", range=[0, max([highest, *near]) * 1.2], row=1, col=1)
     figure.update_yaxes(
         categoryorder="array", categoryarray=streams[::-1], range=[-0.6, len(streams) - 0.4], row=2, col=1
     )

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from planner.common.units import format_bytes
+from planner.common.units import axis_unit, format_bytes
 from planner.layers.plan.document import EnginePeak, LayerPlan, LayerRecord
 from planner.replay.report import Category
-from planner.view.charts import FAR_LIMIT, GIBIBYTE, chart_layout, chart_legend
+from planner.view.charts import FAR_LIMIT, chart_layout, chart_legend
 from planner.view.styles import CATEGORIES, Style
 
 if TYPE_CHECKING:
@@ -40,8 +40,8 @@ def stages_figure(plan: LayerPlan, together: Sequence[LayerPlan] = ()) -> Figure
     Returns
     -------
     Figure or None
-        Gibibytes for every stage, with the limit and with what the formulation itself counts; None for a plan without
-        a prediction.
+        Bytes for every stage in a unit that the highest fills, with the limit and with what the formulation itself
+        counts; None for a plan without a prediction.
     """
     from plotly.graph_objects import Bar, Figure, Scatter
 
@@ -49,6 +49,8 @@ def stages_figure(plan: LayerPlan, together: Sequence[LayerPlan] = ()) -> Figure
     if record is None or not record.stage_peak_bytes:
         return None
     records = [other.record for other in (together or (plan,)) if other.record is not None]
+    highest = max(map(_highest, records))
+    unit, size = axis_unit(highest)
     figure = Figure()
     stages = [f"stage {number}" for number in range(len(record.stage_peak_bytes))]
     for purpose, (colour, pattern) in PURPOSES.items():
@@ -58,7 +60,7 @@ def stages_figure(plan: LayerPlan, together: Sequence[LayerPlan] = ()) -> Figure
                 Bar(
                     orientation="h",
                     y=stages[: len(parts)],
-                    x=[nbytes / GIBIBYTE for nbytes in parts],
+                    x=[nbytes / size for nbytes in parts],
                     name=purpose,
                     marker={
                         "color": colour,
@@ -76,7 +78,7 @@ def stages_figure(plan: LayerPlan, together: Sequence[LayerPlan] = ()) -> Figure
         Scatter(
             mode="markers",
             y=stages,
-            x=[nbytes / GIBIBYTE for nbytes in record.stage_peak_bytes],
+            x=[nbytes / size for nbytes in record.stage_peak_bytes],
             name=COUNTED,
             marker={"symbol": "diamond", "size": 11, "color": "white", "line": {"color": "black", "width": 2}},
             customdata=[format_bytes(nbytes) for nbytes in record.stage_peak_bytes],
@@ -85,16 +87,15 @@ def stages_figure(plan: LayerPlan, together: Sequence[LayerPlan] = ()) -> Figure
     )
     for number, peak in enumerate(record.engine_peaks):
         figure.add_annotation(
-            x=max(peak.nbytes, record.stage_peak_bytes[number]) / GIBIBYTE,
+            x=max(peak.nbytes, record.stage_peak_bytes[number]) / size,
             y=stages[number],
             text=f"{format_bytes(peak.nbytes)} in all",
             showarrow=False,
             xanchor="left",
             xshift=10,
         )
-    highest = max(map(_highest, records))
-    limits = [other.tensor_bytes / GIBIBYTE for other in records if other.tensor_bytes <= FAR_LIMIT * highest]
-    limit = record.tensor_bytes / GIBIBYTE
+    limits = [other.tensor_bytes / size for other in records if other.tensor_bytes <= FAR_LIMIT * highest]
+    limit = record.tensor_bytes / size
     if limit in limits:
         figure.add_vline(
             x=limit,
@@ -103,15 +104,14 @@ def stages_figure(plan: LayerPlan, together: Sequence[LayerPlan] = ()) -> Figure
             showlegend=True,
         )
     most = max(len(other.stage_peak_bytes) for other in records)
-    figure.update_xaxes(title_text="one device at its peak (GiB)")
-    figure.update_xaxes(range=[0, 1.25 * max([highest / GIBIBYTE, *limits])])
+    figure.update_xaxes(title_text=f"one device at its peak ({unit})")
+    figure.update_xaxes(range=[0, 1.25 * max([highest / size, *limits])])
     figure.update_yaxes(
         categoryorder="array",
         categoryarray=[f"stage {number}" for number in range(most)][::-1],
         range=[-0.6, most - 0.4],
     )
     figure.update_layout(**chart_layout(210 + 34 * most), barmode="stack", legend=chart_legend(above=False))
-    figure.update_layout(margin_t=28)  # for plotly's buttons, beside the bars
     return figure
 
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from planner.common.units import format_bytes, format_gap, format_seconds
+from planner.common.units import axis_unit, format_bytes, format_gap, format_seconds
 
 
 @pytest.mark.parametrize(
@@ -18,6 +18,13 @@ from planner.common.units import format_bytes, format_gap, format_seconds
 )
 def test_bytes(count: int, text: str) -> None:
     assert format_bytes(count) == text
+
+
+@pytest.mark.parametrize(
+    ("largest", "unit"), [(0, "KiB"), (900, "KiB"), (2**20 - 1, "KiB"), (2**20, "MiB"), (5.5 * 2**30, "GiB")]
+)
+def test_an_axis_has_the_unit_that_its_largest_value_fills(largest: float, unit: str) -> None:
+    assert axis_unit(largest) == (unit, {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30}[unit])
 
 
 @pytest.mark.parametrize(("seconds", "text"), [(2.5, "2.5 s"), (0.0125, "12.5 ms"), (3.2e-6, "3.2 µs"), (0.0, "0 µs")])

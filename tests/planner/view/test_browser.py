@@ -57,6 +57,11 @@ LAST = """<script>(async () => {
   const boxes = graphs.flatMap(graph => [".box", ".words"].map(kind =>
     [...graph.querySelectorAll(kind)].map(each => each.getBoundingClientRect())));
   const meet = (a, b) => a.left < b.right && b.left < a.right && a.top < b.bottom && b.top < a.bottom;
+  const buttons = charts.flatMap(chart => [...chart.querySelectorAll(".modebar-btn")].map(each =>
+    [each.getBoundingClientRect(), chart]));
+  const covers = ([box, chart]) => [...chart.querySelectorAll(".legend, .plot")].some(
+    part => meet(box, part.getBoundingClientRect()));
+  result.buttons = [buttons.length, buttons.filter(covers).length];
   result.overlaps = boxes.map(some =>
     some.filter((box, at) => some.some((other, before) => before < at && meet(box, other))).length);
   graphs[0].querySelector('.node[data-path="transformer.h.0"]').focus();
@@ -121,6 +126,8 @@ def test_a_browser_draws_it_and_keys_work(tmp_path, width):
     assert found["loaded"] == []
     assert found["wide"] <= 0, "the page needs no scrolling to the side"
     assert found["drawn"] > 50
+    assert found["buttons"][0] > 0
+    assert found["buttons"][1] == 0, "buttons lie on a legend or on a plot"
     (start, end), other = found["whole"]
     assert [start, end] == other
     width_of = [each[0][1] - each[0][0] for each in (found["zoomed"], found["moved"], found["again"])]

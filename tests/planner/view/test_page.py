@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from support.steps.opened_plans import KINDS, opened_plan
 
-from planner.common.units import format_bytes
+from planner.common.units import axis_unit, format_bytes
 from planner.layers.plan.document import load_layer_plan
 from planner.layers.plan.rendering import layer_runs
 from planner.view import page as module_of_page
@@ -91,8 +91,9 @@ def test_a_page_has_the_numbers_of_its_plan(kind):
     drawn = {trace["name"]: trace for trace in charts["step"]["data"] if trace["type"] == "scatter"}
     assert len(drawn) == len(memory.bytes)
     heights = sum(values(trace["y"]) for trace in drawn.values())
-    assert heights.max() * 2**30 == pytest.approx(opened.plan.peak_bytes)
-    limit = opened.plan.decision.options.limit_bytes / 2**30
+    _, size = axis_unit(opened.plan.peak_bytes)
+    assert heights.max() * size == pytest.approx(opened.plan.peak_bytes)
+    limit = opened.plan.decision.options.limit_bytes / size
     assert any(shape.get("y0") == pytest.approx(limit) for shape in charts["step"]["layout"]["shapes"])
     spent = sum(values(trace["x"]).sum() for trace in charts["kinds"]["data"])
     assert spent == pytest.approx(opened.plan.decision.predicted.objective_ns / 1e6)
@@ -114,7 +115,7 @@ def test_every_chart_has_labelled_axes_with_units():
     titles = [
         axis["title"]["text"] for chart in charts.values() for axis in chart["layout"].values() if has_title(axis)
     ]
-    assert sorted(titles) == ["one device (GiB)", "time of a step (ms)", "time of the step (ms)"]
+    assert sorted(titles) == ["one device (KiB)", "time of a step (ms)", "time of the step (ms)"]
 
 
 def has_title(axis) -> bool:
@@ -182,10 +183,11 @@ def test_plans_of_layers_have_a_headline_their_memory_and_their_settings():
     assert len(found.scripts) == 3
     (charts,) = found.data["charts"]
     (peak,) = layers.record.engine_peaks
-    drawn = {trace["name"]: values(trace["x"]).sum() * 2**30 for trace in charts["stages"]["data"]}
+    unit, size = axis_unit(peak.nbytes)
+    drawn = {trace["name"]: values(trace["x"]).sum() * size for trace in charts["stages"]["data"]}
     assert drawn.pop("by the formulation") == pytest.approx(layers.record.stage_peak_bytes[0])
     assert drawn == {purpose: pytest.approx(nbytes) for purpose, nbytes in peak.parts.items() if nbytes}
-    assert "(GiB)" in charts["stages"]["layout"]["xaxis"]["title"]["text"]
+    assert f"({unit})" in charts["stages"]["layout"]["xaxis"]["title"]["text"]
     beside = parsed(opened_plan("serial"), ("galvatron.json", layers))
     assert [list(charts) for charts in beside.data["charts"]] == [["step", "kinds"], ["stages"]]
 
@@ -201,7 +203,7 @@ def test_two_plans_of_layers_have_the_same_axes_and_their_own_limits():
         assert one[axis]["range"] == other[axis]["range"]
     assert "shapes" not in one, "a limit far above the bars is in the caption alone"
     (line,) = other["shapes"]
-    assert line["x0"] == pytest.approx(near.tensor_bytes / 2**30)
+    assert line["x0"] == pytest.approx(near.tensor_bytes / axis_unit(near.tensor_bytes)[1])
     assert line["x0"] < other["xaxis"]["range"][1]
     assert line["name"] == f"limit {format_bytes(near.tensor_bytes)}"
 
