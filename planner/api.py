@@ -29,8 +29,19 @@ from planner.fits import fits_report
 from planner.layers.plan.document import LayerPlan
 from planner.layers.planning import LAYER_FORMULATIONS
 from planner.machine.cluster import ClusterSpec, load_cluster
-from planner.models.references import ModelReference
-from planner.planning import LayerFormulation, Mesh, as_reference, check_published, fits, load, plan, save
+from planner.models.references import ModelReference, check_code
+from planner.planning import (
+    LayerFormulation,
+    Mesh,
+    as_reference,
+    check_published,
+    fits,
+    load,
+    micro_batched,
+    plan,
+    refuse_micro_batches,
+    save,
+)
 from planner.session import PlanningSession, PlanRequest, session_of
 
 __all__ = [
@@ -50,6 +61,7 @@ __all__ = [
     "compare",
     "explain",
     "explore",
+    "explore_plan",
     "fits",
     "largest_batch",
     "load",
@@ -67,6 +79,7 @@ class _ExploreOptions(TypedDict, total=False):
     memory: int | None
     optimizer: str | None
     time_limit: float | None
+    grad_accum: int
     request: PlanRequest | None
     as_published: bool
     choices: Mapping[str, str | None] | None
@@ -89,6 +102,7 @@ def explore(
     mesh: Mesh,
     memory: int | None = None,
     optimizer: str | None = None,
+    grad_accum: int = 1,
     formulation: str | None = None,
     time_limit: float | None = None,
     request: PlanRequest | None = None,
@@ -101,7 +115,7 @@ def explore(
 
     Parameters
     ----------
-    reference, cluster, mesh, memory, optimizer, formulation, time_limit, progress
+    reference, cluster, mesh, memory, optimizer, grad_accum, formulation, time_limit, progress
         As for :func:`plan`; formulation and time limit are those of the request if None.
     request
         Everything else of a plan; the default request if None. Of plans of layers its time limit counts.
@@ -120,8 +134,9 @@ def explore(
         asked = replace(asked, time_limit=time_limit)
     if asked.formulation not in LAYER_FORMULATIONS:
         check_published(asked.formulation, as_published, choices, slips)
-        session = PlanningSession(as_reference(reference), cluster, mesh, optimizer)
+        session = micro_batched(as_reference(reference), cluster, mesh, optimizer, grad_accum)
         return Exploration(session, asked, progress)
+    refuse_micro_batches(asked.formulation, grad_accum)
     question = LayerQuestion(
         as_reference(reference),
         load_cluster(cluster) if isinstance(cluster, str) else cluster,
@@ -134,6 +149,48 @@ def explore(
         choices or {},
     )
     return LayerExploration(question, asked.memory, progress)
+
+
+def explore_plan(
+    plan: AnyPlan,
+    *,
+    cluster: ClusterSpec | str | None = None,
+    request: PlanRequest | None = None,
+    allow_code: bool = False,
+    progress: Callable[[Progress], None] | None = None,
+) -> Exploration | LayerExploration:
+    """Go on from a finished plan, such as one that was loaded: it is checked and not solved again.
+
+    Parameters
+    ----------
+    plan
+        The plan. Its step, mesh, limits, formulation and pins are those of the exploration.
+    cluster
+        The cluster where it is not known by the name in the plan.
+    request
+        Solver, time limit, workers and gap of every other plan; the default request if None.
+    allow_code
+        Whether a plan from elsewhere may import the module that it names.
+    progress
+        As for :func:`explore`.
+
+    Returns
+    -------
+    Exploration or LayerExploration
+        As of :func:`explore`.
+
+    Raises
+    ------
+    ExploreError
+        The plan overlaps communication, or was written by hand.
+    ValueError
+        The plan does not hold, or its model is code that was not allowed.
+    """
+    asked = request or PlanRequest()
+    if isinstance(plan, LayerPlan):
+        check_code(plan.model.source, allow_code)
+        return LayerExploration.of_plan(plan, cluster, asked.time_limit, progress)
+    return Exploration.of_plan(plan, session_of(plan, cluster, allow_code), asked, progress)
 
 
 def best_mesh(

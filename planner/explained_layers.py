@@ -10,13 +10,13 @@ from planner.common.infeasibility import InfeasibleError
 from planner.common.plan_error import PlanError
 from planner.common.units import format_bytes, format_seconds
 from planner.explanation import GIB, TOP, Explanation, Section
-from planner.explore.layers import LayerExploration, LayerQuestion
+from planner.explore.layers import LayerExploration
 from planner.explore.tables import seconds_of, signed_seconds
 from planner.layers.plan.document import LayerPlan, LayerRecord, LayerSettings
 from planner.layers.plan.memory import plan_profiles
 from planner.layers.plan.rendering import stage_lines
-from planner.machine.cluster import ClusterError, ClusterSpec, load_cluster
-from planner.models.references import check_code, reference_of
+from planner.machine.cluster import ClusterError, ClusterSpec
+from planner.models.references import check_code
 
 _Layer = tuple[LayerSettings, LayerProfile]
 
@@ -49,25 +49,11 @@ def explain_layers(
         The plan's model is code that was not allowed, or its layers are not the model's.
     """
     settings = Section("Settings by stage", tuple(stage_lines(plan)))
-    record, machine = plan.record, plan.machine
-    if record is None or machine is None:
+    record = plan.record
+    if record is None or plan.machine is None:
         return Explanation((settings,))
     check_code(plan.model.source, allow_code)
-    found = load_cluster(cluster or machine.cluster) if isinstance(cluster, str | None) else cluster
-    here = LayerExploration(
-        LayerQuestion(
-            reference_of(plan.model),
-            found,
-            plan.devices,
-            record.formulation,
-            plan.optimizer,
-            time_limit,
-            record.as_published,
-            ",".join(record.slips) if record.as_published and record.slips else None,
-            dict(record.choices),
-        ),
-        record.tensor_bytes + found.device.reserve_bytes,
-    )
+    here = LayerExploration.of_plan(plan, cluster, time_limit)
     layers = list(zip(plan.layers, plan_profiles(plan, here.chain), strict=True))
     return Explanation(
         (

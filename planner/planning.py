@@ -12,7 +12,7 @@ from formulations.problem.solution import Progress
 from formulations.solvers import DEFAULT_SOLVER
 from planner.common.plan_error import PlanError
 from planner.explore.exploration import Exploration
-from planner.explore.pins import pin_of
+from planner.explore.pins import overlapped_plan, pin_of
 from planner.explore.tables import AnyPlan
 from planner.fits import FitsReport, fits_report
 from planner.layers.plan.choices import chosen
@@ -146,8 +146,7 @@ def plan(
     if formulation in LAYER_FORMULATIONS:
         if overlap:
             raise PlanError(f"overlap: {formulation} plans layers; it is for formulations of operators")
-        if grad_accum != 1:
-            raise PlanError(f"grad_accum {grad_accum}: {formulation} plans layers, and their micro-batches with them")
+        refuse_micro_batches(formulation, grad_accum)
         for name, given in (
             ("solver", None if solver == DEFAULT_SOLVER else solver),
             ("workers", workers),
@@ -177,18 +176,36 @@ def plan(
         raise PlanError(f"search_batch: {formulation} plans operators; it is for {', '.join(LAYER_FORMULATIONS)}")
     check_published(formulation, as_published, choices, slips)
     formulation = PUBLISHED[formulation] if as_published else formulation
-    whole = as_reference(reference)
-    if grad_accum < 1 or whole.batch % grad_accum:
-        raise PlanError(f"grad_accum {grad_accum}: a batch of {whole.batch} cannot be cut into as many micro-batches")
     for target, decision in (*pins, *forbidden):
         pin_of(target, decision, mesh)  # a decision that there is not is refused before the step is traced
-    micro = replace(whole, batch=whole.batch // grad_accum)
-    session = PlanningSession(micro, cluster, mesh, optimizer, grad_accum=grad_accum)
+    session = micro_batched(as_reference(reference), cluster, mesh, optimizer, grad_accum)
     request = PlanRequest(memory, formulation, solver, time_limit, seed, workers, host_memory, gap, overlap)
     if not (pins or forbidden):
         return session.plan(request, progress)
+    if overlap:
+        kept = [pin_of(target, decision, mesh) for target, decision in pins]
+        left_out = [pin_of(target, decision, mesh, forbids=True) for target, decision in forbidden]
+        return overlapped_plan(session, request, [*kept, *left_out], progress)
     with Exploration(session, request, progress) as exploration:
-        return exploration.first_with(pins, forbidden)
+        return exploration.with_pins(pins, forbidden)
+
+
+def refuse_micro_batches(formulation: str, grad_accum: int) -> None:
+    """Refuse micro-batches of the user where a plan of layers has its own."""
+    if grad_accum != 1:
+        raise PlanError(f"grad_accum {grad_accum}: {formulation} plans layers, and their micro-batches with them")
+
+
+def micro_batched(
+    reference: ModelReference, cluster: ClusterSpec | str, mesh: Mesh, optimizer: str | None, grad_accum: int
+) -> PlanningSession:
+    """The session of a step whose batch is cut into so many micro-batches; errors as for :func:`plan`."""
+    if grad_accum < 1 or reference.batch % grad_accum:
+        raise PlanError(
+            f"grad_accum {grad_accum}: a batch of {reference.batch} cannot be cut into as many micro-batches"
+        )
+    micro = replace(reference, batch=reference.batch // grad_accum)
+    return PlanningSession(micro, cluster, mesh, optimizer, grad_accum=grad_accum)
 
 
 def check_published(

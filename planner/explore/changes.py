@@ -137,7 +137,9 @@ def recosted(session: PlanningSession, decision: StepDecision | str, limit: int,
     assert report.total_quanta is not None
     over = report.peak_bytes - limit
     reason = f"it needs {format_bytes(over)} more than there are" if over > 0 else ""
-    return Recosted(report.total_quanta / NANOSECONDS, report.peak_bytes, over <= 0, reason)
+    return Recosted(
+        report.total_quanta * session.optimizer.micro_batches / NANOSECONDS, report.peak_bytes, over <= 0, reason
+    )
 
 
 def translated(old: StrategySpace, new: StrategySpace, decision: StepDecision) -> StepDecision | str:

@@ -10,7 +10,7 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Self
 
-from formulations.problem.solution import Progress
+from formulations.problem.solution import KnownBound, Progress
 from formulations.solvers import SolverPool
 from planner.common.infeasibility import InfeasibleError
 from planner.explore.changes import ClusterChange, WhatIf, recosted, translated
@@ -23,7 +23,8 @@ from planner.explore.targets import module_paths
 from planner.explore.warm import WarmSolver
 from planner.machine.cluster import DeviceSpec
 from planner.plan.decision import NANOSECONDS, Pin
-from planner.plan.document import Plan
+from planner.plan.document import Plan, schedule_of, verify_plan
+from planner.scheduling.decided import decision_of
 from planner.session.planning import PlanningSession
 from planner.session.request import PlanRequest
 
@@ -68,11 +69,62 @@ class Exploration(PinnedPlans):
         self.session = session
         self.request = request or PlanRequest()
         if self.request.overlap:
-            raise ExploreError("overlap: pins and prices are for plans without it; explore those, then plan with it")
+            raise ExploreError(
+                "overlap: what-ifs and prices are of plans without it; explore such a plan, then plan with overlap and "
+                "the same pins"
+            )
         self.progress = progress
         own = SolverPool() if pool is None else None
         self._end = weakref.finalize(self, (lambda: None) if own is None else own.close)
         self.solver = WarmSolver(session, pool or own or SolverPool())
+
+    @classmethod
+    def of_plan(
+        cls,
+        plan: Plan,
+        session: PlanningSession,
+        request: PlanRequest,
+        progress: Callable[[Progress], None] | None = None,
+    ) -> Self:
+        """An exploration whose present plan is a finished one, which is checked by replay and not solved again.
+
+        Parameters
+        ----------
+        plan
+            The plan, without overlap.
+        session
+            The step, mesh and cluster that it was made for.
+        request
+            What other plans are asked for; limits and formulation are those of the plan.
+        progress
+            As for the exploration.
+
+        Raises
+        ------
+        ExploreError
+            The plan overlaps communication.
+        PlanError
+            It was made for something else or does not hold.
+        """
+        options, certificate = plan.decision.options, plan.record.certificate
+        request = replace(
+            request,
+            memory=options.memory_bytes,
+            formulation=options.formulation,
+            host_memory=options.host_memory_bytes,
+            overlap=any(step.op in ("start", "join") for step in plan.decision.schedule.instructions),
+        )
+        here = cls(session, request, progress)
+        costs, allowed = session.instruction_costs, session.allowed_strategies
+        verify_plan(plan, session.graph, session.fingerprints, seconds=costs, allowed=allowed)
+        decision = decision_of(session.space, schedule_of(plan, session.graph))
+        bound = plan.decision.predicted.bound_ns
+        case = here.solver.case(here.request, frozenset(options.pins))
+        known = None if bound is None or not certificate.proof else KnownBound(bound, certificate.proof)
+        executed = session.execute(decision, case.tensor_bytes)
+        here.solver.knowledge.add(Solution(case, decision, executed, known, plan))
+        here.pins, here.first_seconds = options.pins, sum(plan.record.times.values())
+        return here
 
     @property
     def plan(self) -> Plan:
@@ -99,26 +151,6 @@ class Exploration(PinnedPlans):
     def operators(self) -> tuple[str, ...]:
         """Identities of the operators that can be pinned, in the order of execution."""
         return tuple(operator.identity for operator in self.session.graph.operators if not operator.is_view)
-
-    def first_with(self, pins: Sequence[tuple[str, str]] = (), forbidden: Sequence[tuple[str, str]] = ()) -> Plan:
-        """Make the first plan with pins, in the time limit of the request; none without them is made before.
-
-        Parameters
-        ----------
-        pins, forbidden
-            Targets and decisions, as for :meth:`pin` and :meth:`forbid`.
-
-        Raises
-        ------
-        ExploreError, InfeasibleError
-            As for :meth:`pin`.
-        """
-        wanted = tuple(self._pin_of(target, decision, False) for target, decision in pins)
-        unwanted = tuple(self._pin_of(target, decision, True) for target, decision in forbidden)
-        found = tuple(dict.fromkeys((*wanted, *unwanted)))
-        plan = self._solve(found, self.request.time_limit).plan
-        self.pins = found
-        return plan
 
     def whatif(self, change: ClusterChange) -> WhatIf:
         """Plan for a changed cluster, with the same pins, and put the present plan beside it as it would be there.
@@ -184,10 +216,14 @@ class Exploration(PinnedPlans):
                 solution = self.solver.improved(request, solution, cheapest)
             cheapest = solution
             bound = self.solver.knowledge.bound(solution.case)
-            yield MemoryPrice(memory, solution.plan, None if bound is None else bound.value / NANOSECONDS)
+            parts = self.session.optimizer.micro_batches
+            yield MemoryPrice(memory, solution.plan, None if bound is None else bound.value * parts / NANOSECONDS)
 
     def _pin_of(self, target: str, decision: str | Sequence[str], forbids: bool) -> Pin:
         return pin_of(target, decision, self.session.mesh, forbids)
+
+    def _planned_with(self, pins: tuple[Pin, ...]) -> Plan:
+        return self._solve(pins, self.request.time_limit).plan
 
     def _replanned(self, pins: tuple[Pin, ...], time_limit: float | None) -> tuple[Plan, Plan, float]:
         before = self.solution

@@ -11,19 +11,21 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
+from typing import Self
 
 from formulations.problem.solution import Progress
 from planner.common.infeasibility import InfeasibleError
 from planner.common.plan_error import PlanError
 from planner.explore.changes import ClusterChange, Recosted, WhatIf
+from planner.explore.errors import ExploreError
 from planner.explore.memory_prices import NOT_SOLVED, MemoryPrice
 from planner.explore.pinning import PinnedPlans
 from planner.explore.tables import seconds_of
 from planner.layers.plan.document import LayerPlan, LayerSettings
 from planner.layers.plan.pins import layer_pin
 from planner.layers.planning import LAYER_FORMULATIONS, layers_of, plan_layers
-from planner.machine.cluster import ClusterSpec, DeviceSpec
-from planner.models.references import ModelReference
+from planner.machine.cluster import ClusterSpec, DeviceSpec, load_cluster
+from planner.models.references import ModelReference, reference_of
 from planner.plan.decision import Pin
 
 
@@ -81,6 +83,52 @@ class LayerExploration(PinnedPlans):
         self.chain = layers_of(question.reference, question.cluster, question.formulation)
         self._traced_seconds = time.perf_counter() - started
         self._plans: dict[tuple[int | None, frozenset[Pin]], LayerPlan] = {}
+
+    @classmethod
+    def of_plan(
+        cls,
+        plan: LayerPlan,
+        cluster: ClusterSpec | str | None = None,
+        time_limit: float = 30.0,
+        progress: Callable[[Progress], None] | None = None,
+    ) -> Self:
+        """An exploration whose present plan is a finished one, which is not searched again.
+
+        Parameters
+        ----------
+        plan
+            The plan, whose model may be loaded.
+        cluster
+            The cluster where it is not known by the name in the plan.
+        time_limit
+            Seconds for every other search.
+        progress
+            As for the exploration.
+
+        Raises
+        ------
+        ExploreError
+            The plan was written by hand: nothing says what was asked for.
+        """
+        record, machine = plan.record, plan.machine
+        if record is None or machine is None:
+            raise ExploreError("plan: it was written by hand and names neither formulation nor cluster: plan the model")
+        found = load_cluster(cluster or machine.cluster) if isinstance(cluster, str | None) else cluster
+        question = LayerQuestion(
+            reference_of(plan.model),
+            found,
+            plan.devices,
+            record.formulation,
+            plan.optimizer,
+            time_limit,
+            record.as_published,
+            ",".join(record.slips) if record.as_published and record.slips else None,
+            dict(record.choices),
+        )
+        here = cls(question, record.tensor_bytes + found.device.reserve_bytes, progress)
+        here.pins, here.first_seconds = record.pins, record.seconds
+        here._plans[here.memory, frozenset(record.pins)] = plan
+        return here
 
     @property
     def plan(self) -> LayerPlan:
@@ -162,6 +210,9 @@ class LayerExploration(PinnedPlans):
 
     def _pin_of(self, target: str, decision: str | Sequence[str], forbids: bool) -> Pin:
         return layer_pin(target, decision, self.layers, forbids)
+
+    def _planned_with(self, pins: tuple[Pin, ...]) -> LayerPlan:
+        return self._planned(self.memory, pins)
 
     def _replanned(self, pins: tuple[Pin, ...], time_limit: float | None) -> tuple[LayerPlan, LayerPlan, float]:
         before = self.plan

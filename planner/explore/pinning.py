@@ -124,6 +124,10 @@ class PinnedPlans(Table):
         """Pin of what a user wrote; refuses what the step does not have."""
 
     @abstractmethod
+    def _planned_with(self, pins: tuple[Pin, ...]) -> AnyPlan:
+        """The plan with other pins, in the time limit of the first one."""
+
+    @abstractmethod
     def _replanned(self, pins: tuple[Pin, ...], time_limit: float | None) -> tuple[AnyPlan, AnyPlan, float]:
         """The plan with the present pins, the one with others, and the seconds that it took."""
 
@@ -162,6 +166,26 @@ class PinnedPlans(Table):
                 raise ExploreError("limits: give at least one, in bytes of a device")
             prices = tuple(self._prices(sorted(set(limits)), time_limit, noticed))
         return MemoryPrices(prices, now + device.reserve_bytes, device.reserve_bytes)
+
+    def with_pins(self, pins: Sequence[tuple[str, str]] = (), forbidden: Sequence[tuple[str, str]] = ()) -> AnyPlan:
+        """Add pins and plan once, in the time limit of the first plan; none without the pins is made before.
+
+        Parameters
+        ----------
+        pins, forbidden
+            Targets and decisions, as for :meth:`pin` and :meth:`forbid`.
+
+        Raises
+        ------
+        ValueError, InfeasibleError
+            As for :meth:`pin`.
+        """
+        wanted = (self._pin_of(target, decision, False) for target, decision in pins)
+        unwanted = (self._pin_of(target, decision, True) for target, decision in forbidden)
+        found = tuple(dict.fromkeys((*self.pins, *wanted, *unwanted)))
+        plan = self._planned_with(found)
+        self.pins = found
+        return plan
 
     def pin(self, target: str, decision: str | Sequence[str], time_limit: float | None = None) -> PinChange:
         """Make the plan decide something, and plan again.

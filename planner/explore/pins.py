@@ -8,18 +8,23 @@ leave becomes forbidden strategies of the canonical problem (:mod:`formulations.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
 from formulations.encodings.arc_consistency import group_factors, supported_strategies
+from formulations.problem.solution import Progress
 from formulations.problem.strategy_problem import BoolArray
 from formulations.step.solving.pinned import Allowed, Holding, Pins, holding_of, pinned
 from formulations.step.solving.step_problem import StepProblem
 from formulations.step.training_step import NodeKind
+from planner.common.infeasibility import InfeasibleError
 from planner.explore.errors import ExploreError
 from planner.explore.targets import node_name, nodes_of
 from planner.plan.decision import Pin, is_placed
+from planner.plan.document import Plan
+from planner.session.planning import PlanningSession
+from planner.session.request import PlanRequest
 from planner.strategies.space import StrategySpace
 
 _HOLDINGS = {str(holding): holding for holding in Holding}
@@ -92,6 +97,36 @@ def allowed_by(space: StrategySpace, built: StepProblem, pins: Sequence[Pin]) ->
         resolver.add(pin)
     resolver.check_neighbours(pins)
     return resolver.left
+
+
+def overlapped_plan(
+    session: PlanningSession,
+    request: PlanRequest,
+    pins: Sequence[Pin],
+    progress: Callable[[Progress], None] | None = None,
+) -> Plan:
+    """Plan with pins and with communication beside the computation; the bound is over the plans that keep the pins.
+
+    Raises
+    ------
+    ExploreError
+        As for :func:`allowed_by`.
+    InfeasibleError
+        No plan within the limit keeps the pins, or none was found.
+    """
+
+    def keeping(built: StepProblem) -> StepProblem:
+        return pinned(built, allowed_by(session.space, built, pins))
+
+    try:
+        return session.plan_overlapped(request, progress, pins, keeping)
+    except InfeasibleError as error:
+        raise with_pins_named(error, pins) from None
+
+
+def with_pins_named(error: InfeasibleError, pins: Iterable[Pin]) -> InfeasibleError:
+    """The error of a search with pins, which names them."""
+    return InfeasibleError(f"with {', '.join(sorted(map(str, pins)))} pinned: {error}")
 
 
 class _Resolver:

@@ -25,9 +25,9 @@ from formulations.step.solving.search import LEAST_SECONDS, cheaper
 from formulations.step.solving.solved import SolvedStep, certified
 from formulations.step.solving.step_problem import StepProblem
 from formulations.step.training_step import StepDecision
-from planner.common.infeasibility import InfeasibleError, refusal
+from planner.common.infeasibility import refusal
 from planner.explore.known import Case, Knowledge, Solution
-from planner.explore.pins import allowed_by
+from planner.explore.pins import allowed_by, with_pins_named
 from planner.explore.repair import Repair
 from planner.plan.decision import Pin
 from planner.session.planning import PlanningSession
@@ -200,7 +200,7 @@ class WarmSolver:
             error = refusal(found, budget.tensor_bytes, budget.reserve_bytes)
             if not case.pins:
                 raise error
-            raise InfeasibleError(f"with {', '.join(sorted(map(str, case.pins)))} pinned: {error}")
+            raise with_pins_named(error, case.pins)
         cost = found.result.objective
         assert cost is not None, "a solved step has a decision"
         return replace(found, result=certified(found.result, _higher(found.result.known_bound, bound), cost))

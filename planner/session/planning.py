@@ -264,9 +264,9 @@ class PlanningSession:
         PlanError
             The solvers contradict one another or the replay refuses the schedule.
         """
+        if request.overlap:
+            return self.plan_overlapped(request, progress)
         with SolverPool() as pool:
-            if request.overlap:
-                return self._plan_overlapped(request, self.budget(request.memory), progress, pool)
             started = time.perf_counter()
             solved = self.solve(request, progress, pool)
             return self.certify(request, solved, pool, {"solve": time.perf_counter() - started})
@@ -323,20 +323,49 @@ class PlanningSession:
             )
         return plan_of(self, request, budget, result, other, schedule, report, {**self.times, **spent}, pins)
 
+    def plan_overlapped(
+        self,
+        request: PlanRequest,
+        progress: Callable[[Progress], None] | None = None,
+        pins: Sequence[Pin] = (),
+        keeping: Callable[[StepProblem], StepProblem] | None = None,
+    ) -> Plan:
+        """Plan with communication beside the computation; the plan's replay and bound are those of its schedule.
+
+        Parameters
+        ----------
+        request, progress
+            As for :meth:`plan`.
+        pins
+            Decisions of the user that the plan keeps.
+        keeping
+            The part of a problem of this step whose decisions keep the pins; None where there are no pins.
+        """
+        with SolverPool() as pool:
+            return self._plan_overlapped(request, progress, pins, keeping, pool)
+
     def _plan_overlapped(
         self,
         request: PlanRequest,
-        budget: MemoryBudget,
         progress: Callable[[Progress], None] | None,
+        pins: Sequence[Pin],
+        keeping: Callable[[StepProblem], StepProblem] | None,
         pool: SolverPool,
     ) -> Plan:
-        """Plan with communication beside the computation; the plan's replay and bound are those of its schedule."""
-        started, limit = time.perf_counter(), budget.tensor_bytes
+        started, budget = time.perf_counter(), self.budget(request.memory)
+        limit = budget.tensor_bytes
+
+        def problem(within: MemoryBudget, model: StepModel | None = None) -> StepProblem:
+            built = self._problem(request, within, pool, model)
+            return built if keeping is None else keeping(built)
 
         def solve(
             within: MemoryBudget, model: StepModel, seconds: float, gap: float, known: Sequence[StepDecision]
         ) -> SolvedStep:
-            return self._solve(replace(request, time_limit=seconds, gap=gap), within, None, pool, known, model)
+            options = SolveOptions(seconds, request.seed, gap, workers=request.workers)
+            execute = partial(executed, model)
+            context = SolveContext(execute, request.solver, options, pool, None, known, FreeDecision())
+            return self._found(problem(within, model), context, within)
 
         task = OverlapTask(
             self.graph,
@@ -346,7 +375,7 @@ class PlanningSession:
             self.instruction_costs,
             partial(solve, budget),
             None if request.memory is None else partial(solve, self.budget(None)),
-            self._problem(request, budget, pool).contains,
+            problem(budget).contains,
             partial(build_schedule, self.space),
             partial(self.replay, limit=limit),
         )
@@ -361,7 +390,8 @@ class PlanningSession:
             value = None if bound.bound is None else -(-bound.bound // scale)
             result, other = ranked(result, replace(bound, bound=value))
             times["cross_check"] = time.perf_counter() - started
-        return plan_of(self, request, budget, result, other, found.schedule, found.report, {**self.times, **times})
+        spent = {**self.times, **times}
+        return plan_of(self, request, budget, result, other, found.schedule, found.report, spent, pins)
 
     def solve(
         self,
@@ -391,34 +421,25 @@ class PlanningSession:
         ValueError
             The formulation leaves a known decision out.
         """
-        return self._solve(request, self.budget(request.memory), progress, pool, known)
-
-    def _solve(
-        self,
-        request: PlanRequest,
-        budget: MemoryBudget,
-        progress: Callable[[Progress], None] | None,
-        pool: SolverPool | None,
-        known: Sequence[StepDecision],
-        model: StepModel | None = None,
-    ) -> SolvedStep:
-        """As :meth:`solve`; with other tables of the step, the decision whose cost in these is least."""
+        budget = self.budget(request.memory)
         options = SolveOptions(request.time_limit, request.seed, request.gap, workers=request.workers)
-        execute = partial(self.execute, limit=budget.tensor_bytes) if model is None else partial(executed, model)
-        free = self.free if model is None else FreeDecision()
-        context = SolveContext(execute, request.solver, options, pool, progress, known, free)
+        execute = partial(self.execute, limit=budget.tensor_bytes)
+        context = SolveContext(execute, request.solver, options, pool, progress, known, self.free)
         if request.formulation in PROGRAMS:
-            made = solve_program(
-                self.space.model if model is None else model, budget.tensor_bytes, request.formulation, context
-            )
+            made = solve_program(self.space.model, budget.tensor_bytes, request.formulation, context)
             if isinstance(made, SolveResult):
                 raise InfeasibleError(
                     f"memory {format_bytes(budget.tensor_bytes)} for tensors: {request.formulation} finds no plan "
                     f"({made.status}: {made.message}); use more memory, more time, or kiwi_chain"
                 )
             return made
+        return self._found(self._problem(request, budget, pool), context, budget)
+
+    @staticmethod
+    def _found(built: StepProblem, context: SolveContext, budget: MemoryBudget) -> SolvedStep:
+        """Solve a problem; raises what :meth:`solve` raises where nothing fits."""
         context.warm_up()
-        found = solve_step(self._problem(request, budget, pool, model), context)
+        found = solve_step(built, context)
         if isinstance(found, MinimumPeak):
             raise refusal(found, budget.tensor_bytes, budget.reserve_bytes)
         return found

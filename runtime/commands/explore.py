@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from runtime.commands.asked import Asked, MeshOfModel, ModelOrPlan
 from runtime.commands.options import (
+    AllowCode,
     Batch,
+    Forbidden,
+    GradAccum,
     JsonFile,
     Machine,
     Mesh,
     Model,
+    Pins,
     Searching,
     Step,
 )
@@ -32,7 +35,7 @@ from runtime.commands.values import (
 )
 
 if TYPE_CHECKING:
-    from planner.api import AnyPlan, Exploration, LayerExploration
+    from planner.api import AnyPlan
     from planner.explore.tables import Table
 
 NANOSECOND = 1e-9
@@ -123,12 +126,13 @@ def largest_batch(
 
 def whatif(
     context: typer.Context,
-    model: Model,
-    mesh: Mesh,
+    model: ModelOrPlan,
     machine: Machine,
     step: Step,
     searching: Searching,
+    mesh: MeshOfModel = None,
     batch: Batch = 8,
+    grad_accum: GradAccum = 1,
     bandwidth: Annotated[
         float, typer.Option(metavar="FACTOR", help="Of the rate of links inside a node: 2 is twice as fast.")
     ] = 1.0,
@@ -150,14 +154,21 @@ def whatif(
         str | None,
         typer.Option(metavar="NAME|FILE", help="Cluster, to which the factors apply.", show_default="as before"),
     ] = None,
+    pin: Pins = None,
+    forbid: Forbidden = None,
+    allow_code: AllowCode = False,
     out: Annotated[
         Path | None, typer.Option(help="Plan file to write: that for the change.", show_default=False)
     ] = None,
     json_file: JsonFile = None,
 ) -> None:
-    """Plan MODEL, plan it again for a change of the cluster, and say what becomes of the first plan there."""
+    """Say what becomes of a plan under a change of the cluster, and plan again for the change.
+
+    The plan is that of a file, or one of MODEL that is made first. Plans with --overlap cannot be asked about.
+    """
     wanted = None if to_memory is None else parse_bytes(to_memory, "--to-memory")
     other_mesh = None if to_mesh is None else parse_mesh(to_mesh, "--to-mesh")
+    asked = Asked(context, model, mesh, machine, step, searching, batch, grad_accum, pin, forbid, allow_code)
     _check(out)
 
     from planner import api
@@ -175,19 +186,20 @@ def whatif(
     )
     if change == api.ClusterChange():
         raise OptionError("whatif: nothing changes; give a change, such as --bandwidth 2 or --to-memory 4GiB")
-    with _explored(context, model, mesh, machine, step, searching, batch) as exploration:
+    with asked.explored() as exploration:
         found = exploration.whatif(change)
     _show(found, json_file, found.after, out)
 
 
 def price(
     context: typer.Context,
-    model: Model,
-    mesh: Mesh,
+    model: ModelOrPlan,
     machine: Machine,
     step: Step,
     searching: Searching,
+    mesh: MeshOfModel = None,
     batch: Batch = 8,
+    grad_accum: GradAccum = 1,
     at: Annotated[
         list[str] | None,
         typer.Option(
@@ -196,37 +208,21 @@ def price(
             show_default="some around what the plan needs",
         ),
     ] = None,
+    pin: Pins = None,
+    forbid: Forbidden = None,
+    allow_code: AllowCode = False,
     json_file: JsonFile = None,
 ) -> None:
-    """Plan MODEL within several memories, and say what a GiB more saves in a step, by plans and by bounds."""
+    """Plan within several memories, and say what a GiB more saves in a step, by plans and by bounds.
+
+    What is planned is the step of a plan file, with its pins, or that of MODEL. Plans with --overlap cannot be asked
+    about.
+    """
     limits = [parse_bytes(text, "--at") for text in at or ()]
-    with _explored(context, model, mesh, machine, step, searching, batch) as exploration:
+    asked = Asked(context, model, mesh, machine, step, searching, batch, grad_accum, pin, forbid, allow_code)
+    with asked.explored() as exploration:
         found = exploration.price_of_memory(limits or None)
     _show(found, json_file)
-
-
-@contextmanager
-def _explored(
-    context: typer.Context, model: str, mesh: str, machine: Machine, step: Step, searching: Searching, batch: int
-) -> Iterator[Exploration | LayerExploration]:
-    """The exploration of a step, with a live line while it is used."""
-    searching.check(context)
-    shape = parse_mesh(mesh, "--mesh")
-
-    from planner import api
-
-    with progress_line(f"planning {model}", NANOSECOND) as report, ExitStack() as stack:
-        exploration: Exploration | LayerExploration = api.explore(
-            step.reference(model, batch),
-            cluster=machine.cluster,
-            mesh=shape,
-            optimizer=step.optimizer,
-            request=searching.request(machine, step),
-            progress=report,
-        )
-        if isinstance(exploration, api.Exploration):
-            stack.enter_context(exploration)  # ends its solver processes
-        yield exploration
 
 
 def _check(out: Path | None) -> None:

@@ -84,13 +84,15 @@ COMMANDS: dict[Callable[..., int | None], tuple[str, tuple[str, ...]]] = {
     whatif: (
         "whatif",
         (
-            "hf:gpt2 --mesh 8 --cluster a100-8-nvlink --bandwidth 2",
+            "plan.json --bandwidth 2",
+            "hf:gpt2 --mesh 8 --cluster a100-8-nvlink --pin '*.mlp=recompute' --bandwidth 2",
             "hf:gpt2 --mesh 2x4 --cluster a100-8-nvlink --memory 30GiB --to-memory 20GiB --to-mesh 4x2 --out then.json",
         ),
     ),
     price: (
         "price",
         (
+            "plan.json",
             "hf:gpt2 --mesh 8 --cluster a100-8-nvlink --memory 10GiB",
             "hf:gpt2 --mesh 8 --cluster a100-8-nvlink --at 6GiB --at 8GiB --json prices.json",
         ),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from inspect import signature
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,9 @@ from support.steps.planned_steps import configuration_file
 
 from planner.layers.plan.document import load_layer_plan
 from planner.plan.document import load_plan
+from runtime.commands.asked import OF_THE_PLAN
+from runtime.commands.explore import price
+from runtime.commands.options import as_command
 
 STEP = [
     f"hf:{configuration_file('gpt2')}",
@@ -60,6 +64,36 @@ def test_memory_is_priced_at_the_limits_that_are_asked_for(meshwright) -> None:
     assert [row["memory_bytes"] for row in json.loads(outcome.out)["rows"]] == [3 * 2**30, 4 * 2**30]
 
 
+def test_a_finished_plan_is_asked_about(meshwright, tmp_path: Path) -> None:
+    path, then = tmp_path / "plan.json", tmp_path / "then.json"
+    made = meshwright("plan", *STEP, "--batch", "2", "--mesh", "2", "--out", path, "--json", "-")
+    assert made.code == 0, made.err
+    quick = ["--solver", "lagrangian", "--time-limit", "5"]
+    pin = ["--pin", "*.mlp=recompute"]
+    outcome = meshwright("whatif", path, "--bandwidth", "0.5", *pin, *quick, "--out", then, "--json", "-")
+    assert outcome.code == 0, outcome.err
+    assert load_plan(then).decision.options.pins[0].decision == "recompute"
+    before = json.loads(outcome.out)["rows"][0]
+    assert before["seconds"] > json.loads(made.out)["objective_seconds"]
+    assert before["recomputed"] > 0
+    outcome = meshwright("price", path, *quick, "--at", "40GiB", "--json", "-")
+    assert outcome.code == 0, outcome.err
+    assert json.loads(outcome.out)["rows"][0]["seconds"] == json.loads(made.out)["objective_seconds"]
+    for option in (["--batch", "2"], ["--mesh", "2"], ["--memory", "4GiB"], ["--grad-accum", "2"]):
+        refused = meshwright("price", path, *option)
+        assert refused.code == 2
+        assert f"{option[0]}: {path} is a plan, which says that itself; leave it out" in refused.err
+
+
+def test_options_that_a_plan_answers_are_options_of_the_commands() -> None:
+    names = signature(as_command(price)).parameters
+    assert set(OF_THE_PLAN) <= set(names)
+    assert {name for name in names if name not in OF_THE_PLAN} == {
+        *("context", "model", "cluster", "seed", "solver", "workers", "time_limit", "gap"),
+        *("at", "pin", "forbid", "allow_code", "json_file"),
+    }
+
+
 def test_layers_are_explored_too(meshwright, tmp_path: Path) -> None:
     layers = [*STEP[:3], "--dropout", "0", "--layers", "2", "--seq", "16", "--batch", "2", "--mesh", "2"]
     layers += ["--model-formulation", "osdp"]
@@ -80,6 +114,10 @@ def test_layers_are_explored_too(meshwright, tmp_path: Path) -> None:
         (["whatif", "hf:gpt2", "--mesh", "2", "--bandwidth", "0"], "bandwidth 0.0: give a factor above 0"),
         (["whatif", "hf:gpt2", "--mesh", "2", "--to-memory", "much"], "--to-memory: 'much' is no size"),
         (["price", "hf:gpt2", "--mesh", "2", "--at", "much"], "--at: 'much' is no size"),
+        (["price", "hf:gpt2"], "--mesh: give the ranks along each mesh axis of hf:gpt2, such as 2 or 2x4"),
+        (["price", "absent.json"], "MODEL|PLAN: there is no plan file 'absent.json'"),
+        (["price", "hf:gpt2", "--mesh", "2", "--pin", "mlp"], "--pin: 'mlp' is no pin"),
+        (["price", "hf:gpt2", "--mesh", "2", "--grad-accum", "3"], "--grad-accum 3: it does not divide --batch 8"),
         (["best-mesh", "hf:gpt2", "--ranks", "2", "--out", "absent/p.json"], "--out: the folder 'absent'"),
         (["largest-batch", "hf:gpt2", "--mesh", "0"], "--mesh: '0' is no mesh"),
         (["compare", "absent.json"], "PLAN: there is no file 'absent.json'"),
