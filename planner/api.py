@@ -23,7 +23,7 @@ from planner.explore.errors import ExploreError
 from planner.explore.exploration import Exploration
 from planner.explore.grid import Grid
 from planner.explore.layers import LayerExploration, LayerQuestion
-from planner.explore.sweeping import Sweep, SweepRow, run_sweep
+from planner.explore.sweeping import OnCell, Sweep, SweepRow, run_sweep
 from planner.explore.tables import AnyPlan
 from planner.fits import fits_report
 from planner.layers.plan.document import LayerPlan
@@ -288,6 +288,7 @@ def sweep(
     folder: str | Path | None = None,
     keep_plans: bool = False,
     on_row: Callable[[SweepRow], None] | None = None,
+    on_cell: OnCell | None = None,
 ) -> Sweep:
     """Plan a step for all combinations of meshes, limits, batches, formulations and solvers.
 
@@ -311,15 +312,25 @@ def sweep(
         Whether plans are written to the folder as well.
     on_row
         Called with each row as it comes.
+    on_cell
+        Called with each cell whose plan begins, for progress inside a row; as for
+        :func:`planner.explore.sweeping.sweep_rows`.
 
     Returns
     -------
     Sweep
-        A row per combination: a plan's figures, or the reason why there is none.
+        A row per combination: a plan's figures, or the reason why there is none; notes on options that some
+        formulations do not use.
+
+    Raises
+    ------
+    ExploreError
+        No formulation uses an option that is given.
     """
     found = as_reference(reference)
     grid = Grid(found, cluster, meshes, memories, batches, formulations, solvers, optimizer, request or PlanRequest())
-    return run_sweep(found.source, list(grid), executor, folder, keep_plans, on_row)
+    made = run_sweep(found.source, list(grid), executor, folder, keep_plans, on_row, on_cell)
+    return replace(made, remarks=grid.notes())
 
 
 def _within(request: PlanRequest | None, memory: int | None) -> PlanRequest:

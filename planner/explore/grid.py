@@ -20,6 +20,9 @@ from planner.session.formulations import FORMULATIONS
 from planner.session.request import PlanRequest
 from planner.torch_adapter.rules.cache import code_digest
 
+_OF_OPERATORS = ("workers", "gap", "host_memory", "overlap")
+"""Parts of a request that plans of layers do not use, beside the solver."""
+
 OWN_SEARCH = "its own"
 """Solver of a row of a plan of layers."""
 
@@ -102,6 +105,27 @@ class Grid:
         unknown = [name for name in self.formulations if name not in known]
         if unknown:
             raise ExploreError(f"formulation {unknown[0]!r} is not known; a sweep takes {', '.join(known)}")
+
+        unused = self.unused()
+        if unused and all(name in LAYER_FORMULATIONS for name in self.formulations):
+            planned = ", ".join(self.formulations)
+            raise ExploreError(
+                f"{unused[0]}: {planned} plan layers by searches of their own; leave it out, or sweep a formulation of "
+                "operators too"
+            )
+
+    def unused(self) -> tuple[str, ...]:
+        """Options that are not at their defaults and that formulations of layers do not use, if there are such."""
+        if not any(name in LAYER_FORMULATIONS for name in self.formulations):
+            return ()
+        plain, asked = PlanRequest(), self.request
+        given = [name for name in _OF_OPERATORS if getattr(asked, name) != getattr(plain, name)]
+        return ("solver", *given) if set(self.solvers) != {plain.solver} else tuple(given)
+
+    def notes(self) -> tuple[str, ...]:
+        """What some formulations of the grid leave unused."""
+        planned = ", ".join(name for name in self.formulations if name in LAYER_FORMULATIONS)
+        return tuple(f"{name}: not used by the plans of layers ({planned})" for name in self.unused())
 
     def __iter__(self) -> Iterator[Cell]:
         cluster = load_cluster(self.cluster) if isinstance(self.cluster, str) else self.cluster

@@ -12,13 +12,14 @@ import multiprocessing
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Executor, Future, ProcessPoolExecutor, as_completed
+from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor, as_completed
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from formulations.problem.files import write_text_atomically
+from formulations.problem.solution import Progress
 from formulations.solvers import SolverPool
 from planner.common.infeasibility import InfeasibleError
 from planner.common.model_error import ModelError
@@ -34,6 +35,9 @@ from planner.machine.identity import cache_directory
 from planner.plan.document import Plan, save_plan
 from planner.plan.notes import costs_in
 from planner.session.planning import PlanningSession
+
+OnCell = Callable[[Cell], Callable[[Progress], None]]
+"""Takes a cell whose plan begins, and returns what takes the progress of its search."""
 
 NO_PLAN = (InfeasibleError, ClusterError, PlanError, ModelError)
 """Errors that a row reports, where others end the sweep."""
@@ -84,11 +88,12 @@ class SweepRow:
 
 @dataclass(frozen=True, repr=False)
 class Sweep(Table):
-    """Rows of a sweep in the order of its grid, and how many of them were known before."""
+    """Rows of a sweep in the order of its grid, how many of them were known before, and remarks on some."""
 
     name: str
     sweep_rows: tuple[SweepRow, ...]
     known: int = 0
+    remarks: tuple[str, ...] = ()
 
     def title(self) -> str:
         """The model, and how many rows there are."""
@@ -102,6 +107,10 @@ class Sweep(Table):
             for row in self.sweep_rows
         ]
 
+    def notes(self) -> Sequence[str]:
+        """What holds of all rows of some formulations."""
+        return self.remarks
+
     def best(self) -> SweepRow | None:
         """The row whose step is fastest per sequence of the batch; None where nothing has a plan."""
         planned = [row for row in self.sweep_rows if row.seconds is not None]
@@ -113,6 +122,7 @@ def sweep_rows(
     executor: Executor | None = None,
     folder: str | Path | None = None,
     keep_plans: bool = False,
+    on_cell: OnCell | None = None,
 ) -> Iterator[tuple[int, SweepRow, bool]]:
     """Plan cells, and yield each row when it is there.
 
@@ -127,6 +137,9 @@ def sweep_rows(
         need it.
     keep_plans
         Whether plans are written to the folder too.
+    on_cell
+        Called with each cell whose plan begins; what it returns is called with every better incumbent or bound. It
+        needs an executor of threads of this process, which is the one without another then.
 
     Yields
     ------
@@ -136,8 +149,12 @@ def sweep_rows(
     Raises
     ------
     ExploreError
-        A row cannot be written.
+        A row cannot be written, or an executor of other processes should report what it does.
     """
+    if on_cell is not None and not isinstance(executor, ThreadPoolExecutor | None):
+        raise ExploreError(
+            "on_cell: it needs an executor of threads, ThreadPoolExecutor(1); rows of others come by on_row"
+        )
     place = cache_directory() / "sweeps" if folder is None else Path(folder)
     todo: list[tuple[int, Cell, Path]] = []
     for position, cell in enumerate(cells):
@@ -150,14 +167,16 @@ def sweep_rows(
     if not todo:
         return
     with ExitStack() as stack:
-        if executor is None:
+        if executor is None and on_cell is not None:
+            executor = stack.enter_context(ThreadPoolExecutor(1))
+        elif executor is None:
             context = multiprocessing.get_context("spawn")
             executor = stack.enter_context(ProcessPoolExecutor(1, context))
         running: dict[Future[SweepRow], tuple[int, Path]] = {}
         try:
             for position, cell, file in todo:
                 plan_file = str(file.with_suffix(".plan.json").absolute()) if keep_plans else ""
-                running[executor.submit(plan_cell, cell, plan_file)] = position, file
+                running[executor.submit(plan_cell, cell, plan_file, on_cell)] = position, file
             for future in as_completed(running):
                 position, file = running[future]
                 row = future.result()
@@ -168,15 +187,16 @@ def sweep_rows(
                 future.cancel()
 
 
-def plan_cell(cell: Cell, plan_file: str = "") -> SweepRow:
+def plan_cell(cell: Cell, plan_file: str = "", on_cell: OnCell | None = None) -> SweepRow:
     """Plan one cell; a step that has no plan is a row with the reason."""
     begun = time.perf_counter()
+    progress = None if on_cell is None else on_cell(cell)
     plan: AnyPlan
     try:
         if cell.of_layers:
-            plan = planned_layers(cell.reference, cell.cluster, cell.mesh, cell.request, cell.optimizer)
+            plan = planned_layers(cell.reference, cell.cluster, cell.mesh, cell.request, cell.optimizer, progress)
         else:
-            plan = _plan(cell)
+            plan = _plan(cell, progress)
     except NO_PLAN as error:
         spent = time.perf_counter() - begun
         return SweepRow(**row_of_cell(cell), status="no_plan", planning_seconds=spent, reason=str(error))
@@ -214,11 +234,12 @@ def run_sweep(
     folder: str | Path | None = None,
     keep_plans: bool = False,
     on_row: Callable[[SweepRow], None] | None = None,
+    on_cell: OnCell | None = None,
 ) -> Sweep:
     """Plan all cells; parameters as for :func:`sweep_rows`, ``on_row`` is called with each row as it comes."""
     found: dict[int, SweepRow] = {}
     known = 0
-    for position, row, was_known in sweep_rows(cells, executor, folder, keep_plans):
+    for position, row, was_known in sweep_rows(cells, executor, folder, keep_plans, on_cell):
         found[position] = row
         known += was_known
         if on_row is not None:
@@ -229,7 +250,7 @@ def run_sweep(
 _local = threading.local()
 
 
-def _plan(cell: Cell) -> Plan:
+def _plan(cell: Cell, progress: Callable[[Progress], None] | None) -> Plan:
     """Plan of a cell, from what is known of the cells before it; each thread keeps the last step and its workers."""
     if getattr(_local, "step", None) != cell.step:
         former: WarmSolver | None = getattr(_local, "solver", None)
@@ -241,8 +262,8 @@ def _plan(cell: Cell) -> Plan:
         _local.step = cell.step
     solver: WarmSolver = _local.solver
     if cell.request.overlap:
-        return solver.session.plan(cell.request)
-    return solver.solve(cell.request).plan
+        return solver.session.plan(cell.request, progress)
+    return solver.solve(cell.request, progress=progress).plan
 
 
 def _read_row(file: Path) -> SweepRow | None:

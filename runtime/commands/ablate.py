@@ -12,13 +12,15 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from runtime.commands.bench import INTERRUPTED
-from runtime.commands.values import STANDARD_OUTPUT, OptionError, json_path, listed, write_json
+from runtime.commands.values import STANDARD_OUTPUT, OptionError, json_path, listed, readable_file, write_json
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+    from rich.console import Console
     from rich.table import Table
 
+    from formulations.tuning.inventory import Constant
     from planner.benchmarks.ablation import Summary, Variant
     from planner.benchmarks.ablation.results import Pair
 
@@ -61,13 +63,17 @@ def ablate(
         typer.Option(
             "--json",
             metavar="FILE",
-            help="Pairs and summaries; what it holds already is not solved again. With --list, the verdicts to print.",
+            help="Result to write: pairs and summaries, or the list; - is standard output. Pairs that it holds already "
+            "are not solved again.",
         ),
     ] = None,
     list_only: Annotated[
-        bool,
-        typer.Option("--list", help="Print all techniques and tunables, with the verdicts of --json; solve nothing."),
+        bool, typer.Option("--list", help="Print all techniques and tunables; solve nothing.")
     ] = False,
+    verdicts: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="With --list: a result of --json, whose verdicts stand beside the list."),
+    ] = None,
 ) -> int:
     """Leave out one technique of the engine, or halve and double one tunable, and report what that loses.
 
@@ -78,12 +84,10 @@ def ablate(
 
     console = Console(width=None if sys.stdout.isatty() else WIDTH_WITHOUT_TERMINAL)
     if list_only:
-        console.print(_inventory_table(json_path(json_file)))
-        if json_file == STANDARD_OUTPUT:
-            from formulations.tuning.inventory import inventory
-
-            write_json(json_file, [asdict(constant) for constant in inventory()])
+        _list(console, None if verdicts is None else readable_file(verdicts, "--verdicts"), json_file)
         return 0
+    if verdicts is not None:
+        raise OptionError(f"--verdicts: {verdicts} stands beside the list alone; add --list")
     suites = listed(suite, "--suite") if suite else ["random", *(["contest"] if paths else [])]
     if unknown := [name for name in suites if name not in SUITES]:
         raise OptionError(f"--suite: {unknown[0]!r} is no suite of an ablation; use {', '.join(SUITES)}")
@@ -130,16 +134,24 @@ def _progress(variants: Sequence[Variant]) -> Iterator[Callable[[Variant, Pair],
         )
 
 
-def _inventory_table(json_file: Path | None) -> Table:
-    """Return all constants of the engine; with what an ablation found of each where there is a file of one."""
+def _list(console: Console, verdicts_file: Path | None, json_file: Path | None) -> None:
+    """Print all constants of the engine, with what an ablation found of each where there is a file of one."""
+    from formulations.tuning.inventory import inventory
+    from planner.benchmarks.ablation import load_verdicts, verdicts_of
+
+    verdicts = {} if verdicts_file is None else load_verdicts(verdicts_file)
+    found = [(constant, verdicts_of(constant, verdicts) if verdicts else ()) for constant in inventory()]
+    console.print(_inventory_table(found, with_verdicts=bool(verdicts)))
+    write_json(json_file, [asdict(constant) | {"verdicts": list(said)} for constant, said in found])
+
+
+def _inventory_table(entries: Sequence[tuple[Constant, Sequence[str]]], *, with_verdicts: bool) -> Table:
     from rich.table import Table
     from rich.text import Text
 
-    from formulations.tuning.inventory import Kind, inventory
-    from planner.benchmarks.ablation import load_verdicts, verdicts_of
+    from formulations.tuning.inventory import Kind
 
-    found = inventory()
-    verdicts = {} if json_file is None else load_verdicts(json_file)
+    found = [constant for constant, _ in entries]
     counts = {kind: sum(constant.kind is kind for constant in found) for kind in Kind}
     techniques = sum(1 if c.value is True else len(c.value) for c in found if c.kind is Kind.TECHNIQUE)
     title = (
@@ -147,12 +159,12 @@ def _inventory_table(json_file: Path | None) -> Table:
         f"{counts[Kind.FACT]} numbers that are none"
     )
     table = Table(title=title, show_edge=False, pad_edge=False)
-    for heading in ("kind", "module", "constant", "value", "what it does", *(["ablation"] if verdicts else [])):
+    for heading in ("kind", "module", "constant", "value", "what it does", *(["ablation"] if with_verdicts else [])):
         table.add_column(heading, overflow="fold")
-    for constant in found:
+    for constant, said in entries:
         place = constant.module.removeprefix("formulations.")
         value = ", ".join(constant.value) if _is_names(constant.value) else f"{constant.value}"
-        beside = [Text("\n".join(verdicts_of(constant, verdicts)))] if verdicts else []
+        beside = [Text("\n".join(said))] if with_verdicts else []
         table.add_row(constant.kind, place, constant.name, Text(value), Text(constant.text), *beside)
     return table
 

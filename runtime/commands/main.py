@@ -108,7 +108,7 @@ COMMANDS: dict[Callable[..., int | None], tuple[str, tuple[str, ...]]] = {
             "contest problems --solvers portfolio,exe:./iopddl --table table.tex --plot profile.pdf",
         ),
     ),
-    ablate: ("bench ablate", ("--list", "--only highs --size small --json ablation.json")),
+    ablate: ("bench ablate", ("--list --verdicts ablation.json", "--only highs --size small --json ablation.json")),
     benchmark_set: ("bench export", ("--only gpt2-4 --out set", "problem.json.gz --format mps --out .")),
     calibrate: ("calibrate", ("", "--model hf:gpt2 --mesh 2 --batch 4")),
     validate: ("validate", ("plan.json --plot scatter.png", "--sample 3 --model hf:gpt2 --mesh 2 --layers 2")),

@@ -45,7 +45,7 @@ from runtime.commands.options import (
     Workers,
 )
 from runtime.commands.tables.plan import plan_document
-from runtime.commands.tables.progress import progress_line
+from runtime.commands.tables.progress import ProgressLine, progress_line
 from runtime.commands.values import (
     OptionError,
     json_path,
@@ -60,6 +60,7 @@ from runtime.commands.values import (
 
 if TYPE_CHECKING:
     from planner.api import AnyPlan
+    from planner.explore.grid import Cell
     from planner.fits import FitsReport
 
 NANOSECOND = 1e-9
@@ -227,12 +228,21 @@ def sweep(
     from planner import api
 
     def show(row: api.SweepRow) -> None:
-        limit = "all memory" if row.memory_bytes is None else format_bytes(row.memory_bytes)
         found = row.reason or f"{format_seconds(row.seconds or 0.0)} a step, gap {format_gap(row.gap)}"
-        cell = f"batch {row.batch}, mesh {row.mesh}, {limit}, {row.formulation}, {row.solver}"
-        typer.echo(f"{cell}: {found}")
+        typer.echo(f"{_cell_name(row.batch, row.mesh, row.memory_bytes, row.formulation, row.solver)}: {found}")
 
-    with _rows_are_kept(folder), ThreadPoolExecutor(1) as executor:  # each solver is a process of its own
+    with (
+        _rows_are_kept(folder),
+        ThreadPoolExecutor(1) as executor,  # each solver is a process of its own
+        progress_line(f"sweeping {model}", NANOSECOND) as report,
+    ):
+
+        def begin(cell: Cell) -> ProgressLine:
+            asked, shape = cell.request, "x".join(map(str, cell.mesh))
+            name = _cell_name(cell.reference.batch, shape, asked.memory, asked.formulation, asked.solver)
+            report.begin(name, named=True)
+            return report
+
         found = api.sweep(
             step.reference(model, (batch or [8])[0]),
             cluster=cluster,
@@ -254,11 +264,18 @@ def sweep(
             folder=folder,
             keep_plans=keep_plans,
             on_row=show,
+            on_cell=begin,
         )
     write_json(json_file, table_document(found))
-    typer.echo(found.title())
+    typer.echo("\n".join([found.title(), *found.notes()]))
     if json_path(json_file) is not None:
         typer.echo(f"wrote {json_file}")
+
+
+def _cell_name(batch: int, mesh: str, memory: int | None, formulation: str, solver: str) -> str:
+    """A cell of a sweep in words."""
+    limit = "all memory" if memory is None else format_bytes(memory)
+    return f"batch {batch}, mesh {mesh}, {limit}, {formulation}, {solver}"
 
 
 @contextmanager

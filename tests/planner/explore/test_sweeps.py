@@ -46,7 +46,7 @@ def planned(monkeypatch) -> list:
     seen = []
     true_plan = sweeping.plan_cell
 
-    def counted(cell, plan_file=""):
+    def counted(cell, plan_file="", on_cell=None):
         seen.append(cell)
         return true_plan(cell, plan_file)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from functools import partial
 from pathlib import Path
 
@@ -29,8 +30,12 @@ def test_the_list_has_the_verdicts_of_an_ablation(command, tmp_path: Path) -> No
     path = tmp_path / "ablation.json"
     pair = Pair("code", "presolve.sequence:REDUCTIONS-free_nodes", "moon", 0, None, 0, good, slow)
     AblationResult((pair,), "code").save(path)
-    outcome = command("--list", "--json", str(path))
+    former, listed = path.read_text(), tmp_path / "list.json"
+    outcome = command("--list", "--verdicts", str(path), "--json", str(listed))
     assert (outcome.code, outcome.err) == (0, "")
+    assert path.read_text() == former
+    (named,) = (entry for entry in json.loads(listed.read_text()) if entry["verdicts"])
+    assert (named["name"], named["verdicts"]) == ("REDUCTIONS", ["-free_nodes: loses 3.00 times the time on moon"])
     verdicts = [line.split("│")[-1].strip() for line in outcome.out.splitlines() if line.count("│") == 5]
     assert " ".join(filter(None, verdicts)) == "-free_nodes: loses 3.00 times the time on moon"
 
@@ -58,7 +63,9 @@ def test_the_table_has_a_verdict_for_each_variant(command, tmp_path: Path, monke
         (["--instances", "moon"], ["--instances", "moon"]),
         (["absent"], ["absent"]),
         (["--json", "absent/rows.json"], ["--json", "absent"]),
-        (["--list", "--json", "absent.json"], ["absent.json", "--json"]),
+        (["--list", "--json", "absent/list.json"], ["absent", "--json"]),
+        (["--list", "--verdicts", "absent.json"], ["absent.json", "--verdicts"]),
+        (["--verdicts", "absent.json"], ["absent.json", "--verdicts", "--list"]),
     ],
 )
 def test_bad_input_is_one_clear_line(

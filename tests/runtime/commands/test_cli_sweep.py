@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
+from concurrent.futures import ProcessPoolExecutor
 
+import pytest
 from support.steps.planned_steps import configuration_file
 
+from planner import api
+from planner.explore.errors import ExploreError
 from planner.explore.sweeping import Sweep
 from planner.session import PlanRequest
 
@@ -78,4 +83,48 @@ def test_bad_values_are_named(meshwright, tmp_path) -> None:
 
     assert "--mesh: '0' is no mesh" in refused("--mesh", "2", "--mesh", "0")
     assert "--memory: 'much' is no size" in refused("--mesh", "2", "--memory", "much")
+    layers = ["--mesh", "2", "--model-formulation", "osdp"]
+    for option in (
+        ["--solver", "highs"],
+        ["--gap", "0.1"],
+        ["--workers", "1"],
+        ["--host-memory", "1GiB"],
+        ["--overlap"],
+    ):
+        name = option[0].removeprefix("--").replace("-", "_")
+        assert f"{name}: osdp plan layers by searches of their own; leave it out" in refused(*layers, *option)
     assert "formulation 'alpa' is not known" in refused("--mesh", "2", "--model-formulation", "alpa")
+
+
+def test_what_some_formulations_do_not_use_is_a_note(meshwright, tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr("planner.api.run_sweep", lambda name, *_: Sweep(name, ()))
+    both = ["--mesh", "2", "--model-formulation", "sharding", "--model-formulation", "osdp", "--gap", "0.1"]
+    outcome = meshwright("sweep", "hf:gpt2", *SMALL, *both, "--solver", "highs", "--json", "-")
+    assert outcome.code == 0, outcome.err
+    notes = json.loads(outcome.out)["notes"]
+    assert notes == ["solver: not used by the plans of layers (osdp)", "gap: not used by the plans of layers (osdp)"]
+    assert notes[1] in outcome.err
+
+
+def test_progress_inside_a_row_is_on_standard_error(meshwright, tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr("runtime.commands.tables.progress.SILENT_SECONDS", 0.0)
+    monkeypatch.setattr("runtime.commands.tables.progress.FIRST_LINE_SECONDS", 0.01)
+    monkeypatch.setattr("runtime.commands.tables.progress.MOST_SECONDS_BETWEEN_LINES", 0.02)
+    asked = ["--mesh", "1", "--model-formulation", "sharding", "--solver", "lagrangian", "--time-limit", "5"]
+    outcome = meshwright(
+        "sweep",
+        f"hf:{configuration_file('gpt2')}",
+        *SMALL,
+        *asked,
+        *("--folder", str(tmp_path / "rows"), "--json", "-"),
+    )
+    assert outcome.code == 0, outcome.err
+    assert len(json.loads(outcome.out)["rows"]) == 1
+    cell = "batch 2, mesh 1, all memory, sharding, lagrangian"
+    assert re.search(rf"\d s  {cell}\n", outcome.err), "the line before a solver reports"
+    assert re.search(rf"\d s  {cell}  \S+  (incumbent|bound) .*\n", outcome.err), "and what it reports"
+
+
+def test_progress_inside_a_row_needs_threads() -> None:
+    with ProcessPoolExecutor(1) as executor, pytest.raises(ExploreError, match="on_cell: it needs an executor of thr"):
+        api.sweep("hf:gpt2", cluster="a100-8-nvlink", meshes=[(2,)], executor=executor, on_cell=lambda _: print)
