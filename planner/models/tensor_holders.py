@@ -2,12 +2,14 @@
 
 Searched are closures, default arguments, ``functools.partial``, the objects of bound methods, lists, tuples,
 dictionaries, attributes of objects, and parameters and buffers of modules. Of an object only the attributes count that
-the code names: a trainer has more tensors than its loss needs.
+the code names: a trainer has more tensors than its loss needs. Of the variables of a module those count that the code
+of the function reads, and that of functions of the same package which it calls.
 """
 
 from __future__ import annotations
 
 import copy
+import dis
 import functools
 import inspect
 import re
@@ -49,6 +51,7 @@ class Search:
         self._left_out = {id(part) for part in module.modules()}
         self._seen: dict[int, bool] = {}
         self._known: set[int] = set()
+        self._package = _package(_function_of(function))
         self._holds(function, "", frozenset(), 0)
 
     def _holds(self, value: Any, path: str, named: Set[str], depth: int) -> bool:
@@ -63,7 +66,8 @@ class Search:
             named = _names_used(value, named)
             base = "" if isinstance(value, FunctionType) else path  # a variable goes by its own name
             found = [
-                self._holds(content, _joined(base, key), named, depth + 1) for key, content in _contents(value, named)
+                self._holds(content, _joined(base, key), named, depth + 1)
+                for key, content in (*_contents(value, named), *_variables(value, self._package))
             ]
             self._seen[id(value)] = any(found)
             if any(found):
@@ -110,8 +114,10 @@ def _copy(value: Any, copied: Callable[[Any], Any], keep: Callable[[Any], None])
     """Copy a holder; it is kept before its contents are copied where they may refer to it."""
     if isinstance(value, FunctionType):
         cells = tuple(CellType() for _ in value.__closure__ or ())
-        function = FunctionType(value.__code__, value.__globals__, value.__name__, None, cells or None)
+        variables = dict(value.__globals__)
+        function = FunctionType(value.__code__, variables, value.__name__, None, cells or None)
         keep(function)
+        variables.update((name, copied(content)) for name, content in _variables(value, _package(value)))
         function.__dict__.update(value.__dict__)
         function.__defaults__ = value.__defaults__ and tuple(map(copied, value.__defaults__))
         function.__kwdefaults__ = {k: copied(v) for k, v in (value.__kwdefaults__ or {}).items()} or None
@@ -159,6 +165,33 @@ def _contents(value: Any, named: Set[str]) -> Iterator[tuple[Any, Any]]:
     elif _is_made_of_attributes(type(value)):
         of_module = _OF_MODULES if isinstance(value, nn.Module) else ()
         yield from ((name, content) for name, content in _attributes(value) if name in named or name in of_module)
+
+
+def _variables(value: Any, package: str) -> Iterator[tuple[str, Any]]:
+    """Variables of its module that a function reads; none where it is not of the package."""
+    if isinstance(value, FunctionType) and _package(value) == package != "torch":
+        names = _variables_read(value.__code__)
+        yield from ((name, value.__globals__[name]) for name in names if name in value.__globals__)
+
+
+def _variables_read(code: CodeType) -> list[str]:
+    """Names that code, and functions made in it, look up among the variables of their module."""
+    names = [entry.argval for entry in dis.get_instructions(code) if entry.opname in ("LOAD_GLOBAL", "LOAD_NAME")]
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            names += _variables_read(constant)
+    return list(dict.fromkeys(names))
+
+
+def _function_of(value: Any) -> Any:
+    """The function inside partials and bound methods."""
+    while isinstance(value, MethodType | functools.partial):
+        value = value.__func__ if isinstance(value, MethodType) else value.func
+    return value
+
+
+def _package(value: Any) -> str:
+    return str(getattr(value, "__module__", "")).partition(".")[0]
 
 
 def _is_made_of_attributes(kind: type) -> bool:
@@ -236,7 +269,7 @@ def _names_in(function: FunctionType) -> set[str]:
     seen: set[CodeType] = set()
     while waiting:
         each = waiting.pop()
-        if each.__code__ in seen or str(each.__module__).partition(".")[0] == "torch":
+        if each.__code__ in seen or _package(each) == "torch":
             continue
         seen.add(each.__code__)
         found = _names_in_code(each.__code__)

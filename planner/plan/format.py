@@ -25,6 +25,10 @@ PLAN_VERSION: Literal[2] = 2
 """Version of the file format; a file of another version is refused."""
 
 
+COSTS = "costs of the step: "
+"""Begins the note that says how the costs of a step are known, which is a figure of its own."""
+
+
 class CrossCheck(Part):
     """Bound, or in older plans the result, of another method on the same problem."""
 
@@ -121,7 +125,8 @@ class Plan(Part):
             *self._host_rows(),
             ("recomputed operators", str(self.recomputed)),
             ("collectives", str(self.collectives)),
-            *(("note", note) for note in self.record.notes),
+            *(("costs", note.removeprefix(COSTS)) for note in self.record.notes if note.startswith(COSTS)),
+            *(("note", note) for note in self.record.notes if not note.startswith(COSTS)),
         ]
 
     def _host_rows(self) -> list[tuple[str, str]]:

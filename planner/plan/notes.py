@@ -11,15 +11,13 @@ from planner.common.units import format_seconds
 from planner.graph.operator_graph import OperatorGraph
 from planner.machine.cluster import ClusterSpec
 from planner.machine.known_costs import CostSource
+from planner.plan.format import COSTS
 from planner.replay.checker import ReplayReport, StepCosts
 from planner.schedule.instructions import Compute, Schedule, buckets
 from planner.strategies.sharding_rules import RuleReport
 
 _NAMED = 3
 """Kinds of operators that a note names."""
-
-
-_COSTS = "costs of the step: "
 
 INTERRUPTED = "interrupted: the search ended before its time limit, so its gap may be wider for that"
 """Note of a plan whose search was ended by Ctrl-C."""
@@ -28,12 +26,12 @@ INTERRUPTED = "interrupted: the search ended before its time limit, so its gap m
 def cost_note(seconds: Mapping[CostSource, float]) -> str:
     """A line that says how the costs of a step are known, by seconds of each."""
     spent = [f"{format_seconds(seconds[source])} {source}" for source in CostSource if seconds.get(source)]
-    return f"{_COSTS}{', '.join(spent) or 'none'}"
+    return f"{COSTS}{', '.join(spent) or 'none'}"
 
 
 def costs_in(notes: Sequence[str]) -> str:
     """What :func:`cost_note` says among the notes of a plan; empty where it is not there."""
-    return next((note.removeprefix(_COSTS) for note in notes if note.startswith(_COSTS)), "")
+    return next((note.removeprefix(COSTS) for note in notes if note.startswith(COSTS)), "")
 
 
 def sharing_notes(cluster: ClusterSpec, mesh: Sequence[int]) -> tuple[str, ...]:

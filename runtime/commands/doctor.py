@@ -19,7 +19,7 @@ import typer
 from planner.common.units import format_bytes
 from runtime.commands.options import JsonFile
 from runtime.commands.tables.progress import progress_line
-from runtime.commands.values import OptionError, listed, write_json
+from runtime.commands.values import OptionError, listed, writable_file, write_json
 
 MISSING = 1
 """Exit code where something is missing that meshwright needs."""
@@ -67,6 +67,14 @@ def doctor(
     only: Annotated[
         str | None, typer.Option(metavar="A,B", help="Of --families: these alone, such as llama,t5.")
     ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE.md",
+            help="Of --families: page to write after each one. Rows are kept beside it, in FILE.json, and the same "
+            "command goes on from those of the same versions.",
+        ),
+    ] = None,
 ) -> int:
     """Say what is installed, what this machine has, what is missing and how to get it.
 
@@ -76,23 +84,31 @@ def doctor(
     """
     if only is not None and not families:
         raise OptionError("--only: names families; give --families too")
+    if out is not None and not families:
+        raise OptionError("--out: is a page of families; give --families too")
+    if out is not None and out.suffix != ".md":
+        raise OptionError(f"--out: {str(out)!r} is no page; name a file that ends in .md")
     if families:
-        return _families([] if only is None else listed(only, "--only"), json_file)
+        return _families([] if only is None else listed(only, "--only"), json_file, out and writable_file(out, "--out"))
     findings = list(examine())
     _print(findings)
     write_json(json_file, [asdict(finding) for finding in findings])
     return MISSING if any(finding.state is State.MISSING for finding in findings) else 0
 
 
-def _families(names: list[str], json_file: Path | None) -> int:
-    from planner.models.families import FAMILIES, families_table, family_rows
+def _families(names: list[str], json_file: Path | None, out: Path | None) -> int:
+    from planner.models.families import FAMILIES, families_table
+    from planner.models.family_page import kept_rows
 
     known = [family for kind in FAMILIES.values() for family in kind]
     if unknown := [name for name in names if name not in known]:
         raise OptionError(f"--only: {unknown[0]!r} is no family; use {', '.join(known)}")
+    wanted = names or known
     with progress_line("families") as line:
-        rows = list(family_rows(names, lambda family: line.begin(f"planning {family}")))
+        rows = kept_rows(wanted, out, lambda family: line.begin(f"planning {family}"), typer.echo)
     typer.echo(families_table(rows))
+    if out is not None:
+        typer.echo(f"wrote {out}")
     write_json(json_file, [asdict(row) for row in rows])
     return MISSING if any(row.outcome == "defect" for row in rows) else 0
 

@@ -112,7 +112,7 @@ COMMANDS: dict[Callable[..., int | None], tuple[str, tuple[str, ...]]] = {
     benchmark_set: ("bench export", ("--only gpt2-4 --out set", "problem.json.gz --format mps --out .")),
     calibrate: ("calibrate", ("", "--model hf:gpt2 --mesh 2 --batch 4")),
     validate: ("validate", ("plan.json --plot scatter.png", "--sample 3 --model hf:gpt2 --mesh 2 --layers 2")),
-    doctor: ("doctor", ("--json -", "--families --only llama,t5")),
+    doctor: ("doctor", ("--json -", "--families --only llama,t5", "--families --out families.md")),
 }
 """Every command with its name and examples of its arguments, which its help shows."""
 

@@ -94,6 +94,42 @@ def test_defaults_and_plain_values_stay_as_they_are():
     assert same == {"a": 1}
 
 
+LABELS = torch.arange(4)
+CRITERION = nn.CrossEntropyLoss(weight=torch.tensor([1.0, 2.0, 3.0, 4.0]))
+SCALE = 2.0
+
+
+def _of_this_module(output):
+    return CRITERION(output, LABELS)
+
+
+def test_variables_of_the_module_that_the_code_reads_are_lifted():
+    def loss_fn(output):
+        def inside():
+            return _of_this_module(output) * SCALE
+
+        return inside() + F.cross_entropy(output, LABELS)
+
+    lifted, kwargs = lift_tensors(nn.Linear(4, 4), {}, loss_fn)
+    assert set(kwargs) == {"CRITERION_weight", "LABELS"}
+    assert kwargs["LABELS"] is LABELS
+    output = torch.randn(4, 4)
+    assert torch.equal(lifted(output, **kwargs), loss_fn(output))
+    others = {"LABELS": 3 - LABELS, "CRITERION_weight": torch.ones(4)}
+    expected = F.cross_entropy(output, 3 - LABELS) * (SCALE + 1)
+    assert torch.allclose(lifted(output, **others), expected)
+    assert torch.equal(LABELS, torch.arange(4)), "the module itself is not changed"
+
+
+def test_attributes_of_the_same_name_as_a_variable_lift_nothing():
+    class Batch:
+        LABELS = 3
+
+    lifted, kwargs = lift_tensors(nn.Linear(4, 4), {}, lambda output: output.sum() * Batch().LABELS)
+    assert kwargs == {}
+    assert "LABELS" in lifted.__code__.co_names
+
+
 def test_a_name_that_is_taken_is_refused_with_the_remedy():
     input = torch.randn(4, 4)
     with pytest.raises(ModelError, match=r"closes over the tensor 'input': make it a parameter, loss_fn\(output, i"):

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from planner.models import families
+from planner.models import families, family_page
 from planner.models.families import FAMILIES, FamilyRow, families_table, family_rows
+from planner.models.family_page import kept_rows
 from planner.models.references import ModelReference, load_step
 
 
@@ -30,6 +31,35 @@ def test_a_family_is_planned_or_refused_by_name(monkeypatch: pytest.MonkeyPatch)
     assert function.outcome == "refused"
     assert "GeLUFunction" in function.reason
     assert "transformers/models/bloom/modeling_bloom.py:" in function.reason
+
+
+def test_a_page_is_written_after_each_family_and_gone_on_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[str] = []
+
+    def rows(names, begins):
+        if "b" in made:
+            raise KeyboardInterrupt
+        made.extend(names)
+        begins(names[0])
+        yield FamilyRow("decoder", names[0], "planned" if names[0] != "c" else "defect", 7, ("no rule",), "", 60.0)
+
+    monkeypatch.setattr(family_page, "family_rows", rows)
+    page, said, begun = tmp_path / "families.md", [], []
+    with pytest.raises(KeyboardInterrupt):
+        kept_rows("abc", page, begun.append, said.append)
+    assert "| decoder | b | planned | 7 | no rule |" in page.read_text()
+    assert "of 2 families\n2 planned, in 2 minutes" in page.read_text()
+    made.clear()
+    found = kept_rows("abc", page, begun.append, said.append)
+    assert (made, begun) == (["c"], ["a", "b", "c"])
+    assert said == [f"2 of 3 families are known from {tmp_path / 'families.json'}"]
+    assert [row.family for row in found] == ["a", "b", "c"]
+    kept_rows("abc", page, begun.append, said.append)
+    assert made == ["c", "c"], "a defect is tried again"
+    monkeypatch.setattr(family_page, "version", lambda _: "other")
+    made.clear()
+    kept_rows("a", page, begun.append, said.append)
+    assert made == ["a"], "rows of other versions are made again"
 
 
 def test_the_table_has_a_row_for_each() -> None:
