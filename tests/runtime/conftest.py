@@ -38,7 +38,10 @@ def four_ranks() -> Iterator[RankPool]:
 
 
 @pytest.fixture
-def meshwright(capfd: pytest.CaptureFixture[str]) -> Callable[..., Outcome]:
+def meshwright(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Callable[..., Outcome]:
+    # Outcomes are compared line by line, on a busy machine too.
+    monkeypatch.setattr("runtime.commands.tables.progress.FIRST_LINE_SECONDS", 3600.0)
+
     def call(*arguments: object) -> Outcome:
         with pytest.raises(SystemExit) as left:
             cli.main([str(argument) for argument in arguments])
