@@ -51,11 +51,15 @@ def compare(
     for path in plan_files:
         readable_file(path, "PLAN")
 
-    from planner import api
+    # Not by planner.api, which takes seconds to import.
+    from planner.explore.comparison import Comparison
+    from planner.layers.plan.document import is_layer_plan, load_layer_plan
+    from planner.plan.document import load_plan
 
     count = Counter(path.name for path in plan_files)
-    names = {path: path.name if count[path.name] == 1 else str(path) for path in plan_files}
-    _show(api.compare(**{name: api.load(path) for path, name in names.items()}), json_file)
+    names = tuple(path.name if count[path.name] == 1 else str(path) for path in plan_files)
+    plans = tuple(load_layer_plan(path) if is_layer_plan(path) else load_plan(path) for path in plan_files)
+    _show(Comparison(names, plans), json_file)
 
 
 def best_mesh(
