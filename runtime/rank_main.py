@@ -95,7 +95,7 @@ def run_rank(options: RunOptions, show: Callable[[Plan, RunReport], None] = prin
         plan = _shared_plan(options)
         if options.device is None:
             check_kind(plan, device.type)
-        check_device_memory(plan.peak_bytes, device)
+        check_device_memory(plan.peak_bytes, device, plan.decision.options.reserve_bytes)
         print_layout_note(plan.decision.options.mesh, plan.decision.options.cluster)
         with scratch_folder(options) as own:
             report = _run(plan, own, device)

@@ -128,7 +128,8 @@ def load(
         check_kind(plan, place_of_rank.type)
     if dist.get_rank() == 0 and (note := calibration_note(plan)):
         warnings.warn(note, stacklevel=2)
-    check_device_memory(plan.peak_bytes, place_of_rank)
+    reserve = plan.decision.options.reserve_bytes if isinstance(plan, Plan) else 0
+    check_device_memory(plan.peak_bytes, place_of_rank, reserve)
     if allow_code:
         check_code(reference.source, allowed=True)
     step, seeded = _training_step(reference, module, weights, batch, loss_fn)

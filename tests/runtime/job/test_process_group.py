@@ -92,6 +92,8 @@ def test_a_plan_for_more_memory_than_the_device_has_is_refused(monkeypatch):
     found = SimpleNamespace(total_memory=40 * 2**30, name="NVIDIA A100")
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: found)
     check_device_memory(40 * 2**30, torch.device("cuda", 1))
+    with pytest.raises(LaunchError, match=r"40.00 GiB of tensors on a device beside a reserve of 1.00 GiB; cuda:1"):
+        check_device_memory(40 * 2**30, torch.device("cuda", 1), 2**30)
     with pytest.raises(LaunchError, match=r"cuda:1 \(NVIDIA A100\) has 40.00 GiB"):
         check_device_memory(41 * 2**30, torch.device("cuda", 1))
 
