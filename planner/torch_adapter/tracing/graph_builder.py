@@ -43,6 +43,19 @@ def dtype_name(tensor: Tensor) -> str:
     return str(tensor.dtype).removeprefix("torch.")
 
 
+def _constant_notes(constants: Mapping[str, Tensor]) -> tuple[str, ...]:
+    """A note on tensors that are the same in every step, though they may be data; single numbers are none."""
+    large = [tensor for tensor in constants.values() if tensor.numel() > 1]
+    found = list(dict.fromkeys(f"{dtype_name(each)} of shape {tuple(each.shape)}" for each in large))
+    if not found:
+        return ()
+    named = ", ".join(found[:3]) + (f" and {len(found) - 3} more" if len(found) > 3 else "")
+    return (
+        f"tensors that are no parameters, buffers or arguments are the same in every step: {named}; "
+        "make labels a parameter of the loss, loss_fn(output, labels), and register other tensors as buffers",
+    )
+
+
 class GraphBuilder:
     """Turns a trace into an :class:`OperatorGraph`, one call per operator and the constants' data."""
 
@@ -67,7 +80,8 @@ class GraphBuilder:
             for node in called:
                 if phase_of(node) is phase:
                     self._add_call(node, phase)
-        return OperatorGraph(tuple(self._values), tuple(self._operators), inputs, self._outputs(), self._trace.notes)
+        notes = (*self._trace.notes, *_constant_notes(self.constants))
+        return OperatorGraph(tuple(self._values), tuple(self._operators), inputs, self._outputs(), notes)
 
     def _live_nodes(self) -> list[Node]:
         live = {output.node for output in self._trace.outputs}

@@ -348,3 +348,20 @@ def test_loss_that_is_a_parameter_has_its_gradient():
 
     outputs = trace_step(Scalar(), ()).graph.outputs
     assert [output.role for output in outputs] == [OutputRole.LOSS, OutputRole.GRADIENT]
+
+
+LABELS = torch.arange(8)
+
+
+class ClassLoss:
+    """A loss whose method reads a variable of the module."""
+
+    def __call__(self, output: Tensor) -> Tensor:
+        return nn.functional.cross_entropy(output, LABELS)
+
+
+def test_data_that_stay_the_same_in_every_step_are_noted() -> None:
+    (note,) = trace_step(nn.Linear(4, 8), (torch.randn(8, 4),), {}, ClassLoss()).graph.notes
+    assert "the same in every step: int64 of shape (8,); make labels a parameter of the loss" in note
+    scaled = trace_step(nn.Linear(4, 8), (torch.randn(8, 4),), {}, lambda output: (output * torch.tensor(2.0)).sum())
+    assert scaled.graph.notes == ()
