@@ -121,7 +121,8 @@ def families_table(rows: Sequence[FamilyRow]) -> str:
     lines = ["| kind | family | outcome | operators | without a sharding rule, or why it is refused |"]
     lines.append("|---|---|---|---:|---|")
     for row in rows:
-        text = (row.reason or "; ".join(row.without_rule) or "-").replace("|", "\\|")
+        without = "; ".join(note.partition(": ")[0] for note in row.without_rule)
+        text = (row.reason or without or "-").replace("|", "\\|")
         lines.append(f"| {row.kind} | {row.family} | {row.outcome} | {row.operators or '-'} | {text} |")
     return "\n".join(lines)
 
