@@ -68,7 +68,7 @@ def test_the_table_has_a_row_for_each() -> None:
         FamilyRow("c", "d", "x", 0, (), "e|f", 1),
     ]
     assert families_table(rows).splitlines()[2:] == [
-        "| decoder | a | planned | 7 | 2 x b: no rule |",
+        "| decoder | a | planned | 7 | 2 x b |",
         "| c | d | x | - | e\\|f |",
     ]
 
