@@ -25,7 +25,7 @@ __all__ = ["RULES"]
 
 COSTS = "the paper measured its rates; ours are exact plans by cost presets, all baselines with their best batch"
 TF32 = "A100 in TF32, as the paper's own rates imply"
-ESTIMATOR = "small steps on two local processes, of which latencies, the host and the optimizer are a large part"
+ESTIMATOR = "small steps on two local processes, whose links are memory and whose latencies are a large part"
 
 _STRATEGIES = {
     "pytorch_ddp": "ddp",

@@ -34,6 +34,23 @@ def test_overlapping_slows_only_what_reduces_gradients_beside_computation() -> N
     assert not any(slower for name, slower in slowed.items() if name.startswith("2 stages"))
 
 
+@pytest.mark.usefixtures("preset")
+def test_the_times_of_a_profile_are_those_of_one_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    def measured(steps: LocalSteps, batch: int, micro_batches: int) -> float:
+        assert steps.devices == 1
+        return 0.5 + 0.25 * micro_batches + 0.125 * batch
+
+    monkeypatch.setattr(LocalSteps, "_alone", measured)
+    profiled = LocalSteps.profiled(layer_reference("gpt2"))
+    assert profiled.update_seconds == pytest.approx(0.5)
+    layers = profiled.chain.layers
+    assert sum(layer.forward_seconds + layer.backward_seconds for layer in layers) == pytest.approx(0.125)
+    assert sum(layer.fixed_seconds for layer in layers) == pytest.approx(0.25)
+    batch = profiled.reference.batch
+    plain = dict(local_plans(profiled))["1 stages, 1 micro-batches, dp2"]
+    assert profiled.seconds(plain)["without"] >= 0.5 + 0.25 + 0.125 * batch / 2
+
+
 def test_a_machine_that_is_not_calibrated_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(name: str) -> None:
         raise ClusterError(f"{name} is not calibrated")
