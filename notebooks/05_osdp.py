@@ -95,7 +95,7 @@ pd.DataFrame(
 ).round(3)
 
 # %% [markdown]
-# The paper's search takes 9 to 307 s. With 2, 30 and 300 s (300 s for one model of each family): its loss in per cent
+# The paper's search takes 9 to 307 s. With 2, 30 and 300 s (300 s for one model): its loss in per cent
 # of the exact plan's time, where it found a plan, on 8 TITAN RTX with 8 GiB. Its cuts look at the operators that have a
 # mode, and at nothing that the others need at the least, so more seconds help by chance.
 
