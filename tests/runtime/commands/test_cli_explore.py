@@ -154,6 +154,6 @@ def test_an_interrupted_command_says_so(meshwright, monkeypatch: pytest.MonkeyPa
     def interrupted(_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("planner.api.load", interrupted)
+    monkeypatch.setattr("planner.layers.plan.document.is_layer_plan", interrupted)
     outcome = meshwright("compare", LAYER_PLAN)
     assert (outcome.code, outcome.err) == (130, "meshwright: interrupted\n")
