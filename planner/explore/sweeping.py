@@ -20,6 +20,7 @@ from typing import Any
 
 from formulations.problem.files import write_text_atomically
 from formulations.problem.solution import Progress
+from formulations.problem.time_limit import noticing_interrupts
 from formulations.solvers import SolverPool
 from planner.common.infeasibility import InfeasibleError
 from planner.common.model_error import ModelError
@@ -139,7 +140,7 @@ def sweep_rows(
         Whether plans are written to the folder too.
     on_cell
         Called with each cell whose plan begins; what it returns is called with every better incumbent or bound. It
-        needs an executor of threads of this process, which is the one without another then.
+        needs an executor of threads of this process; without an executor the cells are planned in this thread then.
 
     Yields
     ------
@@ -166,17 +167,17 @@ def sweep_rows(
             yield position, row, True
     if not todo:
         return
+    if executor is None and on_cell is not None:
+        yield from _one_by_one(todo, keep_plans, on_cell)
+        return
     with ExitStack() as stack:
-        if executor is None and on_cell is not None:
-            executor = stack.enter_context(ThreadPoolExecutor(1))
-        elif executor is None:
+        if executor is None:
             context = multiprocessing.get_context("spawn")
             executor = stack.enter_context(ProcessPoolExecutor(1, context))
         running: dict[Future[SweepRow], tuple[int, Path]] = {}
         try:
             for position, cell, file in todo:
-                plan_file = str(file.with_suffix(".plan.json").absolute()) if keep_plans else ""
-                running[executor.submit(plan_cell, cell, plan_file, on_cell)] = position, file
+                running[executor.submit(plan_cell, cell, _plan_file(file, keep_plans), on_cell)] = position, file
             for future in as_completed(running):
                 position, file = running[future]
                 row = future.result()
@@ -185,6 +186,23 @@ def sweep_rows(
         finally:  # after Ctrl-C nothing more begins; what has begun ends by its own time limit
             for future in running:
                 future.cancel()
+
+
+def _one_by_one(
+    todo: Iterable[tuple[int, Cell, Path]], keep_plans: bool, on_cell: OnCell
+) -> Iterator[tuple[int, SweepRow, bool]]:
+    """Plan in this thread. Ctrl-C ends the search of a row at once, and the sweep; that row is not kept."""
+    for position, cell, file in todo:
+        with noticing_interrupts() as noticed:
+            row = plan_cell(cell, _plan_file(file, keep_plans), on_cell)
+        if noticed.is_set():
+            raise KeyboardInterrupt
+        _write_row(file, row)
+        yield position, row, False
+
+
+def _plan_file(file: Path, keep_plans: bool) -> str:
+    return str(file.with_suffix(".plan.json").absolute()) if keep_plans else ""
 
 
 def plan_cell(cell: Cell, plan_file: str = "", on_cell: OnCell | None = None) -> SweepRow:

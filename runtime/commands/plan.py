@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -233,7 +232,6 @@ def sweep(
 
     with (
         _rows_are_kept(folder),
-        ThreadPoolExecutor(1) as executor,  # each solver is a process of its own
         progress_line(f"sweeping {model}", NANOSECOND) as report,
     ):
 
@@ -260,7 +258,6 @@ def sweep(
                 gap=gap,
                 overlap=overlap,
             ),
-            executor=executor,
             folder=folder,
             keep_plans=keep_plans,
             on_row=show,

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import signal
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -103,6 +105,24 @@ def test_an_interrupted_sweep_goes_on_without_repeating(tmp_path, planned):
     assert again.sweep_rows == whole.sweep_rows
     assert again.known == 4
     assert len(planned) == before + 4 - kept
+
+
+def test_a_row_whose_search_was_interrupted_is_not_kept(tmp_path, monkeypatch):
+    """Searches return what they have at Ctrl-C; in the sweep's own thread it ends the sweep all the same."""
+    true_plan, begun = sweeping.plan_cell, []
+
+    def interrupted(cell, plan_file="", on_cell=None):
+        begun.append(cell)
+        if len(begun) == 2:
+            with suppress(KeyboardInterrupt):
+                signal.raise_signal(signal.SIGINT)
+        return true_plan(cell, plan_file, on_cell)
+
+    monkeypatch.setattr(sweeping, "plan_cell", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run_sweep("mlp", list(grid()), None, tmp_path, on_cell=lambda cell: lambda progress: None)
+    assert len(begun) == 2
+    assert len(list(tmp_path.glob("*.json"))) == 1
 
 
 def test_rows_are_those_of_plans_made_one_by_one(tmp_path):
