@@ -58,11 +58,11 @@ def bound(
         if simulate(step, sequence).peak <= step.memory_limit:
             incumbent(sequence)
 
-    def hear(known: int) -> None:
+    def report_bound(known: int) -> None:
         report(Progress(time.monotonic() - started, None, known + program.constant, "highs"))
 
     most = cutoff - program.constant
-    outcome = solve_program(program.program(), started + options.time_limit, options.seed, look_at, hear, most)
+    outcome = solve_program(program.program(), started + options.time_limit, options.seed, look_at, report_bound, most)
     if outcome.values is not None:
         look_at(outcome.values)
     best = None if outcome.bound is None else outcome.bound + program.constant

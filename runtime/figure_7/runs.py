@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
+from typing import Any
 
 import torch
 
@@ -70,6 +71,15 @@ def peak_of_rank(text: str) -> int:
     FamilyError, LaunchError, PlanError
         The plan or its model cannot be run, or not on so many ranks.
     """
+    training, batch = training_of_rank(text)
+    meter = MemoryMeter(torch.device("cpu"), training.resident_tensors(), ResizedStorageMeter())
+    for _ in range(STEPS):
+        training.step(batch, meter)
+    return meter.peak_bytes
+
+
+def training_of_rank(text: str) -> tuple[LayerTraining, dict[str, Any]]:
+    """Part of this process in a plan, on the CPU, and the example batch; parameters as for :func:`peak_of_rank`."""
     plan = LayerPlan.model_validate_json(text)
     device = torch.device("cpu")
     initial, step = (load_step(model_reference(plan), where) for where in ("cpu", "meta"))
@@ -78,10 +88,7 @@ def peak_of_rank(text: str) -> int:
     named = [*initial.module.named_parameters(), *initial.module.named_buffers()]
     state = {name: tensor.detach() for name, tensor in named}
     training = LayerTraining(plan, family, step.module, plan_meshes(plan, device.type), reader_of(state), device)
-    meter = MemoryMeter(device, training.resident_tensors(), ResizedStorageMeter())
-    for _ in range(STEPS):
-        training.step(initial.example_kwargs, meter)
-    return meter.peak_bytes
+    return training, dict(initial.example_kwargs)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -33,16 +33,11 @@ from planner.layers.plan.document import LayerPlan, StagePlan
 from planner.layers.plan.settings import strategy_settings
 from planner.layers.profiles.folding import model_layers
 from planner.machine.cluster import LOCAL_NAME, load_cluster
-from planner.models.references import ModelReference, load_step, planned_model
+from planner.models.references import ModelReference, planned_model
 from planner.papers.cells import Cell, Row, Table
 from planner.papers.galvatron.adapter import device_links
+from runtime.figure_7.runs import training_of_rank
 from runtime.job.rank_pool import RankPool
-from runtime.layers.check import check_model
-from runtime.layers.families.registry import model_family
-from runtime.layers.mesh import plan_meshes
-from runtime.layers.reference import model_reference
-from runtime.layers.training import LayerTraining
-from runtime.measure.local_shards import reader_of
 
 __all__ = ["SLOWDOWNS", "TABLES", "LocalSteps", "local_plans", "step_rows"]
 
@@ -257,19 +252,12 @@ def seconds_of_rank(text: str) -> float:
     FamilyError, LaunchError, PlanError
         The plan or its model cannot be run, or not on so many ranks.
     """
-    plan = LayerPlan.model_validate_json(text)
-    device = torch.device("cpu")
-    initial, step = (load_step(model_reference(plan), where) for where in ("cpu", "meta"))
-    family = model_family(step)
-    check_model(plan, family, step.example_kwargs)
-    named = [*initial.module.named_parameters(), *initial.module.named_buffers()]
-    state = {name: tensor.detach() for name, tensor in named}
-    training = LayerTraining(plan, family, step.module, plan_meshes(plan, device.type), reader_of(state), device)
+    training, batch = training_of_rank(text)
     seconds = []
     for _ in range(_WARM_UP + _STEPS):
         torch.distributed.barrier()
         started = time.perf_counter()
-        training.step(initial.example_kwargs)
+        training.step(batch)
         seconds.append(time.perf_counter() - started)
     return median(seconds[_WARM_UP:])
 
