@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 import time
 import weakref
@@ -10,6 +11,7 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Self
 
+from formulations.problem.gc_pause import gc_paused
 from formulations.problem.solution import KnownBound, Progress
 from formulations.solvers import SolverPool
 from planner.common.infeasibility import InfeasibleError
@@ -238,8 +240,10 @@ class Exploration(PinnedPlans):
     def _solve(self, pins: tuple[Pin, ...], seconds: float, quick: bool = False) -> Solution:
         started = time.perf_counter()
         request = replace(self.request, time_limit=seconds)
-        solution = self.solver.solve(request, frozenset(pins), self.progress, quick=quick)
+        with gc_paused():
+            solution = self.solver.solve(request, frozenset(pins), self.progress, quick=quick)
         if not self.first_seconds:
+            gc.collect()  # what tracing left behind: else a full collection falls into the plan after the first pin
             self.first_seconds = sum(self.session.times.values()) + time.perf_counter() - started
         return solution
 
