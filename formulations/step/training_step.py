@@ -86,7 +86,8 @@ class StepEdge:
 
     Tables have shape ``(S_producer, S_consumer)``. ``copy_bytes`` is the resharded copy that lives while
     the consumer computes (0 where the producer's storage is read directly); ``peak_bytes`` the most that
-    is alive beyond the producer's storage while the copy is made. ``link_cost``, shape ``(axes, S_producer,
+    is alive beyond the producer's storage while the copy is made (a storage that nothing else reads may end on the
+    way, so that this may be less than the copy). ``link_cost``, shape ``(axes, S_producer,
     S_consumer)``, is the part of the cost for which the link of each mesh axis is busy; None where nobody asks.
     """
 

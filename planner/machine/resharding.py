@@ -29,8 +29,8 @@ dimension behind others that have one element on each rank is an outermost one t
 
 ``Pavg`` behaves as ``Psum``; ``Pmax`` and ``Pmin`` can only be all-reduced. Nothing becomes partial.
 Where several axes shard one dimension the left one is outer, so a step may only add or remove the
-innermost shard of a dimension. The source of a path stays alive throughout, a buffer between two steps is
-freed when the second is done: while step i > 1 runs, the output of step i - 1 is alive beside it.
+innermost shard of a dimension. While step i > 1 runs, the output of step i - 1 is alive beside it, and the source
+of the path too, unless nothing reads it afterwards: then it ends with the first step.
 """
 
 from __future__ import annotations
@@ -96,14 +96,19 @@ class ReshardPath:
         From the source's placement to the target's; one placement where they are equal.
     seconds
         Predicted time.
-    peak_bytes
-        Most bytes alive on one rank beyond the source buffer, the target included; 0 where source and
-        target are equal, since then there is no second buffer.
+    first_bytes, peak_bytes
+        Most bytes alive on one rank beyond the source buffer, the target included, during the first step and during
+        the whole path; 0 where source and target are equal, since then there is no second buffer.
     """
 
     placements: tuple[Placement, ...]
     seconds: float
+    first_bytes: int
     peak_bytes: int
+
+    def peak_without(self, source: int) -> int:
+        """Most bytes beyond a source of so many bytes that ends with the first step; may be less than the target's."""
+        return max(self.first_bytes, self.peak_bytes - source)
 
 
 @dataclass(frozen=True, slots=True)
@@ -433,19 +438,19 @@ class ReshardPlanner:
         done: dict[Placement, ReshardPath] = {}
         if not divides(shape, source, self.mesh) or not reductions_commute(source):
             return done
-        heap: list[tuple[int, int, tuple[Placement, ...]]] = [(0, 0, (source,))]
+        heap: list[tuple[int, int, tuple[Placement, ...], int]] = [(0, 0, (source,), 0)]
         while heap:
-            ticks, peak, path = heappop(heap)
+            ticks, peak, path, first = heappop(heap)
             current = path[-1]
             if current in done:
                 continue
-            done[current] = ReshardPath(path, ticks / _TICKS_PER_SECOND, peak)
+            done[current] = ReshardPath(path, ticks / _TICKS_PER_SECOND, first, peak)
             owned = len(path) > 1
             alive = local_numel(shape, current, self.mesh) * item_bytes if owned else 0
             for move in self._moves_from(shape, item_bytes, current, owned):
                 if move.target not in done:
                     here = max(peak, alive + move.peak_bytes)
-                    heappush(heap, (ticks + move.ticks, here, (*path, move.target)))
+                    heappush(heap, (ticks + move.ticks, here, (*path, move.target), first if owned else here))
         return done
 
     def _moves_from(self, shape: tuple[int, ...], item_bytes: int, source: Placement, owned: bool) -> tuple[_Move, ...]:

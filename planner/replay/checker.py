@@ -114,7 +114,7 @@ def replay(
         where = Wording(graph, schedule).instruction(schedule.instructions[at]) if at >= 0 else "the start"
         message = f"{peak} bytes at {where}, {peak - limit} more than the limit of {limit}"
         violations.append(Violation(ViolationKind.OVER_LIMIT, at if at >= 0 else None, message))
-    host = host_use(schedule, lifetimes, local_bytes)
+    host = host_use(graph, schedule, lifetimes, local_bytes)
     if host_limit is not None and host.peak_bytes > host_limit:
         message = f"{host.peak_bytes} bytes on the host, {host.peak_bytes - host_limit} more than {host_limit}"
         violations.append(Violation(ViolationKind.OVER_HOST_LIMIT, host.peak_instruction, message))

@@ -13,14 +13,17 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
+from planner.graph.last_reads import OUTPUT, last_reads
 from planner.graph.operator_graph import OperatorGraph, OutputRole, TensorSpec, ValueRole
 from planner.graph.operator_workspaces import workspace_item_bytes
 from planner.graph.optimizers import OptimizerSpec
 from planner.graph.placement import Placement, divides, is_outermost, local_numel, local_shape, reordered
+from planner.graph.view_chains import view_chains
 from planner.replay.report import AliveTensor, Category, HostUse, MemoryProfile
 from planner.replay.wording import Wording
 from planner.schedule.instructions import (
     Compute,
+    Free,
     Instruction,
     Offload,
     Prefetch,
@@ -104,8 +107,10 @@ class LocalBytes:
         return local_numel(shape, placement, self._mesh)
 
 
-def path_peak(path: Sequence[Placement], shapes: Sequence[tuple[int, ...]], sizes: Sequence[int]) -> int:
-    """Most bytes alive while a path runs, beyond its source.
+def path_peak(
+    path: Sequence[Placement], shapes: Sequence[tuple[int, ...]], sizes: Sequence[int], source: int = 0
+) -> int:
+    """Most bytes alive while a path runs.
 
     The peak of each collective is in the table of :mod:`planner.machine.resharding`; this is a second implementation
     of it. The output of a step stays until the next one is done.
@@ -116,8 +121,10 @@ def path_peak(path: Sequence[Placement], shapes: Sequence[tuple[int, ...]], size
         Placements in the order of memory.
     shapes, sizes
         Local shapes and bytes along the path.
+    source
+        Bytes of the source's storage where it ends with the first step; 0 where it does not, and is not counted.
     """
-    peak = held = 0
+    peak, held = 0, source
     for at, ((old, new), (split, joined), (before, after)) in enumerate(
         zip(pairwise(path), pairwise(shapes), pairwise(sizes), strict=True)
     ):
@@ -145,7 +152,7 @@ def memory_profile(
 ) -> tuple[MemoryProfile, int, int, tuple[AliveTensor, ...]]:
     """Bytes over time, the peak, the first instruction that reaches it (-1: the start), tensors alive then."""
     count = len(schedule.instructions)
-    owners, sizes, ends = _storages(schedule, lifetimes, local_bytes, on_host=False)
+    owners, sizes, ends = _storages(graph, schedule, lifetimes, local_bytes, on_host=False)
     categories = _categories(graph, schedule, lifetimes)
     starts = lifetimes.created[owners]
     states = _optimizer_states(graph, schedule, local_bytes, optimizer)
@@ -160,9 +167,11 @@ def memory_profile(
             held += sum(tensor.nbytes for tensor in states)
         at_start[category], after[category] = int(held[0]), held[1:]
     transient = {category: np.zeros(count, dtype=np.int64) for category in Category}
+    released = dict(zip(ends.tolist(), sizes.tolist(), strict=True))
     for index, instruction in enumerate(schedule.instructions):
         category = Category.RESHARDED if isinstance(instruction, Reshard) else Category.WORKSPACE
-        transient[category][index] += _transient(graph, schedule, instruction, local_bytes, optimizer, device)
+        source = released.get(index, 0)
+        transient[category][index] += _transient(graph, schedule, instruction, local_bytes, optimizer, device, source)
     joined_parts, arrivals = buckets(schedule.instructions), waits(schedule.instructions)
     bucketed = {at for bucket in joined_parts for at in bucket}
     for start, wait in arrivals.items():
@@ -199,17 +208,17 @@ def tensor_lifetimes(
     found = [
         (state, -1, len(schedule.instructions)) for state in _optimizer_states(graph, schedule, local_bytes, optimizer)
     ]
-    for owner, size, end in zip(*_storages(schedule, lifetimes, local_bytes, on_host=False), strict=True):
+    for owner, size, end in zip(*_storages(graph, schedule, lifetimes, local_bytes, on_host=False), strict=True):
         entry, name = schedule.buffers[owner], graph.values[schedule.buffers[owner].value].name
         tensor = AliveTensor(name, int(size), entry.placement, categories[owner], int(owner))
         found.append((tensor, int(lifetimes.created[owner]), int(end)))
     return found
 
 
-def host_use(schedule: Schedule, lifetimes: Lifetimes, local_bytes: LocalBytes) -> HostUse:
+def host_use(graph: OperatorGraph, schedule: Schedule, lifetimes: Lifetimes, local_bytes: LocalBytes) -> HostUse:
     """Bytes of host buffers over time and of the copies that make and read them."""
     count = len(schedule.instructions)
-    owners, sizes, ends = _storages(schedule, lifetimes, local_bytes, on_host=True)
+    owners, sizes, ends = _storages(graph, schedule, lifetimes, local_bytes, on_host=True)
     change = np.zeros(count + 1, dtype=np.int64)
     np.add.at(change, lifetimes.created[owners], sizes)
     np.add.at(change, ends, -sizes)
@@ -247,16 +256,52 @@ def _alive_transients(
 
 
 def _storages(
-    schedule: Schedule, lifetimes: Lifetimes, local_bytes: LocalBytes, *, on_host: bool
+    graph: OperatorGraph, schedule: Schedule, lifetimes: Lifetimes, local_bytes: LocalBytes, *, on_host: bool
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-    """Buffers that own a storage there, its bytes, and the instruction that frees its last alias."""
+    """Buffers that own a storage there, its bytes, and the instruction with which it ends.
+
+    That is the one that frees its last alias, or a path of several steps right before, whose first step is its end.
+    """
     existing = np.flatnonzero(lifetimes.root >= 0)
     last = np.full(len(schedule.buffers), -1, dtype=np.int64)
     np.maximum.at(last, lifetimes.root[existing], lifetimes.freed[existing])
+    for owner, at in _released_on_the_way(graph, schedule, lifetimes, last):
+        last[owner] = at
     owners = existing[(lifetimes.root[existing] == existing) & (lifetimes.on_host[existing] == on_host)]
     entries = [schedule.buffers[owner] for owner in owners]
     sizes = np.array([local_bytes(entry.value, entry.placement) for entry in entries], dtype=np.int64)
     return owners, sizes, last[owners]
+
+
+def _released_on_the_way(
+    graph: OperatorGraph, schedule: Schedule, lifetimes: Lifetimes, last: NDArray[np.int64]
+) -> list[tuple[int, int]]:
+    """Storages that nothing reads after a path of several steps, each with the path's instruction.
+
+    Only readers that are the last ones in every plan count; with others the source is counted throughout the path,
+    since the model counts the same bytes whatever runs again.
+    """
+    found, follows, reader = [], len(schedule.instructions), OUTPUT
+    for at in range(follows - 1, -1, -1):
+        instruction = schedule.instructions[at]
+        if isinstance(instruction, Free):
+            continue
+        if isinstance(instruction, Compute) and not graph.operators[instruction.operator].is_view:
+            reader = instruction.operator
+        if isinstance(instruction, Reshard) and len(instruction.path) > 2:
+            owner = int(lifetimes.root[instruction.source])
+            if at < last[owner] < follows:
+                found.append((owner, at, reader))
+        follows = at  # the next instruction that frees nothing
+    if not found:
+        return []
+    known = last_reads(graph, view_chains(graph))
+    copied = {int(lifetimes.root[step.source]) for step in schedule.instructions if isinstance(step, Offload)}
+    return [
+        (owner, at)
+        for owner, at, reader in found
+        if owner not in copied and known.get(schedule.buffers[owner].value) in (reader, OUTPUT)
+    ]
 
 
 def _categories(graph: OperatorGraph, schedule: Schedule, lifetimes: Lifetimes) -> dict[int, Category]:
@@ -320,12 +365,13 @@ def _transient(
     local_bytes: LocalBytes,
     optimizer: OptimizerMemory,
     device: str,
+    released: int,
 ) -> int:
-    """Bytes that an instruction holds while it runs and no longer afterwards."""
+    """Bytes that an instruction holds while it runs and no longer afterwards, a storage that it ends included."""
     buffers = schedule.buffers
     match instruction:
         case Reshard(source, target, path, overlapped) if not overlapped:
-            peak = path_peak(*local_bytes.along(buffers[source].value, path))
+            peak = path_peak(*local_bytes.along(buffers[source].value, path), released)
             return max(0, peak - local_bytes(buffers[target].value, buffers[target].placement))
         case Compute(operator, _, outputs) if outputs and outputs[0] is not None:
             value, placement = buffers[outputs[0]].value, buffers[outputs[0]].placement

@@ -31,7 +31,8 @@ class Route:
 
     ``before`` holds the placements from the base up to and including the position of resharding,
     ``path`` the placements of the resharding there (a single one where nothing moves) and ``after`` those
-    behind it; ``len(before) + len(after) - 1`` is the number of views.
+    behind it; ``len(before) + len(after) - 1`` is the number of views. ``released_bytes`` is the peak where the
+    stored value ends with the first step of the path.
     """
 
     before: tuple[Placement, ...]
@@ -40,6 +41,7 @@ class Route:
     cost: int
     copy_bytes: int
     peak_bytes: int
+    released_bytes: int
 
     @property
     def reshards(self) -> bool:
@@ -54,6 +56,7 @@ class RouteTables:
     cost: IntArray
     copy_bytes: IntArray
     peak_bytes: IntArray
+    released_bytes: IntArray
     forbidden: BoolArray
 
 
@@ -127,7 +130,7 @@ class ChainRouter:
         """Route each pair of different placements once; layouts that share a placement share the entry."""
         rows, columns = ({placement: k for k, placement in enumerate(dict.fromkeys(of))} for of in (sources, targets))
         shape = (len(rows), len(columns))
-        cost, copy, peak = (np.zeros(shape, dtype=np.int64) for _ in range(3))
+        cost, copy, peak, released = (np.zeros(shape, dtype=np.int64) for _ in range(4))
         forbidden = np.zeros(shape, dtype=np.bool_)
         for source, i in rows.items():
             for target, j in columns.items():
@@ -135,9 +138,11 @@ class ChainRouter:
                 if route is None:
                     forbidden[i, j] = True
                 else:
-                    cost[i, j], copy[i, j], peak[i, j] = route.cost, route.copy_bytes, route.peak_bytes
+                    cost[i, j], copy[i, j] = route.cost, route.copy_bytes
+                    peak[i, j], released[i, j] = route.peak_bytes, route.released_bytes
         layouts = np.ix_([rows[source] for source in sources], [columns[target] for target in targets])
-        return RouteTables(cost[layouts], copy[layouts], peak[layouts], forbidden[layouts])
+        cost, copy, peak, released = (table[layouts] for table in (cost, copy, peak, released))
+        return RouteTables(cost, copy, peak, released, forbidden[layouts])
 
     def _line(self, chain: ViewChain) -> _Line:
         if chain not in self._line_of:
@@ -179,7 +184,7 @@ class ChainRouter:
     def _search(self, line: _Line, source: Placement, target: Placement) -> Route | None:
         reached, leading = line.reached(source), line.leading(target)
         if target in reached[-1]:
-            return Route(reached[-1][target].way, (target,), (), 0, 0, 0)
+            return Route(reached[-1][target].way, (target,), (), 0, 0, 0, 0)
         if not line.views:
             return self._direct(line, reached[0][source], leading[0][target])
         best: tuple[int, int] | None = None
@@ -197,14 +202,16 @@ class ChainRouter:
         if best is None or chosen is None:
             return None
         position, start, path, end = chosen
-        return Route(start.way, line.placements(position, path), end.way, *best, path.peak_bytes)
+        released = path.peak_without(reached[0][source].nbytes)
+        return Route(start.way, line.placements(position, path), end.way, *best, path.peak_bytes, released)
 
     def _direct(self, line: _Line, start: _Stand, end: _Stand) -> Route | None:
         """The route where there are no views, which is most of them."""
         path = self._planner.paths(*line.lying[0], start.lying).get(end.lying)
         if path is None:
             return None
-        return Route(start.way, line.placements(0, path), (), self._cost(path.seconds), end.nbytes, path.peak_bytes)
+        cost, released = self._cost(path.seconds), path.peak_without(start.nbytes)
+        return Route(start.way, line.placements(0, path), (), cost, end.nbytes, path.peak_bytes, released)
 
     def _cost(self, seconds: float) -> int:
         if seconds not in self._quanta:

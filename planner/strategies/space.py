@@ -16,6 +16,7 @@ import numpy as np
 
 from formulations.problem.strategy_problem import BoolArray, IntArray
 from formulations.step.training_step import GradientEdge, NodeKind, ResultEdge, StepEdge, StepModel, StepNode
+from planner.graph.last_reads import OUTPUT, last_reads
 from planner.graph.operator_graph import Operator, OperatorGraph, OutputRole, Phase, Value, ValueRole
 from planner.graph.operator_workspaces import workspace_item_bytes
 from planner.graph.optimizers import OptimizerSpec
@@ -23,7 +24,7 @@ from planner.graph.placement import REPLICATE, Placement, divides, local_numel, 
 from planner.graph.view_chains import ViewChain, view_chains
 from planner.machine.costs import CostModel, to_quanta
 from planner.strategies.baselines import BASELINES
-from planner.strategies.chain_routing import ChainRouter
+from planner.strategies.chain_routing import ChainRouter, RouteTables
 from planner.strategies.sharding_rules import AxisRule, RuleReport, Strategy, axis_rules, compose
 from planner.strategies.traced_step import TracedStep
 
@@ -115,6 +116,7 @@ class _SpaceBuilder:
         self.mesh = mesh
         self.optimizer = optimizer
         self.chains = view_chains(self.graph)
+        self._last_reads = last_reads(self.graph, self.chains)
         self._shared: dict[object, tuple[Strategy, ...]] = {}
         self._tiled: dict[object, IntArray] = {}
 
@@ -272,6 +274,10 @@ class _SpaceBuilder:
 
     # ----------------------------------------------------------------- edges
 
+    def _peaks(self, base: int, reader: int, tables: RouteTables) -> IntArray:
+        """Most bytes beyond a stored value while it is brought to the layout of a reader."""
+        return tables.released_bytes if self._last_reads.get(base) == reader else tables.peak_bytes
+
     def _output_placements(self, node: int, base: int) -> tuple[Placement, ...]:
         """Placement of a base value under each layout of the node that owns it."""
         index = self.graph.values[base].output_index
@@ -302,7 +308,7 @@ class _SpaceBuilder:
                     slot,
                     tables.cost,
                     tables.copy_bytes,
-                    tables.peak_bytes,
+                    self._peaks(chain.base, op.index, tables),
                     forbidden,
                 )
             )
@@ -328,7 +334,7 @@ class _SpaceBuilder:
                         parameter,
                         tables.cost,
                         tables.copy_bytes,
-                        tables.peak_bytes,
+                        self._peaks(chain.base, OUTPUT, tables),
                         tables.forbidden,
                     )
                 )
@@ -340,7 +346,7 @@ class _SpaceBuilder:
                         index,
                         tables.cost[:, 0],
                         tables.copy_bytes[:, 0],
-                        tables.peak_bytes[:, 0],
+                        self._peaks(chain.base, OUTPUT, tables)[:, 0],
                         tables.forbidden[:, 0],
                     )
                 )

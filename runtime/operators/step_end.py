@@ -80,7 +80,10 @@ class StepEnd:
                     case Reshard() if at in self.buckets:
                         self._start_bucket(carried, at)
                     case Reshard(source, target) if at in self.functions:
-                        carried[target] = self.functions[at](carried[source])
+                        following = self.instructions[at + 1] if at + 1 < len(self.instructions) else None
+                        is_last = isinstance(following, Free) and source in following.buffers
+                        # A source that is passed on ends with the first step of a path, as the replay counts it.
+                        carried[target] = self.functions[at](carried.pop(source) if is_last else carried[source])
                     case Compute(_, inputs, outputs):
                         results = self.functions[at](*(carried[buffer] for buffer in inputs))
                         results = results if isinstance(results, (tuple, list)) else (results,)

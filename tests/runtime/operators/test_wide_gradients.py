@@ -6,6 +6,7 @@ import pytest
 import torch
 from support.processes.rank_steps import groups_of, local_inputs
 from support.steps.planned_steps import real_step, step_reference, strategy_space, traced_step
+from support.steps.random_plans import peaks_on_the_way
 from support.tiers import first
 from torch import nn
 
@@ -114,7 +115,7 @@ def check_half(pool, name, mesh, seed):
     for mine, theirs, measured, dtypes in pool.run(run_half, name, schedule):
         assert dtypes == {"torch.float32"}
         assert mine <= 4 * theirs
-        resharding = isinstance(schedule.instructions[predicted.peak_instruction], Reshard)
+        resharding = peaks_on_the_way(space.graph, schedule, predicted)
         assert 0.6 * predicted.peak_bytes <= measured <= predicted.peak_bytes
         assert resharding or measured == predicted.peak_bytes
 

@@ -1,4 +1,4 @@
-"""Random decisions whose operators run again twice."""
+"""Random decisions whose operators run again twice, and what a replay counts on the safe side."""
 
 from __future__ import annotations
 
@@ -8,6 +8,11 @@ from dataclasses import replace
 from formulations.step.kiwi_chain import chain_moments
 from formulations.step.modes import Modes, needed_reruns, once_or_twice
 from formulations.step.training_step import Moments, NodeKind, StepDecision, StepModel
+from planner.graph.last_reads import OUTPUT, last_reads
+from planner.graph.operator_graph import OperatorGraph
+from planner.graph.view_chains import view_chains
+from planner.replay.report import ReplayReport
+from planner.schedule.instructions import Compute, Reshard, Schedule
 
 
 def with_reruns_twice(model: StepModel, decision: StepDecision, seed: int) -> StepDecision:
@@ -31,3 +36,18 @@ def modes_with(model: StepModel, decision: StepDecision) -> Modes:
     """Modes of a problem that a decision of :func:`with_reruns_twice` is in, and few others."""
     every = once_or_twice(model, chain_moments(model))
     return {i: (mode, *every[i][-1:]) if len(every[i][-1]) > 1 else (mode,) for i, mode in decision.recomputed.items()}
+
+
+def peaks_on_the_way(graph: OperatorGraph, schedule: Schedule, report: ReplayReport) -> bool:
+    """Whether the peak is a path of several steps whose source may end before, while the replay counts it to the end.
+
+    It does so where the reader is not the last one in every plan.
+    """
+    at = report.peak_instruction
+    peak = schedule.instructions[at]
+    if not isinstance(peak, Reshard) or len(peak.path) == 2:
+        return False
+    chains = view_chains(graph)
+    readers = (step.operator for step in schedule.instructions[at:] if isinstance(step, Compute))
+    reader = next((operator for operator in readers if not graph.operators[operator].is_view), OUTPUT)
+    return last_reads(graph, chains).get(chains[schedule.buffers[peak.source].value].base) not in (reader, OUTPUT)
