@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 from support.steps.planned_steps import strategy_space
 from support.steps.random_plans import with_reruns_twice
@@ -9,6 +11,7 @@ from support.tiers import first
 
 from planner.graph.last_reads import OUTPUT, last_reads
 from planner.graph.operator_graph import Phase
+from planner.graph.view_chains import ViewChain
 from planner.schedule.instructions import Compute, Reshard, reads
 from planner.scheduling.builder import build_schedule
 from planner.strategies.random_decision import random_decision
@@ -62,3 +65,21 @@ def test_values_with_a_reader_that_may_run_again_later_have_none():
     }
     assert without - read_backward
     assert not known.keys() & set(space.graph.inputs)
+
+
+@pytest.mark.parametrize(("reads_f", "last"), [(2, 3), (4, None)])
+def test_a_rerun_of_a_reader_may_be_later_than_the_last_reader(reads_f, last):
+    """A forward operator f reads x; operator 3 of backward does, and 2 or 4 reads what f makes."""
+    forward, backward = Phase.FORWARD, Phase.BACKWARD
+    inputs = {0: (), 1: (0,), 2: (), 3: (0,), 4: ()}
+    inputs[reads_f] = (1,)
+    operators = [
+        SimpleNamespace(index=k, is_view=False, inputs=inputs[k], outputs=(k,), phase=forward if k < 2 else backward)
+        for k in inputs
+    ]
+    values = [SimpleNamespace(producer=k) for k in inputs]
+    graph = SimpleNamespace(operators=operators, values=values, outputs=[SimpleNamespace(value=4)])
+    found = last_reads(graph, [ViewChain(k, ()) for k in inputs])
+    assert found.get(0) == last
+    assert found[1] == reads_f
+    assert found[4] == OUTPUT
