@@ -32,8 +32,10 @@ from planner.machine.cluster import ClusterSpec, load_cluster
 from planner.models.references import ModelReference, check_code
 from planner.planning import (
     LayerFormulation,
+    Memory,
     Mesh,
     as_reference,
+    bytes_of,
     check_published,
     fits,
     load,
@@ -76,7 +78,7 @@ class _ExploreOptions(TypedDict, total=False):
 
     cluster: Required[ClusterSpec | str]
     mesh: Required[Mesh]
-    memory: int | None
+    memory: Memory | None
     optimizer: str | None
     time_limit: float | None
     grad_accum: int
@@ -100,7 +102,7 @@ def explore(
     *,
     cluster: ClusterSpec | str,
     mesh: Mesh,
-    memory: int | None = None,
+    memory: Memory | None = None,
     optimizer: str | None = None,
     grad_accum: int = 1,
     formulation: str | None = None,
@@ -152,7 +154,7 @@ def explore(
 
 
 def explore_plan(
-    plan: AnyPlan,
+    plan: AnyPlan | Path | str,
     *,
     cluster: ClusterSpec | str | None = None,
     request: PlanRequest | None = None,
@@ -164,7 +166,7 @@ def explore_plan(
     Parameters
     ----------
     plan
-        The plan. Its step, mesh, limits, formulation and pins are those of the exploration.
+        The plan, or its file. Its step, mesh, limits, formulation and pins are those of the exploration.
     cluster
         The cluster where it is not known by the name in the plan.
     request
@@ -187,6 +189,8 @@ def explore_plan(
         The plan does not hold, or its model is code that was not allowed.
     """
     asked = request or PlanRequest()
+    if isinstance(plan, (str, Path)):
+        plan = load(plan)
     if isinstance(plan, LayerPlan):
         check_code(plan.model.source, allow_code)
         return LayerExploration.of_plan(plan, cluster, asked.time_limit, progress)
@@ -198,7 +202,7 @@ def best_mesh(
     ranks: int,
     *,
     cluster: ClusterSpec | str,
-    memory: int | None = None,
+    memory: Memory | None = None,
     optimizer: str | None = None,
     request: PlanRequest | None = None,
     axes: int = 2,
@@ -235,7 +239,7 @@ def largest_batch(
     *,
     cluster: ClusterSpec | str,
     mesh: Mesh,
-    memory: int | None = None,
+    memory: Memory | None = None,
     optimizer: str | None = None,
     request: PlanRequest | None = None,
     multiple: int | None = None,
@@ -278,7 +282,7 @@ def sweep(
     *,
     cluster: ClusterSpec | str,
     meshes: Sequence[Mesh],
-    memories: Sequence[int | None] = (None,),
+    memories: Sequence[Memory | None] = (None,),
     batches: Sequence[int] = (),
     formulations: Sequence[str] = ("kiwi_chain",),
     solvers: Sequence[str] = (DEFAULT_SOLVER,),
@@ -328,14 +332,15 @@ def sweep(
         No formulation uses an option that is given.
     """
     found = as_reference(reference)
-    grid = Grid(found, cluster, meshes, memories, batches, formulations, solvers, optimizer, request or PlanRequest())
+    limits = [bytes_of(memory, "memories") for memory in memories]
+    grid = Grid(found, cluster, meshes, limits, batches, formulations, solvers, optimizer, request or PlanRequest())
     made = run_sweep(found.source, list(grid), executor, folder, keep_plans, on_row, on_cell)
     return replace(made, remarks=grid.notes())
 
 
-def _within(request: PlanRequest | None, memory: int | None) -> PlanRequest:
+def _within(request: PlanRequest | None, memory: Memory | None) -> PlanRequest:
     found = request or PlanRequest()
-    return found if memory is None else replace(found, memory=memory)
+    return found if memory is None else replace(found, memory=bytes_of(memory, "memory"))
 
 
 def explain(

@@ -11,6 +11,7 @@ from typing import Literal, Required, TypedDict, Unpack, overload
 from formulations.problem.solution import Progress
 from formulations.solvers import DEFAULT_SOLVER
 from planner.common.plan_error import PlanError
+from planner.common.units import bytes_in
 from planner.explore.exploration import Exploration
 from planner.explore.pins import overlapped_plan, pin_of
 from planner.explore.tables import AnyPlan
@@ -24,6 +25,8 @@ from planner.plan.document import Plan, load_plan, save_plan
 from planner.session import PUBLISHED, PlanningSession, PlanRequest
 
 Mesh = tuple[int, ...]
+Memory = int | str
+"""Bytes, or a text such as ``4GiB``."""
 LayerFormulation = Literal["osdp", "galvatron", "h3t", "capture"]
 
 
@@ -32,8 +35,8 @@ class _PlanOptions(TypedDict, total=False):
 
     cluster: Required[ClusterSpec | str]
     mesh: Required[Mesh]
-    memory: int | None
-    host_memory: int | None
+    memory: Memory | None
+    host_memory: Memory | None
     optimizer: str | None
     grad_accum: int
     solver: str
@@ -62,8 +65,8 @@ def plan(
     *,
     cluster: ClusterSpec | str,
     mesh: Mesh,
-    memory: int | None = None,
-    host_memory: int | None = None,
+    memory: Memory | None = None,
+    host_memory: Memory | None = None,
     optimizer: str | None = None,
     grad_accum: int = 1,
     formulation: str = "kiwi_chain",
@@ -92,7 +95,7 @@ def plan(
     mesh
         Size of each mesh axis; layers are planned for as many devices as it has.
     memory
-        Bytes of one device, the cluster's reserve included; None for all that the device has.
+        Bytes of one device, the cluster's reserve included, or text such as ``4GiB``; None for all that the device has.
     host_memory
         Bytes of pinned host memory for one device, for formulations that offload; None for no limit.
     optimizer
@@ -143,6 +146,7 @@ def plan(
     ValueError
         Bad input; the message names it and the remedy.
     """
+    limit, host_limit = bytes_of(memory, "memory"), bytes_of(host_memory, "host_memory")
     if formulation in LAYER_FORMULATIONS:
         if overlap:
             raise PlanError(f"overlap: {formulation} plans layers; it is for formulations of operators")
@@ -151,7 +155,7 @@ def plan(
             ("solver", None if solver == DEFAULT_SOLVER else solver),
             ("workers", workers),
             ("gap", gap or None),
-            ("host_memory", host_memory),
+            ("host_memory", host_limit),
         ):
             if given is not None:
                 raise PlanError(f"{name} {given}: {formulation} plans layers by a search of its own; leave it out")
@@ -161,7 +165,7 @@ def plan(
             cluster=cluster,
             devices=prod(mesh),
             formulation=formulation,
-            memory=memory,
+            memory=limit,
             optimizer=optimizer,
             as_published=as_published,
             search_batch=search_batch,
@@ -179,7 +183,7 @@ def plan(
     for target, decision in (*pins, *forbidden):
         pin_of(target, decision, mesh)  # a decision that there is not is refused before the step is traced
     session = micro_batched(as_reference(reference), cluster, mesh, optimizer, grad_accum)
-    request = PlanRequest(memory, formulation, solver, time_limit, seed, workers, host_memory, gap, overlap)
+    request = PlanRequest(limit, formulation, solver, time_limit, seed, workers, host_limit, gap, overlap)
     if not (pins or forbidden):
         return session.plan(request, progress)
     if overlap:
@@ -234,6 +238,17 @@ def save(made: AnyPlan, path: Path | str) -> None:
         save_plan(made, Path(path))
 
 
+def bytes_of(memory: Memory | None, name: str) -> int | None:
+    """Bytes of a size that may be a text, None where there is none; the error of one that is no size names it.
+
+    Raises
+    ------
+    ValueError
+        As for :func:`planner.common.units.bytes_in`.
+    """
+    return bytes_in(memory, name) if isinstance(memory, str) else memory
+
+
 def load(path: Path | str) -> AnyPlan:
     """Read a plan of either kind; nothing that it names is imported.
 
@@ -251,12 +266,14 @@ def fits(
     *,
     cluster: ClusterSpec | str,
     mesh: tuple[int, ...],
-    memory: int | None = None,
+    memory: Memory | None = None,
     optimizer: str | None = None,
 ) -> FitsReport:
     """Bounds on the memory that one rank needs, without solving; parameters as for :func:`plan`."""
     session = PlanningSession(as_reference(reference), cluster, mesh, optimizer)
-    return fits_report(session.graph, prod(mesh), session.optimizer, session.budget(memory).tensor_bytes)
+    return fits_report(
+        session.graph, prod(mesh), session.optimizer, session.budget(bytes_of(memory, "memory")).tensor_bytes
+    )
 
 
 def as_reference(given: ModelReference | str) -> ModelReference:

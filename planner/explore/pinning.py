@@ -180,12 +180,32 @@ class PinnedPlans(Table):
         ValueError, InfeasibleError
             As for :meth:`pin`.
         """
-        wanted = (self._pin_of(target, decision, False) for target, decision in pins)
-        unwanted = (self._pin_of(target, decision, True) for target, decision in forbidden)
-        found = tuple(dict.fromkeys((*self.pins, *wanted, *unwanted)))
+        found = self._pins_with(pins, forbidden)
         plan = self._planned_with(found)
         self.pins = found
         return plan
+
+    def pin_all(
+        self,
+        pins: Sequence[tuple[str, str]] = (),
+        forbidden: Sequence[tuple[str, str]] = (),
+        time_limit: float | None = None,
+    ) -> PinChange:
+        """Add several pins at once, and plan again.
+
+        Parameters
+        ----------
+        pins, forbidden
+            Targets and decisions, as for :meth:`pin` and :meth:`forbid`, whose errors are raised here too.
+        time_limit
+            As for :meth:`pin`.
+        """
+        return self._change(self._pins_with(pins, forbidden), time_limit)
+
+    def _pins_with(self, pins: Sequence[tuple[str, str]], forbidden: Sequence[tuple[str, str]]) -> tuple[Pin, ...]:
+        wanted = (self._pin_of(target, decision, False) for target, decision in pins)
+        unwanted = (self._pin_of(target, decision, True) for target, decision in forbidden)
+        return tuple(dict.fromkeys((*self.pins, *wanted, *unwanted)))
 
     def pin(self, target: str, decision: str | Sequence[str], time_limit: float | None = None) -> PinChange:
         """Make the plan decide something, and plan again.

@@ -293,7 +293,10 @@ def _options(function: Callable[..., Any], reference: ModelReference) -> dict[st
     parameters = inspect.signature(function).parameters
     for name in overrides:
         if name not in parameters:
-            raise ModelError(f"model {reference.source!r}: its function has no parameter {name!r} that could be set")
+            raise ModelError(
+                f"model {reference.source!r}: its function has no parameter {name!r} that could be set: give it "
+                "one, and build the module with it"
+            )
     options = {name: value for name, value in (offered | overrides).items() if name in parameters}
     for name, parameter in parameters.items():
         open_ended = parameter.kind in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)

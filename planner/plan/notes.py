@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from math import prod
 
 from planner.common.units import format_seconds
-from planner.graph.operator_graph import OperatorGraph
+from planner.graph.operator_graph import OperatorGraph, ValueRole
 from planner.machine.cluster import ClusterSpec
 from planner.machine.known_costs import CostSource
 from planner.plan.format import COSTS
@@ -119,6 +119,18 @@ def planning_notes(graph: OperatorGraph, schedule: Schedule, report: RuleReport,
         lines.append(
             f"{sum(entry.count for entry in found)} operators: a dimension does not divide by a mesh axis and is not "
             f"sharded on it; they take {format_seconds(sum(entry.seconds for entry in found))} of the step: "
-            f"{longest}{more}"
+            f"{longest}{more}{_other_batch(graph, schedule)}"
         )
     return (*lines, *graph.notes)
+
+
+def _other_batch(graph: OperatorGraph, schedule: Schedule) -> str:
+    """Which batch would divide, where that of the inputs does not."""
+    specs = [graph.values[value].spec for value in graph.inputs if graph.values[value].role is ValueRole.INPUT]
+    rows = {spec.shape[0] for spec in specs if spec.shape}
+    if len(rows) != 1:
+        return ""
+    (batch,), ranks = rows, prod(schedule.mesh)
+    if not any(batch % size for size in schedule.mesh):
+        return ""
+    return f". The inputs have {batch} rows: a batch that is a multiple of {ranks} divides by every mesh axis"

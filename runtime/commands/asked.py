@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -104,10 +104,21 @@ class Asked:
         """Whether a file is named."""
         return Path(self.model).is_file()
 
+    @property
+    def pins(self) -> tuple[Sequence[tuple[str, str]], Sequence[tuple[str, str]]]:
+        """Targets and decisions of the user's pins, and of what is forbidden."""
+        return parse_pins(self.pin, "--pin"), parse_pins(self.forbid, "--forbid")
+
     @contextmanager
-    def explored(self) -> Iterator[Exploration | LayerExploration]:
-        """The exploration, with its present plan, and a live line while it is used."""
-        pins, forbidden = parse_pins(self.pin, "--pin"), parse_pins(self.forbid, "--forbid")
+    def explored(self, pinned: bool = True) -> Iterator[Exploration | LayerExploration]:
+        """The exploration, with its present plan, and a live line while it is used.
+
+        Parameters
+        ----------
+        pinned
+            Whether the user's pins hold from the beginning.
+        """
+        pins, forbidden = self.pins
         shape = None if self.mesh is None else parse_mesh(self.mesh, "--mesh")
 
         from planner import api
@@ -133,6 +144,6 @@ class Asked:
                 )
             if isinstance(exploration, api.Exploration):
                 stack.enter_context(exploration)  # ends its solver processes
-            if pins or forbidden:
+            if pinned and (pins or forbidden):
                 exploration.with_pins(pins, forbidden)
             yield exploration

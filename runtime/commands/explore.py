@@ -36,6 +36,8 @@ from runtime.commands.values import (
 
 if TYPE_CHECKING:
     from planner.api import AnyPlan
+    from planner.explore.changes import WhatIf
+    from planner.explore.pinning import PinChange
     from planner.explore.tables import Table
 
 NANOSECOND = 1e-9
@@ -168,6 +170,7 @@ def whatif(
 ) -> None:
     """Say what becomes of a plan under a change of the cluster, and plan again for the change.
 
+    Pins alone are a change too, and their cost is said; beside a change of the cluster they hold before and after it.
     The plan is that of a file, or one of MODEL that is made first. Plans with --overlap cannot be asked about.
     """
     wanted = None if to_memory is None else parse_bytes(to_memory, "--to-memory")
@@ -188,10 +191,15 @@ def whatif(
         other_mesh,
         None if to_cluster is None else load_cluster(to_cluster),
     )
-    if change == api.ClusterChange():
-        raise OptionError("whatif: nothing changes; give a change, such as --bandwidth 2 or --to-memory 4GiB")
-    with asked.explored() as exploration:
-        found = exploration.whatif(change)
+    pins_alone = change == api.ClusterChange()
+    if pins_alone and not any(asked.pins):
+        raise OptionError("whatif: nothing changes; give a change, such as --bandwidth 2, --to-memory 4GiB or --pin")
+    found: WhatIf | PinChange
+    with asked.explored(pinned=not pins_alone) as exploration:
+        if pins_alone:
+            found = exploration.pin_all(*asked.pins, time_limit=searching.time_limit)
+        else:
+            found = exploration.whatif(change)
     _show(found, json_file, found.after, out)
 
 

@@ -13,9 +13,10 @@ from planner.plan.document import load_plan
 from runtime.export.operator_form import layer_form
 from runtime.export.titan_file import titan_file
 from runtime.export.torch_file import torch_file
-from runtime.export.translation import left_out, translate
+from runtime.export.translation import ExportError, left_out, translate
 from runtime.layers.check import check_model
 from runtime.layers.families.registry import model_family
+from runtime.layers.families.units import FamilyError
 from runtime.layers.reference import model_reference
 
 Engine = Literal["torch", "torchtitan"]
@@ -75,7 +76,12 @@ def exported(path: Path, engine: Engine, name: str, flavor: str | None = None, a
         operators = load_plan(path)
         check_code(operators.decision.model.source, allow_code)
         step = load_step(reference_of(operators.decision.model), "meta")
-        family = model_family(step)
+        try:
+            family = model_family(step)
+        except FamilyError as error:
+            raise ExportError(
+                f"{error}. As code of another engine it cannot be expressed: run it here (meshwright run, runtime.load)"
+            ) from error
         plan, different = layer_form(operators, [unit.name for unit in family.units])
     check_layer_plan(plan)
     check_model(plan, family, step.example_kwargs)

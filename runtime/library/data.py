@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+import warnings
 from collections.abc import Iterable, Iterator, Sized
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.distributed as dist
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, Sampler, SequentialSampler
 
 from runtime.job.process_group import gather_texts
@@ -81,8 +83,9 @@ class TrainingData:
     """Passes over a user's data, in an order that depends on the number of the pass alone, the same on all ranks.
 
     A loader that draws rows by torch's own samplers, or in order, is replaced by one with a :class:`ShareSampler`, so
-    that each rank reads its rows alone. Another loader's sampler gets a seeded generator in every pass, anything with
-    ``set_epoch`` the number of the pass. The first batch of a pass is compared between ranks.
+    that each rank reads its rows alone; rows that do not fill a batch are left out, with a warning. Another loader's
+    sampler gets a seeded generator in every pass, anything with ``set_epoch`` the number of the pass. The first
+    batch of a pass is compared between ranks.
 
     Parameters
     ----------
@@ -169,6 +172,12 @@ def _shared_loader(step: Step, data: Iterable[Batch]) -> Iterable[Batch]:
         raise BatchError(
             f"the loader makes batches of {data.batch_size} rows, the plan's have {size}: give batch_size={size}, of "
             "which each rank reads its part, or runtime.ShareSampler as the batch_sampler"
+        )
+    if len(rows) % size and not data.drop_last and dist.get_rank() == 0:
+        warnings.warn(
+            f"each pass leaves {len(rows) % size} of {len(rows)} rows out: they do not fill a batch of {size}, and a "
+            "plan has batches of one size (drop_last=True in the loader says so)",
+            stacklevel=2,
         )
     generator = getattr(sampler, "generator", None)
     seed = generator.initial_seed() if isinstance(generator, torch.Generator) else 0

@@ -37,8 +37,8 @@ def check_comparable(traced: TracedStep) -> None:
     drawing = sorted({operator.target for operator in traced.graph.operators if operator.is_random})
     if drawing:
         raise LaunchError(
-            f"--check: the step draws random numbers ({', '.join(drawing)}), others than one process: plan with "
-            "--dropout 0, or leave --check out"
+            f"--check: the step draws random numbers ({', '.join(drawing)}), others than one process: plan without "
+            "dropout (--dropout 0; a function of yours takes it as a parameter), or leave --check out"
         )
 
 

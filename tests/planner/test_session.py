@@ -219,6 +219,16 @@ def test_host_memory_is_planned_kept_and_written():
     assert [violation.kind for violation in refused] == [ViolationKind.OVER_HOST_LIMIT]
 
 
+def test_memory_may_be_a_text():
+    step = {"cluster": "a100-8-nvlink", "mesh": (2,)}
+    texts = [api.fits(step_reference("gpt2"), **step, memory=size).limit for size in ("4GiB", 4 * 2**30)]
+    assert texts[0] == texts[1]
+    with pytest.raises(ValueError, match="memory: 'much' is no size; write 4GiB"):
+        api.plan(step_reference("gpt2"), **step, memory="much")
+    with pytest.raises(ValueError, match="memories: 'much' is no size; write 4GiB"):
+        api.sweep(step_reference("gpt2"), cluster="a100-8-nvlink", meshes=[(2,)], memories=["much"])
+
+
 def test_host_memory_below_nothing_is_refused():
     with pytest.raises(PlanError, match="host memory -1 bytes: give 0 or more"):
         PlanRequest(host_memory=-1)

@@ -52,6 +52,19 @@ def test_pins_are_added_to_those_of_the_plan():
         assert found.objective_seconds > planned(pinned=True).objective_seconds
 
 
+def test_a_file_is_explored_and_several_pins_are_one_change(tmp_path):
+    path = tmp_path / "plan.json"
+    planned().save(path)
+    with api.explore_plan(str(path), request=REQUEST) as here:
+        change = here.pin_all([(MLP.format(0), "recompute")], [(MLP.format(1), "recompute")], time_limit=5.0)
+        assert [str(pin) for pin in change.changed] == [
+            "transformer.h.0.mlp recompute",
+            "transformer.h.1.mlp not recompute",
+        ]
+        assert len(here.history) == 1
+        assert change.seconds > 0 > change.bytes
+
+
 def test_what_ifs_and_prices_count_all_micro_batches():
     plan = planned(grad_accum=2)
     assert plan.decision.options.grad_accum == 2

@@ -47,3 +47,4 @@ def test_what_does_not_divide_is_one_note_with_the_total(tmp_path):
     assert note.startswith(f"{sum(entry.count for entry in found)} operators: a dimension does not divide")
     assert found[0].target in note
     assert f"and {len(found) - 3} more kinds, which explain lists" in note
+    assert note.endswith("The inputs have 3 rows: a batch that is a multiple of 2 divides by every mesh axis")

@@ -76,6 +76,12 @@ def test_a_finished_plan_is_asked_about(meshwright, tmp_path: Path) -> None:
     before = json.loads(outcome.out)["rows"][0]
     assert before["seconds"] > json.loads(made.out)["objective_seconds"]
     assert before["recomputed"] > 0
+    outcome = meshwright("whatif", path, *pin, *quick, "--out", then, "--json", "-")
+    assert outcome.code == 0, outcome.err
+    free, pinned = json.loads(outcome.out)["rows"]
+    assert free["seconds"] == json.loads(made.out)["objective_seconds"] <= pinned["seconds"]
+    assert (free["recomputed"], pinned["recomputed"]) == (0, before["recomputed"])
+    assert load_plan(then).decision.options.pins[0].target == "*.mlp"
     outcome = meshwright("price", path, *quick, "--at", "40GiB", "--json", "-")
     assert outcome.code == 0, outcome.err
     assert json.loads(outcome.out)["rows"][0]["seconds"] == json.loads(made.out)["objective_seconds"]

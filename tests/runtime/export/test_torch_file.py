@@ -241,6 +241,9 @@ def test_a_plan_of_operators_is_refused_with_what_it_decides(tmp_path):
         exported(tmp_path / "plan.json", "torch", "parallel.py")
     for words in ("decides operator by operator", "operators run again by themselves", "operators that divide their"):
         assert words in str(refused.value)
+    save_plan(random_plan("mlp", (2,), 0), tmp_path / "mlp.json")
+    with pytest.raises(ExportError, match=r"cannot cut a \w+ into layers.* run it here \(meshwright run"):
+        exported(tmp_path / "mlp.json", "torch", "parallel.py", allow_code=True)
 
 
 @pytest.mark.slow

@@ -9,6 +9,7 @@ import re
 import shutil
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -204,6 +205,24 @@ def test_batches_that_differ_between_ranks_are_refused(two_ranks):
     for size, content in two_ranks.run(refused_on_rank, random_plan("mlp", (2,), 0)):
         assert size.startswith("the loader makes batches of 2 rows, the plan's have 4: give batch_size=4")
         assert content.startswith("the ranks read different global batches in pass 1 of the data: give the same ones")
+
+
+def incomplete_on_rank(plan: Plan) -> list[str]:
+    step = runtime.load(plan, real_step("mlp").module, optimizer=ADAMW, device="cpu")
+    rows = TensorDataset(torch.randn(10, 16))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for drops in (False, True):
+            data = DataLoader(rows, batch_size=4, drop_last=drops)
+            runtime.Trainer(step, data, steps=3, progress=False).fit()
+    return [str(entry.message) for entry in caught if "each pass" in str(entry.message)]
+
+
+def test_rows_that_do_not_fill_a_batch_are_left_out_with_a_warning(two_ranks):
+    first, second = two_ranks.run(incomplete_on_rank, random_plan("mlp", (2,), 0))
+    assert len(first) == 1
+    assert first[0].startswith("each pass leaves 2 of 10 rows out: they do not fill a batch of 4")
+    assert second == []
 
 
 def exhausted_on_rank(plan: Plan) -> str:
