@@ -46,12 +46,12 @@ def memory_snapshot(opened: OpenedPlan) -> dict[str, Any]:
             created[begin].append(tensor)
             freed[end].append(tensor)
     for at in range(-1, count):
+        for tensor in freed[at]:  # by a path of several steps, whose transient bytes hold it too
+            writer.free(tensor, at)
         for tensor in created[at]:
             writer.allocate(tensor, at)
         for tensor in _transients(opened, at):
             writer.allocate(tensor, at)
-            writer.free(tensor, at)
-        for tensor in freed[at]:
             writer.free(tensor, at)
     return {"segments": [writer.segment()], "device_traces": [writer.events]}
 
