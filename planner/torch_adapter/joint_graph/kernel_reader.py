@@ -140,7 +140,7 @@ class _Reader:
         return source
 
     def _is_generated(self, node: Node) -> bool:
-        if node.op != "call_function" or not self._inlined:
+        if node.op != "call_function" or node.target is operator.getitem or not self._inlined:
             return False
         name = getattr(node.target, "__name__", "").split(".")[0]
         return bool(self._types.is_fusible(node)) or name in _GENERATED_TOO

@@ -102,6 +102,19 @@ def test_results_of_one_operator_are_values_of_their_own() -> None:
     assert [graph.sizes[name] for name in graph.kernels[0].writes] == [4 * 2 * 4, 4 * 2 * 8]
 
 
+def test_results_of_one_operator_are_in_memory_where_generated_kernels_alone_read_them() -> None:
+    def function(x: Tensor, weight: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor]:
+        options = ([1, 1], [1, 1], [1, 1], False, [0, 0], 1, [True, True, False])
+        of_x, of_weight, _ = aten.convolution_backward(gradient, x, weight, None, *options)
+        return aten.mul(of_x, 2.0), of_weight
+
+    graph = read(function, (2, 3, 8, 8), (5, 3, 3, 3), (2, 5, 8, 8))
+    assert kinds(graph) == ["convolution_backward", "generated"]
+    called, after = graph.kernels
+    assert [graph.sizes[name] for name in called.writes] == [2 * 3 * 8 * 8 * 4, 5 * 3 * 3 * 3 * 4]
+    assert after.reads == called.writes[:1]
+
+
 def test_a_constant_that_two_layers_read_does_not_make_them_one_kernel() -> None:
     def function(x: Tensor, y: Tensor, a: Tensor) -> tuple[Tensor, Tensor]:
         zero = aten.full([], 0.0)
