@@ -22,6 +22,7 @@ from planner.compiled.kernel_seconds import KernelSeconds
 from planner.compiled.recompute import JointStep
 from planner.graph.kernel_graph import CompileError
 from planner.graph.optimizers import optimizer_named
+from planner.torch_adapter.joint_graph.called_workspaces import called_workspaces
 from planner.torch_adapter.joint_graph.partition import Cut, cut_by, default_cut
 
 TRIES = 6
@@ -150,13 +151,14 @@ def plan_cut(
     started = time.perf_counter()
     cut = default_cut(joint, inputs, options, request.inlined)
     state = _state_bytes(request.optimizer, cut.gradients)
-    step = JointStep(cut.forward_kernels, cut.backward_kernels, seconds, state, fixed=True)
+    step_of = partial(JointStep, seconds=seconds, state=state, workspaces=called_workspaces(joint))
+    step = step_of(cut.forward_kernels, cut.backward_kernels, fixed=True)
     free, again = step.as_cut(), frozenset[int]()
     executed, solver = free, "torch"
     objective = bound = free.cost  # what runs again only adds to it
     if free.peak > request.memory:
         recut = partial(cut_by, joint, inputs, options, request.inlined)
-        step = JointStep(cut.forward_kernels, cut.backward_kernels, seconds, state)
+        step = step_of(cut.forward_kernels, cut.backward_kernels)
         with SolverPool() as pool:
             context = partial(_context, request, pool)
             limit = request.memory
@@ -165,7 +167,7 @@ def plan_cut(
                 if tried == 0:  # bounds of problems with less memory hold for fewer plans
                     bound = max(bound, solved.bound or 0)
                 cut = recut(step.values_kept(again), step.kernels_again(again))
-                made = JointStep(cut.forward_kernels, cut.backward_kernels, seconds, state, fixed=True)
+                made = step_of(cut.forward_kernels, cut.backward_kernels, fixed=True)
                 executed = made.as_cut()
                 if executed.peak <= request.memory:
                     break

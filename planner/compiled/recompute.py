@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from itertools import starmap
+from types import MappingProxyType
 
 import numpy as np
 
@@ -41,12 +42,20 @@ class JointStep:
     fixed
         Whether nothing is left to decide. A returned gradient is written over a kept activation only then: what made
         the activation could not run again, since its result would be held to the end of the step.
+    workspaces
+        Bytes that operators hold while they run, beyond arguments and results, by name; none of the others.
     """
 
     def __init__(
-        self, forward: KernelGraph, backward: KernelGraph, seconds: KernelSeconds, state: int = 0, fixed: bool = False
+        self,
+        forward: KernelGraph,
+        backward: KernelGraph,
+        seconds: KernelSeconds,
+        state: int = 0,
+        fixed: bool = False,
+        workspaces: Mapping[str, int] = MappingProxyType({}),
     ) -> None:
-        self._forward, self._seconds = forward, seconds
+        self._forward, self._seconds, self._workspaces = forward, seconds, workspaces
         self._sizes = {**backward.sizes, **forward.sizes}
         self._made: dict[str, tuple[int, int]] = {}
         self._edges: list[StepEdge] = []
@@ -139,6 +148,7 @@ class JointStep:
             self._edges.append(_edge(*self._made[name], position, slot))
         for output, name in enumerate(kernel.writes):
             self._made[name] = self._made[taken[name]] if name in taken else (position, output)
+        workspace = sum(self._workspaces.get(name, 0) for name in kernel.operators)
         self._nodes.append(
             StepNode(
                 kernel.operators[-1 if kernel.is_generated else 0],
@@ -147,6 +157,7 @@ class JointStep:
                 _row([0 if name in taken else self._sizes[name] for name in kernel.writes]),
                 _one(0),
                 recomputable=kind is NodeKind.FORWARD and not kernel.is_random,
+                workspace_bytes=_one(workspace) if workspace else None,
             )
         )
 

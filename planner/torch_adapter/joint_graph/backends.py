@@ -52,6 +52,7 @@ def compile_inductor(partitioner: Partitioner) -> Callable[..., Any]:
         "fx_graph_cache": False,  # a cached graph has no plan to show; the caches of compiled kernels stay on
         "post_grad_custom_post_pass": _EarlyProducts(),
         "allow_buffer_reuse": False,  # a buffer that waits to be reused takes memory; the allocator reuses it as well
+        "layout_optimization": False,  # copies of convolutions' weights and inputs would be held until the backward
     }
 
     def inner(*args: Any, **kwargs: Any) -> Any:

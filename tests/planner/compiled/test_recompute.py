@@ -48,6 +48,8 @@ def random_step(seed: int) -> JointStep:
         gradient = f"g{k}"
         sizes[gradient] = draw.choice([1, 2, 4])
         backward.append(kernel(f"b{k}", reads, [gradient], draw.choice([10, 20]) * 10**9))
+    held = random.Random(f"workspaces {seed}")
+    workspaces = {each.operators[0]: held.choice([0, 0, 2, 6]) for each in (*forward, *backward)}
     kept = tuple(name for name in activations if any(name in each.reads for each in backward))
     returned = (activations[-1],) if draw.random() < 0.7 else ()
     return JointStep(
@@ -55,6 +57,7 @@ def random_step(seed: int) -> JointStep:
         KernelGraph(tuple(backward), sizes, ("x", *kept, "loss'"), (gradient,), (), {}),
         KernelSeconds(CLUSTER),
         draw.choice([0, 3]),
+        workspaces=workspaces,
     )
 
 
@@ -119,6 +122,19 @@ def test_what_is_kept_and_what_runs_again() -> None:
     assert step.kernels_again(frozenset({0, 1})) == [(("f0",), ("a",)), (("f1",), ("b",))]
     # x, a and b, the loss's gradient and the result of the only backward kernel
     assert step.as_cut().peak == 4 + 8 + 8 + 1 + 4
+
+
+def test_what_a_kernel_holds_while_it_runs_counts_at_its_moment() -> None:
+    sizes = {"x": 4, "a": 8, "b": 2, "g": 4, "loss'": 1}
+    graphs = (
+        KernelGraph((kernel("f0", ["x"], ["a"], 0), kernel("f1", ["a"], ["b"], 0)), sizes, ("x",), (), ("b",), {}),
+        KernelGraph((kernel("b0", ["loss'", "b"], ["g"], 0),), sizes, ("x", "b", "loss'"), ("g",), (), {}),
+    )
+    peaks = {
+        name: JointStep(*graphs, KernelSeconds(CLUSTER), workspaces={name: 5}).as_cut().peak
+        for name in ("f0", "f1", "b0")
+    }
+    assert peaks == {"f0": 4 + 8 + 5, "f1": 4 + 8 + 2 + 5, "b0": 4 + 2 + 1 + 4 + 5}
 
 
 def test_a_random_kernel_never_runs_again() -> None:
