@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from planner.compiled.planning import CompiledStep
     from planner.machine.cluster import ClusterSpec
+    from runtime.compiling.peak import MeasuredPlan
 
 Engine = Literal["inductor", "eager"]
 
@@ -48,14 +49,63 @@ class CompileBackend:
         self.plans: list[CompiledStep] = []
         progress = None if quiet else ProgressLines()
         self._request = CompileRequest(memory, optimizer, time_limit, inlined=engine == "inductor", progress=progress)
-        self._seconds, self._quiet = KernelSeconds(cluster), quiet
+        self._seconds, self._rates, self._quiet = KernelSeconds(cluster), cluster.name, quiet
         self._frame: int | None = None
+        self._ran: list[CompiledStep] = []  # the plan of the graph that ran last, if one has
         self._compile = {"inductor": compile_inductor, "eager": compile_eager}[engine](self._partition)
 
     def __call__(self, module: GraphModule, inputs: list[torch.Tensor]) -> Callable[..., Any]:
         """Compile a graph; ``torch.compile`` calls this."""
+        known = len(self.plans)
         compiled: Callable[..., Any] = self._compile(module, inputs)
-        return compiled
+        if len(self.plans) == known:  # nothing in it has a gradient
+            return compiled
+        plan = self.plans[-1]
+
+        def run(*args: Any) -> Any:
+            self._ran[:] = [plan]
+            return compiled(*args)
+
+        return run
+
+    def measure(self, step: Callable[[], object]) -> MeasuredPlan:
+        """Run a step once and compare it with its plan.
+
+        >>> print(backend.measure(lambda: step(batch).backward()))
+
+        Parameters
+        ----------
+        step
+            Forward and backward of the compiled function, without the optimizer's update. It should have run before
+            with inputs of these shapes, and gradients should be None, as ``zero_grad`` leaves them.
+
+        Returns
+        -------
+        MeasuredPlan
+            On CPUs all allocations are recorded, which takes part of the time; on CUDA the statistics of peaks start
+            anew.
+
+        Raises
+        ------
+        RuntimeError
+            The step ran nothing that this backend planned, or was compiled only now; or on CPUs, a profiler is on.
+        """
+        from runtime.compiling.peak import MeasuredPlan, measure_step
+
+        known = len(self.plans)
+        self._ran.clear()
+        found = measure_step(step)
+        if not self._ran:
+            raise RuntimeError("the step ran no function that this backend compiled with gradients: measure one of it")
+        if len(self.plans) > known:
+            raise RuntimeError(
+                "the step was compiled while it was measured, which needs memory as well: set the gradients to None "
+                "and measure it again"
+            )
+        (plan,) = self._ran
+        return MeasuredPlan(
+            plan.limit, plan.peak, plan.resident + found.grown, plan.seconds, found.seconds, self._rates
+        )
 
     def _partition(
         self, joint: GraphModule, inputs: Sequence[Any], options: Mapping[str, Any]
@@ -98,11 +148,11 @@ def compile_backend(
     ----------
     memory
         Bytes, or text such as ``"20GiB"``: what parameters, inputs, activations, gradients and the optimizer's state
-        may hold at any moment.
+        may hold at any moment, and on CPUs what convolutions hold while they run.
     optimizer
         A name of :data:`planner.graph.optimizers.OPTIMIZERS` whose state counts; None where it is part of ``reserve``.
     reserve
-        Bytes of ``memory`` for everything else: the device's context, workspaces of libraries, other tensors.
+        Bytes of ``memory`` for everything else: the device's context, other workspaces of libraries, other tensors.
     cluster
         Name or file of a cluster, whose device gives the rates. The cluster ``local-cpu`` if None, or on CUDA
         ``local-cuda``, and the preset of the same device where it was not measured; where there is none, that of an

@@ -26,7 +26,7 @@ from planner.torch_adapter.joint_graph.backends import cause_of
 from planner.torch_adapter.memory_budget import compiled_under
 from planner.torch_adapter.tracing.step_module import StepArguments, step_loss
 from runtime.compiling.backend import compile_backend
-from runtime.compiling.peak import MeasuredStep, measure_step
+from runtime.compiling.peak import measure_step
 
 _WIDTH: dict[str, Any] = {"vocab_size": 8192, "bos_token_id": 0, "eos_token_id": 0}
 MODELS: dict[str, dict[str, Any]] = {
@@ -111,8 +111,8 @@ class Training:
         args, kwargs = self._arguments.rebuild(tensors)
         return step_loss(self.module, args, kwargs, self._loss_fn)
 
-    def measured(self, loss: Callable[..., Tensor]) -> MeasuredStep:
-        """One step from gradients that are None."""
+    def step(self, loss: Callable[..., Tensor]) -> Callable[[], Tensor]:
+        """Set gradients to None and return the step that computes them."""
         self.module.zero_grad(set_to_none=True)
 
         def step() -> Tensor:
@@ -120,7 +120,7 @@ class Training:
             value.backward()  # type: ignore[no-untyped-call]
             return value
 
-        return measure_step(step)
+        return step
 
     @property
     def resident(self) -> int:
@@ -145,19 +145,19 @@ def rows_of(name: str, budgets: Sequence[float] = BUDGETS, rounds: int = ROUNDS)
     for budget in budgets:
         torch.compiler.reset()
         theirs = compiled_under(training.loss, budget, "inductor")
-        training.measured(theirs)  # compiles
-        limit = training.resident + training.measured(theirs).grown
+        training.step(theirs)()  # compiles
+        limit = training.resident + measure_step(training.step(theirs)).grown
         backend = compile_backend(limit, quiet=True)
         ours = torch.compile(training.loss, backend=backend, dynamic=False, fullgraph=True)
         try:
-            training.measured(ours)
+            training.step(ours)()
         except RuntimeError as error:
             if not isinstance(cause := cause_of(error), CompileError):
                 raise
-            seconds = statistics.median(training.measured(theirs).seconds for _ in range(rounds))
+            seconds = statistics.median(measure_step(training.step(theirs)).seconds for _ in range(rounds))
             yield Row(name, budget, limit, seconds, error=str(cause))
             continue
-        pairs = [(training.measured(theirs), training.measured(ours)) for _ in range(rounds)]
+        pairs = [(measure_step(training.step(theirs)), backend.measure(training.step(ours))) for _ in range(rounds)]
         (plan,) = backend.plans
         yield Row(
             name,
@@ -165,7 +165,7 @@ def rows_of(name: str, budgets: Sequence[float] = BUDGETS, rounds: int = ROUNDS)
             limit,
             statistics.median(their.seconds for their, _ in pairs),
             plan.peak,
-            training.resident + max(mine.grown for _, mine in pairs),
+            max(mine.measured for _, mine in pairs),
             statistics.median(mine.seconds for _, mine in pairs),
             plan.again,
             plan.gap,
