@@ -6,7 +6,7 @@ A rank reads its own blocks; of a file nothing else is read, and of the model no
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Protocol
@@ -23,7 +23,8 @@ from runtime.measure.local_shards import Slices
 Weights = Mapping[str, Tensor] | Path | str
 """A state dict, a file of one, or a folder as ``from_pretrained`` reads it."""
 
-INDEX, SINGLE, TORCH = "model.safetensors.index.json", "model.safetensors", "pytorch_model.bin"
+INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
+TORCH_INDEX, TORCH = "pytorch_model.bin.index.json", "pytorch_model.bin"
 _SUFFIXES = (".safetensors", ".pt", ".pth", ".bin")
 
 
@@ -44,7 +45,7 @@ class TensorSource(Protocol):
 
 
 class MappedTensors:
-    """A mapping of names to tensors: a state dict in memory, or a file of torch that is mapped."""
+    """A mapping of names to tensors: a state dict in memory."""
 
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
         self._tensors = tensors
@@ -114,25 +115,19 @@ class ModuleTensors:
 class SafetensorsFiles:
     """Tensors of safetensors files."""
 
-    def __init__(self, file_of: Mapping[str, Path]) -> None:
+    def __init__(self, paths: Iterable[Path]) -> None:
         try:
             from safetensors import safe_open
         except ImportError:
             raise WeightsError("reading safetensors needs the package: pip install safetensors") from None
         self._stack = ExitStack()
-        opened: dict[Path, Any] = {}
-        for path in set(file_of.values()):
+        self._files: dict[str, Any] = {}
+        for path in paths:
             try:
-                opened[path] = self._stack.enter_context(safe_open(path, framework="pt"))
+                file = self._stack.enter_context(safe_open(path, framework="pt"))
             except Exception as error:
                 raise WeightsError(f"weights {path} cannot be read: {error}") from error
-        self._files = {name: opened[path] for name, path in file_of.items()}
-
-    @classmethod
-    def single(cls, path: Path) -> SafetensorsFiles:
-        """Tensors of one file."""
-        names = cls({"": path})._files[""].keys()
-        return cls(dict.fromkeys(names, path))
+            self._files.update(dict.fromkeys(file.keys(), file))
 
     def names(self) -> Iterable[str]:
         """Names of all tensors."""
@@ -153,6 +148,49 @@ class SafetensorsFiles:
         return [file.get_slice(name)[slices] if slices else file.get_tensor(name) for slices in wanted]
 
 
+class TorchFiles:
+    """Tensors of files of torch, one of which is mapped into memory at a time.
+
+    Pages of a mapped file that were read count as memory of the process until it is unmapped.
+    """
+
+    def __init__(self, paths: Iterable[Path]) -> None:
+        self._places: dict[str, tuple[Path, tuple[int, ...]]] = {}
+        self._mapped: tuple[Path, Mapping[str, Tensor]] | None = None
+        for path in paths:
+            self._places.update({name: (path, tuple(tensor.shape)) for name, tensor in self._tensors_of(path).items()})
+
+    def names(self) -> Iterable[str]:
+        """Names of all tensors."""
+        return self._places
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Shape of a full tensor."""
+        return self._places[name][1]
+
+    def blocks(self, name: str, wanted: Sequence[Slices]) -> Sequence[Tensor]:
+        """Views of blocks, which keep the file mapped as long as they live."""
+        tensor = self._tensors_of(self._places[name][0])[name].detach()
+        return [tensor[slices] for slices in wanted]
+
+    def close(self) -> None:
+        """Let the mapped file go."""
+        self._mapped = None
+
+    def _tensors_of(self, path: Path) -> Mapping[str, Tensor]:
+        """Tensors of a file, which is mapped in the place of another."""
+        if self._mapped is None or self._mapped[0] != path:
+            self._mapped = None
+            try:
+                tensors = {name: value for name, value in map_tensors(path).items() if isinstance(value, Tensor)}
+            except Exception as error:
+                raise WeightsError(
+                    f"weights {path} cannot be read as a state dict of tensors alone: {error}"
+                ) from error
+            self._mapped = path, tensors
+        return self._mapped[1]
+
+
 def open_weights(weights: Weights) -> TensorSource:
     """Source of a mapping, a file or a folder.
 
@@ -165,31 +203,46 @@ def open_weights(weights: Weights) -> TensorSource:
         return MappedTensors(weights)
     path = Path(weights)
     if path.is_dir():
-        if (path / INDEX).exists():
-            return SafetensorsFiles(_indexed(path / INDEX))
-        found = next((path / name for name in (SINGLE, TORCH) if (path / name).exists()), None)
+        known = (INDEX, SINGLE, TORCH, TORCH_INDEX)
+        found = next((path / name for name in known if (path / name).exists()), None)
         if found is None:
-            raise WeightsError(f"weights {path}: the folder has none of {INDEX}, {SINGLE} and {TORCH}")
+            raise WeightsError(f"weights {path}: the folder has none of {', '.join(known[:-1])} and {known[-1]}")
+        if found.name == INDEX:
+            return _indexed(found, SafetensorsFiles)
+        if found.name == TORCH_INDEX:
+            return _indexed(found, TorchFiles)
         path = found
     if not path.is_file() or path.suffix not in _SUFFIXES:
         raise WeightsError(
             f"weights {path}: no such file or folder; give a file ({', '.join(_SUFFIXES)}), a folder as "
             "from_pretrained reads it, or a state dict"
         )
-    if path.suffix == ".safetensors":
-        return SafetensorsFiles.single(path)
-    try:
-        return MappedTensors(map_tensors(path))
-    except Exception as error:
-        raise WeightsError(f"weights {path} cannot be read as a state dict of tensors alone: {error}") from error
+    return SafetensorsFiles([path]) if path.suffix == ".safetensors" else TorchFiles([path])
 
 
-def _indexed(path: Path) -> dict[str, Path]:
+def _indexed(path: Path, kind: Callable[[Iterable[Path]], TensorSource]) -> TensorSource:
+    """Source of the files that an index names; each of them, and each tensor, is looked for."""
     try:
         written = json.loads(path.read_text(encoding="utf-8"))["weight_map"]
-        return {str(name): path.parent / str(file) for name, file in written.items()}
+        file_of = {str(name): str(file) for name, file in written.items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise WeightsError(f"weights {path}: no index of safetensors ({type(error).__name__}: {error})") from error
+        raise WeightsError(f"weights {path}: no index of weights ({type(error).__name__}: {error})") from error
+    files = sorted(set(file_of.values()))
+    for file in files:
+        if Path(file).is_absolute() or ".." in Path(file).parts:
+            raise WeightsError(
+                f"weights {path}: it names {file}, outside of its folder: put all files beside the index"
+            )
+        if not (path.parent / file).is_file():
+            raise WeightsError(f"weights {path}: it names {file}, which is not there: fetch all files of the weights")
+    source = kind(path.parent / file for file in files)
+    if lacking := file_of.keys() - set(source.names()):
+        name = min(lacking)
+        source.close()
+        raise WeightsError(
+            f"weights {path}: it names {name} in {file_of[name]}, but no file holds it: fetch them again"
+        )
+    return source
 
 
 def find_names(source: TensorSource, wanted: Mapping[str, tuple[str, ...]], optional: Iterable[str]) -> dict[str, str]:

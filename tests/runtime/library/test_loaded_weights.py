@@ -25,7 +25,8 @@ from planner.torch_adapter.meters.storage_meter import StorageMeter
 from runtime.layers.training import LayerTraining
 from runtime.library.errors import WeightsError
 from runtime.library.sources import place, seeded_step
-from runtime.library.weights import INDEX, SINGLE
+from runtime.library.weights import INDEX, SINGLE, TORCH_INDEX, open_weights
+from runtime.measure.initial_state import map_tensors
 
 SMALL = 64
 """Bytes of a module's own buffers (frequencies of rotations), which are copied while they are placed."""
@@ -38,15 +39,17 @@ def other_weights(name: str) -> dict[str, Tensor]:
     return {key: torch.randn(tensor.shape, generator=generator) * 0.02 for key, tensor in named}
 
 
-def pretrained_folder(folder: Path, name: str) -> dict[str, Tensor]:
-    """A folder of two shards and an index, as transformers writes it."""
+def pretrained_folder(folder: Path, name: str, index: str = INDEX) -> dict[str, Tensor]:
+    """A folder of two shards and an index, as transformers writes it, or wrote it before safetensors."""
     weights = other_weights(name)
     names = sorted(weights)
-    shards = {"model-00001-of-00002.safetensors": names[::2], "model-00002-of-00002.safetensors": names[1::2]}
+    stem, suffix, *_ = index.split(".")
+    shards = {f"{stem}-0000{number}-of-00002.{suffix}": names[number - 1 :: 2] for number in (1, 2)}
+    save = save_file if index == INDEX else torch.save
     for file, held in shards.items():
-        save_file({key: weights[key] for key in held}, folder / file)
+        save({key: weights[key] for key in held}, folder / file)
     where = {key: file for file, held in shards.items() for key in held}
-    (folder / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": where}))
+    (folder / index).write_text(json.dumps({"metadata": {}, "weight_map": where}))
     (folder / "config.json").write_text(configuration_file(name).read_text())
     return weights
 
@@ -67,19 +70,28 @@ def metered_load(plan: Plan | LayerPlan, folder: Path) -> tuple[dict[str, Tensor
     place_tensors = LayerTraining if of_layers else place
 
     def metered(*arguments: Any) -> Any:
-        with meter:
+        with meter, patch("runtime.library.weights.map_tensors", unmetered_map):
             return place_tensors(*arguments)
 
-    with patch("runtime.library.layer_step.LayerTraining" if of_layers else "runtime.library.loading.place", metered):
+    def unmetered_map(path: Path) -> dict[str, Tensor]:
+        """Pages of a mapped file that nobody reads are no memory: a tensor counts when it is read."""
+        meter.__exit__(None, None, None)
+        try:
+            return map_tensors(path)
+        finally:
+            meter.__enter__()
+
+    place_in = "runtime.library.layer_step.LayerTraining" if of_layers else "runtime.library.loading.place"
+    with patch(place_in, metered):
         step = runtime.load(plan, weights=folder, optimizer=ADAMW, device="cpu", allow_code=True)
     held = sum(tensor.nbytes for tensor in step.state.values())
     largest = max(tensor.nbytes for tensor in step.state_dict().values())
     return full_tensors(step.state_dict()), meter.peak_bytes, held, largest
 
 
-@pytest.mark.parametrize("name", ["gpt2", slow("llama")])
-def test_a_folder_goes_straight_into_shards(name, two_ranks, tmp_path):
-    expected = pretrained_folder(tmp_path, name)
+@pytest.mark.parametrize(("name", "index"), [("gpt2", INDEX), ("gpt2", TORCH_INDEX), slow("llama", INDEX)])
+def test_a_folder_goes_straight_into_shards(name, index, two_ranks, tmp_path):
+    expected = pretrained_folder(tmp_path, name, index)
     plan = random_plan(name, (2,), 1)
     whole = sum(tensor.nbytes for tensor in expected.values())
     for tensors, peak, held, largest in two_ranks.run(metered_load, plan, tmp_path):
@@ -100,6 +112,50 @@ def test_layers_are_never_whole_on_a_rank(two_ranks, tmp_path):
         assert all(torch.equal(tensors[key], tensor) for key, tensor in expected.items())
         assert held < 0.6 * whole
         assert held <= peak <= held + largest + SMALL
+
+
+def mapped_files(folder: Path) -> set[str]:
+    """Files of a folder that are mapped into this process."""
+    lines = Path("/proc/self/maps").read_text().splitlines()
+    return {line.rpartition("/")[2] for line in lines if f"{folder}/" in line}
+
+
+def test_one_file_of_torch_is_mapped_at_a_time(tmp_path):
+    expected = pretrained_folder(tmp_path, "gpt2", TORCH_INDEX)
+    source, seen = open_weights(tmp_path), []
+    for name, tensor in expected.items():
+        (block,) = source.blocks(name, [(slice(1, 2),)])
+        assert torch.equal(block, tensor[1:2])
+        assert source.shape(name) == tuple(tensor.shape)
+        seen.append(mapped_files(tmp_path))
+        del block
+    assert all(len(files) == 1 for files in seen)
+    assert len(set.union(*seen)) == 2
+    source.close()
+    assert mapped_files(tmp_path) == set()
+
+
+@pytest.mark.parametrize("index", [INDEX, TORCH_INDEX])
+def test_an_index_whose_files_lack_something_is_refused(index, tmp_path):
+    names = sorted(pretrained_folder(tmp_path, "gpt2", index))
+    stem, suffix, *_ = index.split(".")
+    one, two = sorted(path.name for path in tmp_path.glob(f"{stem}-*.{suffix}"))
+    written = json.loads((tmp_path / index).read_text())["weight_map"]
+
+    def refusal(weight_map: Any) -> str:
+        (tmp_path / index).write_text(json.dumps({"weight_map": weight_map}))
+        with pytest.raises(WeightsError) as refused:
+            open_weights(tmp_path)
+        return str(refused.value)
+
+    at = f"weights {tmp_path / index}: "
+    assert refusal({**written, "w": one}) == f"{at}it names w in {one}, but no file holds it: fetch them again"
+    for outside in (f"../{tmp_path.name}/{one}", str(tmp_path / one)):
+        expected = f"{at}it names {outside}, outside of its folder: put all files beside the index"
+        assert refusal({**written, names[0]: outside}) == expected
+    assert refusal([one]).startswith(f"{at}no index of weights")
+    (tmp_path / two).unlink()
+    assert refusal(written) == f"{at}it names {two}, which is not there: fetch all files of the weights"
 
 
 def loaded_from(plan: Plan, weights) -> dict[str, Tensor]:
