@@ -34,6 +34,13 @@ def busy_seconds() -> float:
     return times.user + times.system + times.children_user + times.children_system + ticks / os.sysconf("SC_CLK_TCK")
 
 
+def thread_busy_seconds(native_id: int) -> float:
+    """CPU seconds of a thread of this process; 0 where the system does not tell."""
+    with suppress(OSError):
+        return sum(map(int, _status_of(f"self/task/{native_id}")[11:13])) / os.sysconf("SC_CLK_TCK")
+    return 0.0
+
+
 def _descendants(identifier: int) -> list[int]:
     """Ids of the processes that one has started, and of theirs; none where the system does not tell."""
     found: list[int] = []
@@ -56,6 +63,6 @@ def _name_of(identifier: int) -> str:
     return f"{boot} {space} {identifier} {_status_of(identifier)[19]}"
 
 
-def _status_of(identifier: int) -> list[str]:
+def _status_of(identifier: int | str) -> list[str]:
     """Fields of ``/proc/ID/stat`` behind the name, from the third on (proc(5))."""
     return Path(f"/proc/{identifier}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()

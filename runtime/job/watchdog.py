@@ -1,10 +1,12 @@
 """Watchdog of a job: a rank that raises, dies or hangs ends every rank, with one line that names rank and cause.
 
 Each rank has a thread that says in the launcher's store what the rank does. A rank that raises writes the fault there.
-One that waits in a step for much longer than steps take looks who is behind: a rank without a sign of life, one that
-has not come to the step, or one that does something else in it than wait. The first step may take as long as it likes,
-since it may compile: in it a rank is only named that neither waits nor uses a processor, or gives no sign of life. The
-first fault counts, and the rank that wrote it prints it; all others end soon after they have read it.
+One that does nothing for a while (:mod:`runtime.job.stillness`) and is waited for accuses itself. One that waits in a
+step for much longer than steps take looks who is behind: a rank without a sign of life, one that has not come to the
+step, or one that does something else in it than wait. The first step may take as long as it likes, since it may
+compile; so may writing, since a disk may be slow, but each piece that is written is a sign that it goes on
+(:func:`progressed`). The first fault counts, and the rank that wrote it prints it; all others end soon after they have
+read it.
 """
 
 from __future__ import annotations
@@ -16,42 +18,41 @@ import signal
 import sys
 import threading
 import time
-import traceback
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from datetime import timedelta
-from pathlib import Path
-from types import FrameType, TracebackType
+from functools import partial
+from math import inf
+from types import TracebackType
 from typing import Any
 from uuid import uuid4
 
 import torch.distributed as dist
+from torch import Tensor
 from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 
-from runtime.job.local_processes import busy_seconds, kill, own_process
+from runtime.job.local_processes import busy_seconds, kill, own_process, thread_busy_seconds
 from runtime.job.process_group import LaunchError, broadcast_text, gather_texts
+from runtime.job.signs import Longest, Sign
+from runtime.job.stillness import Stillness
 
 BEAT_SECONDS = 0.5
 STEP_SECONDS = 15.0
-"""Least seconds of a step after which ranks look who is behind."""
+"""Seconds for which a rank may do nothing, and least seconds of a step after which ranks look who is behind."""
 STEP_SECONDS_VARIABLE = "MESHWRIGHT_STEP_SECONDS"
 """Environment variable with another number of seconds; 0: steps may take as long as they like (for a debugger)."""
 TIMES_LONGEST = 4.0
 """The same as a multiple of the longest step."""
 SILENT_SECONDS = 2.5
 """Without a sign of life for so long a rank is dead, or stopped."""
-IDLE_SHARE = 0.05
-"""A rank that uses less of one processor does nothing; the watchdog itself uses some."""
 GRACE_SECONDS, EXIT_SECONDS = 3.0, 10
 """Time for a rank to end by itself after another's fault, and after its own."""
 _STORE_SECONDS = 10.0
 _LOST = ("gloo", "NCCL", "Connection", "Broken pipe", "TCPStore", "Socket", "socket")
 """In the messages of errors that another rank's end causes."""
-_WAITS_IN = ("torch/distributed/", "torch_adapter/local/collectives.py")
 _SILENT = re.compile(r"rank ([\d, ]+) of \d+ died or was stopped")
-_INNERMOST = 4
-"""Frames among which a file of :data:`_WAITS_IN` means that a rank waits for others."""
 
 
 class RankFault(LaunchError):
@@ -60,35 +61,29 @@ class RankFault(LaunchError):
     printed = True
 
 
-@dataclass(frozen=True, slots=True)
-class Sign:
-    """Sign of life of a rank.
+class WatchedThread:
+    """A thread that goes on with what the main thread began; under watch from :meth:`begin` until :meth:`end`.
 
-    Parameters
-    ----------
-    beat
-        Number that each sign has anew.
-    progress
-        Steps and evaluations begun and ended.
-    inside
-        What it is in the middle of (``step 3``); empty between two.
-    at
-        File, line and function of its main thread.
-    waits
-        Whether that is a collective.
-    process
-        Name of its process (:mod:`runtime.job.local_processes`).
-    busy
-        CPU seconds of that process and of those that it started; 0 where nobody asks.
+    It is a fault when it does nothing for :data:`STEP_SECONDS`; it reports each piece of work by :func:`progressed`.
     """
 
-    beat: int
-    progress: int
-    inside: str
-    at: str
-    waits: bool
-    process: str = ""
-    busy: float = 0.0
+    def __init__(self) -> None:
+        self._watchdog = _current
+        self.what = "" if _current is None else _current.inside
+        self.thread = 0
+        self.stillness: Stillness | None = None
+
+    def begin(self) -> None:
+        """Watch the calling thread."""
+        if self._watchdog is not None and self.stillness is None:
+            self.thread = threading.get_ident()
+            self.stillness = Stillness(self.thread, partial(thread_busy_seconds, threading.get_native_id()))
+            self._watchdog.threads.append(self)
+
+    def end(self) -> None:
+        """End watching."""
+        if self._watchdog is not None and self in self._watchdog.threads:
+            self._watchdog.threads.remove(self)
 
 
 class Watchdog:
@@ -115,13 +110,15 @@ class Watchdog:
         end: Callable[[str], None] | None = None,
     ) -> None:
         self._store, self._rank, self._ranks, self._least = store, rank, ranks, least_seconds
-        self._progress = self._depth = self._beat = 0
-        self._inside = ""
-        self._awake = self._began = 0.0
-        self._times: dict[str, list[float]] = {}
-        self._limit: float | None = None
-        self._seen: tuple[float, list[Sign]] = (-1.0, [])
-        self._main = threading.main_thread().ident
+        self._progress = self._depth = self._beat = self._waiting = 0
+        self.inside = ""
+        self.threads: list[WatchedThread] = []
+        self._pieces: Counter[int] = Counter()
+        self._awake = self._began = self._looked = self._asked = 0.0
+        self._longest: dict[str, Longest] = {}
+        self._is_limited, self._limit = True, inf
+        self._main = threading.main_thread().ident or 0
+        self._stillness = Stillness(self._main, busy_seconds)
         self._stopped, self._failing = threading.Event(), False
         self._end = end or self._leave
         self._process = own_process()
@@ -136,27 +133,42 @@ class Watchdog:
         self._thread.join(_STORE_SECONDS)
 
     @contextmanager
-    def watching(self, kind: str) -> Iterator[None]:
+    def watching(self, kind: str, is_limited: bool = True) -> Iterator[None]:
         """What all ranks do together, and how long it may take: after the first of a kind not much longer than before.
 
-        An outer one counts. Time during which the process was suspended does not.
+        An outer one counts. Time during which the process was suspended does not. What is not limited may take as long
+        as each rank does something.
         """
         if self._depth:
             yield
             return
-        longest = self._times.setdefault(kind, [])
+        longest = self._longest.setdefault(kind, Longest())
         self._depth += 1
         self._progress += 1
         self._began = self._awake
-        self._limit = max(self._least, TIMES_LONGEST * max(longest[1:] or longest)) if longest else None
-        self._inside = f"{kind} {len(longest) + 1}"
+        self._is_limited = is_limited
+        self._limit = max(self._least, TIMES_LONGEST * longest.seconds) if is_limited and longest.count else inf
+        self.inside = f"{kind} {longest.count + 1}"
         started = time.monotonic()
         try:
             yield
         finally:
-            self._inside, self._depth = "", 0
+            self.inside, self._depth = "", 0
             self._progress += 1
-        longest.append(time.monotonic() - started)
+        longest.add(time.monotonic() - started)
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """What the main thread does meanwhile is to wait: for the device, or for a thread that is watched itself."""
+        self._waiting += 1
+        try:
+            yield
+        finally:
+            self._waiting -= 1
+
+    def progressed(self) -> None:
+        """The calling thread has done a piece of its work."""
+        self._pieces[threading.get_ident()] += 1
 
     def fault_of(self, error: BaseException) -> str:
         """The job's fault after this rank raised an error; this rank leaves soon, whatever still runs in it.
@@ -192,10 +204,10 @@ class Watchdog:
             try:
                 self._say()
                 fault = self._fault()
-                if not fault and self._inside and self._least:
+                if not fault and self._least:
                     fault = self._judge()
             except Exception as error:
-                if self._stopped.is_set() or not self._inside:
+                if self._stopped.is_set() or not (self.inside or self.threads):
                     continue  # rank 0, which may have the store, ends like any other when its work is done
                 lost = f"lost the job's store: its launcher or rank 0 has ended ({type(error).__name__})"
                 fault = self._claim(f"rank {self._rank} of {self._ranks} {lost}")
@@ -207,9 +219,10 @@ class Watchdog:
 
     def _say(self) -> None:
         self._beat += 1
-        at, waits = _where(sys._current_frames().get(self._main or 0))
-        busy = busy_seconds() if self._inside and self._limit is None else 0.0
-        sign = Sign(self._beat, self._progress, self._inside, at, waits, self._process, busy)
+        self._stillness.look(self._pieces[self._main], bool(self._waiting), self._awake)
+        at, waits = self._stillness.at, self._stillness.waits
+        is_first = self._is_limited and self._limit == inf
+        sign = Sign(self._beat, self._progress, self.inside, is_first, at, waits, self._process)
         self._store.set(f"sign/{self._rank}", json.dumps(asdict(sign)))
 
     def _fault(self) -> str:
@@ -228,7 +241,9 @@ class Watchdog:
     def _signs(self) -> list[Sign]:
         keys = [f"sign/{rank}" for rank in range(self._ranks)]
         return [
-            Sign(**json.loads(self._store.get(key))) if self._store.check([key]) else Sign(0, 0, "", "its start", False)
+            Sign(**json.loads(self._store.get(key)))
+            if self._store.check([key])
+            else Sign(0, 0, "", False, "its start", False)
             for key in keys
         ]
 
@@ -262,49 +277,62 @@ class Watchdog:
         return f"rank {named} of {self._ranks} died or was stopped: no sign of life for {seconds:.3g} s"
 
     def _judge(self) -> str:
-        """The fault of what takes too long, if it does."""
-        seconds = self._awake - self._began
-        if self._limit is not None:
-            return self._accuse() if seconds > self._limit else ""
-        return self._accuse_in_first() if seconds > self._least / 2 else ""
+        """The fault of a rank that does nothing, or of what takes too long, if there is one."""
+        if self._stillness.idle > self._least and self._awake - self._asked > SILENT_SECONDS:
+            self._asked = self._awake
+            if fault := self._accuse_itself():
+                return fault
+        for thread in tuple(self.threads):
+            if (still := thread.stillness) is not None:
+                still.look(self._pieces[thread.thread], False, self._awake)
+                if still.idle > self._least:
+                    return self._claim(self._stands("in", thread.what, still))
+        if self.inside and self._awake - self._began > self._limit:
+            return self._accuse()
+        return self._accuse_silent()
 
-    def _accuse_in_first(self) -> str:
-        """Look who has done nothing for a while in the first of a kind.
+    def _accuse_itself(self) -> str:
+        """The fault of a rank, this one, that does nothing, where somebody waits for it or it writes.
 
-        Who computes or compiles uses a processor, and where all wait the link may be slow.
+        Somebody who computes, compiles or writes uses a processor or reports progress. Where nobody waits, all may do
+        the same, such as to read from a slow disk. Before the first of a kind a rank may read its first batch.
         """
-        since, before = self._seen
-        now, signs = self._awake, self._signs()
-        if since >= self._began and now - since < self._least:
+        inside, progress = self.inside, self._progress
+
+        waiting = [sign for sign in self._signs() if sign.waits and sign.inside]
+        ahead = [sign for sign in waiting if sign.progress > progress and (inside or not sign.first)]
+        ahead += [sign for sign in waiting if sign.inside == inside]
+        writes = inside and not self._is_limited
+        if self._progress != progress or not (ahead or writes):
             return ""
-        self._seen = now, signs
-        if since < self._began:
+        return self._claim(self._stands("in" if inside else "outside", inside or ahead[0].inside, self._stillness))
+
+    def _stands(self, place: str, what: str, still: Stillness) -> str:
+        done = f"has done nothing for {still.idle:.0f} s, at {still.at}"
+        return f"rank {self._rank} of {self._ranks} hangs {place} {what}: it {done}"
+
+    def _accuse_silent(self) -> str:
+        """Look from time to time, in what takes long, who gives no sign of life."""
+        progress, threads = self._progress, tuple(self.threads)
+        if not (self.inside or threads):
+            self._looked = self._awake
+        if self._awake - max(self._looked, self._began) < self._least:
             return ""
-        pairs = list(enumerate(zip(before, signs, strict=True)))
-        if silent := [rank for rank, (a, b) in pairs if a.beat == b.beat]:
-            return self._claim(self._died(silent, now - since))
-        most = IDLE_SHARE * (now - since)
-        idle = [
-            rank
-            for rank, (a, b) in pairs
-            if a.inside == b.inside == self._inside
-            and a.at == b.at
-            and not (a.waits or b.waits)
-            and b.busy - a.busy < most
-        ]
-        is_awaited = any(sign.waits for sign in signs)
-        return self._claim(self._hangs(idle, signs, "in")) if idle and is_awaited else ""
+        silent = self._silent()
+        self._looked = self._awake
+        is_over = self._progress != progress or tuple(self.threads) != threads
+        return self._claim(self._died(silent, SILENT_SECONDS)) if silent and not is_over else ""
 
     def _hangs(self, ranks: list[int], signs: list[Sign], place: str) -> str:
         where = "; ".join(f"rank {rank} is at {signs[rank].at}" for rank in ranks[:4])
         named, seconds = ", ".join(map(str, ranks)), self._awake - self._began
         began_by = f"which rank {self._rank} began {seconds:.0f} s ago"
-        return f"rank {named} of {self._ranks} hangs {place} {self._inside}, {began_by}; {where}"
+        return f"rank {named} of {self._ranks} hangs {place} {self.inside}, {began_by}; {where}"
 
     def _accuse(self) -> str:
-        inside, began = self._inside, self._began
+        inside, began = self.inside, self._began
         silent, signs = self._silent(), self._signs()
-        if self._inside != inside or self._began != began:
+        if self.inside != inside or self._began != began:
             return ""  # it has come to an end meanwhile
         if silent:
             return self._claim(self._died(silent, SILENT_SECONDS))
@@ -348,6 +376,34 @@ def watch() -> None:
     sys.excepthook = hook
 
 
+def progressed() -> None:
+    """Report that the calling thread has done a piece of its work; see :meth:`Watchdog.progressed`."""
+    if _current is not None:
+        _current.progressed()
+
+
+@contextmanager
+def waiting() -> Iterator[None]:
+    """Waiting for the device or for a watched thread; see :meth:`Watchdog.waiting`."""
+    if _current is None:
+        yield
+        return
+    with _current.waiting():
+        yield
+
+
+def item_of(scalar: Tensor) -> float:
+    """Number of a tensor, for which the device is waited for, and so are the other ranks on CUDA."""
+    with waiting():
+        return scalar.item()
+
+
+def wait_for(work: Any) -> None:
+    """Wait for a transfer of ``torch.distributed`` that another rank takes part in."""
+    with waiting():
+        work.wait()
+
+
 def leave() -> None:
     """End this rank's watchdog."""
     global _current
@@ -357,12 +413,12 @@ def leave() -> None:
 
 
 @contextmanager
-def watched(kind: str) -> Iterator[None]:
+def watched(kind: str, is_limited: bool = True) -> Iterator[None]:
     """A step, or anything else that all ranks do together; see :meth:`Watchdog.watching`."""
     if _current is None:
         yield
         return
-    with _current.watching(kind):
+    with _current.watching(kind, is_limited):
         yield
 
 
@@ -395,17 +451,6 @@ def _is_lost(error: BaseException) -> bool:
             return True
         seen = seen.__cause__
     return False
-
-
-def _where(frame: FrameType | None) -> tuple[str, bool]:
-    """Innermost place outside of torch, and whether the thread waits for other ranks."""
-    waits, at = False, ""
-    for depth, (entry, line) in enumerate(traceback.walk_stack(frame)):
-        name = entry.f_code.co_filename
-        waits = waits or (depth < _INNERMOST and any(part in name for part in _WAITS_IN))
-        if not at and f"{os.sep}torch{os.sep}" not in name:
-            at = f"{Path(name).name}:{line} in {entry.f_code.co_name}"
-    return at or "torch", waits
 
 
 def _write_error(error: RankFault) -> None:

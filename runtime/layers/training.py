@@ -12,7 +12,7 @@ from torch.distributed.fsdp import FSDPModule
 
 from planner.layers.plan.document import LayerPlan, LayerSettings
 from planner.torch_adapter.meters.storage_meter import counted_on_host
-from runtime.job.watchdog import watched
+from runtime.job.watchdog import item_of, wait_for, watched
 from runtime.layers.executor import BuiltStage, build_stage
 from runtime.layers.families.units import IGNORED_LABEL, ModelFamily
 from runtime.layers.memory import HostState
@@ -123,7 +123,7 @@ class LayerTraining:
         """As :meth:`runtime.measure.steps.Training.step`."""
         number, blocks = self.share
         rows = {name: tensor.chunk(blocks)[number] for name, tensor in batch.items()}
-        return self.run(rows, meter, on_gradients).item()
+        return item_of(self.run(rows, meter, on_gradients))
 
     @contextmanager
     def _memory_noted(self) -> Iterator[None]:
@@ -257,5 +257,5 @@ class LayerTraining:
             peer = self._meshes.ranks_of(stage)[self._meshes.rank_in_stage]
             exchange = [dist.P2POp(dist.isend, own.clone(), peer), dist.P2POp(dist.irecv, received, peer)]
             for work in dist.batch_isend_irecv(exchange):
-                work.wait()
+                wait_for(work)
             own += received

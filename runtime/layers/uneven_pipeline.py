@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
 
 from planner.layers.plan.document import LayerPlan, LayerSettings
+from runtime.job.watchdog import wait_for
 from runtime.layers.executor import BuiltStage
 from runtime.layers.mesh import PlanMeshes
 from runtime.layers.pipeline import LossFunction
@@ -155,7 +156,7 @@ class _Border:
             for part, way in zip(tensor, own, strict=True)
         ]
         for work in dist.batch_isend_irecv(operations) if operations else []:
-            work.wait()
+            wait_for(work)
         return [tensor[0] if len(tensor) == 1 else torch.cat(tensor) for tensor in parts]
 
 
@@ -212,7 +213,7 @@ class UnevenPipeline:
             free_after_backward(self._stage.gathered_once, is_last)
             gradients = None if self._after is None else self._after.take_back()
             for work in works:
-                work.wait()
+                wait_for(work)
             torch.autograd.backward([tensor for tensor in made if tensor.requires_grad], gradients)
             del made
             if self._before is not None:
@@ -220,7 +221,7 @@ class UnevenPipeline:
                 sent.append((back, self._before.hand_back(back)))
         for _, works in sent:
             for work in works:
-                work.wait()
+                wait_for(work)
         return torch.stack(losses).sum() if losses else torch.zeros((), device=self._device)
 
     def evaluate(self, inputs: tuple[Tensor, ...], targets: Tensor) -> Tensor:
@@ -234,7 +235,7 @@ class UnevenPipeline:
                 works.append((made, self._after.hand_over(made)))
         for _, waiting in works:
             for work in waiting:
-                work.wait()
+                wait_for(work)
         return torch.stack(losses).sum() if losses else torch.zeros((), device=self._device)
 
     def _forward(

@@ -10,7 +10,6 @@ from __future__ import annotations
 import io
 import os
 import re
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,7 +20,7 @@ import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
 
 from runtime.job.process_group import broadcast_text
-from runtime.job.watchdog import watched
+from runtime.job.watchdog import waiting, watched
 from runtime.library.errors import CheckpointError
 from runtime.library.saved_state import (
     matching_groups,
@@ -33,7 +32,7 @@ from runtime.library.saved_state import (
     set_random_state,
     settings,
 )
-from runtime.library.writing import begin_writing, lock_folder, remove_remains
+from runtime.library.writing import begin_writing, lock_folder, remove_folder, remove_remains
 
 if TYPE_CHECKING:
     from runtime.library.step import Step
@@ -83,7 +82,7 @@ def save_checkpoint(
     wait_for_checkpoint(step)
     folder = Path(folder)
     name = f"step-{step.steps:08d}"
-    with watched("checkpoint"):  # not while it is written: a file system may be slow
+    with watched("checkpoint"):
         loop = {
             "version": _VERSION,
             "steps": step.steps,
@@ -123,7 +122,8 @@ def wait_for_checkpoint(step: Step) -> None:
         return
     (path, writing), step.saving = step.saving, None
     try:
-        writing.result()
+        with waiting():  # for a thread that is watched itself
+            writing.result()
     except (Exception, CheckpointException) as error:  # the latter is no Exception
         raise CheckpointError(f"checkpoint {path} cannot be written: {reason_of(error)}") from error
 
@@ -235,7 +235,7 @@ def _put_in_place(part: Path, final: Path) -> None:
         os.replace(final, aside)
     os.replace(part, final)
     _sync(final.parent)
-    shutil.rmtree(aside, ignore_errors=True)
+    remove_folder(aside)
 
 
 def _sync(folder: Path) -> None:
@@ -260,4 +260,4 @@ def _prune(folder: Path, keep: int | None) -> None:
     for path in _complete(folder)[: 0 if keep is None else -keep]:
         gone = path.with_name(f".removed-{path.name}")
         os.replace(path, gone)  # so that what is half removed is no checkpoint
-        shutil.rmtree(gone, ignore_errors=True)
+        remove_folder(gone)

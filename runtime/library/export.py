@@ -15,8 +15,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from runtime.job.process_group import broadcast_text, gather_texts
+from runtime.job.watchdog import progressed, watched
 from runtime.library.errors import WeightsError
 from runtime.library.weights import SINGLE
+from runtime.library.writing import SyncedFile
 from runtime.measure.local_shards import Block
 
 if TYPE_CHECKING:
@@ -29,6 +31,7 @@ _DTYPES = {
 _ALIGNMENT = 8
 
 
+@watched("export", is_limited=False)
 def export(step: Step, path: Path | str) -> Path:
     """Write parameters and persistent buffers; a collective of all ranks, rank 0 writes.
 
@@ -62,10 +65,11 @@ def export(step: Step, path: Path | str) -> Path:
     order = sorted(tensors, key=lambda key: (-tensors[key][1].itemsize, key))
     part = file.with_name(f".{file.name}.{uuid4().hex}")
     with _RankZero(file) as rank_0:
-        rank_0.run(_begin, step, path if as_folder else None, part, _header(order, tensors))
+        rank_0.run(rank_0.begin, part, step, path if as_folder else None, _header(order, tensors))
         for key in order:
-            rank_0.run(_append, part, _full(step, names[key], holders[names[key]]))
-        rank_0.run(_finish, part, file)
+            rank_0.run(rank_0.append, _full(step, names[key], holders[names[key]]))
+            progressed()
+        rank_0.run(rank_0.finish, part)
     return file
 
 
@@ -117,11 +121,12 @@ def _full(step: Step, name: str, holders: list[_Held]) -> Tensor:
 
 
 class _RankZero:
-    """Runs functions on rank 0 alone; the first error of one is raised on every rank at the end."""
+    """Writes a file on rank 0 alone; the first error is raised on every rank at the end."""
 
     def __init__(self, file: Path) -> None:
         self._file = file
         self._failure = ""
+        self._out: SyncedFile | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -134,7 +139,29 @@ class _RankZero:
             except OSError as error:
                 self._failure = error.strerror or str(error)
 
+    def begin(self, part: Path, step: Step, folder: Path | None, header: bytes) -> None:
+        """Write what comes before the tensors; into a folder also the configuration of its module."""
+        part.parent.mkdir(parents=True, exist_ok=True)
+        self._out = SyncedFile(part, "xb")
+        self._out.write(header)
+        config: Any = getattr(step.module, "config", None)
+        if folder is not None and hasattr(config, "save_pretrained"):
+            config.save_pretrained(folder)
+
+    def append(self, tensor: Tensor) -> None:
+        """Write the values of a tensor."""
+        assert self._out is not None
+        self._out.write(tensor.cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+
+    def finish(self, part: Path) -> None:
+        """Put the file in place when it is on the disk."""
+        assert self._out is not None
+        self._out.sync()
+        os.replace(part, self._file)
+
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if self._out is not None:
+            self._out.close()
         if kind is None:
             failure = broadcast_text(self._failure)
             if failure:
@@ -152,22 +179,3 @@ def _header(names: list[str], tensors: Mapping[str, tuple[tuple[int, ...], torch
     text = json.dumps(entries, separators=(",", ":")).encode()
     text += b" " * (-len(text) % _ALIGNMENT)
     return len(text).to_bytes(8, "little") + text
-
-
-def _begin(step: Step, folder: Path | None, part: Path, header: bytes) -> None:
-    part.parent.mkdir(parents=True, exist_ok=True)
-    part.write_bytes(header)
-    config: Any = getattr(step.module, "config", None)
-    if folder is not None and hasattr(config, "save_pretrained"):
-        config.save_pretrained(folder)
-
-
-def _append(part: Path, tensor: Tensor) -> None:
-    with part.open("ab") as file:
-        file.write(tensor.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
-
-
-def _finish(part: Path, file: Path) -> None:
-    with part.open("rb+") as written:
-        os.fsync(written.fileno())
-    os.replace(part, file)

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch.profiler import profile as recording
 
 from formulations.problem.files import write_text_atomically
-from runtime.job.watchdog import watched
+from runtime.job.watchdog import item_of, watched
 from runtime.library.batch import Batch
 from runtime.library.checkpoint import latest_checkpoint
 from runtime.library.data import TrainingData
@@ -157,7 +157,7 @@ class Trainer:
         started = time.perf_counter()
         rates = [float(group["lr"]) for group in self.step.optimizer.param_groups]
         with self._profiling(self.step.steps + 1), watched("step"):  # on CUDA the loss is what waits for the others
-            loss = self.step(batch).item()
+            loss = item_of(self.step(batch))
         if self._scheduler is not None:
             self._scheduler.step()
         self._batch += 1
@@ -168,7 +168,7 @@ class Trainer:
         line["seconds"] = time.perf_counter() - started
         self._write(line)
         if self._evaluation is not None and self._evaluate_every and number % self._evaluate_every == 0:
-            losses = [self.step.evaluate(held_out).item() for held_out in self._evaluation.batches(0, 0)]
+            losses = [item_of(self.step.evaluate(held_out)) for held_out in self._evaluation.batches(0, 0)]
             self._write({"step": number, "evaluation_loss": sum(losses) / len(losses)})
         due = number == self._steps or (self._every and number % self._every == 0)
         if self._checkpoints is not None and due:

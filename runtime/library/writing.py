@@ -1,14 +1,21 @@
-"""Blocks of tensors into files by ``torch.distributed.checkpoint``, at once or beside the training."""
+"""Blocks of tensors into files by ``torch.distributed.checkpoint``, at once or beside the training.
+
+Files reach the disk piece by piece, and each piece that has is reported to the watchdog: a disk may be slow, but a rank
+that writes no piece of 8 MiB in 15 s and does nothing else hangs.
+"""
 
 from __future__ import annotations
 
 import fcntl
+import io
 import os
 import shutil
 import socket
+import threading
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -19,6 +26,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+from torch.distributed.checkpoint.filesystem import FileSystem
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, Metadata, MetadataIndex, TensorProperties
 from torch.distributed.checkpoint.planner import SavePlan, TensorWriteData, WriteItem, WriteItemType
@@ -26,10 +34,13 @@ from torch.distributed.checkpoint.state_dict_saver import async_save, save
 from torch.distributed.checkpoint.storage import WriteResult
 
 from runtime.job.process_group import broadcast_text
+from runtime.job.watchdog import WatchedThread, progressed, watched
 from runtime.library.errors import CheckpointError
 from runtime.library.saved_state import SavedBlock
 
 LOCK_FILE = ".writer"
+PIECE_BYTES = 8 << 20
+"""Bytes after which a file is synchronized with the disk."""
 _locks: dict[Path, TextIO] = {}
 """Files that this process holds locked, by folder; the system lets them go with the process."""
 
@@ -44,6 +55,7 @@ def _close_in_child() -> None:
 os.register_at_fork(after_in_child=_close_in_child)
 
 
+@watched("write of checkpoint", is_limited=False)
 def begin_writing(
     folder: Path, blocks: Mapping[str, SavedBlock], put_in_place: Callable[[], None], *, beside: bool
 ) -> Future[Any]:
@@ -71,6 +83,7 @@ def begin_writing(
     if beside:
         started = async_save(tensors, storage_writer=writer, planner=planner, process_group=_group())
         assert isinstance(started, Future)
+        started.add_done_callback(lambda _: writer.thread.end())
         return started
     done: Future[Any] = Future()
     try:
@@ -124,7 +137,52 @@ def remove_remains(folder: Path) -> None:
     """Remove what interrupted jobs left half written or half removed; for the job that writes into the folder."""
     for left in (".writing-*", ".replaced-*", ".removed-*"):
         for path in folder.glob(left):
-            shutil.rmtree(path, ignore_errors=True)
+            remove_folder(path)
+
+
+def remove_folder(folder: Path) -> None:
+    """Remove a folder of files, as far as that is possible; each file is reported to the watchdog."""
+    for path in folder.glob("*"):
+        with suppress(OSError):
+            path.unlink()
+        progressed()
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+class SyncedFile(io.FileIO):
+    """A file whose pieces of :data:`PIECE_BYTES` are on the disk before the next is written, each reported."""
+
+    _unsynced = 0
+
+    def write(self, content: Any) -> int:
+        """Write all of an object with a buffer."""
+        view = memoryview(content)
+        view = view.cast("B") if view.nbytes else memoryview(b"")
+        for start in range(0, len(view), PIECE_BYTES):
+            piece = view[start : start + PIECE_BYTES]
+            while piece:
+                count = super().write(piece) or 0
+                piece = piece[count:]
+                self._unsynced += count
+            if self._unsynced >= PIECE_BYTES:
+                self.sync()
+        return len(view)
+
+    def sync(self) -> None:
+        """Wait until all that was written is on the disk."""
+        os.fsync(self.fileno())
+        self._unsynced = 0
+        progressed()
+
+
+class _SyncedFiles(FileSystem):
+    """Files of a checkpoint as torch opens them."""
+
+    @contextmanager
+    def create_stream(self, path: str | os.PathLike[str], mode: str) -> Iterator[io.IOBase]:
+        """A new file."""
+        with SyncedFile(path, mode) as file:
+            yield file
 
 
 @cache
@@ -140,6 +198,14 @@ class _Writer(HuggingFaceStorageWriter):
     def __init__(self, folder: Path, put_in_place: Callable[[], None]) -> None:
         super().__init__(str(folder), save_distributed=True)
         self._put_in_place = put_in_place
+        self.fs = _SyncedFiles()
+        self.thread = WatchedThread()
+
+    def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
+        """Called first, in the thread that writes."""
+        if threading.current_thread() is not threading.main_thread():
+            self.thread.begin()
+        super().set_up_storage_writer(is_coordinator, *args, **kwargs)
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
         """Called on rank 0 when all ranks have written."""
@@ -181,6 +247,7 @@ class _BlockPlanner(DefaultSavePlanner):
 
     def lookup_object(self, index: MetadataIndex) -> Tensor:
         """Values of a block, as they were copied where the copy is what is written."""
+        progressed()
         tensor: Tensor = self.state_dict[index.fqn if index.fqn in self._blocks else self._own_key(index)]
         return tensor.contiguous()
 

@@ -15,7 +15,7 @@ from planner.graph.placement import Placement
 from planner.schedule.instructions import Schedule
 from planner.strategies.traced_step import TracedStep
 from planner.torch_adapter.local.collectives import MeshGroups
-from runtime.job.watchdog import watched
+from runtime.job.watchdog import item_of, watched
 from runtime.measure.initial_state import copied
 from runtime.measure.local_shards import local_block
 from runtime.measure.memory_meter import MemoryMeter
@@ -136,9 +136,9 @@ class LocalTraining:
     ) -> float:
         """As :meth:`runtime.measure.steps.Training.step`; tensors of several micro-batches are stacked."""
         if self._micro_batches == 1:
-            return self.run(self.blocks(batch), meter, on_gradients).item()
+            return item_of(self.run(self.blocks(batch), meter, on_gradients))
         parts = [self.blocks({name: tensor[at] for name, tensor in batch.items()}) for at in range(self._micro_batches)]
-        return self.run_micro_batches(parts, on_gradients, meter=meter).item()
+        return item_of(self.run_micro_batches(parts, on_gradients, meter=meter))
 
     def blocks(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Views of this rank's blocks of a batch's global tensors, by name."""

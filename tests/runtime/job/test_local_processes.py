@@ -6,11 +6,12 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
 
-from runtime.job.local_processes import busy_seconds, kill, own_process
+from runtime.job.local_processes import busy_seconds, kill, own_process, thread_busy_seconds
 
 SCRIPT = """
 import sys, time
@@ -63,3 +64,22 @@ def test_processes_at_work_count_and_those_at_rest_do_not(child):
     finally:
         os.killpg(at_work.pid, signal.SIGKILL)
         at_work.wait()
+
+
+def test_a_thread_has_its_own_seconds():
+    rest, over = [], threading.Event()
+
+    def sleep():
+        rest.append(threading.get_native_id())
+        over.wait()
+
+    thread = threading.Thread(target=sleep)
+    thread.start()
+    own, deadline = threading.get_native_id(), time.monotonic() + 60.0
+    before = thread_busy_seconds(own)
+    while thread_busy_seconds(own) - before < 0.2 and time.monotonic() < deadline:
+        sum(range(10_000))
+    assert thread_busy_seconds(own) - before >= 0.2
+    assert thread_busy_seconds(rest[0]) < 0.1
+    over.set()
+    thread.join()

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import re
 import signal
 import time
-from dataclasses import asdict, replace
+from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
+from itertools import count
+from pathlib import Path
+from threading import Event, Thread, Timer
 from types import SimpleNamespace
 
 import pytest
@@ -15,7 +18,11 @@ import torch.distributed as dist
 
 from runtime.job import launch, watchdog
 from runtime.job.process_group import LaunchError
-from runtime.job.watchdog import Sign, Watchdog
+from runtime.job.signs import Sign
+from runtime.job.watchdog import Watchdog, WatchedThread
+from runtime.library import writing
+
+BEATS = count(1)
 
 
 @pytest.fixture
@@ -89,46 +96,100 @@ def test_the_death_of_a_rank_is_no_fault_of_the_one_that_sees_it(job):
 def test_long_steps_end_no_job_where_all_are_long(job):
     first_step(job)
     for rank in job.ranks:
-        rank._times["step"].append(1.0)
+        rank._longest["step"].seconds = 1.0
     with job.ranks[0].watching("step"), job.ranks[0].watching("evaluation"), job.ranks[1].watching("step"):
         time.sleep(1.0)
     assert job.ended == {}
-    assert "evaluation" not in job.ranks[0]._times
+    assert "evaluation" not in job.ranks[0]._longest
+
+
+NOTHING = r"it has done nothing for \d s, at \w+.py:\d+ in \w+"
 
 
 @pytest.mark.parametrize(
-    ("later", "fault"),
+    ("inside", "other", "fault"),
     [
-        ({}, "rank 1 of 2 hangs in step 1, which rank 0 began 1 s ago; rank 1 is at a.py:1 in f"),
-        ({"busy": 5.2}, ""),  # it computes, or what it started does
-        ({"at": "a.py:2 in f"}, ""),
-        ({"waits": True}, ""),
-        ({"inside": ""}, ""),  # it may read its first batch
-        ({"beat": 1}, "rank 1 of 2 died or was stopped: no sign of life for 0.4 s"),
+        ("step", {"inside": "step 1", "waits": True}, "in step 1"),
+        ("step", {"inside": "step 1"}, ""),  # all do the same
+        ("step", {"waits": True}, ""),  # in a collective of the user's own
+        ("step", {"inside": "checkpoint 1", "waits": True, "progress": 2, "first": True}, "in step 1"),
+        ("", {"inside": "step 2", "waits": True}, "outside step 2"),
+        ("", {"inside": "step 2"}, ""),
+        ("", {"inside": "step 1", "waits": True, "first": True}, ""),  # it may read its first batch
+        ("export", {}, "in export 1"),
     ],
 )
-def test_who_does_nothing_in_the_first_step_is_named(later, fault, capfd):
-    store, least = dist.HashStore(), 0.3
-    rank = Watchdog(store, 0, 2, least, lambda _: None)
-    rank.stop()
+def test_a_rank_that_does_nothing_is_named_where_it_is_waited_for(inside, other, fault, job):
+    """Rank 0, which sleeps, by the sign of rank 1."""
+    job.ranks[1].stop()
+    said = Sign(0, **{"progress": 1, "inside": "", "first": False, "at": "", "waits": False, **other})
+    signs = [said, said]
+    job.ranks[0]._signs = lambda: [replace(sign, beat=next(BEATS)) for sign in signs]
+    with job.ranks[0].watching(inside, is_limited=inside == "step") if inside else nullcontext():
+        if fault:
+            wait_for_end(job, 0)
+            assert re.fullmatch(f"rank 0 of 2 hangs {fault}: {NOTHING}", job.ended[0])
+        else:
+            time.sleep(1.0)
+    assert bool(job.ended) == bool(fault)
 
-    def say(number, **changes):
-        sign = Sign(changes.pop("beat", 1), 1, changes.pop("inside", "step 1"), changes.pop("at", "a.py:1 in f"), False)
-        store.set(f"sign/{number}", json.dumps(asdict(replace(sign, **{"busy": 5.0, **changes}))))
 
-    with rank.watching("step"):
-        say(0, waits=True)
-        say(1)
-        rank._awake = 0.1
-        assert rank._judge() == ""
-        rank._awake = 0.8
-        assert rank._judge() == ""
-        say(0, waits=True, beat=2)
-        say(1, **{"beat": 2, **later})
-        assert rank._judge() == ""  # it looks again only after a while
-        rank._awake = 1.2
-        assert rank._judge() == fault
-    assert capfd.readouterr().err == (f"meshwright: {fault}\n" if fault else "")
+def test_a_rank_that_waits_for_its_device_does_not_hang(job):
+    with job.ranks[0].waiting(), job.ranks[1].waiting(), job.ranks[0].watching("export", is_limited=False):
+        time.sleep(1.0)
+    assert job.ended == {}
+
+
+@pytest.fixture
+def written(job, monkeypatch, tmp_path):
+    """A file of the first rank whose pieces of 4 bytes are on the disk when a function returns."""
+    monkeypatch.setattr(watchdog, "_current", job.ranks[0])
+    monkeypatch.setattr(writing, "PIECE_BYTES", 4)
+    with writing.SyncedFile(tmp_path / "file", "wb") as file:
+        yield file
+
+
+def test_a_slow_disk_is_no_fault(job, written, monkeypatch):
+    monkeypatch.setattr(writing.os, "fsync", lambda _: time.sleep(0.1))
+    with job.ranks[0].watching("write of checkpoint", is_limited=False):
+        assert written.write(bytes(range(64))) == 64
+    assert job.ended == {}
+    assert Path(written.name).read_bytes() == bytes(range(64))
+
+
+@pytest.mark.parametrize("beside", [False, True])
+def test_a_disk_that_stands_still_is_a_fault(beside, job, written, monkeypatch):
+    over = Event()
+    monkeypatch.setattr(writing.os, "fsync", lambda _: over.wait())
+    with job.ranks[0].watching("write of checkpoint", is_limited=False):
+        thread = WatchedThread()
+        if not beside:
+            Timer(1.0, over.set).start()
+            written.write(bytes(64))
+
+    def write() -> None:
+        thread.begin()
+        written.write(bytes(64))
+        thread.end()
+
+    if beside:
+        writer = Thread(target=write)
+        writer.start()
+        with job.ranks[0].waiting():
+            wait_for_end(job, 0, 1)
+        over.set()
+        writer.join()
+        assert job.ranks[0].threads == []
+    wait_for_end(job, 0, 1)
+    fault = rf"rank 0 of 2 hangs in write of checkpoint 1: {NOTHING}"
+    assert all(re.fullmatch(fault, said) for said in job.ended.values())
+
+
+def test_a_rank_that_stops_while_others_write_is_named(job):
+    job.ranks[1].stop()
+    with job.ranks[0].watching("export", is_limited=False), job.ranks[0].waiting():
+        wait_for_end(job, 0)
+    assert job.ended[0].startswith("rank 1 of 2 died or was stopped")
 
 
 def test_a_job_that_fails_is_started_again_as_often_as_allowed(monkeypatch, capsys):

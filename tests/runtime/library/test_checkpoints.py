@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import fcntl
+import threading
+import time
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -15,6 +18,7 @@ from torch import Tensor
 
 import runtime
 from planner.plan.document import Plan
+from runtime.job.watchdog import WatchedThread
 from runtime.library.checkpoint import latest_checkpoint
 from runtime.library.errors import CheckpointError
 from runtime.library.writing import LOCK_FILE, lock_folder
@@ -120,8 +124,6 @@ def test_two_jobs_do_not_write_into_one_folder(two_ranks, tmp_path):
 
 def interrupted_on_rank(plan: Plan, folder: Path) -> tuple[str, str]:
     """What a save says that fails behind the tensors, and the latest checkpoint after it."""
-    from unittest.mock import patch
-
     step = runtime.load(plan, real_step("mlp").module, optimizer=ADAMW, device="cpu")
     step.save(folder)
     step(batches("mlp", 1)[0])
@@ -141,6 +143,29 @@ def test_a_save_that_fails_leaves_the_older_checkpoint(two_ranks, tmp_path):
         assert "step-00000001 cannot be written: " in message
         assert "No space left" in message
         assert latest == str(tmp_path / "step-00000000")
+
+
+def watched_writes_on_rank(plan: Plan, folder: Path) -> list[tuple[str, bool]]:
+    """What happens to the thread that a save writes from, and whether that is not the main thread."""
+    seen = []
+
+    def note(event: str):
+        return lambda _: seen.append((event, threading.current_thread() is not threading.main_thread()))
+
+    step = runtime.load(plan, real_step("mlp").module, optimizer=ADAMW, device="cpu")
+    with patch.object(WatchedThread, "begin", note("begin")), patch.object(WatchedThread, "end", note("end")):
+        step.save(folder, wait=False)
+        step.wait_for_save()
+        deadline = time.monotonic() + 10
+        while len(seen) < 2 and time.monotonic() < deadline:  # the end follows after the result
+            time.sleep(0.01)
+        step.save(folder)
+    return seen
+
+
+def test_the_thread_that_writes_beside_the_steps_is_watched(two_ranks, tmp_path):
+    for seen in two_ranks.run(watched_writes_on_rank, random_plan("mlp", (2,), 0), tmp_path):
+        assert seen == [("begin", True), ("end", True)]
 
 
 def refusals_on_rank(plan: Plan, other: Plan, folder: Path) -> list[str]:

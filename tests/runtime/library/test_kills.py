@@ -34,6 +34,7 @@ from functools import partial
 from pathlib import Path
 import torch
 import runtime
+from runtime.library import export as exporting, writing
 from support.processes.library_runs import ADAMW, batches
 from support.steps.planned_steps import real_step
 
@@ -42,7 +43,7 @@ mode, plan, folder = sys.argv[1], sys.argv[2], Path(sys.argv[3])
 class Data:
     def __iter__(self):
         for number, batch in enumerate(batches("mlp", 8)):
-            if number == 3 and os.environ["RANK"] == "1":
+            if number == 3 and os.environ["RANK"] == "1" and mode[:5] != "write":
                 (folder / "fault").touch()
                 if mode == "raise":
                     raise ValueError("this row is bad")
@@ -67,12 +68,25 @@ class Schedule(torch.optim.lr_scheduler.StepLR):
             time.sleep(1000)
         return super().state_dict()
 
+class Hanging(writing.SyncedFile):
+    def write(self, content):
+        rank = "0" if mode.startswith("export") else "1"
+        is_met = mode[:5] == "write" and step.steps >= 3 or "trained" in str(self.name)
+        if is_met and mode.startswith(("write", "export")) and os.environ["RANK"] == rank:
+            (folder / "fault").touch()
+            if mode.endswith("SIGSTOP"):
+                os.kill(os.getpid(), signal.SIGSTOP)
+            time.sleep(1000)
+        return super().write(content)
+
+writing.SyncedFile = exporting.SyncedFile = Hanging
 optimizer = partial(Asleep, **ADAMW.keywords) if mode == "sleep" else ADAMW
 step = runtime.load(plan, real_step("mlp").module, optimizer=optimizer, device="cpu")
 Asleep.loaded = True
 schedule = Schedule(step.optimizer, 100)
-saving = {"checkpoints": folder / "checkpoints", "every": 1, "beside": True}
-runtime.Trainer(step, Data(), steps=8, scheduler=schedule, **saving).fit()
+saving = {"checkpoints": folder / "checkpoints", "every": 1, "beside": "at once" not in mode}
+runtime.Trainer(step, Data(), steps=3 if mode[:6] == "export" else 8, scheduler=schedule, **saving).fit()
+step.export(folder / "trained.safetensors")
 """
 WRITING_SECONDS = 0.05
 """Longest wait between the begin of a checkpoint and a kill that is meant to meet it."""
@@ -215,9 +229,13 @@ def environment(**more: str) -> dict[str, str]:
     ("mode", "message"),
     [
         ("raise", "meshwright: rank 1 of 2 failed: ValueError: this row is bad"),
-        ("hang", "meshwright: rank 1 of 2 hangs outside step 4, which rank 0 began"),
-        ("sleep", "meshwright: rank 1 of 2 hangs in step 1, which rank 1 began"),
-        ("save", "meshwright: rank 1 of 2 hangs in checkpoint 3, which rank"),
+        ("hang", "meshwright: rank 1 of 2 hangs outside step 4"),
+        ("sleep", "meshwright: rank 1 of 2 hangs in step 1: it has done nothing for"),
+        ("save", "meshwright: rank 1 of 2 hangs in checkpoint 3"),
+        ("write", "meshwright: rank 1 of 2 hangs in write of checkpoint"),
+        ("write at once", "meshwright: rank 1 of 2 hangs in write of checkpoint 3: it has done nothing for"),
+        ("write at once SIGSTOP", "meshwright: rank 1 of 2 died or was stopped: no sign of life"),
+        ("export", "meshwright: rank 0 of 2 hangs in export 1: it has done nothing for"),
         ("SIGSTOP", "meshwright: rank 1 of 2 died or was stopped: no sign of life"),
         ("SIGKILL", "Signal 9 (SIGKILL)"),
     ],
