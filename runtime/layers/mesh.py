@@ -19,10 +19,12 @@ from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 
 from planner.layers.plan.check import stage_axes
 from planner.layers.plan.document import LayerPlan, LayerSettings
-from runtime.job.layout import device_mesh, ranks_by_machine
+from runtime.job.layout import ranks_by_machine
 from runtime.job.process_group import LaunchError
 
 REPLICAS, SHARDS, TENSOR, PIPELINE = "replicas", "shards", "tensor", "pipeline"
+_PURPOSES = {PIPELINE: "pipeline", REPLICAS: "parameters", SHARDS: "parameters"}
+"""What axes communicate; others: activations. Calls of one group run one after another, and these should overlap."""
 
 BATCH_DIMENSION, SEQUENCE_DIMENSION = 0, 1
 """Dimensions of hidden states that data and sequence parallelism shard."""
@@ -88,7 +90,10 @@ class PlanMeshes:
 
     def _of(self, layer: LayerSettings) -> DeviceMesh:
         if not self.is_even:
-            return _stage_mesh(self.device_type, self.ranks_of(self.stage), _shape(layer), (REPLICAS, SHARDS, TENSOR))
+            ranks, names = self.ranks_of(self.stage), (REPLICAS, SHARDS, TENSOR)
+            mesh = _mesh(self.device_type, ranks, _shape(layer), names)
+            assert mesh is not None
+            return mesh
         return _named_mesh(self.device_type, (self.stages, layer.replicas, layer.shards, layer.tensor_parallel))
 
     def batch_layout(self, layer: LayerSettings) -> Layout:
@@ -106,7 +111,9 @@ class PlanMeshes:
 
 
 def plan_meshes(plan: LayerPlan, device_type: str) -> PlanMeshes:
-    """Make the process groups of a plan; a collective of all ranks, whose later calls reuse the groups.
+    """Make the process groups of a plan; a collective of all ranks.
+
+    There is one group for the same ranks and purpose in all meshes, those of later plans included.
 
     Raises
     ------
@@ -127,9 +134,9 @@ def plan_meshes(plan: LayerPlan, device_type: str) -> PlanMeshes:
     for shape in sorted(shapes):
         _named_mesh(device_type, shape)
     sizes = stage_axes(plan.stage_sizes[0], plan.layers)
-    axes = _axes_mesh(device_type, stages, sizes)
-    names = axes.mesh_dim_names
-    assert names is not None
+    names = (PIPELINE, *_axis_names(sizes))
+    axes = _mesh(device_type, ranks_by_machine(), (stages, *sizes), names)
+    assert axes is not None
     return PlanMeshes(axes.get_local_rank(PIPELINE), plan.stage_sizes, axes[names[1:]], device_type)
 
 
@@ -140,13 +147,17 @@ def _uneven_meshes(plan: LayerPlan, device_type: str) -> PlanMeshes:
         ranks = ordered[first : first + size]
         first += size
         for shape in sorted({_shape(layer) for layer in stage.layers} | {_whole(layer) for layer in stage.layers}):
-            _stage_mesh(device_type, ranks, shape, (REPLICAS, SHARDS, TENSOR))
+            _mesh(device_type, ranks, shape, (REPLICAS, SHARDS, TENSOR))
         sizes = stage_axes(size, stage.layers)
-        axes = _stage_mesh(device_type, ranks, sizes, tuple(f"axis{position}" for position in range(len(sizes))))
-        if dist.get_rank() in ranks:
+        axes = _mesh(device_type, ranks, sizes, _axis_names(sizes))
+        if axes is not None:
             mine = PlanMeshes(number, plan.stage_sizes, axes, device_type)
     assert mine is not None, "the stages have all ranks"
     return mine
+
+
+def _axis_names(sizes: tuple[int, ...]) -> tuple[str, ...]:
+    return tuple(f"axis{position}" for position in range(len(sizes)))
 
 
 def _shape(layer: LayerSettings) -> tuple[int, int, int]:
@@ -170,15 +181,36 @@ def reshard(tensor: Tensor, axes: DeviceMesh, source: Layout, target: Layout) ->
 
 @cache
 def _named_mesh(device_type: str, shape: tuple[int, int, int, int]) -> DeviceMesh:
-    return device_mesh(device_type, shape, (PIPELINE, REPLICAS, SHARDS, TENSOR))
+    mesh = _mesh(device_type, ranks_by_machine(), shape, (PIPELINE, REPLICAS, SHARDS, TENSOR))
+    assert mesh is not None
+    return mesh
 
 
 @cache
-def _stage_mesh(device_type: str, ranks: tuple[int, ...], shape: tuple[int, ...], names: tuple[str, ...]) -> DeviceMesh:
-    return DeviceMesh(device_type, torch.tensor(ranks).reshape(shape), mesh_dim_names=names)
+def _mesh(
+    device_type: str, ranks: tuple[int, ...], shape: tuple[int, ...], names: tuple[str, ...]
+) -> DeviceMesh | None:
+    """Mesh of ranks, the last axis innermost, with the groups of earlier meshes; None on other ranks than these."""
+    mesh, groups = torch.tensor(ranks).reshape(shape), []
+    for axis, name in enumerate(names):
+        rows = mesh.movedim(axis, -1).reshape(-1, shape[axis]).tolist()
+        purpose = "" if shape[axis] == 1 else _PURPOSES.get(name, "activations")
+        groups.append(_group(purpose, tuple(map(tuple, rows))))
+    if dist.get_rank() not in ranks:
+        return None
+    return DeviceMesh.from_group(
+        [group for group in groups if group is not None], device_type, mesh, mesh_dim_names=names
+    )
 
 
 @cache
-def _axes_mesh(device_type: str, stages: int, sizes: tuple[int, ...]) -> DeviceMesh:
-    names = (PIPELINE, *(f"axis{position}" for position in range(len(sizes))))
-    return device_mesh(device_type, (stages, *sizes), names)
+def _group(purpose: str, rows: tuple[tuple[int, ...], ...]) -> dist.ProcessGroup | None:
+    """Group that has this rank, of those that rows of ranks form for a purpose; None if no row has it."""
+    del purpose
+    whole = dist.group.WORLD
+    if len(rows[0]) == dist.get_world_size():
+        return whole
+    if getattr(whole, "bound_device_id", None) is not None:  # NCCL splits its communicator once for all rows
+        return dist.split_group(split_ranks=[list(row) for row in rows])
+    made = {row: dist.new_group(list(row)) for row in rows}
+    return next((group for row, group in made.items() if dist.get_rank() in row), None)
