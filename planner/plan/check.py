@@ -89,6 +89,7 @@ def verify_plan(
         devices=devices,
         counter_based_random=options.counter_based_random,
         device=options.device or "cpu",
+        releases_sources=bool(options.releases_sources),
     )
     if report.violations:
         more = f" (and {len(report.violations) - 1} more)" if len(report.violations) > 1 else ""

@@ -140,6 +140,9 @@ class PlanOptions(Part):
         processes on a CPU, and from those of earlier versions.
     fused
         Whether AdamW is one kernel; absent from plans of earlier versions, in which it was so on CUDA alone.
+    releases_sources
+        Whether the predicted memory counts the source of a path of several steps no longer than the first of them,
+        where nothing reads it later; absent from plans of earlier versions, which counted it to the end.
     pins
         Decisions of the user: the bound is over the plans that keep them.
     """
@@ -155,13 +158,14 @@ class PlanOptions(Part):
     counter_based_random: bool = False
     device: Literal["cuda"] | None = None
     fused: bool | None = None
+    releases_sources: bool | None = None
     pins: tuple[Pin, ...] = ()
 
     @model_serializer(mode="wrap")
     def _without_absent_fields(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """What a plan of an earlier version does not have is not written, so that its digest stays."""
         written: dict[str, Any] = handler(self)
-        added = ("device", "fused", "pins")
+        added = ("device", "fused", "releases_sources", "pins")
         return {name: value for name, value in written.items() if name not in added or value not in (None, [], ())}
 
     @property

@@ -63,6 +63,7 @@ def replay(
     devices: int | None = None,
     counter_based_random: bool = False,
     device: str = "cpu",
+    releases_sources: bool = True,
 ) -> ReplayReport:
     """Check a schedule, and compute its memory over time and its cost.
 
@@ -92,6 +93,10 @@ def replay(
     device
         Kind of device whose kernels' workspaces are counted, ``cpu`` or ``cuda``.
 
+    releases_sources
+        Whether the source of a path of several steps ends with the first of them, where nothing reads it later in any
+        plan of the step; plans of earlier versions counted it to the end.
+
     Returns
     -------
     ReplayReport
@@ -109,12 +114,14 @@ def replay(
     if seconds is not None and not violations:
         time, unpriced = step_time(graph, schedule, seconds, local_bytes)
         violations.extend(unpriced)
-    profile, peak, at, alive = memory_profile(graph, schedule, lifetimes, local_bytes, optimizer, device)
+    profile, peak, at, alive = memory_profile(
+        graph, schedule, lifetimes, local_bytes, optimizer, device, releases_sources
+    )
     if limit is not None and peak > limit:
         where = Wording(graph, schedule).instruction(schedule.instructions[at]) if at >= 0 else "the start"
         message = f"{peak} bytes at {where}, {peak - limit} more than the limit of {limit}"
         violations.append(Violation(ViolationKind.OVER_LIMIT, at if at >= 0 else None, message))
-    host = host_use(graph, schedule, lifetimes, local_bytes)
+    host = host_use(schedule, lifetimes, local_bytes)
     if host_limit is not None and host.peak_bytes > host_limit:
         message = f"{host.peak_bytes} bytes on the host, {host.peak_bytes - host_limit} more than {host_limit}"
         violations.append(Violation(ViolationKind.OVER_HOST_LIMIT, host.peak_instruction, message))
@@ -142,7 +149,7 @@ def replay(
 
 
 def lifetimes_of_tensors(
-    graph: OperatorGraph, schedule: Schedule, optimizer: OptimizerMemory
+    graph: OperatorGraph, schedule: Schedule, optimizer: OptimizerMemory, releases_sources: bool = True
 ) -> list[tuple[AliveTensor, int, int]]:
     """Storages on the device with the instructions that create and free them.
 
@@ -152,9 +159,11 @@ def lifetimes_of_tensors(
         A correct schedule of the step.
     optimizer
         State of the optimizer, which lives from before the first instruction (-1) past the last one (their number).
+    releases_sources
+        As for :func:`replay`.
     """
     lifetimes = OrderedReplay(graph, schedule, counter_based_random=True).run()
-    return tensor_lifetimes(graph, schedule, lifetimes, LocalBytes(graph, schedule.mesh), optimizer)
+    return tensor_lifetimes(graph, schedule, lifetimes, LocalBytes(graph, schedule.mesh), optimizer, releases_sources)
 
 
 def _without_profile(violations: tuple[Violation, ...]) -> ReplayReport:

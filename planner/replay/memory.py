@@ -149,10 +149,12 @@ def memory_profile(
     local_bytes: LocalBytes,
     optimizer: OptimizerMemory,
     device: str,
+    releases_sources: bool,
 ) -> tuple[MemoryProfile, int, int, tuple[AliveTensor, ...]]:
     """Bytes over time, the peak, the first instruction that reaches it (-1: the start), tensors alive then."""
     count = len(schedule.instructions)
-    owners, sizes, ends = _storages(graph, schedule, lifetimes, local_bytes, on_host=False)
+    path_ends = _released_on_the_way(graph, schedule, lifetimes) if releases_sources else {}
+    owners, sizes, ends = _storages(schedule, lifetimes, local_bytes, path_ends)
     categories = _categories(graph, schedule, lifetimes)
     starts = lifetimes.created[owners]
     states = _optimizer_states(graph, schedule, local_bytes, optimizer)
@@ -187,7 +189,7 @@ def memory_profile(
     if count and int(during.max()) > peak:
         at = int(during.argmax())
         peak = int(during[at])
-    tensors = tensor_lifetimes(graph, schedule, lifetimes, local_bytes, optimizer)
+    tensors = tensor_lifetimes(graph, schedule, lifetimes, local_bytes, optimizer, releases_sources)
     alive = [tensor for tensor, created, freed in tensors if created <= at < freed]
     alive += _alive_transients(graph, schedule, transient, at)
     return profile, peak, at, tuple(sorted(alive, key=lambda tensor: -tensor.nbytes))
@@ -199,6 +201,7 @@ def tensor_lifetimes(
     lifetimes: Lifetimes,
     local_bytes: LocalBytes,
     optimizer: OptimizerMemory,
+    releases_sources: bool,
 ) -> list[tuple[AliveTensor, int, int]]:
     """Storages on the device with the instructions that create them and free their last alias.
 
@@ -208,17 +211,18 @@ def tensor_lifetimes(
     found = [
         (state, -1, len(schedule.instructions)) for state in _optimizer_states(graph, schedule, local_bytes, optimizer)
     ]
-    for owner, size, end in zip(*_storages(graph, schedule, lifetimes, local_bytes, on_host=False), strict=True):
+    path_ends = _released_on_the_way(graph, schedule, lifetimes) if releases_sources else {}
+    for owner, size, end in zip(*_storages(schedule, lifetimes, local_bytes, path_ends), strict=True):
         entry, name = schedule.buffers[owner], graph.values[schedule.buffers[owner].value].name
         tensor = AliveTensor(name, int(size), entry.placement, categories[owner], int(owner))
         found.append((tensor, int(lifetimes.created[owner]), int(end)))
     return found
 
 
-def host_use(graph: OperatorGraph, schedule: Schedule, lifetimes: Lifetimes, local_bytes: LocalBytes) -> HostUse:
+def host_use(schedule: Schedule, lifetimes: Lifetimes, local_bytes: LocalBytes) -> HostUse:
     """Bytes of host buffers over time and of the copies that make and read them."""
     count = len(schedule.instructions)
-    owners, sizes, ends = _storages(graph, schedule, lifetimes, local_bytes, on_host=True)
+    owners, sizes, ends = _storages(schedule, lifetimes, local_bytes, {}, on_host=True)
     change = np.zeros(count + 1, dtype=np.int64)
     np.add.at(change, lifetimes.created[owners], sizes)
     np.add.at(change, ends, -sizes)
@@ -256,16 +260,20 @@ def _alive_transients(
 
 
 def _storages(
-    graph: OperatorGraph, schedule: Schedule, lifetimes: Lifetimes, local_bytes: LocalBytes, *, on_host: bool
+    schedule: Schedule,
+    lifetimes: Lifetimes,
+    local_bytes: LocalBytes,
+    path_ends: Mapping[int, int],
+    *,
+    on_host: bool = False,
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
     """Buffers that own a storage there, its bytes, and the instruction with which it ends.
 
-    That is the one that frees its last alias, or a path of several steps right before, whose first step is its end.
+    That is the one that frees its last alias, or that of ``path_ends``.
     """
     existing = np.flatnonzero(lifetimes.root >= 0)
-    last = np.full(len(schedule.buffers), -1, dtype=np.int64)
-    np.maximum.at(last, lifetimes.root[existing], lifetimes.freed[existing])
-    for owner, at in _released_on_the_way(graph, schedule, lifetimes, last):
+    last = _last_uses(schedule, lifetimes)
+    for owner, at in path_ends.items():
         last[owner] = at
     owners = existing[(lifetimes.root[existing] == existing) & (lifetimes.on_host[existing] == on_host)]
     entries = [schedule.buffers[owner] for owner in owners]
@@ -273,14 +281,21 @@ def _storages(
     return owners, sizes, last[owners]
 
 
-def _released_on_the_way(
-    graph: OperatorGraph, schedule: Schedule, lifetimes: Lifetimes, last: NDArray[np.int64]
-) -> list[tuple[int, int]]:
-    """Storages that nothing reads after a path of several steps, each with the path's instruction.
+def _last_uses(schedule: Schedule, lifetimes: Lifetimes) -> NDArray[np.int64]:
+    """By the buffer that owns a storage, the instruction that frees the last alias."""
+    existing = np.flatnonzero(lifetimes.root >= 0)
+    last = np.full(len(schedule.buffers), -1, dtype=np.int64)
+    np.maximum.at(last, lifetimes.root[existing], lifetimes.freed[existing])
+    return last
 
-    Only readers that are the last ones in every plan count; with others the source is counted throughout the path,
-    since the model counts the same bytes whatever runs again.
+
+def _released_on_the_way(graph: OperatorGraph, schedule: Schedule, lifetimes: Lifetimes) -> dict[int, int]:
+    """Storages that end with the first step of a path of several, by their owners: the path's instruction.
+
+    Nothing reads them later. Only readers that are the last ones in every plan count; with others the source is counted
+    throughout the path, since the model counts the same bytes whatever runs again.
     """
+    last = _last_uses(schedule, lifetimes)
     found, follows, reader = [], len(schedule.instructions), OUTPUT
     for at in range(follows - 1, -1, -1):
         instruction = schedule.instructions[at]
@@ -294,14 +309,14 @@ def _released_on_the_way(
                 found.append((owner, at, reader))
         follows = at  # the next instruction that frees nothing
     if not found:
-        return []
+        return {}
     known = last_reads(graph, view_chains(graph))
     copied = {int(lifetimes.root[step.source]) for step in schedule.instructions if isinstance(step, Offload)}
-    return [
-        (owner, at)
+    return {
+        owner: at
         for owner, at, reader in found
         if owner not in copied and known.get(schedule.buffers[owner].value) in (reader, OUTPUT)
-    ]
+    }
 
 
 def _categories(graph: OperatorGraph, schedule: Schedule, lifetimes: Lifetimes) -> dict[int, Category]:

@@ -74,6 +74,7 @@ def plan_of(
             counter_based_random=True,
             device="cuda" if session.cluster.device_kind == "cuda" else None,
             fused=session.optimizer.fused or None,
+            releases_sources=True,
             pins=tuple(pins),
         ),
         fingerprints=session.fingerprints,

@@ -41,7 +41,9 @@ def memory_snapshot(opened: OpenedPlan) -> dict[str, Any]:
     created: dict[int, list[AliveTensor]] = defaultdict(list)
     freed: dict[int, list[AliveTensor]] = defaultdict(list)
     optimizer = OptimizerMemory(opened.session.optimizer)
-    for tensor, begin, end in lifetimes_of_tensors(opened.graph, opened.schedule, optimizer):
+    for tensor, begin, end in lifetimes_of_tensors(
+        opened.graph, opened.schedule, optimizer, bool(opened.plan.decision.options.releases_sources)
+    ):
         if tensor.nbytes:
             created[begin].append(tensor)
             freed[end].append(tensor)

@@ -42,6 +42,7 @@ def random_plans(session: PlanningSession, count: int, seed: int = 0) -> Iterato
                 counter_based_random=True,
                 device="cuda" if session.cluster.device_kind == "cuda" else None,
                 fused=session.optimizer.fused or None,
+                releases_sources=True,
             ),
             fingerprints=session.fingerprints,
             bound_ns=None,

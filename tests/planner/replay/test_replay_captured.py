@@ -120,6 +120,7 @@ def test_plan_of_a_captured_step(planned, traced, tmp_path):
             formulation="random",
             counter_based_random=True,
             fused=True,
+            releases_sources=True,
         ),
         fingerprints=Fingerprints(graph=traced.fingerprint, cluster=CLUSTER.fingerprint(), rules="0" * 64),
         bound_ns=None,

@@ -128,6 +128,7 @@ def made_plan(
             formulation="random",
             counter_based_random=True,
             fused=memory.spec.fused or None,
+            releases_sources=True,
         ),
         fingerprints=Fingerprints(graph=traced.fingerprint, cluster="0" * 64, rules="0" * 64),
         bound_ns=None,
