@@ -79,5 +79,6 @@ def where(frame: FrameType | None) -> tuple[str, bool]:
         name = entry.f_code.co_filename
         waits = waits or (depth < _INNERMOST and _WRITES_IN not in name and any(part in name for part in _WAITS_IN))
         if not at and f"{os.sep}torch{os.sep}" not in name:
+            waits = waits or _WAITS_IN[1] in name  # between it and the wait are torch's own frames
             at = f"{Path(name).name}:{line} in {entry.f_code.co_name}"
     return at or "torch", waits

@@ -298,10 +298,9 @@ class Watchdog:
         the same, such as to read from a slow disk. Before the first of a kind a rank may read its first batch.
         """
         inside, progress = self.inside, self._progress
-
-        waiting = [sign for sign in self._signs() if sign.waits and sign.inside]
-        ahead = [sign for sign in waiting if sign.progress > progress and (inside or not sign.first)]
-        ahead += [sign for sign in waiting if sign.inside == inside]
+        waiting = [sign for sign in self._signs() if sign.waits]
+        ahead = [s for s in waiting if s.progress > progress and (inside or (s.inside and not s.first))]
+        ahead += [sign for sign in waiting if inside and sign.inside == inside]
         writes = inside and not self._is_limited
         if self._progress != progress or not (ahead or writes):
             return ""

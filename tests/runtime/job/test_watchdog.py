@@ -111,10 +111,12 @@ NOTHING = r"it has done nothing for \d s, at \w+.py:\d+ in \w+"
     [
         ("step", {"inside": "step 1", "waits": True}, "in step 1"),
         ("step", {"inside": "step 1"}, ""),  # all do the same
-        ("step", {"waits": True}, ""),  # in a collective of the user's own
+        ("step", {"waits": True}, ""),  # it has not come to the step
+        ("step", {"waits": True, "progress": 2}, "in step 1"),  # it is behind it, such as before the next batch
         ("step", {"inside": "checkpoint 1", "waits": True, "progress": 2, "first": True}, "in step 1"),
         ("", {"inside": "step 2", "waits": True}, "outside step 2"),
         ("", {"inside": "step 2"}, ""),
+        ("", {"waits": True, "progress": 2}, ""),  # in a collective of the user's own
         ("", {"inside": "step 1", "waits": True, "first": True}, ""),  # it may read its first batch
         ("export", {}, "in export 1"),
     ],
