@@ -305,7 +305,7 @@ def _released_on_the_way(graph: OperatorGraph, schedule: Schedule, lifetimes: Li
             reader = instruction.operator
         if isinstance(instruction, Reshard) and len(instruction.path) > 2:
             owner = int(lifetimes.root[instruction.source])
-            if at < last[owner] < follows:
+            if owner >= 0 and at < last[owner] < follows:
                 found.append((owner, at, reader))
         follows = at  # the next instruction that frees nothing
     if not found:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 import signal
+import threading
 import time
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from itertools import count
 from pathlib import Path
-from threading import Event, Thread, Timer
+from threading import Event, Thread
 from types import SimpleNamespace
 
 import pytest
@@ -30,6 +31,8 @@ def job(monkeypatch):
     """Two ranks whose steps may last 0.3 s, the faults with which they ended, and the seconds until they must leave."""
     for name, value in {"BEAT_SECONDS": 0.05, "SILENT_SECONDS": 0.25, "GRACE_SECONDS": 0.1}.items():
         monkeypatch.setattr(watchdog, name, value)
+    # Processes of other tests, which this one has started too, may use a processor.
+    monkeypatch.setattr(watchdog, "busy_seconds", partial(watchdog.thread_busy_seconds, threading.get_native_id()))
     ended, alarms = {}, []
     monkeypatch.setattr(signal, "alarm", alarms.append)
     monkeypatch.setattr(signal, "signal", lambda *_: None)
@@ -162,12 +165,14 @@ def test_a_slow_disk_is_no_fault(job, written, monkeypatch):
 @pytest.mark.parametrize("beside", [False, True])
 def test_a_disk_that_stands_still_is_a_fault(beside, job, written, monkeypatch):
     over = Event()
-    monkeypatch.setattr(writing.os, "fsync", lambda _: over.wait())
+    monkeypatch.setattr(writing.os, "fsync", lambda _: over.wait(10))
     with job.ranks[0].watching("write of checkpoint", is_limited=False):
         thread = WatchedThread()
         if not beside:
-            Timer(1.0, over.set).start()
-            written.write(bytes(64))
+            ending = Thread(target=lambda: (wait_for_end(job, 0, 1), over.set()))
+            ending.start()
+            written.write(bytes(4))
+            ending.join()
 
     def write() -> None:
         thread.begin()
