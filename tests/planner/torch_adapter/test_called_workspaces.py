@@ -72,10 +72,13 @@ def allocated(function: Callable[..., Any], arguments: list[Tensor | None]) -> t
 @pytest.mark.parametrize("shape", first(4, SHAPES))
 def test_workspaces_are_those_that_torch_records(shape: tuple[int, ...], bias: bool) -> None:
     functions, arguments = convolutions(shape, bias)
+    found = []
     for function in functions:
         most, left = allocated(function, arguments)
-        (workspace,) = called_workspaces(traced(function, arguments)).values()
-        assert workspace == most - left > 0
+        found += called_workspaces(traced(function, arguments)).values()
+        assert found[-1] == most - left
+    assert len(found) == 3
+    assert max(found) > 0 or shape[4] == 1  # that is a product, for which one thread copies nothing
 
 
 @pytest.mark.parametrize("threads", [1, 2])
