@@ -13,7 +13,14 @@ import numpy as np
 
 from planner.graph.operator_graph import OperatorGraph
 from planner.replay.clocks import StepCosts, step_time
-from planner.replay.memory import LocalBytes, OptimizerMemory, host_use, memory_profile, tensor_lifetimes
+from planner.replay.memory import (
+    LocalBytes,
+    OptimizerMemory,
+    host_use,
+    memory_profile,
+    released_on_the_way,
+    tensor_lifetimes,
+)
 from planner.replay.order import OrderedReplay
 from planner.replay.report import (
     AliveTensor,
@@ -163,7 +170,8 @@ def lifetimes_of_tensors(
         As for :func:`replay`.
     """
     lifetimes = OrderedReplay(graph, schedule, counter_based_random=True).run()
-    return tensor_lifetimes(graph, schedule, lifetimes, LocalBytes(graph, schedule.mesh), optimizer, releases_sources)
+    path_ends = released_on_the_way(graph, schedule, lifetimes) if releases_sources else {}
+    return tensor_lifetimes(graph, schedule, lifetimes, LocalBytes(graph, schedule.mesh), optimizer, path_ends)
 
 
 def _without_profile(violations: tuple[Violation, ...]) -> ReplayReport:

@@ -153,7 +153,7 @@ def memory_profile(
 ) -> tuple[MemoryProfile, int, int, tuple[AliveTensor, ...]]:
     """Bytes over time, the peak, the first instruction that reaches it (-1: the start), tensors alive then."""
     count = len(schedule.instructions)
-    path_ends = _released_on_the_way(graph, schedule, lifetimes) if releases_sources else {}
+    path_ends = released_on_the_way(graph, schedule, lifetimes) if releases_sources else {}
     owners, sizes, ends = _storages(schedule, lifetimes, local_bytes, path_ends)
     categories = _categories(graph, schedule, lifetimes)
     starts = lifetimes.created[owners]
@@ -189,7 +189,7 @@ def memory_profile(
     if count and int(during.max()) > peak:
         at = int(during.argmax())
         peak = int(during[at])
-    tensors = tensor_lifetimes(graph, schedule, lifetimes, local_bytes, optimizer, releases_sources)
+    tensors = tensor_lifetimes(graph, schedule, lifetimes, local_bytes, optimizer, path_ends)
     alive = [tensor for tensor, created, freed in tensors if created <= at < freed]
     alive += _alive_transients(graph, schedule, transient, at)
     return profile, peak, at, tuple(sorted(alive, key=lambda tensor: -tensor.nbytes))
@@ -201,17 +201,16 @@ def tensor_lifetimes(
     lifetimes: Lifetimes,
     local_bytes: LocalBytes,
     optimizer: OptimizerMemory,
-    releases_sources: bool,
+    path_ends: Mapping[int, int],
 ) -> list[tuple[AliveTensor, int, int]]:
     """Storages on the device with the instructions that create them and free their last alias.
 
-    They are as in :class:`Lifetimes`. What one instruction holds only while it runs is left out.
+    They are as in :class:`Lifetimes`, or as :func:`released_on_the_way` says. What one instruction holds only while it runs is left out.
     """
     categories = _categories(graph, schedule, lifetimes)
     found = [
         (state, -1, len(schedule.instructions)) for state in _optimizer_states(graph, schedule, local_bytes, optimizer)
     ]
-    path_ends = _released_on_the_way(graph, schedule, lifetimes) if releases_sources else {}
     for owner, size, end in zip(*_storages(schedule, lifetimes, local_bytes, path_ends), strict=True):
         entry, name = schedule.buffers[owner], graph.values[schedule.buffers[owner].value].name
         tensor = AliveTensor(name, int(size), entry.placement, categories[owner], int(owner))
@@ -289,7 +288,7 @@ def _last_uses(schedule: Schedule, lifetimes: Lifetimes) -> NDArray[np.int64]:
     return last
 
 
-def _released_on_the_way(graph: OperatorGraph, schedule: Schedule, lifetimes: Lifetimes) -> dict[int, int]:
+def released_on_the_way(graph: OperatorGraph, schedule: Schedule, lifetimes: Lifetimes) -> dict[int, int]:
     """Storages that end with the first step of a path of several, by their owners: the path's instruction.
 
     Nothing reads them later. Only readers that are the last ones in every plan count; with others the source is counted
