@@ -205,7 +205,8 @@ def tensor_lifetimes(
 ) -> list[tuple[AliveTensor, int, int]]:
     """Storages on the device with the instructions that create them and free their last alias.
 
-    They are as in :class:`Lifetimes`, or as :func:`released_on_the_way` says. What one instruction holds only while it runs is left out.
+    They are as in :class:`Lifetimes`, ``path_ends`` as :func:`released_on_the_way` finds them. What one instruction
+    holds only while it runs is left out.
     """
     categories = _categories(graph, schedule, lifetimes)
     found = [
