@@ -27,13 +27,10 @@
 # All tables are from the results file of `meshwright bench papers --paper osdp`; only the last cell solves something.
 
 # %%
-from dataclasses import replace
-
 import pandas as pd
 
-from formulations.osdp.scheduler import plan_osdp
 from planner.papers.claims.results import kept_results
-from planner.papers.osdp.cases import CLUSTERS, FORMULATIONS, LIMITS_GIB, MODELS, OsdpCase
+from planner.papers.osdp.cases import LIMITS_GIB, MODELS
 
 KEPT = {name: pd.DataFrame(rows) for name, rows in kept_results("osdp").rows.items()}
 
@@ -249,11 +246,8 @@ KEPT["second_opinion"].set_index(["model", "formulation"]).round(3)
 # %% [markdown]
 # The headline of 2.84 times is that of 3D parallelism with OSDP in place of data parallelism; OSDP's own largest gain
 # is 2.74 times. A plan of your own model that runs: `meshwright plan MODEL --model-formulation osdp`; of a profile of
-# yours, a file of `planner.layers.profiles.files`: `meshwright plan layers:FILE.json --model-formulation osdp`. A plan
-# of any chain of layers:
+# yours, a file of `planner.layers.profiles.files`: `meshwright plan layers:FILE.json --model-formulation osdp`.
+# What a plan decides, by number of operators: `ZDP` is sharded, `2/2 ZDP` cut into two slices that are both sharded.
 
 # %%
-case = OsdpCase("N&D-48x1536", CLUSTERS["titan"], 16, "osdp_peak")
-settings = replace(FORMULATIONS["osdp_peak"].settings, gathered_tensors=2)
-plan = plan_osdp(case.chain(), case.machine(), settings)
-pd.Series({name: str(mode) for name, mode in plan.modes.items()}).value_counts().to_frame("operators")
+KEPT["modes"].set_index(["case", "mode"])

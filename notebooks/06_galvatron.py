@@ -19,65 +19,52 @@
 # Galvatron-BMW gives every layer its own mixture of data, sharded data and tensor parallelism and checkpointing, and
 # cuts the layers into pipeline stages. Its search is a heuristic, and as printed it has slips
 # (`formulations/galvatron/slips.py`). Here it runs as printed, repaired, and beside the exact solution of the
-# same problem. Costs are our presets; the paper measured its own, so only orders and sizes compare.
+# same problem. Costs are our presets; the paper measured its own, so only orders and sizes compare. All numbers are
+# from the results file of `meshwright bench papers --paper galvatron`.
 
 # %%
-import os
-import time
 from math import isfinite
 
 import pandas as pd
 from IPython.display import display
 
-from formulations.galvatron.dynamic_program import search_stage
-from formulations.galvatron.labels import solve_stage
-from formulations.galvatron.slips import AS_PRINTED, AS_PUBLISHED
-from formulations.galvatron.strategies import Dimension, decision_trees, pipeline_degrees
 from planner.papers.claims.results import kept_results
 from planner.papers.galvatron import paper_tables as paper
-from planner.papers.galvatron.cases import GIGABYTE, GalvatronCase
 from planner.papers.galvatron.summary import ORDER
 from planner.papers.galvatron.tables import BASELINES, INFERRED_VARIANTS
 from planner.plots import seconds_over_layers, strips_of_plans
 
-# The tests run this notebook with fewer layers.
-SMALL = "MESHWRIGHT_NOTEBOOK_SECONDS" in os.environ
+KEPT = {name: pd.DataFrame(rows) for name, rows in kept_results("galvatron").rows.items()}
 SLOWDOWNS = ("with_slowdown", "without")
 
 # %% [markdown]
 # ## The decision trees
 #
-# Strategies of a layer on eight devices, over all numbers of pipeline stages. The paper has 68, and 44 after its
-# Takeaway 3, half of these without checkpointing.
+# Strategies of a layer on eight devices, without checkpointing, by the devices of a stage. The paper has 34, and 22
+# after its Takeaway 3; with checkpointing twice as many.
 
 # %%
-trees = {
-    "all": {"data_with_sharded": True},
-    "after Takeaway 3": {},
-    "without checkpointing": {"checkpoint": False},
-    "data and tensor, one stage": {"dimensions": (Dimension.DATA, Dimension.TENSOR), "checkpoint": False},
-}
-counts = {
-    name: [len(decision_trees(8 // stages, **options)) for stages in pipeline_degrees(8)]
-    for name, options in trees.items()
-}
-table = pd.DataFrame(counts, index=[f"{stages} stages" for stages in pipeline_degrees(8)]).T
-table["sum"] = table.sum(axis=1)
-table
+trees = KEPT["strategies"].dropna(subset="group").set_index("group")[["raw", "pruned"]].T.astype(int)
+trees.index = ["all", "after Takeaway 3"]
+trees.columns = [f"{group:g} devices" for group in trees.columns]
+trees.assign(sum=trees.sum(axis=1))
 
 # %% [markdown]
-# The last row counts orders: six. The paper's four leave the order out, and have one stage only.
-#
-# ## Table II, one column
-#
-# Every row on eight TITAN, samples per second, from the results file of `meshwright bench papers --paper galvatron`. As
-# printed, Algorithm 3 returns no plan where nothing is checkpointed, and its stage search counts one micro-batch in
-# flight, so that plans of pipelines do not fit; the paper's own text contradicts both. `published` keeps all slips but
-# these two, `printed` all, `repaired` none. All have the paper's strategies. `loss` is what the published plan takes
-# more per sample than the exact one, whose gap is proven.
+# By variant of the search, checkpointing included where it has it. DP+TP has six, as the order counts here; the paper's
+# four leave the order out.
 
 # %%
-KEPT = {name: pd.DataFrame(rows) for name, rows in kept_results("galvatron").rows.items()}
+KEPT["strategies"].dropna(subset="variant").set_index("variant")["count"].astype(int).to_frame("strategies")
+
+# %% [markdown]
+# ## Table II, one column
+#
+# Every row on eight TITAN, samples per second. As printed, Algorithm 3 returns no plan where nothing is checkpointed,
+# and its stage search counts one micro-batch in flight, so that plans of pipelines do not fit; the paper's own text
+# contradicts both. `published` keeps all slips but these two, `printed` all, `repaired` none. All have the paper's
+# strategies. `loss` is what the published plan takes more per sample than the exact one, whose gap is proven.
+
+# %%
 memory_gb, model = 16, "BERT-Huge-32"
 column = KEPT["table_2"].query("memory_gb == @memory_gb and model == @model").set_index("strategy")
 column = column.reindex(columns=["printed_rate", "published_rate", "repaired_rate", "rate", "rate_bound", "partition"])
@@ -233,35 +220,27 @@ pd.DataFrame(
 # %% [markdown]
 # ## Figure 6: time of the search over layers
 #
-# Algorithm 3 on one stage of eight devices, batch 32, 16 GB in units of 32 MB, and the exact labels to a gap of 1e-4.
-# Layers are BERT's.
+# Algorithm 3 on one stage of eight devices, batch 32, in units of 32 MB, and the exact labels to a gap of 1e-4. Layers
+# are BERT's.
 
 # %%
-problem = GalvatronCase("titan-rtx-8-pcie", "BERT-xHuge", 20, "galvatron_bmw").problem()
-tables = problem.tables(1, 32)
-SIZES = (4, 8) if SMALL else (8, 16, 32, 48, 64, 96, 128)
-searches = {
-    "Algorithm 3 as printed": lambda stage: search_stage(stage, slips=AS_PRINTED),
-    "Algorithm 3 as published": lambda stage: search_stage(stage, slips=AS_PUBLISHED),
-    "Algorithm 3 repaired": search_stage,
-    "exact": lambda stage: solve_stage(stage, relative_gap=1e-4),
+SEARCHES = {
+    "as_printed": "Algorithm 3 as printed",
+    "as_published": "Algorithm 3 as published",
+    "repaired": "Algorithm 3 repaired",
+    "exact": "exact",
 }
-curves = {name: [] for name in searches}
-for layers in SIZES:
-    # Memory grows with the layers, so that about the same share of them has to be checkpointed.
-    stage = tables.stage(1, 1 + layers, 1, layers * GIGABYTE // 2)
-    for name, search in searches.items():
-        search(stage)
-        began = time.perf_counter()
-        search(stage)
-        curves[name].append((layers, time.perf_counter() - began))
+curves = {
+    SEARCHES[name]: list(zip(part.layers, part.seconds, strict=True))
+    for name, part in KEPT["figure_6_stages"].groupby("search", sort=False)
+}
 seconds_over_layers(curves, "one stage on eight devices")
 
 # %% [markdown]
 # The paper reports hundreds of seconds for its whole search, and growth that is linear in the layers for a fixed limit.
 # Here the limit, and with it the table, grows with the layers.
 #
-# Whole searches, from the results file: seconds of the repaired search for BMW, batches of 64 to 256, by number of
+# Whole searches: seconds of the repaired search for BMW, batches of 64 to 256, by number of
 # blocks, limit and devices. A limit that does not grow leaves fewer batches to try, so that times do not grow with the
 # layers.
 

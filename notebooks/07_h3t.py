@@ -25,11 +25,8 @@
 # %%
 import pandas as pd
 
-from formulations.problem.solution import SolveOptions
 from planner.papers.claims.results import kept_results
 from planner.papers.h3t import paper_tables as paper
-from planner.papers.h3t.bench import SEARCHES, described
-from planner.papers.h3t.cases import H3tCase
 from planner.plots import overhead_over_memory
 
 KEPT = {name: pd.DataFrame(rows) for name, rows in kept_results("h3t").rows.items()}
@@ -231,6 +228,4 @@ KEPT["gpt_3"].set_index("batch").round(1)
 # BERT-1.8B with 8 samples on 8 x 2080 Ti in 6 GB: what the dynamic program, greedy and the exact search choose.
 
 # %%
-case = H3tCase("rtx-2080ti-8-pcie", "H3T-1.8B", 8, 6.0)
-found = {name: SEARCHES[name](case, SolveOptions()) for name in ("dp_published", "greedy", "synchronized")}
-pd.Series({name: "nothing fits" if pair is None else described(*pair) for name, pair in found.items()}).to_frame("plan")
+KEPT["plans"].fillna("nothing fits").set_index(["case", "solver"])

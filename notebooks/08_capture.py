@@ -19,20 +19,17 @@
 # CAPTURE cuts a model into pipeline stages and gives every stage data or tensor parallelism, so that the fullest GPU
 # holds as little as possible. It profiles a few partitionings, predicts all others from them, and enumerates plans.
 # Here its profiler runs on our replay of a stage (`formulations/capture/replay.py`), and the same problem is
-# solved exactly beside. What is kept as printed and what is repaired is in `formulations/capture/slips.py`.
+# solved exactly beside. What is kept as printed and what is repaired is in `formulations/capture/slips.py`. All numbers
+# are from the results file of `meshwright bench papers --paper capture`.
 
 # %%
 import matplotlib.pyplot as plt
 import pandas as pd
 
-from formulations.capture.profiling import lines_as_printed, profiling_runs
-from formulations.capture.slips import AS_PUBLISHED, REPAIRED
-from formulations.layers.pipeline_schedule import Schedule
-from planner.papers.capture.cases import CaptureCase
 from planner.papers.claims.results import kept_results
 
+KEPT = {name: pd.DataFrame(rows) for name, rows in kept_results("capture").rows.items()}
 PREDICTORS = ("published", "repaired", "engine")
-GIGABYTE = 10**9
 
 # %% [markdown]
 # ## Profiling partitionings (Description 1)
@@ -41,25 +38,13 @@ GIGABYTE = 10**9
 # printed, for 64 layers on 16 GPUs: three of them do not hold 64 layers.
 
 # %%
-pd.DataFrame(
-    [{"line": line, "layers": sum(sizes), "stages": list(sizes)} for line, sizes in lines_as_printed(64, 16).items()]
-)
+KEPT["description_1"]
 
 # %% [markdown]
 # So the runs are made by a rule. For 16 layers on four stages:
 
 # %%
-runs = profiling_runs(16, 4)
-pd.DataFrame(
-    [
-        {
-            "stages": list(partition),
-            "alone": [layer for layer, (number, _) in enumerate(runs.alone) if number == run],
-            "added": [layer for layer, ((number, _), _) in enumerate(runs.added, start=1) if number == run],
-        }
-        for run, partition in enumerate(runs.partitions)
-    ]
-)
+KEPT["profiling_runs"]
 
 # %% [markdown]
 # ## What the profile tells, and the two laws above degree 4
@@ -68,15 +53,8 @@ pd.DataFrame(
 # 4 keeps falling; a fixed and a divided part add up to `a + b / n`.
 
 # %%
-case = CaptureCase("GPT-3-6.7B", 1024, Schedule.GPIPE, (16,))
-predictions = {"a + b ln n (paper)": case.prediction(AS_PUBLISHED), "a + b / n": case.prediction(REPAIRED)}
-found = {name: prediction.problem for name, prediction in predictions.items()} | {"replay": case.problem}
-rows = []
-for number, configuration in enumerate(case.configurations):
-    if configuration.sample_parts == configuration.devices:
-        stages = {name: problem.peaks[-1, number, 8, 16] / GIGABYTE for name, problem in found.items()}
-        rows.append({"degree": configuration.devices, **stages})
-laws = pd.DataFrame(rows).set_index("degree")
+names = {"logarithm_gb": "a + b ln n (paper)", "division_gb": "a + b / n", "replay_gb": "replay"}
+laws = KEPT["degrees"].set_index("degree").rename(columns=names)
 axes = plt.subplots(figsize=(7, 3), layout="constrained")[1]
 for size, style, (name, law) in zip((4, 12, 7), ("o-", "s--", "^:"), laws.items(), strict=True):
     axes.plot(law.index, law, style, markersize=size, markerfacecolor="none", label=name)
@@ -89,12 +67,11 @@ laws.round(2)
 # %% [markdown]
 # ## Plans on four nodes of four A100 (Figures 6 and 8)
 #
-# From the results file of `meshwright bench papers --paper capture`. `saved` and `lost` are memory and throughput
-# against the fastest plan that fits, or the fastest of all where none fits: our stand-in for Alpa. Published plans are
-# those of the published predictor and rule for ties among all plans; Algorithm 4 itself is timed below.
+# `saved` and `lost` are memory and throughput against the fastest plan that fits, or the fastest of all where none
+# fits: our stand-in for Alpa. Published plans are those of the published predictor and rule for ties among all plans;
+# Algorithm 4 itself is timed below.
 
 # %%
-KEPT = {name: pd.DataFrame(rows) for name, rows in kept_results("capture").rows.items()}
 case = ["schedule", "model", "batch"]
 plans = KEPT["figure_6_hybrid"].set_index([*case, "solver"])[["peak_gb", "rate", "fits"]].unstack("solver")
 compared = pd.DataFrame({"fits": plans.fits.exact, "throughput first (GB)": plans.peak_gb.alpa})
@@ -109,7 +86,7 @@ compared.round(2)
 #
 # ## Time of the search
 #
-# Table II, from the same file, with all layers and merged to 16: seconds of all profiling runs as the replay predicts
+# Table II with all layers and merged to 16: seconds of all profiling runs as the replay predicts
 # them, of Algorithm 4 in its reading of the paper's text and as printed, each ended after a number of placements, and
 # of the exact program, which looks at every stage once. The paper needs 31 minutes for Algorithm 4 on GPT-3 6.7B.
 
@@ -132,7 +109,7 @@ KEPT.get("restated", pd.DataFrame()).round(4)
 # %% [markdown]
 # ## Fewer GPUs (Figure 9)
 #
-# Wide-ResNet 1B with GPipe, from the same file. Six GPUs are tried as two nodes of three and as a full node and two
+# Wide-ResNet 1B with GPipe. Six GPUs are tried as two nodes of three and as a full node and two
 # more. `alpa` is the fastest plan that fits, `published` the published predictor's choice, `exact` that with the least
 # peak.
 

@@ -89,6 +89,15 @@ def test_script_and_notebook_are_one_and_its_outputs_are_kept(script: Path) -> N
     assert {"image/png", "text/html"} <= set().union(*kinds(notebook).values())
 
 
+@pytest.mark.parametrize("script", SCRIPTS[2:9], ids=lambda path: path.stem)
+def test_notebooks_of_the_papers_show_results_files(script: Path) -> None:
+    """What they import has results and figures; nothing that plans or solves."""
+    modules = set(re.findall(r"^(?:from|import) (\S+)", script.read_text(), re.MULTILINE))
+    ours = {name for name in modules if name.split(".")[0] in ("formulations", "planner", "runtime")}
+    assert "planner.papers.claims.results" in ours
+    assert all(name == "planner.plots" or name.startswith("planner.papers.") for name in ours), ours
+
+
 SECONDS = {"01_first_plan": "5", "10_explore_a_plan": "5"}
 """Time of each search in notebooks whose limits leave few plans, so that a busy machine finds one too."""
 

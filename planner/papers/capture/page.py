@@ -146,6 +146,20 @@ def _restated(rows: Rows) -> Iterator[str]:
     )
 
 
+def _laws(rows: Rows) -> Iterator[str]:
+    """Memory over the degree of data parallelism."""
+    yield "GB of a stage of eight layers of GPT-3 6.7B, batch 1024 with GPipe, over the degree of data parallelism."
+    yield "Both laws go through degrees 2 and 4: the paper's `a + b ln n`, and `a + b / n`."
+    yield ""
+    yield from grid(
+        ["degree", "a + b ln n", "a + b / n", "replay"],
+        (
+            [str(row["degree"]), *(f"{row[f'{name}_gb']:.2f}" for name in ("logarithm", "division", "replay"))]
+            for row in rows["degrees"]
+        ),
+    )
+
+
 def _errors(rows: Rows) -> Iterator[str]:
     """Figure 7 against the replay."""
     yield "Random plans of Wide-ResNet 1B: share of predictions that are within an error of what the replay holds (%):"
@@ -192,6 +206,7 @@ def _share(errors: list[float], limit: int) -> str:
 SECTIONS: tuple[Section, ...] = (
     Section("The published choice beside the least peak", ("figure_6_hybrid",), _searches),
     Section("Figures 6 and 8: against Alpa", ("figure_6_hybrid", "figure_6_pipeline"), _against_alpa),
+    Section("Memory over the degree of data parallelism", ("degrees",), _laws),
     Section("Figure 7: errors of predictions", ("figure_7",), _errors),
     *(_local(table) for table in LOCAL),
     Section("Figure 9: fewer GPUs", ("figure_9", "fewest"), _smaller),

@@ -17,6 +17,7 @@ from formulations.capture.canonical import least_peak_by_solver
 from formulations.capture.enumeration import recommend
 from formulations.capture.exact import balanced_plan, fastest_plan, fewest_gpus, least_peak_plan
 from formulations.capture.problem import CapturePlan, PartitionProblem, TraceError, nodes_of
+from formulations.capture.profiling import lines_as_printed, profiling_runs
 from formulations.capture.slips import AS_PRINTED, AS_PUBLISHED, REPAIRED
 from formulations.layers.pipeline_schedule import Schedule
 from planner.papers.capture.bench import GIGABYTE, figure_7
@@ -75,6 +76,34 @@ def plan_rows(case: CaptureCase) -> list[Row]:
         }
         for solver, plan in plans.items()
     ]
+
+
+def _lines() -> Iterator[Row]:
+    """Lines of Description 1 as printed, for 64 layers on 16 GPUs."""
+    for line, sizes in lines_as_printed(64, 16).items():
+        yield {"line": line, "layers": sum(sizes), "stages": list(sizes)}
+
+
+def _runs() -> Iterator[Row]:
+    """Profiling runs of 16 layers in four stages: layers that one measures alone, and added to their predecessors."""
+    runs = profiling_runs(16, 4)
+    for run, partition in enumerate(runs.partitions):
+        yield {
+            "stages": list(partition),
+            "alone": [layer for layer, (number, _) in enumerate(runs.alone) if number == run],
+            "added": [layer for layer, ((number, _), _) in enumerate(runs.added, start=1) if number == run],
+        }
+
+
+def _degrees() -> Iterator[Row]:
+    """GB of a stage of eight layers over the degree of data parallelism: by both laws, and by the replay."""
+    case = CaptureCase("GPT-3-6.7B", 1024, Schedule.GPIPE, (16,))
+    problems = {"logarithm": case.prediction(AS_PUBLISHED).problem, "division": case.prediction(REPAIRED).problem}
+    problems["replay"] = case.problem
+    for number, configuration in enumerate(case.configurations):
+        if configuration.sample_parts == configuration.devices:
+            peaks = {f"{name}_gb": problem.peaks[-1, number, 8, 16] / GIGABYTE for name, problem in problems.items()}
+            yield {"degree": configuration.devices, **peaks}
 
 
 def _figure_6(kind: str) -> Iterator[Cell]:
@@ -186,6 +215,9 @@ def _both_times(case: CaptureCase) -> Iterator[Row]:
 
 
 TABLES: Mapping[str, Table] = {
+    "description_1": Table(lambda: [Cell("lines", _lines)]),
+    "profiling_runs": Table(lambda: [Cell("runs", _runs)]),
+    "degrees": Table(lambda: [Cell("stage", _degrees)]),
     "figure_6_hybrid": Table(partial(_figure_6, "hybrid")),
     "figure_6_pipeline": Table(partial(_figure_6, "pipeline")),
     "figure_7": Table(_figure_7),

@@ -10,18 +10,24 @@ from functools import partial
 from multiprocessing import get_context
 
 from formulations.galvatron.joint import JointResult, solve_joint
+from formulations.galvatron.labels import solve_stage
 from formulations.galvatron.restated import solve_joint_by_cpsat
 from planner.papers.cells import Cell, Row
 from planner.papers.galvatron import paper_tables as paper
-from planner.papers.galvatron.cases import GalvatronCase
+from planner.papers.galvatron.cases import GIGABYTE, GalvatronCase
 from planner.papers.galvatron.stages import SEARCHES, algorithm_3, exact_labels, the_stage
 
-__all__ = ["RESTATED_SECONDS", "restated_cells", "stage_cells"]
+__all__ = ["RESTATED_SECONDS", "layers_cells", "restated_cells", "stage_cells"]
 
 RESTATED_SECONDS = 20.0
 """Time limit of CP-SAT on one case, which has all of it where the case is not proven."""
 
 LABEL_SECONDS = 30.0
+
+LAYERS = (8, 16, 32, 48, 64, 96, 128)
+"""Of a stage in Figure 6."""
+
+LAYERS_GAP = 1e-4
 
 _RESTATED = (
     ("BERT-Huge-48", 2, 4, (16,)),
@@ -100,3 +106,26 @@ def _stage(model: str, memory_gb: int) -> Iterator[Row]:
         "proven": exact.cost == exact.bound,
         "exact_seconds": time.perf_counter() - started,
     }
+
+
+def layers_cells() -> Iterator[Cell]:
+    """Figure 6 for the search of one stage alone: one cell for every number of layers."""
+    for layers in LAYERS:
+        yield Cell(f"{layers} layers", partial(_layers, layers))
+
+
+def _layers(layers: int) -> Iterator[Row]:
+    """Seconds and quanta of Algorithm 3, and of the exact labels to their gap, on BERT's layers.
+
+    Memory grows with the layers, so that about the same share of them has to be checkpointed.
+    """
+    problem = GalvatronCase("titan-rtx-8-pcie", "BERT-xHuge", 20, "galvatron_bmw").problem()
+    stage = problem.tables(1, 32).stage(1, 1 + layers, 1, layers * GIGABYTE // 2)
+    searches = {name: partial(algorithm_3, slips, stage, LABEL_SECONDS) for name, slips in SEARCHES.items()}
+    searches["exact"] = partial(solve_stage, stage, relative_gap=LAYERS_GAP)
+    for name, search in searches.items():
+        search()  # loops are compiled
+        started = time.perf_counter()
+        found = search()
+        seconds = time.perf_counter() - started
+        yield {"search": name, "layers": layers, "quanta": found.cost, "bound": found.bound or None, "seconds": seconds}

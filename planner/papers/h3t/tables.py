@@ -36,6 +36,7 @@ from planner.papers.h3t.bench import (
     REPORTED,
     SEARCHES,
     SECONDS,
+    described,
     figure_6_case,
     switch_shares,
     table_6_cases,
@@ -254,6 +255,18 @@ def _search_space() -> Iterator[Row]:
     yield {"switches": len(Switch), "S_full": 2 ** len(Switch), "S_dp": SYNCHRONIZED_SETS, "R": HANDED_OVER_SETS}
 
 
+def _plans() -> Iterator[Cell]:
+    """Plans of one case in words."""
+    case = H3tCase("rtx-2080ti-8-pcie", "H3T-1.8B", 8, 6.0)
+    for solver in ("dp_published", "greedy", "synchronized"):
+        yield Cell(f"{case}, {solver}", partial(_plan, case, solver))
+
+
+def _plan(case: H3tCase, solver: str) -> Iterator[Row]:
+    pair = SEARCHES[solver](case, SolveOptions())
+    yield {"case": str(case), "solver": solver, "plan": None if pair is None else described(*pair)}
+
+
 TABLES: Mapping[str, Table] = {
     "search_space": Table(lambda: [Cell("all", _search_space)]),
     "table_1": Table(partial(_table_1, Hardware.PRESET)),
@@ -267,6 +280,7 @@ TABLES: Mapping[str, Table] = {
     "figure_6": Table(_figure_6),
     "exact_free": Table(exact_free_cells, FREE_TIMED),
     "free_restated": Table(restated_cells, FREE_TIMED),
+    "plans": Table(_plans),
     "gpt_3": Table(lambda: [Cell(f"batch {batch}", partial(_gpt_3, batch)) for batch in GPT_3_BATCHES]),
 }
 """Tables by name."""

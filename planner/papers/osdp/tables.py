@@ -12,6 +12,7 @@ Memory there is the peak over operators without gathered parameters.
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
@@ -40,7 +41,7 @@ from formulations.osdp.problem import (
     step_bytes,
     step_cost,
 )
-from formulations.osdp.scheduler import Method, least_bytes
+from formulations.osdp.scheduler import Method, least_bytes, plan_osdp
 from planner.graph.operator_graph import ITEM_BYTES
 from planner.layers.presets.formulas import Boundary, FormulaDevice, layer_of, linear
 from planner.layers.presets.paper_models import paper_layers
@@ -292,6 +293,14 @@ def _search_limits() -> Iterator[Cell]:
             yield Cell(f"{model}, {seconds:g} s", partial(_search, model, seconds))
 
 
+def _modes() -> Iterator[Row]:
+    """How many operators of one plan have each mode, with two gathered tensors counted."""
+    case = OsdpCase("N&D-48x1536", CLUSTERS["titan"], 16, "osdp_peak")
+    plan = plan_osdp(case.chain(), case.machine(), replace(case.settings, gathered_tensors=2))
+    for mode, count in Counter(map(str, plan.modes.values())).most_common():
+        yield {"case": case.name, "mode": mode, "operators": count}
+
+
 _TIMED = frozenset({"seconds", "exact_seconds", "proven", "lost"})
 
 TABLES: Mapping[str, Table] = {
@@ -304,6 +313,7 @@ TABLES: Mapping[str, Table] = {
     "losses": Table(loss_cells, LOSSES_TIMED),
     "room": Table(room_cells),
     "profile": Table(lambda: [Cell("all", profile_rows)]),
+    "modes": Table(lambda: [Cell("plan", _modes)]),
     "second_opinion": Table(opinion_cells, OPINIONS_TIMED),
 }
 """Tables by name; Figures 8 and 9 are rows of ``figure_5``."""

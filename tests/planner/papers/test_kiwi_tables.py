@@ -7,12 +7,12 @@ import pytest
 from formulations.problem.solution import SolveOptions
 from planner.papers.claims.claim import Verdict
 from planner.papers.claims.report import results_page
-from planner.papers.claims.results import PaperResults, kept_results, paper_claims, tables_of
+from planner.papers.claims.results import PaperResults, kept_results, paper_claims
 from planner.papers.kiwi.cases import prepared
 from planner.papers.kiwi.headline import factors, largest
 from planner.papers.kiwi.page import SECTIONS
 from planner.papers.kiwi.solvers import solve_within
-from planner.papers.kiwi.tables import FORMULATIONS
+from planner.papers.kiwi.tables import FORMULATIONS, TABLES
 from planner.papers.kiwi.transformer import paper_case
 
 CONTAINED = {"kiwi_reduced": ("sharding",), "kiwi_chain": FORMULATIONS[:-1]}
@@ -88,7 +88,7 @@ def test_factors_are_of_plans_within_the_same_limit() -> None:
 
 def test_the_page_has_every_table_and_claims_are_of_the_rows() -> None:
     rows = rows_by_hand()
-    assert rows.keys() == tables_of("kiwi").keys() == {name for section in SECTIONS for name in section.tables}
+    assert rows.keys() == TABLES.keys() == {name for section in SECTIONS for name in section.tables}
     tables = {
         name: {"rows": each, "date": "2026-11-28", "machine": "2 cores", "seconds": 3.0} for name, each in rows.items()
     }
