@@ -117,7 +117,7 @@ class _Search:
             self.rounds += 1
             # RINS and RENS find nothing here that the tree does not: without them proofs take 5 to 25 % less.
             outcome = solve_program(
-                self.model.program(), deadline, self.options.seed, self._hear_values, self._raise_bound, sub_mips=False
+                self.model.program(), deadline, self.options.seed, self._on_values, self._raise_bound, sub_mips=False
             )
             if outcome.infeasible:
                 return Claim(None, None, proved_infeasible=True, message=outcome.message, iterations=self.rounds)
@@ -133,7 +133,7 @@ class _Search:
         over = [] if outcome.values is None else self._keep(outcome.values)
         return not outcome.finished or not over or not self.model.refine(over)
 
-    def _hear_values(self, values: Values) -> None:
+    def _on_values(self, values: Values) -> None:
         self._keep(values)
 
     def _keep(self, values: Values) -> list[Moment]:
@@ -144,14 +144,14 @@ class _Search:
         if not over and (self.best is None or replayed.cost < self.best[0]):
             self.best = (replayed.cost, decision)
             self.incumbent(encode(decision))
-            self._tell()
+            self._publish()
         return over
 
     def _raise_bound(self, bound: int) -> None:
         if self.bound is None or bound > self.bound:
             self.bound = bound
-            self._tell()
+            self._publish()
 
-    def _tell(self) -> None:
+    def _publish(self) -> None:
         cost = self.best[0] if self.best else None
         self.report(Progress(time.monotonic() - self.started, cost, None, "highs", claimed=self.bound))

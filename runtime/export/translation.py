@@ -164,7 +164,7 @@ def _rewritten_modules(planned: Iterable[PlannedUnit]) -> list[str]:
             if path in dict(unit.named_modules()):
                 found[f"{path.removeprefix('block.')} of {kind} is a table of all heads, which no style divides"] = None
         if type(unit).share_heads is not LayerUnit.share_heads:
-            found[f"{kind} counts its heads itself, and would have to be told of its share"] = None
+            found[f"{kind} counts its heads itself, and has no place for its share"] = None
     return list(found)
 
 

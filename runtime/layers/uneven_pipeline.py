@@ -119,10 +119,10 @@ class _Border:
     def _agree(self, sent: list[_Carried] | None) -> tuple[_Carried, ...]:
         """Shapes and dtypes of what is handed over: the first sender tells all ranks of both stages, once."""
         if self._carried is None:
-            told: list[list[_Carried] | None] = [sent]
-            dist.broadcast_object_list(told, src=self._ranks[0][0], group=self._groups[0], device=self._device)
-            assert told[0] is not None
-            self._carried = tuple(told[0])
+            received: list[list[_Carried] | None] = [sent]
+            dist.broadcast_object_list(received, src=self._ranks[0][0], group=self._groups[0], device=self._device)
+            assert received[0] is not None
+            self._carried = tuple(received[0])
         return self._carried
 
     def _send(

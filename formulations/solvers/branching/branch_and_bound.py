@@ -149,7 +149,7 @@ class _Search:
             objective = None if self.best is None else self.best[0]
             self._report(Progress(time.monotonic() - self.started, objective, valid, "branch_and_bound"))
 
-    def hear_others(self) -> None:
+    def import_incumbent(self) -> None:
         """Take over what another solver found meanwhile, if it is better."""
         choices = EXCHANGE.take(self.problem)
         if choices is not None:
@@ -190,7 +190,7 @@ class _Tree:
         below_any_cost = -int(self.flat.penalty)
         branch: tuple[int, BoolArray] | None = below_any_cost, np.ones(len(self.flat.unary), dtype=np.bool_)
         while (branch is not None or self._open) and not self.search.ends():
-            self.search.hear_others()
+            self.search.import_incumbent()
             core = self._core()
             if core is not None:
                 return core.run()

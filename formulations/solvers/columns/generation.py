@@ -115,7 +115,7 @@ class _Columns:
                 break
             self.rounds += 1
             before = self._search.objective
-            self._search.hear_others()
+            self._search.import_incumbent()
             if self.rounds > 1:
                 self._ascent.step(1.0)
             self._decode(base * self._factors_of(factors, idle))

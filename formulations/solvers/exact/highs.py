@@ -102,7 +102,7 @@ class _Search:
             if outcome.infeasible:
                 return True
             self.raise_bound(outcome.bound)
-            self.hear_others()
+            self.import_incumbent()
             if outcome.values is None or not outcome.finished or time.monotonic() > self.deadline:
                 break
             if not rows.add_violated(outcome.values, limits):
@@ -143,10 +143,10 @@ class _Search:
         units = abs(self.bound) / 2.0**self.model.cost_shift / self.scale.divisor
         wanted = self.options.relative_gap * units * 2.0**-self.scale.exponent
         self.session.make_integer(max(exact, wanted))
-        self.session.listen(lambda values: self.offer(self.model.choices(values)), self.raise_bound)
+        self.session.subscribe(lambda values: self.offer(self.model.choices(values)), self.raise_bound)
         self.session.ask_for_solutions(self.column_values_of_others)
         while time.monotonic() < self.deadline:
-            self.hear_others()
+            self.import_incumbent()
             if self.meets_exact_bound():
                 return self.claim("the incumbent meets an exact bound")
             if self.best is not None:
@@ -167,7 +167,7 @@ class _Search:
                 return self.claim(outcome.message, complete=outcome.finished)
         return self.claim("time limit")
 
-    def hear_others(self) -> None:
+    def import_incumbent(self) -> None:
         """Take over what another solver found meanwhile, if it is better."""
         choices = EXCHANGE.take(self.problem)
         if choices is not None:
@@ -181,7 +181,7 @@ class _Search:
     def column_values_of_others(self) -> Values | None:
         """Column values of a better assignment that another solver found, for HiGHS in the midst of its search."""
         before = self.best
-        self.hear_others()
+        self.import_incumbent()
         if self.best is None or self.best is before:
             return None
         return self.model.column_values(self.best[1])

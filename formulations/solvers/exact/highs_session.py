@@ -195,7 +195,7 @@ class HighsSession:
         self._highs.setOptionValue("mip_abs_gap", absolute_gap)
         self._integer = True
 
-    def listen(self, on_solution: Callable[[Values], None], on_bound: Callable[[float], None]) -> None:
+    def subscribe(self, on_solution: Callable[[Values], None], on_bound: Callable[[float], None]) -> None:
         """Call back with every improving solution and, now and then, with the bound (scaled)."""
         self._on_solution, self._on_bound = on_solution, on_bound
         self._highs.cbMipImprovingSolution.subscribe(self._solution_event)

@@ -68,7 +68,7 @@ def _search_cores(
     everything = float(flat.graph.table_size.sum())
     entries, tried, too_large = _FIRST_ENTRIES * everything, 0.0, math.inf
     while tried < entries < too_large and proven.value is not None:
-        search.hear_others()
+        search.import_incumbent()
         if search.objective is not None and options.accepts(search.objective, proven.value):
             return
         highest = 2 * proof.bound if search.objective is None else search.objective

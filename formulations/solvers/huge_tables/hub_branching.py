@@ -150,12 +150,12 @@ class Branching:
         if self._pushed == 0:
             self._begin()
         while self._waiting and not self._finished():
-            self.search.hear_others()
+            self.search.import_incumbent()
             leaf = heapq.heappop(self._waiting)[2]
             if not self._beaten(leaf.bound):
                 self.worked += 1
                 self._work_on(reopened(self.flat, leaf), leaf.raised)
-            self._tell()
+            self._publish()
         return self._claim()
 
     def _begin(self) -> None:
@@ -316,7 +316,7 @@ class Branching:
     def _beaten(self, bound: int) -> bool:
         return self.search.objective is not None and bound >= self.search.objective
 
-    def _tell(self) -> None:
+    def _publish(self) -> None:
         """Raise the bound to the smallest of all open branches, or to the incumbent, and report it."""
         smallest = self._waiting[0][0] if self._waiting else self.search.objective
         objective = self.search.objective
@@ -341,7 +341,7 @@ class Branching:
         return time.monotonic() > self._deadline
 
     def _claim(self) -> Claim:
-        self._tell()
+        self._publish()
         iterations = self.root_iterations + self.worked
         message = f"{self.worked} branches, {len(self._waiting)} open"
         if self.search.best is None:

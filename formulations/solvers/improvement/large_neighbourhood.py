@@ -180,7 +180,7 @@ class PartSearch:
         """Solve parts until the deadline (of :func:`time.monotonic`) and return why the search ended."""
         limit = self.options.iteration_limit
         while time.monotonic() < deadline and (limit is None or self.rounds < limit):
-            self.search.hear_others()
+            self.search.import_incumbent()
             if self._closed():
                 return "the gap is closed"
             kind = self._next_kind()

@@ -232,7 +232,7 @@ class IncumbentSearch:
         if found is not None:
             self.offer(found)
 
-    def hear_others(self) -> None:
+    def import_incumbent(self) -> None:
         """Take over what another solver found meanwhile, if it is better."""
         found = EXCHANGE.take(self.problem)
         if found is not None:

@@ -119,7 +119,7 @@ class PriceBounding:
 
     def _prove(self) -> None:
         """Evaluate the best prices and messages exactly, take incumbents of others, and report."""
-        self.search.hear_others()
+        self.search.import_incumbent()
         self.proven.evaluate()
         self._report(Progress(self._elapsed(), self.search.objective, self.proven.value, "price_bounding"))
 

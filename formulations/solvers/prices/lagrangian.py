@@ -143,7 +143,7 @@ class PriceSearch:
             while time.monotonic() < midway:
                 self.ascent.step(1.0)
                 if self.ascent.iterations % STEPS_BETWEEN_CHECKS == 0:
-                    self._tell()
+                    self._publish()
                     if self._done():
                         break
         if not self._done():
@@ -181,7 +181,7 @@ class PriceSearch:
                 next_incumbent *= 2
                 self.search.finish(self.ascent.choices, self.ascent.prices)
             if self.ascent.iterations % STEPS_BETWEEN_CHECKS == 0:
-                self._tell()
+                self._publish()
                 if self._done():
                     return
 
@@ -209,7 +209,7 @@ class PriceSearch:
         found = eliminated_bound(self.problem, self.flat, self.prices, self._deadline(1.0))
         if found is not None:
             self.proven.raise_to(found)
-        self._tell()
+        self._publish()
 
     def _steer(self) -> None:
         """Phase 2: from decoded assignments to feasible ones, prices rising where usage is over its limit."""
@@ -220,7 +220,7 @@ class PriceSearch:
         self._steered = prices
         while not self._out_of_time(STEER_SHARE) and not self._out_of_rounds(0.5):
             self.rounds += 1
-            self.search.hear_others()
+            self.search.import_incumbent()
             if _RESTARTS and self.rounds % STEERED_ROUNDS == 0 and self._has_time_to_decimate():
                 prices = self._random.uniform(*RESTART_FACTORS) * self.prices
                 choices = decimate(self.ascent, prices, self._random)
@@ -236,7 +236,7 @@ class PriceSearch:
                     self.search.force_feasible(choices, FORCED_STEPS, self._deadline(STEER_SHARE))
                 if self.search.objective != before:
                     self._steered = prices
-                self._tell()
+                self._publish()
                 if self._done():
                     return
             if len(limit):
@@ -263,7 +263,7 @@ class PriceSearch:
             return
         while self.search.best is not None and not self._out_of_time(LAST_SHARE) and not self._out_of_rounds(1.0):
             self.rounds += 1
-            self.search.hear_others()
+            self.search.import_incumbent()
             prices = self._steered if self._random.random() < 0.5 else self.prices
             self.search.rebuild(self.search.best, prices, self._random)
             if self.rounds % STEPS_BETWEEN_CHECKS == 0 and self._done():
@@ -273,7 +273,7 @@ class PriceSearch:
         self._incumbent(choices)
         self._report(Progress(self._elapsed(), objective, self.proven.value, "lagrangian"))
 
-    def _tell(self) -> None:
+    def _publish(self) -> None:
         objective, floating = self.search.objective, self.ascent.best_bound
         # Now and then whatever the gap, so that a run that is cut short leaves a proven bound.
         due = self._elapsed() >= self._next_proof

@@ -80,7 +80,7 @@ def solve_program(
     import highspy
 
     session = _Session(highspy, program, seed, cutoff, sub_mips=sub_mips)
-    session.listen(on_values, on_bound)
+    session.subscribe(on_values, on_bound)
     outcome = session.run(deadline)
     while outcome.values is not None and outcome.finished:
         broken = program.broken_rows(outcome.values)
@@ -143,16 +143,16 @@ class _Session:
         lp.integrality_ = [kinds.kInteger if flag else kinds.kContinuous for flag in program.is_integer]
         return lp
 
-    def listen(self, on_values: Callable[[Values], None], on_bound: Callable[[int], None]) -> None:
+    def subscribe(self, on_values: Callable[[Values], None], on_bound: Callable[[int], None]) -> None:
         """Pass solutions and bounds on as they come."""
         self.highs.cbMipImprovingSolution.subscribe(lambda event: on_values(np.array(event.data_out.mip_solution)))
 
-        def hear_bound(event: Any) -> None:
+        def forward_bound(event: Any) -> None:
             bound = self._bound(float(event.data_out.mip_dual_bound))
             if bound is not None:
                 on_bound(bound)
 
-        self.highs.cbMipLogging.subscribe(hear_bound)
+        self.highs.cbMipLogging.subscribe(forward_bound)
 
     def _bound(self, scaled: float) -> int | None:
         if not math.isfinite(scaled):

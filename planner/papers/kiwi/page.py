@@ -91,8 +91,8 @@ def _limits(table: str, columns: Sequence[str], rows: Rows) -> Iterator[str]:
         yield ""
         yield f"{name[:1].upper()}{name[1:]}:"
         yield ""
-        told = [{**row, "text": _extra(row)} for row in found]
-        yield from pivot(told, "formulation", across, "text", str)
+        shown = [{**row, "text": _extra(row)} for row in found]
+        yield from pivot(shown, "formulation", across, "text", str)
 
 
 def _extra(row: Row) -> str:
@@ -125,12 +125,12 @@ def _seconds(rows: Rows) -> Iterator[str]:
         yield ""
         yield f"Limit {share} %:"
         yield ""
-        told = []
+        shown = []
         for row in rows["figure_7"]:
             if row["share"] == share:
                 gap = "" if row["status"] == "optimal" else f" ({_text(row['gap_percent'], '.2g', ' %')})"
-                told.append({**row, "text": f"{row['seconds']:.1f}{gap}"})
-        yield from pivot(told, "formulation", "layers", "text", str)
+                shown.append({**row, "text": f"{row['seconds']:.1f}{gap}"})
+        yield from pivot(shown, "formulation", "layers", "text", str)
 
 
 def _operators(rows: Rows) -> Iterator[str]:
