@@ -145,20 +145,21 @@ def plan_layers(
     with interruptible():
         made = LAYER_FORMULATIONS[formulation](request, chain)
         interrupted = was_interrupted()
-    assert made.record is not None
-    peaks = engine_peaks(made, plan_profiles(made, chain))
+    record = made.record
+    assert record is not None
     machine = PlannedMachine(
         cluster=found.name,
         device=found.device_kind,
         calibration=found.measured.fingerprint() if found.measured else None,
     )
-    notes = made.record.notes
+    made = made.model_copy(update={"machine": machine})
+    notes = record.notes
     if made.model.reduce_dtype == "float32":
         notes = (*notes, _WIDE_GRADIENTS)
     if interrupted:
         notes = (INTERRUPTED, *notes)
-    record = made.record.model_copy(update={"engine_peaks": peaks, "notes": notes})
-    return made.model_copy(update={"machine": machine, "record": record})
+    peaks = engine_peaks(made, plan_profiles(made, chain))
+    return made.model_copy(update={"record": record.model_copy(update={"engine_peaks": peaks, "notes": notes})})
 
 
 def layers_of(reference: ModelReference, cluster: ClusterSpec, formulation: str) -> LayerChain:

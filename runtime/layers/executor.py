@@ -22,7 +22,7 @@ from torch.distributed.tensor import DTensor
 from planner.layers.plan.document import LayerPlan, LayerSettings
 from runtime.layers.assignment import PlannedUnit, assign_layers, tied_parameters
 from runtime.layers.families.units import Carried, LayerUnit, ModelFamily
-from runtime.layers.memory import keep_as_planned
+from runtime.layers.memory import HiddenOffload, keep_as_planned
 from runtime.layers.mesh import Layout, PlanMeshes, reshard
 from runtime.layers.parameters import (
     Origin,
@@ -168,10 +168,10 @@ def build_stage(
     by_path = {f"units.{path}": origin for path, origin in origins_by_path(units, origins).items()}
     layers = _settings_by_path(mine)
     _share_products(mine, meshes)
-    copies = HostCopies(device)
+    hidden = HiddenOffload(HostCopies(device))
     for planned in mine:
         for layer, inside in planned.layers():
-            keep_as_planned(inside, layer, copies)
+            keep_as_planned(inside, layer, hidden)
     incoming = _given(stages[meshes.stage - 1][-1], meshes) if meshes.stage else _taken(stages[0][0], meshes)
     outgoing = None
     if not meshes.is_even:  # rows alone are divided between stages, among the devices of either

@@ -33,6 +33,11 @@ class HostCopies:
         self._streams = device.type == "cuda"
         self._leaving: list[tuple[Tensor, torch.cuda.Event]] = []
 
+    @property
+    def overlaps(self) -> bool:
+        """Whether copies run beside the computation."""
+        return self._streams
+
     @cached_property
     def _outward(self) -> torch.cuda.Stream:
         return torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
