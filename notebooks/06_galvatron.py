@@ -30,7 +30,6 @@ from IPython.display import display
 
 from planner.papers.claims.results import kept_results
 from planner.papers.galvatron import paper_tables as paper
-from planner.papers.galvatron.summary import ORDER
 from planner.papers.galvatron.tables import BASELINES, INFERRED_VARIANTS
 from planner.plots import seconds_over_layers, strips_of_plans
 
@@ -129,7 +128,7 @@ cells = pd.concat([KEPT["table_2"], KEPT["table_3"]])
 wide = cells.set_index(["cluster", "memory_gb", "model", "strategy"])[["rate", "published_rate"]].unstack().fillna(0.0)
 kept = {}
 for name, rates in (("published", wide.published_rate), ("exact", wide.rate)):
-    pairs = [(rates[slower], rates[faster]) for slower, faster in ORDER]
+    pairs = [(rates[slower], rates[faster]) for slower, faster in paper.ORDER]
     kept[name] = {
         "pairs": sum((slower > 0).sum() for slower, _ in pairs),
         "ordered as in the paper": sum(((slower > 0) & (faster >= 0.999 * slower)).sum() for slower, faster in pairs),

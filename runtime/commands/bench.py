@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
 CHECK_FAILED = 1
 INTERRUPTED = 130
-SUITES = ("random", "contest", "kiwi-mlp", "kiwi-transformer", "osdp", "galvatron", "h3t", "capture", "papers")
-WITH_PARTS = ("kiwi-transformer", "osdp", "galvatron", "h3t", "capture", "papers")
+SUITES = ("random", "contest", "kiwi-mlp", "kiwi-transformer", "papers")
+WITH_PARTS = ("kiwi-transformer", "papers")
 TABLES = (".tex", ".md")
 PAPER_FOLDER = Path("paper-results")
 
@@ -60,7 +60,7 @@ def bench(
             metavar="A,B",
             help="Built-in names, exe:PATH for an executable of the contest, module:function, or entry points of the "
             "group meshwright.solvers.",
-            show_default="portfolio,lagrangian,highs; branch_and_bound for kiwi-mlp; highs for osdp; else portfolio",
+            show_default="portfolio,lagrangian,highs; branch_and_bound for kiwi-mlp; portfolio for kiwi-transformer",
         ),
     ] = None,
     time_limit: Annotated[
@@ -68,7 +68,7 @@ def bench(
         typer.Option(
             min=0.1,
             help="Seconds for one instance and solver; of contest, reading the file included.",
-            show_default="2 for random and osdp, 1 to 30 for kiwi-transformer, else 60",
+            show_default="2 for random, 1 to 30 for kiwi-transformer, else 60",
         ),
     ] = None,
     size: Annotated[
@@ -79,21 +79,10 @@ def bench(
         str | None,
         typer.Option(
             metavar="A,B",
-            help="Of kiwi-transformer: encoder,decoder,layers,recompute,llama. Of osdp: titan,a100,milp. Of galvatron: "
-            "small,joint,stages,table-2,table-3,table-4,table-5,figure-6. Of h3t: table-1,figure-6,table-5,table-6,"
-            "optimizer,free. Of capture: hybrid,pipeline,smaller,times,figure-7-local, which runs small models. Of "
-            "papers: names of tables of one paper. Runs on this machine are there only where named: of galvatron "
-            "figure_5, of capture figure_7_local_KIND, KIND pipelines_gpipe, pipelines_1f1b, mixed_gpipe, mixed_1f1b.",
-            show_default="all (half an hour for kiwi-transformer, ten minutes for osdp); small for galvatron; table-1 "
-            "for h3t; all but figure-7-local (two minutes) for capture",
-        ),
-    ] = None,
-    plans: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            help="Of figure-7-local: random plans of each schedule, about two seconds each.",
-            show_default="500",
+            help="Of kiwi-transformer: encoder,decoder,layers,recompute,llama. Of papers: names of tables of one "
+            "paper. Runs on this machine are there only where named: of galvatron figure_5, of capture "
+            "figure_7_local_KIND, KIND pipelines_gpipe, pipelines_1f1b, mixed_gpipe, mixed_1f1b.",
+            show_default="all (half an hour for kiwi-transformer)",
         ),
     ] = None,
     paper: Annotated[
@@ -114,7 +103,7 @@ def bench(
         typer.Option(metavar="FILE", help="JSON, instance -> best known cost, printed beside ours."),
     ] = None,
 ) -> int:
-    """Run solvers side by side: on generated problems, contest files, or the problems of the papers.
+    """Run solvers side by side: on generated problems, contest files, or KIWI's problems.
 
     `papers` computes the tables of the five papers, and prints each of their claims beside ours.
 
@@ -129,8 +118,6 @@ def bench(
         raise OptionError(f"--size: {size!r} belongs to the suite random; leave it out")
     if suite not in WITH_PARTS and part is not None:
         raise OptionError(f"--part: {part!r} belongs to the suites {' and '.join(WITH_PARTS)}; leave it out")
-    if plans is not None and "figure-7-local" not in (part or ""):
-        raise OptionError(f"--plans: {plans} belongs to the part figure-7-local of capture; leave it out")
     if suite != "papers" and (paper is not None or out is not None):
         option = "--out" if paper is None else "--paper"
         raise OptionError(f"{option}: belongs to the suite papers; leave it out")
@@ -153,16 +140,6 @@ def bench(
 
     if suite == "kiwi-transformer":
         chosen = papers.kiwi_transformer_suite(parts, names)
-    elif suite == "osdp":
-        chosen = papers.osdp_suite(parts)
-    elif suite == "galvatron":
-        chosen = papers.galvatron_suite(parts)
-    elif suite == "h3t":
-        chosen = papers.h3t_suite(parts)
-    elif suite == "capture":
-        from runtime.commands.bench_figure_7 import PLANS, capture_suite_with_runs
-
-        chosen = capture_suite_with_runs(parts, PLANS if plans is None else plans)
     else:
         chosen = _suite(suite, paths or [], sizes, seed)
     for note in chosen.notes:

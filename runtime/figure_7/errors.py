@@ -13,13 +13,13 @@ from dataclasses import dataclass
 from formulations.capture.predictor import Profile, predict, profile_layers
 from formulations.capture.problem import CapturePlan, PartitionProblem, stage_configurations
 from formulations.capture.replay import StageReplay
-from formulations.capture.sampling import PredictionErrors, prediction_errors, random_plans
+from formulations.capture.sampling import random_plans
 from formulations.capture.slips import AS_PUBLISHED, REPAIRED
 from formulations.galvatron.costs import CostModel
 from planner.layers.plan.memory import engine_peaks, plan_profiles
 from runtime.figure_7.runs import LocalRuns
 
-__all__ = ["PREDICTORS", "LocalPlans", "MeasuredPlan", "errors_of_predictions", "measured_plans"]
+__all__ = ["PREDICTORS", "LocalPlans", "MeasuredPlan", "measured_plans"]
 
 PREDICTORS = ("published", "repaired", "engine")
 
@@ -145,16 +145,3 @@ def measured_plans(
             {name: tuple(map(int, predicted.gpu_peaks(plan))) for name, predicted in predictions.items()}
             | {"engine": by_gpu(engine)},
         )
-
-
-def errors_of_predictions(plans: LocalPlans, profile: Profile, count: int, seed: int) -> dict[str, PredictionErrors]:
-    """Errors of predictions against measured peaks, by predictor; parameters as of :func:`measured_plans`.
-
-    Raises
-    ------
-    TraceError, LaunchError, PlanError
-        There are not so many plans, or one cannot be run.
-    """
-    measured = list(measured_plans(plans, profile, count, seed))
-    held = [each.held for each in measured]
-    return {name: prediction_errors([each.predicted[name] for each in measured], held) for name in PREDICTORS}

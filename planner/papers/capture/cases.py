@@ -23,7 +23,9 @@ from planner.layers.presets.paper_models import paper_layers
 from planner.machine.cluster import load_cluster
 from planner.papers.galvatron.adapter import device_links
 
-__all__ = ["CLUSTER", "MODELS", "CaptureCase"]
+__all__ = ["CLUSTER", "GIGABYTE", "MODELS", "CaptureCase"]
+
+GIGABYTE = 10**9
 
 CLUSTER = "a100-4x4-infiniband"
 GPUS_PER_NODE, PROFILING_GPUS = 4, 16

@@ -18,16 +18,19 @@ from formulations.capture.enumeration import recommend
 from formulations.capture.exact import balanced_plan, fastest_plan, fewest_gpus, least_peak_plan
 from formulations.capture.problem import CapturePlan, PartitionProblem, TraceError, nodes_of
 from formulations.capture.profiling import lines_as_printed, profiling_runs
+from formulations.capture.sampling import PredictionErrors, prediction_errors, random_plans
 from formulations.capture.slips import AS_PRINTED, AS_PUBLISHED, REPAIRED
 from formulations.layers.pipeline_schedule import Schedule
-from planner.papers.capture.bench import GIGABYTE, figure_7
-from planner.papers.capture.cases import GPUS_PER_NODE, MODELS, PROFILING_GPUS, CaptureCase
+from planner.papers.capture.cases import GIGABYTE, GPUS_PER_NODE, MODELS, PROFILING_GPUS, CaptureCase
 from planner.papers.cells import Cell, Row, Table
 
-__all__ = ["TABLES", "alpa_plan", "plan_rows"]
+__all__ = ["PLANS", "TABLES", "alpa_plan", "figure_7", "plan_rows"]
 
 PLACEMENTS = 100_000_000
 """Of Algorithm 4 in Table II: half a minute where it does not end before, which is GPT-3-6.7B as printed alone."""
+
+PLANS = 500
+"""Random plans of Figure 7."""
 
 FIGURE_7_SHARES = (0.02, 0.05, 0.11)
 
@@ -112,6 +115,26 @@ def _figure_6(kind: str) -> Iterator[Cell]:
             for batch in batches:
                 case = CaptureCase(model, batch, schedule, pipeline_only=kind == "pipeline")
                 yield Cell(str(case), partial(plan_rows, case))
+
+
+def figure_7(schedule: Schedule, plans: int = PLANS, seed: int = 0) -> dict[str, PredictionErrors]:
+    """Errors of both predictors on random plans of Wide-ResNet 1B that are predicted to fit (Figure 7).
+
+    Parameters
+    ----------
+    schedule
+        Of the micro-batches; GPipe in the paper.
+    plans, seed
+        Number of plans, and seed of their random numbers.
+    """
+    case = CaptureCase("Wide-ResNet-1B", 768, schedule)
+    predicted = {"published": case.prediction(AS_PUBLISHED).problem, "repaired": case.prediction(REPAIRED).problem}
+    drawn = random_plans(case.problem, plans, seed, lambda plan: predicted["published"].peak(plan) <= case.limit)
+    held = [case.problem.gpu_peaks(plan) for plan in drawn]
+    return {
+        name: prediction_errors([problem.gpu_peaks(plan) for plan in drawn], held)
+        for name, problem in predicted.items()
+    }
 
 
 def _figure_7() -> Iterator[Cell]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from planner.papers.capture.bench import PLANS
 from planner.papers.capture.cases import PROFILING_GPUS
+from planner.papers.capture.tables import PLANS
 from planner.papers.claims.claim import Claim, Results, printed_claims
 from planner.papers.claims.judge import fact, no_figure, not_reproduced, number, remark, same
 

@@ -17,13 +17,6 @@ Table = dict[int, dict[str, tuple[Cell, ...]]]
 OOM: Literal["OOM"] = "OOM"
 
 
-def in_words(cell: Cell) -> str:
-    """Text of a cell of the paper's tables."""
-    if cell is None:
-        return "no figure of the paper"
-    return "paper: out of memory" if cell == OOM else f"paper: {cell[0]} samples/s with batch {cell[1]}"
-
-
 VARIANTS = (
     "galvatron_dp_tp",
     "galvatron_dp_pp",
@@ -33,6 +26,16 @@ VARIANTS = (
     "galvatron_bmw",
 )
 """Variants of Galvatron-BMW in the tables."""
+
+ORDER = (
+    ("galvatron_dp_tp", "galvatron"),
+    ("galvatron_dp_pp", "galvatron"),
+    ("galvatron", "galvatron_base"),
+    ("galvatron", "galvatron_1f1b_biobj"),
+    ("galvatron_base", "galvatron_bmw"),
+    ("galvatron_1f1b_biobj", "galvatron_bmw"),
+)
+"""Pairs of variants of which, by the paper, the second is never slower."""
 
 TABLE_2_MODELS = (
     "BERT-Huge-32",
@@ -364,13 +367,3 @@ PARTITIONS: dict[int, dict[str, tuple[tuple[float, int, tuple[int, ...]], ...]]]
     },
 }
 """Table IV: samples per second, batch and layers per stage, by memory limit in GB and what balances the stages."""
-
-
-def partitions_in_words(memory_gb: int, column: int) -> str:
-    """Text of a column of Table IV."""
-    words = [
-        f"{name} {rate} samples/s with batch {batch}, layers per stage {list(partition)}"
-        for name, columns in PARTITIONS[memory_gb].items()
-        for rate, batch, partition in columns[column : column + 1]
-    ]
-    return f"paper: {'; '.join(words)}"

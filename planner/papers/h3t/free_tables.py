@@ -18,8 +18,8 @@ from formulations.h3t.free import FreeResult, solve_free
 from formulations.h3t.problem import H3tBorders, H3tLayer, H3tStep, simulate_sequences
 from formulations.problem.solution import SolveOptions, Status
 from planner.papers.cells import Cell, Row
-from planner.papers.h3t.bench import SEARCHES
 from planner.papers.h3t.cases import GIGABYTE, H3tCase, column_of, problem_row, table_1_cases
+from planner.papers.h3t.searches import SEARCHES
 from planner.papers.hardware import Hardware
 
 __all__ = ["FREE_TIMED", "exact_free_cells", "random_step", "restated_cells"]

@@ -30,7 +30,9 @@ from planner.layers.presets.paper_models import paper_layers
 from planner.machine.cluster import load_cluster
 from planner.papers.cells import Cell, Row, Table
 from planner.papers.h3t import paper_tables as paper
-from planner.papers.h3t.bench import (
+from planner.papers.h3t.cases import GIGABYTE, H3tCase, column_of, problem_row, table_1_cases
+from planner.papers.h3t.free_tables import FREE_TIMED, exact_free_cells, restated_cells
+from planner.papers.h3t.searches import (
     FIGURE_6_COLUMNS,
     FIGURE_6_SHARES,
     REPORTED,
@@ -41,8 +43,6 @@ from planner.papers.h3t.bench import (
     switch_shares,
     table_6_cases,
 )
-from planner.papers.h3t.cases import GIGABYTE, H3tCase, column_of, problem_row, table_1_cases
-from planner.papers.h3t.free_tables import FREE_TIMED, exact_free_cells, restated_cells
 from planner.papers.hardware import H3T_PCIE_SHARE, Hardware
 
 __all__ = ["TABLES", "ZERO", "exact_within", "uniform_outcome"]

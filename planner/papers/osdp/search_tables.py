@@ -13,9 +13,7 @@ from formulations.osdp.scheduler import Method
 from formulations.problem.solution import SolveOptions, Status
 from formulations.solvers import solve
 from planner.papers.cells import Cell, Row
-from planner.papers.osdp.bench import exact_plan
-from planner.papers.osdp.cases import CLUSTERS, LIMITS_GIB, MODELS, OsdpCase
-from planner.papers.osdp.report import DEPTH_FIRST, SEARCHED
+from planner.papers.osdp.cases import CLUSTERS, LIMITS_GIB, MODELS, OsdpCase, exact_plan
 
 __all__ = [
     "LOSSES_TIMED",
@@ -30,6 +28,11 @@ __all__ = [
 
 LOSSES_TIMED = frozenset({"lost", "proven", "seconds", "exact_seconds"})
 OPINIONS_TIMED = frozenset({"seconds", "highs_seconds", "highs_status", "same_cost"})
+
+DEPTH_FIRST = (Method.DFS, Method.DFS_SHARDED_FIRST, Method.DFS_GROUPED, Method.DFS_LOOK_AHEAD)
+
+SEARCHED = ("osdp_base", "osdp")
+"""Formulations on which the paper's search runs too: it cannot count the peak."""
 
 LOSS_SECONDS = 1.0
 """Time limit of each depth-first search; table ``search_limits`` has longer ones."""

@@ -49,8 +49,7 @@ from planner.machine.cluster import load_cluster
 from planner.papers.cells import Cell, Row, Table
 from planner.papers.galvatron.adapter import device_links
 from planner.papers.osdp.adapter import data_parallel_machine
-from planner.papers.osdp.bench import exact_plan
-from planner.papers.osdp.cases import CLUSTERS, GIBIBYTE, LIMITS_GIB, MODELS, OsdpCase
+from planner.papers.osdp.cases import CLUSTERS, GIBIBYTE, LIMITS_GIB, MODELS, OsdpCase, exact_plan
 from planner.papers.osdp.search_tables import (
     LOSSES_TIMED,
     OPINIONS_TIMED,

@@ -7,15 +7,12 @@ the last case stay, so that its plans can run in parts.
 from __future__ import annotations
 
 import json
-import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from formulations.capture.predictor import Profile
-from formulations.capture.sampling import PredictionErrors
 from formulations.galvatron.costs import CostModel
 from formulations.layers.pipeline_schedule import Schedule
 from planner.layers.plan.document import LayerPlan
@@ -23,11 +20,11 @@ from planner.layers.profiles.folding import model_layers
 from planner.machine.cluster import load_cluster
 from planner.models.references import ModelReference
 from planner.papers.galvatron.adapter import device_links
-from runtime.figure_7.errors import LocalPlans, MeasuredPlan, errors_of_predictions, measured_plans
+from runtime.figure_7.errors import LocalPlans, MeasuredPlan, measured_plans
 from runtime.figure_7.runs import LocalRuns, measured_by
 from runtime.job.rank_pool import RankPool
 
-__all__ = ["MODELS", "LocalCase", "MeasuredErrors", "measured_errors", "part_of_plans"]
+__all__ = ["MODELS", "LocalCase", "part_of_plans"]
 
 _CONFIGURATIONS = {
     "gpt2": {
@@ -76,10 +73,6 @@ class LocalCase:
     micro_batches: int = 4
     micro_batch: int = 8
 
-    def __str__(self) -> str:
-        """Name of its instance."""
-        return f"figure-7-local-{self.model}-{self.schedule}-{self.devices}"
-
     @property
     def is_mixed(self) -> bool:
         """Whether a stage may have several devices; then only plans with such a stage are drawn."""
@@ -91,27 +84,8 @@ class LocalCase:
         return max(self.devices, _FEWEST_SUBMESHES * max(self.degrees))
 
 
-@dataclass(frozen=True, eq=False)
-class MeasuredErrors:
-    """Errors of the predictors over the runs of a case.
-
-    Parameters
-    ----------
-    by_predictor
-        Errors of each of :data:`runtime.figure_7.errors.PREDICTORS`.
-    profiling_runs
-        Number of these runs.
-    seconds
-        Wall time of these and of the plans' runs.
-    """
-
-    by_predictor: Mapping[str, PredictionErrors]
-    profiling_runs: int
-    seconds: float
-
-
 class _Session:
-    """Local processes of a case, and its profile; a context."""
+    """Local processes of a case, and its profile."""
 
     def __init__(self, case: LocalCase) -> None:
         self.case = case
@@ -172,34 +146,6 @@ class _Session:
         """End the processes."""
         self._pool.close()
         self._folder.cleanup()
-
-    def __enter__(self) -> _Session:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-
-@cache
-def measured_errors(case: LocalCase, plans: int, seed: int) -> MeasuredErrors:
-    """Profile a model on local processes, run different random plans, and compare.
-
-    Parameters
-    ----------
-    case
-        Which.
-    plans, seed
-        Number of plans, and seed of their random numbers.
-
-    Raises
-    ------
-    TraceError, LaunchError, PlanError
-        There are too few layers, devices or plans, or something cannot be run.
-    """
-    began = time.perf_counter()
-    with _Session(case) as session:
-        errors = errors_of_predictions(session.plans, session.profile, plans, seed)
-        return MeasuredErrors(errors, session.profile.runs, time.perf_counter() - began)
 
 
 _last: list[_Session] = []

@@ -8,8 +8,8 @@ from formulations.h3t.free import solve_free
 from formulations.h3t.problem import simulate
 from formulations.problem.solution import SolveOptions, Status
 from planner.papers.claims.results import kept_results, tables_of
-from planner.papers.h3t.bench import FIGURE_6_COLUMNS, FIGURE_6_SHARES
 from planner.papers.h3t.free_tables import RANDOM_LAYERS, random_step
+from planner.papers.h3t.searches import FIGURE_6_COLUMNS, FIGURE_6_SHARES
 from planner.papers.hardware import Hardware
 
 ROWS = kept_results("h3t").rows

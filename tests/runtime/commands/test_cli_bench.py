@@ -120,7 +120,6 @@ def test_a_contradiction_is_told_and_leaves_with_1(bench, problem: Path, monkeyp
         (["random", "--size", "huge"], ["--size", "huge", "middle"]),
         (["random", "--size", "small,"], ["--size", "small,"]),
         (["random", "--seed", "-1"], ["--seed"]),
-        (["capture", "--plans", "5"], ["--plans", "figure-7-local"]),
         (["random", "--solvers", "oracle"], ["oracle", "portfolio"]),
         (["random", "--solvers", "greedy,greedy"], ["--solvers", "twice"]),
         (["random", "--solvers", "math:nothing"], ["math:nothing", "no attribute"]),
