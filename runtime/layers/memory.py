@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -59,19 +59,45 @@ class _Distribution:
 
 
 @dataclass(frozen=True, slots=True, weakref_slot=True, eq=False)
+class _Forward:
+    """One forward of a module: what it saved, and the order in which backward asks for it.
+
+    Only what it saved keeps it, so that host memory is freed with the graph.
+    """
+
+    module: nn.Module
+    before: weakref.ref[_Forward] | None
+    saved: list[weakref.ref[_Offloaded]] = field(default_factory=list)
+    asked: list[int] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True, weakref_slot=True, eq=False)
 class _Offloaded:
-    """A saved tensor on the host; backward needs the one that was saved before it next."""
+    """A saved tensor on the host, with its place among those of its forward."""
 
     host: Tensor
     copied: torch.cuda.Event | None
     distribution: _Distribution | None
-    before: weakref.ref[_Offloaded] | None
+    forward: _Forward
+    place: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Ahead:
+    """A tensor that is fetched before backward asks for it, and what is copied."""
+
+    packed: weakref.ref[_Offloaded]
+    host: Tensor
+    local: Tensor
+    fetched: torch.cuda.Event | None
 
 
 class HiddenOffload:
     """Moves tensors that modules save for backward to the host, parameters excepted, and fetches them in backward.
 
-    Where copies run beside the computation, the next tensor is fetched while backward computes with the last one.
+    Where copies run beside the computation, the next tensor is fetched while backward computes with the last one. The
+    first backward of a module shows the order: nodes run in reverse, but one node asks for its tensors as it saved
+    them.
 
     Parameters
     ----------
@@ -81,25 +107,29 @@ class HiddenOffload:
 
     def __init__(self, copies: HostCopies) -> None:
         self._copies = copies
-        self._last: weakref.ref[_Offloaded] | None = None
-        self._ahead: tuple[_Offloaded, Tensor, torch.cuda.Event | None] | None = None
-        """The tensor that is fetched before backward asks for it."""
+        self._last: weakref.ref[_Forward] | None = None
+        self._current: _Forward | None = None
+        """The forward whose tensors backward asked for last."""
+        self._orders: weakref.WeakKeyDictionary[nn.Module, list[int]] = weakref.WeakKeyDictionary()
+        self._ahead: _Ahead | None = None
 
     def hooks(self, module: nn.Module) -> saved_tensors_hooks:
-        """Context in which saved tensors are moved.
+        """Context of one forward in which saved tensors are moved.
 
         Parameters
         ----------
         module
             Its parameters are not moved: they are on the device anyway, or are gathered again.
         """
-        return saved_tensors_hooks(partial(self._pack, module), self._unpack)
+        forward = _Forward(module, self._last)
+        self._last = weakref.ref(forward)
+        return saved_tensors_hooks(partial(self._pack, forward), self._unpack)
 
-    def _pack(self, module: nn.Module, tensor: Tensor) -> Any:
+    def _pack(self, forward: _Forward, tensor: Tensor) -> Any:
         if not has_data(tensor):
             return tensor
         local = waited(local_tensor(tensor))
-        kept = {local_tensor(parameter).untyped_storage().data_ptr() for parameter in module.parameters()}
+        kept = {local_tensor(parameter).untyped_storage().data_ptr() for parameter in forward.module.parameters()}
         if local.untyped_storage().data_ptr() in kept or not local.is_floating_point():
             return tensor
         distribution = None
@@ -107,8 +137,8 @@ class HiddenOffload:
             distribution = _Distribution(tensor.device_mesh, tensor.placements, tensor.shape, tensor.stride())
         host, copied = self._copies.offload(local)
         self._copies.let_go(local, copied)
-        packed = _Offloaded(host, copied, distribution, self._last)
-        self._last = weakref.ref(packed)
+        packed = _Offloaded(host, copied, distribution, forward, len(forward.saved))
+        forward.saved.append(weakref.ref(packed))
         return packed
 
     def _unpack(self, packed: Any) -> Tensor:
@@ -116,10 +146,13 @@ class HiddenOffload:
             unchanged: Tensor = packed
             return unchanged
         self._copies.settle()
-        local = self._fetched(packed)
-        before = None if packed.before is None else packed.before()
-        if self._copies.overlaps and before is not None:
-            self._ahead = (before, *self._copies.prefetch(before.host, before.copied))
+        local = self._fetch(packed)
+        self._learn(packed)
+        if self._copies.overlaps and self._ahead is None:
+            following = self._following(packed)
+            if following is not None:
+                fetched = self._copies.prefetch(following.host, following.copied)
+                self._ahead = _Ahead(weakref.ref(following), following.host, *fetched)
         whole = packed.distribution
         if whole is None:
             return local
@@ -127,16 +160,37 @@ class HiddenOffload:
             local, whole.mesh, whole.placements, run_check=False, shape=whole.shape, stride=whole.stride
         )
 
-    def _fetched(self, packed: _Offloaded) -> Tensor:
+    def _fetch(self, packed: _Offloaded) -> Tensor:
         """The local tensor, for which the computation waits."""
-        ahead, self._ahead = self._ahead, None
-        if ahead is not None:  # backward may want another one: this one is freed when its copy is done
-            self._copies.wait(*ahead[1:])
-            if ahead[0] is packed:
-                return ahead[1]
+        ahead = self._ahead
+        if ahead is not None and ahead.packed() in (packed, None):  # None: backward did without it
+            self._ahead = None
+            self._copies.wait(ahead.local, ahead.fetched)
+            if ahead.packed() is packed:
+                return ahead.local
         local, fetched = self._copies.prefetch(packed.host, packed.copied)
         self._copies.wait(local, fetched)
         return local
+
+    def _learn(self, packed: _Offloaded) -> None:
+        """Keep the order of a module's first backward once that has come to another forward."""
+        if self._current is not packed.forward:
+            if self._current is not None:
+                self._orders.setdefault(self._current.module, self._current.asked)
+            self._current = packed.forward
+        packed.forward.asked.append(packed.place)
+
+    def _following(self, packed: _Offloaded) -> _Offloaded | None:
+        """What backward asks for next, as far as is known."""
+        forward: _Forward | None = packed.forward
+        order = self._orders.get(packed.forward.module, [])
+        following = order[order.index(packed.place) + 1 :] if packed.place in order else []
+        if order and not following:  # the forward before
+            forward = None if packed.forward.before is None else packed.forward.before()
+            following = [] if forward is None else self._orders.get(forward.module, [])
+        if forward is None or not following or following[0] >= len(forward.saved):
+            return None
+        return forward.saved[following[0]]()
 
 
 class HostState:

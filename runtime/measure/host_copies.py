@@ -30,13 +30,9 @@ class HostCopies:
 
     def __init__(self, device: torch.device, arena: HostArena | None = None) -> None:
         self._device, self._arena = device, arena
-        self._streams = device.type == "cuda"
-        self._leaving: list[tuple[Tensor, torch.cuda.Event]] = []
-
-    @property
-    def overlaps(self) -> bool:
+        self.overlaps = device.type == "cuda"
         """Whether copies run beside the computation."""
-        return self._streams
+        self._leaving: list[tuple[Tensor, torch.cuda.Event]] = []
 
     @cached_property
     def _outward(self) -> torch.cuda.Stream:
@@ -63,10 +59,10 @@ class HostCopies:
         """
         with counted_on_host():
             if self._arena is None or buffer is None:
-                host = torch.empty_like(source, device="cpu", pin_memory=self._streams)
+                host = torch.empty_like(source, device="cpu", pin_memory=self.overlaps)
             else:
                 host = self._arena.tensor(buffer, source)
-        if not self._streams:
+        if not self.overlaps:
             return host.copy_(source), None
         self._outward.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(self._outward):
@@ -121,7 +117,7 @@ class HostCopies:
     def wait(self, tensor: Tensor, *copies: torch.cuda.Event | None) -> None:
         """Let the computation wait for copies that read or write ``tensor``, which lives until then."""
         del tensor
-        if self._streams:
+        if self.overlaps:
             compute = torch.cuda.current_stream(self._device)
             for done in copies:
                 if done is not None:

@@ -104,14 +104,14 @@ class Core:
         ends = time.monotonic() + options.time_limit
         known, objective = self._claim.bound, self._known
         if known is not None and objective == self._below and objective - known <= CLOSED_BY_CUTS * objective:
-            first = highs.solve(self.problem, options, self._forward, self._take)
+            first = highs.solve(self.problem, options, self._forward_progress, self._take)
             self._raise_bound(first.bound)
             seconds = max(0.0, ends - time.monotonic())
             options = replace(options, time_limit=seconds, iteration_limit=None)
             if first.choices is not None:
                 options = replace(options, initial_choices=first.choices)
         below = self._below - self._offset
-        return branch_and_bound.solve(self.problem, options, self._forward, self._take, below=below)
+        return branch_and_bound.solve(self.problem, options, self._forward_progress, self._take, below=below)
 
     def _project(self, choices: Choices) -> Choices | None:
         """Choices of the core, or None where one was cut off."""
@@ -123,7 +123,7 @@ class Core:
         own = None if bound is None else min(bound + self._offset, self._below)
         self._bound = higher_bound(self._bound, own)
 
-    def _forward(self, progress: Progress) -> None:
+    def _forward_progress(self, progress: Progress) -> None:
         self._raise_bound(progress.bound)
         self._report(Progress(time.monotonic() - self._started, self._best, self._bound, "price_and_branch"))
 

@@ -37,8 +37,8 @@ from planner.layers.plan.document import EnginePeak, LayerPlan, LayerSettings
 _FETCHED_PART = 4
 """The part of a layer's offloaded activations that one operator needs in backward.
 
-CUDA fetches those of the next operator meanwhile. Profiles of layers have no operators; this is about the part in small
-transformers."""
+On CUDA the runtime fetches those of the next operator meanwhile. Profiles of layers have no operators; this is about
+the part in small transformers."""
 
 _ACCUMULATED_PART = 2
 """The part of a layer's parameters whose new gradient exists at once while it is added to that of earlier
@@ -51,7 +51,7 @@ def engine_peaks(plan: LayerPlan, profiles: Sequence[LayerProfile]) -> tuple[Eng
     Parameters
     ----------
     plan
-        A checked plan.
+        A checked plan; without a machine it is counted as one for CPUs.
     profiles
         Profile of each of the plan's layers, in their order; see :func:`plan_profiles`.
     """
@@ -174,9 +174,11 @@ def _held(plan: LayerPlan, layer: LayerSettings, profile: LayerProfile, *, is_ti
     rows = _rows(plan, layer)
     given = rows * part.input_bytes // (degree if layer.sequence_parallel else 1)
     saved = rows * part.saved_bytes + part.fixed_saved_bytes
-    fetched = saved // _FETCHED_PART
-    if plan.machine is not None and plan.machine.device == "cuda":
-        fetched *= 2
+    fetched = 0
+    if layer.offload_hidden:  # under a checkpoint the input alone is saved
+        fetched = given if layer.checkpoint else saved // _FETCHED_PART
+        if plan.machine is not None and plan.machine.device == "cuda":
+            fetched *= 2
     fixed = max(0, part.backward_fixed_workspace_bytes - tied_gradients)
     made = part.forward_workspace_bytes + part.output_bytes
     return _Held(
@@ -190,7 +192,7 @@ def _held(plan: LayerPlan, layer: LayerSettings, profile: LayerProfile, *, is_ti
         resident=0 if layer.offload_parameters else own + (0 if layer.offload_optimizer else state),
         given=0 if layer.offload_hidden else given,
         kept=0 if layer.checkpoint or layer.offload_hidden else saved,
-        again=saved if layer.checkpoint else fetched if layer.offload_hidden else 0,
+        again=fetched + (saved if layer.checkpoint else 0),
         forward=rows * made + part.forward_fixed_workspace_bytes,
         backward=rows * part.backward_workspace_bytes + fixed,
     )

@@ -9,7 +9,7 @@ import pytest
 from formulations.layers.layer import LayerChain, LayerProfile, ProfileSource
 from planner.common.plan_error import PlanError
 from planner.layers.plan.check import check_layer_plan
-from planner.layers.plan.document import LayerPlan, LayerSettings, StagePlan
+from planner.layers.plan.document import LayerPlan, LayerSettings, PlannedMachine, StagePlan
 from planner.layers.plan.memory import engine_peaks, plan_profiles
 from planner.plan.decision import PlannedModel
 
@@ -82,6 +82,21 @@ def test_sharded_layers_hold_a_part_and_gather_the_next_one_meanwhile():
     (kept,) = peaks(plan_of(gathered_once, devices=2), saved_bytes=10_000)
     assert kept.moment == "forward of second"
     assert kept.copies == 2 * PARAMETERS + PARAMETERS // 4  # and the buffer of a slice
+
+
+@pytest.mark.parametrize(("checkpoint", "fetched"), [(False, BATCH * 10_000 // 4), (True, BATCH * 1000)])
+def test_offloaded_activations_are_fetched_for_one_operator_and_on_cuda_for_the_next(checkpoint: bool, fetched: int):
+    """Under a checkpoint the input alone is offloaded, and the rest is computed again."""
+    layers = [LayerSettings(name="first"), LayerSettings(name="second", offload_hidden=True, checkpoint=checkpoint)]
+    found = {}
+    for device in ("cpu", "cuda", None):
+        machine = None if device is None else PlannedMachine(cluster="a cluster", device=device)
+        plan = plan_of(layers, machine=machine)
+        (found[device],) = peaks(plan, saved_bytes=10_000, input_bytes=1000)
+        assert found[device].moment == "backward of second"
+    again = BATCH * 10_000 if checkpoint else 0
+    assert found["cpu"].workspace == found[None].workspace == BATCH * BACKWARD + again + fetched
+    assert found["cuda"].workspace == found["cpu"].workspace + fetched
 
 
 def test_gradients_wait_whole_for_the_last_micro_batch():

@@ -31,16 +31,16 @@ class LateCopy:
 class LateCopies(HostCopies):
     """A copy engine as slow as CUDA's streams allow; counts sources alive beside the one that is copied."""
 
-    overlaps = True
-
     def __init__(self) -> None:
         super().__init__(torch.device("cpu"))
-        self.most_leaving = 0
+        self.overlaps = True
+        self.most_leaving = self.offloaded = 0
         self.log: list[str] = []
         """Fetches as they start, waits for them, and what the computation adds."""
 
     def offload(self, source):
         host = torch.full_like(source, float("nan"))
+        self.offloaded += 1
         return host, LateCopy(source, host)
 
     def prefetch(self, host, offloaded):
@@ -65,18 +65,17 @@ class Fetch(LateCopy):
 
 
 class Noted(torch.autograd.Function):
-    """The identity, which saves its input and writes its backward into a log."""
+    """The identity, which saves its input, scaled, some times and writes its backward into a log."""
 
     @staticmethod
-    def forward(ctx, rows, log, reads):
-        ctx.save_for_backward(rows)
-        ctx.log, ctx.reads = log, reads
+    def forward(ctx, rows, log, saves):
+        ctx.save_for_backward(*(rows * 1.0 for _ in range(saves)))
+        ctx.log = log
         return rows * 1.0
 
     @staticmethod
     def backward(ctx, gradient):
-        if ctx.reads:
-            assert not ctx.saved_tensors[0].isnan().any()
+        assert not any(saved.isnan().any() for saved in ctx.saved_tensors)
         ctx.log.append("compute")
         return gradient, None, None
 
@@ -84,23 +83,31 @@ class Noted(torch.autograd.Function):
 class Identity(nn.Module):
     """A layer of one :class:`Noted`."""
 
-    def __init__(self, log: list[str], *, reads: bool = True) -> None:
+    def __init__(self, log: list[str], saves: int) -> None:
         super().__init__()
-        self._log, self._reads = log, reads
+        self._log, self._saves = log, saves
 
     def forward(self, rows):
-        return Noted.apply(rows, self._log, self._reads)
+        return Noted.apply(rows, self._log, self._saves)
 
 
-def log_of(reads: list[bool]) -> list[str]:
-    """What happens in backward of layers of which some read what they saved."""
-    copies = LateCopies()
-    made = nn.Sequential(*(Identity(copies.log, reads=each) for each in reads))
+def identities(saves: list[int], copies: LateCopies) -> nn.Sequential:
+    """Layers that save some tensors."""
+    made = nn.Sequential(*(Identity(copies.log, each) for each in saves))
     hidden = HiddenOffload(copies)
     for layer in made:
         keep_as_planned(layer, LayerSettings(name="layer", offload_hidden=True), hidden)
-    made(torch.ones(4, requires_grad=True)).sum().backward()
-    return copies.log
+    return made
+
+
+def logs_of(made: nn.Sequential, copies: LateCopies) -> list[list[str]]:
+    """What happens in the first backward, and in the second."""
+    logs = []
+    for _ in range(2):
+        made(torch.ones(4, requires_grad=True)).sum().backward()
+        logs.append(copies.log.copy())
+        copies.log.clear()
+    return logs
 
 
 def layers(copies: HostCopies | None) -> nn.Sequential:
@@ -132,16 +139,61 @@ def test_the_double_notices_a_source_that_is_dropped(monkeypatch):
         gradients(layers(LateCopies()))
 
 
+ALONE = ["fetch", "wait", "compute"]
+
+
 def test_the_next_hidden_state_is_fetched_while_backward_computes():
-    assert log_of([True] * 3) == ["fetch", "wait", "fetch", "compute", "wait", "fetch", "compute", "wait", "compute"]
+    first, second = logs_of(identities([1] * 3, copies := LateCopies()), copies)
+    assert first == ALONE * 3, "the order of a backward is not known before it"
+    assert second == ["fetch", "wait", "fetch", "compute", "wait", "fetch", "compute", "wait", "compute"]
+
+
+def test_a_node_is_given_what_it_saved_in_the_order_of_saving():
+    """Every tensor is copied once, and all but the first while something else is done."""
+    _, log = logs_of(identities([2, 3], copies := LateCopies()), copies)
+    assert log.count("fetch") == log.count("wait") == 5
+    assert log[:3] == ["fetch", "wait", "fetch"]
+    waits = [place for place, each in enumerate(log) if each == "wait"]
+    assert all(log[place + 1] == "fetch" for place in waits[:-1])
+    assert log[-2:] == ["wait", "compute"]
+
+
+def test_layers_of_several_kinds_have_their_gradients_and_copy_nothing_twice():
+    torch.manual_seed(0)
+    made = nn.Sequential(*(nn.Sequential(nn.Linear(16, 32), nn.LayerNorm(32), nn.Linear(32, 16)) for _ in range(3)))
+    rows = torch.randn(8, 16)
+    made(rows).square().sum().backward()
+    expected = [parameter.grad.clone() for parameter in made.parameters()]
+    copies = LateCopies()
+    hidden = HiddenOffload(copies)
+    for layer in made:
+        keep_as_planned(layer, LayerSettings(name="layer", offload_hidden=True), hidden)
+    for _ in range(3):
+        made.zero_grad()
+        losses = [made(part).square().sum() for part in rows.chunk(2)]  # two micro-batches in flight
+        for loss in losses:
+            loss.backward()
+        found = [parameter.grad for parameter in made.parameters()]
+        assert all(torch.allclose(ours, theirs, atol=1e-5) for ours, theirs in zip(found, expected, strict=True))
+        fetched = copies.log.count("fetch")
+        copies.log.clear()
+        assert fetched == copies.offloaded
+        copies.offloaded = 0
 
 
 def test_a_fetched_state_that_backward_does_not_ask_for_is_freed_after_its_copy():
-    """The third layer's state is fetched first, then the second's, which is waited for and not read."""
-    expected = ["fetch", "wait", "fetch", "compute", "compute", "wait", "fetch", "wait", "compute"]
-    assert log_of([True, False, True]) == expected
+    copies = LateCopies()
+    first, second, third = made = identities([1] * 3, copies)
+    logs_of(made, copies)
+    between = second(first(torch.ones(4, requires_grad=True)))
+    third(between.detach().requires_grad_()).sum().backward()
+    assert copies.log == ["fetch", "wait", "fetch", "compute"], "the state of the second layer is fetched"
+    del between
+    first(torch.ones(4, requires_grad=True)).sum().backward()
+    assert copies.log[4:] == ["wait", *ALONE]
 
 
-def test_without_streams_one_state_is_on_the_device(monkeypatch):
-    monkeypatch.setattr(LateCopies, "overlaps", False)
-    assert log_of([True] * 2) == ["fetch", "wait", "compute"] * 2
+def test_without_streams_one_state_is_on_the_device():
+    copies = LateCopies()
+    copies.overlaps = False
+    assert logs_of(identities([1, 1], copies), copies) == [ALONE * 2] * 2
