@@ -24,7 +24,7 @@
 # What cannot be the same: the paper gives neither sequence nor vocabulary nor the figures of its cost model. Assumed
 # are 96 tokens, GPT-2's vocabulary, which meets the printed parameter counts, and the data sheets of the devices. The
 # limits of 8 and 16 GiB include the cluster file's reserve. So shapes and ratios can be compared, throughput cannot.
-# All tables are from the results file of `meshwright bench papers --paper osdp`; only the last cell solves something.
+# All tables are from the results file of `meshwright bench papers --paper osdp`.
 
 # %%
 import pandas as pd
@@ -247,7 +247,7 @@ KEPT["second_opinion"].set_index(["model", "formulation"]).round(3)
 # The headline of 2.84 times is that of 3D parallelism with OSDP in place of data parallelism; OSDP's own largest gain
 # is 2.74 times. A plan of your own model that runs: `meshwright plan MODEL --model-formulation osdp`; of a profile of
 # yours, a file of `planner.layers.profiles.files`: `meshwright plan layers:FILE.json --model-formulation osdp`.
-# What a plan decides, by number of operators: `ZDP` is sharded, `2/2 ZDP` cut into two slices that are both sharded.
+# What a plan decides, by number of operators: `ZDP` is sharded, `n/n ZDP` cut into n slices that are all sharded.
 
 # %%
 KEPT["modes"].set_index(["case", "mode"])

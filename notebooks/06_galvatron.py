@@ -30,7 +30,7 @@ from IPython.display import display
 
 from planner.papers.claims.results import kept_results
 from planner.papers.galvatron import paper_tables as paper
-from planner.papers.galvatron.tables import BASELINES, INFERRED_VARIANTS
+from planner.papers.galvatron.tables import BASELINES
 from planner.plots import seconds_over_layers, strips_of_plans
 
 KEPT = {name: pd.DataFrame(rows) for name, rows in kept_results("galvatron").rows.items()}
@@ -164,18 +164,16 @@ for name in ("printed", "published", "repaired"):
 pd.DataFrame(searches).T.round(2)
 
 # %% [markdown]
-# Table III under inferred hardware (A100 in TF32, as the paper's own rates imply), main variants:
+# Table III under inferred hardware (A100 in TF32, as the paper's own rates imply):
 
 # %%
-inferred = {limit: {name: rows[name] for name in INFERRED_VARIANTS} for limit, rows in paper.TABLE_3_A100.items()}
-beside("table_3_inferred", "a100-2x8-nvlink", inferred, paper.TABLE_3_MODELS)
+beside("table_3_inferred", "a100-2x8-nvlink", paper.TABLE_3_A100, paper.TABLE_3_MODELS)
 
 # %% [markdown]
 # Table V, 64 A100 in TF32 (128 blocks): the exact search ends at 1 %.
 
 # %%
-printed = {limit: {name: rows[name] for name in INFERRED_VARIANTS} for limit, rows in paper.TABLE_5.items()}
-beside("table_5_inferred", "a100-8x8-nvlink", printed, paper.TABLE_5_MODELS)
+beside("table_5_inferred", "a100-8x8-nvlink", paper.TABLE_5, paper.TABLE_5_MODELS)
 
 # %% [markdown]
 # ## Figure 4: balance of partitions

@@ -20,10 +20,11 @@
 # partition, lazy prefetching, economical forward and backward, and segment synchronization. Its dynamic program counts
 # memory in 128 units of the limit and synchronizes every segment. Here it runs as printed, repaired, and beside the
 # exact plan in bytes of the same problem. Costs are our presets; the paper measured its own, so only orders and sizes
-# compare. All tables are from the results file of `meshwright bench papers --paper h3t`; only the last cell searches.
+# compare. All tables are from the results file of `meshwright bench papers --paper h3t`.
 
 # %%
 import pandas as pd
+from IPython.display import display
 
 from planner.papers.claims.results import kept_results
 from planner.papers.h3t import paper_tables as paper
@@ -223,9 +224,11 @@ solvers.join(minutes).round(2)
 KEPT["gpt_3"].set_index("batch").round(1)
 
 # %% [markdown]
-# ## A search
+# ## Plans of one case
 #
-# BERT-1.8B with 8 samples on 8 x 2080 Ti in 6 GB: what the dynamic program, greedy and the exact search choose.
+# BERT-1.8B with 8 samples on 8 x 2080 Ti in 6 GB: what the dynamic program, greedy, and the exact search among
+# synchronized plans choose. Greedy may leave synchronization out.
 
 # %%
-KEPT["plans"].fillna("nothing fits").set_index(["case", "solver"])
+with pd.option_context("display.max_colwidth", None):
+    display(KEPT["plans"].fillna("nothing fits").set_index("solver")[["plan"]])

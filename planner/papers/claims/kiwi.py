@@ -171,7 +171,7 @@ def _grows(results: Results, claim: Claim) -> tuple[bool, str]:
         rules = [full[rule] / full["sharding"] for rule in HEURISTICS if {rule, "sharding"} <= full.keys()]
         if len(known) == len(gains):
             compared = True
-            holds = holds and known == sorted(known)
+            holds = holds and known == sorted(known) and known[-1] > known[0]
         holds = holds and all(ratio > 1 for ratio in rules)
         text = ", ".join("none" if gain is None else f"{gain:.3f}" for gain in gains)
         words.append(f"{share} %: {text}; heuristics {', '.join(f'{ratio:.3f}' for ratio in rules) or 'none'}")

@@ -111,10 +111,17 @@ def hardware_lines(results: Sequence[PaperResults]) -> list[str]:
         ]
         columns = list(dict.fromkeys(row["column"] for row in h3t["table_1"]))
         lines += [f"| row | hardware | {' | '.join(columns)} |", "|" + "---|" * (2 + len(columns))]
-        for solver in ("all_on", "greedy", "exact"):
+        rows = {"all_on": "all_on", "greedy": "greedy", "exact": "exact, synchronized"}
+        rows |= {"exact_free": "exact, free"} if "exact_free" in h3t else {}
+        for solver, text in rows.items():
             for table, hardware in (("table_1", "preset"), ("table_1_inferred", "inferred")):
-                cells = [_number(row["seconds"]) for row in h3t[table] if row["solver"] == solver]
-                lines.append(f"| {solver} | {hardware} | {' | '.join(cells)} |")
+                found = {
+                    row["column"]: row["seconds"]
+                    for row in (*h3t[table], *h3t.get("exact_free", ()))
+                    if (row["solver"], row["hardware"]) == (solver, hardware)
+                }
+                cells = [_number(found.get(column)) for column in columns]
+                lines.append(f"| {text} | {hardware} | {' | '.join(cells)} |")
             if solver in h3t_paper.TABLE_1:
                 printed = " | ".join(_number(value) for value in h3t_paper.TABLE_1[solver])
                 lines.append(f"| {solver} | printed | {printed} |")

@@ -155,7 +155,7 @@ def _have_rows(tables: Any) -> bool:
 
 
 def tables_of(paper: str) -> Mapping[str, Table]:
-    """A paper's tables, by name: those of its room, and :mod:`planner.papers.claims.one_model`.
+    """A paper's tables, by name: the tables of its package, and :mod:`planner.papers.claims.one_model`.
 
     Raises
     ------
@@ -164,7 +164,7 @@ def tables_of(paper: str) -> Mapping[str, Table]:
     """
     if paper not in PAPERS:
         raise ResultsError(f"paper {paper!r} is not known; use {', '.join(PAPERS)}")
-    from planner.papers.claims.one_model import one_model
+    from planner.papers.claims.one_model import one_model  # planners take seconds to import
 
     own: Mapping[str, Table] = import_module(f"planner.papers.{paper}.tables").TABLES
     return {**own, "one_model": one_model(paper)}

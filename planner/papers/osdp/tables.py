@@ -49,7 +49,7 @@ from planner.machine.cluster import load_cluster
 from planner.papers.cells import Cell, Row, Table
 from planner.papers.galvatron.adapter import device_links
 from planner.papers.osdp.adapter import data_parallel_machine
-from planner.papers.osdp.cases import CLUSTERS, GIBIBYTE, LIMITS_GIB, MODELS, OsdpCase, exact_plan
+from planner.papers.osdp.cases import CLUSTERS, FORMULATIONS, GIBIBYTE, LIMITS_GIB, MODELS, OsdpCase, exact_plan
 from planner.papers.osdp.search_tables import (
     LOSSES_TIMED,
     OPINIONS_TIMED,
@@ -77,7 +77,7 @@ AMPLE_GIB = 2**20
 SAMPLES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 """Samples a device of the rows named ``pipeline:``."""
 
-_OWN = ("osdp_base", "osdp", "osdp_peak_base", "osdp_peak", "osdp_checkpointing")
+_OWN = tuple(FORMULATIONS)
 _BOTH = (Dimension.DATA, Dimension.SHARDED)
 
 
@@ -100,6 +100,7 @@ def own_rows(cluster: str, gibibytes: int, model: str) -> Iterator[Row]:
                 "model": model,
                 "strategy": f"{formulation}:{method}",
                 "rate": None if plan.objective is None else case.samples_per_second(plan.objective),
+                "status": str(plan.status),
                 "batch": plan.batch,
                 "replicated": sum(mode == DP for mode in modes),
                 "cut": sum(mode.slices > 1 for mode in modes),

@@ -167,9 +167,12 @@ def test_the_page_has_every_claim(tmp_path: Path) -> None:
 
 
 def test_the_page_shows_both_hardwares_where_tables_have_them() -> None:
-    row = {"column": "a column", "solver": "all_on", "seconds": 4.46}
-    both = {"table_1": {"rows": [row]}, "table_1_inferred": {"rows": [{**row, "seconds": None}]}}
+    row = {"column": "a column", "solver": "all_on", "hardware": "preset", "seconds": 4.46}
+    none = {**row, "hardware": "inferred", "seconds": None}
+    free = {**row, "solver": "exact_free", "seconds": 3.21}
+    both = {"table_1": {"rows": [row]}, "table_1_inferred": {"rows": [none]}, "exact_free": {"rows": [free]}}
     lines = hardware_lines([PaperResults("h3t", both)])
     assert "| all_on | preset | 4.5 |" in lines
     assert "| all_on | inferred | out of memory |" in lines
+    assert "| exact, free | preset | 3.2 |" in lines
     assert hardware_lines([PaperResults("h3t")]) == []
