@@ -147,17 +147,19 @@ def histograms(plans, title):
     """Errors (%) of the predictions for GPUs and for plans, by predictor."""
     axes = plt.subplots(1, 2, figsize=(10, 3), layout="constrained")[1]
     for side, what in zip(axes, ("gpus", "plan"), strict=True):
-        for line, name in zip(("-", "--", ":"), PREDICTORS, strict=True):
+        for colour, line, name in zip(("black", "tab:red", "tab:blue"), ("-", "--", ":"), PREDICTORS, strict=True):
             side.hist(
                 100 * plans[f"{name}_{what}"].explode().astype(float),
                 bins=40,
                 histtype="step",
+                color=colour,
                 linestyle=line,
                 linewidth=1.5,
                 label=name,
             )
         side.set(title=title, xlabel=f"error of the prediction for a {'GPU' if what == 'gpus' else 'plan'} (%)")
-    axes[0].set_ylabel("predictions")
+    axes[0].set_ylabel("predictions (count)")
+    axes[1].set_ylabel("plans (count)")
     axes[1].legend()
     plt.show()
 
