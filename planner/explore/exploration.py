@@ -26,6 +26,7 @@ from planner.explore.warm import WarmSolver
 from planner.machine.cluster import DeviceSpec
 from planner.plan.decision import NANOSECONDS, Pin
 from planner.plan.document import Plan, schedule_of, verify_plan
+from planner.plan.notes import INTERRUPTED
 from planner.scheduling.decided import decision_of
 from planner.session.planning import PlanningSession
 from planner.session.request import PlanRequest
@@ -124,13 +125,14 @@ class Exploration(PinnedPlans):
         case = here.solver.case(here.request, frozenset(options.pins))
         known = None if bound is None or not certificate.proof else KnownBound(bound, certificate.proof)
         executed = session.execute(decision, case.tensor_bytes)
-        here.solver.knowledge.add(Solution(case, decision, executed, known, plan))
+        searched = 0.0 if INTERRUPTED in plan.record.notes else plan.record.times.get("solve", 0.0)
+        here.solver.knowledge.add(Solution(case, decision, executed, known, plan, searched_seconds=searched))
         here.pins, here.first_seconds = options.pins, sum(plan.record.times.values())
         return here
 
     @property
     def plan(self) -> Plan:
-        """The present plan; solved when it is first asked for.
+        """The present plan; solved when it is first asked for, and :meth:`improve` searches on.
 
         Raises
         ------
@@ -142,7 +144,11 @@ class Exploration(PinnedPlans):
     @property
     def solution(self) -> Solution:
         """The present plan with its decision."""
-        return self._solve(self.pins, self.request.time_limit)
+        return self._known or self._solve(self.pins, self.request.time_limit)
+
+    @property
+    def _known(self) -> Solution | None:
+        return self.solver.knowledge.of(self.solver.case(self.request, frozenset(self.pins)))
 
     @property
     def modules(self) -> tuple[str, ...]:
@@ -233,7 +239,8 @@ class Exploration(PinnedPlans):
         seconds = max(LEAST_REPLAN_SECONDS, REPLAN_SHARE * self.first_seconds) if time_limit is None else time_limit
         after = self._solve(pins, seconds, quick=time_limit is None)
         elapsed = time.perf_counter() - started
-        if after.executed.cost < before.executed.cost and before.case.contains(after.case):
+        cheaper = after.executed.cost < before.executed.cost and before.case.contains(after.case)
+        if cheaper and before.case != after.case:
             before = self.solver.improved(self.request, before, after)
         return before.plan, after.plan, elapsed
 
@@ -262,6 +269,5 @@ class Exploration(PinnedPlans):
     def __repr__(self) -> str:
         reference, mesh = self.session.reference, "x".join(map(str, self.session.mesh))
         where = f"{reference.source} on {mesh} of {self.session.cluster.name}"
-        known = self.solver.knowledge.of(self.solver.case(self.request, frozenset(self.pins)))
-        plan = "not planned yet" if known is None else repr(known.plan)
+        plan = "not planned yet" if self._known is None else repr(self._known.plan)
         return f"<exploration of {where}, {len(self.pins)} pins: {plan}>"

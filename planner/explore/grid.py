@@ -12,6 +12,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+from formulations.solvers import UnknownSolverError, find_solver
 from planner.explore.errors import ExploreError
 from planner.layers.planning import LAYER_FORMULATIONS
 from planner.machine.cluster import ClusterSpec, load_cluster
@@ -46,12 +47,13 @@ class Cell:
     request: PlanRequest
 
     @property
-    def step(self) -> tuple[ModelReference, str, tuple[int, ...], str | None, str]:
-        """What cells share that are planned from what is known of each other: all but limit and formulation.
+    def step(self) -> tuple[ModelReference, str, tuple[int, ...], str | None, PlanRequest]:
+        """What cells share that are planned from what is known of each other: all but memory and formulation.
 
-        Solvers are compared, so none begins from what another one found.
+        Solvers, their times, gaps and seeds are compared, so no search begins from what one with others found.
         """
-        return self.reference, self.cluster.fingerprint(), self.mesh, self.optimizer, self.request.solver
+        searched = replace(self.request, memory=None, formulation=PlanRequest().formulation)
+        return self.reference, self.cluster.fingerprint(), self.mesh, self.optimizer, searched
 
     @property
     def of_layers(self) -> bool:
@@ -59,10 +61,15 @@ class Cell:
         return self.request.formulation in LAYER_FORMULATIONS
 
     def digest(self) -> str:
-        """SHA-256 of what its row depends on: model, cluster, request, code of sharding rules, versions of packages."""
+        """SHA-256 of what its row depends on.
+
+        That is: model, cluster, request, files of the model and of a solver that is not built in, code of sharding
+        rules, versions of packages.
+        """
         content = {
             "reference": asdict(self.reference),
             "model": _model_digest(self.reference.source),
+            "solver": "" if self.of_layers else _solver_digest(self.request.solver),
             "cluster": self.cluster.fingerprint(),
             "mesh": self.mesh,
             "optimizer": self.optimizer,
@@ -143,18 +150,33 @@ class Grid:
 def _model_digest(source: str) -> str:
     """Digest of the file that defines a model where it is one: a configuration, or a module of functions."""
     prefix, _, name = source.partition(":")
-    file: Path | None = None
-    if prefix == "hf":
-        file = Path(name)
-    else:
-        try:
-            spec = importlib.util.find_spec(prefix)
-        except (ImportError, ValueError):
-            spec = None
-        file = Path(spec.origin) if spec is not None and spec.origin else None
-    if file is None or not file.is_file():
+    return _file_digest(Path(name) if prefix == "hf" else _module_file(prefix))
+
+
+def _solver_digest(name: str) -> str:
+    """Digest of the executable or of the module that a solver is, or that its part is; empty for built-in ones."""
+    try:
+        solver = find_solver(name)
+    except UnknownSolverError:  # it may be known on the machines where cells are planned
         return ""
-    return sha256(file.read_bytes()).hexdigest()
+    if "part_solver" in solver.keywords:
+        return _solver_digest(solver.keywords["part_solver"])
+    if "path" in solver.keywords:
+        return _file_digest(Path(solver.keywords["path"]))
+    return "" if solver.is_built_in else _file_digest(_module_file(solver.target.partition(":")[0]))
+
+
+def _module_file(name: str) -> Path | None:
+    try:
+        spec = importlib.util.find_spec(name)
+    except (ImportError, ValueError):
+        return None
+    return Path(spec.origin) if spec is not None and spec.origin else None
+
+
+def _file_digest(file: Path | None) -> str:
+    """SHA-256 of a file; empty where there is none."""
+    return "" if file is None or not file.is_file() else sha256(file.read_bytes()).hexdigest()
 
 
 def _version(name: str) -> str:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from formulations.problem.solution import KnownBound, SolveResult
-from formulations.step.solving.context import Executed
+from formulations.problem.solution import KnownBound, SolveResult, relative_gap
+from formulations.step.solving.context import NEAR_OPTIMAL, Executed
 from formulations.step.training_step import StepDecision
 from planner.plan.decision import Pin
 from planner.plan.document import Plan
@@ -62,6 +62,9 @@ class Solution:
         Its plan, certified and replayed.
     second
         The bound by the second method that its plan has.
+    searched_seconds
+        Time limit of the longest search of the case that was not interrupted, or the time of repairs where these were
+        all; 0 where every search was interrupted.
     """
 
     case: Case
@@ -70,6 +73,17 @@ class Solution:
     bound: KnownBound | None
     plan: Plan
     second: SolveResult | None = None
+    searched_seconds: float = 0.0
+
+    def is_near(self, gap: float) -> bool:
+        """Whether its cost is proven to be within a gap, or so near the optimum that searches end there."""
+        return is_near(self.executed.cost, self.bound, gap)
+
+
+def is_near(cost: int, bound: KnownBound | None, gap: float) -> bool:
+    """Whether a cost is within a gap of a bound, or so near that searches end there."""
+    reached = None if bound is None else relative_gap(cost, bound.value)
+    return reached is not None and reached <= max(gap, NEAR_OPTIMAL)
 
 
 @dataclass(slots=True)

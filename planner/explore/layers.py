@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Self
 
-from formulations.problem.solution import Progress
+from formulations.problem.solution import Progress, Status
 from planner.common.infeasibility import InfeasibleError
 from planner.common.plan_error import PlanError
 from planner.explore.changes import ClusterChange, Recosted, WhatIf
@@ -21,12 +21,13 @@ from planner.explore.errors import ExploreError
 from planner.explore.memory_prices import NOT_SOLVED, MemoryPrice
 from planner.explore.pinning import PinnedPlans
 from planner.explore.tables import seconds_of
-from planner.layers.plan.document import LayerPlan, LayerSettings
+from planner.layers.plan.document import LayerPlan, LayerRecord, LayerSettings
 from planner.layers.plan.pins import layer_pin
 from planner.layers.planning import LAYER_FORMULATIONS, layers_of, plan_layers
 from planner.machine.cluster import ClusterSpec, DeviceSpec, load_cluster
 from planner.models.references import ModelReference, reference_of
 from planner.plan.decision import Pin
+from planner.plan.notes import INTERRUPTED
 
 
 @dataclass(frozen=True)
@@ -83,6 +84,7 @@ class LayerExploration(PinnedPlans):
         self.chain = layers_of(question.reference, question.cluster, question.formulation)
         self._traced_seconds = time.perf_counter() - started
         self._plans: dict[tuple[int | None, frozenset[Pin]], LayerPlan] = {}
+        self._searched_seconds: dict[tuple[int | None, frozenset[Pin]], float] = {}
 
     @classmethod
     def of_plan(
@@ -127,19 +129,24 @@ class LayerExploration(PinnedPlans):
         )
         here = cls(question, record.tensor_bytes + found.device.reserve_bytes, progress)
         here.pins, here.first_seconds = record.pins, record.seconds
-        here._plans[here.memory, frozenset(record.pins)] = plan
+        here._plans[here._present] = plan
+        here._searched_seconds[here._present] = 0.0 if INTERRUPTED in record.notes else record.seconds
         return here
 
     @property
     def plan(self) -> LayerPlan:
-        """The present plan; searched when it is first asked for.
+        """The present plan; searched when it is first asked for, and :meth:`improve` searches on.
 
         Raises
         ------
         InfeasibleError
             No plan fits.
         """
-        return self._planned(self.memory, self.pins)
+        return self._plans.get(self._present) or self._planned(self.memory, self.pins)
+
+    @property
+    def _present(self) -> tuple[int | None, frozenset[Pin]]:
+        return self.memory, frozenset(self.pins)
 
     @property
     def layers(self) -> tuple[str, ...]:
@@ -227,12 +234,25 @@ class LayerExploration(PinnedPlans):
         time_limit: float | None = None,
         progress: Callable[[Progress], None] | None = None,
     ) -> LayerPlan:
+        """A plan that is known, where it is optimal or another search as long would find no other; else a new one."""
         key = memory, frozenset(pins)
-        if key not in self._plans:
-            started = time.perf_counter()
-            self._plans[key] = self._solve(memory, pins, None, time_limit, progress)
-            if not self.first_seconds:
-                self.first_seconds = self._traced_seconds + time.perf_counter() - started
+        known, searched = self._plans.get(key), self._searched_seconds.get(key, 0.0)
+        is_enough = searched > 0 if time_limit is None else searched >= time_limit
+        if known is not None and (is_enough or _record(known).status == Status.OPTIMAL):
+            return known
+        started = time.perf_counter()
+        try:
+            found = self._solve(memory, pins, None, time_limit, progress)
+        except InfeasibleError:
+            if known is None:
+                raise
+            return known  # Ctrl-C ended the new search before it had found any plan
+        if INTERRUPTED not in _record(found).notes:
+            limit = self.question.time_limit if time_limit is None else time_limit
+            self._searched_seconds[key] = max(searched, limit)
+        self._plans[key] = found if known is None else _better(known, found)
+        if not self.first_seconds:
+            self.first_seconds = self._traced_seconds + time.perf_counter() - started
         return self._plans[key]
 
     def _solve(
@@ -264,7 +284,31 @@ class LayerExploration(PinnedPlans):
 
     def __repr__(self) -> str:
         asked = self.question
-        known = self._plans.get((self.memory, frozenset(self.pins)))
+        known = self._plans.get(self._present)
         plan = "not planned yet" if known is None else repr(known)
         where = f"{asked.reference.source} by {asked.formulation} on {asked.devices} devices of {asked.cluster.name}"
         return f"<exploration of {where}, {len(self.pins)} pins: {plan}>"
+
+
+def _record(plan: LayerPlan) -> LayerRecord:
+    assert plan.record is not None, "an exploration begins with no plan that was written by hand"
+    return plan.record
+
+
+def _better(known: LayerPlan, found: LayerPlan) -> LayerPlan:
+    """The better of two plans of one question, the found one where they are alike, with the higher of their bounds."""
+    best = known if _cost(known) < _cost(found) else found
+    record, objective = _record(best), seconds_of(best)
+    bounds = [bound for bound in (known.bound_seconds, found.bound_seconds) if bound is not None]
+    bound = max(bounds, default=None)
+    if bound is None or bound == record.bound_seconds:
+        return best
+    gap = max(0.0, objective - bound) / objective
+    status = Status.OPTIMAL if bound >= objective else record.status
+    proven = {"bound_seconds": bound, "gap": gap, "status": status}
+    return best.model_copy(update={"record": record.model_copy(update=proven)})
+
+
+def _cost(plan: LayerPlan) -> float:
+    """What a search made as small as it could: bytes of the fullest device, or seconds of a step."""
+    return plan.peak_bytes if _record(plan).choices.get("objective") == "peak" else seconds_of(plan)

@@ -50,15 +50,27 @@ class PinChange(Table):
 
     @property
     def least_seconds(self) -> float | None:
-        """What is proven of the change between the two optima: at least this; None where a bound is missing."""
+        """What is proven of the change between the two optima: at least this; None where a bound is missing.
+
+        More pins never lower the optimum, so that it is 0 or more where none was taken away.
+        """
         bound = self.after.bound_seconds
-        return None if bound is None else bound - seconds_of(self.before)
+        if bound is None:
+            return None
+        least = bound - seconds_of(self.before)
+        return max(0.0, least) if set(self.changed) <= set(self.pins) else least
 
     @property
     def most_seconds(self) -> float | None:
-        """What is proven of the change between the two optima: at most this; None where a bound is missing."""
+        """What is proven of the change between the two optima: at most this; None where a bound is missing.
+
+        Fewer pins never raise the optimum, so that it is 0 or less where none was added.
+        """
         bound = self.before.bound_seconds
-        return None if bound is None else seconds_of(self.after) - bound
+        if bound is None:
+            return None
+        most = seconds_of(self.after) - bound
+        return most if set(self.changed) & set(self.pins) else min(0.0, most)
 
     @property
     def bytes(self) -> int:
@@ -76,19 +88,19 @@ class PinChange(Table):
     def notes(self) -> Sequence[str]:
         """What is proven of the cost, and how long the plan took."""
         lines = []
-        if self.least_seconds is not None and self.most_seconds is not None:
+        if self.changed and self.least_seconds is not None and self.most_seconds is not None:
             least, most = signed_seconds(self.least_seconds), signed_seconds(self.most_seconds)
             lines.append(f"between the optima: from {least} to {most} a step, proven")
         share = self.elapsed_seconds / self.first_seconds if self.first_seconds else 0.0
         lines.append(f"planned in {self.elapsed_seconds:.2f} s, {share:.0%} of the time of the first plan")
         if self.after.gap is not None and self.after.gap > _WIDE_GAP:
-            lines.append(f"its gap is {self.after.gap:.2%}: a time_limit with the pin lets the search go on for longer")
+            lines.append(f"its gap is {self.after.gap:.2%}: improve(time_limit=...) searches on from it")
         return lines
 
 
 def _changed(change: PinChange) -> str:
     words = (str(pin) if pin in change.pins else f"no longer {pin}" for pin in change.changed)
-    return ", ".join(words) or "nothing"
+    return ", ".join(words) or "the same pins"
 
 
 class PinnedPlans(Table):
@@ -222,7 +234,7 @@ class PinnedPlans(Table):
             ``sharding=zero3`` or ``tensor_parallel=2``.
         time_limit
             Seconds for the search; a tenth of the time of the first plan if None, and for plans of layers that of the
-            request.
+            request. What was searched for that long, and not interrupted, is not searched again.
 
         Returns
         -------
@@ -250,7 +262,7 @@ class PinnedPlans(Table):
         target
             The target of the pins as it was given; None for all pins.
         time_limit
-            As for :meth:`pin`; a plan that was made before is taken as it is.
+            As for :meth:`pin`; if None, a plan that was made before and not interrupted is taken as it is.
 
         Raises
         ------
@@ -262,6 +274,21 @@ class PinnedPlans(Table):
             known = ", ".join(repr(pin.target) for pin in self.pins) or "none"
             raise ExploreError(f"{target!r} is not pinned; pinned are: {known}")
         return self._change(left, time_limit)
+
+    def improve(self, time_limit: float) -> PinChange:
+        """Search on for a better plan with the present pins, from the present one, which stays where none is found.
+
+        Parameters
+        ----------
+        time_limit
+            Seconds for the search. A plan whose search had as much before and was not interrupted stays as it is.
+
+        Returns
+        -------
+        PinChange
+            The plans before and after.
+        """
+        return self._change(self.pins, time_limit)
 
     def _change(self, pins: tuple[Pin, ...], time_limit: float | None) -> PinChange:
         pins = tuple(dict.fromkeys(pins))

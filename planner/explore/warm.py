@@ -1,6 +1,8 @@
 """Solving a case of a step from what is known of others: less memory, one more pin, one pin less.
 
-1. A known decision that the case contains, and that costs no more than a case around it, is taken as it is.
+1. A known decision that the case contains is taken as it is where no case around it costs less, and one of these was
+   searched to the gap that is asked for, or for as long. So the case itself is searched again where it was interrupted
+   or more time is given; its decision is where that search begins, and its bound holds.
 2. Else the former decision is repaired: all operators but those near the changed ones keep their strategies, and the
    small problem that is left is solved by prices; the neighbourhood grows up to the whole problem while time is left.
 3. Where that proves nothing, the whole problem is solved as a first time, from the best decision so far. A bound of a
@@ -14,11 +16,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from formulations.problem.solution import KnownBound, Progress, SolveOptions, SolveResult, Status, relative_gap
+from formulations.problem.solution import KnownBound, Progress, SolveOptions, SolveResult, Status
 from formulations.solvers import DEFAULT_SOLVER, SolverPool, solve
 from formulations.solvers.peaks.minimum_peak import MinimumPeak
 from formulations.solvers.processes.worker import Ending
-from formulations.step.solving.context import NEAR_OPTIMAL, Candidate, FreeDecision, SolveContext
+from formulations.step.solving.context import Candidate, FreeDecision, SolveContext
 from formulations.step.solving.driver import solve_step
 from formulations.step.solving.pinned import Pins, pinned
 from formulations.step.solving.search import LEAST_SECONDS, cheaper
@@ -26,7 +28,7 @@ from formulations.step.solving.solved import SolvedStep, certified
 from formulations.step.solving.step_problem import StepProblem
 from formulations.step.training_step import StepDecision
 from planner.common.infeasibility import refusal
-from planner.explore.known import Case, Knowledge, Solution
+from planner.explore.known import Case, Knowledge, Solution, is_near
 from planner.explore.pins import allowed_by, with_pins_named
 from planner.explore.repair import Repair
 from planner.plan.decision import Pin
@@ -83,7 +85,8 @@ class WarmSolver:
         Parameters
         ----------
         request
-            Its time limit is that of the search; where the case is known, nothing is solved.
+            Its time limit is that of the search. Nothing is solved where the known solution is within the gap, or was
+            searched for at least as long and not interrupted; else the new one is no worse than it.
         pins
             Decisions of the user.
         progress
@@ -91,7 +94,8 @@ class WarmSolver:
         second
             Whether to bound the cost by a second method where none of a case around it is known.
         quick
-            Whether the repair of a known decision is enough where the time left is short for the whole problem.
+            Whether the repair of a known decision is enough where the time left is short for the whole problem, and
+            whether what is known is enough however short its search, unless that was interrupted.
 
         Raises
         ------
@@ -102,15 +106,27 @@ class WarmSolver:
         """
         case = self.case(request, pins)
         known = self.knowledge.of(case)
-        if known is not None:
+        if known is not None and self._is_final(known, request, quick):
             return known
         started = time.perf_counter()
-        solved = self._solved(request, case, progress, quick)
+        solved, searched = self._solved(request, case, progress, quick)
+        if known is not None:
+            searched = max(searched, known.searched_seconds)
+            if solved.result.objective is None or known.executed.cost < solved.result.objective:
+                result = certified(solved.result, solved.result.known_bound, known.executed.cost)
+                solved = replace(solved, decision=known.decision, result=result)
         spent = {"solve": time.perf_counter() - started}
-        return self.certified(request, case, solved, spent, second and not self.knowledge.around(case))
+        is_first = all(other.case == case for other in self.knowledge.around(case))
+        return self.certified(request, case, solved, spent, searched, second and is_first)
 
     def certified(
-        self, request: PlanRequest, case: Case, solved: SolvedStep, times: dict[str, float], second: bool = True
+        self,
+        request: PlanRequest,
+        case: Case,
+        solved: SolvedStep,
+        times: dict[str, float],
+        searched_seconds: float,
+        second: bool = True,
     ) -> Solution:
         """The solution of a solved case, with its replayed plan; it is kept."""
         others = [known.second for known in self.knowledge.around(case) if known.second is not None]
@@ -128,7 +144,8 @@ class WarmSolver:
             assert plan.decision.predicted.bound_ns is not None
             bound = KnownBound(plan.decision.predicted.bound_ns, certificate.proof, certificate.solver)
         executed = self.session.execute(solved.decision, case.tensor_bytes)
-        solution = Solution(case, solved.decision, executed, bound, plan, other if other.bound is not None else None)
+        second_bound = other if other.bound is not None else None
+        solution = Solution(case, solved.decision, executed, bound, plan, second_bound, searched_seconds)
         self.knowledge.add(solution)
         return solution
 
@@ -137,7 +154,7 @@ class WarmSolver:
         found = SolveResult(Status.FEASIBLE, None, None, None, None, request.solver, 0.0, 0.0, 0, ())
         result = certified(found, former.bound, better.executed.cost)
         solved = SolvedStep(better.decision, result, lambda: self.problem(request).problem)
-        return self.certified(request, former.case, solved, {})
+        return self.certified(request, former.case, solved, {}, former.searched_seconds)
 
     def problem(self, request: PlanRequest) -> StepProblem:
         """The problem of a request without pins, built once."""
@@ -148,32 +165,42 @@ class WarmSolver:
 
     # ---------------------------------------------------------------- search
 
+    @staticmethod
+    def _is_final(known: Solution, request: PlanRequest, quick: bool) -> bool:
+        """Whether a search for a solution's case as the request asks for would find nothing that is worth its time."""
+        searched = known.searched_seconds
+        return known.is_near(request.gap) or (searched > 0 if quick else searched >= request.time_limit)
+
     def _solved(
         self, request: PlanRequest, case: Case, progress: Callable[[Progress], None] | None, quick: bool
-    ) -> SolvedStep:
-        deadline, self._interrupted = time.monotonic() + request.time_limit, False
+    ) -> tuple[SolvedStep, float]:
+        """What the search for a case finds, and the seconds that count as those of the search."""
+        begun, self._interrupted = time.monotonic(), False
+        deadline = begun + request.time_limit
         whole = self.problem(request)
         left = allowed_by(self.session.space, whole, sorted(case.pins, key=str))
         built = pinned(whole, left)
         bound, around = self.knowledge.bound(case), self.knowledge.around(case)
         best = self._best_known(built, case)
         cheapest = min((known.executed.cost for known in around), default=None)
-        if best is None or cheapest is None or best.executed.cost > cheapest:
+        is_final = any(self._is_final(known, request, quick) for known in around)
+        if best is None or cheapest is None or best.executed.cost > cheapest or not is_final:
             best, bound = self._repaired(request, case, built, left, best, bound, deadline)
             if self._interrupted and best is None:
                 raise KeyboardInterrupt
-            enough = self._interrupted or (
-                quick and best is not None and deadline - time.monotonic() < LEAST_WHOLE_SECONDS
-            )
+            repaired = quick and best is not None and self.knowledge.of(case) is None
+            enough = self._interrupted or (repaired and deadline - time.monotonic() < LEAST_WHOLE_SECONDS)
             if not enough and not self._is_near(best, bound, request.gap):
-                return self._whole(request, case, built, best, bound, deadline, progress)
+                solved = self._whole(request, case, built, best, bound, deadline, progress)
+                return solved, 0.0 if Ending.INTERRUPTED in solved.result.message else request.time_limit
         assert best is not None
         found = SolveResult(
             Status.FEASIBLE, None, best.executed.cost, None, None, request.solver, 0.0, 0.0, 0, (best.executed.peak,)
         )
         if self._interrupted:
             found = replace(found, message=Ending.INTERRUPTED)
-        return SolvedStep(best.decision, certified(found, bound, best.executed.cost), lambda: built.problem)
+        solved = SolvedStep(best.decision, certified(found, bound, best.executed.cost), lambda: built.problem)
+        return solved, 0.0 if self._interrupted else time.monotonic() - begun
 
     def _whole(
         self,
@@ -267,8 +294,7 @@ class WarmSolver:
 
     @staticmethod
     def _is_near(best: Candidate | None, bound: KnownBound | None, gap: float) -> bool:
-        reached = None if best is None or bound is None else relative_gap(best.executed.cost, bound.value)
-        return reached is not None and reached <= max(gap, NEAR_OPTIMAL)
+        return best is not None and is_near(best.executed.cost, bound, gap)
 
 
 def _higher(first: KnownBound | None, second: KnownBound | None) -> KnownBound | None:

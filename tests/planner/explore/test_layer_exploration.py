@@ -24,6 +24,7 @@ from planner.layers import planning as layer_planning
 from planner.layers.plan.check import check_layer_plan
 from planner.layers.plan.document import load_layer_plan
 from planner.layers.planning import LAYER_FORMULATIONS
+from planner.plan.notes import INTERRUPTED
 from planner.session import PlanRequest
 
 BLOCK = "transformer.h.1"
@@ -174,6 +175,50 @@ def test_what_a_search_over_layers_does_not_use_is_refused(option) -> None:
     (name,) = option
     with pytest.raises(PlanError, match=f"{name} .*: h3t plans layers by a search of its own; leave it out"):
         api.plan(step_reference("gpt2"), cluster=small_cluster(), mesh=(4,), formulation="h3t", **option)
+
+
+def test_a_search_over_layers_that_ctrl_c_cut_short_goes_on() -> None:
+    seen: list[object] = []
+
+    def interrupt(progress: object) -> None:
+        seen.append(progress)
+        if len(seen) == 1:
+            signal.raise_signal(signal.SIGINT)
+
+    here = api.explore(
+        step_reference("gpt2"),
+        cluster=small_cluster(),
+        mesh=(4,),
+        formulation="galvatron",
+        request=PlanRequest(formulation="galvatron", time_limit=5.0),
+        progress=interrupt,
+    )
+    short = here.plan
+    assert INTERRUPTED in short.record.notes
+    assert here.plan is short, "it is the present plan until another one is asked for"
+    begun = len(seen)
+    change = here.improve(5.0)
+    assert change.before is short
+    assert len(seen) > begun
+    assert INTERRUPTED not in change.after.record.notes
+    assert change.after.objective_seconds <= short.objective_seconds
+    assert change.after.bound_seconds >= short.bound_seconds
+    begun = len(seen)
+    assert here.unpin().after is here.improve(4.0).after is change.after
+    assert len(seen) == begun
+
+
+def test_a_worse_plan_of_layers_leaves_the_known_one_with_the_higher_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    here = api.explore(step_reference("gpt2"), cluster=small_cluster(), mesh=(4,), formulation="galvatron")
+    known = here.plan
+    seconds, bound = known.objective_seconds, known.bound_seconds
+    loose = known.record.model_copy(update={"bound_seconds": bound / 2, "gap": 0.5, "status": "feasible"})
+    here._plans[here._present] = known.model_copy(update={"record": loose})
+    worse = known.record.model_copy(update={"objective_seconds": 2 * seconds, "status": "feasible"})
+    monkeypatch.setattr(here, "_solve", lambda *_: known.model_copy(update={"record": worse}))
+    found = here.improve(100.0).after
+    assert (found.objective_seconds, found.bound_seconds) == (seconds, bound)
+    assert found.gap == pytest.approx((seconds - bound) / seconds)
 
 
 def test_ctrl_c_in_a_search_over_layers_ends_the_search_for_a_batch() -> None:

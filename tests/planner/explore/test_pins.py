@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from functools import cache
 
 import numpy as np
 import pytest
 from support.steps.planned_steps import step_reference
 
+from formulations.solvers.processes.worker import Ending
 from formulations.step.solving.pinned import Allowed, Holding, holding_of, pinned
 from planner import api
 from planner.explore.errors import ExploreError
 from planner.explore.exploration import Exploration
+from planner.explore.pinning import PinChange
 from planner.explore.pins import allowed_by, pin_of
 from planner.explore.targets import node_name, nodes_of
+from planner.explore.warm import WarmSolver
 from planner.models.references import ModelReference
 from planner.plan.decision import Pin
 from planner.plan.document import PlanError, schedule_of, verify_plan
+from planner.plan.notes import INTERRUPTED
 from planner.schedule.instructions import Compute
 from planner.session import PlanningSession, PlanRequest
 
@@ -153,6 +158,77 @@ def test_pins_hold_together():
     assert left.after.objective_seconds <= second.after.objective_seconds
     with pytest.raises(ExploreError, match=r"'transformer.h.0' is not pinned; pinned are: 'transformer.h.1.mlp'"):
         here.unpin("transformer.h.0")
+
+
+def test_more_time_searches_on_from_a_plan_that_is_known():
+    seen = []
+    limit = int(exploration().plan.peak_bytes * 0.7) + session().costs.device.reserve_bytes
+    request = PlanRequest(memory=limit, time_limit=1.0, solver="lagrangian", workers=1)
+    with Exploration(session(), request, progress=seen.append) as here:
+        first = here.pin(MODULE["gpt2"], "recompute").after
+        assert first.gap > 1e-3, "what follows is of a plan whose search may go on"
+        begun = len(seen)
+        longer = here.pin(MODULE["gpt2"], "recompute", time_limit=3.0)
+        assert len(seen) > begun
+        assert longer.before is first
+        assert longer.after.objective_seconds <= first.objective_seconds
+        assert longer.after.bound_seconds >= first.bound_seconds
+        assert longer.title().startswith("the same pins: ")
+        assert (longer.least_seconds, longer.most_seconds) == (0.0, 0.0), "of one optimum"
+        begun = len(seen)
+        for again in (here.pin(MODULE["gpt2"], "recompute"), here.improve(3.0), here.improve(2.0)):
+            assert again.after is longer.after
+            assert again.elapsed_seconds < 0.1
+        assert len(seen) == begun
+        assert here.plan is longer.after
+
+
+def test_what_ctrl_c_cut_short_is_searched_again(monkeypatch):
+    seen, search = [], WarmSolver._whole
+
+    def interrupted(self, *args):
+        found = search(self, *args)
+        return replace(found, result=replace(found.result, message=Ending.INTERRUPTED))
+
+    limit = int(exploration().plan.peak_bytes * 0.7) + session().costs.device.reserve_bytes
+    request = PlanRequest(memory=limit, time_limit=1.0, solver="lagrangian", workers=1)
+    with Exploration(session(), request, progress=seen.append) as here:
+        monkeypatch.setattr(WarmSolver, "_whole", interrupted)
+        short = here.plan
+        monkeypatch.setattr(WarmSolver, "_whole", search)
+        assert INTERRUPTED in short.record.notes
+        assert here.plan is short, "it is the present plan until another one is asked for"
+        begun = len(seen)
+        whole = here.improve(1.0)
+        assert len(seen) > begun, "although it had as much time before"
+        assert INTERRUPTED not in whole.after.record.notes
+        assert whole.before is short
+        assert whole.after.objective_seconds <= short.objective_seconds
+        assert whole.after.bound_seconds >= (short.bound_seconds or 0.0)
+        assert accepted(whole.after)
+        assert here.improve(1.0).after is whole.after
+
+
+def test_pins_that_were_only_added_or_only_taken_back_are_proven_to_change_the_optimum_in_one_direction():
+    here = exploration("gpt2", 0.9)
+    plan, options = here.plan, here.plan.decision.predicted
+    loose = plan.model_copy(
+        update={
+            "decision": plan.decision.model_copy(
+                update={"predicted": options.model_copy(update={"bound_ns": options.objective_ns // 2})}
+            )
+        }
+    )
+    one, other = (Pin(target=name, decision="keep") for name in ("a", "b"))
+    added = PinChange((one,), (one,), loose, loose, 0.0, 1.0)
+    taken = PinChange((one,), (), loose, loose, 0.0, 1.0)
+    both = PinChange((one, other), (other,), loose, loose, 0.0, 1.0)
+    half = loose.objective_seconds - loose.bound_seconds
+    assert half > 0
+    assert (added.least_seconds, added.most_seconds) == (0.0, half)
+    assert (taken.least_seconds, taken.most_seconds) == (-half, 0.0)
+    assert (both.least_seconds, both.most_seconds) == (-half, half)
+    assert "from +0 " in added.notes()[0]
 
 
 @pytest.mark.parametrize(

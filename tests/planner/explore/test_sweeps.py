@@ -18,6 +18,7 @@ from planner.explore import sweeping
 from planner.explore.errors import ExploreError
 from planner.explore.grid import Grid
 from planner.explore.sweeping import Sweep, run_sweep
+from planner.explore.warm import WarmSolver
 from planner.machine.cluster import load_cluster
 from planner.models.references import ModelReference
 from planner.plan.document import load_plan
@@ -173,6 +174,46 @@ def test_a_digest_depends_on_all_that_a_row_depends_on(tmp_path):
     before = of_file.digest()
     file.write_text(json.dumps(json.loads(file.read_text()) | {"n_embd": 64}))
     assert of_file.digest() != before
+
+
+def test_a_digest_depends_on_the_files_of_a_solver_that_is_not_built_in(tmp_path, monkeypatch):
+    (cell,) = grid(meshes=[(2,)], memories=[None], formulations=["sharding"])
+    monkeypatch.syspath_prepend(str(tmp_path))
+    files = {"exe:{}": tmp_path / "executable", "own_solver_of_sweeps:solve": tmp_path / "own_solver_of_sweeps.py"}
+    for name, file in files.items():
+        digests = set()
+        for content in ("first", "second"):
+            file.write_text(f"# {content}\n")
+            file.chmod(0o755)
+            for solver in (name.format(file), f"large_neighbourhood:{name.format(file)}"):
+                digests.add(replace(cell, request=replace(cell.request, solver=solver)).digest())
+        assert len(digests) == 4
+    elsewhere = replace(cell, request=replace(cell.request, solver="exe:absent-solver"))
+    assert elsewhere.digest() != cell.digest()
+
+
+def test_a_sweep_that_asks_for_more_is_searched_in_the_worker_that_planned_the_one_before(tmp_path, monkeypatch):
+    seen, true_whole = [], WarmSolver._whole
+    free = api.plan(step_reference("gpt2"), cluster=CLUSTER, mesh=(2,), formulation="sharding", solver="lagrangian")
+    memory = int(0.7 * free.peak_bytes) + load_cluster(CLUSTER).device.reserve_bytes
+
+    def counted(self, request, *rest):
+        seen.append((request.time_limit, request.gap, request.seed, len(self.knowledge.solutions)))
+        return true_whole(self, request, *rest)
+
+    monkeypatch.setattr(WarmSolver, "_whole", counted)
+    first = replace(SHORT, time_limit=1.0, gap=0.5, workers=1)
+    asked = [first, replace(first, time_limit=2.0), replace(first, gap=0.0), replace(first, seed=1)]
+    rows = []
+    with ThreadPoolExecutor(1) as executor:
+        for request in (*asked, first):
+            cells = grid(
+                reference=step_reference("gpt2"), memories=[memory], formulations=["kiwi_chain"], request=request
+            )
+            rows += run_sweep("gpt2", list(cells), executor, tmp_path).sweep_rows
+    assert seen == [(request.time_limit, request.gap, request.seed, 0) for request in asked]
+    assert rows[2].gap < rows[0].gap
+    assert rows[4] == rows[0]
 
 
 @pytest.mark.slow
