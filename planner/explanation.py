@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 from html import escape
+from typing import TYPE_CHECKING
 
 from formulations.problem.solution import Progress
 from formulations.solvers import DEFAULT_SOLVER, SOLVERS
@@ -21,6 +22,9 @@ from planner.replay.checker import ReplayReport
 from planner.replay.clocks import bucketed_quanta
 from planner.schedule.instructions import Compute, Offload, Reshard, Schedule
 from planner.session import PlanningSession, PlanRequest
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 GIB = 2**30
 TOP = 10
@@ -41,10 +45,20 @@ class Explanation:
 
     sections: tuple[Section, ...]
 
+    def __repr__(self) -> str:
+        return f"<explanation: {', '.join(section.title for section in self.sections)}>"
+
     def __str__(self) -> str:
         return "\n\n".join(
             "\n".join([section.title, *(f"  {line}" for line in section.lines)]) for section in self.sections
         )
+
+    def to_pandas(self) -> pd.DataFrame:
+        """A row per line, with its section; needs pandas, which the extra ``notebooks`` installs."""
+        import pandas as pd
+
+        rows = [(section.title, line) for section in self.sections for line in section.lines]
+        return pd.DataFrame(rows, columns=["section", "line"])
 
     def _repr_html_(self) -> str:
         return "".join(

@@ -8,8 +8,9 @@ that operator itself reads and writes.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from html import escape
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -17,6 +18,9 @@ from formulations.problem.strategy_problem import IntArray
 from planner.graph.operator_graph import OperatorGraph, OutputRole, ValueRole
 from planner.graph.optimizers import OptimizerSpec
 from planner.graph.view_chains import view_chains
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +46,12 @@ class FitsReport:
     state_bytes: int
     ranks: int
     limit: int | None
+
+    def to_pandas(self) -> pd.DataFrame:
+        """The rows as a data frame; needs pandas, which the extra ``notebooks`` installs."""
+        import pandas as pd
+
+        return pd.DataFrame(map(asdict, self.rows))
 
     def _repr_html_(self) -> str:
         body = "".join(

@@ -69,6 +69,11 @@ class BenchResult:
     rows: tuple[BenchRow, ...]
     interrupted: bool = False
 
+    def __repr__(self) -> str:
+        instances, solvers = ({getattr(row, name) for row in self.rows} for name in ("instance", "solver"))
+        ended = ", interrupted" if self.interrupted else ""
+        return f"<benchmark of {len(instances)} instances by {len(solvers)} solvers: {len(self.rows)} rows{ended}>"
+
     @classmethod
     def load(cls, path: str | Path) -> BenchResult:
         """Read the rows that :meth:`save` or ``meshwright bench --json`` wrote.

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from formulations.problem.solution import KnownBound, SolveResult, relative_gap
 from formulations.step.solving.context import NEAR_OPTIMAL, Executed
 from formulations.step.training_step import StepDecision
+from planner.common.units import format_bytes
 from planner.plan.decision import Pin
 from planner.plan.document import Plan
 from planner.session.request import PlanRequest
@@ -74,6 +75,11 @@ class Solution:
     plan: Plan
     second: SolveResult | None = None
     searched_seconds: float = 0.0
+
+    def __repr__(self) -> str:
+        return (
+            f"<solution within {format_bytes(self.case.tensor_bytes)} under {len(self.case.pins)} pins: {self.plan!r}>"
+        )
 
     def is_near(self, gap: float) -> bool:
         """Whether its cost is proven to be within a gap, or so near the optimum that searches end there."""

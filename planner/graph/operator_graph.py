@@ -209,6 +209,9 @@ class OperatorGraph:
     outputs: tuple[GraphOutput, ...]
     notes: tuple[str, ...] = field(default=())
 
+    def __repr__(self) -> str:
+        return f"<graph of {len(self.operators)} operators on {len(self.values)} values>"
+
     @property
     def parameters(self) -> tuple[Value, ...]:
         """Parameters in the order of the inputs; a tied parameter occurs once."""

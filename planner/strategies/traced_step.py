@@ -51,6 +51,9 @@ class TracedStep:
     seconds: float
     constants: Mapping[str, Tensor]
 
+    def __repr__(self) -> str:
+        return f"<traced step {self.fingerprint[:12]}: {self.graph!r}>"
+
 
 def trace_step(
     module: nn.Module,

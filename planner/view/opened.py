@@ -46,6 +46,9 @@ class OpenedPlan:
     report: ReplayReport
     time: StepTime
 
+    def __repr__(self) -> str:
+        return f"<{self.name}: {self.plan!r}>"
+
     @property
     def graph(self) -> OperatorGraph:
         """The traced step."""
