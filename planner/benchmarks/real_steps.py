@@ -18,6 +18,7 @@ from formulations.problem.checker import check
 from formulations.problem.files import write_text_atomically
 from formulations.problem.solution import Progress, SolveOptions, Status, relative_gap
 from formulations.problem.strategy_problem import StrategyProblem
+from formulations.problem.time_limit import noticing_interrupts
 from formulations.solvers import SolverPool, solve
 from formulations.solvers.reference.pyomo_mirror import export_model
 from formulations.step.sharding import within
@@ -129,7 +130,8 @@ def export_steps(
 
     The folder gets ``problems/NAME.json.gz``, ``known.json``, ``best_known.json`` for ``meshwright bench contest
     --best``, and ``README.md`` with the table. Each is written after every instance, and what ``known.json`` has of an
-    unchanged file is kept where a solve finds nothing better; so an interrupted export goes on.
+    unchanged file is kept where a solve finds nothing better; so an interrupted export goes on. At Ctrl-C the solve
+    ends with what it has, which is kept too, and no other begins.
 
     Parameters
     ----------
@@ -148,6 +150,8 @@ def export_steps(
     ------
     SuiteError
         A name is the beginning of none, or ``known.json`` is damaged.
+    KeyboardInterrupt
+        After Ctrl-C; the files are there.
     """
     check_names("export", "format", formats, FORMATS)
     chosen = [step for step in STEPS if names is None or any(step.name.startswith(name) for name in names)]
@@ -155,8 +159,8 @@ def export_steps(
         if not any(step.name.startswith(name) for step in STEPS):
             raise SuiteError(f"export: no instance begins with {name!r}; models are {', '.join(MODELS)}")
     known, published = load_known(folder / "known.json"), load_known(PUBLISHED)
-    with SolverPool() as pool:
-        for step, problem in _problems(chosen, pool, begins):
+    with SolverPool() as pool, noticing_interrupts() as noticed:
+        for step, problem in _problems(chosen, pool, begins, progress):
             begins(f"{step.name}: writing")
             form = contest_form(replace(problem, name=step.name))
             facts = _written(folder / "problems" / step.name, form, problem, formats)
@@ -168,6 +172,8 @@ def export_steps(
                 facts = _solved(problem, form, facts, seconds, pool, progress)
             known[step.name] = facts
             _keep(folder, known)
+            if noticed.is_set():  # the solve itself returns its best without an error
+                raise KeyboardInterrupt
     return known
 
 
@@ -202,7 +208,10 @@ def known_table(known: dict[str, Known]) -> str:
 
 
 def _problems(
-    steps: Sequence[RealStep], pool: SolverPool, begins: Callable[[str], None]
+    steps: Sequence[RealStep],
+    pool: SolverPool,
+    begins: Callable[[str], None],
+    progress: Callable[[Progress], None] | None,
 ) -> Iterator[tuple[RealStep, StrategyProblem]]:
     """Yield the problem of every step, tracing each model and mesh once."""
     session, of, peak = None, None, 0
@@ -210,21 +219,27 @@ def _problems(
         if session is None or of != (step.model, step.mesh):
             begins(f"{step.name}: tracing")
             session, of = PlanningSession(MODELS[step.model], CLUSTER, step.mesh), (step.model, step.mesh)
-            peak = free_peak(session, pool)
+            begins(f"{step.name}: looking for the peak of the best layouts")
+            peak = free_peak(session, pool, progress)
         yield step, limited_problem(session, step.formulation, peak * step.share // 100)
 
 
-def free_peak(session: PlanningSession, pool: SolverPool) -> int:
+def free_peak(session: PlanningSession, pool: SolverPool, progress: Callable[[Progress], None] | None = None) -> int:
     """Peak in bytes of the best layouts without a limit: the same on every machine.
 
     Raises
     ------
     SuiteError
         They were not found in ten minutes.
+    KeyboardInterrupt
+        After Ctrl-C.
     """
     problem = within(session.problem(PlanRequest(formulation="sharding"), pool).problem, None)
     for solver in ("tree_dp", SOLVER):  # graphs that are too wide for dynamic programming are left to the engine
-        free = solve(problem, solver, SolveOptions(time_limit=_FREE_SECONDS, workers=1), pool=pool)
+        with noticing_interrupts() as noticed:
+            free = solve(problem, solver, SolveOptions(time_limit=_FREE_SECONDS, workers=1), progress, pool)
+        if noticed.is_set():
+            raise KeyboardInterrupt
         if free.status is Status.OPTIMAL:
             return free.peak_usage[0]
     raise SuiteError(f"export: the best layouts of {session.reference.source} were not found ({free.message})")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -11,13 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from formulations.problem.files import write_text_atomically
+from formulations.problem.time_limit import noticing_interrupts
 from planner.models.families import FamilyRow, families_table, family_rows
 
 
 def kept_rows(
     names: Sequence[str], page: Path | None, begins: Callable[[str], None], known: Callable[[str], None]
-) -> list[FamilyRow]:
-    """Rows of families; with a page, it and the rows beside it are written after each.
+) -> Iterator[FamilyRow]:
+    """Yield rows of families; with a page, it and the rows beside it are written after each that is made.
 
     Parameters
     ----------
@@ -30,6 +31,11 @@ def kept_rows(
         Called with each family that begins.
     known
         Called with a text where rows are taken from the file.
+
+    Raises
+    ------
+    KeyboardInterrupt
+        After Ctrl-C; the family whose search it ended has no row.
     """
     file = None if page is None else page.with_suffix(".json")
     found = {} if file is None else {name: row for name, row in _read(file).items() if name in names}
@@ -37,13 +43,16 @@ def kept_rows(
         known(f"{len(found)} of {len(names)} families are known from {file}")
     for name in names:
         if name not in found:
-            found |= {row.family: row for row in family_rows([name], begins)}
+            with noticing_interrupts() as noticed:  # a search that it ends returns its best without an error
+                made = {row.family: row for row in family_rows([name], begins)}
+            if noticed.is_set():
+                raise KeyboardInterrupt
+            found |= made
             if page is not None and file is not None:
                 _write(page, file, [found[each] for each in names if each in found])
-    rows = [found[name] for name in names]
+        yield found[name]
     if page is not None and file is not None:
-        _write(page, file, rows)
-    return rows
+        _write(page, file, [found[name] for name in names])
 
 
 def page_of(rows: Sequence[FamilyRow]) -> str:

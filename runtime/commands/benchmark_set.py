@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from runtime.commands.bench import INTERRUPTED
 from runtime.commands.options import JsonFile
 from runtime.commands.tables.progress import progress_line
 from runtime.commands.values import OptionError, listed, readable_file, stem_of, write_json
@@ -39,7 +40,7 @@ def benchmark_set(
         float, typer.Option(min=0.0, help="Seconds to look for better costs and bounds of each; 0 solves nothing.")
     ] = 60.0,
     json_file: JsonFile = None,
-) -> None:
+) -> int:
     """Write the public benchmark set: problems of real models with the best costs and bounds known.
 
     With PROBLEM only those files are written, in another format. The set is README.md with a table, the folder
@@ -55,20 +56,28 @@ def benchmark_set(
         readable_file(path, "PROBLEM")
     if paths:
         write_json(json_file, {"out": str(out), "files": [str(path) for path in _convert(paths, out, chosen)]})
-        return
+        return 0
 
-    from planner.benchmarks.real_steps import export_steps, known_table
+    from planner.benchmarks.real_steps import export_steps, known_table, load_known
 
+    names, interrupted = None if only is None else listed(only, "--only"), False
     with progress_line("export") as line:
 
         def begins(what: str) -> None:
             line.begin(what)
             typer.echo(what, err=True)
 
-        known = export_steps(out, None if only is None else listed(only, "--only"), time_limit, chosen, begins, line)
+        try:
+            known = export_steps(out, names, time_limit, chosen, begins, line)
+        except KeyboardInterrupt:
+            known, interrupted = load_known(out / "known.json"), True
     typer.echo(known_table(known))
-    typer.echo(f"wrote {out}")
+    if known:
+        typer.echo(f"wrote {out}")
     write_json(json_file, {"out": str(out), "instances": {name: asdict(facts) for name, facts in known.items()}})
+    if interrupted:
+        typer.echo(f"meshwright: interrupted; {len(known)} instances are known, the same command goes on", err=True)
+    return INTERRUPTED if interrupted else 0
 
 
 def _convert(paths: list[Path], out: Path, formats: list[str]) -> list[Path]:

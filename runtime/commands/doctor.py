@@ -17,6 +17,7 @@ from typing import Annotated, Literal
 import typer
 
 from planner.common.units import format_bytes
+from runtime.commands.bench import INTERRUPTED
 from runtime.commands.options import JsonFile
 from runtime.commands.tables.progress import progress_line
 from runtime.commands.values import OptionError, listed, writable_file, write_json
@@ -104,12 +105,21 @@ def _families(names: list[str], json_file: Path | None, out: Path | None) -> int
     if unknown := [name for name in names if name not in known]:
         raise OptionError(f"--only: {unknown[0]!r} is no family; use {', '.join(known)}")
     wanted = names or known
+    rows, interrupted = [], False
     with progress_line("families") as line:
-        rows = kept_rows(wanted, out, lambda family: line.begin(f"planning {family}"), typer.echo)
+        try:
+            for row in kept_rows(wanted, out, lambda family: line.begin(f"planning {family}"), typer.echo):
+                rows.append(row)
+                typer.echo(f"{row.family}: {row.outcome}, {row.operators} operators, {row.seconds:.1f} s", err=True)
+        except KeyboardInterrupt:
+            interrupted = True
     typer.echo(families_table(rows))
-    if out is not None:
+    if out is not None and rows:
         typer.echo(f"wrote {out}")
     write_json(json_file, [asdict(row) for row in rows])
+    if interrupted:
+        typer.echo(f"meshwright: interrupted after {len(rows)} of {len(wanted)} families", err=True)
+        return INTERRUPTED
     return MISSING if any(row.outcome == "defect" for row in rows) else 0
 
 

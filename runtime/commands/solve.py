@@ -53,9 +53,10 @@ def solve(
         result = solve_problem(loaded, solver, options, report)
         result = replace(result, seconds=time.monotonic() - started)
         if result.status in (Status.INFEASIBLE, Status.INFEASIBLE_UNCONFIRMED):
-            report.latest, report.what = None, f"looking for limits that fit {problem.name}"
+            report.begin(f"looking for limits that fit {problem.name}", named=True)
+            report.seconds_per_cost = None  # what is reported is memory
             seconds = min(MOST_EXPLAINING_SECONDS, time_limit)
-            why = explain_infeasible(loaded, SolveOptions(time_limit=seconds, seed=seed))
+            why = explain_infeasible(loaded, SolveOptions(time_limit=seconds, seed=seed), progress=report)
     write_solution(out, result)
     proof = "" if result.proof is None or result.bound is None else f" ({result.proof})"
     claimed = "" if result.claimed is None else f"{result.claimed} claimed by {result.claimed_by}, "

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import replace
 
 from formulations.problem.checker import check
-from formulations.problem.solution import SolveOptions
+from formulations.problem.solution import Progress, SolveOptions
 from formulations.problem.strategy_problem import StrategyProblem
 from formulations.solvers.peaks.limit_problem import peak_problem, peak_range
 from formulations.solvers.peaks.minimum_peak import MinimumPeak, minimum_peak
@@ -19,7 +20,10 @@ _NAMED = 3
 
 
 def explain_infeasible(
-    problem: StrategyProblem, options: SolveOptions | None = None, pool: SolverPool | None = None
+    problem: StrategyProblem,
+    options: SolveOptions | None = None,
+    pool: SolverPool | None = None,
+    progress: Callable[[Progress], None] | None = None,
 ) -> str:
     """Explain why a problem has no feasible assignment, or that it has one as far as each limit goes.
 
@@ -33,6 +37,8 @@ def explain_infeasible(
         The problem that seems infeasible.
     options, pool
         As for :func:`formulations.solvers.solve`.
+    progress
+        Called with what each search for a peak finds; peaks and bounds are amounts of its resource.
 
     Returns
     -------
@@ -52,7 +58,7 @@ def explain_infeasible(
 
     parts = []
     for k, (r, limit) in enumerate(limits.items()):
-        found = minimum_peak(unlimited, r, share(len(limits) - k + (len(limits) > 1)), pool)
+        found = minimum_peak(unlimited, r, share(len(limits) - k + (len(limits) > 1)), pool, progress)
         if found.infeasible:
             return f"{problem.name}: the forbidden combinations exclude every assignment, whatever the limits are"
         if found.choices is not None and check(problem, found.choices).ok:

@@ -11,6 +11,7 @@ that is known.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -19,7 +20,7 @@ from formulations.encodings.linear_model import linear_columns
 from formulations.presolve import lean_presolve
 from formulations.presolve.workspace.tunables import PRESOLVE_SHARE
 from formulations.problem.checker import check, tensors_alive
-from formulations.problem.solution import SolveOptions, SolveResult, Status
+from formulations.problem.solution import Progress, SolveOptions, SolveResult, Status
 from formulations.problem.strategy_problem import ProblemError, StrategyProblem
 from formulations.solvers.peaks.limit_problem import peak_problem, peak_range
 from formulations.solvers.peaks.moments import busiest_moments, moment_problem
@@ -84,6 +85,7 @@ def minimum_peak(
     resource: int = 0,
     options: SolveOptions | None = None,
     pool: SolverPool | None = None,
+    progress: Callable[[Progress], None] | None = None,
 ) -> MinimumPeak:
     """Minimise the peak of one resource; costs do not matter, and the limits of other resources hold.
 
@@ -95,6 +97,8 @@ def minimum_peak(
         Index of the resource.
     options, pool
         As for :func:`formulations.solvers.solve`.
+    progress
+        Called in this thread when the smallest peak or its bound improves; both are amounts of the resource.
 
     Raises
     ------
@@ -106,7 +110,7 @@ def minimum_peak(
         raise ProblemError(f"resource {resource} does not exist; problem {problem.name} has {len(problem.resources)}")
     workers = pool if pool is not None else SolverPool()
     try:
-        search = _PeakSearch(problem, resource, options or SolveOptions(), workers)
+        search = _PeakSearch(problem, resource, options or SolveOptions(), workers, progress)
         return search.run()
     finally:
         if pool is None:
@@ -129,9 +133,17 @@ def _without_costs(problem: StrategyProblem) -> StrategyProblem:
 class _PeakSearch:
     """The best assignment and bound so far."""
 
-    def __init__(self, problem: StrategyProblem, resource: int, options: SolveOptions, workers: SolverPool) -> None:
+    def __init__(
+        self,
+        problem: StrategyProblem,
+        resource: int,
+        options: SolveOptions,
+        workers: SolverPool,
+        progress: Callable[[Progress], None] | None,
+    ) -> None:
         self.problem = without_limit(problem, resource)
         self.resource, self.options, self.workers = resource, options, workers
+        self.progress = progress
         self.solver = "presolve"
         self.started = time.monotonic()
         self.bound, self.high = peak_range(problem, resource)
@@ -154,6 +166,7 @@ class _PeakSearch:
             remaining = share * self.options.time_limit - (time.monotonic() - self.started)
             if remaining > 0 and not (self.infeasible or self.interrupted) and self.peak != self.bound:
                 work(remaining)
+                self._report()
         return self._result()
 
     def _look(self, seconds: float) -> None:
@@ -226,6 +239,7 @@ class _PeakSearch:
                 self._take(alone.lift(result.choices))
             if result.bound is not None:
                 self.bound = max(self.bound, result.bound + alone.offset)
+            self._report()
 
     def _solved(self, problem: StrategyProblem, solver: str, options: SolveOptions) -> SolveResult:
         """Solve a problem; after Ctrl-C nothing else is begun."""
@@ -240,6 +254,11 @@ class _PeakSearch:
         report = check(self.problem, choices)
         if report.ok and (self.peak is None or report.peaks[self.resource].usage < self.peak):
             self.peak, self.choices = report.peaks[self.resource].usage, choices
+            self._report()
+
+    def _report(self) -> None:
+        if self.progress is not None:
+            self.progress(Progress(time.monotonic() - self.started, self.peak, self.bound, self.solver))
 
     def _result(self) -> MinimumPeak:
         when, time_name = None, ""

@@ -12,7 +12,7 @@ from support.problems.random_problems import random_problem, training_step_probl
 from formulations.encodings.flat import flatten
 from formulations.problem.checker import check
 from formulations.problem.compiled import seed_compiled
-from formulations.problem.solution import Claim, SolveOptions, Status
+from formulations.problem.solution import Claim, Progress, SolveOptions, Status
 from formulations.problem.strategy_problem import Factor, Node, ProblemError, Resource, StrategyProblem, UsageTerm
 from formulations.solvers import SolverPool, explain_infeasible, minimum_peak, solve, solve_in_process
 from formulations.solvers.local_search.feasibility import find_feasible
@@ -105,7 +105,9 @@ def test_just_enough_is_feasible(pool: SolverPool) -> None:
 
 
 def test_the_smallest_limit_that_fits(pool: SolverPool) -> None:
-    found = minimum_peak(tight(3), 0, OPTIONS, pool)
+    heard: list[Progress] = []
+    found = minimum_peak(tight(3), 0, OPTIONS, pool, heard.append)
+    assert (heard[-1].incumbent, heard[-1].bound) == (11, 11)
     assert (found.peak, found.bound, found.proved, found.time, found.time_name) == (11, 11, True, 2, "step")
     assert found.alive == ((("weights",), 7), (("activation",), 4))
     with pytest.raises(ProblemError, match="resource 1 does not exist"):

@@ -46,19 +46,19 @@ def test_a_page_is_written_after_each_family_and_gone_on_with(tmp_path: Path, mo
     monkeypatch.setattr(family_page, "family_rows", rows)
     page, said, begun = tmp_path / "families.md", [], []
     with pytest.raises(KeyboardInterrupt):
-        kept_rows("abc", page, begun.append, said.append)
+        list(kept_rows("abc", page, begun.append, said.append))
     assert "| decoder | b | planned | 7 | no rule |" in page.read_text()
     assert "of 2 families\n2 planned, in 2 minutes" in page.read_text()
     made.clear()
-    found = kept_rows("abc", page, begun.append, said.append)
+    found = list(kept_rows("abc", page, begun.append, said.append))
     assert (made, begun) == (["c"], ["a", "b", "c"])
     assert said == [f"2 of 3 families are known from {tmp_path / 'families.json'}"]
     assert [row.family for row in found] == ["a", "b", "c"]
-    kept_rows("abc", page, begun.append, said.append)
+    list(kept_rows("abc", page, begun.append, said.append))
     assert made == ["c", "c"], "a defect is tried again"
     monkeypatch.setattr(family_page, "version", lambda _: "other")
     made.clear()
-    kept_rows("a", page, begun.append, said.append)
+    list(kept_rows("a", page, begun.append, said.append))
     assert made == ["a"], "rows of other versions are made again"
 
 
