@@ -38,7 +38,7 @@ class FitsReport:
     """Result of :func:`fits_report`.
 
     ``state_bytes`` is parameters, optimizer state and module buffers; ``limit`` the usable bytes of one
-    device or None.
+    device or None, beside ``reserve`` bytes.
     """
 
     rows: tuple[FitsRow, ...]
@@ -46,6 +46,7 @@ class FitsReport:
     state_bytes: int
     ranks: int
     limit: int | None
+    reserve: int = 0
 
     def to_pandas(self) -> pd.DataFrame:
         """The rows as a data frame; needs pandas, which the extra ``notebooks`` installs."""
@@ -64,7 +65,9 @@ class FitsReport:
         return f"<table>{head}{body}</table>"
 
 
-def fits_report(graph: OperatorGraph, ranks: int, optimizer: OptimizerSpec, limit: int | None = None) -> FitsReport:
+def fits_report(
+    graph: OperatorGraph, ranks: int, optimizer: OptimizerSpec, limit: int | None = None, reserve: int = 0
+) -> FitsReport:
     """Bracket the memory that one rank needs.
 
     Parameters
@@ -77,6 +80,8 @@ def fits_report(graph: OperatorGraph, ranks: int, optimizer: OptimizerSpec, limi
         State and workspace per trainable parameter.
     limit
         Usable bytes of one device, or None.
+    reserve
+        Bytes of one device beside the limit, for the report.
 
     Returns
     -------
@@ -93,7 +98,7 @@ def fits_report(graph: OperatorGraph, ranks: int, optimizer: OptimizerSpec, limi
         (f"everything divided by {ranks}, all values recomputed", "floor", -(-floor // ranks)),
     ):
         rows.append(FitsRow(name, kind, peak, None if limit is None else peak <= limit))
-    return FitsReport(tuple(rows), parameters, state, ranks, limit)
+    return FitsReport(tuple(rows), parameters, state, ranks, limit, reserve)
 
 
 def _state(graph: OperatorGraph, optimizer: OptimizerSpec) -> tuple[int, int]:

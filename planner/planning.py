@@ -271,9 +271,8 @@ def fits(
 ) -> FitsReport:
     """Bounds on the memory that one rank needs, without solving; parameters as for :func:`plan`."""
     session = PlanningSession(as_reference(reference), cluster, mesh, optimizer)
-    return fits_report(
-        session.graph, prod(mesh), session.optimizer, session.budget(bytes_of(memory, "memory")).tensor_bytes
-    )
+    budget = session.budget(bytes_of(memory, "memory"))
+    return fits_report(session.graph, prod(mesh), session.optimizer, budget.tensor_bytes, budget.reserve_bytes)
 
 
 def as_reference(given: ModelReference | str) -> ModelReference:

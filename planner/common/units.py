@@ -23,6 +23,12 @@ def format_bytes(count: int) -> str:
     return f"{count} B"
 
 
+def format_limit(tensor_bytes: int, reserve_bytes: int) -> str:
+    """The limit on tensors of one device, and the reserve beside them, as ``1.50 GiB for tensors, beside ...``."""
+    beside = f", beside a reserve of {format_bytes(reserve_bytes)}" if reserve_bytes else ""
+    return f"{format_bytes(tensor_bytes)} for tensors{beside}"
+
+
 def axis_unit(largest: float) -> tuple[str, int]:
     """Unit for an axis of bytes up to a largest value, and its bytes: the largest binary unit that the value fills.
 

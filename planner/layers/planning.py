@@ -122,12 +122,13 @@ def plan_layers(
             f"{devices} of the {found.devices} devices of cluster {found.name}: use a number that divides these, "
             f"{', '.join(map(str, divisors(found.devices)))}"
         )
+    budget = MemoryBudget.on(found, memory)
     request = LayerRequest(
         formulation=formulation,
         reference=step,
         cluster=found,
         devices=devices,
-        tensor_bytes=MemoryBudget.on(found, memory).tensor_bytes,
+        tensor_bytes=budget.tensor_bytes,
         optimizer=optimizer_named(optimizer or default_optimizer(step.dtype)),
         as_published=as_published,
         search_batch=search_batch,
@@ -159,7 +160,8 @@ def plan_layers(
     if interrupted:
         notes = (INTERRUPTED, *notes)
     peaks = engine_peaks(made, plan_profiles(made, chain))
-    return made.model_copy(update={"record": record.model_copy(update={"engine_peaks": peaks, "notes": notes})})
+    known = {"engine_peaks": peaks, "notes": notes, "reserve_bytes": budget.reserve_bytes}
+    return made.model_copy(update={"record": record.model_copy(update=known)})
 
 
 def layers_of(reference: ModelReference, cluster: ClusterSpec, formulation: str) -> LayerChain:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import Field, NonNegativeFloat, NonNegativeInt
 
 from formulations.problem.solution import Proof, Status, relative_gap
-from planner.common.units import format_bytes, format_gap, format_seconds
+from planner.common.units import format_bytes, format_gap, format_limit, format_seconds
 from planner.plan.decision import NANOSECONDS, Decision, Fingerprint, Part, ReshardStep
 from planner.plan.rendering import html_table, text_table
 from planner.replay.structure import communicating_steps
@@ -121,7 +121,7 @@ class Plan(Part):
             ("solver", f"{certificate.solver}, {format_seconds(certificate.seconds)}"),
             ("second bound", _second_bound(certificate, predicted.objective_ns, parts)),
             ("peak memory", format_bytes(predicted.peak_bytes)),
-            ("memory limit", "-" if limit is None else _limit(limit, options.reserve_bytes)),
+            ("memory limit", "-" if limit is None else format_limit(limit, options.reserve_bytes)),
             *self._host_rows(),
             ("recomputed operators", str(self.recomputed)),
             ("collectives", str(self.collectives)),
@@ -212,9 +212,3 @@ def _claim_row(certificate: Certificate, micro_batches: int) -> list[tuple[str, 
         return []
     claimed = format_seconds(certificate.claimed_ns * micro_batches / NANOSECONDS)
     return [("claimed bound", f"{claimed} by {certificate.claimed_by}, not proven")]
-
-
-def _limit(tensor_bytes: int, reserve_bytes: int) -> str:
-    """The limit on tensors, and what is beside them on the device."""
-    beside = f", beside a reserve of {format_bytes(reserve_bytes)}" if reserve_bytes else ""
-    return f"{format_bytes(tensor_bytes)} for tensors{beside}"

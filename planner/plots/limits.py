@@ -99,6 +99,7 @@ def seconds_over_layers(curves: Mapping[str, Sequence[tuple[int, float]]], title
         Of the figure.
     """
     from matplotlib import pyplot
+    from matplotlib.ticker import MaxNLocator
 
     figure, axes = pyplot.subplots(figsize=(7.0, 4.0), layout="constrained")
     for number, (name, points) in enumerate(curves.items()):
@@ -106,6 +107,7 @@ def seconds_over_layers(curves: Mapping[str, Sequence[tuple[int, float]]], title
         colour, line = line_style(number)
         axes.plot(layers, seconds, marker=marker(number), color=colour, linestyle=line, label=name)
     axes.set(xlabel="layers (count)", ylabel="time to the result (s)", title=title)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_ylim(bottom=0)
     axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
     pyplot.close(figure)

@@ -100,7 +100,7 @@ def _largest_at_peak(axes: Axes, opened: OpenedPlan) -> None:
         axes.text(
             1.04 * longest, number, f"{name} {placement}, {category_name(category)}", va="center", fontsize="small"
         )
-    axes.set(yticks=range(len(rows)), yticklabels=[format_bytes(nbytes) for nbytes, *_ in rows])
+    axes.set(yticks=range(len(rows)), yticklabels=[format_bytes(nbytes) for nbytes, *_ in rows], ylabel="tensor")
     axes.set_xlim(0, 4 * longest)  # names take three quarters
     axes.set_xticks([tick for tick in axes.get_xticks() if tick <= longest])
     axes.xaxis.set_label_coords(0, -0.22)

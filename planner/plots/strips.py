@@ -52,7 +52,7 @@ def strips_of_plans(plans: Mapping[str, Runs], title: str) -> Figure:
                 first += count
     axes.set_yticks(range(len(plans)), list(plans))
     axes.invert_yaxis()
-    axes.set(xlabel="layer", title=title)
+    axes.set(xlabel="layer", ylabel="plan", title=title)
     axes.margins(x=0.01)
     handles = [Patch(facecolor=c, hatch=h, edgecolor="black", label=kind) for kind, (c, h) in styles.items()]
     figure.legend(handles=handles, loc="outside lower center", ncols=min(5, len(handles)), handleheight=1.6)

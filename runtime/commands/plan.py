@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from planner.common.units import format_bytes, format_gap, format_seconds
+from planner.common.units import format_bytes, format_gap, format_limit, format_seconds
 from runtime.commands.options import (
     DEFAULT_SOLVER,
     FORMULATIONS,
@@ -47,6 +47,7 @@ from runtime.commands.tables.plan import plan_document
 from runtime.commands.tables.progress import ProgressLine, progress_line
 from runtime.commands.values import (
     OptionError,
+    device_memory,
     json_path,
     parse_bytes,
     parse_mesh,
@@ -166,7 +167,7 @@ def print_fits(report: FitsReport) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    limit = "no limit" if report.limit is None else f"{format_bytes(report.limit)} for tensors beyond the reserve"
+    limit = "no limit" if report.limit is None else format_limit(report.limit, report.reserve)
     table = Table(title=f"{report.parameter_count:,} parameters, {report.ranks} ranks, {limit}", title_justify="left")
     for heading in ("one rank holds", "figure", "bytes", ""):
         table.add_column(heading, justify="right" if heading == "bytes" else "left")
@@ -197,6 +198,14 @@ def sweep(
         list[str] | None,
         typer.Option(metavar="4GiB", help="Memory of one device; may be repeated.", show_default="all of the device"),
     ] = None,
+    tensor_memory: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="4GiB",
+            help="In place of --memory: what torch's tensors may hold, beyond the reserve; may be repeated.",
+            show_default=False,
+        ),
+    ] = None,
     host_memory: HostMemory = None,
     batch: Annotated[list[int] | None, typer.Option(help="Sequences in one step; may be repeated.")] = None,
     model_formulation: Annotated[
@@ -221,7 +230,10 @@ def sweep(
 ) -> None:
     """Plan MODEL for all combinations of the values; after Ctrl-C the same command goes on where it ended."""
     meshes = [parse_mesh(text, "--mesh") for text in mesh]
-    limits = [parse_bytes(text, "--memory") for text in memory or ()]
+    if memory and tensor_memory:
+        raise OptionError(f"--tensor-memory: {tensor_memory[0]} beside --memory {memory[0]}; give one of them")
+    limits = [device_memory(text, None, cluster) for text in memory or ()]
+    limits += [device_memory(None, text, cluster) for text in tensor_memory or ()]
     host_limit = None if host_memory is None else parse_bytes(host_memory, "--host-memory")
 
     from planner import api

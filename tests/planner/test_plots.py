@@ -29,6 +29,7 @@ from planner.plots import (
     predicted_and_measured,
     seconds_over_layers,
     streams_over_time,
+    strips_of_plans,
 )
 from planner.view.modules import module_tree
 from planner.view.styles import category_name
@@ -112,6 +113,7 @@ def test_the_largest_tensors_at_the_peak_have_names(kind: str) -> None:
     largest = opened.report.alive_at_peak[: len(below.patches)]
     unit, size = axis_unit(largest[0].nbytes)
     assert f"({unit})" in below.get_xlabel()
+    assert below.get_ylabel() == "tensor"
     assert [bar.get_width() * size for bar in below.patches] == pytest.approx([tensor.nbytes for tensor in largest])
     for tensor, text in zip(largest, below.texts, strict=True):
         assert tensor.name in text.get_text() or " ... " in text.get_text()
@@ -206,6 +208,15 @@ def test_solver_time_is_drawn_over_layers() -> None:
     assert [tuple(point) for point in line.get_xydata()] == [(1, 0.5), (4, 2.0)]
     assert axes.get_ylim()[0] == 0
     assert "(s)" in axes.get_ylabel()
+    (axes,) = seconds_over_layers({"kiwi_chain": [(1, 0.5), (2, 2.0)]}, "encoder").axes
+    assert all(tick == round(tick) for tick in axes.get_xticks())
+
+
+def test_strips_have_a_bar_for_each_run_of_layers() -> None:
+    (axes,) = strips_of_plans({"paper": [[(2, "DP"), (1, "SDP")], [(3, "DP")]], "ours": [[(6, "DP")]]}, "six").axes
+    assert [(bar.get_x(), bar.get_width()) for bar in axes.patches] == [(0, 2), (2, 1), (3, 3), (0, 6)]
+    assert (axes.get_xlabel(), axes.get_ylabel()) == ("layer", "plan")
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["paper", "ours"]
 
 
 def test_the_band_of_a_pareto_curve_lies_between_the_bounds_and_the_plans() -> None:

@@ -205,6 +205,8 @@ class LayerRecord(_Part):
         The same with the other memory of torch's own engine; empty in plans made before this was predicted.
     tensor_bytes
         Limit of torch's tensors on one device, in bytes.
+    reserve_bytes
+        Bytes of the device beside that; 0 in plans made before it was written.
     notes
         Omissions and assumptions of the layers' profiles.
     choices
@@ -228,6 +230,7 @@ class LayerRecord(_Part):
     stage_peak_bytes: tuple[NonNegativeInt, ...]
     engine_peaks: tuple[EnginePeak, ...] = ()
     tensor_bytes: NonNegativeInt
+    reserve_bytes: NonNegativeInt = 0
     notes: tuple[str, ...] = ()
     choices: dict[str, str] = {}
     slips: tuple[str, ...] = ()

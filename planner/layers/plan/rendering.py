@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import groupby
 from typing import TYPE_CHECKING
 
-from planner.common.units import format_bytes, format_gap, format_seconds
+from planner.common.units import format_bytes, format_gap, format_limit, format_seconds
 
 if TYPE_CHECKING:
     from planner.layers.plan.document import LayerPlan, LayerSettings, StagePlan
@@ -25,7 +25,7 @@ def layer_plan_text(plan: LayerPlan) -> str:
             f"{record.formulation} ({kind}, {record.solver}): {record.status}, "
             f"step {format_seconds(record.objective_seconds)}, {bound}, gap {format_gap(record.gap)}, "
             f"found in {format_seconds(record.seconds)}",
-            f"memory for tensors {format_bytes(record.tensor_bytes)}, predicted peaks by stage "
+            f"memory {format_limit(record.tensor_bytes, record.reserve_bytes)}; predicted peaks by stage "
             + ", ".join(map(format_bytes, record.stage_peak_bytes)),
         ]
         if record.choices:

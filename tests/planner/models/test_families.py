@@ -88,3 +88,9 @@ def test_models_of_sounds_have_their_inputs(tmp_path: Path, content: dict, shape
     path.write_text(json.dumps(content | {"num_hidden_layers": 1, "encoder_layers": 1, "decoder_layers": 1}))
     step = load_step(ModelReference(f"hf:{path}", batch=2, sequence=8, dropout=0.0), device="meta")
     assert {name: tuple(tensor.shape) for name, tensor in step.example_kwargs.items()} == shapes
+
+
+def test_the_page_lists_exactly_the_families() -> None:
+    page = Path(families.__file__).with_name("RESULTS.md").read_text(encoding="utf-8")
+    listed = [tuple(cell.strip() for cell in line.split("|")[1:3]) for line in page.splitlines() if line[:2] == "| "]
+    assert listed[1:] == [(kind, family) for kind, of_kind in FAMILIES.items() for family in of_kind]

@@ -242,6 +242,7 @@ def test_fits_prints_what_fits(meshwright) -> None:
 
 def test_a_limit_on_tensors_is_beside_the_reserve(meshwright) -> None:
     with_reserve = meshwright("fits", *TINY, "--mesh", "2", "--memory", "2100MiB").out
+    assert "52.00 MiB for tensors, beside a reserve of 2.00 GiB" in " ".join(with_reserve.split())
     assert meshwright("fits", *TINY, "--mesh", "2", "--tensor-memory", "52MiB").out == with_reserve
     both = meshwright("fits", *TINY, "--mesh", "2", "--memory", "4GiB", "--tensor-memory", "2GiB")
     refused(both, "--tensor-memory", "2GiB", "--memory 4GiB")

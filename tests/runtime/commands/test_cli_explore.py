@@ -110,6 +110,7 @@ def test_layers_are_explored_too(meshwright, tmp_path: Path) -> None:
     outcome = meshwright("whatif", *layers, "--bandwidth", "2", "--out", path, "--json", "-")
     assert outcome.code == 0, outcome.err
     plan = load_layer_plan(path)
+    assert "GiB for tensors, beside a reserve of 2.00 GiB; predicted peaks" in plan.summary()
     assert json.loads(outcome.out)["plan"]["objective_seconds"] == plan.objective_seconds
 
 

@@ -48,8 +48,8 @@ def test_a_sweep_is_written_and_goes_on(meshwright, tmp_path) -> None:
 def test_options_of_a_plan_reach_every_plan(meshwright, tmp_path, monkeypatch) -> None:
     asked = {}
 
-    def sweep(reference, *, request, **_) -> Sweep:
-        asked[reference.source] = request
+    def sweep(reference, *, request, memories, **_) -> Sweep:
+        asked[reference.source] = request, memories
         return Sweep(reference.source, ())
 
     monkeypatch.setattr("planner.api.sweep", sweep)
@@ -64,10 +64,14 @@ def test_options_of_a_plan_reach_every_plan(meshwright, tmp_path, monkeypatch) -
         "--out",
         str(tmp_path / "s.json"),
     ]
+    options += ["--tensor-memory", "1GiB", "--tensor-memory", "3GiB"]
     outcome = meshwright("sweep", "hf:gpt2", *SMALL, "--mesh", "2", *options)
     assert outcome.code == 0, outcome.err
     assert asked == {
-        "hf:gpt2": PlanRequest(time_limit=10.0, workers=1, host_memory=2**30, gap=0.1, overlap=True),
+        "hf:gpt2": (
+            PlanRequest(time_limit=10.0, workers=1, host_memory=2**30, gap=0.1, overlap=True),
+            [3 * 2**30, 5 * 2**30],  # the preset reserves 2 GiB
+        ),
     }
     text = " ".join(meshwright("sweep", "--help").out.replace("│", " ").split())
     assert "As for plan" not in text
@@ -83,6 +87,8 @@ def test_bad_values_are_named(meshwright, tmp_path) -> None:
 
     assert "--mesh: '0' is no mesh" in refused("--mesh", "2", "--mesh", "0")
     assert "--memory: 'much' is no size" in refused("--mesh", "2", "--memory", "much")
+    both = refused("--mesh", "2", "--memory", "4GiB", "--tensor-memory", "2GiB")
+    assert "--tensor-memory: 2GiB beside --memory 4GiB; give one of them" in both
     layers = ["--mesh", "2", "--model-formulation", "osdp"]
     for option in (
         ["--solver", "highs"],
