@@ -151,7 +151,8 @@ pd.Series(recomputed, name="executions", dtype="int64").rename_axis("operator").
 # %% [markdown]
 # ## Run it
 #
-# Two processes train three steps on bytes of this notebook, and one process does the same without a plan.
+# Two processes train three steps on bytes of this notebook, and one process does the same without a plan. The measured
+# time of a step differs from run to run.
 
 # %%
 report = run_plan(tight, steps=3, check=True, data=Path("01_first_plan.py"), device="cpu")

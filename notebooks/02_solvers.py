@@ -36,7 +36,7 @@ SECONDS = float(os.environ.get("MESHWRIGHT_NOTEBOOK_SECONDS", "5"))
 # %% [markdown]
 # ## Problems
 #
-# Thirteen families are hard in a way of their own each. The same seed gives the same problem.
+# Each family is hard in a way of its own. The same seed gives the same problem.
 
 # %%
 pd.DataFrame({"family": FAMILIES, "what is hard": [family.description for family in FAMILIES.values()]})
@@ -63,7 +63,8 @@ pd.DataFrame(
 # ## A benchmark
 #
 # Every row has status, objective, bound, gap and time, and every objective has been recomputed from the problem in
-# exact integers. `seconds / best` compares with the fastest solver that reached the best objective.
+# exact integers. `seconds / best` compares with the fastest solver that reached the best objective. Seconds, and what
+# is found in the time limit, differ from run to run.
 
 # %%
 wanted = ("hubs", "isolated", "cliques")

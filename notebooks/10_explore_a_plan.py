@@ -19,7 +19,8 @@
 # A plan answers one question: what is fastest within this memory? The questions that follow are asked of an
 # exploration. It traces the step once and keeps what it has proven, so that an answer takes a second or a few: what if
 # this decision were another, what do the next bytes buy, which mesh, which batch? Every answer is a plan that the
-# checker has replayed, with a proven bound.
+# checker has replayed, with a proven bound. Times of searches, and gaps where a time limit ends one, differ from run to
+# run.
 
 # %%
 import os

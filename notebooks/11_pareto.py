@@ -18,7 +18,8 @@
 #
 # How fast can a step be within so much memory, and what does it take to get there? A sweep plans one step for all
 # combinations of limits, formulations and meshes. Each row is a checked plan with a proven bound, kept on disk as soon
-# as it is there: a sweep that was interrupted goes on, and one with more values plans only what is new.
+# as it is there: a sweep that was interrupted goes on, and one with more values plans only what is new. Times of
+# searches, and gaps where a time limit ends one, differ from run to run.
 
 # %%
 import os
