@@ -10,7 +10,7 @@ import pytest
 from support.steps.planned_steps import step_reference
 
 from formulations.instances.contest import read_contest_problem
-from formulations.instances.contest_form import contest_form
+from formulations.instances.contest_form import contest_form, write_contest_problem
 from formulations.problem.checker import check
 from formulations.problem.solution import SolveOptions, Status
 from formulations.solvers import SolverPool, solve
@@ -94,3 +94,32 @@ def test_all_of_the_public_set_is_known() -> None:
         assert 0 <= facts.best - facts.bound <= 0.002 * facts.best
         assert facts.proof == "exact"
     assert known_table(known) in PUBLISHED.with_name("RESULTS.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.slow
+def test_assignments_of_a_published_model_go_through_its_files_and_back(pool: SolverPool, tmp_path: Path) -> None:
+    """GPT-2 on four ranks, as published: what is found in seconds is the same plan by the file and by the step."""
+    known = load_known(PUBLISHED)
+    session = PlanningSession(real_steps.MODELS["gpt2"], real_steps.CLUSTER, (2, 2))
+    steps = [step for step in real_steps.STEPS if (step.model, step.mesh) == ("gpt2", (2, 2))]
+    assert [step.formulation for step in steps] == list(real_steps.FORMULATIONS)
+    for step in steps:
+        limit = known[step.name].limit + session.cluster.device.reserve_bytes
+        built = session.problem(PlanRequest(memory=limit, formulation=step.formulation))
+        form = contest_form(built.problem)
+        file = tmp_path / f"{step.name}.json.gz"
+        write_contest_problem(file, form.problem)
+        imported = read_contest_problem(file)
+        found = solve(imported, "lagrangian", SolveOptions(time_limit=10.0), pool=pool)
+        assert found.choices is not None, step.name
+        assert found.objective is not None
+        choices = form.restrict(found.choices)
+        assert check(built.problem, choices).objective == found.objective + form.offset
+        again = form.extend(choices)
+        assert check(imported, again).objective == found.objective
+        decision, back = built.decode(choices), built.decode(form.restrict(again))
+        assert decision == back
+        schedule = session.schedule(decision)
+        assert schedule == session.schedule(back)
+        assert session.replay(schedule, known[step.name].limit).ok
+        assert session.execute(decision).cost == found.objective + form.offset
