@@ -39,6 +39,7 @@ SECONDS = float(os.environ.get("MESHWRIGHT_NOTEBOOK_SECONDS", "5"))
 # Each family is hard in a way of its own. The same seed gives the same problem.
 
 # %%
+pd.set_option("display.max_colwidth", None)  # whole descriptions
 pd.DataFrame({"family": FAMILIES, "what is hard": [family.description for family in FAMILIES.values()]})
 
 # %% [markdown]
