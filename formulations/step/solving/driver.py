@@ -85,7 +85,12 @@ def solve_step(built: StepProblem, context: SolveContext) -> SolvedStep | Minimu
     crowded = built.relaxation is not None and bool(built.restrictions) and context.solves_by_patterns(built.problem)
     after, least = (CROWDED_SHARE, CROWDED_SECONDS) if crowded else (0.0, 0.0)
     with BoundBeside(built.relaxation, context.options, context.pool, after, least) as bound:
-        return _StepSolve(built, context, bound).run()
+        step = _StepSolve(built, context, bound)
+        try:
+            return step.run()
+        except KeyboardInterrupt:  # between two solves, which return what they have
+            step.context.interrupted.set()
+            return step.best_when_interrupted()
 
 
 def begin(
@@ -116,8 +121,24 @@ def begin(
     for decision in context.known:
         built.encode(decision)
         search.keep(decision)
-    run_stages(Phase.BEGIN, search)
+    _run_stages(Phase.BEGIN, search)
     return search.best
+
+
+def _run_stages(phase: Phase, search: Search) -> None:
+    """Run the stages of a phase; Ctrl-C between two solves ends them where something is found.
+
+    Raises
+    ------
+    KeyboardInterrupt
+        Nothing is.
+    """
+    try:
+        run_stages(phase, search)
+    except KeyboardInterrupt:
+        if search.best is None:
+            raise
+        search.context.interrupted.set()
 
 
 def _search(built: StepProblem, context: SolveContext, on_first: Callable[[int], None] = lambda _: None) -> Search:
@@ -148,14 +169,14 @@ class _StepSolve:
         """Find a start, solve, execute the decision, and bound its cost."""
         self.kept.best, left = self._begun()
         if self.context.interrupted.is_set():
-            return self._best_when_interrupted()
+            return self.best_when_interrupted()
         begun = time.monotonic()
         without = solve_without_limit(self.kept, left)
         now = time.monotonic()
         if without is not None:
             return replace(without, result=replace(without.result, seconds=now - self.begun))
         if self.context.interrupted.is_set():
-            return self._best_when_interrupted()
+            return self.best_when_interrupted()
         left = left.within(max(LEAST_SECONDS, left.options.time_limit - (now - begun)))
         main = replace(left, progress=self._report_choices)
         found, self.kept.best = solve_or_smallest_peak(self.built, self.kept.best, main)
@@ -171,7 +192,7 @@ class _StepSolve:
             self.incumbents.execute_before_last(self.ends)
         if chosen is None:
             if self.context.interrupted.is_set():
-                return self._best_when_interrupted()
+                return self.best_when_interrupted()
             rounded = self._overestimated(left)
             if isinstance(rounded, MinimumPeak):
                 return rounded
@@ -180,7 +201,7 @@ class _StepSolve:
         assert chosen is not None
         return self._proven(found, chosen)
 
-    def _best_when_interrupted(self) -> SolvedStep:
+    def best_when_interrupted(self) -> SolvedStep:
         """The best decision when Ctrl-C ended a solve.
 
         Raises
@@ -224,7 +245,7 @@ class _StepSolve:
             longest, begun = SHORT_REACH_SHARE * seconds, time.monotonic()
             search = _search(built, context.within(longest))
             search.best = start
-            run_stages(Phase.WIDEN, search)
+            _run_stages(Phase.WIDEN, search)
             start = search.best
             seconds -= min(time.monotonic() - begun, longest)
         return start, context.within(seconds)

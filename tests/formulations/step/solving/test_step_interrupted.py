@@ -86,6 +86,34 @@ def test_an_interrupt_while_a_beginning_is_sought_returns_what_is_known(pool, in
     assert result.result.message == "interrupted"
 
 
+def press(*_: object) -> None:
+    """Ctrl-C at this call."""
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("place", ["solve_or_smallest_peak", "run_stages"])
+def test_an_interrupt_between_solves_returns_what_is_known(pool, monkeypatch, place: str) -> None:
+    """Signals also come while this process builds a problem or checks a start."""
+    model = random_step(SEED)
+    free = kiwi_reduced_problem(model, None)
+    known = free.decode(solve(free.problem, "brute_force", LIMIT, pool=pool).choices)
+    limit = replay_decision(model, known).peak
+    monkeypatch.setattr(driver, "solve_without_limit", lambda *_: None)
+    monkeypatch.setattr(driver, place, press)
+    context = replace(context_of(model, pool), known=(known,))
+    result = solve_step(kiwi_reduced_problem(model, limit), context)
+    assert result.decision == known
+    assert result.result.message == "interrupted"
+    assert context.interrupted.is_set()
+
+
+def test_an_interrupt_between_solves_with_nothing_known_goes_on(pool, monkeypatch) -> None:
+    model = random_step(SEED)
+    monkeypatch.setattr(driver, "solve_or_smallest_peak", press)
+    with pytest.raises(KeyboardInterrupt):
+        solve_step(kiwi_reduced_problem(model, tight(model)), context_of(model, pool))
+
+
 def test_an_interrupt_with_a_decision_returns_it(pool, interrupt) -> None:
     model = random_step(SEED)
     solved = interrupt(0, with_choices=True)
