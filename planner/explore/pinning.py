@@ -202,8 +202,9 @@ class PinnedPlans(Table):
         pins: Sequence[tuple[str, str]] = (),
         forbidden: Sequence[tuple[str, str]] = (),
         time_limit: float | None = None,
+        unpinned: Sequence[str] = (),
     ) -> PinChange:
-        """Add several pins at once, and plan again.
+        """Add several pins at once, or take some back, and plan again.
 
         Parameters
         ----------
@@ -211,8 +212,14 @@ class PinnedPlans(Table):
             Targets and decisions, as for :meth:`pin` and :meth:`forbid`, whose errors are raised here too.
         time_limit
             As for :meth:`pin`.
+        unpinned
+            Targets of pins to take back, as for :meth:`unpin`, whose errors are raised here too.
         """
-        return self._change(self._pins_with(pins, forbidden), time_limit)
+        left = self.pins
+        for target in unpinned:
+            left = self._without(target, left)
+        wanted = self._pins_with(pins, forbidden)
+        return self._change(tuple(pin for pin in wanted if pin in left or pin not in self.pins), time_limit)
 
     def _pins_with(self, pins: Sequence[tuple[str, str]], forbidden: Sequence[tuple[str, str]]) -> tuple[Pin, ...]:
         wanted = (self._pin_of(target, decision, False) for target, decision in pins)
@@ -269,11 +276,15 @@ class PinnedPlans(Table):
         ExploreError
             There is no such pin.
         """
-        left = tuple(pin for pin in self.pins if target is not None and pin.target != target)
-        if target is not None and len(left) == len(self.pins):
+        return self._change(() if target is None else self._without(target, self.pins), time_limit)
+
+    def _without(self, target: str, pins: tuple[Pin, ...]) -> tuple[Pin, ...]:
+        """Pins without those of a target."""
+        left = tuple(pin for pin in pins if pin.target != target)
+        if len(left) == len(pins):
             known = ", ".join(repr(pin.target) for pin in self.pins) or "none"
             raise ExploreError(f"{target!r} is not pinned; pinned are: {known}")
-        return self._change(left, time_limit)
+        return left
 
     def improve(self, time_limit: float) -> PinChange:
         """Search on for a better plan with the present pins, from the present one, which stays where none is found.

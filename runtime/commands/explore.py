@@ -162,6 +162,12 @@ def whatif(
     ] = None,
     pin: Pins = None,
     forbid: Forbidden = None,
+    unpin: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="PART", help="Take a pin of the plan file back, by its part; may be repeated.", show_default=False
+        ),
+    ] = None,
     allow_code: AllowCode = False,
     out: Annotated[
         Path | None, typer.Option(help="Plan file to write: that for the change.", show_default=False)
@@ -192,12 +198,14 @@ def whatif(
         None if to_cluster is None else load_cluster(to_cluster),
     )
     pins_alone = change == api.ClusterChange()
-    if pins_alone and not any(asked.pins):
+    if unpin and not (pins_alone and asked.is_plan):
+        raise OptionError(f"--unpin {unpin[0]}: pins of a plan file are taken back, without a change of the cluster")
+    if pins_alone and not any((*asked.pins, unpin)):
         raise OptionError("whatif: nothing changes; give a change, such as --bandwidth 2, --to-memory 4GiB or --pin")
     found: WhatIf | PinChange
     with asked.explored(pinned=not pins_alone) as exploration:
         if pins_alone:
-            found = exploration.pin_all(*asked.pins, time_limit=searching.time_limit)
+            found = exploration.pin_all(*asked.pins, time_limit=searching.time_limit, unpinned=unpin or ())
         else:
             found = exploration.whatif(change)
     _show(found, json_file, found.after, out)

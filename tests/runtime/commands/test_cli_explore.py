@@ -82,6 +82,13 @@ def test_a_finished_plan_is_asked_about(meshwright, tmp_path: Path) -> None:
     assert free["seconds"] == json.loads(made.out)["objective_seconds"] <= pinned["seconds"]
     assert (free["recomputed"], pinned["recomputed"]) == (0, before["recomputed"])
     assert load_plan(then).decision.options.pins[0].target == "*.mlp"
+    loose = tmp_path / "loose.json"
+    outcome = meshwright("whatif", then, "--unpin", "*.mlp", *quick, "--out", loose, "--json", "-")
+    assert outcome.code == 0, outcome.err
+    assert load_plan(loose).decision.options.pins == ()
+    assert json.loads(outcome.out)["rows"][1]["seconds"] <= pinned["seconds"]
+    refused = meshwright("whatif", then, "--unpin", "lm_head")
+    assert (refused.code, "'lm_head' is not pinned; pinned are: '*.mlp'" in refused.err) == (2, True)
     outcome = meshwright("price", path, *quick, "--at", "40GiB", "--json", "-")
     assert outcome.code == 0, outcome.err
     assert json.loads(outcome.out)["rows"][0]["seconds"] == json.loads(made.out)["objective_seconds"]
@@ -118,6 +125,7 @@ def test_layers_are_explored_too(meshwright, tmp_path: Path) -> None:
     ("arguments", "words"),
     [
         (["whatif", "hf:gpt2", "--mesh", "2"], "whatif: nothing changes; give a change, such as --bandwidth 2"),
+        (["whatif", "hf:gpt2", "--mesh", "2", "--unpin", "*.mlp"], "--unpin *.mlp: pins of a plan file are taken back"),
         (["whatif", "hf:gpt2", "--mesh", "2", "--bandwidth", "0"], "bandwidth 0.0: give a factor above 0"),
         (["whatif", "hf:gpt2", "--mesh", "2", "--to-memory", "much"], "--to-memory: 'much' is no size"),
         (["price", "hf:gpt2", "--mesh", "2", "--at", "much"], "--at: 'much' is no size"),
