@@ -278,7 +278,7 @@ if "figure_5" in KEPT:
 # %% [markdown]
 # ## Beside a general solver
 #
-# The joint search, and its restatement for CP-SAT, to the optimum or 20 s; quanta are tenths of a microsecond per
+# The joint search, and its restatement for CP-SAT, to the optimum or 10 s; quanta are tenths of a microsecond per
 # sample.
 
 # %%

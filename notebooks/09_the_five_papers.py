@@ -49,7 +49,7 @@ from planner.plots import overhead_by_group
 #
 # Limits are 250, 100, 85, 70, 55 and 40 % of what data parallelism keeps on every device: parameters, gradients and the
 # two moments of Adam, and what forward leaves for backward, by the layers' profiles. The cluster's reserve comes on top
-# of them. OSDP decides on attention and feed-forward modules, the others on blocks. A search has 10 s.
+# of them. OSDP decides on attention and feed-forward modules, the others on blocks. A search has 5 s.
 
 # %%
 kept = pd.concat([pd.DataFrame(kept_results(paper).rows["one_model"]) for paper in PAPERS])

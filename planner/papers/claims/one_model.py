@@ -36,7 +36,7 @@ CLUSTER, DEVICES = "titan-rtx-8-pcie", 4
 SHARES = (250, 100, 85, 70, 55, 40)
 """Limits, as per cent of what data parallelism keeps; OSDP as published, which adds up temporaries, needs the first."""
 
-SECONDS = 10.0
+SECONDS = 5.0
 """Time limit of one search."""
 
 KIWI = ("kiwi_reduced", "kiwi_chain")

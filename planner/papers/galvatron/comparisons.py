@@ -23,7 +23,7 @@ from planner.papers.galvatron.stages import SEARCHES, algorithm_3, exact_labels,
 
 __all__ = ["RESTATED_SECONDS", "figure_6_stage_cells", "restated_cells", "stage_cells", "stages_restated_cells"]
 
-RESTATED_SECONDS = 20.0
+RESTATED_SECONDS = 10.0
 """Time limit of CP-SAT on one case, which has all of it where the case is not proven."""
 
 LABEL_SECONDS = 30.0

@@ -44,6 +44,7 @@ def press(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Callable[[Progr
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
+@pytest.mark.slow
 def test_a_plan_is_the_best_until_then(meshwright, press, tmp_path: Path) -> None:
     path = tmp_path / "plan.json"
     step = [f"hf:{configuration_file('gpt2')}", "--cluster", "a100-8-nvlink", "--seq", "16", "--batch", "4"]
