@@ -206,7 +206,7 @@ def best_mesh(
                 tried.append(Tried(name, "not tried", reason=_NOT_ALL))
                 continue
             if best is not None:
-                pruned = _pruned(session, best[1].decision.predicted.objective_ns, request, pool)
+                pruned = _pruned(session, best[1].decision.predicted.objective_ns, request, pool, progress)
             if pruned is not None:
                 tried.append(pruned)
                 continue
@@ -240,14 +240,20 @@ def _cheapest_layouts(session: PlanningSession) -> int:
     return sum(int((node.cost + (0 if node.update_cost is None else node.update_cost)).min()) for node in nodes)
 
 
-def _pruned(session: PlanningSession, cost: int, request: PlanRequest, pool: SolverPool) -> Tried | None:
+def _pruned(
+    session: PlanningSession,
+    cost: int,
+    request: PlanRequest,
+    pool: SolverPool,
+    progress: Callable[[Progress], None] | None,
+) -> Tried | None:
     """The mesh as pruned, where a bound is no less than the cost (quanta) of a plan on another mesh."""
     name, floor = _name(session.mesh), _cheapest_layouts(session)
     if floor >= cost:
         return Tried(name, "pruned", None, floor / NANOSECONDS, "by the cheapest layouts of its operators")
     built = sharding_problem(session.space.model, None)
     options = SolveOptions(PRUNE_SHARE * request.time_limit, request.seed, workers=request.workers)
-    found = solve(built.problem, QUICK, options, None, pool)
+    found = solve(built.problem, QUICK, options, progress, pool)
     bound: KnownBound | None = found.known_bound
     if bound is not None and bound.value >= cost:
         return Tried(name, "pruned", None, bound.value / NANOSECONDS, "by the bound without a memory limit")
