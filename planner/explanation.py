@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from html import escape
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from formulations.problem.files import write_text_atomically
 from formulations.problem.solution import Progress
 from formulations.solvers import DEFAULT_SOLVER, SOLVERS
 from planner.common.infeasibility import InfeasibleError
@@ -59,6 +62,16 @@ class Explanation:
 
         rows = [(section.title, line) for section in self.sections for line in section.lines]
         return pd.DataFrame(rows, columns=["section", "line"])
+
+    def save(self, path: str | Path) -> None:
+        """Write the sections as JSON, atomically.
+
+        Raises
+        ------
+        OSError
+            The file cannot be written.
+        """
+        write_text_atomically(path, json.dumps(asdict(self), indent=1, ensure_ascii=False) + "\n")
 
     def _repr_html_(self) -> str:
         return "".join(

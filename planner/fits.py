@@ -8,12 +8,15 @@ that operator itself reads and writes.
 
 from __future__ import annotations
 
+import json
 from dataclasses import asdict, dataclass
 from html import escape
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from formulations.problem.files import write_text_atomically
 from formulations.problem.strategy_problem import IntArray
 from planner.graph.operator_graph import OperatorGraph, OutputRole, ValueRole
 from planner.graph.optimizers import OptimizerSpec
@@ -53,6 +56,16 @@ class FitsReport:
         import pandas as pd
 
         return pd.DataFrame(map(asdict, self.rows))
+
+    def save(self, path: str | Path) -> None:
+        """Write the report as JSON, atomically.
+
+        Raises
+        ------
+        OSError
+            The file cannot be written.
+        """
+        write_text_atomically(path, json.dumps(asdict(self), indent=1, ensure_ascii=False) + "\n")
 
     def _repr_html_(self) -> str:
         body = "".join(

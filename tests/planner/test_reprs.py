@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import pytest
@@ -49,6 +50,21 @@ def test_all_show_a_line_that_says_what_they_are(explored, explanation):
         assert repr(thing) == text
         assert "\n" not in text
         assert len(text) < 300
+
+
+def test_explanations_and_reports_are_saved(explored, explanation, tmp_path):
+    report = fits_report(explored.session.graph, 2, explored.session.optimizer, 2**30)
+    for number, thing in enumerate((explanation, report)):
+        thing.save(tmp_path / f"{number}.json")
+    sections = json.loads((tmp_path / "0.json").read_text())["sections"]
+    assert [(each["title"], tuple(each["lines"])) for each in sections] == [
+        (section.title, section.lines) for section in explanation.sections
+    ]
+    kept = json.loads((tmp_path / "1.json").read_text())
+    assert (kept["limit"], [row["peak_bytes"] for row in kept["rows"]]) == (
+        2**30,
+        [row.peak_bytes for row in report.rows],
+    )
 
 
 def test_explanations_and_reports_are_data_frames(explored, explanation):
