@@ -106,24 +106,37 @@ def validate(
         raise ValueError(
             f"{len(plans)} plans of {steps} steps: give at least one plan, and 2 steps to time one of them"
         )
-    predicted = [_predicted(name, plan) for name, plan in plans]
+    predicted = [predicted_figures(name, plan) for name, plan in plans]
     found = []
     for (name, plan), (seconds, peak) in zip(plans, predicted, strict=True):
         progress(name)
-        report = _run(plan, steps, device)
+        report = run_steps(plan, steps, device)
         assert report.measured_step_s is not None
         found.append(ValidatedPlan(name, seconds, report.measured_step_s, peak, max(report.measured_peak_bytes)))
     return Validation(tuple(found))
 
 
-def _run(plan: Plan | LayerPlan, steps: int, device: str | None) -> TrainingReport:
+def run_steps(plan: Plan | LayerPlan, steps: int, device: str | None, *, check: bool = False) -> TrainingReport:
+    """Train some steps under a plan of either kind, as :func:`runtime.job.launch.run_plan`.
+
+    Raises
+    ------
+    LaunchError
+        The run failed.
+    """
     if isinstance(plan, Plan):
-        return run_plan(plan, steps=steps, device=device)
-    return run_layer_plan(plan, steps=steps, device=device)
+        return run_plan(plan, steps=steps, device=device, check=check)
+    return run_layer_plan(plan, steps=steps, device=device, check=check)
 
 
-def _predicted(name: str, plan: Plan | LayerPlan) -> tuple[float, int]:
-    """Seconds of a step, and the peak of the fullest device, the engine's own memory included."""
+def predicted_figures(name: str, plan: Plan | LayerPlan) -> tuple[float, int]:
+    """Seconds of a step, and the peak of the fullest device, the engine's own memory included.
+
+    Raises
+    ------
+    PlanError
+        A plan of layers predicts no time or no peak; the message has its name.
+    """
     if isinstance(plan, Plan):
         return plan.objective_seconds, plan.peak_bytes
     record = plan.record

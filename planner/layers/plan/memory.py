@@ -5,9 +5,11 @@ The papers add up states, activations and one layer's temporaries. The engine ho
 - **copies**: FSDP2 keeps a layer's own part of its parameters and gathers a whole copy while the layer runs, also where
   nothing is sharded. A gather of shards goes through a buffer of the same size, which in forward lives as long as the
   layer runs and in backward is filled for the next layer meanwhile. Layers of ZeRO-2, and those that share a parameter
-  within a stage, keep their copy from their first forward to their last backward.
+  within a stage, keep their copy from their first forward to their last backward; the latter free it meanwhile for the
+  loss.
 - **gradients**: a layer's whole gradient waits, unsharded, for the last micro-batch, in a pipeline for the end of the
-  last backward; a new one lies beside it while it is added.
+  last backward; the new one of a parameter lies beside it while it is added.
+- **loss**: its backward comes before the last layer is gathered and has gradients.
 - **reduction**: gradients are copied into a buffer and reduced from there; the buffer lives until the next layer is
   reduced. A mesh of one device divides the buffer into another one, and copies that. Where 16-bit gradients are reduced
   in 32 bits, the buffers and the sums over micro-batches have 32.
@@ -15,9 +17,10 @@ The papers add up states, activations and one layer's temporaries. The engine ho
   a stage sends back stay until the next step, and its results, the logits too, until their backward. Between stages
   with different numbers of devices nothing is received ahead.
 
-A moment is the forward, backward or reduction of one layer, or the last reduction after all backwards; the peak is
-the largest of them. It is a prediction without a guarantee. Left out are the optimizer's temporaries, copies that
-collectives of tensor parallelism make, and the position biases that T5 hands from stage to stage.
+A moment is the forward, backward or reduction of one layer, the backward of the loss, or the last reduction after all
+backwards; the peak is the largest of them. It is a prediction without a guarantee. Left out are the optimizer's
+temporaries, copies that collectives of tensor parallelism make, and the position biases that T5 hands from stage to
+stage.
 """
 
 from __future__ import annotations
@@ -40,9 +43,9 @@ _FETCHED_PART = 4
 On CUDA the runtime fetches those of the next operator meanwhile. Profiles of layers have no operators; this is about
 the part in small transformers."""
 
-_ACCUMULATED_PART = 2
-"""The part of a layer's parameters whose new gradient exists at once while it is added to that of earlier
-micro-batches: one matrix, which in transformers is about the half of a module."""
+_LARGEST_PART = 2
+"""The part of a layer's parameters that its largest one has, where a profile does not say: in transformers one matrix
+is about the half of a module."""
 
 
 def engine_peaks(plan: LayerPlan, profiles: Sequence[LayerProfile]) -> tuple[EnginePeak, ...]:
@@ -106,14 +109,18 @@ class _Held:
         Buffer of a gather.
     wider
         Bytes in which gradients are summed for one byte of them.
-    keeps_copy
-        Whether the copy stays from the first forward to the last backward.
+    keeps_copy, frees_between
+        Whether the copy stays from the first forward to the last backward, and whether it is freed between the two.
     resident
         Own part and optimizer state where they are on the device.
     given, kept, again
         Hidden states that it takes; other tensors saved for backward; tensors that backward recomputes or fetches.
     forward, backward
-        Temporaries, with the output in forward.
+        Temporaries, with the output in forward; of the last layer's backward from where it needs a parameter.
+    loss
+        Temporaries of the loss's backward, before that.
+    largest
+        The largest gradient that exists at once while it is added to that of earlier micro-batches.
     """
 
     name: str
@@ -123,12 +130,15 @@ class _Held:
     buffer: int
     wider: int
     keeps_copy: bool
+    frees_between: bool
     resident: int
     given: int
     kept: int
     again: int
     forward: int
     backward: int
+    loss: int
+    largest: int
 
     @property
     def gathered(self) -> int:
@@ -149,7 +159,15 @@ class _Held:
         return self.wider * self.copy
 
 
-def _held(plan: LayerPlan, layer: LayerSettings, profile: LayerProfile, *, is_tied: bool, tied_gradients: int) -> _Held:
+def _held(
+    plan: LayerPlan,
+    layer: LayerSettings,
+    profile: LayerProfile,
+    *,
+    is_tied: bool,
+    has_loss: bool,
+    tied_gradients: int,
+) -> _Held:
     """Memory of one layer.
 
     Parameters
@@ -158,6 +176,8 @@ def _held(plan: LayerPlan, layer: LayerSettings, profile: LayerProfile, *, is_ti
         The layer.
     is_tied
         Whether it shares a parameter with another layer of its stage, the first of which counts it.
+    has_loss
+        Whether it is the model's last.
     tied_gradients
         Bytes of its workspace that are parts of a shared parameter's gradient, which are counted as that.
     """
@@ -179,7 +199,11 @@ def _held(plan: LayerPlan, layer: LayerSettings, profile: LayerProfile, *, is_ti
         fetched = given if layer.checkpoint else saved // _FETCHED_PART
         if plan.machine is not None and plan.machine.device == "cuda":
             fetched *= 2
-    fixed = max(0, part.backward_fixed_workspace_bytes - tied_gradients)
+    late, fixed = part.late_workspace_bytes, part.late_fixed_workspace_bytes
+    if late is None or fixed is None or not has_loss:
+        late, fixed = part.backward_workspace_bytes, part.backward_fixed_workspace_bytes
+    largest = part.largest_parameter_bytes
+    largest = piece // _LARGEST_PART if largest is None else min(piece, -(-largest // degree))
     made = part.forward_workspace_bytes + part.output_bytes
     return _Held(
         name=layer.name,
@@ -189,12 +213,15 @@ def _held(plan: LayerPlan, layer: LayerSettings, profile: LayerProfile, *, is_ti
         buffer=piece if own < copy else 0,
         wider=ITEM_BYTES["float32"] // ITEM_BYTES[dtype] if plan.model.reduce_dtype == "float32" else 1,
         keeps_copy=layer.sharding == "zero2" or is_tied,
+        frees_between=layer.sharding != "zero2",
         resident=0 if layer.offload_parameters else own + (0 if layer.offload_optimizer else state),
         given=0 if layer.offload_hidden else given,
         kept=0 if layer.checkpoint or layer.offload_hidden else saved,
         again=fetched + (saved if layer.checkpoint else 0),
         forward=rows * made + part.forward_fixed_workspace_bytes,
-        backward=rows * part.backward_workspace_bytes + fixed,
+        backward=rows * late + max(0, fixed - tied_gradients),
+        loss=rows * part.backward_workspace_bytes + max(0, part.backward_fixed_workspace_bytes - tied_gradients),
+        largest=largest,
     )
 
 
@@ -219,6 +246,7 @@ class _Stage:
     def __init__(self, plan: LayerPlan, profiles: Sequence[LayerProfile], number: int, first: int, end: int) -> None:
         self._micro_batches, self._is_pipeline = plan.micro_batches, len(plan.stages) > 1
         self._is_even = plan.is_even
+        self._has_loss = end == len(plan.layers)
         self._in_flight = Schedule(plan.schedule).in_flight(len(plan.stages), number, plan.micro_batches)
         borrowers = {place for place in range(first, end) if profiles[place].borrowed_parameter_bytes}
         tied = borrowers | {0} if first == 0 and borrowers else set[int]()
@@ -230,6 +258,7 @@ class _Stage:
                 plan.layers[place],
                 profiles[place],
                 is_tied=place in tied,
+                has_loss=place == len(plan.layers) - 1,
                 tied_gradients=table if place else 2 * table,
             )
             for place in range(first, end)
@@ -243,6 +272,8 @@ class _Stage:
 
     def moments(self) -> Iterator[EnginePeak]:
         """Moments of a step that may be the peak."""
+        if self._has_loss:
+            yield self._loss()
         for place in range(len(self._layers)):
             yield self._forward(place)
             if self._is_pipeline or self._micro_batches > 2:
@@ -290,12 +321,23 @@ class _Stage:
             gradients=self._sum("summed") if after_backwards else 0,
         )
 
+    def _loss(self) -> EnginePeak:
+        """Backward of the loss: the last layer is not gathered, and none has a gradient of this micro-batch."""
+        layer = self._layers[-1]
+        return self._moment(
+            moment="backward of the loss",
+            activations=self._activations(len(self._layers)),
+            workspace=layer.loss + layer.again,
+            copies=sum(each.copy for each in self._layers if not each.frees_between),
+            gradients=self._sum("summed") if self._micro_batches > 1 else 0,
+        )
+
     def _backward(self, place: int, *, reduces: bool) -> EnginePeak:
         """Backward of a layer in a micro-batch whose backward reduces the gradients, or in one that does not."""
         layer, before = self._layers[place], self._layers[place - 1] if place else None
         repeats = self._micro_batches > 1
         # Autograd adds a gradient to the sum as soon as it is there; FSDP2 does to a wider sum after the layer.
-        gradients = (layer.piece if layer.wider > 1 else layer.piece // _ACCUMULATED_PART) if repeats else 0
+        gradients = (layer.piece if layer.wider > 1 else layer.largest) if repeats else 0
         # A part of a shared parameter's gradient is held until the embedding's is there, and then their sum.
         gradients += self._tied_gradient * (1 if place else 2)
         if reduces:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from math import gcd
@@ -10,7 +10,7 @@ from math import gcd
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.graph.operator_graph import OperatorGraph, Phase, ValueRole
+from planner.graph.operator_graph import OperatorGraph, OutputRole, Phase, ValueRole
 from planner.graph.placement import REPLICATE
 from planner.graph.view_chains import view_chains
 from planner.layers.profiles.regions import Region, joined_regions, module_regions, operator_regions
@@ -38,6 +38,10 @@ class LayerCount:
         Bytes of its storages; and with those that tensor parallelism divides left out.
     beyond, undivided_beyond
         :func:`planner.layers.profiles.storages.bytes_beyond` of its operators, per phase; both counts of storages.
+    late_beyond
+        `beyond` in backward from the first operator on that reads a parameter or makes the gradient of one.
+    largest_parameter_bytes
+        Of the parameters that it reads the largest one's.
     seconds, divided_seconds
         Of forward and backward, and the parts that tensor parallelism divides.
     divisor, reduced_bytes
@@ -53,6 +57,8 @@ class LayerCount:
     undivided: RegionBytes
     beyond: dict[Phase, NDArray[np.int64]]
     undivided_beyond: dict[Phase, NDArray[np.int64]]
+    late_beyond: NDArray[np.int64]
+    largest_parameter_bytes: int
     seconds: tuple[float, float]
     divided_seconds: tuple[float, float]
     divisor: int
@@ -84,10 +90,11 @@ def count_layers(graph: OperatorGraph, cluster: ClusterSpec, apart: bool) -> lis
         lambda value: 0 if value in small else graph.values[value].spec.nbytes,
     )
     whole, rest = (region_bytes(times, len(layers), size) for size in sizes)
-    beyond, rest_beyond = (
-        _by_layer(graph, of_operator, bytes_beyond(times, regions, size))
-        for regions, size in zip((whole, rest), sizes, strict=True)
+    indices = _by_layer(graph, of_operator)
+    figures, rest_figures = (
+        bytes_beyond(times, regions, size) for regions, size in zip((whole, rest), sizes, strict=True)
     )
+    early = _before_parameters(graph, bases, indices)
     seconds = _seconds(graph, cluster, of_operator, shared)
     owned, borrowed = _parameters(graph, layers, bases)
     cut = frozenset[int]().union(*(part.parameters for part in divided))
@@ -105,8 +112,10 @@ def count_layers(graph: OperatorGraph, cluster: ClusterSpec, apart: bool) -> lis
                 tuple(parameters),
                 whole[position],
                 rest[position],
-                beyond[position],
-                rest_beyond[position],
+                {phase: figures[at] for phase, at in indices[position].items()},
+                {phase: rest_figures[at] for phase, at in indices[position].items()},
+                figures[indices[position][Phase.BACKWARD][early[position] :]],
+                max((graph.values[value].spec.nbytes for value in (*owned[position], *borrowed[position])), default=0),
                 (seconds[Phase.FORWARD, False][position], seconds[Phase.BACKWARD, False][position]),
                 (seconds[Phase.FORWARD, True][position], seconds[Phase.BACKWARD, True][position]),
                 reduce(gcd, (part.divisor for part in parts), 0),
@@ -116,15 +125,30 @@ def count_layers(graph: OperatorGraph, cluster: ClusterSpec, apart: bool) -> lis
     return result
 
 
-def _by_layer(
-    graph: OperatorGraph, layers: Sequence[int], figures: NDArray[np.int64]
-) -> list[dict[Phase, NDArray[np.int64]]]:
-    """Figures of the operators of each layer, by phase, views left out; arrays of shape (operators,)."""
+def _by_layer(graph: OperatorGraph, layers: Sequence[int]) -> list[dict[Phase, list[int]]]:
+    """Operators of each layer, by phase, views left out."""
     indices = [{phase: list[int]() for phase in Phase} for _ in range(max(layers) + 1)]
     for operator in graph.operators:
         if not operator.is_view:
             indices[layers[operator.index]][operator.phase].append(operator.index)
-    return [{phase: figures[at] for phase, at in layer.items()} for layer in indices]
+    return indices
+
+
+def _before_parameters(
+    graph: OperatorGraph, bases: Sequence[int], indices: Sequence[Mapping[Phase, Sequence[int]]]
+) -> list[int]:
+    """How many operators of each layer's backward come before the first that needs a parameter or its gradient."""
+    needed = {value.index for value in graph.parameters}
+    needed |= {bases[output.value] for output in graph.outputs if output.role is OutputRole.GRADIENT}
+    counts = []
+    for layer in indices:
+        operators = [graph.operators[index] for index in layer[Phase.BACKWARD]]
+        uses = [
+            not needed.isdisjoint(bases[value] for value in (*operator.inputs, *operator.outputs) if value is not None)
+            for operator in operators
+        ]
+        counts.append(uses.index(True) if True in uses else 0)
+    return counts
 
 
 def _joined(group: Sequence[Region]) -> Region:

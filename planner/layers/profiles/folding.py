@@ -127,6 +127,7 @@ def _fitted(
     backward = _seconds_line(small.seconds[1], large.seconds[1], batches)
     spaces = [_highest(small.beyond[phase], large.beyond[phase], batches) for phase in Phase]
     spaces_rest = [_highest(small.undivided_beyond[phase], large.undivided_beyond[phase], batches) for phase in Phase]
+    late = _highest(small.late_beyond, large.late_beyond, batches)
     profile = LayerProfile(
         name=small.name,
         kind="",
@@ -142,6 +143,9 @@ def _fitted(
         backward_workspace_bytes=spaces[1].slope,
         forward_fixed_workspace_bytes=spaces[0].intercept + made.intercept,
         backward_fixed_workspace_bytes=spaces[1].intercept,
+        late_workspace_bytes=late.slope,
+        late_fixed_workspace_bytes=late.intercept,
+        largest_parameter_bytes=small.largest_parameter_bytes,
         forward_seconds=forward[0],
         backward_seconds=backward[0],
         forward_fixed_seconds=forward[1],

@@ -13,23 +13,24 @@ attention and feed-forward modules, the others on blocks.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import cache, partial
 
 from formulations.layers.layer import LayerChain
 from planner.common.infeasibility import InfeasibleError
 from planner.common.plan_error import PlanError
-from planner.graph.optimizers import optimizer_named
 from planner.layers.plan.choices import CHOICES
-from planner.layers.plan.request import LayerRequest
-from planner.layers.planning import LAYER_FORMULATIONS
+from planner.layers.plan.document import LayerPlan
+from planner.layers.planning import plan_layers
 from planner.layers.profiles.folding import model_layers
 from planner.machine.cluster import load_cluster
 from planner.models.references import ModelReference
 from planner.papers.cells import Cell, Row, Table
 from planner.papers.page import MISSING, Rows, Section, pivot
+from planner.plan.document import Plan
 from planner.session import PlanningSession, PlanRequest
 
-__all__ = ["CLUSTER", "DEVICES", "REFERENCE", "SECTION", "one_model"]
+__all__ = ["CLUSTER", "DEVICES", "REFERENCE", "SECTION", "OneModelCase", "one_model", "one_model_cases"]
 
 REFERENCE = ModelReference("hf:gpt2", batch=8, sequence=512, dropout=0.0)
 CLUSTER, DEVICES = "titan-rtx-8-pcie", 4
@@ -41,6 +42,90 @@ SECONDS = 5.0
 
 KIWI = ("kiwi_reduced", "kiwi_chain")
 WAYS = ("published", "exact", "beyond")
+_KEPT = {("capture", "degrees")}
+"""Choices that ``beyond`` leaves to the formulation."""
+
+
+@dataclass(frozen=True, slots=True)
+class OneModelCase:
+    """One decision about the model: by a formulation of operators, or by a paper's planner of layers.
+
+    Parameters
+    ----------
+    planner
+        Name of the formulation.
+    way
+        One of :data:`WAYS`; empty for operators.
+    share
+        Limit, as per cent of what data parallelism keeps.
+    """
+
+    planner: str
+    way: str
+    share: int
+
+    @property
+    def label(self) -> str:
+        """Name of its cell."""
+        return f"{self.share} %, {self.way or self.planner}"
+
+    @property
+    def limit(self) -> int:
+        """Bytes of tensors on one device."""
+        blocks = _chain(modules=False)
+        whole = 4 * blocks.parameter_bytes + REFERENCE.batch // DEVICES * blocks.activation_bytes
+        return whole * self.share // 100
+
+    def plan(self) -> Plan | LayerPlan:
+        """Decide.
+
+        Raises
+        ------
+        PlanError, InfeasibleError
+            There is no plan within the limit, or the search finds none.
+        """
+        session = _session()
+        memory = self.limit + session.cluster.device.reserve_bytes
+        if not self.way:
+            return session.plan(PlanRequest(formulation=self.planner, time_limit=SECONDS, memory=memory))
+        choices = CHOICES[self.planner] if self.way == "beyond" else {}
+        return plan_layers(
+            reference=REFERENCE,
+            cluster=session.cluster,
+            devices=DEVICES,
+            formulation=self.planner,
+            memory=memory,
+            as_published=self.way == "published",
+            search_batch=False,
+            time_limit=SECONDS,
+            choices={name: values[-1] for name, values in choices.items() if (self.planner, name) not in _KEPT},
+            chain=_chain(modules=self.planner == "osdp"),
+        )
+
+    def row(self, plan: Plan | LayerPlan | None, note: str = "") -> Row:
+        """What is predicted of its plan, or why there is none."""
+        return {
+            "planner": self.planner,
+            "way": self.way,
+            "limit_gb": self.limit / 1e9,
+            "step_ms": plan and _milliseconds(plan.objective_seconds),
+            "bound_ms": plan and _milliseconds(plan.bound_seconds),
+            "peak_gb": plan and plan.peak_bytes / 1e9,
+            "note": note,
+        }
+
+
+def _milliseconds(seconds: float | None) -> float | None:
+    return None if seconds is None else 1e3 * seconds
+
+
+def one_model_cases(paper: str) -> Iterator[OneModelCase]:
+    """All decisions of one paper."""
+    for share in SHARES:
+        if paper == "kiwi":
+            yield from (OneModelCase(name, "", share) for name in KIWI)
+        else:
+            yield from (OneModelCase(paper, way, share) for way in WAYS)
 
 
 def one_model(paper: str) -> Table:
@@ -58,13 +143,17 @@ def one_model(paper: str) -> Table:
 
 
 def _cells(paper: str) -> Iterator[Cell]:
-    for share in SHARES:
-        if paper == "kiwi":
-            for name in KIWI:
-                yield Cell(f"{share} %, {name}", partial(_operators, name, share))
-        else:
-            for way in WAYS:
-                yield Cell(f"{share} %, {way}", partial(_layers, paper, share, way))
+    for case in one_model_cases(paper):
+        yield Cell(case.label, partial(_rows, case))
+
+
+def _rows(case: OneModelCase) -> Iterator[Row]:
+    try:
+        plan = case.plan()
+    except (PlanError, InfeasibleError) as error:
+        yield case.row(None, str(error))
+    else:
+        yield case.row(plan)
 
 
 @cache
@@ -75,72 +164,6 @@ def _chain(*, modules: bool) -> LayerChain:
 @cache
 def _session() -> PlanningSession:
     return PlanningSession(REFERENCE, CLUSTER, (DEVICES,))
-
-
-def _limit(share: int) -> int:
-    """Bytes of tensors on one device."""
-    blocks = _chain(modules=False)
-    whole = 4 * blocks.parameter_bytes + REFERENCE.batch // DEVICES * blocks.activation_bytes
-    return whole * share // 100
-
-
-def _operators(name: str, share: int) -> Iterator[Row]:
-    """Plan operators."""
-    limit, session = _limit(share), _session()
-    memory = limit + session.cluster.device.reserve_bytes
-    try:
-        found = session.plan(PlanRequest(formulation=name, time_limit=SECONDS, memory=memory))
-    except (PlanError, InfeasibleError) as error:
-        yield _row(name, "", limit, note=str(error))
-    else:
-        yield _row(name, "", limit, found.objective_seconds, found.bound_seconds, found.peak_bytes)
-
-
-def _layers(paper: str, share: int, way: str) -> Iterator[Row]:
-    """Plan layers."""
-    limit, given = _limit(share), {}
-    if way == "beyond":
-        given = {name: values[-1] for name, values in CHOICES[paper].items() if (paper, name) != ("capture", "degrees")}
-    request = LayerRequest(
-        formulation=paper,
-        reference=REFERENCE,
-        cluster=load_cluster(CLUSTER),
-        devices=DEVICES,
-        tensor_bytes=limit,
-        optimizer=optimizer_named("adamw"),
-        as_published=way == "published",
-        search_batch=False,
-        time_limit=SECONDS,
-        given=given,
-    )
-    try:
-        found = LAYER_FORMULATIONS[paper](request, _chain(modules=paper == "osdp")).record
-    except (PlanError, InfeasibleError) as error:
-        yield _row(paper, way, limit, note=str(error))
-    else:
-        assert found is not None, "a plan that was just made has its record"
-        yield _row(paper, way, limit, found.objective_seconds, found.bound_seconds, max(found.stage_peak_bytes))
-
-
-def _row(
-    name: str,
-    way: str,
-    limit: int,
-    step: float | None = None,
-    bound: float | None = None,
-    peak: int | None = None,
-    note: str = "",
-) -> Row:
-    """Seconds of the step and of its bound, and the peak in bytes; a note where there is no plan."""
-    return {
-        "planner": name,
-        "way": way,
-        "limit_gb": limit / 1e9,
-        "step_ms": None if step is None else 1e3 * step,
-        "bound_ms": None if bound is None else 1e3 * bound,
-        "peak_gb": None if peak is None else peak / 1e9,
-        "note": note,
-    }
 
 
 def _steps(rows: Rows) -> Iterator[str]:

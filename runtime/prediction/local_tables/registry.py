@@ -11,12 +11,15 @@ __all__ = ["local_tables"]
 
 def local_tables(paper: str) -> Mapping[str, Table]:
     """A paper's tables of local runs, by name."""
+    from runtime.prediction.local_tables.one_model import one_model_runs
+
+    tables = {"one_model_runs": one_model_runs(paper)}
     if paper == "galvatron":
         from runtime.prediction.local_tables import figure_5
 
-        return figure_5.TABLES
+        tables |= figure_5.TABLES
     if paper == "capture":
         from runtime.prediction.local_tables import figure_7
 
-        return figure_7.TABLES
-    return {}
+        tables |= figure_7.TABLES
+    return tables

@@ -283,6 +283,18 @@ def test_gradients_inside_a_divided_module_are_divided():
     assert block.split.backward_seconds > 0.9 * block.backward_seconds
 
 
+def test_the_loss_needs_its_workspace_before_the_head_needs_a_parameter():
+    """Two gradients as large as the logits; and then a tied weight's gradient but for what was freed."""
+    *others, head = folded("gpt2").layers
+    logits = head.backward_workspace_bytes // 2
+    assert head.forward_workspace_bytes + head.saved_bytes >= 2 * logits >= 2 * (SEQUENCE - 1) * 4
+    assert (head.backward_fixed_workspace_bytes, head.late_workspace_bytes) == (0, 0)
+    assert 0 < head.late_fixed_workspace_bytes <= head.borrowed_parameter_bytes == head.largest_parameter_bytes
+    for layer in others:
+        assert layer.late_workspace_bytes <= layer.backward_workspace_bytes
+        assert layer.largest_parameter_bytes < layer.parameter_bytes
+
+
 @pytest.mark.fast_cases("gpt2", "t5")
 @pytest.mark.parametrize("name", TRANSFORMERS)
 def test_figures_of_the_group_never_exceed_those_of_one_device(name):

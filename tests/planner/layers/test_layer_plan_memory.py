@@ -130,6 +130,31 @@ def test_layers_with_a_common_parameter_keep_it_gathered():
     assert first.states - BATCH * GIVEN == second.states == STATES * PARAMETERS
 
 
+def test_the_backward_of_the_loss_has_no_copy_and_no_gradient():
+    plan = plan_of([LayerSettings(name="first"), LayerSettings(name="second")])
+    loss, late = 9_000, 50
+    more = {"backward_workspace_bytes": loss, "late_workspace_bytes": late, "late_fixed_workspace_bytes": 0}
+    head = replace(profile("second"), **more)
+    (peak,) = engine_peaks(plan, [profile("first"), head])
+    assert (peak.moment, peak.workspace) == ("backward of the loss", BATCH * loss)
+    assert (peak.copies, peak.gradients, peak.reduction) == (0, 0, 0)
+    tied = replace(head, parameter_bytes=0, borrowed_parameter_bytes=PARAMETERS)
+    assert engine_peaks(plan, [profile("first"), tied])[0].copies == 0
+    kept = plan_of(
+        [LayerSettings(name=name, sharding="zero2", data_parallel=2) for name in ("first", "second")], devices=2
+    )
+    assert engine_peaks(kept, [profile("first"), head])[0].copies == 2 * PARAMETERS
+    (small,) = engine_peaks(plan, [profile("first"), replace(head, backward_workspace_bytes=late, saved_bytes=9_000)])
+    assert (small.moment, small.workspace, small.copies) == ("backward of second", BATCH * late, PARAMETERS)
+
+
+def test_the_largest_gradient_lies_beside_those_of_earlier_micro_batches():
+    plan = plan_of([LayerSettings(name="first"), LayerSettings(name="second")], micro_batches=2)
+    for largest in (100, PARAMETERS):
+        (peak,) = peaks(plan, saved_bytes=10_000, largest_parameter_bytes=largest)
+        assert (peak.moment, peak.gradients) == ("backward of second", 2 * PARAMETERS + largest)
+
+
 def test_profiles_are_found_by_name_and_by_place():
     plan = plan_of([LayerSettings(name=name) for name in ("embedding", "h.0.attn", "h.0.mlp", "h.1", "head")])
     blocks = LayerChain("blocks", tuple(map(profile, ("embedding", "h.0", "h.1", "head"))))
