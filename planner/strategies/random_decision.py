@@ -6,6 +6,7 @@ A sample of plans for tests, and for comparing predicted with measured times ove
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 
 import numpy as np
 
@@ -15,7 +16,13 @@ from formulations.step.training_step import Moments, StepDecision, StepModel
 from planner.strategies.space import StrategySpace
 
 
-def random_decision(space: StrategySpace, seed: int, recompute_share: float = 0.5, chains: bool = True) -> StepDecision:
+def random_decision(
+    space: StrategySpace,
+    seed: int,
+    recompute_share: float = 0.5,
+    chains: bool = True,
+    rank: Callable[[int, int], int] = lambda node, layout: 0,
+) -> StepDecision:
     """Draw layouts node by node among those that every earlier producer can reach, then operators to recompute.
 
     Parameters
@@ -28,6 +35,8 @@ def random_decision(space: StrategySpace, seed: int, recompute_share: float = 0.
         Probability that an operator that may run again does.
     chains
         Whether inputs of a recomputed operator may be recomputed as well.
+    rank
+        Of a layout of a node, by their numbers: it is drawn among the possible ones of the least rank.
     """
     rng = random.Random(seed)
     model = space.model
@@ -46,7 +55,8 @@ def random_decision(space: StrategySpace, seed: int, recompute_share: float = 0.
                 allowed &= ~result.forbidden
         choices = np.flatnonzero(allowed)
         assert choices.size, f"{node.name} has no layout that its inputs can reach"
-        layouts.append(int(rng.choice(choices.tolist())))
+        ranks = [rank(i, choice) for choice in choices.tolist()]
+        layouts.append(int(rng.choice([choice for choice, of in zip(choices, ranks, strict=True) if of == min(ranks)])))
     return StepDecision(tuple(layouts), random_recomputation(model, rng, recompute_share, chains))
 
 

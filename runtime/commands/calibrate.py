@@ -35,7 +35,9 @@ def calibrate(
         str | None, typer.Option(help="Measure the instructions that plans of this model use.", show_default=False)
     ] = None,
     mesh: Annotated[str | None, typer.Option(metavar="2x2", help="Mesh of these plans.", show_default=False)] = None,
-    sample: Annotated[int, typer.Option(min=0, help="Random plans of the model to measure as well.")] = 0,
+    sample: Annotated[
+        int, typer.Option(min=0, help="Plans to measure as well, at most: random ones that use many instructions.")
+    ] = 0,
     memory: Memory = None,
     batch: Batch = 8,
     model_formulation: Formulation = "kiwi_chain",

@@ -1,7 +1,7 @@
 """Costs of a model's own instructions, from plans of it that ran on this machine.
 
 A plan is made, run with its instructions timed, and made again with what was measured, until it has no instruction that
-was not measured. Random plans beside it measure instructions that no plan uses yet.
+was not measured. Random plans beside it measure instructions that no plan uses yet, as many different ones as they can.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from planner.session import PlanningSession, PlanRequest
 from runtime.job.launch import run_plan
 from runtime.measure.profile import profile_of
 from runtime.measure.run_report import RunReport
-from runtime.prediction.random_plans import random_plans
+from runtime.prediction.random_plans import covering_plans
 
 ROUNDS = 3
 """Plans that are run at most, unless the caller says otherwise."""
@@ -60,7 +60,7 @@ def calibrate_model(
     rounds
         Plans that are run at most.
     sample
-        Random plans to run first.
+        Random plans to run first, at most (:func:`runtime.prediction.random_plans.covering_plans`).
     progress
         Called with a line before each run.
     device
@@ -81,7 +81,7 @@ def calibrate_model(
         raise CalibrationError(f"{path} is no measured machine: run `meshwright calibrate` first")
     kept = path or local_cluster_path(device)
     session = PlanningSession(reference, cluster, mesh, optimizer)
-    for number, plan in enumerate(random_plans(session, sample, request.seed), start=1):
+    for number, plan in enumerate(covering_plans(session, sample, request.seed), start=1):
         progress(f"random plan {number} of {sample}")
         cluster, _ = _measured(session, plan, cluster, kept)
     made: tuple[Plan, RunReport] | None = None

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 
 from formulations.problem.solution import Status
+from formulations.step.training_step import StepDecision
 from planner.models.references import planned_model
 from planner.plan.document import Certificate, Plan, PlanOptions, Record, make_plan
 from planner.plan.notes import cost_note
@@ -28,26 +30,65 @@ def random_plans(session: PlanningSession, count: int, seed: int = 0) -> Iterato
         The same plans for the same seed.
     """
     for number in range(count):
-        schedule = session.schedule(random_decision(session.space, seed + number))
-        yield make_plan(
-            session.graph,
-            schedule,
-            session.replay(schedule),
-            model=planned_model(session.reference),
-            options=PlanOptions(
-                cluster=session.cluster.name,
-                mesh=session.mesh,
-                optimizer=session.optimizer.name,
-                formulation=FORMULATION,
-                counter_based_random=True,
-                device="cuda" if session.cluster.device_kind == "cuda" else None,
-                fused=session.optimizer.fused or None,
-                releases_sources=True,
-            ),
-            fingerprints=session.fingerprints,
-            bound_ns=None,
-            record=Record(
-                certificate=Certificate(solver=SOLVER, status=Status.FEASIBLE, seconds=0.0),
-                notes=(cost_note(session.instruction_costs.seconds_by_source(schedule)),),
-            ),
-        )
+        yield _plan(session, random_decision(session.space, seed + number))
+
+
+def covering_plans(session: PlanningSession, count: int, seed: int = 0) -> Iterator[Plan]:
+    """Random plans that use many different instructions: every layout is one that the plans before used the least.
+
+    Layouts count as one where their operators have the same signature (:mod:`planner.machine.known_costs`), so equal
+    layers of a model have different ones in one plan.
+
+    Parameters
+    ----------
+    session, count, seed
+        As for :func:`random_plans`; there are fewer plans where no operator has an unused layout.
+    """
+    space = session.space
+    uses: Counter[object] = Counter()
+    keys = [
+        [
+            (i, layout)
+            if node.operator is None
+            else session.costs.operator_signature(session.graph, session.graph.operators[node.operator], strategy)
+            for layout, strategy in enumerate(strategies)
+        ]
+        for i, (node, strategies) in enumerate(zip(space.nodes, space.strategies, strict=True))
+    ]
+    for number in range(count):
+        known = len(uses)
+
+        def rank(node: int, layout: int) -> int:
+            return uses[keys[node][layout]]
+
+        decision = random_decision(space, seed + number, rank=rank)
+        uses.update(keys[node][layout] for node, layout in enumerate(decision.layouts))
+        if len(uses) == known:
+            return
+        yield _plan(session, decision)
+
+
+def _plan(session: PlanningSession, decision: StepDecision) -> Plan:
+    schedule = session.schedule(decision)
+    return make_plan(
+        session.graph,
+        schedule,
+        session.replay(schedule),
+        model=planned_model(session.reference),
+        options=PlanOptions(
+            cluster=session.cluster.name,
+            mesh=session.mesh,
+            optimizer=session.optimizer.name,
+            formulation=FORMULATION,
+            counter_based_random=True,
+            device="cuda" if session.cluster.device_kind == "cuda" else None,
+            fused=session.optimizer.fused or None,
+            releases_sources=True,
+        ),
+        fingerprints=session.fingerprints,
+        bound_ns=None,
+        record=Record(
+            certificate=Certificate(solver=SOLVER, status=Status.FEASIBLE, seconds=0.0),
+            notes=(cost_note(session.instruction_costs.seconds_by_source(schedule)),),
+        ),
+    )

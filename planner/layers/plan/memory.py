@@ -267,6 +267,8 @@ class _Stage:
         self._states = self._sum("resident") + samples
         if (first == 0 or plan.is_even) and self._takes_what_it_is_given(plan, first):
             self._layers[0] = replace(self._layers[0], given=0)
+        is_last = self._is_pipeline and self._has_loss
+        self._logits = profiles[-1].forward_workspace_bytes * _rows(plan, plan.layers[-1]) if is_last else 0
         self._pipeline = self._pipeline_bytes(plan, profiles, first, end)
         self._moment = partial(EnginePeak, states=self._states, pipeline=self._pipeline)
 
@@ -305,18 +307,16 @@ class _Stage:
         if self._is_even and end < len(plan.layers):
             sent = _handed_over(plan, profiles, end) * _rows(plan, last)
             held += (plan.micro_batches + self._in_flight) * sent
-        elif end == len(plan.layers) and self._is_pipeline:
-            held += self._in_flight * profiles[-1].forward_workspace_bytes * _rows(plan, last)  # logits
-        return held
+        return held + self._in_flight * self._logits
 
     def _forward(self, place: int) -> EnginePeak:
-        layer = self._layers[place]
+        layer, is_last = self._layers[place], place + 1 == len(self._layers)
         after_backwards = self._micro_batches > self._in_flight
         copies = self._kept_copies(None if self._micro_batches > 1 else place + 1)
         return self._moment(
             moment=f"forward of {layer.name}",
             activations=self._activations(place + 1),
-            workspace=layer.forward,
+            workspace=max(0, layer.forward - (self._logits if is_last else 0)),  # the pipeline has those
             copies=copies + layer.gathered + layer.buffer,
             gradients=self._sum("summed") if after_backwards else 0,
         )

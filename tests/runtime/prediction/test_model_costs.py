@@ -11,10 +11,11 @@ from planner.machine.cluster import LOCAL_NAME, load_cluster
 from planner.machine.known_costs import CostSource
 from planner.plan.document import schedule_of
 from planner.schedule.instructions import Update
-from planner.session import PlanRequest, session_of
+from planner.session import PlanningSession, PlanRequest, session_of
 from runtime.calibration.calibrate import calibrate
 from runtime.measure.run_report import RunReport
 from runtime.prediction.model_costs import calibrate_model, measured_costs, unmeasured_seconds, with_costs
+from runtime.prediction.random_plans import covering_plans, random_plans
 
 
 def report_of(plan, times, step_seconds, device="cpu"):
@@ -97,6 +98,24 @@ def test_costs_of_several_runs_are_averaged_and_others_stay():
     assert {other: entries for other, entries in twice.costs.items() if other != kind} == {
         other: entries for other, entries in once.costs.items() if other != kind
     }
+
+
+@pytest.mark.parametrize(("name", "mesh"), [("gpt2", (2,)), slow("llama", (2,)), slow("gpt2", (2, 2))])
+def test_covering_plans_use_more_different_operators_than_random_ones(name, mesh):
+    session = PlanningSession(step_reference(name), "titan-rtx-8-pcie", mesh)
+
+    def signatures(plans):
+        used = set()
+        for plan in plans:
+            schedule = schedule_of(plan, session.graph)
+            parts = (session.instruction_costs.parts(schedule, each) for each in schedule.instructions)
+            used |= {(part.kind, part.signature) for found in parts for part in found if "FLOP" in part.signature}
+        return used
+
+    covering = list(covering_plans(session, 40))
+    assert len(covering) < 40
+    assert list(covering_plans(session, 2)) == covering[:2]
+    assert len(signatures(covering)) > len(signatures(random_plans(session, len(covering))))
 
 
 @pytest.mark.slow
