@@ -30,7 +30,7 @@ from planner.papers.page import MISSING, Rows, Section, pivot
 from planner.plan.document import Plan
 from planner.session import PlanningSession, PlanRequest
 
-__all__ = ["CLUSTER", "DEVICES", "REFERENCE", "SECTION", "OneModelCase", "one_model", "one_model_cases"]
+__all__ = ["CLUSTER", "DEVICES", "REFERENCE", "SECTIONS", "OneModelCase", "one_model", "one_model_cases"]
 
 REFERENCE = ModelReference("hf:gpt2", batch=8, sequence=512, dropout=0.0)
 CLUSTER, DEVICES = "titan-rtx-8-pcie", 4
@@ -179,5 +179,29 @@ def _steps(rows: Rows) -> Iterator[str]:
     yield from pivot(cells, "name", "limit", "step_ms", lambda step: f"{step:.1f}", "plan")
 
 
-SECTION = Section("One model planned by all five papers", ("one_model",), _steps)
+def _runs(rows: Rows) -> Iterator[str]:
+    """Predicted and measured peaks of the plans that ran, by way and limit."""
+    ran = [row for row in rows["one_model_runs"] if row["measured_bytes"] is not None]
+    loss, gradient = (max(row[name] for row in ran) for name in ("loss_error", "gradient_error"))
+    failed = sum(bool(row["failures"]) for row in ran)
+    yield f"A step of each of these plans on {DEVICES} processes of a CPU: the highest peak of tensors in GB, predicted"
+    yield f"and measured. {MISSING} is no plan, or one that holds more than this machine. Losses are off those of one"
+    yield f"process by {loss:.1e} of them at most, gradients by {gradient:.1e}: more than rounding in {failed} of"
+    yield f"{len(ran)} runs."
+    yield ""
+    cells = [
+        {
+            "name": row["way"] or row["planner"],
+            "limit": f"{row['limit_gb']:.2f} GB",
+            "peaks": f"{row['predicted_bytes'] / 1e9:.3f}, {row['measured_bytes'] / 1e9:.3f}",
+        }
+        for row in ran
+    ]
+    yield from pivot(cells, "name", "limit", "peaks", str, "plan")
+
+
+SECTIONS = (
+    Section("One model planned by all five papers", ("one_model",), _steps),
+    Section("The one model's plans at full size", ("one_model_runs",), _runs),
+)
 """On the page of every paper."""

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from formulations.problem.files import write_text_atomically
 from planner.papers.claims.claim import ClaimRow, Verdict, printed_claims
-from planner.papers.claims.one_model import SECTION
+from planner.papers.claims.one_model import SECTIONS
 from planner.papers.claims.results import PaperResults, paper_claims
 from planner.papers.h3t import paper_tables as h3t_paper
 from planner.papers.page import page
@@ -149,7 +149,7 @@ def _number(value: float | None) -> str:
 def results_page(results: PaperResults) -> str:
     """The page of one paper's results."""
     module = import_module(f"planner.papers.{results.paper}.page")
-    return page(results.paper, module.TITLE, (*module.SECTIONS, SECTION), results.tables)
+    return page(results.paper, module.TITLE, (*module.SECTIONS, *SECTIONS), results.tables)
 
 
 def write_report(folder: Path, results: Sequence[PaperResults]) -> Path:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from random import Random
 
 import numpy as np
 import pytest
 from support.steps.planned_steps import strategy_space, traced_step
+from support.steps.random_timetables import random_timetable
 from support.tiers import fuzz, slow
 
 from formulations.step.replay import replay_decision
@@ -30,8 +32,10 @@ NAMES = ("gpt2", "llama", "vit", "mlp", "tied_gpt")
 MESHES = ((2,), (4,), (2, 2))
 
 
-def prices(name, mesh, overlap=None):
+def prices(name, mesh, overlap=None, speed=1.0):
     cluster = load_cluster("a100-8-nvlink")
+    link = cluster.intra_node
+    cluster = cluster.model_copy(update={"intra_node": link.model_copy(update={"bandwidth": speed * link.bandwidth})})
     if overlap is not None:
         cluster = cluster.model_copy(update={"overlap": overlap})
     costs = CostModel(cluster, mesh)
@@ -88,6 +92,37 @@ def test_random_plans(name, mesh, seed):
     assert best.ok
     assert best.total_quanta <= before.total_quanta
     assert best.peak_bytes <= before.peak_bytes
+
+
+@pytest.mark.parametrize(
+    "numbers", [range(3), slow(range(3, 20)), *(fuzz(range(k, k + 20)) for k in range(20, 2000, 20))]
+)
+def test_no_choice_of_starts_is_below_the_bound(numbers):
+    """A few decisions, links of any speed, and timetables drawn at random beside ours."""
+    for number in numbers:
+        rng = Random(number)
+        name, mesh = rng.choice(("mlp",) * 6 + ("tied_gpt", "gpt2")), rng.choice(((2,), (4,), (2, 2)))
+        space = strategy_space(name, mesh)
+        slower = OverlapSpec(computation=rng.uniform(1.0, 2.5), collectives=rng.uniform(1.0, 2.5))
+        model_costs, costs = prices(name, mesh, rng.choice((None, slower)), 10 ** rng.uniform(-4.0, 1.0))
+        model = with_link_costs(space, model_costs)
+        weights = [random_weights(model, len(mesh), costs.slowdowns, 7 * number + k) for k in range(4)]
+        bounds, best = [None] * len(weights), None
+        for seed in range(3):
+            decision = random_decision(space, 3 * number + seed)
+            tally = replay_decision(model, decision).tally
+            found = [tally.weigh(each) // each.scale for each in weights]
+            bounds = found if best is None else [min(pair) for pair in zip(bounds, found, strict=True)]
+            serial = build_schedule(space, decision)
+            room = Room(replayed(name, mesh, serial, costs).profile.total_during, None)
+            tables = [overlapped(space.graph, serial, costs, room, rng.choice((1.0, 3.0, 100.0))), serial]
+            tables += [random_timetable(space.graph, serial, rng) for _ in range(4)]
+            reports = [replayed(name, mesh, table, costs) for table in tables]
+            assert all(report.ok for report in reports), (number, [report.violations[:2] for report in reports])
+            least = min(report.total_quanta for report in reports)
+            assert max(found) <= least, number
+            best = least if best is None else min(best, least)
+        assert max(bounds) <= best, number
 
 
 def random_weights(model, axes, slowdowns, seed):

@@ -1,0 +1,74 @@
+"""Plans of the one model that run: a row for each plan, equal plans run once, refused ones have a note."""
+
+from __future__ import annotations
+
+import pytest
+from support.steps.planned_steps import step_reference
+from support.tiers import slow
+
+from planner.papers.claims import one_model
+from planner.papers.claims.claim import PAPERS
+from planner.papers.claims.one_model import OneModelCase, one_model_cases
+from planner.papers.claims.results import kept_results
+from runtime.job.process_group import LaunchError
+from runtime.prediction.local_tables import one_model as runs
+from runtime.prediction.local_tables.one_model import one_model_runs
+
+
+@pytest.fixture
+def small(monkeypatch):
+    """The smallest GPT-2 in place of the whole one."""
+    monkeypatch.setattr(one_model, "REFERENCE", step_reference("gpt2"))
+    monkeypatch.setattr(runs, "_runs", {})
+    for cached in (one_model._chain, one_model._session):
+        cached.cache_clear()
+    yield
+    for cached in (one_model._chain, one_model._session):
+        cached.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("paper", "number"), [("h3t", 1), slow("kiwi", 0), slow("osdp", 2), slow("galvatron", 1), slow("capture", 2)]
+)
+def test_a_plan_runs_once_and_gives_the_numbers_of_one_process(paper, number, small, monkeypatch):
+    cell = list(one_model_runs(paper).cells())[number]
+    (row,) = cell.rows()
+    case = list(one_model_cases(paper))[number]
+    assert (row["planner"], row["way"], row["limit_gb"]) == (case.planner, case.way, case.limit / 1e9)
+    assert row["failures"] == []
+    assert row["loss_error"] <= 1e-5
+    assert 0 < row["measured_bytes"] <= 1.05 * row["predicted_bytes"]
+    monkeypatch.setattr(runs, "run_steps", None)
+    assert list(cell.rows()) == [row]
+
+
+def test_a_plan_that_does_not_run_has_a_note(small, monkeypatch):
+    def refuse(*args, **kwargs):
+        raise LaunchError("the plan holds too much")
+
+    monkeypatch.setattr(runs, "run_steps", refuse)
+    (row,) = next(iter(one_model_runs("galvatron").cells())).rows()
+    assert (row["measured_bytes"], row["note"]) == (None, "the plan holds too much")
+    monkeypatch.setattr(one_model, "SHARES", (1,))
+    assert [row for cell in one_model_runs("galvatron").cells() for row in cell.rows()] == []
+
+
+@pytest.mark.parametrize("paper", PAPERS)
+def test_kept_plans_hold_what_they_predict_and_give_the_numbers_of_one_process(paper):
+    """At full size: peaks within 1 per cent above, and refused are only plans that hold more than the machine."""
+    rows = kept_results(paper).rows["one_model_runs"]
+    planned = [row for row in kept_results(paper).rows["one_model"] if row["step_ms"] is not None]
+    assert len(rows) == len(planned)
+    ran = [row for row in rows if row["measured_bytes"] is not None]
+    assert all("this machine, shared by 4 ranks, has" in row["note"] for row in rows if row not in ran)
+    assert len(ran) >= len(rows) - 1
+    for row in ran:
+        assert row["failures"] == [], row
+        assert 0.97 <= row["measured_bytes"] / row["predicted_bytes"] <= 1.01, row
+
+
+def test_cases_have_labels_of_their_own():
+    labels = [case.label for paper in PAPERS for case in one_model_cases(paper)]
+    assert OneModelCase("kiwi", "", 250).label == "250 %, kiwi"
+    assert all(len(set(found)) == len(found) for found in [[c.label for c in one_model_cases(p)] for p in PAPERS])
+    assert len(labels) == 12 + 4 * 18
