@@ -76,11 +76,11 @@ def run_layer_rank(options: RunOptions) -> int:
         plan = parse_layer_plan(broadcast_text(text), str(options.plan))
         check_layer_plan(plan)
         check_code(plan.model.source, options.allow_code)
-        check_device_memory(plan.peak_bytes, device)
+        check_device_memory(plan.held_bytes, device)
         with scratch_folder(options) as own:
             report = _run(plan, own, device)
             if dist.get_rank() == 0:
-                print(report.line(None if plan.record is None else plan.record.objective_seconds, plan.peak_bytes))
+                print(report.line(plan.objective_seconds, plan.held_bytes))
                 for failure in report.failures():
                     print("meshwright:", failure, file=sys.stderr)
         membership.exit_code = report.exit_code

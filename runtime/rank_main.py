@@ -117,7 +117,7 @@ def _run(plan: Plan, options: RunOptions, device: torch.device) -> RunReport:
     if options.check:
         check_comparable(traced)
         train_for_comparison(REFERENCE, copy, options)
-    texts = gather_texts(_train(plan, step, seeded, traced, schedule, options, device).model_dump_json())
+    texts = gather_texts(train_rank(plan, step, seeded, traced, schedule, options, device).model_dump_json())
     merged = ""
     if dist.get_rank() == 0:
         report = merged_report(plan, [RankReport.model_validate_json(text) for text in texts], options, device)
@@ -137,7 +137,7 @@ def _shared_plan(options: RunOptions) -> Plan:
     return plan
 
 
-def _train(
+def train_rank(
     plan: Plan,
     step: TrainingStep,
     seeded: DeferredValues | None,
@@ -146,6 +146,19 @@ def _train(
     options: RunOptions,
     device: torch.device,
 ) -> RankReport:
+    """Train this rank's part, and compare it where the options say so; a collective of all ranks.
+
+    Parameters
+    ----------
+    plan, schedule
+        The plan, and its checked schedule.
+    step, seeded, traced
+        The step as :func:`runtime.library.sources.seeded_step` has it; its tensors are replaced. And the traced one.
+    options
+        How to run.
+    device
+        Device of this rank.
+    """
     decision = plan.decision
     overlapping = any(isinstance(entry, Wait) for entry in schedule.instructions)
     mesh = device_mesh(device.type, decision.options.mesh)

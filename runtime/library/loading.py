@@ -129,7 +129,8 @@ def load(
     if dist.get_rank() == 0 and (note := calibration_note(plan)):
         warnings.warn(note, stacklevel=2)
     reserve = plan.decision.options.reserve_bytes if isinstance(plan, Plan) else 0
-    check_device_memory(plan.peak_bytes, place_of_rank, reserve)
+    held = plan.peak_bytes if isinstance(plan, Plan) else plan.held_bytes
+    check_device_memory(held, place_of_rank, reserve)
     if allow_code:
         check_code(reference.source, allowed=True)
     step, seeded = _training_step(reference, module, weights, batch, loss_fn)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -12,8 +13,10 @@ from planner.common.plan_error import PlanError
 from planner.layers.plan.document import LayerPlan
 from planner.plan.document import Plan
 from runtime.job.launch import run_plan
+from runtime.job.planned_device import calibration_note, device_of_run
 from runtime.layers.launch import run_layer_plan
 from runtime.measure.run_report import TrainingReport
+from runtime.prediction.plan_pool import PlanPool
 
 STEPS = 4
 """Steps of a run; the first is metered, and the median of the others counts."""
@@ -108,12 +111,22 @@ def validate(
         )
     predicted = [predicted_figures(name, plan) for name, plan in plans]
     found = []
-    for (name, plan), (seconds, peak) in zip(plans, predicted, strict=True):
-        progress(name)
-        report = run_steps(plan, steps, device)
-        assert report.measured_step_s is not None
-        found.append(ValidatedPlan(name, seconds, report.measured_step_s, peak, max(report.measured_peak_bytes)))
+    with PlanPool() as pool:
+        for (name, plan), (seconds, peak) in zip(plans, predicted, strict=True):
+            progress(name)
+            report = _report(plan, steps, device, pool if len(plans) > 1 else None)
+            assert report.measured_step_s is not None
+            found.append(ValidatedPlan(name, seconds, report.measured_step_s, peak, max(report.measured_peak_bytes)))
     return Validation(tuple(found))
+
+
+def _report(plan: Plan | LayerPlan, steps: int, device: str | None, pool: PlanPool | None) -> TrainingReport:
+    """A run; in the pool where there is one for it."""
+    if pool is None or not isinstance(plan, Plan) or device_of_run(device, plan) != "cpu":
+        return run_steps(plan, steps, device)
+    if note := calibration_note(plan):
+        warnings.warn(note, stacklevel=3)
+    return pool.run(plan, steps)
 
 
 def run_steps(plan: Plan | LayerPlan, steps: int, device: str | None, *, check: bool = False) -> TrainingReport:
@@ -142,7 +155,7 @@ def predicted_figures(name: str, plan: Plan | LayerPlan) -> tuple[float, int]:
     record = plan.record
     if record is None or not record.objective_seconds or not record.engine_peaks:
         raise PlanError(f"plan {name} predicts no time or no peak: give one that a formulation made")
-    return record.objective_seconds, max(peak.nbytes for peak in record.engine_peaks)
+    return record.objective_seconds, plan.held_bytes
 
 
 def _ranks(values: ArrayLike) -> NDArray[np.float64]:

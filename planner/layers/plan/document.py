@@ -336,8 +336,14 @@ class LayerPlan(_Part):
 
     @property
     def peak_bytes(self) -> int:
-        """Predicted bytes on the fullest device; 0 in a plan without predictions."""
+        """Predicted bytes on the fullest device, as the formulation counts them; 0 in a plan without predictions."""
         return 0 if self.record is None else max(self.record.stage_peak_bytes, default=0)
+
+    @property
+    def held_bytes(self) -> int:
+        """Predicted bytes on the fullest device under torch's engine, or :attr:`peak_bytes` where that is not known."""
+        peaks = () if self.record is None else self.record.engine_peaks
+        return max((peak.nbytes for peak in peaks), default=self.peak_bytes)
 
     def settings_digest(self) -> str:
         """SHA-256 of the canonical JSON of all but the record."""

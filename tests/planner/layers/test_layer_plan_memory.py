@@ -9,7 +9,7 @@ import pytest
 from formulations.layers.layer import LayerChain, LayerProfile, ProfileSource
 from planner.common.plan_error import PlanError
 from planner.layers.plan.check import check_layer_plan
-from planner.layers.plan.document import LayerPlan, LayerSettings, PlannedMachine, StagePlan
+from planner.layers.plan.document import LayerPlan, LayerRecord, LayerSettings, PlannedMachine, StagePlan
 from planner.layers.plan.memory import engine_peaks, plan_profiles
 from planner.plan.decision import PlannedModel
 
@@ -163,3 +163,26 @@ def test_profiles_are_found_by_name_and_by_place():
     assert names == ["embedding", "h.0.attention", "h.0.mlp", "h.1", "head"]
     with pytest.raises(PlanError, match=r"layer h\.0\.attn has no profile; there are those of embedding, h\.0, h\.1"):
         plan_profiles(plan, blocks)
+
+
+def test_what_a_plan_holds_is_the_peak_of_the_engine_where_it_is_known():
+    plan = plan_of([LayerSettings(name="first")])
+    assert plan.held_bytes == plan.peak_bytes == 0
+    record = LayerRecord(
+        formulation="osdp",
+        as_published=True,
+        solver="depth-first",
+        status="feasible",
+        objective_seconds=1.0,
+        bound_seconds=None,
+        gap=None,
+        seconds=0.0,
+        stage_peak_bytes=(10**9, 7),
+        tensor_bytes=10**10,
+    )
+    counted = plan.model_copy(update={"record": record})
+    assert (counted.held_bytes, counted.peak_bytes) == (10**9, 10**9)
+    (peak,) = peaks(plan)
+    engine = record.model_copy(update={"engine_peaks": (peak,)})
+    known = plan.model_copy(update={"record": engine})
+    assert (known.held_bytes, known.peak_bytes) == (peak.nbytes, 10**9)
