@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 
 from planner.machine.identity import available_cores
-from planner.models.references import reference_of
+from planner.models.references import check_code, reference_of
 from planner.plan.decision import canonical_json
 from planner.plan.document import Plan
 from planner.strategies.traced_step import TracedStep, trace_step
@@ -65,7 +65,10 @@ class PlanPool:
         ------
         LaunchError
             A rank fails; the next plan has new ones.
+        ModelError
+            The plan's model is code that was not allowed.
         """
+        check_code(plan.decision.model.source)
         ranks = prod(plan.decision.options.mesh)
         if self._pool is not None and (self._pool.size != ranks or self._plans >= PLANS_OF_PROCESSES):
             self._close()
@@ -94,6 +97,7 @@ def report_of_rank(text: str, steps: int, profile: bool) -> str:
     keep_freed_memory()
     plan = Plan.model_validate_json(text)
     check_device_memory(plan.peak_bytes, CPU)
+    check_code(plan.decision.model.source, allowed=True)  # by the process that has the pool
     model, reference = canonical_json(plan.decision.model), reference_of(plan.decision.model)
     step, seeded = seeded_step(reference)
     if model not in _traced:

@@ -8,7 +8,7 @@ from random import Random
 import numpy as np
 import pytest
 from support.steps.planned_steps import strategy_space, traced_step
-from support.steps.random_timetables import random_timetable
+from support.steps.random_schedules import random_timetable
 from support.tiers import fuzz, slow
 
 from formulations.step.replay import replay_decision

@@ -8,7 +8,7 @@ import pytest
 import torch
 from support.processes.library_runs import Trained, train_alone, train_on_rank
 from support.steps.planned_steps import plan_of, random_plan, strategy_space
-from support.steps.random_offload import random_offload
+from support.steps.random_schedules import random_offload
 from support.tiers import slow
 
 from planner.overlap.buckets import BucketRule

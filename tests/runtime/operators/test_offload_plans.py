@@ -11,8 +11,8 @@ import torch.distributed as dist
 from rich.console import Console
 from support.processes.rank_steps import groups_of, local_inputs, one_process, step_errors
 from support.steps.planned_steps import plan_of, strategy_space, traced_step
-from support.steps.random_offload import random_offload
 from support.steps.random_plans import peaks_on_the_way
+from support.steps.random_schedules import random_offload
 from support.tiers import first
 
 from planner.graph.optimizers import optimizer_named

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cache
 
 from support.steps.planned_steps import plan_of, strategy_space, traced_step
-from support.steps.random_offload import random_offload
+from support.steps.random_schedules import random_offload
 
 from planner.graph.optimizers import optimizer_named
 from planner.machine.cluster import load_cluster

@@ -1,17 +1,51 @@
-"""Timetables drawn at random: every start and wait of a transfer at any place where it is lawful."""
+"""Random schedules: activations sent to the host over links of random speed, transfers at random times."""
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from dataclasses import replace
 from random import Random
 
+from support.steps.planned_steps import strategy_space, traced_step
+
 from planner.graph.operator_graph import OperatorGraph
+from planner.graph.optimizers import optimizer_named
+from planner.machine.cluster import LinkSpec, load_cluster
+from planner.machine.costs import CostModel
 from planner.overlap.transfers import single_steps, transfers
+from planner.replay.checker import OptimizerMemory, replay
 from planner.replay.memory import LocalBytes
 from planner.schedule.frees import with_frees
 from planner.schedule.instructions import Buffer, Free, Instruction, Reshard, Schedule, Wait, sends_copy
 from planner.scheduling.builder import kept_buffers
+from planner.scheduling.offload_limit import DeviceLimit
+from planner.scheduling.offload_schedule import offload_candidates, with_offload
+from planner.strategies.instruction_costs import InstructionCosts
+
+SGD = OptimizerMemory(optimizer_named("sgd"))
+
+
+def random_offload(
+    name: str, schedule: Schedule, seed: int, share: float = 0.6, link: LinkSpec | None = None
+) -> tuple[Schedule, InstructionCosts]:
+    """The schedule with about ``share`` of its candidates offloaded, and the prices that it was made for.
+
+    The link is between so slow that every copy is waited for and so fast that none is, if it is not given. Half of
+    the time a memory limit below the peak asks for more waiting.
+    """
+    rng = random.Random(seed)
+    space, graph = strategy_space(name, schedule.mesh), traced_step(name).graph
+    anything = LinkSpec(latency_seconds=rng.choice([0.0, 1e-6, 2e-5]), bandwidth=rng.choice([1e8, 1e9, 1e10, 1e12]))
+    cluster = load_cluster("a100-8-nvlink").model_copy(
+        update={"host_link": link or anything, "host_link_shared": rng.random() < 0.3}
+    )
+    costs = InstructionCosts(graph, CostModel(cluster, schedule.mesh), space.operator_strategies, "adamw")
+    candidates = offload_candidates(graph, schedule)
+    chosen = [value for value in candidates if rng.random() < share] or candidates[:1]
+    memory = replay(graph, schedule, optimizer=SGD, counter_based_random=True)
+    limit = DeviceLimit(memory.profile.total_during, int(0.8 * memory.peak_bytes))
+    return with_offload(graph, schedule, chosen, costs, limit if rng.random() < 0.5 else None), costs
 
 
 def random_timetable(graph: OperatorGraph, schedule: Schedule, rng: Random) -> Schedule:
