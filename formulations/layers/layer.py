@@ -121,8 +121,8 @@ class LayerProfile:
     forward_fixed_workspace_bytes, backward_fixed_workspace_bytes
         The same at any batch size, such as the first half of a tied weight's gradient.
     late_workspace_bytes, late_fixed_workspace_bytes
-        As those of backward, from the first operator on that reads a parameter or makes the gradient of one. The
-        backward of a loss comes before; in other layers the figures are those of backward (None).
+        As those of backward, from the first operator on that reads a parameter or makes the gradient of one: without
+        the backward of the loss, in the layer that has it. None: as those of backward.
     largest_parameter_bytes
         Of its parameters the largest one's; None where that is not known.
     forward_seconds, backward_seconds
@@ -207,15 +207,14 @@ class LayerProfile:
             return replace(self, split=UNDIVIDED)
         whole, part, count = self, self.split, degree
         backward = _share(whole.backward_workspace_bytes, part.backward_workspace_bytes, count)
+        late = whole.late_workspace_bytes
         return replace(
             self,
             parameter_bytes=_share(whole.parameter_bytes, part.parameter_bytes, count),
             saved_bytes=_share(whole.saved_bytes, part.saved_bytes, count),
             forward_workspace_bytes=_share(whole.forward_workspace_bytes, part.forward_workspace_bytes, count),
             backward_workspace_bytes=backward,
-            late_workspace_bytes=None
-            if whole.late_workspace_bytes is None
-            else min(whole.late_workspace_bytes, backward),
+            late_workspace_bytes=late if late is None else min(late, backward),
             forward_seconds=whole.forward_seconds - part.forward_seconds + part.forward_seconds / count,
             backward_seconds=whole.backward_seconds - part.backward_seconds + part.backward_seconds / count,
             split=SplitPart(reduced_bytes=part.reduced_bytes),

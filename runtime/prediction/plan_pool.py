@@ -35,6 +35,9 @@ from runtime.rank_main import merged_report, train_rank
 PLANS_OF_PROCESSES = 15
 """Plans after which the processes are started anew."""
 
+MOST_SECONDS = 86_400.0
+"""Of one run; a collective has its own limit."""
+
 CPU = torch.device("cpu")
 
 
@@ -75,7 +78,7 @@ class PlanPool:
         self._pool = self._pool or RankPool(ranks)
         self._plans += 1
         try:
-            texts = self._pool.run(report_of_rank, canonical_json(plan), steps, profile)
+            texts = self._pool.run(report_of_rank, canonical_json(plan), steps, profile, timeout=MOST_SECONDS)
         except LaunchError as error:
             self._close()
             raise LaunchError(str(error).strip().splitlines()[-1]) from None

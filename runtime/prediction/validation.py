@@ -83,7 +83,7 @@ def validate(
     device: str | None = None,
     progress: Callable[[str], None] = lambda _: None,
 ) -> Validation:
-    """Run plans one after another and compare each with its prediction.
+    """Run plans one after another and compare each with its prediction; several of operators in one pool of processes.
 
     Parameters
     ----------

@@ -23,7 +23,7 @@ from runtime.prediction.validation import predicted_figures, run_steps
 __all__ = ["one_model_runs"]
 
 STEPS = 1
-_TIMED = frozenset({"predicted_bytes", "measured_bytes", "loss_error", "gradient_error"})
+_MEASURED = frozenset({"predicted_bytes", "measured_bytes", "loss_error", "gradient_error"})
 
 
 def one_model_runs(paper: str) -> Table:
@@ -39,9 +39,7 @@ def one_model_runs(paper: str) -> Table:
     paper
         One of :data:`planner.papers.claims.claim.PAPERS`.
     """
-    return Table(
-        partial(_cells, paper), frozenset({"predicted_bytes", "measured_bytes", "loss_error", "gradient_error"})
-    )
+    return Table(partial(_cells, paper), _MEASURED)
 
 
 def _cells(paper: str) -> Iterator[Cell]:
