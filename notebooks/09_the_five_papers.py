@@ -72,7 +72,7 @@ with pd.option_context("display.max_colwidth", None):
 #
 # Per cent of the step's time above that of `kiwi_chain`, the joint plan of operators, and above Galvatron-BMW's exact
 # plan with all its choices, which decides on stages, micro-batches and the layout of every layer at once. Less than
-# nothing means that the formulation promises more, by its own way of counting; nothing here was run. CAPTURE's
+# nothing means that the formulation promises more, by its own way of counting; these times were not measured. CAPTURE's
 # published and exact plans have the least peak, not the least time.
 
 # %%
@@ -92,3 +92,27 @@ overhead_by_group(panels, title)
 # %% [markdown]
 # A limit without a point has no plan; the notes above say why. `published` may find none because of a slip of the
 # paper's search, where `exact` has one.
+
+# %% [markdown]
+# ## The plans at full size
+#
+# Every plan ran one step on four processes of a CPU (`--part one_model_runs`), equal ones once. Below are the highest
+# peak of tensors as torch's engine is predicted to have it, whatever the paper counts, and as it was measured; and the
+# largest error of a gradient beside one process.
+
+# %%
+runs = pd.concat([pd.DataFrame(kept_results(paper).rows["one_model_runs"]) for paper in PAPERS])
+runs["plan"] = runs.planner + runs.way.map(lambda way: f", {way}" if way else "")
+peaks = runs[["predicted_bytes", "measured_bytes"]].astype(float)
+runs["measured / predicted"] = peaks.measured_bytes / peaks.predicted_bytes
+by_plan = runs.groupby("plan", sort=False)
+pd.DataFrame(
+    {
+        "plans": by_plan.size(),
+        "least measured peak (GB)": by_plan.measured_bytes.min() / 1e9,
+        "largest measured peak (GB)": by_plan.measured_bytes.max() / 1e9,
+        "least measured / predicted": by_plan["measured / predicted"].min(),
+        "largest measured / predicted": by_plan["measured / predicted"].max(),
+        "largest error of a gradient": by_plan.gradient_error.max(),
+    }
+).style.format(precision=4).format("{:.1e}", subset=["largest error of a gradient"])
