@@ -61,7 +61,7 @@ class PlanPool:
             self._pool.close()
         self._pool, self._plans = None, 0
 
-    def run(self, plan: Plan, steps: int, *, profile: bool = False) -> RunReport:
+    def run(self, plan: Plan, steps: int) -> RunReport:
         """Train some steps under a plan on CPU, as :func:`runtime.job.launch.run_plan`, which checks nothing here.
 
         Raises
@@ -78,7 +78,7 @@ class PlanPool:
         self._pool = self._pool or RankPool(ranks)
         self._plans += 1
         try:
-            texts = self._pool.run(report_of_rank, canonical_json(plan), steps, profile, timeout=MOST_SECONDS)
+            texts = self._pool.run(report_of_rank, canonical_json(plan), steps, timeout=MOST_SECONDS)
         except LaunchError as error:
             self._close()
             raise LaunchError(str(error).strip().splitlines()[-1]) from None
@@ -92,7 +92,7 @@ _traced: dict[str, TracedStep] = {}
 """The step that this process traced last, by its model."""
 
 
-def report_of_rank(text: str, steps: int, profile: bool) -> str:
+def report_of_rank(text: str, steps: int) -> str:
     """Report as JSON of a plan's run, of which this process is a rank."""
     ranks = dist.get_world_size()
     os.environ["LOCAL_WORLD_SIZE"] = str(ranks)
@@ -110,11 +110,9 @@ def report_of_rank(text: str, steps: int, profile: bool) -> str:
         )
     traced = _traced[model]
     schedule = checked_schedule(plan, traced, ranks)
-    return train_rank(plan, step, seeded, traced, schedule, _options(steps, profile), CPU).model_dump_json()
+    return train_rank(plan, step, seeded, traced, schedule, _options(steps), CPU).model_dump_json()
 
 
-def _options(steps: int, profile: bool = False) -> RunOptions:
+def _options(steps: int) -> RunOptions:
     none = Path(tempfile.gettempdir())
-    return RunOptions(
-        plan=none, steps=steps, check=False, data=None, device=CPU.type, report=None, scratch=none, profile=profile
-    )
+    return RunOptions(plan=none, steps=steps, check=False, data=None, device=CPU.type, report=None, scratch=none)

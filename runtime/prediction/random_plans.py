@@ -55,12 +55,12 @@ def covering_plans(session: PlanningSession, count: int, seed: int = 0) -> Itera
         ]
         for i, (node, strategies) in enumerate(zip(space.nodes, space.strategies, strict=True))
     ]
+
+    def rank(node: int, layout: int) -> int:
+        return uses[keys[node][layout]]
+
     for number in range(count):
         known = len(uses)
-
-        def rank(node: int, layout: int) -> int:
-            return uses[keys[node][layout]]
-
         decision = random_decision(space, seed + number, rank=rank)
         uses.update(keys[node][layout] for node, layout in enumerate(decision.layouts))
         if len(uses) == known:

@@ -109,8 +109,8 @@ class _Held:
         Buffer of a gather.
     wider
         Bytes in which gradients are summed for one byte of them.
-    keeps_copy, frees_between
-        Whether the copy stays from the first forward to the last backward, and whether it is freed between the two.
+    keeps_copy, keeps_for_loss
+        Whether the copy stays from the first forward to the last backward, and whether also while the loss's runs.
     resident
         Own part and optimizer state where they are on the device.
     given, kept, again
@@ -130,7 +130,7 @@ class _Held:
     buffer: int
     wider: int
     keeps_copy: bool
-    frees_between: bool
+    keeps_for_loss: bool
     resident: int
     given: int
     kept: int
@@ -213,7 +213,7 @@ def _held(
         buffer=piece if own < copy else 0,
         wider=ITEM_BYTES["float32"] // ITEM_BYTES[dtype] if plan.model.reduce_dtype == "float32" else 1,
         keeps_copy=layer.sharding == "zero2" or is_tied,
-        frees_between=layer.sharding != "zero2",
+        keeps_for_loss=layer.sharding == "zero2",
         resident=0 if layer.offload_parameters else own + (0 if layer.offload_optimizer else state),
         given=0 if layer.offload_hidden else given,
         kept=0 if layer.checkpoint or layer.offload_hidden else saved,
@@ -328,7 +328,7 @@ class _Stage:
             moment="backward of the loss",
             activations=self._activations(len(self._layers)),
             workspace=layer.loss + layer.again,
-            copies=sum(each.copy for each in self._layers if not each.frees_between),
+            copies=sum(each.copy for each in self._layers if each.keeps_for_loss),
             gradients=self._sum("summed") if self._micro_batches > 1 else 0,
         )
 

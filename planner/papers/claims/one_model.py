@@ -12,7 +12,7 @@ attention and feed-forward modules, the others on blocks.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache, partial
 
@@ -30,7 +30,7 @@ from planner.papers.page import MISSING, Rows, Section, pivot
 from planner.plan.document import Plan
 from planner.session import PlanningSession, PlanRequest
 
-__all__ = ["CLUSTER", "DEVICES", "REFERENCE", "SECTIONS", "OneModelCase", "one_model", "one_model_cases"]
+__all__ = ["CLUSTER", "DEVICES", "REFERENCE", "SECTIONS", "OneModelCase", "case_cells", "one_model", "one_model_cases"]
 
 REFERENCE = ModelReference("hf:gpt2", batch=8, sequence=512, dropout=0.0)
 CLUSTER, DEVICES = "titan-rtx-8-pcie", 4
@@ -119,6 +119,12 @@ def _milliseconds(seconds: float | None) -> float | None:
     return None if seconds is None else 1e3 * seconds
 
 
+def case_cells(paper: str, rows: Callable[[OneModelCase], Iterable[Row]]) -> Iterator[Cell]:
+    """A cell for every decision of one paper, with the rows that a function has of it."""
+    for case in one_model_cases(paper):
+        yield Cell(case.label, partial(rows, case))
+
+
 def one_model_cases(paper: str) -> Iterator[OneModelCase]:
     """All decisions of one paper."""
     for share in SHARES:
@@ -139,12 +145,7 @@ def one_model(paper: str) -> Table:
     paper
         One of :data:`planner.papers.claims.claim.PAPERS`.
     """
-    return Table(partial(_cells, paper), frozenset({"bound_ms", "note"}))
-
-
-def _cells(paper: str) -> Iterator[Cell]:
-    for case in one_model_cases(paper):
-        yield Cell(case.label, partial(_rows, case))
+    return Table(partial(case_cells, paper, _rows), frozenset({"bound_ms", "note"}))
 
 
 def _rows(case: OneModelCase) -> Iterator[Row]:

@@ -12,8 +12,8 @@ from functools import partial
 from planner.common.infeasibility import InfeasibleError
 from planner.common.plan_error import PlanError
 from planner.layers.plan.document import LayerPlan
-from planner.papers.cells import Cell, Row, Table
-from planner.papers.claims.one_model import OneModelCase, one_model_cases
+from planner.papers.cells import Row, Table
+from planner.papers.claims.one_model import OneModelCase, case_cells
 from planner.plan.decision import decision_digest
 from planner.plan.document import Plan
 from runtime.job.process_group import LaunchError
@@ -39,12 +39,7 @@ def one_model_runs(paper: str) -> Table:
     paper
         One of :data:`planner.papers.claims.claim.PAPERS`.
     """
-    return Table(partial(_cells, paper), _MEASURED)
-
-
-def _cells(paper: str) -> Iterator[Cell]:
-    for case in one_model_cases(paper):
-        yield Cell(case.label, partial(_rows, case))
+    return Table(partial(case_cells, paper, _rows), _MEASURED)
 
 
 def _rows(case: OneModelCase) -> Iterator[Row]:

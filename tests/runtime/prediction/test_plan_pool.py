@@ -38,10 +38,9 @@ def test_a_plan_in_the_pool_gives_what_a_launch_gives(mesh):
     plans = plans_of("llama", mesh, 2)
     with PlanPool() as pool:
         for plan in plans:
-            pooled, launched = pool.run(plan, 3, profile=True), run_plan(plan, steps=3, device="cpu", profile=True)
+            pooled, launched = pool.run(plan, 3), run_plan(plan, steps=3, device="cpu")
             assert pooled.loss == launched.loss
             assert pooled.measured_peak_bytes == launched.measured_peak_bytes
-            assert len(pooled.instruction_ns[0]) == len(launched.instruction_ns[0])
 
 
 def test_a_plan_that_fails_has_one_line_and_the_next_one_runs():
