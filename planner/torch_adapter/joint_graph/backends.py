@@ -53,6 +53,7 @@ def compile_inductor(partitioner: Partitioner) -> Callable[..., Any]:
         "post_grad_custom_post_pass": _EarlyProducts(),
         "allow_buffer_reuse": False,  # a buffer that waits to be reused takes memory; the allocator reuses it as well
         "layout_optimization": False,  # copies of convolutions' weights and inputs would be held until the backward
+        "reorder_for_peak_memory": False,  # kernels run in the order whose peak was predicted
     }
 
     def inner(*args: Any, **kwargs: Any) -> Any:
