@@ -23,7 +23,7 @@ from planner.torch_adapter.meters.resized_storages import ResizedStorageMeter
 from planner.torch_adapter.tracing.step_module import StepArguments
 from runtime.job.device_memory import check_device_memory
 from runtime.job.membership import joined
-from runtime.job.planned_device import kind_for_rank
+from runtime.job.planned_device import kind_for_rank, print_calibration_note
 from runtime.job.process_group import broadcast_text, gather_texts, rank_device, round_as_float32
 from runtime.job.rank_job import (
     RunOptions,
@@ -76,6 +76,7 @@ def run_layer_rank(options: RunOptions) -> int:
         plan = parse_layer_plan(broadcast_text(text), str(options.plan))
         check_layer_plan(plan)
         check_code(plan.model.source, options.allow_code)
+        print_calibration_note(plan)
         check_device_memory(plan.held_bytes, device)
         with scratch_folder(options) as own:
             report = _run(plan, own, device)

@@ -25,7 +25,7 @@ from planner.torch_adapter.tracing.step_module import StepArguments
 from runtime.job.device_memory import check_device_memory
 from runtime.job.layout import device_mesh, print_layout_note
 from runtime.job.membership import joined
-from runtime.job.planned_device import check_kind, kind_for_rank
+from runtime.job.planned_device import check_kind, kind_for_rank, print_calibration_note
 from runtime.job.process_group import LaunchError, broadcast_text, gather_texts, rank_device, round_as_float32
 from runtime.job.rank_job import (
     RunOptions,
@@ -97,6 +97,7 @@ def run_rank(options: RunOptions, show: Callable[[Plan, RunReport], None] = prin
             check_kind(plan, device.type)
         check_device_memory(plan.peak_bytes, device, plan.decision.options.reserve_bytes)
         print_layout_note(plan.decision.options.mesh, plan.decision.options.cluster)
+        print_calibration_note(plan)
         with scratch_folder(options) as own:
             report = _run(plan, own, device)
             if dist.get_rank() == 0:

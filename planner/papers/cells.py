@@ -42,7 +42,10 @@ class Table:
     timed
         Columns that depend on the speed of the machine: seconds that were measured, and what a search has found when
         its time ends.
+    named_only
+        Whether it is computed only where it is named, as it does not fit into the hour of all tables.
     """
 
     cells: Callable[[], Iterable[Cell]]
     timed: frozenset[str] = frozenset()
+    named_only: bool = False

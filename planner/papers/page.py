@@ -34,11 +34,14 @@ class Section:
         Names of the tables whose rows it uses.
     lines
         Makes its lines of Markdown from the rows.
+    also
+        Names of tables whose rows it uses where they are there.
     """
 
     title: str
     tables: tuple[str, ...]
     lines: Callable[[Rows], Iterable[str]]
+    also: tuple[str, ...] = ()
 
 
 def page(paper: str, title: str, sections: Iterable[Section], tables: Mapping[str, Mapping[str, Any]]) -> str:
@@ -58,13 +61,14 @@ def page(paper: str, title: str, sections: Iterable[Section], tables: Mapping[st
     for section in sections:
         if not rows.keys() >= set(section.tables):
             continue
-        used = [tables[name] for name in section.tables]
+        names = [*section.tables, *(name for name in section.also if name in rows)]
+        used = [tables[name] for name in names]
         machines = dict.fromkeys(table["machine"] for table in used)
         dates = dict.fromkeys(table["date"] for table in used)
         lines += [
             f"## {section.title}",
             "",
-            f"- Command: `meshwright bench papers --paper {paper} --part {','.join(section.tables)}`",
+            f"- Command: `meshwright bench papers --paper {paper} --part {','.join(names)}`",
             f"- Machine: {'; '.join(machines)}, no GPU",
             f"- Date: {', '.join(dates)}; {sum(table['seconds'] for table in used):.0f} s",
             "",

@@ -80,8 +80,9 @@ def bench(
         typer.Option(
             metavar="A,B",
             help="Of kiwi-transformer: encoder,decoder,layers,recompute,llama. Of papers: names of tables of one "
-            "paper. Runs on this machine are there only where named: of galvatron figure_5, of capture "
-            "figure_7_local_KIND, KIND pipelines_gpipe, pipelines_1f1b, mixed_gpipe, mixed_1f1b.",
+            "paper. Only where named are there runs on this machine (one_model_runs of each, of galvatron figure_5, of "
+            "capture figure_7_local_KIND, KIND pipelines_gpipe, pipelines_1f1b, mixed_gpipe, mixed_1f1b) and tables "
+            "beyond the hour: of kiwi llama_recompute, of osdp losses, search_limits_long, of galvatron restated.",
             show_default="all (half an hour for kiwi-transformer)",
         ),
     ] = None,

@@ -16,7 +16,6 @@ import sys
 import tempfile
 import threading
 import uuid
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from math import prod
@@ -31,7 +30,7 @@ from formulations.problem.files import write_text_atomically
 from planner.layers.plan.document import LayerPlan, is_layer_plan, load_layer_plan, save_layer_plan
 from planner.models.references import check_code
 from planner.plan.document import Plan, load_plan, save_plan
-from runtime.job.planned_device import calibration_note, device_of_run
+from runtime.job.planned_device import device_of_run
 from runtime.job.process_group import LaunchError
 from runtime.job.rank_job import RunOptions
 from runtime.measure.run_report import RunReport
@@ -89,8 +88,6 @@ def run_plan(
     checked = plan if isinstance(plan, Plan) else load_plan(Path(plan))
     check_code(checked.decision.model.source, allow_code)
     device = device_of_run(device, checked)
-    if note := calibration_note(checked):
-        warnings.warn(note, stacklevel=2)
     report = run_module(
         "runtime.rank_main",
         prod(checked.decision.options.mesh),

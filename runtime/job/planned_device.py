@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 
 from planner.layers.plan.document import LayerPlan, is_layer_plan, load_layer_plan
 from planner.machine.cluster import METHOD, Measurement
@@ -84,6 +86,13 @@ def kind_for_rank(wanted: str | None, path: Path) -> str:
 
 def _kind_here() -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def print_calibration_note(plan: Plan | LayerPlan) -> None:
+    """Print :func:`calibration_note` on rank 0, however the ranks were started."""
+    note = calibration_note(plan) if dist.get_rank() == 0 else ""
+    if note:
+        print("meshwright: note:", note, file=sys.stderr)
 
 
 def calibration_note(plan: Plan | LayerPlan) -> str:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import warnings
 from pathlib import Path
 
 from planner.layers.plan.check import check_layer_plan
 from planner.layers.plan.document import LayerPlan, load_layer_plan, save_layer_plan
 from planner.models.references import check_code
 from runtime.job.launch import run_module
-from runtime.job.planned_device import calibration_note, device_of_run
+from runtime.job.planned_device import device_of_run
 from runtime.layers.reference import model_reference
 from runtime.layers.report import LayerRunReport
 
@@ -50,8 +49,6 @@ def run_layer_plan(
     model_reference(checked)  # refuses a plan of a profile file before ranks are started
     check_code(checked.model.source, allow_code)
     device = device_of_run(device, checked)
-    if note := calibration_note(checked):
-        warnings.warn(note, stacklevel=2)
     report = run_module(
         "runtime.layer_main",
         checked.devices,

@@ -188,7 +188,7 @@ def run_paper(
     observer
         Callbacks.
     tables
-        Names of tables; all of :func:`tables_of` if None.
+        Names of tables; if None, those of :func:`tables_of` that are not computed only where they are named.
     named
         Further tables, which are computed only where they are named.
 
@@ -205,7 +205,8 @@ def run_paper(
         raise ResultsError(f"paper {paper} has no table {unknown[0]!r}; use {', '.join(makers)}")
     path = folder / f"{paper}.json"
     results = load_results(path, paper)
-    chosen = list(tables_of(paper) if tables is None else tables)
+    usual = [name for name, table in tables_of(paper).items() if not table.named_only]
+    chosen = usual if tables is None else list(tables)
     for number, name in enumerate(chosen, start=1):
         if name in results.tables:
             observer.kept(paper, name)

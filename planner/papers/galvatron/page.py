@@ -253,6 +253,7 @@ SECTIONS: tuple[Section, ...] = (
         "Table III", "table_3", {_TITAN_16: paper.TABLE_3_TITAN, _A100_16: paper.TABLE_3_A100}, paper.TABLE_3_MODELS
     ),
     _rates("Table III, inferred hardware", "table_3_inferred", {_A100_16: paper.TABLE_3_A100}, paper.TABLE_3_MODELS),
+    _rates("Table V", "table_5", {_A100_64: paper.TABLE_5}, paper.TABLE_5_MODELS),
     _rates("Table V, inferred hardware", "table_5_inferred", {_A100_64: paper.TABLE_5}, paper.TABLE_5_MODELS),
 )
 """In the order of the page."""

@@ -44,7 +44,7 @@ def _limits(rows: Rows) -> Iterator[str]:
     yield "that the others need at the least, so more seconds help by chance."
     yield ""
     shown: list[Row] = []
-    for row in rows["search_limits"]:
+    for row in (*rows["search_limits"], *rows.get("search_limits_long", ())):
         lost = "no plan" if row["lost"] is None else f"{100 * row['lost']:.3g} %"
         text = f"{'done' if row['proven'] else 'cut off'} ({lost})"
         shown.append({"model": row["model"], "limit": f"{row['limit_seconds']:g} s", "found": text})
@@ -165,7 +165,7 @@ def _opinions(rows: Rows) -> Iterator[str]:
 
 SECTIONS = (
     Section("What the searches lose", ("losses",), _losses),
-    Section("Seconds of the paper's search", ("search_limits",), _limits),
+    Section("Seconds of the paper's search", ("search_limits",), _limits, ("search_limits_long",)),
     _throughput("figure_5"),
     _throughput("figure_6"),
     Section("Figure 7: cut operators", ("figure_7",), _pieces),

@@ -35,7 +35,7 @@ SEARCHED = ("osdp_base", "osdp")
 """Formulations on which the paper's search runs too: it cannot count the peak."""
 
 LOSS_SECONDS = 1.0
-"""Time limit of each depth-first search; table ``search_limits`` has longer ones."""
+"""Time limit of each depth-first search; tables ``search_limits`` and ``search_limits_long`` have longer ones."""
 
 _OPINION_SECONDS = 10.0
 

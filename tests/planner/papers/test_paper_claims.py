@@ -106,6 +106,7 @@ def test_a_run_resumes_at_the_first_table_that_is_missing(tmp_path: Path, monkey
         return [{"value": 1.5}] if name == "first" else []
 
     tables = {name: Table(lambda name=name: [Cell("a cell", partial(rows, name))]) for name in ("first", "second")}
+    tables["long"] = Table(lambda: [Cell("a cell", partial(rows, "long"))], named_only=True)
     monkeypatch.setattr(results_module, "tables_of", lambda paper: tables)
     heard = Heard()
     with pytest.raises(KeyboardInterrupt):
@@ -117,7 +118,7 @@ def test_a_run_resumes_at_the_first_table_that_is_missing(tmp_path: Path, monkey
     assert found.rows == {"first": [{"value": 1.5}], "second": []}
     assert found.tables["first"]["date"]
     assert [cell[:2] for cell in found.tables["first"]["cells"]] == [["a cell", 1]]
-    with pytest.raises(ResultsError, match="paper osdp has no table 'third'; use first, second"):
+    with pytest.raises(ResultsError, match="paper osdp has no table 'third'; use first, second, long"):
         run_paper("osdp", tmp_path, heard, ["third"])
 
 

@@ -14,6 +14,8 @@ from support.processes.command_line import TINY_PROBLEM
 from formulations.problem.solution import Progress, Status
 from formulations.solvers.protocol.registry import SOLVERS
 from planner.benchmarks import BenchResult, BenchRow, random_suite
+from planner.papers.claims.claim import PAPERS
+from planner.papers.claims.results import tables_of
 from runtime.commands.tables.bench import LiveRows
 
 FAKE = "support.problems.fake_solvers:"
@@ -31,6 +33,14 @@ def problem(tmp_path: Path) -> Path:
     path.write_text(json.dumps(TINY_PROBLEM))
     (path.parent / "README").write_text("not a problem")
     return path
+
+
+def test_help_names_tables_that_are_computed_only_where_named(bench) -> None:
+    words = " ".join(bench("--help").out.replace("│", " ").split())
+    named = [name for paper in PAPERS for name, table in tables_of(paper).items() if table.named_only]
+    assert named
+    for name in named:
+        assert name in words
 
 
 def test_help_names_suites_and_the_group_of_entry_points(bench) -> None:

@@ -19,7 +19,7 @@ from planner.plan.decision import PlannedModel
 from planner.plan.document import load_plan
 from runtime.job import device_memory, planned_device, process_group
 from runtime.job.device_memory import check_device_memory
-from runtime.job.planned_device import calibration_note, check_kind, device_of_run
+from runtime.job.planned_device import calibration_note, check_kind, device_of_run, print_calibration_note
 from runtime.job.process_group import ALLOCATOR_SETTING, LaunchError, enter, rank_device, round_as_float32
 
 PLAN = Path(__file__).parents[2] / "fixtures" / "plans" / "kiwi_chain.json"
@@ -118,7 +118,7 @@ def test_a_run_is_on_the_kind_of_device_that_its_plan_is_for(monkeypatch):
     assert device_of_run(None, plan) == "cpu"
 
 
-def test_a_calibration_is_compared_with_this_machine(monkeypatch):
+def test_a_calibration_is_compared_with_this_machine(monkeypatch, capsys):
     plan = load_plan(PLAN)
     assert calibration_note(plan) == ""
     measured = Measurement(machine=current_machine(), ranks=2).model_dump_json().encode()
@@ -128,6 +128,10 @@ def test_a_calibration_is_compared_with_this_machine(monkeypatch):
     elsewhere = current_machine().model_copy(update={"processor": "an abacus"})
     monkeypatch.setattr(planned_device, "current_machine", lambda kind: elsewhere)
     assert "measured on another machine than this one (an abacus" in calibration_note(plan)
+    for rank, lines in ((1, 0), (0, 1)):  # however ranks are started, the first says it
+        monkeypatch.setattr(planned_device.dist, "get_rank", lambda rank=rank: rank)
+        print_calibration_note(plan)
+        assert capsys.readouterr().err.count("meshwright: note: the plan's costs were measured on another") == lines
 
 
 def test_plans_of_layers_say_what_they_are_for(monkeypatch):

@@ -6,7 +6,9 @@ Each function returns ``(module, example_args, example_kwargs, loss_fn)`` as the
 from __future__ import annotations
 
 import json
+import random
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -121,6 +123,15 @@ def lora_gpt(batch: int = 4, sequence: int = 16) -> Step:
     for layer in model.layers:
         layer.attention.query_key_value = LowRank(layer.attention.query_key_value, rank=4)
     return model, (), token_examples(batch, sequence), token_loss
+
+
+def random_mlp(batch: int = 8, seed: int = 0) -> Step:
+    """A layer or two of random widths; every fourth has one."""
+    rng = random.Random(seed)
+    widths = [rng.choice((8, 16, 32, 64)) for _ in range(3 if seed % 4 else 2)]
+    layers = [nn.Linear(inside, outside, bias=rng.random() < 0.5) for inside, outside in pairwise(widths)]
+    activation = rng.choice((nn.GELU, nn.Tanh, nn.SiLU))()
+    return nn.Sequential(layers[0], activation, *layers[1:]), (torch.randn(batch, widths[0]),), {}, mean_square
 
 
 def mlp(batch: int = 8) -> Step:
