@@ -99,8 +99,10 @@ pd.DataFrame(
 
 # %%
 limits = pd.concat([KEPT["search_limits"], KEPT["search_limits_long"]])
-limits = limits.assign(loss=100 * limits.lost.astype(float))
-searched = limits.pivot_table(index="model", columns="limit_seconds", values="loss", dropna=False).reindex(MODELS)
+none = (limits.seconds < limits.limit_seconds).map({True: "nothing fits", False: "no plan yet"})
+loss = (100 * limits.lost.astype(float)).round(2).astype(object)
+limits = limits.assign(found=loss.where(limits.lost.notna(), none))
+searched = limits.pivot(index="model", columns="limit_seconds", values="found").reindex(MODELS)
 searched.columns = [f"loss after {seconds:g} s (%)" for seconds in searched.columns]
 searched.assign(**{"exact (s)": limits.groupby("model").exact_seconds.max()}).round(3)
 

@@ -9,6 +9,7 @@ from formulations.osdp.problem import COLLECTIVES_DP, COLLECTIVES_ZDP, PUBLISHED
 from planner.papers.claims.claim import Claim, Results
 from planner.papers.claims.judge import fact, not_reproduced, number, percent, remark, same
 from planner.papers.osdp.cases import CLUSTERS, LIMITS_GIB, MODELS, OsdpCase
+from planner.papers.osdp.search_tables import ended
 
 __all__ = ["RULES"]
 
@@ -147,8 +148,8 @@ def _search(results: Results, claim: Claim) -> tuple[bool, str]:
     exact = [row["exact_seconds"] for row in limits]
     parts = []
     for seconds in sorted({row["limit_seconds"] for row in limits}):
-        proven = [row["proven"] for row in limits if row["limit_seconds"] == seconds]
-        parts.append(f"after {seconds:g} s in {proven.count(False)} of {len(proven)}")
+        done = [ended(row) for row in limits if row["limit_seconds"] == seconds]
+        parts.append(f"after {seconds:g} s in {done.count(False)} of {len(done)}")
     return False, f"exact {min(exact):.2f} to {max(exact):.2f} s; the paper's search is not done {', '.join(parts)}"
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from statistics import mean
 
 from planner.papers.cells import Row
-from planner.papers.osdp.search_tables import LOSS_SECONDS
+from planner.papers.osdp.search_tables import LOSS_SECONDS, ended
 from planner.papers.page import MISSING, Rows, Section, grid, losses, pivot
 
 __all__ = ["SECTIONS", "TITLE"]
@@ -45,8 +45,9 @@ def _limits(rows: Rows) -> Iterator[str]:
     yield ""
     shown: list[Row] = []
     for row in (*rows["search_limits"], *rows.get("search_limits_long", ())):
-        lost = "no plan" if row["lost"] is None else f"{100 * row['lost']:.3g} %"
-        text = f"{'done' if row['proven'] else 'cut off'} ({lost})"
+        missing = "nothing fits" if ended(row) else "no plan"
+        lost = missing if row["lost"] is None else f"{100 * row['lost']:.3g} %"
+        text = f"{'done' if ended(row) else 'cut off'} ({lost})"
         shown.append({"model": row["model"], "limit": f"{row['limit_seconds']:g} s", "found": text})
         shown.append({"model": row["model"], "limit": "exact", "found": f"{row['exact_seconds']:.2f} s"})
     yield from pivot(shown, "model", "limit", "found", str)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -20,6 +21,7 @@ __all__ = [
     "OPINIONS_TIMED",
     "PROFILED_BYTES",
     "PROFILED_SECONDS",
+    "ended",
     "loss_cells",
     "opinion_cells",
     "profile_rows",
@@ -59,6 +61,11 @@ def _cases(formulations: tuple[str, ...], clusters: tuple[str, ...]) -> Iterator
             for model in MODELS:
                 for formulation in formulations:
                     yield OsdpCase(model, cluster, gibibytes, formulation)
+
+
+def ended(row: Mapping[str, Any]) -> bool:
+    """Whether the search of a row of ``search_limits`` ended by itself: with the best plan, or because nothing fits."""
+    return bool(row["seconds"] < row["limit_seconds"])
 
 
 def loss_cells() -> Iterator[Cell]:
