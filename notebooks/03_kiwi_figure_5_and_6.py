@@ -117,9 +117,9 @@ swept.round(2).astype(object).where(swept.notna(), "-").rename(columns=lambda na
 # ## Figure 6: slower links
 #
 # The decoder on four devices of one node, with the links between them as they are, ten times and a hundred times
-# slower, at 50, 70 and 90 % of the memory that the fastest sharded plan needs. The paper says that with fast links KIWI
-# prefers to shard, and recomputes more when they get slow. It prints no values. Seconds of a step; a dash is no plan.
-# Each formulation begins with the plans of those to its left that it contains.
+# slower, at 50, 70, 90 and 100 % of the memory that the fastest sharded plan needs. The paper says that with fast links
+# KIWI prefers to shard, and recomputes more when they get slow. It prints no values. Seconds of a step; a dash is no
+# plan. Each formulation begins with the plans of those to its left that it contains.
 
 # %%
 slowed = KEPT["figure_6"].assign(seconds=lambda rows: rows.cost / 1e9)

@@ -78,7 +78,7 @@ wide.set_index(["model", "memory_gib", "strategy"]).rate.unstack("strategy").rei
 # The paper's search tries DP first (`dfs`); `dfs_sharded_first` begins with ZDP, `dfs_grouped` knows besides that equal
 # operators are equal, and `dfs_look_ahead` counts what the remaining operators need at least. In per cent of the exact
 # plan's time, over all models, limits and machines: how many problems there are, in how many a search found a plan in
-# its second, and what it loses there.
+# its second, and what it loses there (`--part losses`).
 
 # %%
 lost = KEPT["losses"].assign(percent=100 * KEPT["losses"].lost.astype(float)).groupby("search", sort=False)

@@ -23,7 +23,10 @@ from planner.papers.h3t.tables import GPT_3_BATCHES, GPT_3_CLUSTER
 
 __all__ = ["RULES"]
 
-COSTS = "ours are presets, PCIe and computation of the eight-device machines inferred from the paper's all-on row"
+COSTS = (
+    "ours are presets, PCIe and computation of the eight-device machines inferred from the paper's all-on row; for 64 "
+    "A100 nothing is inferred, as the paper does not say what is between the nodes"
+)
 ZERO = (
     "ZeRO modelled as switches, with the whole device where H3T keeps its solver's limit, and with overlap that the "
     "paper's implementation may lack"

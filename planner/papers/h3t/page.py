@@ -75,6 +75,7 @@ def _losses(rows: Rows) -> Iterator[str]:
 
 def _table_1(rows: Rows) -> Iterator[str]:
     yield "Seconds of a step. ZeRO-2, ZeRO-3 and all switches on have the whole device, the others the paper's limit."
+    yield "For 64 A100 nothing is inferred, as the paper does not say what is between the nodes."
     for hardware in Hardware:
         by = {(row["column"], row["solver"]): row for row in _with_free(rows, hardware)}
         shown = [by[column, solver] for column in dict.fromkeys(c for c, _ in by) for solver in SHOWN]

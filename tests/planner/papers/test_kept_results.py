@@ -182,6 +182,10 @@ def test_exact_plans_are_never_slower_than_those_of_the_searches() -> None:
                 assert all(rate is None or rate <= (rates["exact"] or 0.0) for rate in rates.values()), name
                 compared += len(rates)
     assert compared > 300
+    cells = [row for name in ("table_2", "table_3") for row in kept_results("galvatron").rows[name] if row["rate"]]
+    gaps = [row["rate_bound"] / row["rate"] - 1 for row in cells if row["rate_bound"]]
+    assert len(gaps) >= 333
+    assert max(gaps) <= 0.001 + 2e-6  # of the bound, at which the search ends
     for name in ("figure_6_hybrid", "figure_6_pipeline", "figure_9"):
         peaks: dict[tuple[object, ...], dict[str, float]] = {}
         for row in kept_results("capture").rows[name]:
