@@ -23,13 +23,16 @@ from formulations.problem.solution import SolveOptions, Status
 from formulations.solvers import solve
 from planner.papers.cells import Cell, Row
 from planner.papers.h3t.cases import GIGABYTE, H3tCase, column_of, problem_row, table_1_cases
-from planner.papers.h3t.searches import SEARCHES
+from planner.papers.h3t.searches import FIGURE_6_COLUMNS, FIGURE_6_SHARES, SEARCHES, figure_6_case
 from planner.papers.hardware import Hardware
 
-__all__ = ["FREE_TIMED", "canonical_cells", "exact_free_cells", "random_step", "restated_cells"]
+__all__ = ["FREE_TIMED", "canonical_cells", "exact_free_cells", "figure_6_free_cells", "random_step", "restated_cells"]
 
 SECONDS = 10.0
 """Time limit of a column of Table 1."""
+
+FIGURE_6_SECONDS = 4.0
+"""Time limit of a limit of Figure 6."""
 
 STARTS = ("dp_up", "dp", "greedy", "uniform", "random", "synchronized")
 
@@ -54,13 +57,23 @@ def exact_free_cells() -> Iterator[Cell]:
             yield Cell(f"{case}, {hardware}", partial(_exact_free, case, hardware))
 
 
+def figure_6_free_cells() -> Iterator[Cell]:
+    """The limits of Figure 6: what no sequence there is below, those of greedy, random and manual included."""
+    for hardware in Hardware:
+        for column in FIGURE_6_COLUMNS:
+            for share in FIGURE_6_SHARES:
+                case = figure_6_case(column, share, hardware)
+                label = f"{column_of(case)}, {hardware}, {share:.0%} of the room"
+                yield Cell(label, partial(_exact_free, case, hardware, FIGURE_6_SECONDS))
+
+
 def _starts(case: H3tCase) -> list[tuple[int, ...]]:
     pairs = [SEARCHES[name](case, SolveOptions()) for name in STARTS]
     return [pair[0] for pair in pairs if pair is not None]
 
 
-def _exact_free(case: H3tCase, hardware: Hardware) -> Iterator[Row]:
-    found = solve_free(case.step(), _starts(case), SolveOptions(time_limit=SECONDS))
+def _exact_free(case: H3tCase, hardware: Hardware, seconds: float = SECONDS) -> Iterator[Row]:
+    found = solve_free(case.step(), _starts(case), SolveOptions(time_limit=seconds))
     yield problem_row(case, hardware) | {
         "solver": "exact_free",
         "seconds": None if found.outcome is None else found.outcome.cost / 1e6,

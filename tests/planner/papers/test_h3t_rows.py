@@ -65,6 +65,21 @@ def test_both_readings_of_the_optimizer_have_one_treatment_each() -> None:
         assert exact[column, "left_out"]["seconds"] <= exact[column, optimizer]["seconds"]
 
 
+def test_no_search_of_figure_6_is_below_the_exact_plan_of_its_problem() -> None:
+    """Synchronized searches have the exact synchronized plan, and all of them that with free synchronization."""
+    free = {(row["hardware"], row["column"], round(row["limit_gb"], 3)): row for row in ROWS["figure_6_free"]}
+    assert len(free) == len(ROWS["figure_6"]) == 56
+    better = 0
+    for row in ROWS["figure_6"]:
+        best = free[row["hardware"], row["column"], round(row["limit_gb"], 3)]
+        for name in ("dp", "dp_up", "greedy", "uniform", "random", "exact"):
+            if row[name] is not None:
+                assert best["bound"] <= best["seconds"] <= row[name], (name, row)
+                assert not name.startswith("dp") or row["exact"] <= row[name], (name, row)
+        better += row["exact"] is not None and best["seconds"] < row["exact"]
+    assert better, "synchronization costs somewhere"
+
+
 def test_each_way_of_free_synchronization_is_kept_where_it_is_better() -> None:
     rows = ROWS["free_restated"]
     few = [row for row in rows if row["layers"] <= 4]
