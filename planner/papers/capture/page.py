@@ -55,6 +55,10 @@ def _searches(rows: Rows) -> Iterator[str]:
     )
 
 
+_COMPARED = ("printed", "published", "exact")
+"""Solvers beside Alpa's choice."""
+
+
 def _against_alpa(rows: Rows) -> Iterator[str]:
     """Figures 6 and 8."""
     for table, what in (("figure_6_hybrid", "All plans"), ("figure_6_pipeline", "Pipelines alone")):
@@ -63,7 +67,7 @@ def _against_alpa(rows: Rows) -> Iterator[str]:
         lines = []
         for (schedule, model, batch), each in _cases(rows, table).items():
             line = [f"{model}, batch {batch}, {schedule}", f"{each['alpa']['peak_gb']:.2f}"]
-            for solver in ("printed", "published", "exact"):
+            for solver in _COMPARED:
                 if solver not in each:
                     line += [MISSING] * 3
                     continue
@@ -72,7 +76,7 @@ def _against_alpa(rows: Rows) -> Iterator[str]:
                 line += [f"{each[solver]['peak_gb']:.2f}", f"{100 * saved:.1f} %", f"{100 * lost:.1f} %"]
             lines.append(line)
         header = ["case", "Alpa (GB)"]
-        for solver in ("printed", "published", "exact"):
+        for solver in _COMPARED:
             header += [f"{solver} (GB)", "saved", "lost"]
         yield from grid(header, lines)
         yield ""
@@ -94,7 +98,7 @@ def _smaller(rows: Rows) -> Iterator[str]:
                 row["plan"],
             ]
             for row in rows["figure_9"]
-            if row["solver"] in ("alpa", "printed", "published", "exact")
+            if row["solver"] in ("alpa", *_COMPARED)
         ),
     )
     yield ""

@@ -129,7 +129,7 @@ def _rates(title: str, table: str, printed: Mapping[str, paper.Table], models: S
 
         gaps = [row["rate_bound"] / row["rate"] - 1 for row in rows[table] if row["rate"] and row.get("rate_bound")]
         if gaps:
-            yield f"Proven gaps of ours that are searched: at most {100 * max(gaps):.2g} %, in the median "
+            yield f"Proven gaps of ours that are searched: at most {100 * max(gaps):.2g} %, in the median"
             yield f"{100 * median(gaps):.2g} %."
 
     return Section(title, (table,), lines)
