@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from statistics import median
 
 from planner.papers.cells import Row
@@ -39,7 +39,7 @@ def _searches(rows: Rows) -> Iterator[str]:
         }
     )
     yield ""
-    gaps = [row["rate_bound"] / row["rate"] - 1 for row in solved if row["rate_bound"]]
+    gaps = _gaps(solved)
     yield (
         f"The exact search begins with what the others found. Its proven gap is at most {100 * max(gaps):.2f} %, "
         f"{100 * median(gaps):.2f} % in the median."
@@ -104,6 +104,11 @@ def _restated(rows: Rows) -> Iterator[str]:
     )
 
 
+def _gaps(rows: Iterable[Row]) -> list[float]:
+    """Proven gaps of rates, as shares of the rate, where a search bounded them."""
+    return [row["rate_bound"] / row["rate"] - 1 for row in rows if row["rate"] and row.get("rate_bound")]
+
+
 def _rates(title: str, table: str, printed: Mapping[str, paper.Table], models: Sequence[str]) -> Section:
     """Ours and the paper's samples per second of one table."""
 
@@ -127,8 +132,7 @@ def _rates(title: str, table: str, printed: Mapping[str, paper.Table], models: S
                 )
                 yield ""
 
-        gaps = [row["rate_bound"] / row["rate"] - 1 for row in rows[table] if row["rate"] and row.get("rate_bound")]
-        if gaps:
+        if gaps := _gaps(rows[table]):
             yield f"Proven gaps of ours that are searched: at most {100 * max(gaps):.2g} %, in the median"
             yield f"{100 * median(gaps):.2g} %."
 
