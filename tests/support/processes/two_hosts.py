@@ -33,11 +33,15 @@ class TwoHosts:
         """Run a module as a job of two nodes with some ranks each; the end of each node's launcher.
 
         With ``folder`` both have it for their temporary files, as where they share a file system.
+        Each has half of the cores, so that a rank computes with the threads that it has beside the other on
+        one machine: the order of a sum depends on their number.
         """
+        cores = sorted(os.sched_getaffinity(0))
         folders = self.folders if folder is None else (folder, folder)
         launched = [
             subprocess.Popen(
                 [
+                    *("taskset", "--cpu-list", ",".join(map(str, cores[rank::2] or cores))),
                     *("ip", "netns", "exec", name, sys.executable, "-m", "torch.distributed.run"),
                     *("--nnodes", "2", "--node-rank", str(rank), "--nproc-per-node", str(ranks)),
                     *("--master-addr", f"{NETWORK}.1", "--master-port", PORT, "-m", module, *map(str, arguments)),
@@ -75,8 +79,8 @@ def two_hosts(folder: Path, rate: str = "1gbit") -> Iterator[TwoHosts]:
     NoNamespacesError
         The programs are missing, or this user may not use them.
     """
-    if any(shutil.which(program) is None for program in ("ip", "tc")):
-        raise NoNamespacesError("the programs ip and tc (iproute2) are not installed")
+    if any(shutil.which(program) is None for program in ("ip", "tc", "taskset")):
+        raise NoNamespacesError("the programs ip and tc (iproute2) or taskset (util-linux) are not installed")
     tag = f"mw{os.getpid() % 100000}"
     names, links = (f"{tag}a", f"{tag}b"), (f"{tag}u", f"{tag}v")
     folders = folder / names[0], folder / names[1]

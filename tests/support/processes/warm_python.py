@@ -2,8 +2,8 @@
 
 A rank imports for three to five seconds and then runs for one, so most of the time of tests that launch jobs was that
 of imports. :class:`WarmPython` is an executable in the place of ``sys.executable``. It takes what a launcher gives a
-rank (arguments, environment, working directory, standard streams, network namespace), lets a process that was started
-beforehand fork, hands signals on and ends as the forked process does. What it is not asked to keep warm it executes as
+rank (arguments, environment, working directory, cores, standard streams, network namespace), lets a process that was
+started beforehand fork, hands signals on and ends as the forked process does. What it is not asked to keep warm it executes as
 it is. Tests marked ``cold_python`` have interpreters of their own.
 """
 
@@ -61,7 +61,7 @@ arguments = arguments[known:]
 server = socket.socket(socket.AF_UNIX)
 server.connect({address!r})
 network = os.open("/proc/self/ns/net", os.O_RDONLY)
-asked = json.dumps([arguments, dict(os.environ), os.getcwd()]).encode()
+asked = json.dumps([arguments, dict(os.environ), os.getcwd(), list(os.sched_getaffinity(0))]).encode()
 descriptors = array.array("i", [0, 1, 2, network])
 server.sendmsg([len(asked).to_bytes(8, "little")], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, descriptors)])
 server.sendall(asked)
@@ -191,8 +191,9 @@ def _watch(connection: socket.socket, child: int) -> None:
 
 
 def _become(asked: list[Any], descriptors: Sequence[int], executable: str, own_path: Sequence[str]) -> None:
-    """Take over streams, environment, working directory, arguments and network of who asked."""
-    arguments, environment, folder = asked
+    """Take over streams, environment, working directory, cores, arguments and network of who asked."""
+    arguments, environment, folder, cores = asked
+    os.sched_setaffinity(0, cores)
     for stream, descriptor in enumerate(descriptors[:_STREAMS]):
         os.dup2(descriptor, stream)
     network = descriptors[_STREAMS]
