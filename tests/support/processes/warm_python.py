@@ -3,8 +3,8 @@
 A rank imports for three to five seconds and then runs for one, so most of the time of tests that launch jobs was that
 of imports. :class:`WarmPython` is an executable in the place of ``sys.executable``. It takes what a launcher gives a
 rank (arguments, environment, working directory, cores, standard streams, network namespace), lets a process that was
-started beforehand fork, hands signals on and ends as the forked process does. What it is not asked to keep warm it executes as
-it is. Tests marked ``cold_python`` have interpreters of their own.
+started beforehand fork, hands signals on and ends as the forked process does. What it is not asked to keep warm it
+executes as it is. Tests marked ``cold_python`` have interpreters of their own.
 """
 
 from __future__ import annotations
