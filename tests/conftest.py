@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from collections import defaultdict
 from collections.abc import Iterator
@@ -43,6 +44,12 @@ NOT_FAST = ("slow", "fuzz", "bench")
 """Marks of what `make test` leaves out."""
 FAST_TESTS = pytest.StashKey[dict[Path, int]]()
 """How many tests of each collected file `make test` runs."""
+
+
+def pytest_configure() -> None:
+    """Let SIGINT interrupt, which a shell that starts the tests in the background has had ignored."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.hookimpl(tryfirst=True)
