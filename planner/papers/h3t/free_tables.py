@@ -62,9 +62,12 @@ def figure_6_free_cells() -> Iterator[Cell]:
     for hardware in Hardware:
         for column in FIGURE_6_COLUMNS:
             for share in FIGURE_6_SHARES:
-                case = figure_6_case(column, share, hardware)
-                label = f"{column_of(case)}, {hardware}, {share:.0%} of the room"
-                yield Cell(label, partial(_exact_free, case, hardware, FIGURE_6_SECONDS))
+                label = f"{column_of(table_1_cases()[column])}, {hardware}, {share:.0%} of the room"
+                yield Cell(label, partial(_figure_6_free, column, share, hardware))
+
+
+def _figure_6_free(column: int, share: float, hardware: Hardware) -> Iterator[Row]:
+    return _exact_free(figure_6_case(column, share, hardware), hardware, FIGURE_6_SECONDS)
 
 
 def _starts(case: H3tCase) -> list[tuple[int, ...]]:

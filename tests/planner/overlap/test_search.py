@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from support.steps.planned_steps import plan_of, step_reference
-from support.tiers import slow
+from support.tiers import fuzz, slow
 
 from planner.common.plan_error import PlanError
 from planner.machine.cluster import load_cluster
@@ -56,7 +56,7 @@ def test_overlap_is_no_slower_and_above_its_bound(planned):
     assert (beside.decision.predicted.bound_ns is None) == (beside.record.certificate.proof is None)
 
 
-@pytest.mark.parametrize("seeds", [range(3), slow(range(3, 10))], ids=["few", "more"])
+@pytest.mark.parametrize("seeds", [range(2), slow(range(2, 5)), fuzz(range(5, 20))], ids=["few", "more", "many"])
 def test_no_plan_is_faster_than_the_bound(planned, seeds):
     session, _, beside = planned
     bound = beside.decision.predicted.bound_ns or 0

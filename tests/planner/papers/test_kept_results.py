@@ -38,8 +38,14 @@ CHEAP = {("galvatron", "strategies"), ("galvatron", "figure_4"), ("osdp", "table
 }
 """Tables of which cells are computed again in the fast tests too."""
 
-PREPARED_LONG = {("kiwi", "figure_5_encoder"), ("kiwi", "figure_5_decoder")}
-"""Tables whose cases take 45 s to prepare: computed again by ``make fuzz``; ``figure_6`` has the same code."""
+AS_ANOTHER = {
+    **{("kiwi", name): "figure_6" for name in ("figure_5_encoder", "figure_5_decoder", "figure_6_plans")},
+    **{("kiwi", name): "figure_6" for name in ("sequence_lengths", "twenty_layers", "llama", "one_model")},
+    **{("galvatron", name): "table_3" for name in ("table_5", "table_5_inferred")},
+    **{("h3t", name): "table_1" for name in ("table_1_inferred", "exact_free")},
+}
+"""Tables that take 10 to 50 s to prepare or for a cell, and the one that is made by the same code: that is computed
+again by the slow tests, these by ``make fuzz``."""
 
 EVERY: Mapping[tuple[str, str], Table] = {
     (paper, name): table for paper in PAPERS for name, table in {**tables_of(paper), **LOCAL[paper]}.items()
@@ -67,7 +73,7 @@ def _cheapest_cells(paper: str, name: str) -> list[int]:
 
 def _is_long(paper: str, name: str) -> bool:
     """Whether a table has cells that take seconds each, or prepare or measure something before."""
-    if name in LOCAL[paper] or EVERY[paper, name].named_only or (paper, name) in PREPARED_LONG:
+    if name in LOCAL[paper] or EVERY[paper, name].named_only or (paper, name) in AS_ANOTHER:
         return True
     kept = kept_results(paper).tables.get(name)
     return kept is None or len(_quick_cells(paper, name)) < min(CELLS, len(kept["cells"]))
@@ -108,7 +114,7 @@ def test_all_cells_are_kept(paper: str) -> None:
     [
         pytest.param(*each, marks=() if each in CHEAP else pytest.mark.slow, id="-".join(each))
         for each, table in EVERY.items()
-        if each[1] not in LOCAL[each[0]] and not table.named_only and each not in PREPARED_LONG
+        if each[1] not in LOCAL[each[0]] and not table.named_only and each not in AS_ANOTHER
     ],
 )
 def test_quick_cells_have_the_same_rows_again(paper: str, name: str) -> None:

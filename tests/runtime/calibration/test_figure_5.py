@@ -60,7 +60,7 @@ def test_a_machine_that_is_not_calibrated_is_refused(monkeypatch: pytest.MonkeyP
         LocalSteps.of(layer_reference("gpt2"))
 
 
-@pytest.mark.slow
+@pytest.mark.fuzz
 @pytest.mark.usefixtures("preset")
 def test_plans_run_and_are_timed() -> None:
     rows = list(step_rows("llama", 2))

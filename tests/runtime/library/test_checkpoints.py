@@ -13,7 +13,7 @@ import pytest
 import torch
 from support.processes.library_runs import ADAMW, OPTIMIZERS, batches, full_tensors, scheduler_of
 from support.steps.planned_steps import random_plan, real_step
-from support.tiers import slow
+from support.tiers import fuzz, slow
 from torch import Tensor
 
 import runtime
@@ -44,7 +44,7 @@ def trained_on_rank(
 
 @pytest.mark.parametrize(
     ("name", "optimizer"),
-    [slow("dropout_gpt", "adamw"), slow("res_net", "nesterov"), slow("llama", "fused"), slow("tied_gpt", "foreach")],
+    [slow("dropout_gpt", "adamw"), slow("res_net", "nesterov"), fuzz("llama", "fused"), fuzz("tied_gpt", "foreach")],
 )
 def test_the_same_plan_goes_on_bit_equal(name, optimizer, two_ranks, tmp_path):
     plan = random_plan(name, (2,), 0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from support.steps.planned_steps import random_plan, step_reference
+from support.tiers import fuzz, slow
 
 from planner.session import PlanningSession
 from runtime.job.launch import run_plan
@@ -32,8 +33,7 @@ def test_every_plan_begins_from_its_seed(monkeypatch):
         assert report.measured_step_s > 0
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("mesh", [(2,), (2, 2)])
+@pytest.mark.parametrize("mesh", [slow((2,)), fuzz((2, 2))])
 def test_a_plan_in_the_pool_gives_what_a_launch_gives(mesh):
     plans = plans_of("llama", mesh, 2)
     with PlanPool() as pool:
