@@ -22,7 +22,11 @@
 # (`planner.layers.plan.choices`): OSDP counts the memory of torch's engine and cuts and checkpoints as needed,
 # Galvatron-BMW has all strategies and numbers of micro-batches, H3T's optimizer overlaps, and CAPTURE looks for the
 # fastest step within the limit where its paper asks for the least peak. KIWI is here as its reduced problem and as
-# `kiwi_chain`, which also recomputes chains.
+# `kiwi_chain`, which also recomputes chains; the programs that it published are refused for a step of this size.
+#
+# Baselines stand beside them: plans of OSDP's and of Galvatron-BMW's exact problem in which all layers have the same
+# settings. `ddp` is data parallelism, `fsdp` the same with all sharded, `tp` tensor parallelism, `1f1b` a pipeline of
+# single devices, and `3d` two stages with tensor parallelism in each.
 #
 # The numbers are from the results files of `meshwright bench papers --part one_model` with each `--paper`
 # (`planner.papers.claims.one_model`).
@@ -40,9 +44,9 @@ import pandas as pd
 from IPython.display import display
 
 from planner.papers.claims.claim import PAPERS
-from planner.papers.claims.one_model import CLUSTER, DEVICES, REFERENCE
+from planner.papers.claims.one_model import BASELINES, CLUSTER, DEVICES, REFERENCE
 from planner.papers.claims.results import kept_results
-from planner.plots import overhead_by_group
+from planner.plots import overhead_by_group, overhead_over_memory
 
 # %% [markdown]
 # ## One axis of limits
@@ -60,7 +64,8 @@ wide = kept.set_index(["plan", "limit"])[list(columns)].astype(float).unstack().
 wide.round(2).astype(object).where(wide.notna(), "-")
 
 # %% [markdown]
-# Where there is no plan, and why:
+# Where there is no plan, and why. KIWI's own programs decide on every operator and strategy in every stage of the
+# schedule, of which there are as many as operators; beyond some tens of these they are not built, under any limit.
 
 # %%
 notes = kept[kept.note != ""].set_index(["plan", "limit"]).note.map(lambda note: shorten(note, 200)).to_frame()
@@ -76,29 +81,39 @@ with pd.option_context("display.max_colwidth", None):
 # published and exact plans have the least peak, not the least time.
 
 # %%
-steps = wide["step (ms)"]
+steps = wide["step (ms)"].dropna(how="all")
 against = {name: 100 * (steps / steps.loc[name] - 1) for name in ("kiwi_chain", "galvatron, beyond")}
 pd.concat({f"above {name} (%)": table for name, table in against.items()}, axis=1).round(2)
 
 # %%
 fastest = kept.step_ms.min()
-panels = {}
-for (planner, way), part in kept.groupby(["planner", "way"], sort=False):
+panels, baselines = {}, {}
+for (planner, way), part in kept.dropna(subset="step_ms").groupby(["planner", "way"], sort=False):
     points = list(zip(part.limit_gb, 100 * (part.step_ms.astype(float) / fastest - 1), strict=True))
-    panels.setdefault(planner if way else "kiwi", {})[way or planner] = points
+    if way in BASELINES.get(planner, {}):
+        baselines.setdefault(planner, {})[way] = points
+    else:
+        panels.setdefault(planner if way else "kiwi", {})[way or planner] = points
 title = f"{REFERENCE.source.rpartition(':')[2]} on {DEVICES} devices of {CLUSTER}: above the fastest of all"
 overhead_by_group(panels, title)
 
 # %% [markdown]
 # A limit without a point has no plan; the notes above say why. `published` may find none because of a slip of the
 # paper's search, where `exact` has one.
+#
+# The baselines of Galvatron-BMW's problem beside its exact plans. Where a baseline has a point on the line of `exact`,
+# the search has found nothing better than it.
+
+# %%
+beside = {"exact": panels["galvatron"]["exact"], **baselines["galvatron"]}
+overhead_over_memory(beside, f"{title}, by Galvatron-BMW's costs")
 
 # %% [markdown]
 # ## The plans at full size
 #
-# Every plan ran one step on four processes of a CPU (`--part one_model_runs`), equal ones once. Below are the highest
-# peak of tensors as torch's engine is predicted to have it, whatever the paper counts, and as it was measured; and the
-# largest error of a gradient beside one process.
+# Every plan but the baselines ran one step on four processes of a CPU (`--part one_model_runs`), equal ones once. Below
+# are the highest peak of tensors as torch's engine is predicted to have it, whatever the paper counts, and as it was
+# measured; and the largest error of a gradient beside one process.
 
 # %%
 runs = pd.concat([pd.DataFrame(kept_results(paper).rows["one_model_runs"]) for paper in PAPERS])

@@ -47,24 +47,33 @@ def overhead_over_memory(
     return figure
 
 
-def overhead_by_group(groups: Mapping[str, Mapping[str, Sequence[tuple[float, float]]]], title: str) -> Figure:
+def overhead_by_group(
+    groups: Mapping[str, Mapping[str, Sequence[tuple[float, float]]]],
+    title: str,
+    xlabel: str = "limit on one device (GB)",
+) -> Figure:
     """Extra time of a step over the memory limit as :func:`overhead_over_memory`, a panel for each group of curves.
 
     Parameters
     ----------
     groups
-        Name of a group, such as a paper, -> its curves.
+        Name of a group, such as a paper, -> its curves; where all have the same names, there is one legend.
     title
         Of the figure.
+    xlabel
+        What the limits are, with their unit.
     """
     from matplotlib import pyplot
 
-    figure, grid = panels(len(groups), title, "limit on one device (GB)", "extra time of a step (%)")
+    is_shared = len({tuple(curves) for curves in groups.values()}) == 1
+    figure, grid = panels(len(groups), title, xlabel, "extra time of a step (%)")
     for axes, (group, curves) in zip(grid, groups.items(), strict=True):
         _lines(axes, curves)
         axes.set_title(group, fontsize="medium")
-        if curves:
+        if curves and not is_shared:
             axes.legend(fontsize="small")
+    if is_shared:
+        figure.legend(*grid[0].get_legend_handles_labels(), loc="outside lower center", ncols=5, fontsize="small")
     pyplot.close(figure)
     return figure
 

@@ -275,6 +275,11 @@ def test_groups_of_curves_have_panels_of_their_own() -> None:
     assert [text.get_text() for text in figure.axes[0].get_legend().get_texts()] == ["published", "exact"]
     assert all("(GB)" in axes.get_xlabel() for axes in figure.axes)
     assert "(%)" in figure.axes[0].get_ylabel()
+    alike = overhead_by_group({"osdp": {"exact": same}, "h3t": {"exact": []}}, "t", "limit (%)")
+    assert [axes.get_xlabel() for axes in alike.axes] == ["limit (%)"] * 2
+    assert [axes.get_legend() for axes in alike.axes] == [None, None]
+    assert [text.get_text() for legend in alike.legends for text in legend.get_texts()] == ["exact"]
+    assert no_overlaps(alike)
     assert no_overlaps(figure)
 
 

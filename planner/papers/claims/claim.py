@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from fnmatch import fnmatchcase
 from functools import cache
-from pathlib import Path
 from typing import Any
+
+from planner.papers.printed import printed
 
 __all__ = ["PAPERS", "Answer", "Claim", "ClaimRow", "Results", "Rule", "Verdict", "claim_rows", "printed_claims"]
 
@@ -22,8 +23,6 @@ PAPERS = ("kiwi", "osdp", "galvatron", "h3t", "capture")
 
 Results = Mapping[str, Sequence[Mapping[str, Any]]]
 """Tables of one paper by name, each a list of rows; those that have not been run are absent."""
-
-_PRINTED = Path(__file__).parent / "printed"
 
 
 class Verdict(StrEnum):
@@ -95,9 +94,9 @@ class ClaimRow:
 
     def cells(self) -> tuple[str, str, str, str, str, str]:
         """Paper, claim, printed, ours, verdict, reason."""
-        printed = "no figure" if self.claim.printed is None else _text(self.claim.printed)
+        value = "no figure" if self.claim.printed is None else _text(self.claim.printed)
         answer = self.answer
-        return self.claim.paper, self.claim.key, printed, answer.ours, answer.verdict.value, answer.reason
+        return self.claim.paper, self.claim.key, value, answer.ours, answer.verdict.value, answer.reason
 
 
 @cache
@@ -111,8 +110,7 @@ def printed_claims(paper: str) -> tuple[Claim, ...]:
     """
     if paper not in PAPERS:
         raise ValueError(f"paper {paper!r} is not known; use {', '.join(PAPERS)}")
-    document = json.loads((_PRINTED / f"{paper}.json").read_text(encoding="utf-8"))
-    return tuple(Claim(paper, "/".join(names), printed) for names, printed in _leaves(document, ()))
+    return tuple(Claim(paper, "/".join(names), value) for names, value in _leaves(printed(paper), ()))
 
 
 def claim_rows(paper: str, rules: Sequence[Rule], results: Results) -> list[ClaimRow]:
@@ -147,12 +145,12 @@ def claim_rows(paper: str, rules: Sequence[Rule], results: Results) -> list[Clai
 
 
 def _leaves(value: Any, names: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:
-    if isinstance(value, dict):
+    if isinstance(value, Mapping):
         for name, inner in value.items():
             yield from _leaves(inner, (*names, name))
     else:
         yield names, value
 
 
-def _text(printed: Any) -> str:
-    return printed if isinstance(printed, str) else json.dumps(printed, ensure_ascii=False)
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

@@ -5,6 +5,9 @@ three times: as published; exactly on the same problem, so that the distance is 
 beyond it: with the last value of every choice of :data:`planner.layers.plan.choices.CHOICES`, but for CAPTURE the
 fastest step, with any degrees.
 
+Beside them are the programs that KIWI published, which are refused at this size, and baselines: OSDP's and
+Galvatron-BMW's exact problems where every layer has the same settings.
+
 Limits are shares of what data parallelism keeps on every device: parameters, gradients and the two moments of Adam, and
 what forward leaves for backward, by the layers' profiles. The cluster's reserve comes on top of them. OSDP decides on
 attention and feed-forward modules, the others on blocks.
@@ -12,10 +15,11 @@ attention and feed-forward modules, the others on blocks.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache, partial
 
+from formulations.kiwi.graph import GraphError
 from formulations.layers.layer import LayerChain
 from planner.common.infeasibility import InfeasibleError
 from planner.common.plan_error import PlanError
@@ -29,8 +33,20 @@ from planner.papers.cells import Cell, Row, Table
 from planner.papers.page import MISSING, Rows, Section, pivot
 from planner.plan.document import Plan
 from planner.session import PlanningSession, PlanRequest
+from planner.session.formulations import PUBLISHED
 
-__all__ = ["CLUSTER", "DEVICES", "REFERENCE", "SECTIONS", "OneModelCase", "case_cells", "one_model", "one_model_cases"]
+__all__ = [
+    "BASELINES",
+    "CLUSTER",
+    "DEVICES",
+    "REFERENCE",
+    "SECTIONS",
+    "OneModelCase",
+    "beside_cases",
+    "case_cells",
+    "one_model",
+    "one_model_cases",
+]
 
 REFERENCE = ModelReference("hf:gpt2", batch=8, sequence=512, dropout=0.0)
 CLUSTER, DEVICES = "titan-rtx-8-pcie", 4
@@ -42,6 +58,24 @@ SECONDS = 5.0
 
 KIWI = ("kiwi_reduced", "kiwi_chain")
 WAYS = ("published", "exact", "beyond")
+BASELINES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
+    "osdp": {
+        "ddp": ("sharding=none", "slices=1"),
+        "fsdp": ("sharding=zero3", "slices=1"),
+    },
+    "galvatron": {
+        "ddp": (f"data_parallel={DEVICES}", "sharding=none", "keep"),
+        "fsdp": (f"data_parallel={DEVICES}", f"shard_degree={DEVICES}", "keep"),
+        "tp": (f"tensor_parallel={DEVICES}", "keep"),
+        "1f1b": ("data_parallel=1", "tensor_parallel=1", "keep"),
+        "3d": ("data_parallel=1", "tensor_parallel=2", "keep"),
+    },
+}
+"""Decisions on every layer, by planner and name, which are those of :func:`formulations.galvatron.uniform.baselines`.
+
+The search decides the rest: where stages are cut, and how many micro-batches a pipeline has by the paper's rule.
+"""
+
 _KEPT = {("capture", "degrees")}
 """Choices that ``beyond`` leaves to the formulation."""
 
@@ -55,7 +89,7 @@ class OneModelCase:
     planner
         Name of the formulation.
     way
-        One of :data:`WAYS`; empty for operators.
+        One of :data:`WAYS`, or a name of the planner's :data:`BASELINES`; empty for operators.
     share
         Limit, as per cent of what data parallelism keeps.
     """
@@ -83,6 +117,8 @@ class OneModelCase:
         ------
         PlanError, InfeasibleError
             There is no plan within the limit, or the search finds none.
+        GraphError
+            The step is too large for KIWI's program.
         """
         session = _session()
         memory = self.limit + session.cluster.device.reserve_bytes
@@ -98,6 +134,7 @@ class OneModelCase:
             as_published=self.way == "published",
             search_batch=False,
             time_limit=SECONDS,
+            pins=[("*", decision) for decision in BASELINES.get(self.planner, {}).get(self.way, ())],
             choices={name: values[-1] for name, values in choices.items() if (self.planner, name) not in _KEPT},
             chain=_chain(modules=self.planner == "osdp"),
         )
@@ -119,9 +156,9 @@ def _milliseconds(seconds: float | None) -> float | None:
     return None if seconds is None else 1e3 * seconds
 
 
-def case_cells(paper: str, rows: Callable[[OneModelCase], Iterable[Row]]) -> Iterator[Cell]:
-    """A cell for every decision of one paper, with the rows that a function has of it."""
-    for case in one_model_cases(paper):
+def case_cells(cases: Iterable[OneModelCase], rows: Callable[[OneModelCase], Iterable[Row]]) -> Iterator[Cell]:
+    """A cell for every case, with the rows that a function has of it."""
+    for case in cases:
         yield Cell(case.label, partial(rows, case))
 
 
@@ -134,8 +171,16 @@ def one_model_cases(paper: str) -> Iterator[OneModelCase]:
             yield from (OneModelCase(paper, way, share) for way in WAYS)
 
 
+def beside_cases(paper: str) -> Iterator[OneModelCase]:
+    """What stands beside the decisions of one paper: KIWI's own programs, and baselines."""
+    if paper == "kiwi":  # refused for their size, whatever the limit
+        yield from (OneModelCase(PUBLISHED[name], "", SHARES[0]) for name in ("kiwi_full", "kiwi_reduced"))
+    for share in SHARES:
+        yield from (OneModelCase(paper, name, share) for name in BASELINES.get(paper, ()))
+
+
 def one_model(paper: str) -> Table:
-    """The table of one paper: a row for each limit, and for each formulation or way of deciding.
+    """The table of one paper: a row for each limit, and for each formulation or way of deciding, baselines last.
 
     Rows have ``planner`` and ``way``, ``limit_gb`` and ``peak_gb`` (10^9 bytes), ``step_ms`` and ``bound_ms``, and in
     ``note`` why there is no plan.
@@ -145,13 +190,15 @@ def one_model(paper: str) -> Table:
     paper
         One of :data:`planner.papers.claims.claim.PAPERS`.
     """
-    return Table(partial(case_cells, paper, _rows), frozenset({"bound_ms", "note"}))
+    return Table(
+        lambda: case_cells((*one_model_cases(paper), *beside_cases(paper)), _rows), frozenset({"bound_ms", "note"})
+    )
 
 
 def _rows(case: OneModelCase) -> Iterator[Row]:
     try:
         plan = case.plan()
-    except (PlanError, InfeasibleError) as error:
+    except (PlanError, InfeasibleError, GraphError) as error:
         yield case.row(None, str(error))
     else:
         yield case.row(plan)
@@ -173,6 +220,9 @@ def _steps(rows: Rows) -> Iterator[str]:
     yield f"milliseconds of a step under limits of one device's tensors. {MISSING} is no plan."
     if any(row["way"] == "beyond" for row in rows["one_model"]):
         yield "`exact` decides the paper's problem, `beyond` one with choices that are not the paper's."
+    if any(row["way"] in BASELINES.get(row["planner"], {}) for row in rows["one_model"]):
+        yield "Baselines are plans of the paper's problem where every layer has the same settings."
+    yield from dict.fromkeys(row["note"] for row in rows["one_model"] if row["planner"] in PUBLISHED.values())
     yield ""
     cells = [
         row | {"name": row["way"] or row["planner"], "limit": f"{row['limit_gb']:.2f} GB"} for row in rows["one_model"]

@@ -7,13 +7,12 @@ plan predicts. Time is not compared, as the plans are made for other devices.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
 
 from planner.common.infeasibility import InfeasibleError
 from planner.common.plan_error import PlanError
 from planner.layers.plan.document import LayerPlan
 from planner.papers.cells import Row, Table
-from planner.papers.claims.one_model import OneModelCase, case_cells
+from planner.papers.claims.one_model import OneModelCase, case_cells, one_model_cases
 from planner.plan.decision import decision_digest
 from planner.plan.document import Plan
 from runtime.job.process_group import LaunchError
@@ -39,7 +38,7 @@ def one_model_runs(paper: str) -> Table:
     paper
         One of :data:`planner.papers.claims.claim.PAPERS`.
     """
-    return Table(partial(case_cells, paper, _rows), _MEASURED)
+    return Table(lambda: case_cells(one_model_cases(paper), _rows), _MEASURED)
 
 
 def _rows(case: OneModelCase) -> Iterator[Row]:

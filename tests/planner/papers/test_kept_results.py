@@ -14,10 +14,13 @@ from typing import Any
 
 import pytest
 
+from formulations.kiwi.of_step import MOST_OPERATORS
 from planner.papers.cells import Table
 from planner.papers.claims.claim import PAPERS
+from planner.papers.claims.one_model import BASELINES
 from planner.papers.claims.report import markdown, results_page
 from planner.papers.claims.results import KEPT_RESULTS, kept_results, paper_claims, tables_of
+from planner.session.formulations import PUBLISHED
 from runtime.prediction.local_tables.registry import local_tables
 
 LOCAL = {paper: local_tables(paper) for paper in PAPERS}
@@ -217,19 +220,29 @@ def test_exact_plans_of_osdp_are_proven_and_fastest() -> None:
 
 
 @pytest.mark.parametrize("paper", [paper for paper in PAPERS if paper not in ("kiwi", "capture")])
-def test_exact_plans_of_one_model_are_never_slower_than_published_ones(paper: str) -> None:
+def test_exact_plans_of_one_model_are_never_slower_than_published_ones_and_baselines(paper: str) -> None:
     """CAPTURE's objective is the peak."""
     steps: dict[float, dict[str, float | None]] = {}
     for row in kept_results(paper).rows["one_model"]:
         steps.setdefault(row["limit_gb"], {})[row["way"]] = row["step_ms"]
-    compared = 0
+    compared: Counter[str] = Counter()
     for limit, ways in steps.items():
-        if ways["published"] is not None:
-            compared += 1
-            assert ways["exact"] is not None, limit
-            assert ways["exact"] <= ways["published"], limit
-            assert ways["beyond"] is not None, limit
-    assert compared >= 1
+        for other in ("published", *BASELINES.get(paper, ())):
+            if ways[other] is not None:
+                compared[other] += 1
+                assert ways["exact"] is not None, (limit, other)
+                gap = 0.001 if other in BASELINES.get(paper, ()) else 0.0  # at which the exact search ends
+                assert ways["exact"] <= ways[other] * (1 + gap), (limit, other)
+                assert ways["beyond"] is not None, (limit, other)
+    assert compared.keys() == {"published", *BASELINES.get(paper, ())}
+
+
+def test_the_programs_that_kiwi_published_are_refused_for_their_size() -> None:
+    rows = [row for row in kept_results("kiwi").rows["one_model"] if row["planner"].endswith("_published")]
+    assert {row["planner"] for row in rows} == set(PUBLISHED.values())
+    for row in rows:
+        assert row["step_ms"] is None
+        assert f"with more than {MOST_OPERATORS[row['planner']]}; use kiwi_chain" in row["note"]
 
 
 def test_exact_peaks_of_one_model_are_never_above_published_ones() -> None:

@@ -6,9 +6,11 @@ import pytest
 from support.steps.planned_steps import step_reference
 from support.tiers import slow
 
+from formulations.galvatron.uniform import baselines
+from planner.layers.plan.settings import strategy_settings
 from planner.papers.claims import one_model
 from planner.papers.claims.claim import PAPERS
-from planner.papers.claims.one_model import OneModelCase, one_model_cases
+from planner.papers.claims.one_model import BASELINES, DEVICES, OneModelCase, beside_cases, one_model_cases
 from planner.papers.claims.results import kept_results
 from runtime.job.process_group import LaunchError
 from runtime.prediction.local_tables import one_model as runs
@@ -57,7 +59,8 @@ def test_a_plan_that_does_not_run_has_a_note(small, monkeypatch):
 def test_kept_plans_hold_what_they_predict_and_give_the_numbers_of_one_process(paper):
     """At full size: peaks within 1 per cent above, and refused are only plans that hold more than the machine."""
     rows = kept_results(paper).rows["one_model_runs"]
-    planned = [row for row in kept_results(paper).rows["one_model"] if row["step_ms"] is not None]
+    kept = [row for row in kept_results(paper).rows["one_model"] if row["way"] not in BASELINES.get(paper, ())]
+    planned = [row for row in kept if row["step_ms"] is not None]
     assert len(rows) == len(planned)
     ran = [row for row in rows if row["measured_bytes"] is not None]
     assert all("this machine, shared by 4 ranks, has" in row["note"] for row in rows if row not in ran)
@@ -68,7 +71,21 @@ def test_kept_plans_hold_what_they_predict_and_give_the_numbers_of_one_process(p
 
 
 def test_cases_have_labels_of_their_own():
-    labels = [case.label for paper in PAPERS for case in one_model_cases(paper)]
+    found = [[case.label for case in (*one_model_cases(paper), *beside_cases(paper))] for paper in PAPERS]
     assert OneModelCase("kiwi", "", 250).label == "250 %, kiwi"
-    assert all(len(set(found)) == len(found) for found in [[c.label for c in one_model_cases(p)] for p in PAPERS])
-    assert len(labels) == 12 + 4 * 18
+    assert all(len(set(labels)) == len(labels) for labels in found)
+    assert list(map(len, found)) == [12 + 2, 18 + 12, 18 + 30, 18, 18]
+
+
+@pytest.mark.parametrize("planner", BASELINES)
+def test_baselines_have_the_stages_and_the_strategy_of_their_name(planner, small):
+    """Memory is ample. OSDP has no tensor parallelism, so that it does not say which layers that leaves undivided."""
+    chain = {layer.name: layer for layer in one_model._chain(modules=planner == "osdp").layers}
+    for name in BASELINES[planner]:
+        plan, uniform = OneModelCase(planner, name, 10_000).plan(), baselines(DEVICES)[name]
+        assert len(plan.stages) == uniform.stages, name
+        for layer in (layer for stage in plan.stages for layer in stage.layers):
+            expected = strategy_settings(chain[layer.name], uniform.strategies[0])
+            written = {"shard_degree": expected.shard_degree, "undivided": expected.undivided}
+            assert layer.model_copy(update=written) == expected, name
+            assert layer.shards == expected.shards, name
