@@ -29,6 +29,7 @@ from runtime.job.planned_device import check_kind, kind_for_rank, print_calibrat
 from runtime.job.process_group import LaunchError, broadcast_text, gather_texts, rank_device, round_as_float32
 from runtime.job.rank_job import (
     RunOptions,
+    check_comparable,
     is_first_here,
     parse_options,
     scratch_folder,
@@ -45,7 +46,7 @@ from runtime.measure.reference import read_reference
 from runtime.measure.rounding import NO_ERROR, NO_ROUNDING, Rounding, WorstError
 from runtime.measure.run_report import RankReport, RunReport, write_report
 from runtime.measure.steps import Measurement, train_and_measure
-from runtime.operators.checked_plan import check_comparable, check_ranks, checked_schedule
+from runtime.operators.checked_plan import check_ranks, checked_schedule
 from runtime.operators.instruction_clock import InstructionClock
 from runtime.operators.profiled_clock import clock_of
 from runtime.operators.training import LocalTraining
@@ -116,7 +117,7 @@ def _run(plan: Plan, options: RunOptions, device: torch.device) -> RunReport:
     traced = trace_step(step.module, step.example_args, step.example_kwargs, step.loss_fn, reference.reduce_dtype)
     schedule = checked_schedule(plan, traced, dist.get_world_size())
     if options.check:
-        check_comparable(traced)
+        check_comparable(traced.graph.random_targets)
         train_for_comparison(REFERENCE, copy, options)
     texts = gather_texts(train_rank(plan, step, seeded, traced, schedule, options, device).model_dump_json())
     merged = ""

@@ -217,6 +217,11 @@ class OperatorGraph:
         """Parameters in the order of the inputs; a tied parameter occurs once."""
         return tuple(self.values[i] for i in self.inputs if self.values[i].role is ValueRole.PARAMETER)
 
+    @property
+    def random_targets(self) -> tuple[str, ...]:
+        """Targets of the operators that draw random numbers, each once."""
+        return tuple(sorted({operator.target for operator in self.operators if operator.is_random}))
+
     @cached_property
     def gradient_specs(self) -> dict[int, TensorSpec]:
         """The gradient of each trained parameter by the parameter's value index."""

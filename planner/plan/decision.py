@@ -328,7 +328,11 @@ class Predicted(Part):
 
 
 class Decision(Part):
-    """The decision of a plan, equal byte for byte for equal inputs."""
+    """The decision of a plan, equal byte for byte for equal inputs.
+
+    ``random_targets`` are those of the step's operators that draw random numbers; empty, and not written, where none
+    does, and in plans of earlier versions.
+    """
 
     created_by: str
     model: PlannedModel
@@ -338,6 +342,13 @@ class Decision(Part):
     values: tuple[InputValue | OutputValue, ...]
     schedule: PlanSchedule
     predicted: Predicted
+    random_targets: tuple[str, ...] = ()
+
+    @model_serializer(mode="wrap")
+    def _without_absent_targets(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Without the field where nothing is random, so that the digest of such a plan stays."""
+        written: dict[str, Any] = handler(self)
+        return {name: value for name, value in written.items() if name != "random_targets" or value}
 
     @model_validator(mode="after")
     def _one_mesh(self) -> Decision:

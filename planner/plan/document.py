@@ -118,6 +118,7 @@ def make_plan(
         values=encoded.values,
         schedule=encoded.schedule,
         predicted=predicted,
+        random_targets=graph.random_targets,
     )
     return Plan(
         version=PLAN_VERSION,

@@ -32,7 +32,7 @@ from planner.models.references import check_code
 from planner.plan.document import Plan, load_plan, save_plan
 from runtime.job.planned_device import device_of_run
 from runtime.job.process_group import LaunchError
-from runtime.job.rank_job import RunOptions
+from runtime.job.rank_job import RunOptions, check_comparable
 from runtime.measure.run_report import RunReport
 
 _ENDED_BY_US = (-signal.SIGTERM, -signal.SIGALRM)
@@ -87,6 +87,8 @@ def run_plan(
     """
     checked = plan if isinstance(plan, Plan) else load_plan(Path(plan))
     check_code(checked.decision.model.source, allow_code)
+    if check:
+        check_comparable(checked.decision.random_targets)
     device = device_of_run(device, checked)
     report = run_module(
         "runtime.rank_main",

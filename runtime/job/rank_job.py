@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -100,6 +100,26 @@ def scratch_folder(options: RunOptions) -> Iterator[RunOptions]:
     finally:
         if is_first_here():
             shutil.rmtree(folder, ignore_errors=True)
+
+
+def check_comparable(random_targets: Sequence[str]) -> None:
+    """Refuse to compare a step with one process if it draws random numbers, which differ between the two.
+
+    Parameters
+    ----------
+    random_targets
+        Targets of the operators that do; see :attr:`planner.graph.operator_graph.OperatorGraph.random_targets`.
+
+    Raises
+    ------
+    LaunchError
+        There are some.
+    """
+    if random_targets:
+        raise LaunchError(
+            f"--check: the step draws random numbers ({', '.join(random_targets)}), others than one process: plan "
+            "without dropout (--dropout 0; a function of yours takes it as a parameter), or leave --check out"
+        )
 
 
 def train_for_comparison(module: str, plan: Path, options: RunOptions) -> None:

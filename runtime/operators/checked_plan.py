@@ -26,22 +26,6 @@ def check_ranks(plan: Plan, ranks: int) -> None:
         raise LaunchError(f"the plan is for mesh {name}, {prod(mesh)} ranks, the job has {ranks}: start {prod(mesh)}")
 
 
-def check_comparable(traced: TracedStep) -> None:
-    """Refuse to compare a step with one process if it draws random numbers, which differ between the two.
-
-    Raises
-    ------
-    LaunchError
-        Some operator draws them.
-    """
-    drawing = sorted({operator.target for operator in traced.graph.operators if operator.is_random})
-    if drawing:
-        raise LaunchError(
-            f"--check: the step draws random numbers ({', '.join(drawing)}), others than one process: plan without "
-            "dropout (--dropout 0; a function of yours takes it as a parameter), or leave --check out"
-        )
-
-
 def checked_schedule(plan: Plan, traced: TracedStep, ranks: int) -> Schedule:
     """Schedule of a plan that a replay on the traced step finds correct and as predicted.
 

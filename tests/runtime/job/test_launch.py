@@ -18,8 +18,10 @@ from support.tiers import slow
 
 from planner.api import explain
 from planner.common.model_error import ModelError
+from planner.plan.decision import decision_digest
 from planner.plan.document import load_plan, save_plan
 from runtime.commands import main as cli
+from runtime.job import launch
 from runtime.job.launch import run_plan
 from runtime.job.process_group import LaunchError
 from runtime.measure.run_report import RunReport
@@ -122,10 +124,27 @@ def test_without_a_launcher_the_message_says_how_to_start(tmp_path):
     assert "no launcher: start with `torchrun" in ended.stderr
 
 
+NOT_COMPARED = r"--check: the step draws random numbers \(aten.native_dropout.default\), .*--dropout 0"
+
+
+def test_a_step_that_draws_random_numbers_is_not_compared_and_no_rank_is_started(tmp_path, monkeypatch, meshwright):
+    monkeypatch.setattr(launch, "run_module", lambda *_, **__: pytest.fail("ranks are started"))
+    plan, path = random_plan("dropout_gpt", (2,), 0), tmp_path / "plan.json"
+    save_plan(plan, path)
+    assert load_plan(path) == plan
+    ended = meshwright("run", path, "--steps", 1, "--device", "cpu", "--check", "--allow-code")
+    assert ended.code == 2
+    assert re.search(NOT_COMPARED, " ".join(ended.err.split()))
+    assert "random_targets" not in random_plan("mlp", (2,), 0).decision.model_dump(), "digests of other plans stay"
+
+
 @pytest.mark.slow
-def test_a_step_that_draws_random_numbers_is_not_compared():
-    with pytest.raises(LaunchError, match=r"--check: the step draws random numbers \(aten.native_dropout.*--dropout 0"):
-        run_plan(random_plan("dropout_gpt", (2,), 0), steps=1, check=True)
+def test_ranks_refuse_to_compare_it_where_an_older_plan_does_not_say_that_it_is_random():
+    plan = random_plan("dropout_gpt", (2,), 0)
+    decision = plan.decision.model_copy(update={"random_targets": ()})
+    older = plan.model_copy(update={"decision": decision, "digest": decision_digest(decision)})
+    with pytest.raises(LaunchError, match=NOT_COMPARED):
+        run_plan(older, steps=1, check=True)
 
 
 @pytest.mark.slow
