@@ -114,6 +114,8 @@ class BuiltStage:
         Settings of the model's first and last unit.
     shared_with
         Stage that holds a tied parameter as well, by the path of the parameter.
+    hidden
+        Offloads of its hidden states; every step is one of theirs.
     """
 
     module: LayerStage
@@ -124,6 +126,7 @@ class BuiltStage:
     first: LayerSettings
     last: LayerSettings
     shared_with: Mapping[str, int]
+    hidden: HiddenOffload
 
 
 def build_stage(
@@ -201,6 +204,7 @@ def build_stage(
         first=stages[0][0].whole,
         last=stages[-1][-1].whole,
         shared_with={path: shared[origin.name] for path, origin in by_path.items() if origin.name in shared},
+        hidden=hidden,
     )
 
 

@@ -113,6 +113,23 @@ class HiddenOffload:
         self._orders: weakref.WeakKeyDictionary[nn.Module, list[int]] = weakref.WeakKeyDictionary()
         self._ahead: _Ahead | None = None
 
+    @contextmanager
+    def step(self) -> Iterator[None]:
+        """One forward and backward of all micro-batches.
+
+        However it ends, the computation then waits for all copies, so that the allocator does not give their memory
+        away while they go on.
+        """
+        try:
+            yield
+        except BaseException:
+            self._current = None  # its backward did not show the whole order
+            raise
+        finally:
+            if self._last is not None:  # else nothing was ever moved
+                self._copies.join()
+            self._ahead = None
+
     def hooks(self, module: nn.Module) -> saved_tensors_hooks:
         """Context of one forward in which saved tensors are moved.
 

@@ -172,7 +172,8 @@ class LayerTraining:
             torch.manual_seed((self._plan.seed + number * _SEED_STRIDE + dist.get_rank()) % 2**62)
             inputs, targets = self._own(rows)
             with nullcontext() if meter is None else meter.metering(*inputs, targets):
-                part = self._schedule.step(inputs, targets)
+                with self.stage.hidden.step():
+                    part = self._schedule.step(inputs, targets)
                 self._add_gradients_of_other_stage()
         loss = self._whole_loss(part)
         parameters = self.parameters()

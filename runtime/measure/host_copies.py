@@ -114,6 +114,17 @@ class HostCopies:
         for tensor, done in leaving:
             self.wait(tensor, done)
 
+    def join(self) -> None:
+        """Let the computation wait for all copies, where a step has ended: an error may have left some under way.
+
+        The tensors that others hold must live until then; those that were let go are freed with that.
+        """
+        if self.overlaps:
+            compute = torch.cuda.current_stream(self._device)
+            for side in (self._outward, self._inward):
+                compute.wait_stream(side)
+        self._leaving = []
+
     def wait(self, tensor: Tensor, *copies: torch.cuda.Event | None) -> None:
         """Let the computation wait for copies that read or write ``tensor``, which lives until then."""
         del tensor

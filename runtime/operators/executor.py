@@ -101,6 +101,8 @@ class LoweredStep:
         The end of the step, from the first update on.
     places, buffers
         Position of the instruction of each variable of the generated code, and the buffer that it holds, by its name.
+    copies
+        What copies to and from the host.
     """
 
     module: GraphModule
@@ -109,6 +111,7 @@ class LoweredStep:
     end: StepEnd
     places: Mapping[str, int]
     buffers: Mapping[str, int]
+    copies: HostCopies
 
     def run(self, local_inputs: list[Tensor]) -> StepResult:
         """Results of a step on one rank without its updates; arguments as for :meth:`begin`."""
@@ -123,8 +126,12 @@ class LoweredStep:
         local_inputs
             This rank's blocks of the graph's inputs, in the graph's order.
         """
-        with torch.no_grad():
-            results, carried = self.module.forward(local_inputs)
+        try:
+            with torch.no_grad():
+                results, carried = self.module.forward(local_inputs)
+        except BaseException:
+            self.copies.join()  # while the variables of the generated code still hold what is copied
+            raise
         named = list(zip(self.outputs, self.names, results, strict=True))
         loss = next(tensor for output, _, tensor in named if output.role is OutputRole.LOSS)
         updates = {name: tensor for output, name, tensor in named if output.role is OutputRole.BUFFER_UPDATE}
@@ -247,7 +254,7 @@ class _Lowering:
         self._graph.output((tuple(node for _, node in results), carried))
         outputs = tuple(output for output, _ in results)
         names = tuple("" if output.of is None else graph.values[output.of].name for output in outputs)
-        return LoweredStep(GraphModule({}, self._graph), outputs, names, end, places, held)
+        return LoweredStep(GraphModule({}, self._graph), outputs, names, end, places, held, self._host)
 
     def _step_end(self, alive: set[int]) -> StepEnd:
         """What follows after the graph, and the buffers that it takes over."""

@@ -2,66 +2,19 @@
 
 from __future__ import annotations
 
-import weakref
+import gc
+from contextlib import nullcontext
 
 import pytest
 import torch
+from support.layers.late_copies import LateCopies
+from support.layers.layer_runs import failed_step_on_rank, names_of, planned_model, staged_plan
+from support.layers.racing_streams import RacingStreams
 from torch import nn
 
 from planner.layers.plan.document import LayerSettings
 from runtime.layers.memory import HiddenOffload, keep_as_planned
 from runtime.measure.host_copies import HostCopies
-
-
-class LateCopy:
-    """A copy that reads its source when somebody waits for it; until then nobody else may have its memory."""
-
-    def __init__(self, source: torch.Tensor, target: torch.Tensor) -> None:
-        self._source, self._target, self._done = weakref.ref(source), target, False
-
-    def finish(self) -> None:
-        if self._done:
-            return
-        source = self._source()
-        assert source is not None, "the source was freed before it was copied"
-        self._target.copy_(source)
-        self._done = True
-
-
-class LateCopies(HostCopies):
-    """A copy engine as slow as CUDA's streams allow; counts sources alive beside the one that is copied."""
-
-    def __init__(self) -> None:
-        super().__init__(torch.device("cpu"))
-        self.overlaps = True
-        self.most_leaving = self.offloaded = 0
-        self.log: list[str] = []
-        """Fetches as they start, waits for them, and what the computation adds."""
-
-    def offload(self, source):
-        host = torch.full_like(source, float("nan"))
-        self.offloaded += 1
-        return host, LateCopy(source, host)
-
-    def prefetch(self, host, offloaded):
-        offloaded.finish()
-        target = torch.full_like(host, float("nan"))
-        self.log.append("fetch")
-        return target, Fetch(host, target)
-
-    def let_go(self, tensor, copied):
-        super().let_go(tensor, copied)
-        self.most_leaving = max(self.most_leaving, len(self._leaving))
-
-    def wait(self, tensor, *copies):
-        for copy in copies:
-            if isinstance(copy, Fetch):
-                self.log.append("wait")
-            copy.finish()
-
-
-class Fetch(LateCopy):
-    """A copy to the device."""
 
 
 class Noted(torch.autograd.Function):
@@ -91,10 +44,10 @@ class Identity(nn.Module):
         return Noted.apply(rows, self._log, self._saves)
 
 
-def identities(saves: list[int], copies: LateCopies) -> nn.Sequential:
+def identities(saves: list[int], copies: LateCopies, hidden: HiddenOffload | None = None) -> nn.Sequential:
     """Layers that save some tensors."""
     made = nn.Sequential(*(Identity(copies.log, each) for each in saves))
-    hidden = HiddenOffload(copies)
+    hidden = HiddenOffload(copies) if hidden is None else hidden
     for layer in made:
         keep_as_planned(layer, LayerSettings(name="layer", offload_hidden=True), hidden)
     return made
@@ -197,3 +150,100 @@ def test_without_streams_one_state_is_on_the_device():
     copies = LateCopies()
     copies.overlaps = False
     assert logs_of(identities([1, 1], copies), copies) == [ALONE * 2] * 2
+
+
+def fail(gradient):
+    raise ZeroDivisionError
+
+
+def half_a_backward(made: nn.Sequential) -> None:
+    """A backward of two layers that fails between them."""
+    first, second = made
+    between = first(torch.ones(4, requires_grad=True))
+    between.register_hook(fail)
+    second(between).sum().backward()
+
+
+def test_a_backward_that_fails_frees_what_was_fetched_after_its_copy():
+    copies = LateCopies()
+    hidden = HiddenOffload(copies)
+    made = identities([1] * 2, copies, hidden)
+    expected = logs_of(made, copies)[1]
+    with pytest.raises(ZeroDivisionError), hidden.step():
+        half_a_backward(made)
+    assert copies.log == ["fetch", "wait", "fetch", "compute", "wait"]
+    gc.collect()
+    assert copies.freed_early == 0
+    copies.log.clear()
+    assert logs_of(made, copies)[0] == expected
+
+
+def test_a_step_without_the_wait_is_noticed():
+    copies = LateCopies()
+    made = identities([1] * 2, copies)
+    logs_of(made, copies)
+    with pytest.raises(ZeroDivisionError):
+        half_a_backward(made)
+    del made
+    gc.collect()
+    assert copies.freed_early == 1
+
+
+def test_a_backward_that_fails_shows_no_order():
+    """Half an order would be kept for good, and the rest never fetched ahead."""
+    copies = LateCopies()
+    hidden = HiddenOffload(copies)
+
+    class Pair(Identity):
+        def forward(self, rows):
+            between = super().forward(rows)
+            between.register_hook(fail if fails else nn.Identity())
+            return super().forward(between)
+
+    fails, pair = True, Pair(copies.log, 1)
+    keep_as_planned(pair, LayerSettings(name="layer", offload_hidden=True), hidden)
+    with pytest.raises(ZeroDivisionError), hidden.step():
+        pair(torch.ones(4, requires_grad=True)).sum().backward()
+    fails = False
+    copies.log.clear()
+    for _ in range(2):
+        copies.log.clear()
+        pair(torch.ones(4, requires_grad=True)).sum().backward()
+    assert copies.log == ["fetch", "wait", "fetch", "compute", "wait", "compute"]
+
+
+def test_a_step_of_a_plan_that_fails_waits_for_its_copies(two_ranks):
+    settings = [{"data_parallel": 2, "offload_hidden": True}] * len(names_of(planned_model("gpt2")))
+    plan = staged_plan("gpt2", settings, devices=2)
+    for log, freed_early in two_ranks.run(failed_step_on_rank, plan.model_dump_json()):
+        assert log.count("fetch") == log.count("wait") > 0
+        assert log[-1] == "wait"
+        assert freed_early == 0
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_streams_and_events_leave_no_race(fails, monkeypatch):
+    """The engine itself, on streams that notice what could run at once."""
+    copies, racing = HostCopies(torch.device("cpu")), RacingStreams(monkeypatch)
+    copies.overlaps = True
+    hidden, expected = HiddenOffload(copies), gradients(layers(None))
+    module = layers(None)
+    for layer in module:
+        keep_as_planned(layer, LayerSettings(name="layer", offload_hidden=True), hidden)
+    with racing:
+        for number in range(3):
+            with pytest.raises(ZeroDivisionError) if fails else nullcontext(), hidden.step():
+                module.zero_grad()
+                rows = torch.randn(8, 16, generator=torch.Generator().manual_seed(1), requires_grad=True)
+                middle = module[1](module[0](rows * 1.0))
+                if fails and number:
+                    middle.register_hook(fail)
+                module[2](middle).square().sum().backward()
+                found = [rows.grad, *(parameter.grad for parameter in module.parameters())]
+                assert all(torch.equal(ours, theirs) for ours, theirs in zip(found, expected, strict=True))
+                if fails:
+                    raise ZeroDivisionError
+            del rows, middle
+            gc.collect()
+    assert racing.copies > 20
+    assert racing.races == []

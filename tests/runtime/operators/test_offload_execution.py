@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import gc
+from contextlib import nullcontext
 from itertools import combinations
 from types import SimpleNamespace
 
 import pytest
 import torch
+from support.layers.racing_streams import RacingStreams
 from support.steps.models import conv_net, gpt, mlp
 from support.steps.offload_case import CopyPrices
 from support.steps.plain_schedule import replicated_schedule
@@ -165,3 +168,35 @@ def test_copies_keep_the_layout_in_memory():
     assert source.stride() == host.stride() == back.stride()
     assert torch.equal(source, back)
     assert len({tensor.untyped_storage().data_ptr() for tensor in (source, host, back)}) == 3
+
+
+def fail():
+    raise ZeroDivisionError
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_streams_and_events_leave_no_race(fails, monkeypatch):
+    """On streams that notice what could run at once; a step that fails leaves no copy to memory that is freed."""
+    torch.manual_seed(0)
+    module, args, kwargs, loss_fn = mlp()
+    traced = trace_step(module, args, kwargs, loss_fn)
+    inputs = input_tensors(traced, module, args, kwargs)
+    plain = replicated_schedule(traced.graph, (1,))
+    expected, _ = run(plain, traced, inputs)
+    schedule = with_offload(traced.graph, plain, offload_candidates(traced.graph, plain), OneDuration(5))
+    racing, copier = RacingStreams(monkeypatch), HostCopier(CPU)
+    copier.overlaps = True
+    monkeypatch.setattr(executor, "HostCopies", lambda *_: copier)
+    lowered = lower(schedule, traced, ALONE, 0, CPU)
+    if fails:
+        graph = lowered.module.graph
+        *_, last = (node for node in graph.nodes if node.target == copier.prefetch)
+        with graph.inserting_after(last):
+            graph.call_function(fail)
+        lowered.module.recompile()
+    with racing, pytest.raises(ZeroDivisionError) if fails else nullcontext():
+        result = lowered.run([tensor.clone() for tensor in inputs])
+        assert all(torch.equal(result.gradients[key], expected.gradients[key]) for key in expected.gradients)
+    gc.collect()
+    assert racing.copies > 2
+    assert racing.races == []

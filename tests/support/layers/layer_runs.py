@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 from dataclasses import asdict, dataclass
 from functools import cache
 from itertools import zip_longest
 
 import torch
 import torch.distributed as dist
+from support.layers.late_copies import LateCopies
 from support.layers.layer_plan_models import layer_names, layer_reference
 
 from planner.layers.plan.check import check_layer_plan
@@ -172,3 +174,25 @@ def staged_plan(
     )
     check_layer_plan(plan)
     return plan
+
+
+def failed_step_on_rank(text: str) -> tuple[list[str], int]:
+    """Log of hidden states' copies in a step whose backward fails half way, and tensors that were freed too early."""
+    plan = LayerPlan.model_validate_json(text)
+    state, batch, _ = one_process(model_reference(plan), plan.optimizer, 1)
+    training, copies = training_of(plan, state, batch), LateCopies()
+    training.stage.hidden._copies = copies
+    training.step(batch)
+    copies.log.clear()
+
+    def fail(gradient):
+        raise ZeroDivisionError
+
+    units = training.stage.module.units
+    units[len(units) // 2].register_forward_hook(lambda *given: given[2][0].register_hook(fail) and None)
+    try:
+        training.step(batch)
+    except ZeroDivisionError:
+        gc.collect()
+        return copies.log, copies.freed_early
+    raise AssertionError("the step did not fail")
