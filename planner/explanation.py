@@ -248,7 +248,14 @@ def _memory_price(
         if plan.peak_bytes + options.reserve_bytes <= memory < options.memory_bytes:
             lines.append(f"{named} less: nothing, because this plan fits into that too")
             continue
-        request = PlanRequest(memory, options.formulation, solver, time_limit, host_memory=options.host_memory_bytes)
+        request = PlanRequest(
+            memory,
+            options.formulation,
+            solver,
+            time_limit,
+            host_memory=options.host_memory_bytes,
+            memory_model=options.memory_model,
+        )
         try:
             found = session.solve(request, progress).result
         except (InfeasibleError, ClusterError) as error:

@@ -124,7 +124,7 @@ def plan(
     search_batch
         Whether a plan of layers decides the batch too.
     choices
-        Choices of the problem of a plan of layers that are not the paper's: values by name
+        Choices of the problem of a plan of layers, or of a program of KIWI, that are not the default: values by name
         (:data:`planner.layers.plan.choices.CHOICES`).
     slips
         Slips that a paper's own search keeps: ``prose``, ``printed``, ``repaired``, or names; ``prose`` if None.
@@ -180,10 +180,11 @@ def plan(
         raise PlanError(f"search_batch: {formulation} plans operators; it is for {', '.join(LAYER_FORMULATIONS)}")
     check_published(formulation, as_published, choices, slips)
     formulation = PUBLISHED[formulation] if as_published else formulation
+    memory_model = (choices or {}).get("memory_model")
     for target, decision in (*pins, *forbidden):
         pin_of(target, decision, mesh)  # a decision that there is not is refused before the step is traced
     session = micro_batched(as_reference(reference), cluster, mesh, optimizer, grad_accum)
-    request = PlanRequest(limit, formulation, solver, time_limit, seed, workers, host_limit, gap, overlap)
+    request = PlanRequest(limit, formulation, solver, time_limit, seed, workers, host_limit, gap, overlap, memory_model)
     if not (pins or forbidden):
         return session.plan(request, progress)
     if overlap:
@@ -219,7 +220,7 @@ def check_published(
     if as_published and formulation not in PUBLISHED:
         known = ", ".join((*PUBLISHED, *LAYER_FORMULATIONS))
         raise PlanError(f"as_published: {formulation} has no published form of its own; it is for {known}")
-    chosen(formulation, choices or {})
+    chosen(PUBLISHED[formulation] if as_published else formulation, choices or {})
     if slips is not None:
         raise PlanError(f"slips {slips}: {formulation} has none; they are for {', '.join(LAYER_FORMULATIONS)}")
 

@@ -1,6 +1,6 @@
 """What an operator costs per configuration: its own layout class and those of everything that it reads.
 
-Strategies of an operator that no reader distinguishes (equal bytes, equal resharding to all readers) form
+Strategies of an operator that no reader distinguishes (equal bytes, equal resharding to all readers, equal extras) form
 one *class*. Given the classes of an operator's producers and its own, the best strategy within its class
 is known, so that one table per operator replaces strategies and resharding tables together: one linear
 column per entry instead of products, and a tighter relaxation.
@@ -99,7 +99,11 @@ def _classes(graph: KiwiGraph, operator: int) -> tuple[tuple[int, ...], ...]:
             edge.cost[strategy].tobytes() + (b"" if edge.forbidden is None else edge.forbidden[strategy].tobytes())
             for edge in graph.edges_from[operator]
         )
-        key = (int(graph.operators[operator].output_bytes[strategy]), *seen_by_readers)
+        extras = (
+            *(table[..., strategy].tobytes() for x in graph.extras if x.operator == operator for table in x.tables),
+            *(x.pairs[operator][strategy].tobytes() for x in graph.extras if operator in x.pairs),
+        )
+        key = (int(graph.operators[operator].output_bytes[strategy]), *seen_by_readers, *extras)
         found.setdefault(key, []).append(strategy)
     return tuple(map(tuple, found.values()))
 

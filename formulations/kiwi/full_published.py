@@ -10,6 +10,7 @@ Stage ``t`` computes operator ``t`` for the first time and may run earlier ones 
 (12)-(15) dependencies                                 :meth:`PublishedModel.inputs_are_there` and following
 (16)-(19) memory                                       :meth:`PublishedModel.carried_memory` and following
 (20) frees                                             :meth:`PublishedModel.free_without_hazard` and following
+(16) with extras, where a graph has them               :meth:`PublishedModel.extra_memory`
 =====================================================  ====================================================
 
 Products of binaries have columns of their own: ``As`` is :math:`A_{t,i} s_{i,p}`, ``Ae`` is :math:`A_{t,i} e_{ji,pq}`,
@@ -31,6 +32,7 @@ from __future__ import annotations
 from typing import Any
 
 from formulations.encodings.pyomo_program import add_rows
+from formulations.kiwi.extras import Phase
 from formulations.kiwi.linear import StrategyProgram
 from formulations.kiwi.schedule import StagedDecision, tidy
 
@@ -65,6 +67,7 @@ class PublishedModel(StrategyProgram):
         add_rows(m, self.not_carried_and_computed, earlier)
         add_rows(m, self.carried_memory, m.V)
         add_rows(m, self.memory, stages)
+        add_rows(m, self.extra_memory, [(t, k, n) for t, k in stages for n in self._extras(t, k)])
         add_rows(m, self.free_without_hazard, frees)
         add_rows(m, self.no_free_with_hazard, frees)
         add_rows(m, self.computed_so, m.As)
@@ -112,14 +115,51 @@ class PublishedModel(StrategyProgram):
     # --------------------------------------------------------------- memory
 
     def carried_memory(self, m: Any, t: int) -> Any:
-        r"""(17): :math:`U_{t,0} = \sum_i s_i^T mem_i B_{t,i}`, and inputs and parameters, which are always there."""
-        resident = sum(self.bytes_of(i, m.s, (i,)) for i in range(self.first))
-        return m.U[t, self.first - 1] == resident + sum(self.bytes_of(i, m.Bs, (t, i)) for i in m.V if i < t)
+        r"""(17): :math:`U_{t,0} = \sum_i s_i^T mem_i B_{t,i}`, and inputs, parameters and extras that are always there."""
+        carried = sum(self.bytes_of(i, m.Bs, (t, i)) + self.kept(m, i) for i in m.V if i < t)
+        return m.U[t, self.first - 1] == self.resident(m) + carried
 
     def memory(self, m: Any, t: int, k: int) -> Any:
         r"""(18): :math:`U_{t,k} = U_{t,k-1} - memFreed_{k-1}(t) + A_{t,k} (s_k^T mem_k)`."""
         made = self.bytes_of(k, m.s, (k,)) if k == t else self.bytes_of(k, m.As, (t, k))
-        return m.U[t, k] == m.U[t, k - 1] - (self.memory_freed(m, t, k - 1) if k > self.first else 0) + made
+        return m.U[t, k] == self.memory_before(m, t, k) + made
+
+    def memory_before(self, m: Any, t: int, k: int) -> Any:
+        r"""Bytes before ``k`` may run: :math:`U_{t,k-1} - memFreed_{k-1}(t)`."""
+        return m.U[t, k - 1] - (self.memory_freed(m, t, k - 1) if k > self.first else 0)
+
+    def memory_after(self, m: Any, t: int) -> Any:
+        """Bytes once ``t`` has run and its inputs are freed: those that (17) carries on."""
+        if t + 1 in m.V:
+            return m.U[t + 1, self.first - 1] - self.kept(m, t)
+        staying = [i for i in m.V if self.graph.operators[i].stays]
+        return self.resident(m) + sum(
+            self.bytes_of(i, m.s, (i,)) + (self.kept(m, i) if i < t else 0) for i in staying
+        )
+
+    def extra_memory(self, m: Any, t: int, k: int, n: int) -> Any:
+        """(16) in a phase of ``k`` in which it holds an extra, where it runs."""
+        extra = self.graph.extras_at[k][n]
+        match extra.phase:
+            case Phase.BEFORE:
+                beside = self.memory_before(m, t, k)
+            case Phase.DURING:
+                beside = m.U[t, k]
+            case _:
+                beside = self.memory_after(m, t)
+        if k == t:
+            return beside + self.of_first_run(m, extra) <= self.room
+        more = self.extra_bytes(extra, lambda q: m.As[t, k, q], lambda j, p, q: m.Ae[t, k, j, p, q])
+        return beside + more <= self.room
+
+    def resident(self, m: Any) -> Any:
+        """Bytes of inputs and parameters."""
+        return sum(self.bytes_of(i, m.s, (i,)) for i in range(self.first))
+
+    def _extras(self, t: int, k: int) -> list[int]:
+        """Extras of ``k`` that may be held in stage ``t``, by position."""
+        runs = k == t or self.graph.may_run_again(t, k)
+        return list(range(len(self.graph.extras_at[k]))) if runs else []
 
     def memory_freed(self, m: Any, t: int, k: int) -> Any:
         r"""(19): :math:`\sum_{(v_i, v_k) \in E} (s_i^T mem_i) F_{t,i,k}`, and the same of ``v_k`` itself."""

@@ -13,6 +13,7 @@ Columns are one-hot classes ``s`` of strategies, one configuration ``x`` per ope
 (13) what is carried was there before                   :meth:`StagedModel.carried_was_there`
 (16)-(20) memory at each stage's own operator           :meth:`StagedModel.own_memory`
 (16)-(20) memory at a computation before it             :meth:`StagedModel.build_moment`
+(16) with extras, where a graph has them                :meth:`StagedModel.extra_memory`
 ======================================================  =========================================
 
 Both are split by the bytes of ``i``: one column per *level*, an amount that occurs among its classes, at most
@@ -40,6 +41,7 @@ from typing import Any
 
 from formulations.encodings.pyomo_program import add_rows
 from formulations.kiwi.configurations import configurations
+from formulations.kiwi.extras import Extra, Phase
 from formulations.kiwi.graph import KiwiGraph
 from formulations.kiwi.program import KiwiProgram, Moment
 from formulations.kiwi.schedule import StagedDecision, tidy
@@ -108,6 +110,7 @@ class StagedModel(KiwiProgram):
         add_rows(m, self.inputs_are_there, [(t, i, j) for t, j in again for i in self._inputs(j)])
         add_rows(m, self.carried_was_there, self._by_level((t + 1, i) for t, i in passing if t + 1 in m.V))
         add_rows(m, self.own_memory, m.V)
+        add_rows(m, self.extra_memory, [(t, n) for t in m.V for n in range(len(self.graph.extras_at[t]))])
         add_rows(m, self.one_class, range(count))
         add_rows(m, self.own_marginal, [(i, c) for i in m.V for c in range(len(self.units[i]))])
         add_rows(
@@ -207,10 +210,21 @@ class StagedModel(KiwiProgram):
 
     def own_memory(self, m: Any, t: int) -> Any:
         r"""(16)-(20) right after ``t``: :math:`U_{t,t}`, inputs, output and what is carried on, fits on the device."""
-        inputs = self._inputs(t)
+        return self._fits(m, *self._own_moment(m, t, Phase.DURING))
+
+    def extra_memory(self, m: Any, t: int, n: int) -> Any:
+        """(16) in a phase of ``t`` in which it holds an extra."""
+        extra = self.graph.extras_at[t][n]
+        certain, others = self._own_moment(m, t, extra.phase)
+        return self._fits(m, certain, others + self._extra_bytes(extra, m.x))
+
+    def _own_moment(self, m: Any, t: int, phase: Phase) -> tuple[list[int], Any]:
+        """Values that are there in a phase of ``t`` whatever is decided, and the bytes of others and of kept extras."""
+        inputs = [] if phase is Phase.AFTER else self._inputs(t)
         others = [i for i in self._passing(t) if i not in inputs] if t + 1 in m.V else []
         carried = sum(u * m.B[t + 1, i, u] for i in others for u in self.levels[i])
-        return self._fits(m, [*range(self.first), *self._staying(t), t, *inputs], carried)
+        own = [] if phase is Phase.BEFORE else [t]
+        return [*range(self.first), *self._staying(t), *own, *inputs], carried + self._kept(m, t)
 
     def build_moment(self, b: Any, t: int, k: int) -> None:
         """Add memory at ``k`` in stage ``t``; where ``k`` is not computed there, this much is held later as well.
@@ -225,6 +239,8 @@ class StagedModel(KiwiProgram):
             (i, j) for i in unsure for j in self._repeated(t) if (j >= k and i in self.graph.parents[j]) or j == i == k
         ]
         b.held = Var([(i, u) for i in unsure for u in self.levels[i]], domain=Binary)
+        extras = self.graph.extras_at[k] if t in self._again[k] else ()
+        b.y = Var([(k, e) for e in range(len(self.configurations.tables[k].entries)) if extras], bounds=(0, 1))
 
         def held_of_bytes(b: Any, i: int, u: int) -> Any:
             """Only of bytes that the value has."""
@@ -238,17 +254,38 @@ class StagedModel(KiwiProgram):
             r"""(20): not freed if :math:`A_{t,j} = 1` for a reader from ``k`` on; and there if made by ``k`` itself."""
             return sum(b.held[i, u] for u in self.levels[i]) >= sum(m.A[t, j, u] for u in self.levels[j])
 
-        def memory(b: Any) -> Any:
-            r"""(16): :math:`U_{t,k}` fits on the device."""
+        def beside(b: Any, more: Any) -> Any:
+            """What is there after ``k``, and more, fits on the device."""
             certain = [i for i in self._passing(t) if i <= k and i in self.graph.parents[t]]
             carried = sum(u * m.B[t, i, u] for i in self._passing(t) if i > k for u in self.levels[i])
             held = sum(u * b.held[i, u] for i, u in b.held)
-            return self._fits(m, [*range(self.first), *self._staying(t), *certain], carried + held)
+            others = carried + held + self._kept(m, t) + more
+            return self._fits(m, [*range(self.first), *self._staying(t), *certain], others)
+
+        def memory(b: Any) -> Any:
+            r"""(16): :math:`U_{t,k}` fits on the device."""
+            return beside(b, 0)
+
+        def same_configuration(b: Any, e: int) -> Any:
+            r""":math:`y_e \le x_{k,e}`: the extras of ``k`` are those of its configuration."""
+            return b.y[k, e] <= m.x[k, e]
+
+        def computed_again(b: Any, u: int) -> Any:
+            r""":math:`\sum_e y_e \ge A_{t,k}`, level by level."""
+            return sum(b.y[k, e] for e in self._entries(k, u)) >= m.A[t, k, u]
+
+        def extra_memory(b: Any, n: int) -> Any:
+            r"""(16) in a phase of ``k`` in which it holds an extra, if it is computed again."""
+            not_yet = self.levels[k] if extras[n].phase is Phase.BEFORE else []
+            return beside(b, self._extra_bytes(extras[n], b.y) - sum(u * m.A[t, k, u] for u in not_yet))
 
         add_rows(b, held_of_bytes, b.held)
         add_rows(b, held_if_carried, b.held if t + 1 in m.V else [])
         add_rows(b, held_if_read, readers)
         add_rows(b, memory)
+        add_rows(b, same_configuration, [e for _, e in b.y])
+        add_rows(b, computed_again, self.levels[k] if extras else [])
+        add_rows(b, extra_memory, range(len(extras)))
 
     def _fits(self, m: Any, certain: Sequence[int], others: Any) -> Any:
         """One knapsack row: values that are there whatever is decided, and the bytes of others."""
@@ -257,6 +294,24 @@ class StagedModel(KiwiProgram):
         return others + more <= self.room - least
 
     # --------------------------------------------------------------- pieces
+
+    def _extra_bytes(self, extra: Extra, columns: Any) -> Any:
+        """Bytes of an extra, where ``columns[i, e]`` says whether its operator has a configuration."""
+        i, classes = extra.operator, self.configurations.classes
+        neighbours, entries = self.configurations.tables[i].neighbours, self.configurations.tables[i].entries
+        found = 0
+        for e, entry in enumerate(entries):
+            amount = int(extra.own[entry.strategy])
+            for j, c in zip(neighbours, entry.others, strict=True):
+                if j in extra.pairs:
+                    amount += int(extra.pairs[j][classes[j][c][0], entry.strategy])
+            if amount:
+                found += amount // self.graph.byte_unit * columns[i, e]
+        return found
+
+    def _kept(self, m: Any, t: int) -> Any:
+        """Extras that operators before a stage's own hold to the end."""
+        return sum(self._extra_bytes(extra, m.x) for i in self._staying(t) for extra in self.graph.kept_extras[i])
 
     def there(self, m: Any, t: int, i: int, u: int) -> Any:
         """:math:`A_{t,i} + B_{t,i}` of a level; without ``A`` where ``i`` may not be computed again in ``t``."""

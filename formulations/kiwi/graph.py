@@ -3,7 +3,8 @@
 Operators come in the order in which they first run: inputs and parameters, which are resident from the
 start and cost nothing, then forward, then backward operators. Every strategy of an operator has a cost
 ``c + d`` (computation and communication) and the bytes of its output on one device; every edge has a table
-of resharding costs ``R`` (equation 1). The resharded copy itself takes no memory in the paper.
+of resharding costs ``R`` (equation 1). The resharded copy itself takes no memory in the paper; what does beside outputs
+when a step is executed is in :mod:`formulations.kiwi.extras`, and counts where a graph has it.
 
 A weight gradient has an edge *from* its parameter, whose table is the cost of bringing the gradient to the
 parameter's layout: parameters are always resident, so that an edge from one is a cost and nothing else.
@@ -19,6 +20,7 @@ from functools import cached_property
 
 import numpy as np
 
+from formulations.kiwi.extras import Extra, Phase
 from formulations.problem.strategy_problem import BoolArray, IntArray
 from formulations.step.training_step import NodeKind
 
@@ -88,6 +90,8 @@ class KiwiGraph:
     rerunnable
         Operators that may run again, which they do in stages of backward operators only; None where all may in any
         stage, as in the paper.
+    extras
+        Bytes beside outputs; none in the paper.
 
     Raises
     ------
@@ -100,6 +104,7 @@ class KiwiGraph:
     edges: tuple[KiwiEdge, ...]
     seconds_per_cost: float | None = None
     rerunnable: tuple[bool, ...] | None = None
+    extras: tuple[Extra, ...] = ()
 
     def __post_init__(self) -> None:
         for i, operator in enumerate(self.operators):
@@ -112,6 +117,10 @@ class KiwiGraph:
             defect = self._edge_defect(edge)
             if defect:
                 raise GraphError(f"edge {k} from {edge.producer} to {edge.consumer}: {defect}")
+        for extra in self.extras:
+            defect = self._extra_defect(extra)
+            if defect:
+                raise GraphError(f"extra bytes of operator {extra.operator}, {extra.phase}: {defect}")
 
     @cached_property
     def residents(self) -> int:
@@ -126,12 +135,34 @@ class KiwiGraph:
     @cached_property
     def byte_unit(self) -> int:
         """Greatest common divisor of all bytes; memory counted in it is exact and keeps numbers small."""
-        return math.gcd(*(amount for operator in self.operators for amount in operator.output_bytes.tolist())) or 1
+        tables = (
+            *(operator.output_bytes for operator in self.operators),
+            *(table for extra in self.extras for table in extra.tables),
+        )
+        return math.gcd(*(int(np.gcd.reduce(table, axis=None)) for table in tables)) or 1
 
     @property
     def most_bytes(self) -> int:
-        """Bytes that no plan exceeds: every output at once, each in its largest layout."""
-        return sum(int(operator.output_bytes.max()) for operator in self.operators)
+        """Bytes that no plan exceeds: every output and all extras at once, each in its largest layout."""
+        extras = sum(max(0, int(table.max())) for extra in self.extras for table in extra.tables)
+        return sum(int(operator.output_bytes.max()) for operator in self.operators) + extras
+
+    @cached_property
+    def extras_at(self) -> tuple[tuple[Extra, ...], ...]:
+        """Extras that an operator holds while it runs, by operator."""
+        return self._extras_by_operator(kept=False)
+
+    @cached_property
+    def kept_extras(self) -> tuple[tuple[Extra, ...], ...]:
+        """Extras that are held to the end once an operator has run, by operator."""
+        return self._extras_by_operator(kept=True)
+
+    def _extras_by_operator(self, *, kept: bool) -> tuple[tuple[Extra, ...], ...]:
+        found: list[list[Extra]] = [[] for _ in self.operators]
+        for extra in self.extras:
+            if (extra.phase is Phase.KEPT) == kept:
+                found[extra.operator].append(extra)
+        return tuple(map(tuple, found))
 
     @cached_property
     def edges_into(self) -> tuple[tuple[KiwiEdge, ...], ...]:
@@ -198,6 +229,10 @@ class KiwiGraph:
                 ],
                 "seconds_per_cost": self.seconds_per_cost,
                 "rerunnable": self.rerunnable,
+                "extras": [
+                    [x.operator, str(x.phase), x.own.tolist(), [[j, table.tolist()] for j, table in x.pairs.items()]]
+                    for x in self.extras
+                ],
             }
         )
 
@@ -213,8 +248,12 @@ class KiwiGraph:
             KiwiEdge(u, v, np.array(cost, np.int64), None if flags is None else np.array(flags, np.bool_))
             for u, v, cost, flags in document["edges"]
         )
+        extras = tuple(
+            Extra(i, Phase(phase), np.array(own, np.int64), {j: np.array(table, np.int64) for j, table in pairs})
+            for i, phase, own, pairs in document["extras"]
+        )
         again = document["rerunnable"]
-        return cls(document["name"], operators, edges, document["seconds_per_cost"], again and tuple(again))
+        return cls(document["name"], operators, edges, document["seconds_per_cost"], again and tuple(again), extras)
 
     def _edge_defect(self, edge: KiwiEdge) -> str:
         u, v = edge.producer, edge.consumer
@@ -225,6 +264,19 @@ class KiwiGraph:
         shape = self.operators[u].size, self.operators[v].size
         if edge.cost.shape != shape or edge.cost.dtype != np.int64 or int(edge.cost.min()) < 0:
             return f"cost must be non-negative int64 of shape {shape}, got {edge.cost.dtype} of {edge.cost.shape}"
+        return ""
+
+    def _extra_defect(self, extra: Extra) -> str:
+        size, producers = self.operators[extra.operator].size, {e.producer for e in self.edges_into[extra.operator]}
+        if extra.own.shape != (size,):
+            return f"give bytes for each of its {size} strategies, got shape {extra.own.shape}"
+        for j, table in extra.pairs.items():
+            if j not in producers:
+                return f"it reads nothing of operator {j}; give an edge"
+            if table.shape != (self.operators[j].size, size):
+                return f"bytes of pairs with operator {j} have shape {table.shape}; give one per pair of strategies"
+        if extra.phase in (Phase.AFTER, Phase.KEPT) and not self.operators[extra.operator].stays:
+            return "only an operator whose output stays holds any once it has run"
         return ""
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from abc import ABC
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from formulations.encodings.pyomo_program import add_rows
+from formulations.kiwi.extras import Extra
 from formulations.kiwi.program import KiwiProgram
 
 Index = tuple[int, ...]
@@ -79,12 +80,11 @@ class StrategyProgram(KiwiProgram, ABC):
         return [(*at, p) for at in indices for p in self.strategies(at[-1])]
 
     def with_costly_pairs(self, indices: Iterable[Index]) -> list[Index]:
-        """Indices that end with an operator, each with all pairs ``j, p, q`` of its edges that cost anything behind."""
+        """Indices that end with an operator, each with all pairs ``j, p, q`` of its edges behind that cost or hold."""
         into: dict[int, list[Index]] = {}
         for (j, i), table in self.resharding.items():
-            into.setdefault(i, []).extend(
-                (j, p, q) for p, row in enumerate(table) for q, cost in enumerate(row) if cost
-            )
+            held = sum(np.abs(extra.pairs[j]) for extra in self.graph.extras_at[i] if j in extra.pairs)
+            into.setdefault(i, []).extend((j, p, q) for p, q in np.argwhere(np.array(table) + held).tolist())
         return [(*at, *pair) for at in indices for pair in into.get(at[-1], ())]
 
     def execution(self, m: Any) -> Any:
@@ -96,6 +96,24 @@ class StrategyProgram(KiwiProgram, ABC):
     def bytes_of(self, i: int, chosen: Any, at: Sequence[int]) -> Any:
         """:math:`s_i^T mem_i`, where ``chosen[*at, p]`` stands for :math:`s_{i,p}`."""
         return sum(amount * chosen[(*at, p)] for p, amount in enumerate(self.mem[i]))
+
+    def extra_bytes(self, extra: Extra, own: Callable[[int], Any], pair: Callable[[int, int, int], Any]) -> Any:
+        """Bytes of an extra, where ``own(q)`` stands for :math:`s_{i,q}` and ``pair(j, p, q)`` for :math:`e_{ji,pq}`."""
+        unit = self.graph.byte_unit
+        return sum(amount // unit * own(q) for q, amount in enumerate(extra.own.tolist()) if amount) + sum(
+            int(table[p, q]) // unit * pair(j, p, q)
+            for j, table in extra.pairs.items()
+            for p, q in np.argwhere(table).tolist()
+        )
+
+    def of_first_run(self, m: Any, extra: Extra) -> Any:
+        """Bytes of an extra when its operator runs for the first time."""
+        i = extra.operator
+        return self.extra_bytes(extra, lambda q: m.s[i, q], lambda j, p, q: m.e[j, i, p, q])
+
+    def kept(self, m: Any, i: int) -> Any:
+        """Extras that are held to the end once an operator has run."""
+        return sum(self.of_first_run(m, extra) for extra in self.graph.kept_extras[i])
 
     def chosen(self, m: Any) -> tuple[int, ...]:
         """Read the strategy of every operator."""

@@ -1,12 +1,14 @@
 """A traced training step as the paper's instance, and the paper's programs as formulations of it.
 
 The paper counts inputs, parameters and outputs. So an operator has the bytes of all its outputs, and parameters those
-of their optimizer states; resharded copies, workspaces and extra bytes of updates have no place. What the schedule of a
-plan cannot express is left out: backward operators run once, and forward operators run again before a backward operator
-only.
+of their optimizer states. With ``engine``, the default of :data:`MEMORY_MODELS`, the programs count what the engine
+holds beside them too (:mod:`formulations.kiwi.extras`), at the moment at which it does; ``paper`` leaves it out. What
+the schedule of a plan cannot express is left out: backward operators run once, and forward operators run again before a
+backward operator only.
 
-As copies are not counted, a decision may hold more than the limit when the step is replayed. Then the program is solved
-again with as much less, until a decision fits; the bound is that of the program under the limit itself.
+Where something is not counted, a decision may hold more than the limit when the step is replayed. Then the program is
+solved again with as much less, until a decision fits; the bound is that of the program under the limit itself, as it
+counts. The paper's count needs that often, the engine's only for updates that hold extra bytes.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from formulations.kiwi.extras import extras_of
 from formulations.kiwi.graph import GraphError, KiwiEdge, KiwiGraph, KiwiOperator
 from formulations.kiwi.schedule import StagedDecision
 from formulations.kiwi.solve import solve_kiwi
@@ -27,7 +30,7 @@ from formulations.step.solving.registry import sharding_problem
 from formulations.step.solving.solved import SolvedStep, certified
 from formulations.step.training_step import StepDecision, StepModel
 
-__all__ = ["MOST_OPERATORS", "PROGRAMS", "kiwi_graph", "solve_program", "step_decision"]
+__all__ = ["MEMORY_MODELS", "MOST_OPERATORS", "PROGRAMS", "kiwi_graph", "solve_program", "step_decision"]
 
 MOST_OPERATORS: Mapping[str, int] = {
     "kiwi_full": 40,
@@ -45,10 +48,15 @@ PROGRAMS = tuple(MOST_OPERATORS)
 """Formulations of a step that are programs of this room."""
 
 
-def kiwi_graph(model: StepModel, name: str = "step") -> KiwiGraph:
+MEMORY_MODELS = ("engine", "paper")
+"""Counts of bytes, the default first; see the module docstring."""
+
+
+def kiwi_graph(model: StepModel, memory_model: str = "engine") -> KiwiGraph:
     """Return the instance of a step; operators and strategies have the numbers of its nodes and layouts.
 
-    Costs are those of the step for decisions that the graph's programs may take.
+    Costs are those of the step for decisions that the graph's programs may take. The memory model is one of
+    :data:`MEMORY_MODELS`.
     """
     ends = {edge.producer for edge in model.gradients} | {edge.producer for edge in model.results}
     costs = [node.cost.copy() for node in model.nodes]
@@ -70,7 +78,8 @@ def kiwi_graph(model: StepModel, name: str = "step") -> KiwiGraph:
             updated.add(gradient.parameter)
         edges.append(KiwiEdge(gradient.parameter, gradient.producer, cost, gradient.forbidden.T))
     again = tuple(model.rerunnable.tolist())
-    return KiwiGraph(name, tuple(operators), tuple(edges), model.seconds_per_cost, again)
+    extras = extras_of(model) if memory_model == "engine" else ()
+    return KiwiGraph("step", tuple(operators), tuple(edges), model.seconds_per_cost, again, extras)
 
 
 def step_decision(graph: KiwiGraph, decision: StagedDecision) -> StepDecision:
@@ -83,7 +92,7 @@ def step_decision(graph: KiwiGraph, decision: StagedDecision) -> StepDecision:
 
 
 def solve_program(
-    model: StepModel, memory_limit: int | None, formulation: str, context: SolveContext
+    model: StepModel, memory_limit: int | None, formulation: str, context: SolveContext, memory_model: str = "engine"
 ) -> SolvedStep | SolveResult:
     """Find a decision within the limit when it is executed; where none is found, return the last result.
 
@@ -97,6 +106,8 @@ def solve_program(
         One of :data:`PROGRAMS`.
     context
         Executes decisions; options and workers.
+    memory_model
+        One of :data:`MEMORY_MODELS`.
 
     Raises
     ------
@@ -109,7 +120,7 @@ def solve_program(
             f"{formulation}: the step runs {running} operators, and its program has a size beyond what is solved with "
             f"more than {most}; use kiwi_chain or kiwi_reduced, which have no such limit, or a smaller model"
         )
-    graph, limit, known = kiwi_graph(model), memory_limit, None
+    graph, limit, known = kiwi_graph(model, memory_model), memory_limit, None
     deadline = time.monotonic() + context.options.time_limit
     while True:
         left = replace(context.options, time_limit=max(0.1, deadline - time.monotonic()))

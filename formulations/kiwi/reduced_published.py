@@ -12,6 +12,7 @@ the bytes after operator ``t``. Only operators with ``z_i = 1`` (set ``Z``) have
 (10), (24)-(28) time of the last free           :meth:`PublishedReducedModel.one_maximum` and following
 (11), (29)-(30) which operator that is          :meth:`PublishedReducedModel.not_before` and following
 (3)-(8) memory                                  :meth:`PublishedReducedModel.memory` and following
+(8) with extras, where a graph has them         :meth:`PublishedReducedModel.extra_memory`
 ==============================================  ================================================================
 
 Products of binaries have columns of their own: ``Ms`` is :math:`(1 - m_i) s_{i,p}` where it costs or occupies, ``Me``
@@ -35,6 +36,7 @@ from __future__ import annotations
 from typing import Any
 
 from formulations.encodings.pyomo_program import add_rows
+from formulations.kiwi.extras import Phase
 from formulations.kiwi.linear import StrategyProgram
 from formulations.kiwi.schedule import StagedDecision, with_recomputed
 from formulations.step.training_step import NodeKind
@@ -75,6 +77,9 @@ class PublishedReducedModel(StrategyProgram):
         add_rows(m, self.not_after, frees)
         add_rows(m, self.before_at_or_after, frees)
         add_rows(m, self.memory, m.V)
+        again = [(graph.first_backward_use[j], j) for j in m.Z]
+        moments = [*((t, t) for t in m.V), *again]
+        add_rows(m, self.extra_memory, [(t, k, n) for t, k in moments for n in range(len(graph.extras_at[k]))])
         add_rows(m, self.recomputed_so, m.Ms)
         add_rows(m, self.resharded_so, m.Me)
         add_rows(m, self.dropped_if_dropped, m.Ds)
@@ -144,8 +149,21 @@ class PublishedReducedModel(StrategyProgram):
         if t == self.first:
             before, freed = sum(self.bytes_of(i, m.s, (i,)) for i in range(self.first)), 0
         else:
-            before, freed = m.U[t - 1], self.memory_freed(m, t - 1)
+            before, freed = m.U[t - 1] + self.kept(m, t - 1), self.memory_freed(m, t - 1)
         return m.U[t] == before + self.bytes_of(t, m.s, (t,)) + self.memory_recomputed(m, t) - freed
+
+    def extra_memory(self, m: Any, t: int, k: int, n: int) -> Any:
+        """(8) in a phase of ``k`` in which it holds an extra, where it runs in the step of ``t``: beside all of (3)."""
+        extra = self.graph.extras_at[k][n]
+        beside = m.U[t]
+        if extra.phase is Phase.BEFORE:
+            beside = beside - (self.bytes_of(t, m.s, (t,)) if k == t else self.bytes_of(k, m.Ds, (k,)))
+        elif extra.phase is Phase.AFTER:
+            beside = beside - self.memory_freed(m, t)
+        if k == t:
+            return beside + self.of_first_run(m, extra) <= self.room
+        more = self.extra_bytes(extra, lambda q: m.Ms[k, q], lambda j, p, q: m.Me[k, j, p, q])
+        return beside + more <= self.room
 
     def memory_recomputed(self, m: Any, t: int) -> Any:
         r"""(5): :math:`\sum_{j \in X_t} (1 - m_j) s_j^T mem_j`, where ``t`` is the first to read ``j`` again."""

@@ -6,8 +6,8 @@ held from a computation to the last one that reads it before it is computed agai
 stays. That is the smallest ``B`` that equations (12) and (13) allow, so no other one needs less memory.
 
 After a computation the inputs, the output and everything held for later count; then inputs without a later
-use are freed (equations 17-19, repaired: the value itself too). The replay walks computations one by one and
-shares no code with the linear models.
+use are freed (equations 17-19, repaired: the value itself too). Extras count where a graph has them. The replay walks
+computations one by one and shares no code with the linear models.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from formulations.kiwi.extras import Phase
 from formulations.kiwi.graph import KiwiGraph
 
 
@@ -47,7 +48,7 @@ class Replay:
     cost
         In quanta of the graph.
     memory
-        Bytes after every computation, resident ones included.
+        Most bytes at every computation, resident ones included.
     moments
         Stage and operator of every computation.
     """
@@ -83,10 +84,13 @@ def replay(graph: KiwiGraph, decision: StagedDecision) -> Replay:
     held = sum(amounts[: graph.residents])
     memory, cost = [], 0
     for (_, i), values in zip(moments, freed, strict=True):
-        held += amounts[i]
+        during = held + amounts[i]
+        after = during - sum(amounts[value] for value in values)
+        beside = {Phase.BEFORE: held, Phase.DURING: during, Phase.AFTER: after}
+        extras = [beside[extra.phase] + extra.bytes_of(decision.strategies) for extra in graph.extras_at[i]]
+        memory.append(max(during, *extras) if extras else during)
+        held = after + sum(extra.bytes_of(decision.strategies) for extra in graph.kept_extras[i])
         cost += costs[i]
-        memory.append(held)
-        held -= sum(amounts[value] for value in values)
     return Replay(cost, tuple(memory), tuple(moments))
 
 

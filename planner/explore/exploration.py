@@ -114,6 +114,7 @@ class Exploration(PinnedPlans):
             request,
             memory=options.memory_bytes,
             formulation=options.formulation,
+            memory_model=options.memory_model,
             host_memory=options.host_memory_bytes,
             overlap=any(step.op in ("start", "join") for step in plan.decision.schedule.instructions),
         )

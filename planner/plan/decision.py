@@ -128,6 +128,9 @@ class PlanOptions(Part):
         Optimizer, and micro-batches per optimizer step: each has the model's batch, and the schedule is that of one.
     formulation
         Name of the model that was solved.
+    memory_model
+        How a program of KIWI counted bytes while it searched; absent from plans of other formulations, which count as
+        the engine, and from those of earlier versions.
     memory_bytes, reserve_bytes
         Memory of one device that was allowed (None: no limit), and how much of it torch's tensors cannot have.
     host_memory_bytes
@@ -152,6 +155,7 @@ class PlanOptions(Part):
     optimizer: OptimizerName
     grad_accum: PositiveInt = 1
     formulation: str
+    memory_model: Literal["engine", "paper"] | None = None
     memory_bytes: NonNegativeInt | None = None
     reserve_bytes: NonNegativeInt = 0
     host_memory_bytes: NonNegativeInt | None = None
@@ -165,7 +169,7 @@ class PlanOptions(Part):
     def _without_absent_fields(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """What a plan of an earlier version does not have is not written, so that its digest stays."""
         written: dict[str, Any] = handler(self)
-        added = ("device", "fused", "releases_sources", "pins")
+        added = ("memory_model", "device", "fused", "releases_sources", "pins")
         return {name: value for name, value in written.items() if name not in added or value not in (None, [], ())}
 
     @property

@@ -112,6 +112,7 @@ class Plan(Part):
             ("model", model.text(parts)),
             ("mesh", f"{'x'.join(map(str, options.mesh))} on {options.cluster}"),
             ("formulation", f"{options.formulation}, {options.optimizer}"),
+            *((("memory model", options.memory_model),) if options.memory_model else ()),
             *(("pinned", str(pin)) for pin in options.pins),
             ("status", str(certificate.status)),
             ("objective", f"{format_seconds(self.objective_seconds)} per step"),

@@ -71,6 +71,7 @@ def plan_of(
             memory_bytes=budget.device_bytes,
             reserve_bytes=budget.reserve_bytes,
             host_memory_bytes=request.host_memory,
+            memory_model=request.counts,
             counter_based_random=True,
             device="cuda" if session.cluster.device_kind == "cuda" else None,
             fused=session.optimizer.fused or None,

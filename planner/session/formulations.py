@@ -55,9 +55,11 @@ PUBLISHED = {"kiwi_reduced": "kiwi_reduced_published", "kiwi_full": "kiwi_full_p
 """The paper's own program by the name of the formulation that solves the same problem.
 
 Both choose among the same decisions and price them alike, and their plans keep the same limit when they are executed.
-``kiwi_full`` and its published form are two programs of one problem. That of ``kiwi_reduced`` counts other bytes while
-it searches: it leaves out resharded copies and workspaces, and frees later (:mod:`formulations.kiwi.of_step`). So its
-plan is never cheaper than the optimum of the formulation, and its bound is one of the program alone.
+``kiwi_full`` and its published form are two programs of one problem. All count resharded copies and workspaces while
+they search, but with ``paper`` as their memory model (:mod:`formulations.kiwi.of_step`). What differs is that the
+paper's programs, ``kiwi_full`` among them, free an input only once its reader has run, and that of ``kiwi_reduced`` what
+waits for a recomputation only once the operator behind it has run as well. So its plan is never cheaper than the
+optimum of the formulation, and its bound is one of what the program counts.
 """
 
 Solve = Callable[[StrategyProblem], SolveResult]
@@ -111,7 +113,7 @@ def formulation_problem(
     if name not in FORMULATIONS:
         raise UnknownFormulationError(
             f"model formulation {name!r} is not known; choose one of {', '.join(FORMULATIONS)}, "
-            f"or for a plan of layers {', '.join(CHOICES)}"
+            f"or for a plan of layers {', '.join(name for name in CHOICES if name not in PROGRAMS)}"
         )
     first = sharding_problem(model, None)
     if name == CHECKMATE:

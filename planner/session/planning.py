@@ -14,7 +14,7 @@ from dataclasses import replace
 from functools import cached_property, partial
 from math import prod
 
-from formulations.kiwi.of_step import PROGRAMS, solve_program
+from formulations.kiwi.of_step import solve_program
 from formulations.problem.gc_pause import gc_paused
 from formulations.problem.solution import Progress, SolveOptions, SolveResult, Status
 from formulations.problem.strategy_problem import StrategyProblem
@@ -425,8 +425,10 @@ class PlanningSession:
         options = SolveOptions(request.time_limit, request.seed, request.gap, workers=request.workers)
         execute = partial(self.execute, limit=budget.tensor_bytes)
         context = SolveContext(execute, request.solver, options, pool, progress, known, self.free)
-        if request.formulation in PROGRAMS:
-            made = solve_program(self.space.model, budget.tensor_bytes, request.formulation, context)
+        if request.counts is not None:
+            made = solve_program(
+                self.space.model, budget.tensor_bytes, request.formulation, context, request.counts
+            )
             if isinstance(made, SolveResult):
                 raise InfeasibleError(
                     f"memory {format_bytes(budget.tensor_bytes)} for tensors: {request.formulation} finds no plan "

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from formulations.kiwi.of_step import PROGRAMS
+from formulations.kiwi.of_step import MEMORY_MODELS, PROGRAMS
 from formulations.solvers import DEFAULT_SOLVER
 from planner.common.plan_error import PlanError
+from planner.layers.plan.choices import chosen
 from planner.session.formulations import OFFLOAD
 
 
@@ -32,11 +33,14 @@ class PlanRequest:
         Gap, as a share of the cost, at which the search may end before the time limit; 0 asks for a proof.
     overlap
         Whether gathers of parameters and reductions of gradients may run beside the computation, and share collectives.
+    memory_model
+        How KIWI's programs count bytes while they search (:data:`formulations.kiwi.of_step.MEMORY_MODELS`); as the
+        engine if None.
 
     Raises
     ------
     PlanError
-        The host memory is negative, or the gap is not from 0 to below 1.
+        The host memory is negative, the gap is not from 0 to below 1, or the formulation has no such memory model.
     """
 
     memory: int | None = None
@@ -48,8 +52,15 @@ class PlanRequest:
     host_memory: int | None = None
     gap: float = 0.0
     overlap: bool = False
+    memory_model: str | None = None
+
+    @property
+    def counts(self) -> str | None:
+        """Memory model of a program of KIWI; None for other formulations, which count as the engine."""
+        return self.memory_model or MEMORY_MODELS[0] if self.formulation in PROGRAMS else None
 
     def __post_init__(self) -> None:
+        chosen(self.formulation, {"memory_model": self.memory_model})
         if self.overlap and self.formulation in (OFFLOAD, *PROGRAMS):
             raise PlanError(
                 f"{self.formulation} does not overlap collectives yet: choose another formulation, or no overlap"

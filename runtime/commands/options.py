@@ -107,15 +107,20 @@ AsPublished = Annotated[
     typer.Option(
         "--as-published",
         help="Let the paper's own search decide, on the same problem as the exact one. For kiwi_reduced and kiwi_full "
-        "that is the paper's program, for steps of few operators; it counts no resharded copies, and is solved with "
-        "less memory until its plan fits.",
+        "that is the paper's program, for steps of few operators.",
     ),
 ]
 Objective = Annotated[
     str | None, typer.Option(metavar="peak|time", help="capture: what is least.", show_default="peak")
 ]
 MemoryModel = Annotated[
-    str | None, typer.Option(metavar="paper|engine", help="osdp: how bytes are counted.", show_default="paper")
+    str | None,
+    typer.Option(
+        metavar="paper|engine",
+        help="osdp, and KIWI's programs: how bytes are counted. A program that leaves out copies as its paper does is "
+        "solved with less memory until its plan fits.",
+        show_default="paper for osdp, else engine",
+    ),
 ]
 Strategies = Annotated[
     str | None,

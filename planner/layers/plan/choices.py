@@ -1,11 +1,13 @@
 """Choices of a paper's problem by name; a paper's own search and the exact one read the same.
 
-The value of each that comes first is the paper's, and the default of both searches. So what a plan as published loses
-to an exact one is due to the search alone. Options of the command line and keywords have the same names everywhere:
+The value of each that comes first is the default of both searches. So what a plan as published loses to an exact one is
+due to the search alone. It is the paper's, but for KIWI, whose exact formulations count as the engine. Options of the command line and keywords have the same names everywhere:
 
 ======================  ==========  =======================================================================
 ``memory_model``        osdp        ``paper``: equation (1), all temporaries summed; ``engine``: the largest of
                                     them, with the gathered tensors of torch's FSDP2
+``memory_model``        KIWI's      ``engine``: resharded copies and workspaces count while a program searches, for as
+                        programs    long as they are held; ``paper``: they count when its decision is executed alone
 ``strategies``          osdp        ``paper``: whole operators or four slices; ``all``: 1 to 16 slices, and all
                                     operators checkpointed or none
 ``strategies``          galvatron   ``paper``: without those that Takeaway 3 drops; ``all``: with them
@@ -29,6 +31,7 @@ from collections.abc import Mapping
 from enum import Flag
 from typing import TypeVar
 
+from formulations.kiwi.of_step import MEMORY_MODELS, PROGRAMS
 from planner.common.plan_error import PlanError
 
 __all__ = ["CHOICES", "SLIP_READINGS", "chosen", "kept_slips", "slip_names"]
@@ -40,15 +43,16 @@ CHOICES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "galvatron": {"strategies": ("paper", "all"), "micro_batches": ("paper", "all")},
     "h3t": {"optimizer_runs": ("at_the_end", "overlapped")},
     "capture": {"objective": ("peak", "time"), "degrees": ("any", "equal")},
+    **dict.fromkeys(PROGRAMS, {"memory_model": MEMORY_MODELS}),
 }
-"""Values by formulation and choice, the paper's first."""
+"""Values by formulation and choice, the default first."""
 
 SLIP_READINGS = ("prose", "printed", "repaired")
 """Sets of slips that have a name; the first is the default."""
 
 
 def chosen(formulation: str, given: Mapping[str, str | None]) -> dict[str, str]:
-    """Value of every choice of a formulation, the paper's where none is given.
+    """Value of every choice of a formulation, the default where none is given.
 
     Raises
     ------
@@ -61,7 +65,7 @@ def chosen(formulation: str, given: Mapping[str, str | None]) -> dict[str, str]:
             continue
         if name not in known:
             owners = ", ".join(owner for owner, names in CHOICES.items() if name in names)
-            raise PlanError(f"{name} {value}: {formulation} has no such choice; it is for {owners or 'nothing'}")
+            raise PlanError(f"{name} {value}: {formulation} has no such choice; it is for {owners or 'nothing'}: leave it out")
         if value not in known[name]:
             raise PlanError(f"{name} {value}: {formulation} knows {' and '.join(known[name])}; choose one of them")
     return {name: given.get(name) or values[0] for name, values in known.items()}

@@ -6,7 +6,13 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from support.problems.kiwi_graphs import best_full, best_reduced_as_printed, greatest_peak, random_graph
+from support.problems.kiwi_graphs import (
+    best_full,
+    best_reduced_as_printed,
+    greatest_peak,
+    random_graph,
+    with_extras,
+)
 
 from formulations.kiwi.configurations import configurations
 from formulations.kiwi.graph import KiwiGraph
@@ -38,9 +44,11 @@ def checked(graph: KiwiGraph, limit: int, formulation: str, pool: SolverPool) ->
     return result.objective
 
 
-def compare(seed: int, forward: int, share: float, pool: SolverPool) -> tuple[int | None, int | None]:
+def compare(
+    seed: int, forward: int, share: float, pool: SolverPool, *, extras: bool = False
+) -> tuple[int | None, int | None]:
     """Assert that everything agrees on one instance; return the optima of the full and the reduced problem."""
-    graph = random_graph(seed, forward)
+    graph = with_extras(random_graph(seed, forward), seed) if extras else random_graph(seed, forward)
     limit = int(greatest_peak(graph) * share)
     full, reduced = best_full(graph, limit), best_reduced_as_printed(graph, limit)
     assert checked(graph, limit, "kiwi_full", pool) == full
@@ -59,6 +67,16 @@ def test_all_forms_find_the_optimum(share: float, pool: SolverPool) -> None:
     assert any(full is not None for full, _ in found)
     if share < max(SHARES):
         assert any(full is None for full, _ in found)
+
+
+@pytest.mark.fast_cases("0.75")
+@pytest.mark.parametrize("share", SHARES)
+def test_all_forms_count_copies_and_workspaces(share: float, pool: SolverPool) -> None:
+    changed = 0
+    for seed in range(12):
+        full, _ = compare(seed, 3, share, pool, extras=True)
+        changed += full != best_full(random_graph(seed), int(greatest_peak(with_extras(random_graph(seed), seed)) * share))
+    assert changed, "some decision that fits the paper's count does not fit with them"
 
 
 @pytest.mark.parametrize(("seed", "share"), [(1000, 0.7), (1000, 0.62), (1012, 0.62), (1037, 0.55)])

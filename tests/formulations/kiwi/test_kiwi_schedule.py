@@ -6,8 +6,17 @@ import random
 
 import numpy as np
 import pytest
-from support.problems.kiwi_graphs import dropped_sets, one_pass, printed_usage, random_graph, strategies_by_cost
+from support.problems.kiwi_graphs import (
+    dropped_sets,
+    extra_bytes,
+    one_pass,
+    printed_usage,
+    random_graph,
+    strategies_by_cost,
+    with_extras,
+)
 
+from formulations.kiwi.extras import Extra, Phase
 from formulations.kiwi.graph import GraphError, KiwiEdge, KiwiGraph, KiwiOperator
 from formulations.kiwi.schedule import ScheduleError, StagedDecision, in_order, replay, tidy, with_recomputed
 from formulations.kiwi.training_step import step_model
@@ -85,9 +94,13 @@ def simulate(graph: KiwiGraph, decision: StagedDecision) -> tuple[int, list[int]
         version[i] = [i, now, len(order) if graph.operators[i].stays else now]
         intervals.append(version[i])
     resident = sum(amounts[: graph.residents])
-    memory = [
-        resident + sum(amounts[i] for i, made, last in intervals if made <= now <= last) for now in range(len(order))
-    ]
+    before, during, after, kept = (extra_bytes(graph, decision.strategies, phase) for phase in Phase)
+    memory = []
+    for now, i in enumerate(order):
+        beside = resident + sum(kept[j] for j in order[:now])
+        held = [amounts[j] for j, made, last in intervals if made <= now <= last]
+        on = [amounts[j] for j, made, last in intervals if made <= now < last]
+        memory.append(beside + max(sum(held) + max(before[i] - amounts[i], during[i]), sum(on) + after[i]))
     return sum(costs[i] for i in order), memory
 
 
@@ -95,6 +108,7 @@ def simulate(graph: KiwiGraph, decision: StagedDecision) -> tuple[int, list[int]
 def test_replay_equals_intervals_and_tidying_only_helps(seed: int) -> None:
     rng = random.Random(seed)
     graph = random_graph(seed, forward=4)
+    graph = with_extras(graph, seed) if seed % 2 else graph
     for _ in range(10):
         strategies = tuple(rng.randrange(o.size) for o in graph.operators)
         decision = StagedDecision(strategies, random_stages(graph, rng))
@@ -142,11 +156,15 @@ def test_canonical_problems_have_the_same_costs_and_peaks(seed: int) -> None:
 
 
 def test_a_graph_survives_as_text() -> None:
-    graph = random_graph(7)
+    graph = with_extras(random_graph(7), 7)
     again = KiwiGraph.from_json(graph.to_json())
     assert again.to_json() == graph.to_json()
     assert again.parents == graph.parents
     assert again.byte_unit == graph.byte_unit
+
+
+def with_extra(*given: object) -> KiwiGraph:
+    return KiwiGraph("bad", chain().operators, chain().edges, extras=(Extra(*given),))
 
 
 def with_edge(bad: KiwiEdge) -> KiwiGraph:
@@ -163,6 +181,10 @@ def with_edge(bad: KiwiEdge) -> KiwiGraph:
         (lambda: with_edge(edge(3, 1)), "before its consumer"),
         (lambda: with_edge(edge(1, 9)), "there are 4 operators"),
         (lambda: with_edge(edge(1, 2, -1)), "non-negative"),
+        (lambda: with_extra(1, Phase.DURING, np.zeros(2, np.int64), {}), "each of its 1 strategies"),
+        (lambda: with_extra(3, Phase.DURING, np.zeros(1, np.int64), {0: np.zeros((1, 1))}), "give an edge"),
+        (lambda: with_extra(1, Phase.DURING, np.zeros(1, np.int64), {0: np.zeros((2, 1))}), "one per pair"),
+        (lambda: with_extra(1, Phase.KEPT, np.zeros(1, np.int64), {}), "whose output stays"),
         (lambda: with_edge(KiwiEdge(1, 2, np.zeros((2, 1), np.int64))), "shape"),
     ],
 )

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
 
 import pytest
 from support.problems.kiwi_graphs import random_graph
 
+from formulations.kiwi import of_step
 from formulations.kiwi.graph import GraphError
-from formulations.kiwi.of_step import MOST_OPERATORS, PROGRAMS, kiwi_graph, solve_program
-from formulations.kiwi.schedule import StagedDecision, in_order, replay
+from formulations.kiwi.of_step import (
+    MEMORY_MODELS,
+    MOST_OPERATORS,
+    PROGRAMS,
+    kiwi_graph,
+    solve_program,
+    step_decision,
+)
+from formulations.kiwi.schedule import StagedDecision, in_order, replay, tidy, with_recomputed
 from formulations.kiwi.training_step import step_model
 from formulations.problem.solution import Status
 from formulations.step.kiwi_reduced import reduced_moments
@@ -44,6 +53,47 @@ def test_what_the_programs_decide_fits_and_costs_what_they_say(session, pool) ->
         graph = kiwi_graph(session.space.model)
         kept = StagedDecision(solved.decision.layouts, in_order(graph))
         assert replay(graph, kept).cost == session.execute(StepDecision(solved.decision.layouts, {})).cost
+
+
+def test_the_engines_count_is_never_less_than_what_is_held(session) -> None:
+    """The paper's is for most decisions."""
+    rng, model = random.Random(0), session.space.model
+    graphs = {name: kiwi_graph(model, name) for name in MEMORY_MODELS}
+    less = 0
+    for _ in range(60):
+        layouts = tuple(rng.randrange(node.size) for node in model.nodes)
+        again = [i for i in graphs["paper"].candidates if rng.random() < 0.3]
+        decision = StagedDecision(layouts, tidy(graphs["paper"], with_recomputed(graphs["paper"], again)))
+        try:
+            held = session.execute(step_decision(graphs["paper"], decision)).peak
+        except BrokenDecisionError:
+            continue
+        counted = {name: replay(graph, decision).peak for name, graph in graphs.items()}
+        assert counted["engine"] >= held
+        less += counted["paper"] < held
+    assert less > 20
+
+
+def test_the_papers_count_is_solved_again_where_copies_bind(pool, monkeypatch) -> None:
+    session = PlanningSession(ModelReference("support.steps.models:random_mlp", seed=1, batch=64), CLUSTER, (2,))
+    solved: list[int | None] = []
+
+    def noted(graph, limit, *given):
+        solved.append(limit)
+        return solve_kiwi(graph, limit, *given)
+
+    monkeypatch.setattr(of_step, "solve_kiwi", noted)
+    free = session.solve(PlanRequest(formulation="sharding", time_limit=SECONDS), pool=pool)
+    limit = session.execute(free.decision).peak * SHARE // 100
+    request = PlanRequest(limit + session.cluster.device.reserve_bytes, "kiwi_reduced_published", time_limit=SECONDS)
+    found = {}
+    for name in MEMORY_MODELS:
+        solved.clear()
+        found[name] = session.solve(replace(request, memory_model=name), pool=pool)
+        assert session.execute(found[name].decision).peak <= limit
+        assert solved[0] == limit
+        assert (len(solved) == 1) == (name == "engine")
+    assert found["paper"].result.bound < found["engine"].result.bound
 
 
 def test_the_program_runs_the_same_operators_again_as_our_reduced_problem(session) -> None:
@@ -87,6 +137,11 @@ def test_what_has_no_published_form_says_what_has() -> None:
         api.plan("hf:gpt2", formulation="kiwi_chain", **request)
     with pytest.raises(PlanError, match="slips printed: kiwi_reduced has none"):
         api.plan("hf:gpt2", formulation="kiwi_reduced", slips="printed", **request)
-    with pytest.raises(PlanError, match="strategies all: kiwi_full has no such choice; it is for osdp, galvatron"):
+    for name in ("kiwi_chain", "kiwi_offload"):
+        with pytest.raises(PlanError, match=f"memory_model paper: {name} has .* for osdp, kiwi_full, .*: leave it out"):
+            api.plan("hf:gpt2", formulation=name, choices={"memory_model": "paper"}, **request | {"as_published": False})
+    with pytest.raises(PlanError, match="memory_model osdp: kiwi_full_published knows engine and paper"):
+        api.plan("hf:gpt2", formulation="kiwi_full", choices={"memory_model": "osdp"}, **request)
+    with pytest.raises(PlanError, match="strategies all: kiwi_full_published has no such choice; it is for osdp, galvatron"):
         api.plan("hf:gpt2", formulation="kiwi_full", choices={"strategies": "all"}, **request)
     assert set(PUBLISHED.values()) < set(PROGRAMS)

@@ -10,10 +10,12 @@ from __future__ import annotations
 import heapq
 import random
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import product
 
 import numpy as np
 
+from formulations.kiwi.extras import Extra, Phase
 from formulations.kiwi.graph import KiwiEdge, KiwiGraph, KiwiOperator
 from formulations.step.training_step import NodeKind
 
@@ -67,6 +69,31 @@ def random_graph(seed: int, forward: int = 3, backward: int | None = None, most_
     return KiwiGraph(f"random-{seed}", tuple(operators), tuple(edges))
 
 
+def with_extras(graph: KiwiGraph, seed: int) -> KiwiGraph:
+    """The graph with copies, workspaces and, of values that stay, what replaces them."""
+    rng = np.random.default_rng(seed)
+    extras = []
+    for i, operator in enumerate(graph.operators[graph.residents :], graph.residents):
+        sizes = {edge.producer: graph.operators[edge.producer].size for edge in graph.edges_into[i]}
+        after = (Phase.AFTER, Phase.KEPT) if operator.stays else ()
+        for phase in (Phase.BEFORE, Phase.BEFORE, Phase.DURING, *after):
+            if rng.random() < 0.6:
+                pairs = {j: rng.integers(0, 4, (size, operator.size)) for j, size in sizes.items() if rng.random() < 0.7}
+                own = -operator.output_bytes if phase is Phase.KEPT else rng.integers(0, 3, operator.size)
+                extras.append(Extra(i, phase, own, pairs))
+    return replace(graph, extras=tuple(extras))
+
+
+def extra_bytes(graph: KiwiGraph, choice: tuple[int, ...], phase: Phase) -> list[int]:
+    """Most that each operator holds beside outputs in a phase."""
+    found: list[list[int]] = [[] for _ in graph.operators]
+    for extra in (extra for extra in graph.extras if extra.phase is phase):
+        i = extra.operator
+        pairs = (table[choice[j], choice[i]] for j, table in extra.pairs.items())
+        found[i].append(int(extra.own[choice[i]]) + sum(map(int, pairs)))
+    return [max(amounts, default=0) for amounts in found]
+
+
 def strategies_by_cost(graph: KiwiGraph) -> list[tuple[int, tuple[int, ...]]]:
     """Every choice of strategies with the cost of running each operator once, the cheapest first."""
     choices = product(*(range(operator.size) for operator in graph.operators))
@@ -94,11 +121,15 @@ def best_full(graph: KiwiGraph, memory_limit: int) -> int | None:
 
 
 def cheapest_stages(graph: KiwiGraph, choice: tuple[int, ...], limit: int, below: int | None) -> int | None:
-    """Dijkstra over (stage, next position, held set): skip, compute, or drop one value."""
+    """Dijkstra over (stage, next position, held set): skip, compute, or drop one value.
+
+    Behind the last position a stage's own operator has run, and holds its extras of then beside what is not dropped.
+    """
     first, count = graph.residents, graph.stages
     amounts = [int(operator.output_bytes[s]) for operator, s in zip(graph.operators, choice, strict=True)]
     costs = one_pass(graph, choice)[first:]
-    room = limit - sum(amounts[:first])
+    before, during, after_it, kept = (extra_bytes(graph, choice, phase)[first:] for phase in Phase)
+    rooms = [limit - sum(amounts[:first]) - sum(kept[:stage]) for stage in range(count)]
     amounts = amounts[first:]
     reads = [0] * count
     for edge in graph.edges:
@@ -126,12 +157,13 @@ def cheapest_stages(graph: KiwiGraph, choice: tuple[int, ...], limit: int, below
         ]
         if position < stage:
             moves.append((0, (stage, position + 1, held)))
-        again = held >> position & 1
-        if reads[position] & ~held == 0 and not again and not (position < stage and stays >> position & 1):
+        if position > stage:
+            if size(held) + after_it[stage] <= rooms[stage]:
+                moves.append((0, (stage + 1, 0, held)))
+        elif reads[position] & ~held == 0 and not held >> position & 1 and (position == stage or not stays >> position & 1):
             after = held | 1 << position
-            if size(after) <= room:
-                following = (stage, position + 1) if position < stage else (stage + 1, 0)
-                moves.append((costs[position], (*following, after)))
+            if max(size(held) + before[position], size(after) + during[position]) <= rooms[stage]:
+                moves.append((costs[position], (stage, position + 1, after)))
         for step, target in moves:
             if cost + step < distance.get(target, cost + step + 1):
                 distance[target] = cost + step
@@ -149,7 +181,7 @@ def dropped_sets(graph: KiwiGraph) -> Iterator[frozenset[int]]:
 
 
 def printed_usage(graph: KiwiGraph, choice: tuple[int, ...], dropped: frozenset[int]) -> list[int]:
-    """U after every operator by equations (3)-(7) and (10), as they are printed and repaired."""
+    """U after every operator by equations (3)-(7) and (10), as they are printed and repaired, or more with extras."""
     first, end = graph.residents, len(graph.operators)
     amounts = [int(operator.output_bytes[s]) for operator, s in zip(graph.operators, choice, strict=True)]
     readers: list[set[int]] = [set() for _ in range(end)]
@@ -160,10 +192,12 @@ def printed_usage(graph: KiwiGraph, choice: tuple[int, ...], dropped: frozenset[
     def rerun_at(i: int) -> int:
         return min(j for j in readers[i] if backward[j])
 
+    before, during, after, kept = (extra_bytes(graph, choice, phase) for phase in Phase)
     usage, now = [], sum(amounts[:first])
     for t in range(first, end):
         now += amounts[t] + sum(amounts[j] for j in dropped if rerun_at(j) == t)
-        usage.append(now)
+        run = [t, *(j for j in dropped if rerun_at(j) == t)]
+        usage.append(max(now + max(before[j] - amounts[j], during[j]) for j in run))
         for i in range(first, t + 1):
             if graph.operators[i].stays:
                 continue
@@ -172,6 +206,8 @@ def printed_usage(graph: KiwiGraph, choice: tuple[int, ...], dropped: frozenset[
                 now -= amounts[i]
             if i in dropped and max([i, *(j for j in readers[i] if not backward[j])]) == t:
                 now -= amounts[i]
+        usage[-1] = max(usage[-1], now + after[t])
+        now += kept[t]
     return usage
 
 
