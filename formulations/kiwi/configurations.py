@@ -99,10 +99,7 @@ def _classes(graph: KiwiGraph, operator: int) -> tuple[tuple[int, ...], ...]:
             edge.cost[strategy].tobytes() + (b"" if edge.forbidden is None else edge.forbidden[strategy].tobytes())
             for edge in graph.edges_from[operator]
         )
-        extras = (
-            *(table[..., strategy].tobytes() for x in graph.extras if x.operator == operator for table in x.tables),
-            *(x.pairs[operator][strategy].tobytes() for x in graph.extras if operator in x.pairs),
-        )
+        extras = (amounts for extra in graph.extras for amounts in extra.key(operator, strategy))
         key = (int(graph.operators[operator].output_bytes[strategy]), *seen_by_readers, *extras)
         found.setdefault(key, []).append(strategy)
     return tuple(map(tuple, found.values()))

@@ -1,26 +1,26 @@
 """Bytes that the paper does not count: resharded copies, workspaces, and gradients in the layout of their parameter.
 
 An operator runs in phases, and each of its extras is held in one. ``BEFORE``: its inputs are there, its output is not
-yet, and one of them after the other is copied into its layout. ``DURING``: inputs, all copies, workspace and output.
+yet, and one of them after the other is copied into its layout. ``DURING``: inputs, all copies, workspace and output. An
+input whose copy is there is freed at once, unless something reads it later.
 ``AFTER``: inputs without a later use are freed, and gradients and results are brought to their layout. ``KEPT`` is what
 is held from then on to the end of the step, less the storage that it replaces, so that it may be negative.
 
 With all of them no decision of a program holds more when the step is executed, but for the extra bytes of updates,
-which fused optimizers do not have. It may hold less: an input stays until its reader has run, as in the paper, while
-the engine frees one whose copy is there; and all outputs of an operator are held as long as one of them.
+which fused optimizers do not have. It may hold less, as all outputs of an operator are held as long as one of them.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 import numpy as np
 
-from formulations.problem.strategy_problem import IntArray
-from formulations.step.training_step import NodeKind, StepModel
+from formulations.problem.strategy_problem import BoolArray, IntArray
+from formulations.step.training_step import GradientEdge, NodeKind, ResultEdge, StepEdge, StepModel
 
 Pairs = Mapping[int, IntArray]
 """Bytes by producer, each of shape ``(S_producer, S_operator)``."""
@@ -49,17 +49,28 @@ class Extra:
         Bytes by strategy of the operator, shape ``(S,)``.
     pairs
         Bytes by producer that it has an edge from, and by pair of strategies.
+    freed
+        By producer that runs itself, the pairs of strategies under which its output is no longer held for this
+        operator, which has a copy.
     """
 
     operator: int
     phase: Phase
     own: IntArray
     pairs: Pairs
+    freed: Mapping[int, BoolArray] = field(default_factory=dict)
 
     @property
     def tables(self) -> tuple[IntArray, ...]:
         """All tables of bytes."""
         return (self.own, *self.pairs.values())
+
+    def key(self, operator: int, strategy: int) -> tuple[bytes, ...]:
+        """Equal for strategies of an operator that no bytes of this extra distinguish."""
+        tables = (*self.pairs.items(), *self.freed.items())
+        if self.operator == operator:
+            return (self.own[strategy].tobytes(), *(table[:, strategy].tobytes() for _, table in tables))
+        return tuple(table[strategy].tobytes() for j, table in tables if j == operator)
 
     def bytes_of(self, strategies: Sequence[int]) -> int:
         """Bytes under one strategy per operator."""
@@ -69,7 +80,7 @@ class Extra:
 
 def extras_of(model: StepModel) -> tuple[Extra, ...]:
     """Return the extras of a step; operators and strategies have the numbers of its nodes and layouts."""
-    ends = (*model.edges, *model.gradients, *model.results)
+    ends: list[StepEdge | GradientEdge | ResultEdge] = [*model.edges, *model.gradients, *model.results]
     readers = Counter((end.producer, end.output) for end in ends)
     running = (i for i, node in enumerate(model.nodes) if node.kind in (NodeKind.FORWARD, NodeKind.BACKWARD))
     found = [extra for i in running for extra in (*_of_arguments(model, i), *_of_ends(model, i, readers))]
@@ -81,16 +92,21 @@ def _of_arguments(model: StepModel, i: int) -> Iterator[Extra]:
     node, nothing = model.nodes[i], np.zeros(model.nodes[i].size, np.int64)
     workspace = nothing if node.workspace_bytes is None else node.workspace_bytes
     copies: Pairs = {}
-    making: list[Pairs] = []
-    for edge in sorted((edge for edge in model.edges if edge.consumer == i), key=lambda edge: edge.slot):
-        making.append(_with(copies, edge.producer, edge.peak_bytes))
+    edges = sorted((edge for edge in model.edges if edge.consumer == i), key=lambda edge: edge.slot)
+    for done, edge in enumerate(edges):
+        yield Extra(i, Phase.BEFORE, nothing, _with(copies, edge.producer, edge.peak_bytes), _freed(model, edges, done))
         copies = _with(copies, edge.producer, edge.copy_bytes)
-    least = int((node.output_bytes.sum(axis=1) + workspace).min())
-    for pairs in making:
-        # Most are no more than what is held while the operator computes, whatever is decided.
-        if sum(int((table - copies[j]).max()) for j, table in pairs.items()) > least:
-            yield Extra(i, Phase.BEFORE, nothing, pairs)
-    yield Extra(i, Phase.DURING, workspace, copies)
+    yield Extra(i, Phase.DURING, workspace, copies, _freed(model, edges, len(edges)))
+
+
+def _freed(model: StepModel, edges: Sequence[StepEdge], done: int) -> dict[int, BoolArray]:
+    """Producers that are read by none but the first edges, under the pairs of layouts where all of these copy."""
+    running = (NodeKind.FORWARD, NodeKind.BACKWARD)
+    found: dict[int, BoolArray] = {}
+    for j in {edge.producer for edge in edges[:done]} - {edge.producer for edge in edges[done:]}:
+        if model.nodes[j].kind in running:
+            found[j] = np.logical_and.reduce([edge.copy_bytes > 0 for edge in edges if edge.producer == j])
+    return {j: table for j, table in found.items() if table.any()}
 
 
 def _of_ends(model: StepModel, i: int, readers: Counter[tuple[int, int]]) -> Iterator[Extra]:

@@ -53,7 +53,7 @@ class PublishedModel(StrategyProgram):
         m.B = Var(earlier, domain=Binary)
         m.F = Var(frees, domain=Binary)
         # (16): no more than the device has.
-        m.U = Var([(t, k) for t in m.V for k in range(self.first - 1, t + 1)], bounds=(0, self.room))
+        m.U = Var([(t, k) for t in m.V for k in range(self.first - 1, t + 1)], bounds=lambda m, t, k: (0, self.most(k)))
         m.As = Var(self.with_strategies(earlier), bounds=(0, 1))
         m.Ae = Var(self.with_costly_pairs(earlier), bounds=(0, 1))
         m.Bs = Var(self.with_strategies(earlier), bounds=(0, 1))
@@ -67,7 +67,11 @@ class PublishedModel(StrategyProgram):
         add_rows(m, self.not_carried_and_computed, earlier)
         add_rows(m, self.carried_memory, m.V)
         add_rows(m, self.memory, stages)
-        add_rows(m, self.extra_memory, [(t, k, n) for t, k in stages for n in self._extras(t, k)])
+        extras = [(t, k, n) for t, k in stages for n in self._extras(t, k)]
+        m.copied = Var(self.freed_columns(extras), bounds=(0, 1))
+        add_rows(m, self.copied_so, m.copied)
+        add_rows(m, self.copied_if_gone, m.copied)
+        add_rows(m, self.extra_memory, extras)
         add_rows(m, self.free_without_hazard, frees)
         add_rows(m, self.no_free_with_hazard, frees)
         add_rows(m, self.computed_so, m.As)
@@ -115,7 +119,7 @@ class PublishedModel(StrategyProgram):
     # --------------------------------------------------------------- memory
 
     def carried_memory(self, m: Any, t: int) -> Any:
-        r"""(17): :math:`U_{t,0} = \sum_i s_i^T mem_i B_{t,i}`, and inputs, parameters and extras that are always there."""
+        r"""(17): :math:`U_{t,0} = \sum_i s_i^T mem_i B_{t,i}`, and what is always there."""
         carried = sum(self.bytes_of(i, m.Bs, (t, i)) + self.kept(m, i) for i in m.V if i < t)
         return m.U[t, self.first - 1] == self.resident(m) + carried
 
@@ -133,9 +137,7 @@ class PublishedModel(StrategyProgram):
         if t + 1 in m.V:
             return m.U[t + 1, self.first - 1] - self.kept(m, t)
         staying = [i for i in m.V if self.graph.operators[i].stays]
-        return self.resident(m) + sum(
-            self.bytes_of(i, m.s, (i,)) + (self.kept(m, i) if i < t else 0) for i in staying
-        )
+        return self.resident(m) + sum(self.bytes_of(i, m.s, (i,)) + (self.kept(m, i) if i < t else 0) for i in staying)
 
     def extra_memory(self, m: Any, t: int, k: int, n: int) -> Any:
         """(16) in a phase of ``k`` in which it holds an extra, where it runs."""
@@ -147,10 +149,16 @@ class PublishedModel(StrategyProgram):
                 beside = m.U[t, k]
             case _:
                 beside = self.memory_after(m, t)
+        beside = beside - self.freed(m, n, t, k)
         if k == t:
             return beside + self.of_first_run(m, extra) <= self.room
         more = self.extra_bytes(extra, lambda q: m.As[t, k, q], lambda j, p, q: m.Ae[t, k, j, p, q])
         return beside + more <= self.room
+
+    def copied_if_gone(self, m: Any, t: int, k: int, n: int, j: int, p: int) -> Any:
+        """Only what is freed once ``k`` has run, which (20) says of all but a stage's own operator."""
+        kept = m.B[t + 1, j] if t + 1 in m.V else int(self.graph.operators[j].stays)
+        return m.copied[t, k, n, j, p] <= (m.F[t, j, k] if k < t else 1 - kept)
 
     def resident(self, m: Any) -> Any:
         """Bytes of inputs and parameters."""

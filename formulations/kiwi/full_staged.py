@@ -109,8 +109,12 @@ class StagedModel(KiwiProgram):
         add_rows(m, self.own_inputs_are_there, self._by_level((t, i) for t in m.V for i in self._inputs(t)))
         add_rows(m, self.inputs_are_there, [(t, i, j) for t, j in again for i in self._inputs(j)])
         add_rows(m, self.carried_was_there, self._by_level((t + 1, i) for t, i in passing if t + 1 in m.V))
-        add_rows(m, self.own_memory, m.V)
-        add_rows(m, self.extra_memory, [(t, n) for t in m.V for n in range(len(self.graph.extras_at[t]))])
+        add_rows(m, self.own_memory, [t for t in m.V if self.graph.counts_outputs_alone(t)])
+        extras = [(t, n) for t in m.V for n in range(len(self.graph.extras_at[t]))]
+        m.copied = Var([(t, n, i, u) for t, n in extras for i, u in self._freed(t, n, self._inputs(t))], bounds=(0, 1))
+        add_rows(m, self.copied_so, m.copied)
+        add_rows(m, self.copied_if_not_carried, m.copied)
+        add_rows(m, self.extra_memory, extras)
         add_rows(m, self.one_class, range(count))
         add_rows(m, self.own_marginal, [(i, c) for i in m.V for c in range(len(self.units[i]))])
         add_rows(
@@ -216,7 +220,17 @@ class StagedModel(KiwiProgram):
         """(16) in a phase of ``t`` in which it holds an extra."""
         extra = self.graph.extras_at[t][n]
         certain, others = self._own_moment(m, t, extra.phase)
-        return self._fits(m, certain, others + self._extra_bytes(extra, m.x))
+        freed = sum(u * m.copied[t, n, i, u] for i, u in self._freed(t, n, self._inputs(t)))
+        return self._fits(m, certain, others + self._extra_bytes(extra, m.x) - freed)
+
+    def copied_so(self, m: Any, t: int, n: int, i: int, u: int) -> Any:
+        """An input is freed while ``t`` runs only in configurations that copy it, level by level."""
+        return m.copied[t, n, i, u] <= self._copying(self.graph.extras_at[t][n], i, u, m.x)
+
+    def copied_if_not_carried(self, m: Any, t: int, n: int, i: int, u: int) -> Any:
+        r"""And only if :math:`B_{t+1,i} = 0`."""
+        kept = sum(m.B[t + 1, i, level] for level in self.levels[i]) if t + 1 in m.V else 0
+        return m.copied[t, n, i, u] <= 1 - kept
 
     def _own_moment(self, m: Any, t: int, phase: Phase) -> tuple[list[int], Any]:
         """Values that are there in a phase of ``t`` whatever is decided, and the bytes of others and of kept extras."""
@@ -240,6 +254,9 @@ class StagedModel(KiwiProgram):
         ]
         b.held = Var([(i, u) for i in unsure for u in self.levels[i]], domain=Binary)
         extras = self.graph.extras_at[k] if t in self._again[k] else ()
+        inputs = [i for i in self.graph.parents[k] if i in unsure]
+        freed = [(n, i, u) for n in range(len(extras)) for i, u in self._freed(k, n, inputs)]
+        b.copied = Var(freed, bounds=(0, 1))
         b.y = Var([(k, e) for e in range(len(self.configurations.tables[k].entries)) if extras], bounds=(0, 1))
 
         def held_of_bytes(b: Any, i: int, u: int) -> Any:
@@ -277,13 +294,31 @@ class StagedModel(KiwiProgram):
         def extra_memory(b: Any, n: int) -> Any:
             r"""(16) in a phase of ``k`` in which it holds an extra, if it is computed again."""
             not_yet = self.levels[k] if extras[n].phase is Phase.BEFORE else []
-            return beside(b, self._extra_bytes(extras[n], b.y) - sum(u * m.A[t, k, u] for u in not_yet))
+            gone = [u * b.copied[n, i, u] for i, u in self._freed(k, n, inputs)]
+            return beside(b, self._extra_bytes(extras[n], b.y) - sum(u * m.A[t, k, u] for u in not_yet) - sum(gone))
+
+        def copied_so(b: Any, n: int, i: int, u: int) -> Any:
+            """An input is freed while ``k`` runs only in configurations that copy it, level by level."""
+            return b.copied[n, i, u] <= self._copying(extras[n], i, u, b.y)
+
+        def copied_if_not_carried(b: Any, n: int, i: int, u: int) -> Any:
+            r"""And only if :math:`B_{t+1,i} = 0`."""
+            return b.copied[n, i, u] <= 1 - sum(m.B[t + 1, i, level] for level in self.levels[i])
+
+        def copied_if_not_read(b: Any, n: int, i: int, u: int, j: int) -> Any:
+            r"""And only if :math:`A_{t,j} = 0` for a reader after ``k``."""
+            return b.copied[n, i, u] <= 1 - sum(m.A[t, j, level] for level in self.levels[j])
 
         add_rows(b, held_of_bytes, b.held)
         add_rows(b, held_if_carried, b.held if t + 1 in m.V else [])
         add_rows(b, held_if_read, readers)
-        add_rows(b, memory)
+        if not extras or self.graph.counts_outputs_alone(k):
+            add_rows(b, memory)
         add_rows(b, same_configuration, [e for _, e in b.y])
+        add_rows(b, copied_so, freed)
+        add_rows(b, copied_if_not_carried, freed if t + 1 in m.V else [])
+        later = [(*at, j) for at in freed for i, j in readers if i == at[1] and j > k]
+        add_rows(b, copied_if_not_read, later)
         add_rows(b, computed_again, self.levels[k] if extras else [])
         add_rows(b, extra_memory, range(len(extras)))
 
@@ -308,6 +343,21 @@ class StagedModel(KiwiProgram):
             if amount:
                 found += amount // self.graph.byte_unit * columns[i, e]
         return found
+
+    def _freed(self, k: int, n: int, inputs: Iterable[int]) -> list[Moment]:
+        """Inputs of ``k`` that its extra ``n`` may free, and their levels."""
+        return [(i, u) for i in inputs if i in self.graph.extras_at[k][n].freed for u in self.levels[i]]
+
+    def _copying(self, extra: Extra, i: int, u: int, columns: Any) -> Any:
+        """Whether the operator has a configuration in which it copies ``i``, whose class has the bytes of a level."""
+        k, classes = extra.operator, self.configurations.classes[i]
+        table = self.configurations.tables[k]
+        axis = table.neighbours.index(i)
+        return sum(
+            columns[k, e]
+            for e, entry in enumerate(table.entries)
+            if self.units[i][entry.others[axis]] == u and extra.freed[i][classes[entry.others[axis]][0], entry.strategy]
+        )
 
     def _kept(self, m: Any, t: int) -> Any:
         """Extras that operators before a stage's own hold to the end."""

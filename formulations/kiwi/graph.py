@@ -157,6 +157,10 @@ class KiwiGraph:
         """Extras that are held to the end once an operator has run, by operator."""
         return self._extras_by_operator(kept=True)
 
+    def counts_outputs_alone(self, operator: int) -> bool:
+        """Whether nothing but outputs is held while an operator computes."""
+        return all(extra.phase is not Phase.DURING for extra in self.extras_at[operator])
+
     def _extras_by_operator(self, *, kept: bool) -> tuple[tuple[Extra, ...], ...]:
         found: list[list[Extra]] = [[] for _ in self.operators]
         for extra in self.extras:
@@ -230,7 +234,10 @@ class KiwiGraph:
                 "seconds_per_cost": self.seconds_per_cost,
                 "rerunnable": self.rerunnable,
                 "extras": [
-                    [x.operator, str(x.phase), x.own.tolist(), [[j, table.tolist()] for j, table in x.pairs.items()]]
+                    [
+                        [x.operator, str(x.phase), x.own.tolist()],
+                        *([[j, table.tolist()] for j, table in of.items()] for of in (x.pairs, x.freed)),
+                    ]
                     for x in self.extras
                 ],
             }
@@ -249,8 +256,14 @@ class KiwiGraph:
             for u, v, cost, flags in document["edges"]
         )
         extras = tuple(
-            Extra(i, Phase(phase), np.array(own, np.int64), {j: np.array(table, np.int64) for j, table in pairs})
-            for i, phase, own, pairs in document["extras"]
+            Extra(
+                i,
+                Phase(phase),
+                np.array(own, np.int64),
+                {j: np.array(table, np.int64) for j, table in pairs},
+                {j: np.array(table, np.bool_) for j, table in freed},
+            )
+            for (i, phase, own), pairs, freed in document["extras"]
         )
         again = document["rerunnable"]
         return cls(document["name"], operators, edges, document["seconds_per_cost"], again and tuple(again), extras)
@@ -270,11 +283,11 @@ class KiwiGraph:
         size, producers = self.operators[extra.operator].size, {e.producer for e in self.edges_into[extra.operator]}
         if extra.own.shape != (size,):
             return f"give bytes for each of its {size} strategies, got shape {extra.own.shape}"
-        for j, table in extra.pairs.items():
+        for j, table in (*extra.pairs.items(), *extra.freed.items()):
             if j not in producers:
                 return f"it reads nothing of operator {j}; give an edge"
             if table.shape != (self.operators[j].size, size):
-                return f"bytes of pairs with operator {j} have shape {table.shape}; give one per pair of strategies"
+                return f"tables of pairs with operator {j} have shape {table.shape}; give one per pair of strategies"
         if extra.phase in (Phase.AFTER, Phase.KEPT) and not self.operators[extra.operator].stays:
             return "only an operator whose output stays holds any once it has run"
         return ""

@@ -98,7 +98,7 @@ class StrategyProgram(KiwiProgram, ABC):
         return sum(amount * chosen[(*at, p)] for p, amount in enumerate(self.mem[i]))
 
     def extra_bytes(self, extra: Extra, own: Callable[[int], Any], pair: Callable[[int, int, int], Any]) -> Any:
-        """Bytes of an extra, where ``own(q)`` stands for :math:`s_{i,q}` and ``pair(j, p, q)`` for :math:`e_{ji,pq}`."""
+        """Bytes of an extra; ``own(q)`` stands for :math:`s_{i,q}`, ``pair(j, p, q)`` for :math:`e_{ji,pq}`."""
         unit = self.graph.byte_unit
         return sum(amount // unit * own(q) for q, amount in enumerate(extra.own.tolist()) if amount) + sum(
             int(table[p, q]) // unit * pair(j, p, q)
@@ -110,6 +110,22 @@ class StrategyProgram(KiwiProgram, ABC):
         """Bytes of an extra when its operator runs for the first time."""
         i = extra.operator
         return self.extra_bytes(extra, lambda q: m.s[i, q], lambda j, p, q: m.e[j, i, p, q])
+
+    def freed(self, m: Any, n: int, t: int, k: int) -> Any:
+        """Bytes of inputs of ``k`` that its extra ``n`` frees in step ``t``; ``copied[t, k, n, j, p]`` says which."""
+        extra = self.graph.extras_at[k][n]
+        return sum(self.mem[j][p] * m.copied[t, k, n, j, p] for j in extra.freed for p in self.strategies(j))
+
+    def freed_columns(self, moments: Iterable[Index]) -> list[Index]:
+        """Indices of ``copied`` for steps, operators and extras."""
+        return [
+            (t, k, n, j, p) for t, k, n in moments for j in self.graph.extras_at[k][n].freed for p in self.strategies(j)
+        ]
+
+    def copied_so(self, m: Any, t: int, k: int, n: int, j: int, p: int) -> Any:
+        """Only under pairs of strategies that are copied."""
+        flags = self.graph.extras_at[k][n].freed[j][p]
+        return m.copied[t, k, n, j, p] <= sum(m.e[j, k, p, q] for q in np.flatnonzero(flags).tolist())
 
     def kept(self, m: Any, i: int) -> Any:
         """Extras that are held to the end once an operator has run."""

@@ -16,6 +16,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from typing import Literal
 
 import numpy as np
 
@@ -30,7 +31,7 @@ from formulations.step.solving.registry import sharding_problem
 from formulations.step.solving.solved import SolvedStep, certified
 from formulations.step.training_step import StepDecision, StepModel
 
-__all__ = ["MEMORY_MODELS", "MOST_OPERATORS", "PROGRAMS", "kiwi_graph", "solve_program", "step_decision"]
+__all__ = ["MEMORY_MODELS", "MOST_OPERATORS", "PROGRAMS", "MemoryModel", "kiwi_graph", "solve_program", "step_decision"]
 
 MOST_OPERATORS: Mapping[str, int] = {
     "kiwi_full": 40,
@@ -48,11 +49,13 @@ PROGRAMS = tuple(MOST_OPERATORS)
 """Formulations of a step that are programs of this room."""
 
 
-MEMORY_MODELS = ("engine", "paper")
+MemoryModel = Literal["engine", "paper"]
+
+MEMORY_MODELS: tuple[MemoryModel, ...] = ("engine", "paper")
 """Counts of bytes, the default first; see the module docstring."""
 
 
-def kiwi_graph(model: StepModel, memory_model: str = "engine") -> KiwiGraph:
+def kiwi_graph(model: StepModel, memory_model: MemoryModel = "engine") -> KiwiGraph:
     """Return the instance of a step; operators and strategies have the numbers of its nodes and layouts.
 
     Costs are those of the step for decisions that the graph's programs may take. The memory model is one of
@@ -92,7 +95,11 @@ def step_decision(graph: KiwiGraph, decision: StagedDecision) -> StepDecision:
 
 
 def solve_program(
-    model: StepModel, memory_limit: int | None, formulation: str, context: SolveContext, memory_model: str = "engine"
+    model: StepModel,
+    memory_limit: int | None,
+    formulation: str,
+    context: SolveContext,
+    memory_model: MemoryModel = "engine",
 ) -> SolvedStep | SolveResult:
     """Find a decision within the limit when it is executed; where none is found, return the last result.
 

@@ -43,6 +43,11 @@ class KiwiProgram(ABC):
             self.build(self.model)
         self._program = PyomoProgram(self.model)
 
+    def most(self, operator: int) -> int:
+        """Bytes that (8) and (16) allow once an operator has run; any where its extras say what is freed by then."""
+        alone = operator < self.first or self.graph.counts_outputs_alone(operator)
+        return self.room if alone else max(self.room, self.graph.most_bytes // self.graph.byte_unit)
+
     @abstractmethod
     def build(self, m: Any) -> None:
         """Add variables, objective and constraints to an empty model."""

@@ -21,7 +21,8 @@ is :math:`(1 - m_i) e_{ji,pq}`, ``Ds`` is :math:`(1 - m_i) s_{i,p}` where it fre
 A dropped output is computed again as part of the step of ``H_i``: (3) adds its bytes together with those of
 ``H_i``'s own output, and a kept input that waits for it (10) is freed after that step. True liveness
 (:mod:`formulations.step.kiwi_reduced`) frees that input before ``H_i`` itself runs, so that its optimum may
-be lower, never higher.
+be lower, never higher. Nothing else is between both on a captured step, whose graph has extras, which the paper does
+not count (:mod:`formulations.kiwi.extras`).
 
 Open points kept: (8) is <=; frees counted at ``i + 1`` are those after operator ``i``, in (6) as in (7).
 
@@ -60,7 +61,7 @@ class PublishedReducedModel(StrategyProgram):
         m.hz = Var([*((i, 0) for i in forward), *((i, self.count(j)) for i, j in maxima)], domain=Binary)
         m.F, m.F_minus, m.F_plus = (Var(frees, domain=Binary) for _ in range(3))
         # (8): no more than the device has.
-        m.U = Var(m.V, bounds=(0, self.room))
+        m.U = Var(m.V, bounds=lambda m, t: (0, self.most(t)))
         dropped = [(i,) for i in m.Z]
         m.Ms = Var(self.with_strategies(dropped), bounds=(0, 1))
         m.Me = Var(self.with_costly_pairs(dropped), bounds=(0, 1))
@@ -79,7 +80,11 @@ class PublishedReducedModel(StrategyProgram):
         add_rows(m, self.memory, m.V)
         again = [(graph.first_backward_use[j], j) for j in m.Z]
         moments = [*((t, t) for t in m.V), *again]
-        add_rows(m, self.extra_memory, [(t, k, n) for t, k in moments for n in range(len(graph.extras_at[k]))])
+        extras = [(t, k, n) for t, k in moments for n in range(len(graph.extras_at[k]))]
+        m.copied = Var(self.freed_columns((t, k, n) for t, k, n in extras if t == k), bounds=(0, 1))
+        add_rows(m, self.copied_so, m.copied)
+        add_rows(m, self.copied_if_gone, m.copied)
+        add_rows(m, self.extra_memory, extras)
         add_rows(m, self.recomputed_so, m.Ms)
         add_rows(m, self.resharded_so, m.Me)
         add_rows(m, self.dropped_if_dropped, m.Ds)
@@ -153,17 +158,29 @@ class PublishedReducedModel(StrategyProgram):
         return m.U[t] == before + self.bytes_of(t, m.s, (t,)) + self.memory_recomputed(m, t) - freed
 
     def extra_memory(self, m: Any, t: int, k: int, n: int) -> Any:
-        """(8) in a phase of ``k`` in which it holds an extra, where it runs in the step of ``t``: beside all of (3)."""
+        """(8) in a phase of ``k`` in which it holds an extra, where it runs in the step of ``t``.
+
+        What is computed again in a step is so before its own operator, and beside all that (3) adds but its output.
+        """
         extra = self.graph.extras_at[k][n]
         beside = m.U[t]
-        if extra.phase is Phase.BEFORE:
-            beside = beside - (self.bytes_of(t, m.s, (t,)) if k == t else self.bytes_of(k, m.Ds, (k,)))
-        elif extra.phase is Phase.AFTER:
+        if extra.phase is Phase.BEFORE or k != t:
+            beside = beside - self.bytes_of(t, m.s, (t,))
+        if extra.phase is Phase.AFTER:
             beside = beside - self.memory_freed(m, t)
         if k == t:
-            return beside + self.of_first_run(m, extra) <= self.room
+            return beside + self.of_first_run(m, extra) - self.freed(m, n, t, k) <= self.room
+        if extra.phase is Phase.BEFORE:
+            beside = beside - self.bytes_of(k, m.Ds, (k,))
         more = self.extra_bytes(extra, lambda q: m.Ms[k, q], lambda j, p, q: m.Me[k, j, p, q])
         return beside + more <= self.room
+
+    def copied_if_gone(self, m: Any, t: int, k: int, n: int, j: int, p: int) -> Any:
+        """Only what (7) frees after ``t``."""
+        gone = m.F[j, t] if j in m.h else int(self.live(j) == self.count(t))
+        if j in m.Z and self._last_forward_reader(j) == t:
+            gone = gone + 1 - m.m[j]
+        return m.copied[t, k, n, j, p] <= gone
 
     def memory_recomputed(self, m: Any, t: int) -> Any:
         r"""(5): :math:`\sum_{j \in X_t} (1 - m_j) s_j^T mem_j`, where ``t`` is the first to read ``j`` again."""

@@ -87,8 +87,15 @@ def replay(graph: KiwiGraph, decision: StagedDecision) -> Replay:
         during = held + amounts[i]
         after = during - sum(amounts[value] for value in values)
         beside = {Phase.BEFORE: held, Phase.DURING: during, Phase.AFTER: after}
-        extras = [beside[extra.phase] + extra.bytes_of(decision.strategies) for extra in graph.extras_at[i]]
-        memory.append(max(during, *extras) if extras else during)
+        at_once = [during] if graph.counts_outputs_alone(i) else []
+        for extra in graph.extras_at[i]:
+            copied = [
+                amounts[j]
+                for j, table in extra.freed.items()
+                if j in values and table[decision.strategies[j], decision.strategies[i]]
+            ]
+            at_once.append(beside[extra.phase] + extra.bytes_of(decision.strategies) - sum(copied))
+        memory.append(max(at_once))
         held = after + sum(extra.bytes_of(decision.strategies) for extra in graph.kept_extras[i])
         cost += costs[i]
     return Replay(cost, tuple(memory), tuple(moments))

@@ -56,10 +56,9 @@ PUBLISHED = {"kiwi_reduced": "kiwi_reduced_published", "kiwi_full": "kiwi_full_p
 
 Both choose among the same decisions and price them alike, and their plans keep the same limit when they are executed.
 ``kiwi_full`` and its published form are two programs of one problem. All count resharded copies and workspaces while
-they search, but with ``paper`` as their memory model (:mod:`formulations.kiwi.of_step`). What differs is that the
-paper's programs, ``kiwi_full`` among them, free an input only once its reader has run, and that of ``kiwi_reduced`` what
-waits for a recomputation only once the operator behind it has run as well. So its plan is never cheaper than the
-optimum of the formulation, and its bound is one of what the program counts.
+they search, but with ``paper`` as their memory model (:mod:`formulations.kiwi.of_step`). What still differs is when the
+published program of ``kiwi_reduced`` frees: what waits for a recomputation stays until the operator behind it has run
+as well. So its plan is never cheaper than the optimum of the formulation, and its bound is one of what it counts.
 """
 
 Solve = Callable[[StrategyProblem], SolveResult]

@@ -426,9 +426,7 @@ class PlanningSession:
         execute = partial(self.execute, limit=budget.tensor_bytes)
         context = SolveContext(execute, request.solver, options, pool, progress, known, self.free)
         if request.counts is not None:
-            made = solve_program(
-                self.space.model, budget.tensor_bytes, request.formulation, context, request.counts
-            )
+            made = solve_program(self.space.model, budget.tensor_bytes, request.formulation, context, request.counts)
             if isinstance(made, SolveResult):
                 raise InfeasibleError(
                     f"memory {format_bytes(budget.tensor_bytes)} for tensors: {request.formulation} finds no plan "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from formulations.kiwi.of_step import MEMORY_MODELS, PROGRAMS
+from formulations.kiwi.of_step import MEMORY_MODELS, PROGRAMS, MemoryModel
 from formulations.solvers import DEFAULT_SOLVER
 from planner.common.plan_error import PlanError
 from planner.layers.plan.choices import chosen
@@ -55,9 +55,11 @@ class PlanRequest:
     memory_model: str | None = None
 
     @property
-    def counts(self) -> str | None:
+    def counts(self) -> MemoryModel | None:
         """Memory model of a program of KIWI; None for other formulations, which count as the engine."""
-        return self.memory_model or MEMORY_MODELS[0] if self.formulation in PROGRAMS else None
+        if self.formulation not in PROGRAMS:
+            return None
+        return next(name for name in MEMORY_MODELS if self.memory_model in (None, name))
 
     def __post_init__(self) -> None:
         chosen(self.formulation, {"memory_model": self.memory_model})

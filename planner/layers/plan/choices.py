@@ -1,7 +1,8 @@
 """Choices of a paper's problem by name; a paper's own search and the exact one read the same.
 
 The value of each that comes first is the default of both searches. So what a plan as published loses to an exact one is
-due to the search alone. It is the paper's, but for KIWI, whose exact formulations count as the engine. Options of the command line and keywords have the same names everywhere:
+due to the search alone. It is the paper's, but for KIWI, whose exact formulations count as the engine does. Options of
+the command line and keywords have the same names everywhere:
 
 ======================  ==========  =======================================================================
 ``memory_model``        osdp        ``paper``: equation (1), all temporaries summed; ``engine``: the largest of
@@ -43,7 +44,7 @@ CHOICES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "galvatron": {"strategies": ("paper", "all"), "micro_batches": ("paper", "all")},
     "h3t": {"optimizer_runs": ("at_the_end", "overlapped")},
     "capture": {"objective": ("peak", "time"), "degrees": ("any", "equal")},
-    **dict.fromkeys(PROGRAMS, {"memory_model": MEMORY_MODELS}),
+    **{program: {"memory_model": MEMORY_MODELS} for program in PROGRAMS},
 }
 """Values by formulation and choice, the default first."""
 
@@ -65,7 +66,9 @@ def chosen(formulation: str, given: Mapping[str, str | None]) -> dict[str, str]:
             continue
         if name not in known:
             owners = ", ".join(owner for owner, names in CHOICES.items() if name in names)
-            raise PlanError(f"{name} {value}: {formulation} has no such choice; it is for {owners or 'nothing'}: leave it out")
+            raise PlanError(
+                f"{name} {value}: {formulation} has no such choice; it is for {owners or 'nothing'}: leave it out"
+            )
         if value not in known[name]:
             raise PlanError(f"{name} {value}: {formulation} knows {' and '.join(known[name])}; choose one of them")
     return {name: given.get(name) or values[0] for name, values in known.items()}

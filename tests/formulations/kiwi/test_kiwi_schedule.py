@@ -9,6 +9,7 @@ import pytest
 from support.problems.kiwi_graphs import (
     dropped_sets,
     extra_bytes,
+    kept_bytes,
     one_pass,
     printed_usage,
     random_graph,
@@ -94,13 +95,20 @@ def simulate(graph: KiwiGraph, decision: StagedDecision) -> tuple[int, list[int]
         version[i] = [i, now, len(order) if graph.operators[i].stays else now]
         intervals.append(version[i])
     resident = sum(amounts[: graph.residents])
-    before, during, after, kept = (extra_bytes(graph, decision.strategies, phase) for phase in Phase)
-    memory = []
+    kept, memory = kept_bytes(graph, decision.strategies), []
     for now, i in enumerate(order):
         beside = resident + sum(kept[j] for j in order[:now])
-        held = [amounts[j] for j, made, last in intervals if made <= now <= last]
-        on = [amounts[j] for j, made, last in intervals if made <= now < last]
-        memory.append(beside + max(sum(held) + max(before[i] - amounts[i], during[i]), sum(on) + after[i]))
+        held = {j: amounts[j] for j, made, last in intervals if made <= now <= last}
+        on = {j: amounts[j] for j, made, last in intervals if made <= now < last}
+        at_once = []
+        for phase, there in (
+            (Phase.BEFORE, {j: n for j, n in held.items() if j != i}),
+            (Phase.DURING, held),
+            (Phase.AFTER, on),
+        ):
+            for nbytes, freed in extra_bytes(graph, decision.strategies, i, phase):
+                at_once.append(nbytes + sum(n for j, n in there.items() if j in on or j not in freed))
+        memory.append(beside + max(at_once))
     return sum(costs[i] for i in order), memory
 
 

@@ -78,20 +78,35 @@ def with_extras(graph: KiwiGraph, seed: int) -> KiwiGraph:
         after = (Phase.AFTER, Phase.KEPT) if operator.stays else ()
         for phase in (Phase.BEFORE, Phase.BEFORE, Phase.DURING, *after):
             if rng.random() < 0.6:
-                pairs = {j: rng.integers(0, 4, (size, operator.size)) for j, size in sizes.items() if rng.random() < 0.7}
+                pairs = {
+                    j: rng.integers(0, 4, (size, operator.size)) for j, size in sizes.items() if rng.random() < 0.7
+                }
                 own = -operator.output_bytes if phase is Phase.KEPT else rng.integers(0, 3, operator.size)
-                extras.append(Extra(i, phase, own, pairs))
+                running = [j for j in sizes if j >= graph.residents and phase in (Phase.BEFORE, Phase.DURING)]
+                freed = {j: rng.random((sizes[j], operator.size)) < 0.5 for j in running if rng.random() < 0.6}
+                extras.append(Extra(i, phase, own, pairs, freed))
     return replace(graph, extras=tuple(extras))
 
 
-def extra_bytes(graph: KiwiGraph, choice: tuple[int, ...], phase: Phase) -> list[int]:
-    """Most that each operator holds beside outputs in a phase."""
-    found: list[list[int]] = [[] for _ in graph.operators]
-    for extra in (extra for extra in graph.extras if extra.phase is phase):
-        i = extra.operator
-        pairs = (table[choice[j], choice[i]] for j, table in extra.pairs.items())
-        found[i].append(int(extra.own[choice[i]]) + sum(map(int, pairs)))
-    return [max(amounts, default=0) for amounts in found]
+def extra_bytes(
+    graph: KiwiGraph, choice: tuple[int, ...], operator: int, phase: Phase
+) -> list[tuple[int, frozenset[int]]]:
+    """What an operator holds beside outputs in a phase, one after the other, and the inputs that it frees for it.
+
+    While an operator computes there is always a moment.
+    """
+    found = []
+    for extra in graph.extras:
+        if (extra.operator, extra.phase) == (operator, phase):
+            pairs = [int(table[choice[j], choice[operator]]) for j, table in extra.pairs.items()]
+            freed = frozenset(j for j, table in extra.freed.items() if table[choice[j], choice[operator]])
+            found.append((int(extra.own[choice[operator]]) + sum(pairs), freed))
+    return found or ([(0, frozenset())] if phase is Phase.DURING else [])
+
+
+def kept_bytes(graph: KiwiGraph, choice: tuple[int, ...]) -> list[int]:
+    """What each operator holds to the end beside its output."""
+    return [sum(nbytes for nbytes, _ in extra_bytes(graph, choice, i, Phase.KEPT)) for i in range(len(graph.operators))]
 
 
 def strategies_by_cost(graph: KiwiGraph) -> list[tuple[int, tuple[int, ...]]]:
@@ -128,7 +143,8 @@ def cheapest_stages(graph: KiwiGraph, choice: tuple[int, ...], limit: int, below
     first, count = graph.residents, graph.stages
     amounts = [int(operator.output_bytes[s]) for operator, s in zip(graph.operators, choice, strict=True)]
     costs = one_pass(graph, choice)[first:]
-    before, during, after_it, kept = (extra_bytes(graph, choice, phase)[first:] for phase in Phase)
+    extras = [{phase: extra_bytes(graph, choice, first + k, phase) for phase in Phase} for k in range(count)]
+    kept = kept_bytes(graph, choice)[first:]
     rooms = [limit - sum(amounts[:first]) - sum(kept[:stage]) for stage in range(count)]
     amounts = amounts[first:]
     reads = [0] * count
@@ -158,12 +174,24 @@ def cheapest_stages(graph: KiwiGraph, choice: tuple[int, ...], limit: int, below
         if position < stage:
             moves.append((0, (stage, position + 1, held)))
         if position > stage:
-            if size(held) + after_it[stage] <= rooms[stage]:
+            if size(held) + max((nbytes for nbytes, _ in extras[stage][Phase.AFTER]), default=0) <= rooms[stage]:
                 moves.append((0, (stage + 1, 0, held)))
-        elif reads[position] & ~held == 0 and not held >> position & 1 and (position == stage or not stays >> position & 1):
+        elif (
+            reads[position] & ~held == 0
+            and not held >> position & 1
+            and (position == stage or not stays >> position & 1)
+        ):
             after = held | 1 << position
-            if max(size(held) + before[position], size(after) + during[position]) <= rooms[stage]:
-                moves.append((costs[position], (stage, position + 1, after)))
+            inputs = [1 << k for k in range(count) if reads[position] & ~stays & held >> k << k & 1 << k]
+            for flags in product((False, True), repeat=len(inputs)):
+                gone = sum(bit for bit, flag in zip(inputs, flags, strict=True) if flag)
+                most = max(
+                    size(there & ~(gone & sum(1 << (j - first) for j in freed))) + nbytes
+                    for there, phase in ((held, Phase.BEFORE), (after, Phase.DURING))
+                    for nbytes, freed in extras[position][phase]
+                )
+                if most <= rooms[stage]:
+                    moves.append((costs[position], (stage, position + 1, after & ~gone)))
         for step, target in moves:
             if cost + step < distance.get(target, cost + step + 1):
                 distance[target] = cost + step
@@ -192,22 +220,30 @@ def printed_usage(graph: KiwiGraph, choice: tuple[int, ...], dropped: frozenset[
     def rerun_at(i: int) -> int:
         return min(j for j in readers[i] if backward[j])
 
-    before, during, after, kept = (extra_bytes(graph, choice, phase) for phase in Phase)
+    kept = kept_bytes(graph, choice)
     usage, now = [], sum(amounts[:first])
     for t in range(first, end):
-        now += amounts[t] + sum(amounts[j] for j in dropped if rerun_at(j) == t)
-        run = [t, *(j for j in dropped if rerun_at(j) == t)]
-        usage.append(max(now + max(before[j] - amounts[j], during[j]) for j in run))
+        again = [j for j in dropped if rerun_at(j) == t]
+        now += amounts[t] + sum(amounts[j] for j in again)
+        freed = []
         for i in range(first, t + 1):
             if graph.operators[i].stays:
                 continue
             last = max([i, *readers[i], *(rerun_at(j) for j in readers[i] if j in dropped)])
-            if last == t:
-                now -= amounts[i]
-            if i in dropped and max([i, *(j for j in readers[i] if not backward[j])]) == t:
-                now -= amounts[i]
-        usage[-1] = max(usage[-1], now + after[t])
-        now += kept[t]
+            last_forward = max([i, *(j for j in readers[i] if not backward[j])])
+            freed += [i] * ((last == t) + (i in dropped and last_forward == t))
+        after = now - sum(amounts[i] for i in freed)
+        moments = [
+            now - amounts[t] + nbytes for j in again for nbytes, _ in extra_bytes(graph, choice, j, Phase.DURING)
+        ]
+        for j in again:
+            beside = now - amounts[t] - amounts[j]
+            moments += [beside + nbytes for nbytes, _ in extra_bytes(graph, choice, j, Phase.BEFORE)]
+        for beside, phase in ((now - amounts[t], Phase.BEFORE), (now, Phase.DURING), (after, Phase.AFTER)):
+            for nbytes, copied in extra_bytes(graph, choice, t, phase):
+                moments.append(beside + nbytes - sum(amounts[i] for i in copied if i in freed))
+        usage.append(max(moments))
+        now = after + kept[t]
     return usage
 
 
