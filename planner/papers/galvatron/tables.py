@@ -323,7 +323,9 @@ TABLES: Mapping[str, Table] = {
     "figure_4": Table(_figure_4),
     "figure_7": Table(figure_7_cells),
     "stages": Table(stage_cells, frozenset({"proven", "exact_seconds"})),
-    "stages_restated": Table(stages_restated_cells, frozenset({"exact_seconds", "seconds", "proven", "gap"})),
+    "stages_restated": Table(
+        stages_restated_cells, frozenset({"exact_seconds", "seconds", "proven", "gap"}), named_only=True
+    ),
     "restated": Table(
         restated_cells, frozenset({"joint_seconds", "cpsat_seconds", "cpsat_quanta", "cpsat_gap"}), named_only=True
     ),
@@ -341,7 +343,7 @@ TABLES: Mapping[str, Table] = {
     ),
     "table_4": Table(partial(_table_4, Hardware.PRESET)),
     "table_4_inferred": Table(partial(_table_4, Hardware.INFERRED)),
-    "table_5": Table(partial(_table_5, Hardware.PRESET)),
+    "table_5": Table(partial(_table_5, Hardware.PRESET), named_only=True),
     "table_5_inferred": Table(partial(_table_5, Hardware.INFERRED)),
     "figure_6": Table(_figure_6, frozenset({"seconds"})),
     "figure_6_stages": Table(figure_6_stage_cells, frozenset({"seconds"})),

@@ -286,7 +286,7 @@ TABLES: Mapping[str, Table] = {
     "figure_6": Table(_figure_6),
     "figure_6_free": Table(figure_6_free_cells, FREE_TIMED, named_only=True),
     "exact_free": Table(exact_free_cells, FREE_TIMED),
-    "canonical": Table(canonical_cells, FREE_TIMED),
+    "canonical": Table(canonical_cells, FREE_TIMED, named_only=True),
     "free_restated": Table(restated_cells, FREE_TIMED, named_only=True),
     "plans": Table(_plans),
     "gpt_3": Table(lambda: [Cell(f"batch {batch}", partial(_gpt_3, batch)) for batch in GPT_3_BATCHES]),
