@@ -48,6 +48,7 @@ def plan_document(plan: AnyPlan, file: Path | None = None) -> dict[str, Any]:
         figures = {
             "model": plan.decision.model.source,
             "formulation": options.formulation,
+            **({"memory_model": options.memory_model} if options.memory_model else {}),
             "status": str(certificate.status),
             **common,
             "limit_bytes": options.limit_bytes,

@@ -15,7 +15,8 @@ from support.problems.kiwi_graphs import (
 )
 
 from formulations.kiwi.configurations import configurations
-from formulations.kiwi.graph import KiwiGraph
+from formulations.kiwi.extras import Extra, Phase
+from formulations.kiwi.graph import KiwiEdge, KiwiGraph, KiwiOperator
 from formulations.kiwi.schedule import StagedDecision, in_order, replay
 from formulations.kiwi.solve import KiwiOptionsError, KiwiSolution, solve_kiwi
 from formulations.kiwi.training_step import step_model
@@ -24,6 +25,7 @@ from formulations.solvers import solve_in_process
 from formulations.solvers.processes.worker import SolverPool
 from formulations.step.kiwi_reduced import build_kiwi_reduced
 from formulations.step.sharding import within
+from formulations.step.training_step import NodeKind
 
 SHARES = (0.9, 0.75, 0.65, 0.55)
 
@@ -185,6 +187,17 @@ def test_a_short_time_leaves_a_true_certificate(pool: SolverPool) -> None:
     assert solution.result.status in set(Status)
     if solution.result.objective is not None and solution.result.bound is not None:
         assert solution.result.bound <= solution.result.objective
+
+
+def test_a_workspace_alone_tells_strategies_apart(pool: SolverPool) -> None:
+    operators = (
+        KiwiOperator("x", NodeKind.INPUT, np.array([0]), np.array([1])),
+        KiwiOperator("a", NodeKind.FORWARD, np.array([1, 2]), np.array([3, 3])),
+    )
+    workspace = Extra(1, Phase.DURING, np.array([5, 0]), {})
+    graph = KiwiGraph("two", operators, (KiwiEdge(0, 1, np.array([[0, 0]])),), extras=(workspace,))
+    for formulation in ("kiwi_full", "kiwi_full_published", "kiwi_reduced_published"):
+        assert [checked(graph, limit, formulation, pool) for limit in (9, 8, 3)] == [1, 2, None]
 
 
 def test_configurations_pick_the_best_strategy_of_a_class() -> None:
