@@ -224,11 +224,11 @@ class StagedModel(KiwiProgram):
         return self._fits(m, certain, others + self._extra_bytes(extra, m.x) - freed)
 
     def copied_so(self, m: Any, t: int, n: int, i: int, u: int) -> Any:
-        """An input is freed while ``t`` runs only in configurations that copy it, level by level."""
+        """(19): an input is freed while ``t`` runs only in configurations that copy it, level by level."""
         return m.copied[t, n, i, u] <= self._copying(self.graph.extras_at[t][n], i, u, m.x)
 
     def copied_if_not_carried(self, m: Any, t: int, n: int, i: int, u: int) -> Any:
-        r"""And only if :math:`B_{t+1,i} = 0`."""
+        r"""(20): and only if :math:`B_{t+1,i} = 0`."""
         kept = sum(m.B[t + 1, i, level] for level in self.levels[i]) if t + 1 in m.V else 0
         return m.copied[t, n, i, u] <= 1 - kept
 
@@ -298,15 +298,15 @@ class StagedModel(KiwiProgram):
             return beside(b, self._extra_bytes(extras[n], b.y) - sum(u * m.A[t, k, u] for u in not_yet) - sum(gone))
 
         def copied_so(b: Any, n: int, i: int, u: int) -> Any:
-            """An input is freed while ``k`` runs only in configurations that copy it, level by level."""
+            """(19): an input is freed while ``k`` runs only in configurations that copy it, level by level."""
             return b.copied[n, i, u] <= self._copying(extras[n], i, u, b.y)
 
         def copied_if_not_carried(b: Any, n: int, i: int, u: int) -> Any:
-            r"""And only if :math:`B_{t+1,i} = 0`."""
+            r"""(20): and only if :math:`B_{t+1,i} = 0`."""
             return b.copied[n, i, u] <= 1 - sum(m.B[t + 1, i, level] for level in self.levels[i])
 
         def copied_if_not_read(b: Any, n: int, i: int, u: int, j: int) -> Any:
-            r"""And only if :math:`A_{t,j} = 0` for a reader after ``k``."""
+            r"""(20): and only if :math:`A_{t,j} = 0` for a reader after ``k``."""
             return b.copied[n, i, u] <= 1 - sum(m.A[t, j, level] for level in self.levels[j])
 
         add_rows(b, held_of_bytes, b.held)
