@@ -76,6 +76,7 @@ def test_the_engines_count_is_never_less_than_what_is_held(session) -> None:
     assert less > 20
 
 
+@pytest.mark.slow
 def test_the_papers_count_is_solved_again_where_copies_bind(pool, monkeypatch) -> None:
     session = PlanningSession(
         ModelReference("support.steps.models:random_mlp", seed=1, batch=64), "titan-rtx-8-pcie", (2,)
