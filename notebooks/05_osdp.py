@@ -28,6 +28,7 @@
 
 # %%
 import pandas as pd
+from IPython.display import display
 
 from planner.papers.claims.results import kept_results
 from planner.papers.osdp.cases import LIMITS_GIB, MODELS
@@ -94,17 +95,19 @@ pd.DataFrame(
 # %% [markdown]
 # The paper's search takes 9 to 307 s. With 2, 30 and 300 s: its loss in per cent of the exact plan's time, where it
 # found a plan, on 8 TITAN RTX with 8 GiB. Its cuts look at the operators that have a mode, and at nothing that the
-# others need at the least, so more seconds help by chance. The searches of 300 s are a table outside the hour of the
-# others: `--part search_limits_long`.
+# others need at the least, so more seconds help by chance. Both tables are outside the hour of the others:
+# `--part search_limits,search_limits_long`.
 
 # %%
-limits = pd.concat([KEPT["search_limits"], KEPT["search_limits_long"]])
-none = (limits.seconds < limits.limit_seconds).map({True: "nothing fits", False: "no plan yet"})
-loss = (100 * limits.lost.astype(float)).round(2).astype(object)
-limits = limits.assign(found=loss.where(limits.lost.notna(), none))
-searched = limits.pivot(index="model", columns="limit_seconds", values="found").reindex(MODELS)
-searched.columns = [f"loss after {seconds:g} s (%)" for seconds in searched.columns]
-searched.assign(**{"exact (s)": limits.groupby("model").exact_seconds.max()}).round(3)
+known = [KEPT[name] for name in ("search_limits", "search_limits_long") if name in KEPT]
+if known:
+    limits = pd.concat(known)
+    none = (limits.seconds < limits.limit_seconds).map({True: "nothing fits", False: "no plan yet"})
+    loss = (100 * limits.lost.astype(float)).round(2).astype(object)
+    limits = limits.assign(found=loss.where(limits.lost.notna(), none))
+    searched = limits.pivot(index="model", columns="limit_seconds", values="found").reindex(MODELS)
+    searched.columns = [f"loss after {seconds:g} s (%)" for seconds in searched.columns]
+    display(searched.assign(**{"exact (s)": limits.groupby("model").exact_seconds.max()}).round(3))
 
 # %% [markdown]
 # ## Why so little over FSDP?
@@ -242,10 +245,11 @@ wide.set_index(["model", "memory_gib", "strategy"]).rate.unstack("strategy").rei
 # ## A second opinion
 #
 # Seconds of the exact search over all batch sizes (the paper's takes 9 to 307 s), and HiGHS on the canonical problem at
-# the best one, for ten seconds.
+# the best one, for ten seconds (`--part second_opinion`).
 
 # %%
-KEPT["second_opinion"].set_index(["model", "formulation"]).round(3)
+if "second_opinion" in KEPT:
+    display(KEPT["second_opinion"].set_index(["model", "formulation"]).round(3))
 
 # %% [markdown]
 # The headline of 2.84 times is that of 3D parallelism with OSDP in place of data parallelism; OSDP's own largest gain

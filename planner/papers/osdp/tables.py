@@ -300,12 +300,12 @@ TABLES: Mapping[str, Table] = {
     "figure_5": Table(partial(_figure, "titan"), frozenset({"seconds"})),
     "figure_6": Table(partial(_figure, "a100"), frozenset({"seconds"})),
     "figure_7": Table(lambda: [Cell(f"hidden size {hidden}", partial(_slices, hidden)) for hidden in HIDDEN_SIZES]),
-    "search_limits": Table(partial(_search_limits, SEARCH_SECONDS), _TIMED),
+    "search_limits": Table(partial(_search_limits, SEARCH_SECONDS), _TIMED, named_only=True),
     "search_limits_long": Table(partial(_search_limits, LONG_SECONDS), _TIMED, named_only=True),
     "losses": Table(loss_cells, LOSSES_TIMED, named_only=True),
     "room": Table(room_cells),
     "profile": Table(lambda: [Cell("all", profile_rows)]),
     "modes": Table(lambda: [Cell("plan", _modes)]),
-    "second_opinion": Table(opinion_cells, OPINIONS_TIMED),
+    "second_opinion": Table(opinion_cells, OPINIONS_TIMED, named_only=True),
 }
 """Tables by name; Figures 8 and 9 are rows of ``figure_5``."""
