@@ -76,6 +76,9 @@ def verify_plan(
     contradiction = certificate_contradiction(plan.record.certificate, plan.decision.predicted)
     if contradiction:
         raise PlanError(f"the plan contradicts itself: {contradiction}")
+    if plan.decision.random_targets not in ((), graph.random_targets):  # absent in plans of earlier versions
+        names = ", ".join(plan.decision.random_targets)
+        raise PlanError(f"the plan says that its step draws random numbers in {names}, which it does not: plan again")
     options = plan.decision.options
     schedule = decode_schedule(plan.decision, graph)
     report = replay(
