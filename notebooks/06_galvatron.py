@@ -237,8 +237,8 @@ pd.DataFrame(
 
 # %%
 SEARCHES = {
-    "as_printed": "Algorithm 3 as printed",
-    "as_published": "Algorithm 3 as published",
+    "printed": "Algorithm 3 as printed",
+    "published": "Algorithm 3 as published",
     "repaired": "Algorithm 3 repaired",
     "exact": "exact",
 }

@@ -17,9 +17,10 @@ devices, with no degrees given for more. Such baselines, one strategy for all la
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import Flag, auto
 
-__all__ = ["AS_PRINTED", "AS_PUBLISHED", "REPAIRED", "Slip"]
+__all__ = ["AS_PRINTED", "AS_PUBLISHED", "READINGS", "REPAIRED", "Slip"]
 
 
 class Slip(Flag):
@@ -84,3 +85,6 @@ AS_PUBLISHED = AS_PRINTED ^ Slip.ALG3_UNSET ^ Slip.ONE_IN_FLIGHT
 Section IV-B and Figure 4 have deeper stages of a 1F1B pipeline hold less than shallower ones, so a stage holds the
 micro-batches of its place. Algorithm 1 collects the strategies of every stage, so Algorithm 3 returns a plan.
 """
+
+READINGS: Mapping[str, Slip] = {"printed": AS_PRINTED, "published": AS_PUBLISHED, "repaired": REPAIRED}
+"""The slips that a search keeps, by the name of its reading."""

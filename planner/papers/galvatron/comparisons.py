@@ -13,13 +13,14 @@ from multiprocessing import get_context
 from formulations.galvatron.joint import JointResult, solve_joint
 from formulations.galvatron.labels import solve_stage
 from formulations.galvatron.restated import solve_joint_by_cpsat
+from formulations.galvatron.slips import READINGS
 from formulations.galvatron.stage import build_galvatron_stage
 from formulations.problem.solution import SolveOptions, Status
 from formulations.solvers import solve
 from planner.papers.cells import Cell, Row
 from planner.papers.galvatron import paper_tables as paper
 from planner.papers.galvatron.cases import GIGABYTE, GalvatronCase
-from planner.papers.galvatron.stages import SEARCHES, algorithm_3, exact_labels, the_stage
+from planner.papers.galvatron.stages import algorithm_3, exact_labels, the_stage
 
 __all__ = ["RESTATED_SECONDS", "figure_6_stage_cells", "restated_cells", "stage_cells", "stages_restated_cells"]
 
@@ -105,7 +106,7 @@ def _stage(model: str, memory_gb: int) -> Iterator[Row]:
     """Quanta of a micro-batch by Algorithm 3 and by exact labels."""
     stage = the_stage(model, memory_gb)
     row: Row = {"model": model, "memory_gb": memory_gb}
-    for name, slips in SEARCHES.items():
+    for name, slips in READINGS.items():
         found = algorithm_3(slips, stage, LABEL_SECONDS)
         fits = found.choices is not None and stage.is_feasible(found.choices)
         row[name] = found.cost if fits else None
@@ -154,7 +155,7 @@ def _layers(layers: int) -> Iterator[Row]:
     """
     problem = GalvatronCase("titan-rtx-8-pcie", "BERT-xHuge", 20, "galvatron_bmw").problem()
     stage = problem.tables(1, 32).stage(1, 1 + layers, 1, layers * GIGABYTE // 2)
-    searches = {name: partial(algorithm_3, slips, stage, LABEL_SECONDS) for name, slips in SEARCHES.items()}
+    searches = {name: partial(algorithm_3, slips, stage, LABEL_SECONDS) for name, slips in READINGS.items()}
     searches["exact"] = partial(solve_stage, stage, relative_gap=STAGE_GAP)
     for name, search in searches.items():
         found, seconds = search(), inf  # loops are compiled

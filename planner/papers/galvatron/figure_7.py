@@ -12,12 +12,12 @@ from itertools import groupby, pairwise
 
 from formulations.galvatron.joint import solve_joint
 from formulations.galvatron.pipeline import PipelinePlan, PipelineProblem
-from formulations.galvatron.slips import AS_PRINTED, AS_PUBLISHED, REPAIRED
+from formulations.galvatron.slips import READINGS
 from planner.papers.cells import Cell, Row
 from planner.papers.galvatron.cases import GIGABYTE, GalvatronCase
 from planner.papers.hardware import Hardware
 
-__all__ = ["FIGURE_7", "SEARCHES", "figure_7_cells", "runs_of"]
+__all__ = ["FIGURE_7", "figure_7_cells", "runs_of"]
 
 SECONDS = 12.0
 GAP = Fraction(1, 1000)
@@ -38,9 +38,6 @@ FIGURE_7 = {
 }
 """Cluster and model of each case under 8 GB, what the paper says of its plan, and the hardware."""
 
-SEARCHES = {"printed": AS_PRINTED, "published": AS_PUBLISHED, "repaired": REPAIRED}
-"""The paper's search by the slips that it keeps."""
-
 
 def figure_7_cells() -> Iterator[Cell]:
     """One cell for every drawn case."""
@@ -55,7 +52,7 @@ def _plans(name: str, case: GalvatronCase, printed: str) -> Iterator[Row]:
     """The plans of the paper's search, and the exact one, whose search begins with the best of them."""
     problem = case.problem()
     plans: dict[str, PipelinePlan | None] = {}
-    for solver, slips in SEARCHES.items():
+    for solver, slips in READINGS.items():
         found = case.search(slips, None, SECONDS).best
         plans[solver] = found.plan if found is not None and problem.evaluate(found.plan).fits else None
     start = max(filter(None, plans.values()), key=problem.samples_per_second, default=None)

@@ -9,24 +9,20 @@ have to be checkpointed. Costs are quanta of a micro-batch with synchronisation.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
 from functools import cache
 
 from formulations.galvatron.dynamic_program import search_stage
 from formulations.galvatron.labels import StageResult, solve_stage
-from formulations.galvatron.slips import AS_PRINTED, AS_PUBLISHED, REPAIRED, Slip
+from formulations.galvatron.slips import READINGS, Slip
 from formulations.galvatron.stage import StageProblem
 from planner.papers.galvatron.cases import GIGABYTE, GalvatronCase, paper_chain
 
-__all__ = ["SEARCHES", "algorithm_3", "exact_labels", "the_stage"]
+__all__ = ["algorithm_3", "exact_labels", "the_stage"]
 
 CLUSTER, DEVICES = "titan-rtx-8-pcie", 8
 
 LABEL_LIMIT = 2_000_000
 """Labels of one layer; a model of unequal layers needs most, some gigabytes of memory."""
-
-SEARCHES: Mapping[str, Slip] = {"as_printed": AS_PRINTED, "as_published": AS_PUBLISHED, "repaired": REPAIRED}
-"""Slips that Algorithm 3 keeps, by search."""
 
 
 @cache
@@ -52,7 +48,7 @@ def algorithm_3(slips: Slip, stage: StageProblem, time_limit: float) -> StageRes
 def exact_labels(stage: StageProblem, time_limit: float) -> StageResult:
     """The exact plan, by a search that begins with the best plan of Algorithm 3."""
     deadline = time.monotonic() + time_limit
-    published = [algorithm_3(slips, stage, time_limit) for slips in SEARCHES.values()]
+    published = [algorithm_3(slips, stage, time_limit) for slips in READINGS.values()]
     fitting = [found.choices for found in published if found.choices is not None and stage.is_feasible(found.choices)]
     start = min(fitting, key=stage.cost_of, default=None)
     return solve_stage(stage, label_limit=LABEL_LIMIT, deadline=deadline, start=start)

@@ -20,7 +20,7 @@ from typing import Any
 from formulations.galvatron.joint import JointResult, solve_joint
 from formulations.galvatron.pipeline import PipelinePlan, PipelineProblem, balance_degree, renumbered
 from formulations.galvatron.published_search import Balance
-from formulations.galvatron.slips import AS_PRINTED, AS_PUBLISHED, REPAIRED, Slip
+from formulations.galvatron.slips import READINGS, REPAIRED, Slip
 from formulations.galvatron.strategies import decision_trees, pipeline_degrees
 from formulations.galvatron.uniform import baselines, solve_uniform
 from planner.papers.cells import Cell, Row, Table
@@ -32,7 +32,7 @@ from planner.papers.galvatron.comparisons import (
     stage_cells,
     stages_restated_cells,
 )
-from planner.papers.galvatron.figure_7 import SEARCHES, figure_7_cells
+from planner.papers.galvatron.figure_7 import figure_7_cells
 from planner.papers.hardware import Hardware, cluster_of
 
 __all__ = ["BASELINES", "HYBRID", "PURE", "TABLES", "cell_rows"]
@@ -89,7 +89,7 @@ def cell_rows(
         problem = chosen.problem()
         starts = [start for each, plan in plans if (start := _expressed(plan, each, problem)) is not None]
         columns: Row = {}
-        for name, slips in SEARCHES.items():
+        for name, slips in READINGS.items():
             outcome = chosen.search(slips, None, seconds).best
             plan = None if outcome is None else outcome.plan
             cost = None if plan is None else problem.evaluate(plan)
@@ -193,8 +193,8 @@ def _partitions(case: GalvatronCase) -> Iterator[Row]:
         "memory_balanced": (REPAIRED, Balance.MEMORY),
         "time_balanced": (REPAIRED, Balance.TIME),
         "biobjective": (REPAIRED, None),
-        "biobjective_published": (AS_PUBLISHED, None),
-        "biobjective_printed": (AS_PRINTED, None),
+        "biobjective_published": (READINGS["published"], None),
+        "biobjective_printed": (READINGS["printed"], None),
     }
     best: PipelinePlan | None = None
     for name, (slips, balance) in searches.items():

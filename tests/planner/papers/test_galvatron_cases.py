@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from formulations.galvatron.slips import READINGS
 from formulations.galvatron.stage import build_galvatron_stage
 from formulations.problem.checker import check
 from planner.papers.galvatron import paper_tables as paper
 from planner.papers.galvatron.cases import BATCHES, VARIANT_SPACES, paper_chain
-from planner.papers.galvatron.stages import SEARCHES, algorithm_3, exact_labels, the_stage
+from planner.papers.galvatron.stages import algorithm_3, exact_labels, the_stage
 
 
 def test_the_stage_is_the_same_for_all_searches() -> None:
@@ -19,7 +20,7 @@ def test_the_stage_is_the_same_for_all_searches() -> None:
     exact = exact_labels(stage, 10.0)
     assert exact.bound <= exact.cost == check(problem, exact.choices).objective
     assert exact.cost <= exact.bound * (1 + 1e-4)
-    for slips in SEARCHES.values():
+    for slips in READINGS.values():
         found = algorithm_3(slips, stage, 10.0)
         if found.choices is not None and stage.is_feasible(found.choices):
             assert exact.cost <= found.cost == check(problem, found.choices).objective

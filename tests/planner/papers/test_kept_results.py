@@ -55,6 +55,13 @@ EVERY: Mapping[tuple[str, str], Table] = {
 }
 
 
+def test_what_stands_for_a_long_table_is_computed_again_by_the_slow_tests() -> None:
+    for (paper, name), other in AS_ANOTHER.items():
+        assert (paper, name) in EVERY
+        assert (paper, other) not in AS_ANOTHER
+        assert not EVERY[paper, other].named_only
+
+
 def _quick_cells(paper: str, name: str) -> list[int]:
     """Numbers of three cells, chosen among the quick ones; where these are fewer, as many as the seconds allow."""
     seconds = [cell[2] for cell in kept_results(paper).tables[name]["cells"]]

@@ -43,6 +43,14 @@ class OneDuration(CopyPrices):
         return self.duration
 
 
+def replicated(make):
+    """A traced step, its inputs, and the schedule of one rank that keeps everything."""
+    torch.manual_seed(0)
+    module, args, kwargs, loss_fn = make()
+    traced = trace_step(module, args, kwargs, loss_fn)
+    return traced, input_tensors(traced, module, args, kwargs), replicated_schedule(traced.graph, (1,))
+
+
 def run(schedule, traced, inputs):
     inputs = [tensor.clone() for tensor in inputs]
     lowered, meter = lower(schedule, traced, ALONE, 0, CPU), MemoryMeter(CPU, inputs)
@@ -53,11 +61,7 @@ def run(schedule, traced, inputs):
 
 @pytest.mark.parametrize("make", [mlp, gpt, conv_net])
 def test_bits_and_bytes(make):
-    torch.manual_seed(0)
-    module, args, kwargs, loss_fn = make()
-    traced = trace_step(module, args, kwargs, loss_fn)
-    inputs = input_tensors(traced, module, args, kwargs)
-    plain = replicated_schedule(traced.graph, (1,))
+    traced, inputs, plain = replicated(make)
     expected, before = run(plain, traced, inputs)
     assert before.host_peak_bytes == 0
     away = offload_candidates(traced.graph, plain)
@@ -74,11 +78,7 @@ def test_bits_and_bytes(make):
 
 
 def test_the_device_account_drops_where_activations_fill_it():
-    torch.manual_seed(0)
-    module, args, kwargs, loss_fn = gpt()
-    traced = trace_step(module, args, kwargs, loss_fn)
-    inputs = input_tensors(traced, module, args, kwargs)
-    plain = replicated_schedule(traced.graph, (1,))
+    traced, inputs, plain = replicated(gpt)
     schedule = with_offload(traced.graph, plain, offload_candidates(traced.graph, plain), OneDuration(0))
     assert sum(isinstance(entry, Offload) for entry in schedule.instructions) > 20
     _, before = run(plain, traced, inputs)
@@ -88,12 +88,9 @@ def test_the_device_account_drops_where_activations_fill_it():
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="copies run beside the computation on a GPU only")
 def test_bits_are_the_same_where_copies_run_beside_the_computation():
-    torch.manual_seed(0)
-    module, args, kwargs, loss_fn = gpt()
-    traced = trace_step(module, args, kwargs, loss_fn)
+    traced, inputs, plain = replicated(gpt)
     device = torch.device("cuda", 0)
-    inputs = [tensor.to(device) for tensor in input_tensors(traced, module, args, kwargs)]
-    plain = replicated_schedule(traced.graph, (1,))
+    inputs = [tensor.to(device) for tensor in inputs]
     expected = lower(plain, traced, ALONE, 0, device).run(list(inputs))
     away = offload_candidates(traced.graph, plain)
     schedule = with_offload(traced.graph, plain, away, OneDuration(5))
@@ -112,11 +109,7 @@ def test_bits_are_the_same_where_copies_run_beside_the_computation():
 @pytest.mark.parametrize("make", [mlp, gpt])
 def test_bits_are_the_same_out_of_one_block_of_host_memory(make, monkeypatch):
     """As on CUDA, where the block is pinned: places are used again, and no tensor that is needed is overwritten."""
-    torch.manual_seed(0)
-    module, args, kwargs, loss_fn = make()
-    traced = trace_step(module, args, kwargs, loss_fn)
-    inputs = input_tensors(traced, module, args, kwargs)
-    plain = replicated_schedule(traced.graph, (1,))
+    traced, inputs, plain = replicated(make)
     expected, _ = run(plain, traced, inputs)
     schedule = with_offload(traced.graph, plain, offload_candidates(traced.graph, plain), OneDuration(5))
     lifetimes = host_lifetimes(traced.graph, schedule)
@@ -177,11 +170,7 @@ def fail():
 @pytest.mark.parametrize("fails", [False, True])
 def test_streams_and_events_leave_no_race(fails, monkeypatch):
     """On streams that notice what could run at once; a step that fails leaves no copy to memory that is freed."""
-    torch.manual_seed(0)
-    module, args, kwargs, loss_fn = mlp()
-    traced = trace_step(module, args, kwargs, loss_fn)
-    inputs = input_tensors(traced, module, args, kwargs)
-    plain = replicated_schedule(traced.graph, (1,))
+    traced, inputs, plain = replicated(mlp)
     expected, _ = run(plain, traced, inputs)
     schedule = with_offload(traced.graph, plain, offload_candidates(traced.graph, plain), OneDuration(5))
     racing, copier = RacingStreams(monkeypatch), HostCopier(CPU)
