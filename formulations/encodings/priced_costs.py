@@ -42,6 +42,62 @@ def priced_usage(flat: FlatProblem, prices: FloatArray) -> FloatArray:
     return priced
 
 
+def expected_usage(flat: FlatProblem, prices: FloatArray, messages: FloatArray) -> FloatArray:
+    """Return what the usage of every node's strategies costs at prices with that of its factors, laid out as ``unary``.
+
+    The other nodes of a factor stand where prices and messages make it cheapest.
+    """
+    costs = PricedCosts(flat)
+    costs.set(prices)
+    priced: FloatArray = np.zeros(len(flat.unary))
+    summed = _add_node_prices(flat.graph, flat.usage, prices, priced)
+    _add_expected(flat.graph, flat.usage, summed, costs.tables, messages, flat.unary, 0.5 * flat.penalty, priced)
+    return priced
+
+
+@compiled
+def _has_price(usage: Usage, summed: FloatArray, f: int) -> bool:
+    """Whether any usage of a factor has a price."""
+    for q in range(usage.factor_start[f], usage.factor_start[f + 1]):
+        if summed[usage.high[q]] != summed[usage.low[q]]:
+            return True
+    return False
+
+
+@compiled
+def _add_expected(
+    graph: Graph,
+    usage: Usage,
+    summed: FloatArray,
+    tables: FloatArray,
+    messages: FloatArray,
+    unary: FloatArray,
+    forbidden: float,
+    priced: FloatArray,
+) -> None:
+    """Add the priced usage of factors of two nodes to the strategies of both."""
+    for f in range(len(graph.arity)):
+        first, end = usage.factor_start[f], usage.factor_start[f + 1]
+        if graph.arity[f] != 2 or not _has_price(usage, summed, f):
+            continue
+        for axis in range(2):
+            i, j = graph.scope[f, axis], graph.scope[f, 1 - axis]
+            for s in range(graph.sizes[i]):
+                best, cheapest = -1, np.inf
+                for y in range(graph.sizes[j]):
+                    if unary[graph.offset[j] + y] >= forbidden:
+                        continue
+                    at = s * graph.stride[f, axis] + y * graph.stride[f, 1 - axis]
+                    cost = tables[graph.table_start[f] + at] - messages[graph.message_start[f, 1 - axis] + y]
+                    if cost < cheapest:
+                        best, cheapest = at, cost
+                if best < 0:
+                    continue
+                for q in range(first, end):
+                    price = summed[usage.high[q]] - summed[usage.low[q]]
+                    priced[graph.offset[i] + s] += price * usage.amount[usage.amount_start[q] + best]
+
+
 @compiled
 def _add_node_prices(graph: Graph, usage: Usage, prices: FloatArray, unary_out: FloatArray) -> FloatArray:
     """Add the price of the usage of nodes; return prices summed up over the rows."""
@@ -65,10 +121,7 @@ def _add_factor_prices(
     """Write the tables that have a price now, or had one before as ``is_priced`` says, which is brought up to date."""
     for f in range(len(graph.arity)):
         first, end = usage.factor_start[f], usage.factor_start[f + 1]
-        has_price = False
-        for q in range(first, end):
-            if summed[usage.high[q]] != summed[usage.low[q]]:
-                has_price = True
+        has_price = _has_price(usage, summed, f)
         if not has_price and not is_priced[f]:
             continue
         is_priced[f] = has_price

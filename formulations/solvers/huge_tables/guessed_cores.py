@@ -3,7 +3,8 @@
 Prices and messages judge strategies, and what they leave for a guess (:mod:`formulations.solvers.huge_tables.core`) is
 a problem of few good strategies, which branch and bound solves where moves at prices find nothing. The first guess
 leaves a part of all table entries. While cores are solved soon, guesses go on further from the bound, and closer
-to it where a core is too large; a solved core is a bound as well.
+to it where a core is too large; a solved core is a bound as well. Moves at prices have as much time as cores, in turn:
+where prices leave too much open, they find more.
 """
 
 from __future__ import annotations
@@ -68,6 +69,7 @@ def _search_cores(
     everything = float(flat.graph.table_size.sum())
     entries, tried, too_large = _FIRST_ENTRIES * everything, 0.0, math.inf
     while tried < entries < too_large and proven.value is not None:
+        begun = time.monotonic()
         search.import_incumbent()
         if search.objective is not None and options.accepts(search.objective, proven.value):
             return
@@ -78,14 +80,17 @@ def _search_cores(
         if guess is not None and guess > proven.value:
             known = Claim(None if search.best is None else flat.original_choices(search.best), proven.value)
             core = Core(problem, flat, ascent, known, guess, report, incumbent, started, ends)
-            left = replace(options, time_limit=max(0.0, ends - time.monotonic()))
-            if core.columns > _MORE_COLUMNS * most_columns(left):
+            half = replace(options, time_limit=max(0.0, (ends - time.monotonic()) / 2))
+            if core.columns > _MORE_COLUMNS * most_columns(half):
                 too_large = entries
-                entries /= _GROWTH**0.5
-                continue
-            found = core.run(left)
-            if found.choices is not None:
-                search.offer_original(found.choices)
-            if found.bound is not None:
-                proven.raise_to(found.bound)
-        tried, entries = entries, min(_GROWTH * entries, everything)
+            else:
+                found = core.run(half)
+                if found.choices is not None:
+                    search.offer_original(found.choices)
+                if found.bound is not None:
+                    proven.raise_to(found.bound)
+        if entries == too_large:
+            entries /= _GROWTH**0.5
+        else:
+            tried, entries = entries, min(_GROWTH * entries, everything)
+        prices.steer(min(ends, 2 * time.monotonic() - begun))

@@ -30,7 +30,7 @@ import numpy as np
 
 from formulations.encodings.flat import FlatProblem, FloatArray
 from formulations.encodings.flat_restriction import narrow
-from formulations.encodings.priced_costs import priced_usage
+from formulations.encodings.priced_costs import expected_usage
 from formulations.problem.solution import Claim, Progress, SolveOptions
 from formulations.problem.strategy_problem import IntArray, StrategyProblem
 from formulations.solvers.branching.open_leaf import Leaf, OpenLeaf, Split, reopened
@@ -252,7 +252,8 @@ class Branching:
         graph, objective = leaf.flat.graph, self.search.objective
         gap = (leaf.bound // 10 if objective is None else objective - leaf.bound) * leaf.proof.scale
         beyond: FloatArray = np.minimum(leaf.proof.excess * (_COLD / max(gap, 1)), _NEVER)
-        likely, priced = np.exp(-beyond), priced_usage(leaf.flat, leaf.ascent.best_prices)
+        likely = np.exp(-beyond)
+        priced = expected_usage(leaf.flat, leaf.ascent.best_prices, leaf.ascent.best_messages)
         likely[~leaf.restriction.left] = 0.0
         spread = spread_within(likely, priced, graph.offset[:-1])
         node = int(np.argmax(spread if self._halved % _BY_SPREAD == 0 else self._gains.promised(spread)))

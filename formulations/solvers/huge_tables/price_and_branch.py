@@ -49,8 +49,11 @@ from formulations.solvers.protocol.solver import ReportIncumbent, ReportProgress
 _BRANCHING = True
 """Technique: branching at prices where the core is too large."""
 
-_LATER_SHARES = (0.75, 0.9)
+_DEEP_SHARES = (0.5, 0.6, 0.75, 0.9)
 """Not tunable: parts of the time at which prices of a deep model may end."""
+
+_DEEP_GAP = 0.05
+"""Not tunable: widest relative gap at which they do; branches do not close a wider one, prices find what narrows it."""
 
 
 def solve(problem: StrategyProblem, options: SolveOptions, report: ReportProgress, incumbent: ReportIncumbent) -> Claim:
@@ -65,7 +68,7 @@ def solve(problem: StrategyProblem, options: SolveOptions, report: ReportProgres
     if isinstance(flat, Claim):
         return flat
     deep = is_deep(problem)
-    first = replace(options, time_limit=(CORE_SECOND_SHARE if deep else CORE_FIRST_SHARE) * options.time_limit)
+    first = replace(options, time_limit=(_DEEP_SHARES[0] if deep else CORE_FIRST_SHARE) * options.time_limit)
     if is_wide(_entries(flat), len(flat.graph.arity)):
         bounding = PriceBounding(problem, flat, first, report, incumbent, started)
         return _solve_wide(problem, flat, bounding, options, report, incumbent, started)
@@ -101,11 +104,15 @@ def solve(problem: StrategyProblem, options: SolveOptions, report: ReportProgres
 
 
 def _climbed(problem: StrategyProblem, prices: PriceSearch, claim: Claim, options: SolveOptions) -> Claim:
-    """Go on with prices as long as they narrow the gap: branches of large tables are worth it only behind them."""
-    for share in _LATER_SHARES:
+    """Go on with prices while they narrow the gap, or it is wide: before that branches prove less."""
+    for share in _DEEP_SHARES[1:]:
         before = claim.bound
         claim = prices.go_on(share * options.time_limit)
-        if claim.choices is None or _stalls(before, claim.bound, exact_objective(problem, claim.choices)):
+        if claim.choices is None or claim.bound is None:
+            break
+        objective = exact_objective(problem, claim.choices)
+        is_near = objective - claim.bound <= _DEEP_GAP * objective
+        if is_near and _stalls(before, claim.bound, objective):
             break
     return claim
 

@@ -10,7 +10,7 @@ HUB_FACTORS_SHARE = 0.02
 ROOT_SHARE = 0.4
 """Part of the time for the root."""
 
-DECODING_SHARE = 0.05
+DECODING_SHARE = 0.2
 """Part of the time for decoding branches, at most."""
 
 TRIED_HUBS = 3
@@ -37,7 +37,7 @@ CORE_FIRST_SHARE = 0.3
 """Part of the time after which the core is looked at."""
 
 CORE_SECOND_SHARE = 0.6
-"""The same for the second look: a better incumbent makes the core smaller. In a deep model prices end here first."""
+"""The same for the second look: a better incumbent makes the core smaller."""
 
 CORE_WIDE_SHARES = (0.45, 0.6, 1.0)
 """The same for later looks where tables are very large."""

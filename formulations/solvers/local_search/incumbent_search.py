@@ -76,13 +76,6 @@ class IncumbentSearch:
         """Return the usage of every row."""
         return usage_of(self.flat.graph, self._rows, choices)
 
-    def load(self, choices: IntArray) -> float:
-        """Return the largest usage relative to its limit (1 is full), 0 where there is no row."""
-        limit = self._rows.limit
-        if not len(limit):
-            return 0.0
-        return float(((self.usage(choices) + 1.0) / (limit + 1.0)).max())
-
     def settle(self, choices: IntArray, rounds: int = 5) -> None:
         """Improve single nodes at the prices set, limits ignored."""
         settle(self.flat.graph, self._unary, self._tables, choices, self._order, rounds)

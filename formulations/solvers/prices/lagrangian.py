@@ -63,6 +63,9 @@ _RESTARTS = True
 _INTENSIFYING = True
 """Technique: phase 3, which rebuilds parts of the incumbent at noisy prices."""
 
+_FINISHED_ROUNDS = 3
+"""Not tunable: rounds of phase 2 between assignments that are repaired and filled, which takes as long as a round."""
+
 
 def solve(problem: StrategyProblem, options: SolveOptions, report: ReportProgress, incumbent: ReportIncumbent) -> Claim:
     """Solve by prices; stops early where the gap closes.
@@ -96,6 +99,7 @@ class PriceSearch:
         self.rounds = 0
         self.prices: FloatArray = np.zeros(len(flat.usage.limit))
         self._steered = self.prices
+        self._steer_from: tuple[IntArray, FloatArray] | None = None
         self._ascent_share, self._tighten_share = ASCENT_SHARE, TIGHTEN_SHARE
         self._report = report
         self._incumbent = incumbent
@@ -127,8 +131,8 @@ class PriceSearch:
         if _BUNDLE and not self._done():
             self._tighten()
         self._steered = self.prices
-        if _STEERING and not (bounding or self._done()):
-            self._steer()
+        if not (bounding or self._done()):
+            self.steer(self._deadline(STEER_SHARE))
         if not (bounding or self._done()):
             self._intensify()
         return self._claim()
@@ -211,29 +215,34 @@ class PriceSearch:
             self.proven.raise_to(found)
         self._publish()
 
-    def _steer(self) -> None:
-        """Phase 2: from decoded assignments to feasible ones, prices rising where usage is over its limit."""
-        prices = self.prices
+    def steer(self, deadline: float) -> None:
+        """Phase 2: from decoded assignments to feasible ones, prices rising where usage is over its limit.
+
+        It goes on from where it ended before, until ``deadline`` (of :func:`time.monotonic`).
+        """
+        if not _STEERING:
+            return
         limit = self.flat.usage.limit
         nodes = len(self.flat.graph.sizes)
-        choices = self._start(prices)
-        self._steered = prices
-        while not self._out_of_time(STEER_SHARE) and not self._out_of_rounds(0.5):
+        last_restart = deadline - DECIMATION_BATCHES * self._step_seconds  # its sweeps are those of so many price steps
+        if self._steer_from is None:
+            self._steer_from = self._start(self.prices, deadline), self.prices
+        choices, prices = self._steer_from
+        while time.monotonic() < deadline and not self._out_of_rounds(0.5):
             self.rounds += 1
             self.search.import_incumbent()
-            if _RESTARTS and self.rounds % STEERED_ROUNDS == 0 and self._has_time_to_decimate():
+            if _RESTARTS and self.rounds % STEERED_ROUNDS == 0 and time.monotonic() < last_restart:
                 prices = self._random.uniform(*RESTART_FACTORS) * self.prices
                 choices = decimate(self.ascent, prices, self._random)
                 self.search.finish_grown(choices, prices)
             self.search.set_prices(prices)
             self.search.grow_trees(choices, 2 * nodes, 4000 if self.rounds % 2 else 400)
             usage = self.search.usage(choices)
-            load = self.search.load(choices)
             before = self.search.objective
-            if (load < 1.02 and self.rounds % 4 == 0) or self.rounds % 25 == 0:
+            if self.rounds % _FINISHED_ROUNDS == 0:
                 self.search.finish(choices, prices)
                 if self.search.best is None:
-                    self.search.force_feasible(choices, FORCED_STEPS, self._deadline(STEER_SHARE))
+                    self.search.force_feasible(choices, FORCED_STEPS, deadline)
                 if self.search.objective != before:
                     self._steered = prices
                 self._publish()
@@ -243,18 +252,15 @@ class PriceSearch:
                 scale = self.ascent.temperature_scale() * nodes
                 mass = STEERED_MASS * max(float(prices @ limit), 1e-3 * scale)
                 prices = steered_prices(prices, usage, limit, mass)
+            self._steer_from = choices, prices
 
-    def _has_time_to_decimate(self) -> bool:
-        """Whether phase 2 lasts long enough for one more decimation: its sweeps are those of so many price steps."""
-        return not self._out_of_time(STEER_SHARE - DECIMATION_BATCHES * self._step_seconds / self.options.time_limit)
-
-    def _start(self, prices: FloatArray) -> IntArray:
+    def _start(self, prices: FloatArray, deadline: float) -> IntArray:
         """Decode at the prices and at some around them, improve by tree moves, and finish copies."""
         for factor in START_FACTORS if prices.any() else (1.0,):
             choices = self.ascent.decode(factor * prices, PAIRS)
             self.search.finish_grown(choices, factor * prices)
         if self.search.best is None:
-            self.search.force_feasible(choices, FORCED_STEPS, self._deadline(STEER_SHARE))
+            self.search.force_feasible(choices, FORCED_STEPS, deadline)
         return choices
 
     def _intensify(self) -> None:

@@ -8,12 +8,13 @@ from functools import cached_property
 
 import numpy as np
 
-from formulations.problem.strategy_problem import BoolArray, IntArray, Resource, UsageTerm
+from formulations.problem.strategy_problem import BoolArray, IntArray, Resource, StrategyProblem, UsageTerm
 from formulations.step.counting import Counting
 from formulations.step.liveness import LastUse
 from formulations.step.modes import Modes
 from formulations.step.offload.links import Rows, levels
 from formulations.step.offload.modes import Links, OffloadMode, offload_candidates, waiting_outputs
+from formulations.step.offload.returns import add_returns
 from formulations.step.offload.times import StepTimes, step_times
 from formulations.step.recompute import RecomputeProblemBuilder
 from formulations.step.sharding import UNREAD
@@ -85,7 +86,18 @@ class OffloadProblemBuilder(RecomputeProblemBuilder):
         """Longest additional time of more expensive layouts, as far as rows count it."""
         return 0
 
+    def first_moment(self, node: int, mode: int) -> int:
+        """The moment of a mode's first rerun; behind all operators where it has none."""
+        reruns = self.reruns.get(node, ())
+        return reruns[mode - 1][0] if 1 <= mode <= len(reruns) else len(self.model.nodes)
+
     # -------------------------------------------------------------- families
+
+    def build(self, name: str) -> StrategyProblem:
+        """Also add the returns of exposed activations."""
+        if self.links.blocking:
+            add_returns(self)
+        return super().build(name)
 
     def add_operators(self) -> None:
         """Add the lives of offloaded outputs, the links and the host."""
@@ -137,7 +149,7 @@ class OffloadProblemBuilder(RecomputeProblemBuilder):
             self.node_usage[i] += self.outward.use(self.outward.up_to(self._left(i)), taken)
             self.node_usage[i] += self.inward.use(self.inward.since(arrives), taken)
         lead = 0 if way is OffloadMode.EXPOSED else LEAD
-        gone, back = self.timeline.start[self._left(i)], self._taken_again(arrives, lead * copies)
+        gone, back = self.timeline.start[self._left(i)], self.taken_again(arrives, int(np.median(lead * copies)))
         self.keep_on_host(i, mode, self._on_host(i), node.output_bytes[:, waiting].sum(axis=1))
         made = self.timeline.last_time(self.timeline.compute[i])
         for output in range(node.output_bytes.shape[1]):
@@ -184,10 +196,10 @@ class OffloadProblemBuilder(RecomputeProblemBuilder):
         """The first event of a backward operator's burst."""
         return bisect_left(self.timeline.start, self.timeline.burst[operator])
 
-    def _taken_again(self, arrives: int, lead: IntArray) -> int:
-        """Begin of device memory in backward: behind the last computation with such a lead (median) to an event."""
+    def taken_again(self, arrives: int, lead: int = 0) -> int:
+        """Begin of device memory in backward: behind the last computation with such a lead to an event."""
         begins = self.times.begins
-        event = int(np.searchsorted(begins, begins[arrives] - int(np.median(lead)), side="right")) - 1
+        event = int(np.searchsorted(begins, begins[arrives] - lead, side="right")) - 1
         event = min(arrives, max(event, self.boundary))
         while self.timeline.events[event - 1].kind is not EventKind.COMPUTE:
             event -= 1
@@ -216,7 +228,7 @@ class OffloadProblemBuilder(RecomputeProblemBuilder):
             return late
         sizes = self.model.nodes[u].size, self.model.nodes[v].size
         for k, way in enumerate(self.links.modes, start=1 + len(self.reruns.get(u, ()))):
-            if way.soon or way is OffloadMode.BRIEF:
+            if way.soon or way in (OffloadMode.BRIEF, OffloadMode.EXPOSED):
                 continue
             away = slice(k * sizes[0], (k + 1) * sizes[0])
             for b, moments in enumerate(self.reruns.get(v, ()), start=1):

@@ -8,8 +8,8 @@ copies follow from the schedule alone; the problem that finds plans estimates th
   (:data:`formulations.step.offload.builder.LEAD`) before the first use in backward. The copies must fit into the
   capacity of the links (:mod:`formulations.step.offload.links`); where that is too little, the step stalls in forward
   or in backward, at its price;
-- *exposed*, where copies cannot run beside the computation at all: the step stalls for both copies, which is exact. No
-  rerun reads an activation before its first backward use then.
+- *exposed*, where copies cannot run beside the computation at all: the step stalls for both copies, which is exact. The
+  activation is back for the first rerun or backward operator that reads it.
 
 The bound comes from a relaxation. It underestimates cost and memory of every plan that costs at most as much as the
 best known one (:mod:`formulations.step.offload.relaxation`). In both problems the memory of an activation is free
@@ -83,7 +83,7 @@ class OffloadProblem:
             away, first = waiting_outputs(self.model, i), self.model.first_backward_use[i]
             readers = (edge.consumer for edge in self.model.edges_from[i] if edge.output in away)
             soon = any(decision.recomputed.get(v, (first,))[0] < first for v in readers)
-            # With blocking copies there is one mode, and a rerun that comes too early for it is forbidden.
+            # With blocking copies there is one mode.
             way = next((k for k, way in enumerate(self.links.modes) if way.soon == soon), 0)
             choices[i] += (1 + len(self.modes.get(i, ())) + way) * self.model.nodes[i].size
         return tuple(choices)

@@ -23,8 +23,8 @@ from formulations.solvers.processes.worker import Ending
 from formulations.solvers.running.lanes import LEAST_LANES, fair_share_of_memory, runs_alone, worker_count
 from formulations.step.solving.background import Background
 from formulations.step.solving.context import Candidate, SolveContext
-from formulations.step.solving.search import Search, begun_from
-from formulations.step.solving.stages import Phase, run_stages
+from formulations.step.solving.search import Phase, Search, begun_from
+from formulations.step.solving.stages import run_stages
 from formulations.step.solving.step_problem import StepProblem
 
 BEFORE_SHARE = 0.4

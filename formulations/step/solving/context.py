@@ -9,11 +9,14 @@ from dataclasses import dataclass, field, replace
 from formulations.presolve import is_deep
 from formulations.problem.solution import KnownBound, Progress, SolveOptions, SolveResult, relative_gap
 from formulations.problem.strategy_problem import StrategyProblem
-from formulations.solvers import DEFAULT_SOLVER, SolverPool, find_solver
+from formulations.solvers import DEFAULT_SOLVER, SolverPool, find_solver, solve
 from formulations.solvers.processes.worker import Ending
 from formulations.solvers.running.lanes import BLOCKS, PRICES
 from formulations.step.replay import replay_decision
 from formulations.step.training_step import StepDecision, StepModel
+
+_ROUND_SECONDS = 60.0
+"""Longest time for layouts without which no search can begin, however short the time limit is."""
 
 NEAR_OPTIMAL = 1e-4
 """Gap to the best plan without a limit at which a search ends: costs are known less well than that."""
@@ -143,3 +146,8 @@ class SolveContext:
         spec = find_solver(self.solver)
         if self.pool is not None:
             self.pool.warm_soon(*map(find_solver, (PRICES, BLOCKS)) if spec.is_coordinator else (spec,))
+
+
+def one_greedy_round(problem: StrategyProblem, options: SolveOptions, pool: SolverPool | None) -> SolveResult:
+    """One round of the greedy solver, past the time limit: for layouts without which no search can begin."""
+    return solve(problem, "greedy", replace(options, time_limit=_ROUND_SECONDS, iteration_limit=1), None, pool)

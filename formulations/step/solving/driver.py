@@ -23,20 +23,18 @@ from formulations.problem.checker import check
 from formulations.problem.solution import Progress, SolveOptions, SolveResult, Status
 from formulations.problem.strategy_problem import StrategyProblem
 from formulations.solvers import SolverContradiction, solve
-from formulations.solvers.peaks.minimum_peak import MinimumPeak, minimum_peak
+from formulations.solvers.peaks.minimum_peak import MinimumPeak, minimum_peak, without_limit
 from formulations.solvers.processes.worker import Ending
 from formulations.solvers.running.lanes import BLOCKS
 from formulations.step.sharding import MEMORY
 from formulations.step.solving.beside import solve_with_restrictions
 from formulations.step.solving.bound import BoundBeside
-from formulations.step.solving.context import Candidate, SolveContext
-from formulations.step.solving.search import LEAST_SECONDS, Incumbents, Search, cheaper
+from formulations.step.solving.context import Candidate, SolveContext, one_greedy_round
+from formulations.step.solving.search import LEAST_SECONDS, Incumbents, Phase, Search, cheaper
 from formulations.step.solving.solved import SolvedStep, certified
 from formulations.step.solving.stages import (
-    SHORT_REACH_SHARE,
+    BEGIN_SHARE,
     SLACK_SHARE,
-    Phase,
-    begin_share,
     is_slack,
     run_stages,
     use_block_columns,
@@ -55,6 +53,9 @@ EXECUTED_SECONDS, EXECUTED_SHARE = 0.8, 0.3
 CROWDED_SHARE, CROWDED_SECONDS = 0.5, 8.0
 """Where restrictions are solved beside the solver: part of the time limit after which a bound of its own begins, and
 seconds that have to be left then. Its first proof takes that long in such problems, and the search needs the cores."""
+
+LEAST_MAIN_SHARE = 0.05
+"""Part of the time limit below which the problem itself is not begun where a stage has a decision and a bound."""
 
 PEAK_SECONDS = 30.0
 """Longest search for the smallest peak, where a solver found no plan."""
@@ -170,6 +171,9 @@ class _StepSolve:
         self.kept.best, left = self._begun()
         if self.context.interrupted.is_set():
             return self.best_when_interrupted()
+        if self._is_proven(left):
+            assert self.kept.best is not None
+            return self._proven(self._known(self.kept.best), self.kept.best)
         begun = time.monotonic()
         without = solve_without_limit(self.kept, left)
         now = time.monotonic()
@@ -212,21 +216,20 @@ class _StepSolve:
         best = self.kept.best
         if best is None:
             raise KeyboardInterrupt
-        cost, peak, solver = best.executed.cost, best.executed.peak, self.context.solver
-        found = SolveResult(
-            Status.FEASIBLE,
-            None,
-            cost,
-            None,
-            None,
-            solver,
-            time.monotonic() - self.begun,
-            0.0,
-            0,
-            (peak,),
-            message=Ending.INTERRUPTED,
-        )
-        return self._proven(found, best)
+        return self._proven(replace(self._known(best), message=Ending.INTERRUPTED), best)
+
+    def _known(self, best: Candidate) -> SolveResult:
+        """The result where no solver ran on the problem itself."""
+        seconds, solver, executed = time.monotonic() - self.begun, self.context.solver, best.executed
+        return SolveResult(Status.FEASIBLE, None, executed.cost, None, None, solver, seconds, 0.0, 0, (executed.peak,))
+
+    def _is_proven(self, left: SolveContext) -> bool:
+        """Whether a stage's bound closes the gap to the best decision, or leaves too little time to go on."""
+        best, bound = self.kept.best, self.kept.bound
+        if best is None or bound is None:
+            return False
+        is_closed = self.context.options.accepts(best.executed.cost, bound.value)
+        return is_closed or left.options.time_limit < LEAST_MAIN_SHARE * self.context.options.time_limit
 
     def _begun(self) -> tuple[Candidate | None, SolveContext]:
         """A decision to begin from where one is known or problems are smaller, and the context of the time left."""
@@ -235,20 +238,21 @@ class _StepSolve:
             return None, context
         seconds = context.options.time_limit
         least = min(LEAST_BEGIN_SECONDS, seconds / 2)
-        longest = min(max(begin_share(built, context) * seconds, least), MOST_BEGIN_SECONDS)
+        longest = min(max(BEGIN_SHARE * seconds, least), MOST_BEGIN_SECONDS)
         if is_slack(built):
             longest = SLACK_SHARE * seconds
         begun = time.monotonic()
         start = begin(built, context.within(longest), self.bound.begin)
         seconds -= min(time.monotonic() - begun, longest)
-        if built.short_reach is not None:
-            longest, begun = SHORT_REACH_SHARE * seconds, time.monotonic()
-            search = _search(built, context.within(longest))
-            search.best = start
-            _run_stages(Phase.WIDEN, search)
-            start = search.best
-            seconds -= min(time.monotonic() - begun, longest)
-        return start, context.within(seconds)
+        is_free = start is not None and (context.free.is_near(start.executed.cost) or context.free.is_as_cheap(start))
+        if is_free or context.interrupted.is_set():
+            return start, context.within(seconds)
+        begun = time.monotonic()
+        search = _search(built, context.within(seconds))
+        search.best, search.report = start, self._report
+        _run_stages(Phase.WIDEN, search)
+        self.kept.learn(search.bound)
+        return search.best, context.within(max(LEAST_SECONDS, seconds - (time.monotonic() - begun)))
 
     def _may_fit(self, smallest: MinimumPeak) -> bool:
         """Whether a decision may fit although none was found, and there are smaller problems to begin from."""
@@ -278,7 +282,7 @@ class _StepSolve:
     def _proven(self, found: SolveResult, chosen: Candidate) -> SolvedStep:
         """The chosen decision with the best bound that is known."""
         cost, free = chosen.executed.cost, self.context.free
-        bounds = [found.known_bound]
+        bounds = [found.known_bound, self.kept.bound]
         if self.built.relaxation is not None:
             bounds = [self.bound.bound(cost, patient=Ending.INTERRUPTED not in found.message and cost != free.cost)]
             if self.bound.interrupted:
@@ -304,7 +308,8 @@ def solve_or_smallest_peak(
 ) -> tuple[SolveResult | MinimumPeak, Candidate | None]:
     """Solve from a start, and return the better of both.
 
-    Where there is none and nothing was found, solve from an assignment with the smallest peak.
+    Where there is none and nothing was found, take what a greedy round finds without the limit if that is within it;
+    else solve from an assignment with the smallest peak.
 
     Raises
     ------
@@ -325,6 +330,10 @@ def solve_or_smallest_peak(
         return result, start
     if context.interrupted.is_set():
         raise KeyboardInterrupt
+    if built.unlimited is None and result.status is not Status.INFEASIBLE:  # else a stage has tried the same
+        greedy = one_greedy_round(without_limit(problem, MEMORY), context.options, context.pool).choices
+        if greedy is not None and check(problem, greedy).ok:
+            return replace(result, choices=greedy), None
     smallest = _smallest_peak(problem, context)
     limit = built.memory_limit
     assert limit is not None, "without a limit every layout fits"

@@ -96,7 +96,7 @@ def pinned(built: StepProblem, pins: Pins) -> StepProblem:
                 raise ValueError(f"node {i} of the decision is pinned to something else")
         return choices
 
-    relaxation, overestimate = built.relaxation, built.overestimate
+    relaxation, overestimate, merged = built.relaxation, built.overestimate, built.merged
     may_keep = all(Holding.KEEP in left.holdings for left in pins.values())
     stays = all(left.holdings != {Holding.OFFLOAD} for left in pins.values())
     return replace(
@@ -110,7 +110,7 @@ def pinned(built: StepProblem, pins: Pins) -> StepProblem:
         unlimited=_around(built.unlimited, pins) if may_keep and built.unlimited is not None else None,
         rules=tuple(rule for rule in built.rules if _keeps(rule, pins)),
         base_problem=_around(built.base_problem, pins) if stays and built.base_problem is not None else None,
-        short_reach=None if built.short_reach is None else _around(built.short_reach, pins),
+        merged=None if merged is None else replace(merged, pin=lambda relaxed: pinned(relaxed, pins)),
     )
 
 

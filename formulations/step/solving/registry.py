@@ -18,9 +18,11 @@ from formulations.step.kiwi_chain import (
 )
 from formulations.step.kiwi_reduced import build_kiwi_reduced, reduced_moments
 from formulations.step.modes import Modes, once, once_or_twice
+from formulations.step.moment_classes import MomentClasses
 from formulations.step.offload.model import build_offload
 from formulations.step.offload.modes import AtMost, Links
 from formulations.step.sharding import build_sharding, within
+from formulations.step.solving.merged_moments import MergedMoments
 from formulations.step.solving.step_problem import Reruns, StepProblem
 from formulations.step.training_step import StepModel
 
@@ -78,9 +80,13 @@ def kiwi_chain_problem(
     modes = _modes_in_reach(model, plans, reach, twice)
     chain = _counted(model, modes, memory_limit, partial(build_kiwi_chain, model, modes))
     chain = _with_smaller(chain, model, memory_limit, modes, plans)
-    if chain.restrictions and reach is None and _entries(model, modes) > LARGEST_EXACT:
-        short = partial(kiwi_chain_problem, model, memory_limit, plans, REACHES[-1] - 1, twice=twice)
-        return replace(chain, short_reach=short)
+    if memory_limit is not None and chain.restrictions and _entries(model, modes) > LARGEST_EXACT:
+
+        def merged(classes: MomentClasses) -> StepProblem:
+            of_classes = classes.merged(modes)
+            return _chain_like(model, of_classes, None, partial(build_kiwi_chain, model, of_classes, Counting.UNDER))
+
+        return replace(chain, merged=MergedMoments(model, modes, memory_limit, merged))
     return chain
 
 
@@ -106,12 +112,15 @@ def kiwi_offload_problem(
     """
     modes = _modes_in_reach(model, plans, reach)
 
-    def build(counting: Counting) -> StepProblem:
-        built = build_offload(model, modes, links, counting)
+    def build(counting: Counting, reruns: Modes = modes) -> StepProblem:
+        built = build_offload(model, reruns, links, counting)
         problem = cache(lambda: within(built.problem, memory_limit))
         return StepProblem(
-            problem, memory_limit, built.decode, built.encode, _layouts(model), complete=built.complete, modes=modes
+            problem, memory_limit, built.decode, built.encode, _layouts(model), complete=built.complete, modes=reruns
         )
+
+    def merged(classes: MomentClasses) -> StepProblem:
+        return build(Counting.UNDER, classes.merged(modes))
 
     def relaxed(best: int) -> StrategyProblem:
         bounded = replace(links, at_most=AtMost(best, memory_limit))
@@ -123,7 +132,11 @@ def kiwi_offload_problem(
         relaxation=None if links.blocking else relaxed,  # with blocking copies the problem itself is exact
         base_problem=lambda: kiwi_chain_problem(model, memory_limit, plans, reach),
     )
-    return _with_smaller(offload, model, memory_limit, modes, plans)
+    offload = _with_smaller(offload, model, memory_limit, modes, plans)
+    is_exact = links.blocking and links.host_bytes is None
+    if is_exact and memory_limit is not None and offload.restrictions and _entries(model, modes) > LARGEST_EXACT:
+        return replace(offload, merged=MergedMoments(model, modes, memory_limit, merged))
+    return offload
 
 
 def policy_problem(model: StepModel, memory_limit: int | None, recomputed: Iterable[int]) -> StepProblem:

@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from enum import Enum
 from functools import cached_property
 
 from formulations.problem.solution import KnownBound, Progress, SolveOptions, SolveResult, Status
@@ -23,6 +24,14 @@ _MOST_EARLIER = 3
 """Earlier incumbents that are executed at most."""
 
 
+class Phase(Enum):
+    """Phase of a stage: before the solver, before it with time of its own, or in parallel to it."""
+
+    BEGIN = "begin"
+    WIDEN = "widen"
+    BESIDE = "beside"
+
+
 @dataclass(frozen=True, slots=True)
 class Attempt:
     """A problem to solve.
@@ -33,8 +42,6 @@ class Attempt:
         Builds it.
     share
         Its part of the time that is left.
-    only_begin
-        Whether only its own beginning is solved.
     patient
         Whether to go on however long the incumbent does not improve.
     gap
@@ -43,7 +50,6 @@ class Attempt:
 
     build: Callable[[], StepProblem]
     share: float
-    only_begin: bool = False
     patient: bool = True
     gap: float = 0.0
 
@@ -87,6 +93,10 @@ class Search:
         The decision without a limit where one is known: its layouts are tried with reruns.
     finished
         Whether the best decision is known to be optimal, or only the problem without a limit may have a better one.
+    bound
+        The best lower bound of the problem that a stage has proved.
+    report
+        Called with the best cost and bound of a stage that takes long.
     """
 
     def __init__(
@@ -101,6 +111,8 @@ class Search:
         self.best: Candidate | None = None
         self.reference: StepDecision | None = None
         self.finished = False
+        self.bound: KnownBound | None = None
+        self.report: Callable[[Progress], None] = lambda _: None
         self.find, self._on_first, self._announced = find, on_first, False
         self._limit = built.memory_limit
         self._deadline = time.monotonic() + context.options.time_limit
@@ -134,7 +146,7 @@ class Search:
         options = replace(self.context.options, time_limit=attempt.share * self.left, relative_gap=attempt.gap)
         if options.time_limit < LEAST_SECONDS or (self.best is not None and _is_too_large(smaller, options.time_limit)):
             return None
-        found, beside = self.find(smaller, self._best_in(smaller), options, attempt.patient)
+        found, beside = self.find(smaller, self.best_in(smaller), options, attempt.patient)
         self.context.noted(found)
         if beside is not None:
             self.take(beside)
@@ -164,13 +176,18 @@ class Search:
         self.announce(candidate.executed.cost)
         self.best = cheaper(self.best, candidate)
 
+    def learn(self, bound: KnownBound | None) -> None:
+        """Keep a lower bound of the problem where it is the best so far."""
+        if bound is not None and (self.bound is None or bound.value > self.bound.value):
+            self.bound = bound
+
     def announce(self, cost: int) -> None:
         """Report the cost of the first decision within the limit, once."""
         if not self._announced:
             self._announced = True
             self._on_first(cost)
 
-    def _best_in(self, smaller: StepProblem) -> Candidate | None:
+    def best_in(self, smaller: StepProblem) -> Candidate | None:
         """The best decision, if another problem contains it."""
         if self.best is None:
             return None

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
-from enum import Enum
 from functools import partial
 
 import numpy as np
@@ -22,25 +21,21 @@ import numpy as np
 from formulations.problem.strategy_problem import StrategyProblem
 from formulations.solvers.columns.repeated_blocks import find_repeats
 from formulations.solvers.protocol.registry import DEFAULT_SOLVER
-from formulations.solvers.running.lanes import BLOCKS
 from formulations.step.sharding import MEMORY
-from formulations.step.solving.context import NEAR_OPTIMAL, Candidate, SolveContext
-from formulations.step.solving.search import Attempt, Search, Solved
+from formulations.step.solving.context import NEAR_OPTIMAL, Candidate, one_greedy_round
+from formulations.step.solving.merged_moments import search_merged
+from formulations.step.solving.search import Attempt, Phase, Search, Solved
 from formulations.step.solving.step_problem import StepProblem
 from formulations.step.training_step import StepDecision
 
-BEGIN_SHARE, BASE_SHARE, ALIKE_SHARE = 0.2, 0.5, 0.8
-"""Parts of the time limit for the beginning: of a problem, of one with a base problem, and of one that differs little
-from its base problem since operators have one layout."""
+BEGIN_SHARE = 0.2
+"""Part of the time limit for the beginning."""
 
 SLACK_SHARE = 0.6
 """Part of the time limit for the problem without a limit where the limit cannot bind: there is little else to do."""
 
 QUICK_ENTRIES = 2_000_000
 """Table entries up to which the problem without a limit is solved in a few seconds."""
-
-SHORT_REACH_SHARE = 0.5
-"""Part of the time left after the beginning for the problem of the shortest reach."""
 
 _SMALL, _MEDIUM, _LARGE, _WHOLE = 1 / 16, 1 / 4, 1 / 2, 1.0
 """Parts of the time left: for one of many problems, for it before any decision is known, for the largest of them, and
@@ -51,14 +46,6 @@ _LARGEST_SHARES, _LARGEST_SHARE = 3, 0.5
 them where there is a base problem."""
 
 Attempts = Generator[Attempt, Solved | None, None]
-
-
-class Phase(Enum):
-    """Phase of a stage: before the solver, before it with time of its own, or in parallel to it."""
-
-    BEGIN = "begin"
-    WIDEN = "widen"
-    BESIDE = "beside"
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,27 +82,7 @@ def _run(attempts: Attempts, search: Search) -> None:
             attempt = attempts.send(solved)
         except StopIteration:
             return
-        if attempt.only_begin:
-            _begin(attempt, search)
-            solved = None
-        else:
-            solved = search.solve(attempt)
-
-
-def _begin(attempt: Attempt, search: Search) -> None:
-    """Run the stages before the solver on another problem, and keep the decision that they find."""
-    context = search.context.within(attempt.share * search.left)
-    inner = Search(attempt.build(), context, search.find, search.announce)
-    run_stages(Phase.BEGIN, inner)
-    if inner.best is not None:
-        search.take(inner.best)
-
-
-def begin_share(built: StepProblem, context: SolveContext) -> float:
-    """Part of the time limit of a problem that its beginning may take."""
-    if built.base_problem is None or (built.restrictions and context.solves_by_patterns(built.problem)):
-        return BEGIN_SHARE
-    return ALIKE_SHARE if built.has_one_layout else BASE_SHARE
+        solved = search.solve(attempt)
 
 
 def is_slack(built: StepProblem) -> bool:
@@ -143,20 +110,14 @@ def use_block_columns(built: StepProblem, solver: str) -> bool:
     return find_repeats(built.problem).count > 0
 
 
-def _begins_from_base(search: Search) -> bool:
-    built = search.built
-    if built.base_problem is None or (built.restrictions and search.is_deep):
-        return False
-    return not (built.has_one_layout and search.context.solver == BLOCKS)
-
-
-def _begins_without_limit(search: Search) -> bool:
-    built = search.built
-    return built.unlimited is not None and (built.base_problem is None or bool(built.restrictions and search.is_deep))
+def _begins_from_reruns(search: Search) -> bool:
+    """Whether smaller problems of reruns come first: with offload, relaxations with merged moments find more."""
+    has_quicker = search.built.base_problem is not None and search.built.merged is not None
+    return search.reference is not None and not (search.is_deep or has_quicker)
 
 
 def _begins_from_restrictions(search: Search) -> bool:
-    return bool(search.built.restrictions) and _begins_without_limit(search) and not search.is_deep
+    return bool(search.built.restrictions) and _begins_from_reruns(search)
 
 
 def _rules(search: Search, layouts: tuple[int, ...]) -> None:
@@ -168,20 +129,6 @@ def _rules(search: Search, layouts: tuple[int, ...]) -> None:
 def _rules_of_one_layout(search: Search) -> Attempts:
     _rules(search, (0,) * len(search.built.layouts))
     yield from ()
-
-
-def _base_problem(search: Search) -> Attempts:
-    """The base problem from its own start; then this problem with the layouts found."""
-    assert search.built.base_problem is not None
-    base = search.built.base_problem()
-    if base.has_smaller:
-        yield Attempt(lambda: base, begin_share(base, search.context), only_begin=True)
-    if base.short_reach is not None:
-        yield Attempt(base.short_reach, SHORT_REACH_SHARE)
-    several = not search.built.has_one_layout
-    yield Attempt(lambda: base, _LARGE if several else _WHOLE)
-    if search.best is not None and several:
-        yield Attempt(partial(search.built.with_layouts_of, search.best.decision), _WHOLE)
 
 
 def _without_limit(search: Search) -> Attempts:
@@ -197,11 +144,23 @@ def _without_limit(search: Search) -> Attempts:
     if solved is None:  # the later attempts need its layouts
         solved = yield Attempt(search.built.unlimited, _WHOLE, gap=NEAR_OPTIMAL)
     if solved is None:
+        if search.best is None and free.best is None and not search.context.interrupted.is_set():
+            _greedy_reference(search)
         return
     candidate = Candidate(solved.decision, search.context.execute(solved.decision))
     free.learn(candidate, solved.bound)
     search.reference = solved.decision
     search.finished = solved.fits and free.is_as_cheap(candidate)
+
+
+def _greedy_reference(search: Search) -> None:
+    """Layouts of one greedy round, where there was no time for more: nothing later finds any in less."""
+    assert search.built.unlimited is not None
+    unlimited = search.built.unlimited()
+    found = one_greedy_round(unlimited.problem, search.context.options, search.context.pool)
+    if found.choices is not None:
+        search.reference = unlimited.decode(found.choices)
+        search.keep(search.reference)
 
 
 def _leaves_time(search: Search, unlimited: StrategyProblem) -> bool:
@@ -240,9 +199,14 @@ def _reruns_and_layouts(search: Search) -> Attempts:
         yield Attempt(partial(search.built.with_reruns_of, search.best.decision), _LARGE)
 
 
-def _short_reach(search: Search) -> Attempts:
-    assert search.built.short_reach is not None
-    yield Attempt(search.built.short_reach, _WHOLE, patient=False)
+def _has_merged(search: Search) -> bool:
+    """Whether relaxations with merged moments come first; in a deep model they are too large to be worth their time."""
+    return search.built.merged is not None and not search.is_deep
+
+
+def _merged_moments(search: Search) -> Attempts:
+    search_merged(search)
+    yield from ()
 
 
 def _restrictions_beside(search: Search) -> Attempts:
@@ -259,18 +223,12 @@ def _base_problem_beside(search: Search) -> Attempts:
 
 STAGES = (
     Stage(Phase.BEGIN, "rules of one layout", lambda s: s.built.has_one_layout, _rules_of_one_layout),
-    Stage(Phase.BEGIN, "base problem", _begins_from_base, _base_problem),
-    Stage(Phase.BEGIN, "without a limit", _begins_without_limit, _without_limit),
+    Stage(Phase.BEGIN, "without a limit", lambda s: s.built.unlimited is not None, _without_limit),
     Stage(Phase.BEGIN, "rules", lambda s: s.reference is not None, _rules_of_reference),
-    Stage(
-        Phase.BEGIN,
-        "reruns of the reference",
-        lambda s: s.reference is not None and not s.is_deep,
-        _reruns_of_reference,
-    ),
+    Stage(Phase.BEGIN, "reruns of the reference", _begins_from_reruns, _reruns_of_reference),
     Stage(Phase.BEGIN, "restrictions", _begins_from_restrictions, _restrictions),
     Stage(Phase.BEGIN, "reruns and layouts", _begins_from_restrictions, _reruns_and_layouts),
-    Stage(Phase.WIDEN, "short reach", lambda s: s.built.short_reach is not None and not s.is_deep, _short_reach),
+    Stage(Phase.WIDEN, "merged moments", _has_merged, _merged_moments),
     Stage(Phase.BESIDE, "restrictions", lambda s: bool(s.built.restrictions), _restrictions_beside),
     Stage(Phase.BESIDE, "base problem", lambda s: s.built.base_problem is not None, _base_problem_beside),
 )

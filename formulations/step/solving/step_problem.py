@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -12,6 +13,9 @@ from formulations.problem.strategy_problem import BoolArray, StrategyProblem
 from formulations.step.holds import shortest_holds
 from formulations.step.modes import Modes
 from formulations.step.training_step import StepDecision
+
+if TYPE_CHECKING:
+    from formulations.step.solving.merged_moments import MergedMoments
 
 Choices = tuple[int, ...]
 Reruns = Mapping[int, int]
@@ -47,11 +51,9 @@ class StepProblem:
     rules
         Reruns by rule that this problem contains for any layouts: the first that are tried.
     base_problem
-        Builds the problem that this one extends by further decisions, about as hard: its solution is the start of this
-        one.
-    short_reach
-        Builds the same problem with chains of the shortest reach, where that is much smaller: good decisions are found
-        in it first.
+        Builds the problem that this one extends by further decisions, about as hard: solved beside a deep one.
+    merged
+        Relaxations with merged moments, where they are much smaller: a bound and good decisions come from them first.
     complete
         From choices of the model's nodes to choices of the whole problem, or of the same with fewer strategies allowed.
     modes
@@ -69,7 +71,7 @@ class StepProblem:
     unlimited: Callable[[], StepProblem] | None = None
     rules: tuple[Reruns, ...] = ()
     base_problem: Callable[[], StepProblem] | None = None
-    short_reach: Callable[[], StepProblem] | None = None
+    merged: MergedMoments | None = None
     complete: Callable[[StrategyProblem, Choices], Choices] = shortest_holds
     modes: Modes = field(default_factory=dict)
 
@@ -86,7 +88,7 @@ class StepProblem:
     @property
     def has_smaller(self) -> bool:
         """Whether there are smaller problems or rules to begin from."""
-        return bool(self.restrictions or self.rules or self.base_problem)
+        return bool(self.restrictions or self.rules or self.unlimited)
 
     def contains(self, decision: StepDecision) -> bool:
         """Whether the problem does not leave a decision out."""

@@ -200,6 +200,30 @@ def test_a_workspace_alone_tells_strategies_apart(pool: SolverPool) -> None:
         assert [checked(graph, limit, formulation, pool) for limit in (9, 8, 3)] == [1, 2, None]
 
 
+@pytest.mark.parametrize("limit", [9, 10])
+def test_an_input_that_a_later_rerun_reads_is_not_freed_for_a_copy(limit: int, pool: SolverPool) -> None:
+    """Between forward and backward nothing fits beside ``m``: ``b`` and ``c`` run again, which both read ``a``.
+
+    While ``b`` does, there are ``a``, its copy and ``b``, as ``c`` follows: 4 + 4 + 2 bytes. In the forward pass ``a``
+    may run again for ``c``, so that less is held there.
+    """
+    amounts = {"x": 0, "a": 4, "b": 2, "c": 2, "m": limit, "z": 1}
+    kinds = {"x": NodeKind.INPUT, "z": NodeKind.BACKWARD}
+    names = list(amounts)
+    operators = tuple(
+        KiwiOperator(name, kinds.get(name, NodeKind.FORWARD), np.array([int(name != "x")]), np.array([nbytes]))
+        for name, nbytes in amounts.items()
+    )
+    edges = tuple(
+        KiwiEdge(names.index(i), names.index(j), np.array([[0]])) for i, j in ("xa", "ab", "ac", "xm", "bz", "cz")
+    )
+    copy = Extra(2, Phase.DURING, np.array([0]), {1: np.array([[4]])}, {1: np.array([[True]])})
+    graph = KiwiGraph("two readers", operators, edges, extras=(copy,))
+    expected = best_full(graph, limit)
+    assert (expected is None) == (limit < 10)
+    assert checked(graph, limit, "kiwi_full", pool) == expected
+
+
 def test_configurations_pick_the_best_strategy_of_a_class() -> None:
     for seed in range(20):
         graph = random_graph(seed, most_strategies=3)

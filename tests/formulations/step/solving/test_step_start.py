@@ -167,6 +167,17 @@ def test_known_decisions_within_the_limit_are_begun_from(seed):
         assert (None if start is None else start.executed.cost) == least(space, limit)
 
 
+@pytest.mark.parametrize("build", [sharding_problem, kiwi_reduced_problem, kiwi_chain_problem])
+@pytest.mark.parametrize("seed", range(6))
+def test_without_time_something_is_found_that_fits_a_large_limit(seed, build, pool):
+    model, space = step_with_decisions(seed)
+    limit = max(executed.peak for _, executed in space)
+    for solver in ("portfolio", "highs"):
+        found = solve_step(build(model, limit), SolveContext(execution(model), solver, NO_TIME, pool))
+        assert isinstance(found, SolvedStep)
+        assert execution(model)(found.decision).peak <= limit
+
+
 @pytest.mark.parametrize("seed", range(6))
 def test_a_known_decision_does_not_end_the_search(seed, pool):
     """The decision without a limit may be optimal, while it is the known one that fits."""
