@@ -117,7 +117,8 @@ decoder[["formulation", "limit_gb", "extra_percent", "gap_percent", "status", "s
 #
 # The encoder on mesh 2x4 with sequences of 512, 1024 and 2048, and with AdamW's two states for each parameter or SGD's
 # none, at 60 % of what the fastest sharded plan needs; at most three seconds for a solve. A dash is no plan. The longer
-# the sequence, the larger the part of activations, which only recomputation can lower.
+# the sequence, the larger the part of activations, which only recomputation can lower. One mesh and one limit, as the
+# question here is what two choices change that the paper leaves open; limits and meshes are those of the tables above.
 
 # %%
 swept = KEPT["sequence_lengths"].set_index(["sequence", "optimizer", "limit_gb", "formulation"]).extra_percent

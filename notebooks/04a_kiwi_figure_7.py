@@ -41,8 +41,7 @@ PAPER = printed("kiwi")
 # The encoder, with normalisation, softmax and GELU written out in sums, products and exponentials, on one mesh axis
 # of eight devices. Limits are 90 % and 100 % of what the fastest sharded plan needs. `sharding` stands for Alpa,
 # `checkpoint_dots` and `megatron_selective` for Alpa with recomputation by rule; `kiwi_reduced` is the paper's reduced
-# problem, and these three are timed at 4, 12 and 20 layers. A solve ends with a proof or after ten seconds; the time
-# shown includes building the problem.
+# problem. A solve ends with a proof or after ten seconds; the time shown includes building the problem.
 
 # %%
 figure_7 = KEPT["figure_7"]

@@ -78,7 +78,8 @@ column.round(2)
 # All cells, samples per second: what the paper measured, what its search finds here with all slips but the two that its
 # text contradicts, and the exact plan of the same problem. A dash is no plan. Our costs are presets. A GB is 2^30 bytes
 # and a MB 2^20, as in the authors' scripts. Below the variants are uniform strategies (`ddp` to `3d`), which are
-# decided exactly and not searched.
+# decided exactly and not searched. The paper prints the degrees of DeepSpeed's 3D, two each, for eight devices alone;
+# on more, `3d` keeps two stages and tensor parallelism of two.
 
 
 # %%

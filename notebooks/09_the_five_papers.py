@@ -111,12 +111,15 @@ overhead_over_memory(beside, f"{title}, by Galvatron-BMW's costs")
 # %% [markdown]
 # ## The plans at full size
 #
-# Every plan but the baselines ran one step on four processes of a CPU (`--part one_model_runs`), equal ones once. Below
-# are the highest peak of tensors as torch's engine is predicted to have it, whatever the paper counts, and as it was
-# measured; and the largest error of a gradient beside one process.
+# Every plan that this machine has room for ran one step on four processes of a CPU (`--part one_model_runs`, baselines
+# `--part baseline_runs`), equal ones once. Below are the highest peak of tensors as torch's engine is predicted to have
+# it, whatever the paper counts, and as it was measured; and the largest error of a gradient beside one process.
 
 # %%
-runs = pd.concat([pd.DataFrame(kept_results(paper).rows["one_model_runs"]) for paper in PAPERS])
+tables = [kept_results(paper).rows for paper in PAPERS]
+runs = pd.concat(
+    [pd.DataFrame(kept[name]) for kept in tables for name in ("one_model_runs", "baseline_runs") if name in kept]
+)
 runs["plan"] = runs.planner + runs.way.map(lambda way: f", {way}" if way else "")
 peaks = runs[["predicted_bytes", "measured_bytes"]].astype(float)
 runs["measured / predicted"] = peaks.measured_bytes / peaks.predicted_bytes

@@ -21,7 +21,7 @@ from formulations.problem.strategy_problem import StrategyProblem
 from formulations.solvers import SolverPool, solve
 from formulations.solvers.peaks.minimum_peak import MinimumPeak
 from formulations.solvers.processes.worker import Ending
-from formulations.step.solving.context import Executed, FreeDecision, SolveContext, executed
+from formulations.step.solving.context import Executed, FreeDecision, SolveContext, executed, one_greedy_round
 from formulations.step.solving.driver import solve_step
 from formulations.step.solving.second_bound import SecondBound, ranked
 from formulations.step.solving.solved import SolvedStep
@@ -51,9 +51,6 @@ from planner.session.request import PlanRequest
 from planner.strategies.instruction_costs import InstructionCosts
 from planner.strategies.space import StrategySpace, build_strategy_space
 from planner.strategies.traced_step import TracedStep, TraceError, trace_step
-
-_FIRST_LAYOUTS_SECONDS = 60.0
-"""Longest time for layouts that a second problem needs before it can be stated at all."""
 
 _INTERRUPTED_SECONDS = 1.0
 """Time limit of the second bound after Ctrl-C."""
@@ -452,5 +449,4 @@ def _first_layouts(
     found = solve(problem, solver, options, None, pool)
     if found.status not in (Status.NO_SOLUTION, Status.BOUND_ONLY):
         return found
-    one_round = replace(options, time_limit=_FIRST_LAYOUTS_SECONDS, iteration_limit=1)
-    return solve(problem, "greedy", one_round, None, pool)
+    return one_greedy_round(problem, options, pool)

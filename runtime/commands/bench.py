@@ -80,11 +80,11 @@ def bench(
         typer.Option(
             metavar="A,B",
             help="Of kiwi-transformer: encoder,decoder,layers,recompute,llama. Of papers: names of tables of one "
-            "paper. Only where named are there runs on this machine (one_model_runs of each, of galvatron figure_5, of "
-            "capture figure_7_local_KIND, KIND pipelines_gpipe, pipelines_1f1b, mixed_gpipe, mixed_1f1b) and tables "
-            "beyond the hour: of kiwi llama_recompute, of osdp losses, search_limits, search_limits_long, "
-            "second_opinion, of galvatron table_5, restated, stages_restated, of h3t figure_6_free, canonical, "
-            "free_restated.",
+            "paper. Only where named are there runs on this machine (one_model_runs of each, of osdp baseline_runs, of "
+            "galvatron baseline_runs, figure_5, of capture figure_7_local_KIND, KIND pipelines_gpipe, pipelines_1f1b, "
+            "mixed_gpipe, mixed_1f1b) and tables beyond the hour: of kiwi llama_recompute, table_1_published_long, of "
+            "osdp losses, search_limits, search_limits_long, second_opinion, of galvatron table_5, restated, "
+            "stages_restated, of h3t figure_6_free, canonical, free_restated.",
             show_default="all (half an hour for kiwi-transformer)",
         ),
     ] = None,

@@ -38,6 +38,8 @@ from runtime.measure.run_report import RunReport
 _ENDED_BY_US = (-signal.SIGTERM, -signal.SIGALRM)
 """Exit codes of ranks that end because another one failed."""
 
+_KILLED = ", which is how the operating system ends a process where memory runs out"
+
 _FAULT = re.compile(r"rank [\d, ]+ of \d+.*", re.DOTALL)
 """The fault that the ranks' watchdogs agreed on (:mod:`runtime.job.watchdog`)."""
 
@@ -243,7 +245,8 @@ def _fault(error: ChildFailedError, ranks: int, logs: Path) -> str:
     for rank, failure in error.failures.items():
         # A stopped rank is killed by the others after they recorded the fault.
         if failure.exitcode < 0 and failure.exitcode not in _ENDED_BY_US and failure.timestamp < said:
-            return f"rank {rank} of {ranks} failed: {found[rank]}{_last_words(logs, failure.local_rank)}"
+            hint = _KILLED if failure.exitcode == -signal.SIGKILL else ""
+            return f"rank {rank} of {ranks} failed: {found[rank]}{hint}{_last_words(logs, failure.local_rank)}"
     if agreed:
         return next(iter(agreed.values()))
     rank, failure = error.get_first_failure()

@@ -7,7 +7,7 @@ from typing import Any
 
 from planner.papers.claims.claim import Answer, Claim, Results, Verdict
 from planner.papers.claims.judge import fact, no_figure, not_reproduced, number, percent, remark, same
-from planner.papers.kiwi.headline import FIGURE_5, factors, largest
+from planner.papers.kiwi.headline import FIGURE_5, factors, largest, least_memory
 from planner.papers.kiwi.tables import TIMED_SHARES
 
 __all__ = ["RULES"]
@@ -36,28 +36,20 @@ def _never_worse(results: Results, claim: Claim) -> tuple[bool, str]:
     return least >= 1, f"Alpa takes {least:.4f} to {max(found, default=0.0):.3f} times"
 
 
-def _floors(results: Results, model: str, mesh: str) -> dict[str, float]:
-    """Least memory (GB) in which a plan was found by formulation: a peak made small, or a limit that a plan keeps."""
-    found: dict[str, float] = {}
-    for row in results[f"figure_5_{model}"]:
-        held = row["peak_gb"] if row["share"] is None else row["limit_gb"] if row["cost"] is not None else None
-        if row["mesh"] == mesh and held is not None:
-            found[row["formulation"]] = min(held, found.get(row["formulation"], held))
-    return found
-
-
 def _floor(results: Results, claim: Claim) -> float | None:
     _, model, mesh = claim.key.split("/")
-    return _floors(results, model, mesh.removeprefix("mesh_")).get("kiwi_chain")
+    return least_memory(results[f"figure_5_{model}"]).get((mesh.removeprefix("mesh_"), "kiwi_chain"))
 
 
 def _only_kiwi(results: Results, claim: Claim) -> tuple[bool, str]:
     below = []
     for model in ("encoder", "decoder"):
+        floors = least_memory(results[f"figure_5_{model}"])
         for mesh in ("2x4", "4x2"):
-            floors = _floors(results, model, mesh)
-            ours = floors.get("kiwi_chain", float("inf"))
-            others = [floors.get(each, float("inf")) for each in ("sharding", "checkpoint_dots", "megatron_selective")]
+            ours, *others = (
+                floors.get((mesh, each), float("inf"))
+                for each in ("kiwi_chain", "sharding", "checkpoint_dots", "megatron_selective")
+            )
             below.append((ours < min(others), f"{model} {mesh}: {ours:.2f} against {min(others):.2f} GB"))
     return all(holds for holds, _ in below), "; ".join(text for _, text in below)
 

@@ -230,15 +230,15 @@ def _steps(rows: Rows) -> Iterator[str]:
     yield from pivot(cells, "name", "limit", "step_ms", lambda step: f"{step:.1f}", "plan")
 
 
-def _runs(rows: Rows) -> Iterator[str]:
+def _runs(table: str, rows: Rows) -> Iterator[str]:
     """Predicted and measured peaks of the plans that ran, by way and limit."""
-    ran = [row for row in rows["one_model_runs"] if row["measured_bytes"] is not None]
+    ran = [row for row in rows[table] if row["measured_bytes"] is not None]
     loss, gradient = (max(row[name] for row in ran) for name in ("loss_error", "gradient_error"))
     failed = sum(bool(row["failures"]) for row in ran)
     yield f"A step of each of these plans on {DEVICES} processes of a CPU: the highest peak of tensors in GB, predicted"
-    yield f"and measured. {MISSING} is no plan, or one that holds more than this machine. Losses are off those of one"
-    yield f"process by {loss:.1e} of them at most, gradients by {gradient:.1e}: more than rounding in {failed} of"
-    yield f"{len(ran)} runs."
+    yield f"and measured. {MISSING} is no plan, or one that this machine lacks the memory for. Losses are off those"
+    yield f"of one process by {loss:.1e} of them at most, gradients by {gradient:.1e}: more than rounding in {failed}"
+    yield f"of {len(ran)} runs."
     yield ""
     cells = [
         {
@@ -253,6 +253,7 @@ def _runs(rows: Rows) -> Iterator[str]:
 
 SECTIONS = (
     Section("One model planned by all five papers", ("one_model",), _steps),
-    Section("The one model's plans at full size", ("one_model_runs",), _runs),
+    Section("The one model's plans at full size", ("one_model_runs",), partial(_runs, "one_model_runs")),
+    Section("The baselines' plans at full size", ("baseline_runs",), partial(_runs, "baseline_runs")),
 )
 """On the page of every paper."""

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from planner.papers.cells import Row
 from planner.papers.printed import printed
 
-__all__ = ["COMPARED", "FIGURE_5", "PRINTED", "factors", "largest"]
+__all__ = ["COMPARED", "FIGURE_5", "PRINTED", "factors", "largest", "least_memory"]
 
 _NAMES = {
     "sharding": "alpa",
@@ -61,3 +61,25 @@ def largest(found: list[Row], formulation: str) -> Row | None:
     """The row of a baseline's largest factor, None where there is none."""
     rows = [row for row in found if row["formulation"] == formulation]
     return max(rows, key=lambda row: float(row["factor"]), default=None)
+
+
+def least_memory(rows: Iterable[Mapping[str, Any]]) -> dict[tuple[str, str], float]:
+    """Least memory (GB) in which a plan was found: a peak made small, or a limit that a plan keeps.
+
+    Parameters
+    ----------
+    rows
+        Of one model in Figure 5.
+
+    Returns
+    -------
+    dict
+        GB by mesh and formulation, of those that have a plan.
+    """
+    found: dict[tuple[str, str], float] = {}
+    for row in rows:
+        held = row["peak_gb"] if row["share"] is None else row["limit_gb"] if row["cost"] is not None else None
+        if held is not None:
+            place = row["mesh"], row["formulation"]
+            found[place] = min(held, found.get(place, held))
+    return found

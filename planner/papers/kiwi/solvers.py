@@ -41,6 +41,7 @@ def solve_within(
     pool: SolverPool | None,
     *,
     begin_with: Sequence[str] = (),
+    from_smaller: bool = False,
 ) -> SolveResult:
     """Build and solve a formulation of a case that is prepared before the clock starts.
 
@@ -49,14 +50,24 @@ def solve_within(
 
     Formulations of ``begin_with`` are solved before the clock starts, where that was not done for this limit, each
     beginning with those before it. The cheapest of their decisions that the problem contains is a start as well, so
-    that the result is no dearer.
+    that the result is no dearer. With ``from_smaller`` the same holds of the formulation's own decisions within smaller
+    limits, as far as these were solved before.
     """
     ready = prepared(case)
     nbytes = limit(ready)
     for position, other in enumerate(begin_with):
         if (other, nbytes) not in ready.planned:
-            contained = begin_with[:position]
-            solve_within(case, other, limit, solver, options, lambda _: None, pool, begin_with=contained)
+            solve_within(
+                case,
+                other,
+                limit,
+                solver,
+                options,
+                lambda _: None,
+                pool,
+                begin_with=begin_with[:position],
+                from_smaller=from_smaller,
+            )
     ready.planned[formulation, nbytes] = None
     known = ready.smallest.get(formulation)
     if known is not None and known.bound is not None and known.bound > nbytes:
@@ -72,7 +83,15 @@ def solve_within(
         left = max(_LEAST_SHARE * options.time_limit, left)
         decision = None if known is None else known.decision
         begin_from = [] if decision is None else _expressible(built, [decision])
-        begin_from += _cheapest_contained(built, [ready.planned[other, nbytes] for other in begin_with])
+        begin_from += _cheapest_contained(
+            built,
+            [
+                each
+                for (name, within), each in ready.planned.items()
+                if (within == nbytes and name in begin_with)
+                or (from_smaller and within < nbytes and name == formulation)
+            ],
+        )
         found = solve_step(built, replace(context.within(left), known=begin_from))
         if isinstance(found, SolvedStep):
             ready.planned[formulation, nbytes] = Candidate(found.decision, ready.session.execute(found.decision))
@@ -86,9 +105,10 @@ def smallest_peak(
     progress: ReportProgress,
     pool: SolverPool | None,
 ) -> SolveResult:
-    """Minimise the peak (bytes), beginning with the best decision of the formulations that came before.
+    """Minimise the peak (bytes), beginning with the best of what is known.
 
-    Half of the time goes to the problem with bytes rounded up, where there is one: its decisions never exceed its peak.
+    That is the decisions of the formulations that came before, and their layouts with the reruns of each rule. Half of
+    the time goes to the problem with bytes rounded up, where there is one: its decisions never exceed its peak.
     """
     ready = prepared(case)
     with Meter(pool) as meter:
@@ -96,6 +116,11 @@ def smallest_peak(
         problems = [built] if built.overestimate is None else [built.overestimate(), built]
         share = replace(options, time_limit=options.time_limit / len(problems))
         decisions = [known.decision for known in ready.smallest.values() if known.decision is not None]
+        decisions += [
+            StepDecision(known.layouts, {i: (moment,) for i, moment in reruns.items()})
+            for known in decisions
+            for reruns in built.rules
+        ]
         searched = []
         for each in problems:
             start = _start(each, decisions, ready)

@@ -14,7 +14,7 @@ of ``recompute`` are in per cent of its dynamic memory, on top of its memory bef
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import partial
 
 from formulations.solvers import DEFAULT_SOLVER
@@ -130,7 +130,7 @@ def kiwi_transformer_suite(parts: Sequence[str] | None = None, solvers: Sequence
 def sweep(
     case: StepCase,
     formulations: Sequence[str],
-    shares: Sequence[int],
+    shares: Collection[int],
     solvers: Sequence[str] = (DEFAULT_SOLVER,),
     *,
     in_order: bool = False,
@@ -146,7 +146,8 @@ def sweep(
     solvers
         Solvers of the formulations.
     in_order
-        Whether a formulation begins with the plans that those before it have within the same limit.
+        Whether a formulation begins with the plans that those before it have within the same limit, and with its own
+        within smaller limits, which come first.
     """
     found = [
         BenchInstance(
@@ -158,10 +159,10 @@ def sweep(
         )
         for formulation in formulations
     ]
-    for share in shares:
+    for share in sorted(shares) if in_order else shares:
         for position, formulation in enumerate(formulations):
             before = formulations[:position] if in_order else ()
-            found.append(within(case, formulation, share, solvers=solvers, begin_with=before))
+            found.append(within(case, formulation, share, solvers=solvers, begin_with=before, from_smaller=in_order))
     return found
 
 
@@ -174,6 +175,7 @@ def within(
     seconds: float = SECONDS,
     solvers: Sequence[str] = (DEFAULT_SOLVER,),
     begin_with: Sequence[str] = (),
+    from_smaller: bool = False,
 ) -> BenchInstance:
     """A formulation under a limit.
 
@@ -192,6 +194,8 @@ def within(
         Solvers of the instance.
     begin_with
         Formulations whose plans it begins with, where its problem contains them.
+    from_smaller
+        Whether it begins with its own plans within smaller limits, where these were solved before.
     """
     if of_dynamic:
         case = case.without_gradients()
@@ -199,7 +203,9 @@ def within(
     name = f"{case.name}-{share}%-of-{memory}-memory-{formulation}-{seconds:g}s"
     limit = partial(_limit, share, of_dynamic)
     own = {
-        solver: partial(solve_within, case, formulation, limit, solver, begin_with=tuple(begin_with))
+        solver: partial(
+            solve_within, case, formulation, limit, solver, begin_with=tuple(begin_with), from_smaller=from_smaller
+        )
         for solver in solvers
     }
     return BenchInstance(name, formulation, None, own_solvers=own, time_limit=seconds)

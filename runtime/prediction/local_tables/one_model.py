@@ -6,7 +6,7 @@ plan predicts. Time is not compared, as the plans are made for other devices.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from planner.common.infeasibility import InfeasibleError
 from planner.common.plan_error import PlanError
@@ -25,7 +25,7 @@ STEPS = 1
 _MEASURED = frozenset({"predicted_bytes", "measured_bytes", "loss_error", "gradient_error"})
 
 
-def one_model_runs(paper: str) -> Table:
+def one_model_runs(paper: str, cases: Callable[[str], Iterable[OneModelCase]] = one_model_cases) -> Table:
     """The table of one paper: a row for each of its cases that has a plan; equal plans run once.
 
     Rows have ``planner``, ``way`` and ``limit_gb`` as :func:`planner.papers.claims.one_model.one_model`;
@@ -37,8 +37,10 @@ def one_model_runs(paper: str) -> Table:
     ----------
     paper
         One of :data:`planner.papers.claims.claim.PAPERS`.
+    cases
+        From a paper to its cases: its decisions, or the baselines beside them.
     """
-    return Table(lambda: case_cells(one_model_cases(paper), _rows), _MEASURED)
+    return Table(lambda: case_cells(cases(paper), _rows), _MEASURED)
 
 
 def _rows(case: OneModelCase) -> Iterator[Row]:

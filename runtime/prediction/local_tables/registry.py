@@ -11,9 +11,12 @@ __all__ = ["local_tables"]
 
 def local_tables(paper: str) -> Mapping[str, Table]:
     """A paper's tables of local runs, by name."""
+    from planner.papers.claims.one_model import BASELINES, beside_cases  # planners take seconds to import
     from runtime.prediction.local_tables.one_model import one_model_runs
 
     tables = {"one_model_runs": one_model_runs(paper)}
+    if paper in BASELINES:
+        tables["baseline_runs"] = one_model_runs(paper, beside_cases)
     if paper == "galvatron":
         from runtime.prediction.local_tables import figure_5
 
