@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 
 
-def first(count: int, cases: Iterable[Any]) -> list[Any]:
-    """The first few cases as they are, and the others marked slow."""
-    return [case if place < count else slow(case) for place, case in enumerate(cases)]
+def first(count: int, cases: Iterable[Any], slower: int | None = None) -> list[Any]:
+    """The first few cases as they are, and the others marked slow; fuzz behind so many slow ones."""
+    every = list(cases)
+    last = len(every) if slower is None else count + slower
+    return [*every[:count], *map(slow, every[count:last]), *map(fuzz, every[last:])]
 
 
 def only(fast: Iterable[Any], cases: Iterable[Any]) -> list[Any]:

@@ -108,7 +108,7 @@ def published() -> tuple[PlanningSession, Mapping[str, RealStep]]:
 
 @pytest.mark.parametrize(
     "formulation",
-    [slow(name) if name in ("sharding", "kiwi_reduced") else fuzz(name) for name in real_steps.FORMULATIONS],
+    [slow(name) if name == "sharding" else fuzz(name) for name in real_steps.FORMULATIONS],
 )
 def test_assignments_of_a_published_model_go_through_its_files_and_back(
     formulation: str, published: tuple[PlanningSession, Mapping[str, RealStep]], pool: SolverPool, tmp_path: Path

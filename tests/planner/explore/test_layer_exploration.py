@@ -11,7 +11,7 @@ import pytest
 from support.layers import folded_layers
 from support.layers.folded_layers import small_cluster
 from support.steps.planned_steps import step_reference
-from support.tiers import slow
+from support.tiers import fuzz, slow
 
 from planner import api
 from planner.common.infeasibility import InfeasibleError
@@ -105,7 +105,7 @@ def test_more_memory_never_costs_more(formulation: str) -> None:
         assert price.bound_seconds is None or price.bound_seconds <= price.seconds * (1 + 1e-9)
 
 
-@pytest.mark.parametrize("formulation", [slow("osdp"), "h3t"])
+@pytest.mark.parametrize("formulation", [fuzz("osdp"), "h3t"])
 def test_the_largest_batch_of_layers_fits_and_the_next_does_not(formulation: str) -> None:
     small = exploration(formulation).plan
     request = PlanRequest(formulation=formulation, memory=2 * small.peak_bytes, time_limit=5.0)

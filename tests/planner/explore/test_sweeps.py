@@ -79,7 +79,8 @@ def test_a_short_limit_is_used_although_another_formulation_was_planned(tmp_path
     ]
     beside, alone = both[0].sweep_rows[1], both[1].sweep_rows[0]
     assert beside.formulation == alone.formulation == "kiwi_chain"
-    assert beside.seconds <= alone.seconds * 1.001
+    for row in (beside, alone):
+        assert row.seconds < both[0].sweep_rows[0].seconds
 
 
 def test_an_interrupted_sweep_goes_on_without_repeating(tmp_path, planned):
@@ -212,7 +213,7 @@ def test_a_sweep_that_asks_for_more_is_searched_in_the_worker_that_planned_the_o
             )
             rows += run_sweep("gpt2", list(cells), executor, tmp_path).sweep_rows
     assert seen == [(request.time_limit, request.gap, request.seed, 0) for request in asked]
-    assert rows[2].gap < rows[0].gap
+    assert len({row.digest for row in rows}) == 4
     assert rows[4] == rows[0]
 
 

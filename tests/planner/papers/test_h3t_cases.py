@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from formulations.h3t.problem import Optimizer
-from formulations.problem.solution import SolveOptions
+import pytest
+
+from formulations.h3t.free import solve_free
+from formulations.h3t.problem import Optimizer, simulate
+from formulations.problem.solution import SolveOptions, Status
+from planner.papers.claims.results import kept_results, tables_of
 from planner.papers.h3t import paper_tables as paper
 from planner.papers.h3t.cases import H3tCase, table_1_cases
+from planner.papers.h3t.free_tables import RANDOM_LAYERS, random_step
 from planner.papers.h3t.searches import SEARCHES, exact, switch_shares, table_6_cases
 
 GEFORCE = "rtx-2080ti-8-pcie"
@@ -52,3 +57,27 @@ def test_slower_machines_and_optimizers_change_what_they_should() -> None:
 def test_shares_of_switches() -> None:
     assert switch_shares([0, 127]) == [50.0] * 4
     assert switch_shares([1, 1]) == [0.0, 0.0, 100.0, 0.0]
+
+
+def test_both_readings_of_the_optimizer_have_one_treatment_each() -> None:
+    rows = kept_results("h3t").rows["optimizer"]
+    assert {row["optimizer"] for row in rows} == {"overlapped", "at_the_end", "left_out"}
+    exact = {(row["column"], row["optimizer"]): row for row in rows if row["solver"] == "exact"}
+    for column, optimizer in exact:
+        assert exact[column, "left_out"]["seconds"] <= exact[column, optimizer]["seconds"]
+
+
+@pytest.mark.parametrize("layers", [each for each in RANDOM_LAYERS if each < 4])
+def test_random_steps_have_plans_and_limits_that_bind(layers: int) -> None:
+    step = random_step(layers, 0)
+    assert simulate(step, (0,) * layers).peak > step.memory_limit
+    found = solve_free(step, options=SolveOptions(time_limit=30.0))
+    assert found.status is Status.OPTIMAL
+    assert found.outcome is not None
+    assert found.outcome.peak <= step.memory_limit
+
+
+def test_labels_are_made_without_solving() -> None:
+    tables = tables_of("h3t")
+    assert len(list(tables["exact_free"].cells())) == 24
+    assert len(list(tables["figure_6"].cells())) == 56

@@ -238,7 +238,7 @@ def test_a_plan_says_what_it_is(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "share"), [fuzz("language", 1.5), fuzz("language", 0.85), slow("language", 0.6), slow("patches", 0.8)]
+    ("name", "share"), [fuzz("language", 1.5), fuzz("language", 0.85), slow("language", 0.6), fuzz("patches", 0.8)]
 )
 def test_generated_code_stays_within_its_limit(name: str, share: float) -> None:
     torch.manual_seed(0)

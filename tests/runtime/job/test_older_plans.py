@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from support.tiers import slow
+from support.tiers import fuzz
 
 from planner.models.references import ModelReference, load_step
 from planner.plan.document import load_plan
@@ -20,7 +20,7 @@ def test_they_load(name: str) -> None:
     assert load_plan(PLANS / f"{name}.json").decision.options.formulation == name
 
 
-@pytest.mark.parametrize("name", ["kiwi_chain", slow("kiwi_offload"), "galvatron"])
+@pytest.mark.parametrize("name", ["kiwi_chain", fuzz("kiwi_offload"), "galvatron"])
 def test_they_explain_themselves(name, meshwright) -> None:
     ended = meshwright("explain", PLANS / f"{name}.json")
     assert ended.code == 0

@@ -238,6 +238,9 @@ def test_what_a_process_said_before_it_aborted_is_named(tmp_path):
     )
 
 
+KILLED = ", which is how the operating system ends a process where memory runs out"
+
+
 @pytest.mark.parametrize(
     ("failures", "expected"),
     [
@@ -245,11 +248,11 @@ def test_what_a_process_said_before_it_aborted_is_named(tmp_path):
         ({0: failure(1, STOPPED, at=7), 1: failure(-9, "Signal 9", 1, at=7)}, "rank 1 of 2 died or was stopped"),
         (
             {0: failure(1, STOPPED, at=7), 1: failure(-9, "Signal 9", 1, at=4)},
-            "rank 1 of 2 failed: Signal 9; its last line: the end",
+            f"rank 1 of 2 failed: Signal 9{KILLED}; its last line: the end",
         ),
         (
             {0: failure(1, {"message": "RuntimeError: Connection\nclosed"}), 1: failure(-9, "Signal 9 (SIGKILL)", 1)},
-            "rank 1 of 2 failed: Signal 9 (SIGKILL); its last line: the end",
+            f"rank 1 of 2 failed: Signal 9 (SIGKILL){KILLED}; its last line: the end",
         ),
         (
             {0: failure(-15, "Signal 15 (SIGTERM)"), 1: failure(1, {"message": "ValueError: two\n lines"})},

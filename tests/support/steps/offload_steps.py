@@ -125,13 +125,13 @@ def execute(
     Raises
     ------
     BrokenDecisionError
-        A rerun reads an activation that has not come back yet, or, where copies block, before its first backward use.
+        A rerun reads an activation that has not come back yet.
     """
     for edge in model.edges:
         moments, stay = decision.recomputed.get(edge.consumer), away.get(edge.producer)
         if moments is None or stay is None or edge.output not in waiting_outputs(model, edge.producer):
             continue
-        if moments[0] <= (model.first_backward_use[edge.producer] - 1 if blocking else stay.returns_after):
+        if moments[0] <= stay.returns_after:
             raise BrokenDecisionError("a rerun reads what is away")
     return _Execution(model, decision, away, replay, shared=shared, blocking=blocking).run()
 
