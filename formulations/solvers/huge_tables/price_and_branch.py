@@ -18,6 +18,7 @@ are branched on once prices hardly narrow the gap any more.
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import replace
 
@@ -49,8 +50,14 @@ from formulations.solvers.protocol.solver import ReportIncumbent, ReportProgress
 _BRANCHING = True
 """Technique: branching at prices where the core is too large."""
 
-_DEEP_SHARES = (0.5, 0.6, 0.75, 0.9)
-"""Not tunable: parts of the time at which prices of a deep model may end."""
+_DEEP_SHARE = 0.5
+"""Not tunable: part of the time at which prices of a deep model may end, or earlier after :data:`_DEEP_STEPS`."""
+
+_DEEP_STEPS = 25
+"""Not tunable: price steps after which the first phase ends there."""
+
+_DEEP_LOOKS = (1.2, 1.5, 1.8)
+"""Not tunable: times that long at which prices may end later."""
 
 _DEEP_GAP = 0.05
 """Not tunable: widest relative gap at which they do; branches do not close a wider one, prices find what narrows it."""
@@ -68,17 +75,17 @@ def solve(problem: StrategyProblem, options: SolveOptions, report: ReportProgres
     if isinstance(flat, Claim):
         return flat
     deep = is_deep(problem)
-    first = replace(options, time_limit=(_DEEP_SHARES[0] if deep else CORE_FIRST_SHARE) * options.time_limit)
+    first = replace(options, time_limit=(_DEEP_SHARE if deep else CORE_FIRST_SHARE) * options.time_limit)
     if is_wide(_entries(flat), len(flat.graph.arity)):
         bounding = PriceBounding(problem, flat, first, report, incumbent, started)
         return _solve_wide(problem, flat, bounding, options, report, incumbent, started)
     prices = PriceSearch(problem, flat, first, report, incumbent, started)
     # Others look for assignments at prices, but in a deep model.
-    claim = prices.run(bounding=not deep)
+    claim = prices.run(bounding=not deep, most_steps=_DEEP_STEPS if deep else math.inf)
     if claim.proved_infeasible or claim.bound is None:
         return claim
     if deep:
-        claim = _climbed(problem, prices, claim, options)
+        claim = _climbed(problem, prices, claim, time.monotonic() - started)
     branching: Branching | None = None
     for share in (CORE_SECOND_SHARE, 1.0):
         remaining = _left(options, started)
@@ -103,11 +110,11 @@ def solve(problem: StrategyProblem, options: SolveOptions, report: ReportProgres
     return claim
 
 
-def _climbed(problem: StrategyProblem, prices: PriceSearch, claim: Claim, options: SolveOptions) -> Claim:
-    """Go on with prices while they narrow the gap, or it is wide: before that branches prove less."""
-    for share in _DEEP_SHARES[1:]:
+def _climbed(problem: StrategyProblem, prices: PriceSearch, claim: Claim, seconds: float) -> Claim:
+    """Go on with prices, which had ``seconds``, while they narrow the gap or it is wide; till then branches prove less."""
+    for look in _DEEP_LOOKS:
         before = claim.bound
-        claim = prices.go_on(share * options.time_limit)
+        claim = prices.go_on(look * seconds)
         if claim.choices is None or claim.bound is None:
             break
         objective = exact_objective(problem, claim.choices)

@@ -12,6 +12,7 @@ The bound that is claimed is evaluated anew in exact integers (:mod:`formulation
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import replace
 
@@ -113,10 +114,11 @@ class PriceSearch:
         self._worst_total = sum(int(node.cost.max()) for node in problem.nodes)
         self._worst_total += sum(int(factor.cost.max()) for factor in problem.factors)
 
-    def run(self, bounding: bool = False) -> Claim:
+    def run(self, bounding: bool = False, most_steps: float = math.inf) -> Claim:
         """Run all phases and return the claim.
 
         Where ``bounding`` and the start is feasible, the time of the later phases goes to those that raise the bound.
+        Where ``most_steps`` price steps end the first phase early, the later ones end earlier in proportion.
         """
         if self.options.initial_choices is not None:
             start = self.flat.flat_choices(self.options.initial_choices)
@@ -125,7 +127,7 @@ class PriceSearch:
         bounding = bounding and self.search.best is not None
         if bounding:
             self._ascent_share, self._tighten_share = ASCENT_SHARE / STEER_SHARE, TIGHTEN_SHARE / STEER_SHARE
-        self._raise_bound()
+        self._raise_bound(most_steps)
         self.proven.evaluate()
         self.prices = self.ascent.best_prices
         if _BUNDLE and not self._done():
@@ -165,7 +167,7 @@ class PriceSearch:
         choices = None if best is None else self.flat.original_choices(best)
         return Claim(choices, self.proven.value, iterations=self.ascent.iterations + self.rounds)
 
-    def _raise_bound(self) -> None:
+    def _raise_bound(self, most_steps: float) -> None:
         """Phase 1: price steps, with a quick incumbent whenever their number has doubled."""
         limit = self.options.iteration_limit
         seconds = self._ascent_share * self.options.time_limit
@@ -176,7 +178,11 @@ class PriceSearch:
             done = self.ascent.iterations
             if not len(self.flat.usage.limit) and stalled > SHORT_ASCENT:
                 return
-            progress = done / limit if limit is not None else self._elapsed() / (COOLING_SHARE * seconds)
+            if limit is None and done >= most_steps:
+                self.options = replace(self.options, time_limit=self._elapsed() / self._ascent_share)
+                return
+            part = max(self._elapsed() / seconds, done / most_steps) / COOLING_SHARE
+            progress = part if limit is None else done / limit
             self.ascent.step(progress)
             self._step_seconds = (self._elapsed() - before) / (done + 1)
             stalled = stalled + 1 if self.ascent.best_bound <= last + 1e-9 * abs(last) else 0
