@@ -18,7 +18,7 @@ import heapq
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
@@ -31,6 +31,7 @@ from formulations.presolve.workspace.allowed_strategies import cut_forbidden_str
 from formulations.problem.checker import check
 from formulations.problem.solution import Claim, Progress, SolveOptions
 from formulations.problem.strategy_problem import BoolArray, IntArray, StrategyProblem
+from formulations.solvers.branching.parts import Choices, presolved_part
 from formulations.solvers.branching.relaxation import Relaxation, Relaxed, spread_within
 from formulations.solvers.branching.tunables import WORTH_PRESOLVING
 from formulations.solvers.exact import brute_force
@@ -42,8 +43,6 @@ from formulations.solvers.protocol.solver import ReportIncumbent, ReportProgress
 
 _DECIDED = 1e-4
 """Not tunable: a relaxation this close to a decision is one."""
-
-Choices = tuple[int, ...]
 
 
 def solve(
@@ -261,17 +260,6 @@ class _Tree:
         left[np.flatnonzero(left)[relaxed.proof.excess >= relaxed.proof.hopeless_from(cutoff)]] = False
         return left
 
-    def _reduced(self, allowed: BoolArray) -> tuple[Presolved, Callable[[Choices], Choices]]:
-        """What some strategies leave of the problem, presolved, and the way back to its strategies."""
-        kept = np.split(allowed, self.flat.graph.offset[1:-1])
-        nodes = []
-        for node, supported, flags in zip(self.problem.nodes, self.flat.supported, kept, strict=True):
-            forbidden = np.ones(node.size, dtype=np.bool_)
-            forbidden[supported[flags]] = False
-            nodes.append(replace(node, forbidden=forbidden))
-        cut, lift = cut_forbidden_strategies(replace(self.problem, nodes=tuple(nodes)))
-        return presolve(cut, deadline=self.search.deadline), lift
-
     def _core(self) -> _Tree | None:
         """The tree of what may be better than the incumbent, combinations included; None where that is most of it.
 
@@ -298,7 +286,7 @@ class _Tree:
         sizes = np.add.reduceat(allowed, self.flat.graph.offset[:-1], dtype=np.int64)
         if math.prod(sizes.tolist()) > self.search.most_enumerated:
             return False
-        reduced, lift = self._reduced(allowed)
+        reduced, lift = presolved_part(self.problem, self.flat, allowed, self.search.deadline)
         if reduced.contradiction:
             return True
         choices: Choices | None = ()

@@ -10,7 +10,8 @@ hub that promises most are split into groups.
 Every part is a branch with a bound of its own, warm started from its parent's prices and messages, and the smallest
 bound of all open branches holds for the problem. Strategies that cannot be part of a better assignment are dropped on
 the way (:mod:`formulations.solvers.prices.integer_bound`). For a part of the time branches are decoded, and what that
-gives is repaired and filled.
+gives is repaired and filled; and what is small in them is solved exactly
+(:mod:`formulations.solvers.huge_tables.small_branches`).
 
 The root is :class:`formulations.solvers.prices.lagrangian.PriceSearch`, or where tables are very large
 :class:`formulations.solvers.prices.bounding.PriceBounding`; then every trial costs about a second, so that one hub is
@@ -35,6 +36,7 @@ from formulations.problem.solution import Claim, Progress, SolveOptions
 from formulations.problem.strategy_problem import IntArray, StrategyProblem
 from formulations.solvers.branching.open_leaf import Leaf, OpenLeaf, Split, reopened
 from formulations.solvers.branching.relaxation import spread_within
+from formulations.solvers.huge_tables.small_branches import settle
 from formulations.solvers.huge_tables.split_gains import SplitGains
 from formulations.solvers.huge_tables.tunables import (
     BRANCH_STEPS,
@@ -42,6 +44,8 @@ from formulations.solvers.huge_tables.tunables import (
     DECODING_SHARE,
     HUB_FACTORS_SHARE,
     ROOT_SHARE,
+    SETTLED_SECONDS,
+    SETTLING_SHARE,
     TRIED_HUBS,
 )
 from formulations.solvers.local_search.tree_moves import HUB_DEGREE
@@ -136,6 +140,7 @@ class Branching:
         self._started = started
         self._deadline = started
         self._decoding_seconds = 0.0
+        self._settling_seconds = 0.0
         self._branching_since = time.monotonic()
         self._random = np.random.default_rng(options.seed)
         self._waiting: list[tuple[int, int, Leaf]] = []
@@ -187,6 +192,7 @@ class Branching:
         if leaf.closed or self._beaten(leaf.bound):
             return
         self._decode(leaf)
+        self._settle(leaf)
         self._keep(leaf, raised=True)
 
     def _keep(self, leaf: OpenLeaf, raised: bool) -> None:
@@ -299,6 +305,23 @@ class Branching:
                 if not self._out_of_time():
                     part.sweep(PAIRS)
                 yield part
+
+    def _settle(self, leaf: OpenLeaf) -> None:
+        """Solve what is small in a branch: that finds assignments, and may raise its bound."""
+        objective, begun, limit = self.search.objective, time.monotonic(), self._options.iteration_limit
+        if objective is None or begun >= self._deadline:
+            return
+        seconds = self._deadline - begun
+        if limit is None:
+            if self._settling_seconds > SETTLING_SHARE * (begun - self._branching_since):
+                return
+            seconds = min(seconds, SETTLED_SECONDS)
+        found = settle(self.search.problem, leaf, objective, replace(self._options, time_limit=seconds))
+        if found.choices is not None:
+            self.search.offer_original(found.choices)
+        if found.bound is not None:
+            leaf.bound = max(leaf.bound, found.bound)
+        self._settling_seconds += time.monotonic() - begun
 
     def _decode(self, leaf: OpenLeaf) -> None:
         """Look for a better incumbent in a branch."""

@@ -111,7 +111,7 @@ def solve(problem: StrategyProblem, options: SolveOptions, report: ReportProgres
 
 
 def _climbed(problem: StrategyProblem, prices: PriceSearch, claim: Claim, seconds: float) -> Claim:
-    """Go on with prices, which had ``seconds``, while they narrow the gap or it is wide; till then branches prove less."""
+    """Go on with prices, which had ``seconds``, while they narrow the gap or it is wide: branches then prove less."""
     for look in _DEEP_LOOKS:
         before = claim.bound
         claim = prices.go_on(look * seconds)

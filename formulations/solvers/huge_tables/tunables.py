@@ -22,6 +22,15 @@ BRANCHES = 4
 BRANCH_STEPS = 5
 """Not tunable: price steps of a branch, so many that one line search is among them."""
 
+SETTLED_ENTRIES = 20_000
+"""Table entries up to which a branch is solved by linear relaxations."""
+
+SETTLED_SECONDS = 0.5
+"""Seconds of one such branch, at most."""
+
+SETTLING_SHARE = 0.2
+"""Part of the time for such branches, at most."""
+
 # price_and_branch.py
 
 MOST_CORE_COLUMNS = 400_000
