@@ -56,8 +56,11 @@ _DEEP_SHARE = 0.5
 _DEEP_STEPS = 25
 """Not tunable: price steps after which the first phase ends there."""
 
-_DEEP_LOOKS = (1.2, 1.5, 1.8)
-"""Not tunable: times that long at which prices may end later."""
+_DEEP_LOOK = 1.2
+"""Not tunable: times what prices had when they were last looked at, at which they may end later."""
+
+_DEEP_LAST = 0.9
+"""Not tunable: part of the time at which they do."""
 
 _DEEP_GAP = 0.05
 """Not tunable: widest relative gap at which they do; branches do not close a wider one, prices find what narrows it."""
@@ -85,7 +88,7 @@ def solve(problem: StrategyProblem, options: SolveOptions, report: ReportProgres
     if claim.proved_infeasible or claim.bound is None:
         return claim
     if deep:
-        claim = _climbed(problem, prices, claim, time.monotonic() - started)
+        claim = _climbed(problem, prices, claim, options, started)
     branching: Branching | None = None
     for share in (CORE_SECOND_SHARE, 1.0):
         remaining = _left(options, started)
@@ -110,11 +113,15 @@ def solve(problem: StrategyProblem, options: SolveOptions, report: ReportProgres
     return claim
 
 
-def _climbed(problem: StrategyProblem, prices: PriceSearch, claim: Claim, seconds: float) -> Claim:
-    """Go on with prices, which had ``seconds``, while they narrow the gap or it is wide: branches then prove less."""
-    for look in _DEEP_LOOKS:
-        before = claim.bound
-        claim = prices.go_on(look * seconds)
+def _climbed(
+    problem: StrategyProblem, prices: PriceSearch, claim: Claim, options: SolveOptions, started: float
+) -> Claim:
+    """Go on with prices while they narrow the gap, or it is wide: before that branches prove less."""
+    last = _DEEP_LAST * options.time_limit
+    look = time.monotonic() - started
+    while look < last:
+        look, before = min(_DEEP_LOOK * look, last), claim.bound
+        claim = prices.go_on(look)
         if claim.choices is None or claim.bound is None:
             break
         objective = exact_objective(problem, claim.choices)
