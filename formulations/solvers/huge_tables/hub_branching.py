@@ -45,7 +45,6 @@ from formulations.solvers.huge_tables.tunables import (
     HUB_FACTORS_SHARE,
     ROOT_SHARE,
     SETTLED_SECONDS,
-    SETTLING_SHARE,
     TRIED_HUBS,
 )
 from formulations.solvers.local_search.tree_moves import HUB_DEGREE
@@ -313,7 +312,7 @@ class Branching:
             return
         seconds = self._deadline - begun
         if limit is None:
-            if self._settling_seconds > SETTLING_SHARE * (begun - self._branching_since):
+            if self._settling_seconds > DECODING_SHARE * (begun - self._branching_since):
                 return
             seconds = min(seconds, SETTLED_SECONDS)
         found = settle(self.search.problem, leaf, objective, replace(self._options, time_limit=seconds))

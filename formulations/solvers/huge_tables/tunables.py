@@ -11,7 +11,7 @@ ROOT_SHARE = 0.4
 """Part of the time for the root."""
 
 DECODING_SHARE = 0.2
-"""Part of the time for decoding branches, at most."""
+"""Part of the time for decoding branches, at most, and as much for what is small in them."""
 
 TRIED_HUBS = 3
 """Hubs that are tried before one is branched on, but where tables are very large."""
@@ -23,13 +23,10 @@ BRANCH_STEPS = 5
 """Not tunable: price steps of a branch, so many that one line search is among them."""
 
 SETTLED_ENTRIES = 20_000
-"""Table entries up to which a branch is solved by linear relaxations."""
+"""Table entries up to which what is left of a branch is solved by linear relaxations."""
 
 SETTLED_SECONDS = 0.5
-"""Seconds of one such branch, at most."""
-
-SETTLING_SHARE = 0.2
-"""Part of the time for such branches, at most."""
+"""Not tunable: seconds of one such part, at most; most are solved in 0.2 s."""
 
 # price_and_branch.py
 
