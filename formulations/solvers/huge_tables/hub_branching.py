@@ -307,15 +307,12 @@ class Branching:
 
     def _settle(self, leaf: OpenLeaf) -> None:
         """Solve what is small in a branch: that finds assignments, and may raise its bound."""
-        objective, begun, limit = self.search.objective, time.monotonic(), self._options.iteration_limit
-        if objective is None or begun >= self._deadline:
+        objective, begun = self.search.objective, time.monotonic()
+        if objective is None or self._out_of_time() or not self._has_share(self._settling_seconds):
             return
-        seconds = self._deadline - begun
-        if limit is None:
-            if self._settling_seconds > DECODING_SHARE * (begun - self._branching_since):
-                return
-            seconds = min(seconds, SETTLED_SECONDS)
-        found = settle(self.search.problem, leaf, objective, replace(self._options, time_limit=seconds))
+        most = SETTLED_SECONDS if self._options.iteration_limit is None else math.inf
+        options = replace(self._options, time_limit=min(most, self._deadline - begun))
+        found = settle(self.search.problem, leaf, objective, options)
         if found.choices is not None:
             self.search.offer_original(found.choices)
         if found.bound is not None:
@@ -325,8 +322,7 @@ class Branching:
     def _decode(self, leaf: OpenLeaf) -> None:
         """Look for a better incumbent in a branch."""
         begun = time.monotonic()
-        spent = self._decoding_seconds
-        if self._options.iteration_limit is None and spent > DECODING_SHARE * (begun - self._branching_since):
+        if not self._has_share(self._decoding_seconds):
             return
         prices = leaf.ascent.best_prices
         for by_decimation in (False, True):
@@ -335,6 +331,11 @@ class Branching:
             decoded = decimate(leaf.ascent, prices, self._random) if by_decimation else leaf.ascent.choices
             self.search.finish_grown(leaf.root_choices(decoded), prices, visits=2)
         self._decoding_seconds += time.monotonic() - begun
+
+    def _has_share(self, spent: float) -> bool:
+        """Whether what has taken so many seconds may take more; always where iterations count."""
+        most = DECODING_SHARE * (time.monotonic() - self._branching_since)
+        return self._options.iteration_limit is not None or spent <= most
 
     def _beaten(self, bound: int) -> bool:
         return self.search.objective is not None and bound >= self.search.objective

@@ -16,7 +16,7 @@ from formulations.problem.strategy_problem import BoolArray, StrategyProblem
 from formulations.solvers.branching.open_leaf import OpenLeaf
 from formulations.solvers.exact import brute_force
 from formulations.solvers.huge_tables import small_branches
-from formulations.solvers.huge_tables.small_branches import settle, solve_part
+from formulations.solvers.huge_tables.small_branches import settle
 from formulations.solvers.prices.integer_bound import holds_exact_costs
 
 SEEDS, BATCHES = 2600, 13
@@ -80,24 +80,3 @@ def test_bound_optimum_incumbent(batch: int, entries: int, monkeypatch: pytest.M
     assert seen > 60
     assert empty > 0
     assert entries < 20_000 or found_all > 30
-
-
-def test_a_part_without_assignments_is_bounded_by_what_was_asked_for() -> None:
-    solved = 0
-    for seed in range(300):
-        problem = random_problem(seed)
-        flat = flatten(problem)
-        if flat.contradiction or not holds_exact_costs(flat) or not len(flat.graph.sizes):
-            continue
-        everything = np.ones(len(flat.unary), dtype=np.bool_)
-        optimum = _optimum(problem)
-        if optimum is None:
-            assert solve_part(problem, flat, everything, 10**9, OPTIONS).bound == 10**9
-            continue
-        assert solve_part(problem, flat, everything, optimum, OPTIONS).bound == optimum
-        found = solve_part(problem, flat, everything, optimum + 1, OPTIONS)
-        assert found.bound == optimum
-        assert found.choices is not None
-        assert check(problem, found.choices).objective == optimum
-        solved += 1
-    assert solved > 100
