@@ -28,6 +28,7 @@ from formulations.presolve.tie_kernels import (
     merged_costs,
 )
 from formulations.presolve.workspace.lift import Tied
+from formulations.presolve.workspace.shared_arrays import extremes
 from formulations.presolve.workspace.state import SAFE_TOTAL, Table, Workspace
 from formulations.problem.strategy_problem import BoolArray, Factor, IntArray, StrategyProblem, UsageTerm
 
@@ -102,13 +103,8 @@ def sums_are_safe(problem: StrategyProblem) -> bool:
 
 
 def _magnitude(arrays: list[IntArray]) -> float:
-    if not arrays:
-        return 0.0
-    begins = _bounds([array.size for array in arrays])[:-1]
-    joined = np.concatenate([array.ravel() for array in arrays])
-    most = np.maximum.reduceat(joined, begins).astype(np.float64)
-    least = np.minimum.reduceat(joined, begins).astype(np.float64)
-    return float(np.maximum(most, -least).sum())
+    least, most = extremes(arrays)
+    return float(np.maximum(most.astype(np.float64), -least.astype(np.float64)).sum())
 
 
 class FirstPass:

@@ -40,12 +40,12 @@ def _reduce(work: Workspace, resource: int, limit: int) -> bool:
 def _increase(level: Levels, needed: Integers, resource: int) -> Usage:
     """What is to be added to the usage of a table, per segment; the most that any time of a segment needs counts."""
     allowed = level.span - np.maximum(level.highest(needed), 0)
-    points = level.points.tolist()
+    increased = np.flatnonzero(allowed > 0).tolist()
+    if not increased:
+        return {}
+    points, excess = level.points.tolist(), level.excess()
     # Every segment has an entry without excess, which falls short of anything that is allowed.
-    return {
-        (resource, points[k], points[k + 1]): np.maximum(allowed[k] - level.excess[k], 0)
-        for k in np.flatnonzero(allowed > 0).tolist()
-    }
+    return {(resource, points[k], points[k + 1]): np.maximum(allowed[k] - excess[k], 0) for k in increased}
 
 
 def _usage_of(work: Workspace, scope: Scope) -> Usage:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from formulations.presolve.workspace.levels import reduce_each
+from formulations.presolve.workspace.shared_arrays import distinct, extremes
 from formulations.presolve.workspace.state import Integers, Usage, Workspace
 from formulations.problem.strategy_problem import BoolArray, IntArray
 
@@ -30,15 +31,13 @@ class _Terms:
     amounts: list[Integers]
 
     @classmethod
-    def of(cls, owners: list[Usage], resource: int, dtype: type) -> _Terms:
+    def of(cls, owners: list[Usage], resource: int) -> _Terms:
         found = [(k, key, amount) for k, usage in enumerate(owners) for key, amount in usage.items()]
         found = [entry for entry in found if entry[1][0] == resource]
         owner = np.array([k for k, _, _ in found], dtype=np.int64)
         intervals = np.array([key[1:] for _, key, _ in found], dtype=np.int64).reshape(-1, 2)
         amounts = [amount for _, _, amount in found]
-        joined = np.concatenate([np.zeros(0, dtype=dtype), *(amount.ravel() for amount in amounts)])
-        begins = np.cumsum([0, *(amount.size for amount in amounts)])[:-1]
-        least, most = (extreme.reduceat(joined, begins) if found else joined for extreme in (np.minimum, np.maximum))
+        least, most = extremes(amounts)
         return cls(owner, intervals[:, 0], intervals[:, 1], least, most, amounts)
 
     def only(self, kept: BoolArray) -> _Terms:
@@ -47,7 +46,9 @@ class _Terms:
         return _Terms(owner, starts, ends, self.least[kept], self.most[kept], amounts)
 
     def without_least(self) -> _Terms:
-        amounts = [amount - least if least else amount for amount, least in zip(self.amounts, self.least, strict=True)]
+        found, place = distinct(self.amounts)
+        rest = [amount - amount.min() if amount.min() else amount for amount in found]
+        amounts = [rest[k] for k in place.tolist()]
         return replace(self, least=np.zeros_like(self.least), most=self.most - self.least, amounts=amounts)
 
     def renumbered(self, times: IntArray) -> _Terms:
@@ -77,7 +78,7 @@ def reduce(work: Workspace) -> bool:
 def _renumber(work: Workspace, resource: int, limit: int) -> bool:
     owners = [work.usage[i] for i in work.living()] + [table.usage for table in work.tables.values()]
     owners = [usage for usage in owners if any(key[0] == resource for key in usage)]
-    terms = _Terms.of(owners, resource, work.amount_type)
+    terms = _Terms.of(owners, resource)
     changed = False
     while True:
         if terms.least.any():

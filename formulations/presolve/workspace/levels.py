@@ -38,16 +38,13 @@ class Levels:
     ----------
     points
         Times at which something begins or ends, ascending; one more than levels.
-    excess
-        Usage beyond the least of the table in each segment, shape ``(segments, *table)``.
     least, span
-        The least usage in each segment, and the largest excess.
+        The least usage in each segment, and the largest beyond it.
     terms
         What was added up: for every amount, the segment in which it begins, and that in which it no longer counts.
     """
 
     points: IntArray
-    excess: Integers
     least: Integers
     span: Integers
     terms: list[tuple[int, int, Integers]]
@@ -64,15 +61,16 @@ class Levels:
         terms = [(begin, end, amount) for begin, end, (_, _, amount) in zip(begins, ends, own, strict=True)]
         if before is not None and before._adds_up(terms):
             return replace(before, points=points)
-        excess = np.zeros((len(points), *own[0][2].shape), dtype=own[0][2].dtype)
-        for begin, end, amount in terms:
-            excess[begin] += amount
-            excess[end] -= amount
-        excess = np.cumsum(excess, axis=0, out=excess)[:-1]
-        flat = excess.reshape(len(excess), -1)
-        least = flat.min(axis=1)
-        flat -= least[:, None]
-        return cls(points, excess, least, flat.max(axis=1), terms)
+        levels = _added_up(terms, len(points))
+        own_axes = tuple(range(1, levels.ndim))
+        least = levels.min(axis=own_axes)
+        return cls(points, least, levels.max(axis=own_axes) - least, terms)
+
+    def excess(self) -> Integers:
+        """Return the usage beyond the least in each segment, shape ``(segments, *table)``; it is not kept."""
+        levels = _added_up(self.terms, len(self.points))
+        levels -= self.least.reshape(-1, *(1,) * (levels.ndim - 1))
+        return levels
 
     def _adds_up(self, terms: list[tuple[int, int, Integers]]) -> bool:
         """Whether these are the same terms; where amounts change, their arrays are replaced."""
@@ -94,7 +92,17 @@ class Levels:
         tight = self.span > room
         if not tight.any():
             return None
-        own_axes = (1,) * (self.excess.ndim - 1)
-        exceeds = np.asarray(self.excess[tight] > room[tight].reshape(-1, *own_axes), dtype=np.bool_)
+        excess = self.excess()[tight]
+        exceeds = np.asarray(excess > room[tight].reshape(-1, *(1,) * (excess.ndim - 1)), dtype=np.bool_)
         over: BoolArray = np.logical_or.reduce(exceeds, axis=0)
         return over
+
+
+def _added_up(terms: list[tuple[int, int, Integers]], points: int) -> Integers:
+    """Return the usage in each segment between so many points."""
+    amount = terms[0][2]
+    levels = np.zeros((points, *amount.shape), dtype=amount.dtype)
+    for begin, end, amount in terms:
+        levels[begin] += amount
+        levels[end] -= amount
+    return np.cumsum(levels, axis=0, out=levels)[:-1]

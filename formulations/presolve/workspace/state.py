@@ -163,9 +163,9 @@ class Workspace:
         """Add a factor of the problem, as far as strategies of its nodes are left."""
         order = sorted(range(len(factor.scope)), key=factor.scope.__getitem__)
         scope = tuple(factor.scope[k] for k in order)
-        cost, forbidden = self._costs(factor.cost).transpose(order), factor.forbidden
+        cost, forbidden = _in_order(self._costs(factor.cost), order), factor.forbidden
         if forbidden is not None:
-            forbidden = forbidden.transpose(order) if forbidden.any() else None
+            forbidden = _in_order(forbidden, order) if forbidden.any() else None
         if forbidden is not None:
             cost = np.where(forbidden, 0, cost)
         table = Table(cost, forbidden, self._usage(factor.usage, order))
@@ -180,7 +180,7 @@ class Workspace:
         usage: Usage = {}
         for term in terms:
             if term.start < term.end and self.limits[term.resource] is not None and term.amount.any():
-                amount = term.amount if order is None else term.amount.transpose(order)
+                amount = term.amount if order is None else _in_order(term.amount, order)
                 exact = amount if self.amount_type is np.int64 else amount.astype(object)
                 add_usage(usage, {(term.resource, term.start, term.end): exact})
         return usage
@@ -266,6 +266,11 @@ class Workspace:
     def uses_memory(self, node: int) -> bool:
         """Return whether limited usage depends on what a node chooses."""
         return bool(self.usage[node]) or any(self.tables[scope].usage for scope in self.incident[node])
+
+
+def _in_order(table: NDArray[Any], order: list[int]) -> NDArray[Any]:
+    """Return a table with its axes in another order; the same array, not a view of it, where nothing changes."""
+    return table if order == sorted(order) else table.transpose(order)
 
 
 def _types(problem: StrategyProblem) -> tuple[type[Any], type[Any]]:

@@ -1,16 +1,20 @@
-"""A problem as few large arrays, to send it to another process quickly.
+"""A problem in memory that several processes map.
 
-A problem of the contest's size holds hundreds of thousands of small arrays, which pickle takes seconds
-over. Here they travel as two buffers and are views of them on the other side. Arrays that several tables
-share are sent once.
+A problem of the contest's size holds hundreds of thousands of small arrays, which pickle takes seconds over, and one
+with offload hundreds of megabytes, which take seconds on their way through a pipe. Here the arrays lie in a file
+without a name, written once for all solvers, and are views of it on the other side. Arrays that several tables share
+are written once.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
+import mmap
+import os
+import tempfile
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar
+from typing import BinaryIO, Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,7 +37,7 @@ _Table = tuple[int, int, tuple[_Term, ...]]
 
 @dataclass(frozen=True, slots=True)
 class PackedProblem:
-    """What :func:`pack` makes and :func:`unpack` reads: a table is (cost, forbidden or -1, terms)."""
+    """All of a problem but the entries of its arrays: a table is (cost, forbidden or -1, terms)."""
 
     name: str
     resources: tuple[Resource, ...]
@@ -44,15 +48,29 @@ class PackedProblem:
     nodes: list[_Table]
     scopes: list[tuple[int, ...]]
     factors: list[_Table]
-    integers: IntArray
     integer_shapes: list[tuple[int, ...]]
-    flags: BoolArray
     flag_shapes: list[tuple[int, ...]]
 
 
+@dataclass(frozen=True, slots=True)
+class SharedProblem:
+    """A problem whose arrays other processes can map.
+
+    Parameters
+    ----------
+    packed
+        All but the entries of its arrays.
+    memory
+        The file with the entries, integers before flags; it exists as long as a process has it open or mapped.
+    """
+
+    packed: PackedProblem
+    memory: BinaryIO
+
+
 @gc_paused()
-def pack(problem: StrategyProblem) -> PackedProblem:
-    """Pack a problem; it must stay alive until this returns."""
+def share(problem: StrategyProblem) -> SharedProblem:
+    """Write a problem's arrays to a new file in memory; the problem must stay alive until this returns."""
     integers, flags = _Shelf[np.int64](), _Shelf[np.bool_]()
 
     def table(cost: IntArray, forbidden: BoolArray | None, usage: tuple[UsageTerm, ...]) -> _Table:
@@ -61,7 +79,7 @@ def pack(problem: StrategyProblem) -> PackedProblem:
 
     nodes = [table(node.cost, node.forbidden, node.usage) for node in problem.nodes]
     factors = [table(factor.cost, factor.forbidden, factor.usage) for factor in problem.factors]
-    return PackedProblem(
+    packed = PackedProblem(
         problem.name,
         problem.resources,
         problem.horizon,
@@ -71,18 +89,24 @@ def pack(problem: StrategyProblem) -> PackedProblem:
         nodes,
         [factor.scope for factor in problem.factors],
         factors,
-        np.concatenate([np.zeros(0, dtype=np.int64), *(array.ravel() for array in integers.arrays)]),
         [array.shape for array in integers.arrays],
-        np.concatenate([np.zeros(0, dtype=np.bool_), *(array.ravel() for array in flags.arrays)]),
         [array.shape for array in flags.arrays],
     )
+    memory = _file_in_memory()
+    os.truncate(memory.fileno(), _bytes_of(packed))
+    of_integers, of_flags = _views(packed, memory.fileno(), mmap.ACCESS_WRITE)
+    integers.write(of_integers)
+    flags.write(of_flags)
+    return SharedProblem(packed, memory)
 
 
 @gc_paused()
-def unpack(packed: PackedProblem) -> StrategyProblem:
-    """Rebuild the problem; its arrays are views of the packed buffers."""
-    integers = _views(packed.integers, packed.integer_shapes)
-    flags = _views(packed.flags, packed.flag_shapes)
+def unpack(packed: PackedProblem, memory: int) -> StrategyProblem:
+    """Rebuild a problem from a file with its arrays, which may be closed afterwards.
+
+    The arrays are views of it; what is written to them stays in this process.
+    """
+    integers, flags = _views(packed, memory, mmap.ACCESS_COPY)
 
     def usage(terms: tuple[_Term, ...]) -> tuple[UsageTerm, ...]:
         return tuple(UsageTerm(resource, start, end, integers[k]) for resource, start, end, k in terms)
@@ -113,7 +137,33 @@ class _Shelf(Generic[Scalar]):
             self.arrays.append(array)
         return place
 
+    def write(self, views: list[NDArray[Scalar]]) -> None:
+        for view, array in zip(views, self.arrays, strict=True):
+            view[...] = array
 
-def _views(buffer: NDArray[Scalar], shapes: list[tuple[int, ...]]) -> list[NDArray[Scalar]]:
+
+def _file_in_memory() -> BinaryIO:
+    """Open a new file without a name, in memory where the system has such files."""
+    if hasattr(os, "memfd_create"):
+        return open(os.memfd_create("meshwright-problem"), "r+b")
+    return tempfile.TemporaryFile()
+
+
+def _bytes_of(packed: PackedProblem) -> int:
+    """Return how many bytes all arrays take, at least one: nothing cannot be mapped."""
+    integers, flags = (sum(map(math.prod, shapes)) for shapes in (packed.integer_shapes, packed.flag_shapes))
+    return max(1, np.dtype(np.int64).itemsize * integers + flags)
+
+
+def _views(packed: PackedProblem, memory: int, access: int) -> tuple[list[IntArray], list[BoolArray]]:
+    """Map the arrays of a file."""
+    mapped = mmap.mmap(memory, _bytes_of(packed), access=access)
+    count = sum(map(math.prod, packed.integer_shapes))
+    integers = np.frombuffer(mapped, np.int64, count)
+    flags = np.frombuffer(mapped, np.bool_, sum(map(math.prod, packed.flag_shapes)), offset=integers.nbytes)
+    return _split(integers, packed.integer_shapes), _split(flags, packed.flag_shapes)
+
+
+def _split(buffer: NDArray[Scalar], shapes: list[tuple[int, ...]]) -> list[NDArray[Scalar]]:
     ends = list(itertools.accumulate(map(math.prod, shapes), initial=0))
     return [buffer[start:end].reshape(shape) for start, end, shape in zip(ends, ends[1:], shapes, strict=False)]

@@ -20,12 +20,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
 from multiprocessing import Pipe
+from multiprocessing.reduction import send_handle
 from pathlib import Path
 from types import TracebackType
 
 from formulations.problem.solution import Claim, Progress, SolveOptions
 from formulations.problem.strategy_problem import StrategyProblem
-from formulations.solvers.processes.transfer import pack
+from formulations.solvers.processes.transfer import SharedProblem, share
 from formulations.solvers.processes.worker_process import (
     Failed,
     Finished,
@@ -186,7 +187,7 @@ class Worker:
         return self.library in (None, spec.library) or (spec.library is None and self.library in LIBRARIES.values())
 
     def run(
-        self, spec: SolverSpec, problem: StrategyProblem, options: SolveOptions, listener: Listener
+        self, spec: SolverSpec, problem: StrategyProblem | SharedProblem, options: SolveOptions, listener: Listener
     ) -> WorkerOutcome:
         """Run one job to its end or kill it; never raises for what the solver does.
 
@@ -195,7 +196,9 @@ class Worker:
         used = _Usage(self.process_id)
         self.library = spec.library or self.library
         try:
-            self._connection.send(Job(spec, pack(problem), options, listener.from_others() or Update()))
+            shared = share(problem) if isinstance(problem, StrategyProblem) else problem
+            self._connection.send(Job(spec, shared.packed, options, listener.from_others() or Update()))
+            send_handle(self._connection, shared.memory.fileno(), self.process_id)
             return self._follow(options, listener, used)
         except KeyboardInterrupt:
             return self._kill(Ending.INTERRUPTED, "interrupted", listener, used)
@@ -328,7 +331,7 @@ class SolverPool:
         self._starting: list[threading.Thread] = []
 
     def run(
-        self, spec: SolverSpec, problem: StrategyProblem, options: SolveOptions, listener: Listener
+        self, spec: SolverSpec, problem: StrategyProblem | SharedProblem, options: SolveOptions, listener: Listener
     ) -> WorkerOutcome:
         """Run one job on an idle worker, or on a new one."""
         worker = self._take(spec)

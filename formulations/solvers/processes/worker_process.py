@@ -17,6 +17,7 @@ import time
 import traceback
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
+from multiprocessing.reduction import recv_handle
 from pathlib import Path
 
 from formulations.problem.solution import Claim, Progress, SolveOptions
@@ -34,7 +35,10 @@ which takes up to 0.1 s; after a shorter one only in what it made, so that a wor
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A job of a worker, with what other solvers found before it begins; each later :class:`Update` follows it."""
+    """A job of a worker, with what other solvers found before it begins.
+
+    The descriptor of the file with the problem's arrays follows it, and each later :class:`Update`.
+    """
 
     spec: SolverSpec
     problem: PackedProblem
@@ -49,7 +53,15 @@ class Preparation:
     spec: SolverSpec
 
 
-Task = Job | Preparation
+@dataclass(frozen=True, slots=True)
+class _Received:
+    """A job, and the descriptor of the file with its problem's arrays."""
+
+    job: Job
+    memory: int
+
+
+Task = _Received | Preparation
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,27 +138,28 @@ def _receive(connection: Connection, tasks: queue.SimpleQueue[Task | None]) -> N
     """Read what the parent sends, also while a job runs; None ends the tasks."""
     with contextlib.suppress(EOFError, OSError):
         while True:
-            _sort(connection.recv(), tasks)
+            message: Job | Preparation | Update = connection.recv()
+            if isinstance(message, Update):
+                EXCHANGE.publish(message)
+            elif isinstance(message, Job):  # it begins with a mailbox of its own
+                EXCHANGE.empty()
+                EXCHANGE.publish(message.news)
+                tasks.put(_Received(message, recv_handle(connection)))
+            else:
+                tasks.put(message)
     tasks.put(None)
 
 
-def _sort(message: Task | Update, tasks: queue.SimpleQueue[Task | None]) -> None:
-    """Put news into the mailbox, and what there is to do into the queue, a job with a mailbox of its own."""
-    if isinstance(message, Update):
-        EXCHANGE.publish(message)
-        return
-    if isinstance(message, Job):
-        EXCHANGE.empty()
-        EXCHANGE.publish(message.news)
-    tasks.put(message)
-
-
-def _run(job: Job, connection: Connection) -> Finished | Failed:
+def _run(received: _Received, connection: Connection) -> Finished | Failed:
     _reset_peak()
     before = _cpu_seconds()
+    job = received.job
     try:
         function = job.spec.load()
-        problem = unpack(job.problem)
+        try:
+            problem = unpack(job.problem, received.memory)
+        finally:
+            os.close(received.memory)
         gc.freeze()  # all that is sent stays until the end: looking through it again and again would take long
         connection.send(Started())
         with EXCHANGE.subscribed_to(problem):

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from formulations.problem.solution import Progress, SolveOptions
-from formulations.problem.strategy_problem import StrategyProblem
+from formulations.solvers.processes.transfer import SharedProblem
 from formulations.solvers.processes.worker import Listener, SolverPool, WorkerOutcome, WorkerStartError
 from formulations.solvers.protocol.exchange import Update
 from formulations.solvers.protocol.registry import find_solver
@@ -51,7 +51,7 @@ class Members:
         self._threads: dict[str, threading.Thread] = {}
         self._updates: dict[str, queue.SimpleQueue[Update]] = {}
 
-    def start(self, solver: str, problem: StrategyProblem, options: SolveOptions, known: Update) -> None:
+    def start(self, solver: str, problem: SharedProblem, options: SolveOptions, known: Update) -> None:
         """Start a solver from what is ``known``; its name must not be running yet."""
         self._updates[solver] = queue.SimpleQueue()
         self._updates[solver].put(known)
@@ -95,7 +95,7 @@ class Members:
     def __exit__(self, *_: object) -> None:
         self.stop()
 
-    def _work(self, solver: str, problem: StrategyProblem, options: SolveOptions) -> None:
+    def _work(self, solver: str, problem: SharedProblem, options: SolveOptions) -> None:
         listener = Listener(
             lambda progress: self._events.put(Event(solver, progress=progress)),
             lambda found: self._events.put(Event(solver, incumbents=tuple(found))),

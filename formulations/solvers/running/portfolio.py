@@ -15,12 +15,14 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from formulations.presolve import Presolved, is_deep, lean_presolve
 from formulations.presolve.workspace.tunables import PRESOLVE_SHARE
 from formulations.problem.checker import check
 from formulations.problem.solution import Claim, Progress, Proof, SolveOptions
 from formulations.problem.strategy_problem import StrategyProblem
+from formulations.solvers.processes.transfer import SharedProblem, share
 from formulations.solvers.processes.worker import Ending, WorkerOutcome
 from formulations.solvers.protocol.exchange import Update
 from formulations.solvers.protocol.registry import find_solver
@@ -128,6 +130,11 @@ class _Search:
         self._lanes: list[_Running] = []
         self._turns = 0
 
+    @cached_property
+    def _shared(self) -> SharedProblem:
+        """The reduced problem in memory that all members map."""
+        return share(self.reduced.problem)
+
     def run(self) -> Claim:
         """Run the members and return what they found."""
         start = self.options.initial_choices
@@ -175,7 +182,7 @@ class _Search:
                 self._check(team, at_once=True)
                 lane.solver = turn.solver
                 options = self._options_of(turn, seconds)
-                team.start(turn.solver, self.reduced.problem, options, Update(bound=self.bounds.exact))
+                team.start(turn.solver, self._shared, options, Update(bound=self.bounds.exact))
                 return
 
     def _options_of(self, turn: Turn, seconds: float) -> SolveOptions:

@@ -34,7 +34,7 @@ from formulations.solvers import (
 from formulations.solvers.columns.repeated_blocks import find_repeats
 from formulations.solvers.processes import worker
 from formulations.solvers.processes.preparation import small_problem
-from formulations.solvers.processes.transfer import pack, unpack
+from formulations.solvers.processes.transfer import share, unpack
 from formulations.solvers.processes.worker_process import read_status_bytes
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -415,7 +415,7 @@ def test_relative_gap_is_the_contracts(name: str, pool: SolverPool) -> None:
 @pytest.mark.parametrize("seed", range(40))
 def test_problems_survive_the_way_to_the_worker(seed: int) -> None:
     problem = replace(random_problem(seed), seconds_per_cost=1e-9, time_names=("a", "b"))
-    back = unpack(pack(problem))
+    back = _sent(problem)
     for field in ("name", "resources", "horizon", "seconds_per_cost", "time_names"):
         assert getattr(back, field) == getattr(problem, field)
     assert [n.name for n in back.nodes] == [n.name for n in problem.nodes]
@@ -431,10 +431,29 @@ def test_problems_survive_the_way_to_the_worker(seed: int) -> None:
 def test_shared_tables_travel_once() -> None:
     table = np.arange(6, dtype=np.int64).reshape(2, 3)
     problem = replace(two_nodes(), factors=(Factor((0, 1), table),) * 100)
-    packed = pack(problem)
-    assert packed.integers.size == 2 + 3 + 6
-    factors = unpack(packed).factors
+    assert share(problem).packed.integer_shapes == [(2,), (3,), (2, 3)]
+    factors = _sent(problem).factors
     assert factors[0].cost is factors[99].cost
+
+
+def test_what_a_worker_writes_stays_its_own() -> None:
+    problem = two_nodes()
+    shared = share(problem)
+    first, second = (unpack(shared.packed, shared.memory.fileno()) for _ in range(2))
+    first.nodes[0].cost[:] = -1
+    for node, other in zip(problem.nodes, second.nodes, strict=True):
+        np.testing.assert_array_equal(node.cost, other.cost)
+
+
+def test_files_in_memory_have_no_name_anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the system has none, a temporary file without a name takes their place."""
+    monkeypatch.delattr(os, "memfd_create", raising=False)
+    np.testing.assert_array_equal(_sent(two_nodes()).nodes[0].cost, two_nodes().nodes[0].cost)
+
+
+def _sent(problem: StrategyProblem) -> StrategyProblem:
+    shared = share(problem)
+    return unpack(shared.packed, shared.memory.fileno())
 
 
 def _arrays(table: Node | Factor) -> list[np.ndarray]:
