@@ -45,6 +45,7 @@ from formulations.solvers.huge_tables.tunables import (
     HUB_FACTORS_SHARE,
     ROOT_SHARE,
     SETTLED_SECONDS,
+    SETTLING_SHARE,
     TRIED_HUBS,
 )
 from formulations.solvers.local_search.tree_moves import HUB_DEGREE
@@ -113,7 +114,10 @@ def hubs(flat: FlatProblem) -> IntArray:
 
 
 class Branching:
-    """The open branches, the incumbent, and the clock; arguments as for :func:`branch`."""
+    """The open branches, the incumbent, and the clock; arguments as for :func:`branch`.
+
+    Branches are decoded for ``decoding_share`` of the time at most.
+    """
 
     def __init__(
         self,
@@ -123,6 +127,7 @@ class Branching:
         options: SolveOptions,
         report: ReportProgress,
         started: float,
+        decoding_share: float = DECODING_SHARE,
     ) -> None:
         assert claim.bound is not None
         self.flat = flat
@@ -138,6 +143,7 @@ class Branching:
         self._report = report
         self._started = started
         self._deadline = started
+        self._decoding_share = decoding_share
         self._decoding_seconds = 0.0
         self._settling_seconds = 0.0
         self._branching_since = time.monotonic()
@@ -308,7 +314,7 @@ class Branching:
     def _settle(self, leaf: OpenLeaf) -> None:
         """Solve what is small in a branch: that finds assignments, and may raise its bound."""
         objective, begun = self.search.objective, time.monotonic()
-        if objective is None or self._out_of_time() or not self._has_share(self._settling_seconds):
+        if objective is None or self._out_of_time() or not self._has_share(SETTLING_SHARE, self._settling_seconds):
             return
         most = SETTLED_SECONDS if self._options.iteration_limit is None else math.inf
         options = replace(self._options, time_limit=min(most, self._deadline - begun))
@@ -322,7 +328,7 @@ class Branching:
     def _decode(self, leaf: OpenLeaf) -> None:
         """Look for a better incumbent in a branch."""
         begun = time.monotonic()
-        if not self._has_share(self._decoding_seconds):
+        if not self._has_share(self._decoding_share, self._decoding_seconds):
             return
         prices = leaf.ascent.best_prices
         for by_decimation in (False, True):
@@ -332,9 +338,9 @@ class Branching:
             self.search.finish_grown(leaf.root_choices(decoded), prices, visits=2)
         self._decoding_seconds += time.monotonic() - begun
 
-    def _has_share(self, spent: float) -> bool:
+    def _has_share(self, share: float, spent: float) -> bool:
         """Whether what has taken so many seconds may take more; always where iterations count."""
-        most = DECODING_SHARE * (time.monotonic() - self._branching_since)
+        most = share * (time.monotonic() - self._branching_since)
         return self._options.iteration_limit is not None or spent <= most
 
     def _beaten(self, bound: int) -> bool:

@@ -36,6 +36,8 @@ from formulations.solvers.huge_tables.tunables import (
     CORE_FIRST_SHARE,
     CORE_SECOND_SHARE,
     CORE_WIDE_SHARES,
+    DECODING_BESIDE,
+    DECODING_SHARE,
     NARROWED,
 )
 from formulations.solvers.local_search.incumbent_search import exact_objective
@@ -106,7 +108,8 @@ def solve(problem: StrategyProblem, options: SolveOptions, report: ReportProgres
         if not (_BRANCHING and holds_exact_costs(flat)):
             claim = prices.go_on(share * options.time_limit)
             continue
-        branching = branching or Branching(flat, prices, claim, options, report, started)
+        decoding = DECODING_SHARE if deep else DECODING_BESIDE
+        branching = branching or Branching(flat, prices, claim, options, report, started, decoding)
         claim = branching.run(share)
         if claim.proved_infeasible:
             break

@@ -11,7 +11,13 @@ ROOT_SHARE = 0.4
 """Part of the time for the root."""
 
 DECODING_SHARE = 0.2
-"""Part of the time for decoding branches, at most, and as much for what is small in them."""
+"""Part of the time for decoding branches, at most."""
+
+DECODING_BESIDE = 0.05
+"""Not tunable: the same where others look for assignments meanwhile."""
+
+SETTLING_SHARE = 0.2
+"""Not tunable: part of the time for what is small in branches, at most; with a tenth less was proven."""
 
 TRIED_HUBS = 3
 """Hubs that are tried before one is branched on, but where tables are very large."""

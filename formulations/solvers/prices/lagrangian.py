@@ -117,15 +117,16 @@ class PriceSearch:
     def run(self, bounding: bool = False, most_steps: float = math.inf) -> Claim:
         """Run all phases and return the claim.
 
-        Where ``bounding`` and the start is feasible, the time of the later phases goes to those that raise the bound.
-        Where ``most_steps`` price steps end the first phase early, the later ones end earlier in proportion.
+        Where ``bounding`` and the start is feasible, the time of the later phases goes to those that raise the bound;
+        where others find something better meanwhile, later phases are left out. Where ``most_steps`` price steps end
+        the first phase early, the later ones end earlier in proportion.
         """
         if self.options.initial_choices is not None:
             start = self.flat.flat_choices(self.options.initial_choices)
             if start is not None:
                 self.search.finish(start, self.ascent.prices)
-        bounding = bounding and self.search.best is not None
-        if bounding:
+        others_search = bounding and self.search.best is not None
+        if others_search:
             self._ascent_share, self._tighten_share = ASCENT_SHARE / STEER_SHARE, TIGHTEN_SHARE / STEER_SHARE
         self._raise_bound(most_steps)
         self.proven.evaluate()
@@ -133,9 +134,13 @@ class PriceSearch:
         if _BUNDLE and not self._done():
             self._tighten()
         self._steered = self.prices
-        if not (bounding or self._done()):
+        if bounding:
+            own = self.search.objective
+            self.search.import_incumbent()
+            others_search |= self.search.objective != own
+        if not (others_search or self._done()):
             self.steer(self._deadline(STEER_SHARE))
-        if not (bounding or self._done()):
+        if not (others_search or self._done()):
             self._intensify()
         return self._claim()
 

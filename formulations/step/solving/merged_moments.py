@@ -75,12 +75,17 @@ class MergedMoments:
         classes = MomentClasses.widest(self.model, self.modes)
         return classes.divided(self._timeline(self.modes), priced_times(built.problem, deadline))
 
-    def divided(self, classes: MomentClasses, built: StepProblem, decision: StepDecision) -> MomentClasses:
-        """Classes that rule a decision out, where no moments in its classes are in order or it is over the limit.
+    def moved(self, classes: MomentClasses, relaxed: StepDecision) -> StepDecision:
+        """A relaxation's decision with reruns as late in their classes as they are needed."""
+        return replace(relaxed, recomputed=classes.within(self.modes, self.model, relaxed.recomputed))
+
+    def divided(self, classes: MomentClasses, built: StepProblem, relaxed: StepDecision) -> MomentClasses:
+        """Classes that rule a relaxation's decision out, where reruns leave their classes or it is over the limit.
 
         They count the worst of every span of times at which it is over the limit in the problem itself.
         """
-        finer = classes.divided_before(self._out_of_order(decision))
+        decision = self.moved(classes, relaxed)
+        finer = classes.divided_before(self._out_of_order(relaxed, decision))
         if not built.contains(decision):
             return finer
         usage = usage_profile(built.problem, built.encoded(decision))[MEMORY]
@@ -88,32 +93,32 @@ class MergedMoments:
         spans = np.split(over, np.flatnonzero(np.diff(over) > 1) + 1) if len(over) else []
         return finer.divided(self._timeline(self.modes), [int(span[np.argmax(usage[span])]) for span in spans])
 
-    def _out_of_order(self, decision: StepDecision) -> list[int]:
-        """The next moments of operators after those of reruns that are none of theirs."""
+    def _out_of_order(self, relaxed: StepDecision, moved: StepDecision) -> list[int]:
+        """The first moments in their classes of operators that are needed there before any of them.
+
+        Such a rerun is moved to an earlier class, where memory may be short, or to a moment that is none of its own.
+        Classes that begin with those moments keep it after what needs it, which no decision may.
+        """
         found = []
-        for i, (moment,) in decision.recomputed.items():
-            later = [mode[0] for mode in self.modes[i] if mode[0] >= moment]
-            if later and later[0] != moment:
-                found.append(later[0])
+        for i, (moment,) in moved.recomputed.items():
+            in_class = [mode[0] for mode in self.modes[i] if mode[0] >= relaxed.recomputed[i][0]]
+            if in_class and moment < in_class[0]:
+                found.append(in_class[0])
         return found
 
     def relaxation(self, classes: MomentClasses) -> StepProblem:
-        """The relaxation by some classes; it decodes to decisions of the problem, which may be over the limit."""
-        built, model, modes = self.build(classes), self.model, self.modes
+        """The relaxation by some classes; it decodes to reruns at the first moments of classes."""
+        built, modes = self.build(classes), self.modes
 
         def build() -> StrategyProblem:
             counted = classes.counted(self._timeline(classes.merged(modes)))
             return within(at_times(built.problem, np.flatnonzero(counted)), self.memory_limit)
 
-        def decode(choices: Choices) -> StepDecision:
-            found = built.decode(choices)
-            return replace(found, recomputed=classes.within(modes, model, found.recomputed))
-
         def encode(decision: StepDecision) -> Choices:
             moved = {i: (classes.first(moment),) for i, (moment,) in decision.recomputed.items()}
             return built.encode(replace(decision, recomputed=moved))
 
-        relaxed = replace(built, build=cache(build), memory_limit=self.memory_limit, decode=decode, encode=encode)
+        relaxed = replace(built, build=cache(build), memory_limit=self.memory_limit, encode=encode)
         return self.pin(relaxed)
 
     def _timeline(self, modes: Modes) -> Timeline:
@@ -132,7 +137,7 @@ def search_merged(search: Search) -> None:
         relaxation = merged.relaxation(classes)
         options = begun_from(relaxation, search.best, search.context.options)
         options = replace(options, time_limit=max(LEAST_SECONDS, search.left))
-        watch = _Watch(search, relaxation, options.time_limit)
+        watch = _Watch(search, partial(_decision, merged, classes, relaxation), options.time_limit)
         found = solve(
             relaxation.problem, search.context.solver, options, watch.report, search.context.pool, watch.is_over
         )
@@ -140,8 +145,9 @@ def search_merged(search: Search) -> None:
         search.learn(found.known_bound)
         if found.choices is None:
             return
-        decision = relaxation.decode(found.choices)
-        finer = merged.divided(classes, search.built, decision)
+        relaxed = relaxation.decode(found.choices)
+        decision = merged.moved(classes, relaxed)
+        finer = merged.divided(classes, search.built, relaxed)
         if _keep(search, decision):
             if watch.stopped:
                 continue
@@ -150,6 +156,11 @@ def search_merged(search: Search) -> None:
             return
         search.solve(Attempt(partial(search.built.with_layouts_of, decision), _LAYOUTS_SHARE, patient=False))
         classes = finer
+
+
+def _decision(merged: MergedMoments, classes: MomentClasses, relaxation: StepProblem, choices: Choices) -> StepDecision:
+    """The problem's decision for choices of a relaxation."""
+    return merged.moved(classes, relaxation.decode(choices))
 
 
 def _keep(search: Search, decision: StepDecision) -> bool:
@@ -162,8 +173,8 @@ def _keep(search: Search, decision: StepDecision) -> bool:
 class _Watch:
     """Executes what a relaxation finds, and ends it where its best decision is over the limit."""
 
-    def __init__(self, search: Search, relaxation: StepProblem, seconds: float) -> None:
-        self._search, self._relaxation, self._seconds = search, relaxation, seconds
+    def __init__(self, search: Search, decode: Callable[[Choices], StepDecision], seconds: float) -> None:
+        self._search, self._decode, self._seconds = search, decode, seconds
         self._begun = self._improved = time.monotonic()
         self._fits = True
         self._is_alone = runs_alone(search.context.options)  # then the clock must not decide
@@ -179,7 +190,7 @@ class _Watch:
         self._search.report(replace(line, incumbent=cost, choices=None, claimed=None))
         if line.choices is not None:
             self._cost = line.incumbent
-            self._fits, self._improved = _keep(self._search, self._relaxation.decode(line.choices)), time.monotonic()
+            self._fits, self._improved = _keep(self._search, self._decode(line.choices)), time.monotonic()
 
     def is_over(self) -> bool:
         """Whether to stop."""

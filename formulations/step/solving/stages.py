@@ -111,9 +111,8 @@ def use_block_columns(built: StepProblem, solver: str) -> bool:
 
 
 def _begins_from_reruns(search: Search) -> bool:
-    """Whether smaller problems of reruns come first: with offload, relaxations with merged moments find more."""
-    has_quicker = search.built.base_problem is not None and search.built.merged is not None
-    return search.reference is not None and not (search.is_deep or has_quicker)
+    """Whether smaller problems of reruns come first: relaxations with merged moments find more."""
+    return search.reference is not None and not search.is_deep and search.built.merged is None
 
 
 def _begins_from_restrictions(search: Search) -> bool:
