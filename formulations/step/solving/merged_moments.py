@@ -39,8 +39,9 @@ _PATIENCE_SECONDS, _PATIENCE = 0.3, 0.3
 """How long a relaxation whose best decision is near its bound and over the limit goes on without a better one: seconds,
 and a part of the time that it took to find it."""
 
-_OVER_SHARE = 0.4
-"""Part of its time after which a relaxation ends whose best decision is over the limit."""
+_OVER_SHARES = 0.25, 0.45
+"""Parts of its time between which a relaxation ends whose best decision is over the limit; later it goes on for the
+bound, since too little is left for a finer one."""
 
 _NEAR = 0.01
 """Gap of a relaxation from which on its decisions hardly become cheaper."""
@@ -202,6 +203,6 @@ class _Watch:
         now = time.monotonic()
         is_near = self._cost is not None and bound is not None and self._cost - bound <= _NEAR * self._cost
         patience = _PATIENCE_SECONDS + _PATIENCE * (self._improved - self._begun)
-        is_late = now - self._begun > _OVER_SHARE * self._seconds
+        is_late = _OVER_SHARES[0] < (now - self._begun) / self._seconds < _OVER_SHARES[1]
         self.stopped |= not self._fits and (is_late or (is_near and now - self._improved > patience))
         return self.stopped
