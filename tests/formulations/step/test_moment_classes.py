@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 from support.steps.offload_steps import offload_step
 from support.steps.random_steps import random_step
-from support.tiers import first
+from support.tiers import first, only
 
 from formulations.problem.checker import check
 from formulations.solvers.peaks.minimum_peak import without_limit
@@ -174,3 +174,50 @@ def test_a_second_rerun_is_refused() -> None:
                 MomentClasses.widest(model, modes)
             return
     raise AssertionError("no step has an operator that may run again twice")
+
+
+def assignments_that_leave_classes(
+    seed: int,
+) -> Iterator[tuple[MergedMoments, StepProblem, MomentClasses, StepDecision]]:
+    """Assignments of relaxations in which a rerun is needed before any of its moments in its class."""
+    rng = random.Random(seed)
+    model = random_step(seed, forward=6)
+    # Only the first and the last moment of an operator are possible, so that there are gaps between them.
+    plan = {i: moments[0] for i, moments in chain_moments(model).items()}
+    built = kiwi_chain_problem(model, AMPLE, [plan], reach=1)
+    merged = merged_of(built)
+    if merged is None:
+        return
+    for _ in range(200):
+        classes = random_classes(model, merged.modes, rng)
+        relaxation = merged.relaxation(classes)
+        sizes = [node.size for node in relaxation.problem.nodes[: len(model.nodes)]]
+        relaxed = relaxation.decode(tuple(rng.randrange(size) for size in sizes))
+        if len(relaxed.recomputed) > 1 and check(relaxation.problem, relaxation.encoded(relaxed)).ok:
+            moved = merged.moved(classes, relaxed)
+            if any(moment < relaxed.recomputed[i][0] for i, (moment,) in moved.recomputed.items()):
+                yield merged, built, classes, relaxed
+
+
+@pytest.mark.parametrize("seed", only((3, 13), range(40)))
+def test_a_rerun_that_leaves_its_class_divides_it(seed: int) -> None:
+    """Also where the moved decision fits, since memory may be short where it is moved to."""
+    for merged, built, classes, relaxed in assignments_that_leave_classes(seed):
+        finer = merged.divided(classes, built, relaxed)
+        assert set(finer.firsts) > set(classes.firsts)
+        relaxation = merged.relaxation(finer)
+        # The same reruns, each in the last of the classes that its own was divided into.
+        last = {
+            i: max(m for (m,) in merged.modes[i] if classes.first(m) == first)
+            for i, (first,) in relaxed.recomputed.items()
+        }
+        same = replace(relaxed, recomputed={i: (finer.first(moment),) for i, moment in last.items()})
+        moved = merged.moved(finer, same)
+        assert not check(relaxation.problem, relaxation.encoded(same)).ok or all(
+            moment >= same.recomputed[i][0] for i, (moment,) in moved.recomputed.items()
+        )
+
+
+def test_reruns_that_leave_their_classes_are_some() -> None:
+    """The test before this one looks at something."""
+    assert any(True for seed in (3, 13) for _ in assignments_that_leave_classes(seed))

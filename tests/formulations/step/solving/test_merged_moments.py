@@ -11,8 +11,9 @@ from support.tiers import first
 
 from formulations.problem.checker import check
 from formulations.problem.solution import SolveOptions
-from formulations.solvers import SolverPool, solve
+from formulations.solvers import SolverPool, solve, solve_in_process
 from formulations.solvers.peaks.minimum_peak import without_limit
+from formulations.step.moment_classes import MomentClasses
 from formulations.step.replay import replay_decision
 from formulations.step.sharding import MEMORY
 from formulations.step.solving import merged_moments, registry
@@ -129,3 +130,27 @@ def test_a_whole_solve_takes_the_bound_of_its_relaxations(seed: int, pool: Solve
         assert solved.result.bound is not None
         assert solved.result.objective is not None
         assert solved.result.bound <= optimum <= solved.result.objective
+
+
+@pytest.mark.parametrize("seed", first(4, range(60), 12))
+def test_classes_become_finer_until_the_best_decision_of_a_relaxation_fits(seed: int) -> None:
+    """Also where a rerun is needed in its class before any of its moments there, so that it is moved to another one."""
+    model = random_step(seed)
+    built = kiwi_chain_problem(model, 10**9)
+    found = all_executed(model, built) if built.merged is not None and built.modes else []
+    for limit in limits_of(found) if found else ():
+        limited = kiwi_chain_problem(model, limit)
+        merged = limited.merged
+        assert merged is not None
+        classes = MomentClasses.widest(model, merged.modes)
+        while True:
+            relaxation = merged.relaxation(classes)
+            choices = solve_in_process(relaxation.problem, EXACT, AMPLE).choices
+            assert choices is not None
+            relaxed = relaxation.decode(choices)
+            decision = merged.moved(classes, relaxed)
+            if limited.contains(decision) and check(limited.problem, limited.encoded(decision)).ok:
+                break
+            finer = merged.divided(classes, limited, relaxed)
+            assert set(finer.firsts) > set(classes.firsts)
+            classes = finer
