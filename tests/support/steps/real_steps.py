@@ -15,7 +15,9 @@ from planner.session import PlanningSession, PlanRequest
 
 BATCH, SEQUENCE = 8, 128
 MESH = (2, 2)
-CLUSTER = "local-cpu"
+CLUSTER = Path(__file__).parents[2] / "fixtures" / "clusters" / "local-cpu.json"
+"""One measurement of a machine, so that problems are the same everywhere: another one may make them easy or hard."""
+
 LIMITS = (0.5, 0.65, 0.83)
 """Shares of the peak of the best layouts without a limit; the last two are 54 and 69 MiB for the Qwen3."""
 
@@ -74,7 +76,7 @@ def real_session(name: str) -> PlanningSession:
     path = Path(tempfile.gettempdir()) / f"meshwright-tests-{os.getuid()}" / "real-steps" / f"{name}.json"
     write_text_atomically(path, json.dumps({"model_type": name, **STEPS[name]}))
     step = ModelReference(f"hf:{path}", batch=BATCH, sequence=SEQUENCE, dtype="float32", seed=0, dropout=0.0)
-    return PlanningSession(step, CLUSTER, MESH)
+    return PlanningSession(step, str(CLUSTER), MESH)
 
 
 def requests_within(
