@@ -9,6 +9,7 @@ from typing import Self
 from formulations.problem.solution import SolveOptions
 from formulations.problem.strategy_problem import StrategyProblem
 from formulations.solvers import SolverPool
+from formulations.solvers.processes.transfer import SharedProblem
 from formulations.solvers.processes.worker import Listener, WorkerOutcome
 from formulations.solvers.protocol.registry import SolverSpec
 
@@ -32,7 +33,7 @@ class Meter(SolverPool):
         self.peak_rss_bytes = 0
 
     def run(
-        self, spec: SolverSpec, problem: StrategyProblem, options: SolveOptions, listener: Listener
+        self, spec: SolverSpec, problem: StrategyProblem | SharedProblem, options: SolveOptions, listener: Listener
     ) -> WorkerOutcome:
         """Run one job and count it."""
         outcome = self._lender.run(spec, problem, options, listener)
