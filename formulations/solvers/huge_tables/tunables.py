@@ -17,7 +17,7 @@ DECODING_BESIDE = 0.05
 """Not tunable: the same where others look for assignments meanwhile."""
 
 SETTLING_SHARE = 0.2
-"""Not tunable: part of the time for what is small in branches, at most; with a tenth less was proven."""
+"""Not tunable: part of the time for what is small in branches, at most."""
 
 TRIED_HUBS = 3
 """Hubs that are tried before one is branched on, but where tables are very large."""
