@@ -155,11 +155,11 @@ def _run(received: _Received, connection: Connection) -> Finished | Failed:
     before = _cpu_seconds()
     job = received.job
     try:
-        function = job.spec.load()
         try:
             problem = unpack(job.problem, received.memory)
         finally:
             os.close(received.memory)
+        function = job.spec.load()
         gc.freeze()  # all that is sent stays until the end: looking through it again and again would take long
         connection.send(Started())
         with EXCHANGE.subscribed_to(problem):

@@ -476,3 +476,18 @@ def test_a_problem_without_nodes(pool: SolverPool) -> None:
     for result in (solve(empty, "highs", pool=pool), solve_in_process(empty, "brute_force")):
         assert check_result(empty, result).ok
         assert (result.status, result.objective, result.choices) == (Status.OPTIMAL, 0, ())
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="open files are counted in /proc, which Linux has")
+def test_jobs_leave_no_file_open() -> None:
+    """Neither here nor in the workers, also where the solver fails."""
+    with SolverPool() as own:
+
+        def open_files() -> list[int]:
+            for name in ("environment", "fail"):
+                solve(two_nodes(), FAKE + name, SolveOptions(initial_choices=(0, 0)), pool=own)
+            workers = [str(worker.process_id) for worker in own._idle]
+            return [len(list(Path(f"/proc/{process}/fd").iterdir())) for process in ("self", *sorted(workers))]
+
+        before = open_files()
+        assert open_files() == before
