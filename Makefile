@@ -52,11 +52,11 @@ demo: install
 # A file is run by one process, which keeps its solvers' processes, its ranks and its traced models for all of it.
 pytest := $(single_threaded) $(python) -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
-# The public promise; meant to take at most 8 minutes on two quiet cores.
+# The public promise: 13 minutes on two cores.
 test: install
 	$(pytest)
 
-# What `make test` runs and all that is marked slow; meant to take at most 25 minutes.
+# What `make test` runs and all that is marked slow: 35 minutes on two cores.
 test-all: install
 	$(pytest) -m "not fuzz and not bench"
 

@@ -213,7 +213,6 @@ def test_a_sweep_that_asks_for_more_is_searched_in_the_worker_that_planned_the_o
             )
             rows += run_sweep("gpt2", list(cells), executor, tmp_path).sweep_rows
     assert seen == [(request.time_limit, request.gap, request.seed, 0) for request in asked]
-    assert len({row.digest for row in rows}) == 4
     assert rows[4] == rows[0]
 
 
