@@ -47,7 +47,7 @@ class _Terms:
 
     def without_least(self) -> _Terms:
         found, place = distinct(self.amounts)
-        rest = [amount - amount.min() if amount.min() else amount for amount in found]
+        rest = [amount - least if (least := amount.min()) else amount for amount in found]
         amounts = [rest[k] for k in place.tolist()]
         return replace(self, least=np.zeros_like(self.least), most=self.most - self.least, amounts=amounts)
 

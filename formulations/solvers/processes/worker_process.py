@@ -141,7 +141,7 @@ def _receive(connection: Connection, tasks: queue.SimpleQueue[Task | None]) -> N
             message: Job | Preparation | Update = connection.recv()
             if isinstance(message, Update):
                 EXCHANGE.publish(message)
-            elif isinstance(message, Job):  # it begins with a mailbox of its own
+            elif isinstance(message, Job):  # what was found for the job before is not of its problem
                 EXCHANGE.empty()
                 EXCHANGE.publish(message.news)
                 tasks.put(_Received(message, recv_handle(connection)))
