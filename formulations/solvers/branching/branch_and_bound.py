@@ -17,9 +17,10 @@ from __future__ import annotations
 import heapq
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 
@@ -31,8 +32,10 @@ from formulations.presolve.workspace.allowed_strategies import cut_forbidden_str
 from formulations.problem.checker import check
 from formulations.problem.solution import Claim, Progress, SolveOptions
 from formulations.problem.strategy_problem import BoolArray, IntArray, StrategyProblem
+from formulations.solvers.branching.halves import Mixture
 from formulations.solvers.branching.parts import Choices, presolved_part
-from formulations.solvers.branching.relaxation import Relaxation, Relaxed, spread_within
+from formulations.solvers.branching.relaxation import Relaxation, Relaxed
+from formulations.solvers.branching.split_gains import Split, SplitGains
 from formulations.solvers.branching.tunables import WORTH_PRESOLVING
 from formulations.solvers.exact import brute_force
 from formulations.solvers.exact.tunables import CHUNK
@@ -41,8 +44,8 @@ from formulations.solvers.prices.integer_bound import holds_exact_costs
 from formulations.solvers.protocol.exchange import EXCHANGE
 from formulations.solvers.protocol.solver import ReportIncumbent, ReportProgress
 
-_DECIDED = 1e-4
-"""Not tunable: a relaxation this close to a decision is one."""
+_TRIED = 4
+"""Not tunable: nodes of which the parts of a split are bounded before one is split."""
 
 
 def solve(
@@ -163,13 +166,53 @@ class _Search:
         return self.best is not None and known is not None and self.options.accepts(self.best[0], known)
 
 
+class _Sparse(NamedTuple):
+    """An array of which most is zero."""
+
+    size: int
+    places: IntArray
+    values: FloatArray
+
+    @classmethod
+    def of(cls, dense: FloatArray) -> _Sparse:
+        """Return what is not zero."""
+        places = np.flatnonzero(dense)
+        return cls(len(dense), places, dense[places])
+
+    def dense(self) -> FloatArray:
+        """Return the array."""
+        found = np.zeros(self.size)
+        found[self.places] = self.values
+        return found
+
+
+class _Branch(NamedTuple):
+    """A part of a problem that has been bounded, with the weights of its relaxation and its prices where it has any."""
+
+    bound: int
+    allowed: BoolArray
+    weight: _Sparse | None = None
+    prices: _Sparse | None = None
+
+    def mixture(self, flat: FlatProblem) -> Mixture:
+        """How its relaxation mixes strategies; all weigh the same without one, or where it is a decision."""
+        offset = flat.graph.offset
+        if self.weight is not None and self.prices is not None:
+            priced = priced_usage(flat, self.prices.dense())
+            found = Mixture(offset, self.allowed, self.weight.dense(), priced)
+            if found.undecided().any():
+                return found
+        return Mixture(offset, self.allowed, np.ones(len(self.allowed)), np.zeros(len(self.allowed)))
+
+
 class _Tree:
     """The open branches of a reduced problem."""
 
     def __init__(self, problem: StrategyProblem, space: _Space, search: _Search, contradiction: str = "") -> None:
         self.problem, self.space, self.search, self.contradiction = problem, space, search, contradiction
         self.flat: FlatProblem = flatten(problem)
-        self._open: list[tuple[int, int, BoolArray]] = []
+        self._gains = SplitGains(len(problem.nodes))
+        self._open: list[tuple[int, int, _Branch]] = []
         self._pushed = 0
         self._root: tuple[int, tuple[FloatArray, FloatArray]] | None = None
         """Bound of the root and the duals behind it."""
@@ -186,30 +229,33 @@ class _Tree:
         if not holds_exact_costs(self.flat) and not self._enumerate(np.ones(len(self.flat.unary), dtype=np.bool_)):
             self.search.message = "too large for exact branch and bound: sums leave the range of doubles"
             return False
-        below_any_cost = -int(self.flat.penalty)
-        branch: tuple[int, BoolArray] | None = below_any_cost, np.ones(len(self.flat.unary), dtype=np.bool_)
-        while (branch is not None or self._open) and not self.search.ends():
+        branch = self._bounded(-int(self.flat.penalty), np.ones(len(self.flat.unary), dtype=np.bool_))
+        while branch is not None or self._open:
+            self._publish(branch)
+            if self.search.ends():
+                break
             self.search.import_incumbent()
             core = self._core()
             if core is not None:
                 return core.run()
             if branch is None:
-                bound, _, allowed = heapq.heappop(self._open)
-                if self._is_beaten(bound):
+                branch = heapq.heappop(self._open)[-1]
+                if self._is_beaten(branch.bound):
                     self._open.clear()  # it was the smallest
-                    break
-                branch = bound, allowed
-            branch = self._work(*branch)
-            waiting = [own[0] for own in (branch, self._open[0] if self._open else None) if own is not None]
-            if waiting and min(waiting) > below_any_cost:
-                self.search.raise_bound(min(waiting) + self.space.offset)
-        if branch is not None:
-            self._push(*branch)
-        self.search.message = f"{self.search.worked} branches, {len(self._open)} open"
-        return not self._open
+                    return True
+            branch = self._work(branch)
+        self.search.message = f"{self.search.worked} branches, {len(self._open) + (branch is not None)} open"
+        return branch is None and not self._open
 
-    def _work(self, bound: int, allowed: BoolArray) -> tuple[int, BoolArray] | None:
-        """Bound a branch, split what is left of it, and return the part to go on with, if any; the other one waits."""
+    def _publish(self, branch: _Branch | None) -> None:
+        """Raise the bound to the smallest of the branch at work and all open ones."""
+        waiting = [self._open[0][0]] if self._open else []
+        smallest = min(waiting if branch is None else [*waiting, branch.bound])
+        if smallest > -int(self.flat.penalty):
+            self.search.raise_bound(smallest + self.space.offset)
+
+    def _bounded(self, bound: int, allowed: BoolArray) -> _Branch | None:
+        """Return a branch with its own bound, or that of its parent; None where nothing in it may be better."""
         self.search.worked += 1
         if self._enumerate(allowed):
             return None
@@ -220,7 +266,7 @@ class _Tree:
             self._offer(self.flat.original_choices(_rounded(self.flat, relaxed.allowed, relaxed.values)))
         if relaxed.proof is not None:
             bound = max(bound, relaxed.proof.bound)
-        if self._pushed == 0 and relaxed.duals is not None:
+        if self._root is None and relaxed.duals is not None:
             self._root = bound, relaxed.duals
         if self._is_beaten(bound):
             return None
@@ -228,12 +274,57 @@ class _Tree:
         sizes = np.add.reduceat(left, self.flat.graph.offset[:-1], dtype=np.int64)
         if not sizes.all() or self._enumerate(left):
             return None
-        first, second = _split(self.flat, left, sizes, relaxed)
-        self._push(bound, second)
-        if self._is_promising(bound):
-            return bound, first
-        self._push(bound, first)
-        return None
+        if relaxed.values is None or relaxed.duals is None:
+            return _Branch(bound, left)
+        return _Branch(bound, left, _Sparse.of(relaxed.values), _Sparse.of(relaxed.duals[0]))
+
+    def _work(self, branch: _Branch) -> _Branch | None:
+        """Split a branch, and return the part to go on with, if any; the other one waits.
+
+        Nodes are tried while they promise more than the best so far has gained. If nothing in a part may be better, the
+        other part is the whole branch.
+        """
+        mixture = branch.mixture(self.flat)
+        best: list[_Branch] = []
+        most = -1.0
+        for node, spread, promised in self._candidates(mixture):
+            if promised <= most or (best and self.search.ends()):
+                break
+            parts = [self._bounded(branch.bound, half) for half in mixture.halves(node)]
+            gained = self._recorded(branch, node, spread, parts)
+            if gained > most or None in parts:
+                best, most = [part for part in parts if part is not None], gained
+            if None in parts:
+                break
+        best.sort(key=lambda part: -part.bound)
+        onwards = best.pop() if best and self._is_promising(best[-1].bound) else None
+        for part in best:
+            self._push(part)
+        return onwards
+
+    def _candidates(self, mixture: Mixture) -> Iterator[tuple[int, float, float]]:
+        """Nodes to split, their spread, and what that promises to gain, the most promising first."""
+        spread = mixture.spread()
+        if not spread.any():
+            sizes = np.add.reduceat(mixture.allowed, mixture.offset[:-1], dtype=np.int64)
+            undecided = mixture.undecided()
+            yield int(np.argmax(np.where(undecided, sizes, 0) if undecided.any() else sizes)), 0.0, 0.0
+            return
+        promised = self._gains.promised(spread)
+        for node in np.argsort(-promised, kind="stable")[:_TRIED]:
+            if spread[node] > 0.0:
+                yield int(node), float(spread[node]), float(promised[node])
+
+    def _recorded(self, branch: _Branch, node: int, spread: float, parts: list[_Branch | None]) -> float:
+        """Learn what the parts of a branch have gained; return the lesser gain."""
+        cutoff = self._cutoff
+        highest = max((part.bound for part in parts if part is not None), default=branch.bound)
+        beaten = highest if cutoff is None else cutoff
+        bounds = [beaten if part is None else part.bound for part in parts]
+        for side, bound in enumerate(bounds):
+            if spread > 0.0:
+                self._gains.record(Split(node, spread, branch.bound, side), bound)
+        return float(min(bounds) - branch.bound)
 
     def _is_promising(self, bound: int) -> bool:
         """Whether to go on below a branch, before any other: it has lost less than it has left.
@@ -241,10 +332,9 @@ class _Tree:
         Relaxations are solved soonest from similar ones.
         """
         cutoff = self._cutoff
-        if cutoff is None:
+        if cutoff is None or not self._open:
             return True
-        least = min(bound, self._open[0][0])
-        return bound - least <= cutoff - bound
+        return bound - self._open[0][0] <= cutoff - bound
 
     @cached_property
     def relaxation(self) -> Relaxation:
@@ -302,9 +392,9 @@ class _Tree:
         cutoff = self.search.cutoff
         return None if cutoff is None else cutoff - self.space.offset
 
-    def _push(self, bound: int, allowed: BoolArray) -> None:
+    def _push(self, branch: _Branch) -> None:
         self._pushed += 1
-        heapq.heappush(self._open, (bound, self._pushed, allowed))
+        heapq.heappush(self._open, (branch.bound, self._pushed, branch))
 
     def _is_beaten(self, bound: int) -> bool:
         cutoff = self._cutoff
@@ -322,29 +412,3 @@ def _rounded(flat: FlatProblem, allowed: BoolArray, values: FloatArray) -> IntAr
     places = np.flatnonzero(weight == largest)
     first = places[np.searchsorted(places, offset[:-1])]
     return np.asarray(first - offset[:-1], dtype=np.int64)
-
-
-def _split(flat: FlatProblem, allowed: BoolArray, sizes: IntArray, relaxed: Relaxed) -> tuple[BoolArray, BoolArray]:
-    """Two branches: half of the weight of a node in the relaxation on either side, the heavier strategies first.
-
-    Memory is what keeps relaxations from being decisions: they mix strategies that use much and little to meet a limit
-    exactly. So the node whose usage at the relaxation's prices is mixed widest is split; it raises the bound most when
-    it has to decide. Where the relaxation does not tell, all strategies weigh the same, and the largest node is split.
-    """
-    offset = flat.graph.offset
-    values = np.zeros(len(allowed)) if relaxed.values is None else relaxed.values
-    weight = np.where(allowed, values, 0.0)
-    undecided = (sizes > 1) & (np.maximum.reduceat(weight, offset[:-1]) < 1.0 - _DECIDED)
-    if relaxed.values is not None and relaxed.duals is not None and undecided.any():
-        spread = spread_within(weight, priced_usage(flat, relaxed.duals[0]), offset[:-1])
-        node = int(np.argmax(np.where(undecided, spread, -1.0)))
-    else:
-        weight, node = np.ones(len(allowed)), int(np.argmax(sizes))
-    own = offset[node] + np.flatnonzero(allowed[offset[node] : offset[node + 1]])
-    order = own[np.argsort(-weight[own], kind="stable")]
-    summed = np.cumsum(weight[order])
-    count = min(1 + int(np.searchsorted(summed, 0.5 * summed[-1])), len(order) - 1)
-    heavier, lighter = allowed.copy(), allowed.copy()
-    heavier[own] = lighter[own] = False
-    heavier[order[:count]] = lighter[order[count:]] = True
-    return heavier, lighter

@@ -6,36 +6,15 @@ import math
 import time
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
 
 import numpy as np
 
 from formulations.encodings.flat import FlatProblem, FloatArray, message_entries
 from formulations.encodings.flat_restriction import Restriction, narrow
 from formulations.problem.strategy_problem import BoolArray, IntArray
+from formulations.solvers.branching.split_gains import Split
 from formulations.solvers.prices.ascent import PriceAscent
 from formulations.solvers.prices.integer_bound import IntegerBound, integer_bound
-
-
-class Split(NamedTuple):
-    """How a branch came from another one: a part of the strategies of a node.
-
-    Parameters
-    ----------
-    node
-        The node that was split.
-    spread
-        How widely its priced usage was spread.
-    bound
-        Bound of the branch that was split.
-    side
-        0 for the strategies that use little, 1 for those that use much.
-    """
-
-    node: int
-    spread: float
-    bound: int
-    side: int = 0
 
 
 @dataclass(slots=True, eq=False)

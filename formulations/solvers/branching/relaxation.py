@@ -15,7 +15,7 @@ import numpy as np
 from formulations.encodings.flat import FlatProblem, FloatArray
 from formulations.encodings.flat_restriction import FORBIDDEN_SHARE, restrict
 from formulations.encodings.linear_model import build_linear_model
-from formulations.problem.strategy_problem import BoolArray, IntArray, StrategyProblem
+from formulations.problem.strategy_problem import BoolArray, StrategyProblem
 from formulations.solvers.exact.dual_evaluation import DualEvaluation
 from formulations.solvers.exact.highs_session import CostScale, HighsSession, Outcome
 from formulations.solvers.exact.lazy_rows import LazyRows
@@ -106,14 +106,6 @@ class Relaxation:
             values = np.where(left, outcome.values[self._columns], 0.0)
             values[values < _LEAST_VALUE] = 0.0
         return Relaxed(left, proof, proof is not None and proof.contradiction, (prices, messages), values)
-
-
-def spread_within(weight: FloatArray, values: FloatArray, starts: IntArray) -> FloatArray:
-    """Standard deviation of every node's values where its weights are likelihoods; nodes begin at ``starts``."""
-    total = np.maximum(np.add.reduceat(weight, starts), _LEAST_VALUE)
-    mean = np.add.reduceat(weight * values, starts) / total
-    square = np.add.reduceat(weight * values**2, starts) / total
-    return np.sqrt(np.maximum(square - mean**2, 0.0))
 
 
 def _is_positive(proof: IntegerBound) -> bool:

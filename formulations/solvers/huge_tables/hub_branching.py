@@ -2,7 +2,7 @@
 
 Two kinds of nodes keep such a bound low. Memory is one row for all nodes: at its price, strategies that use much and
 little cost nearly the same, and the bound mixes them to meet the limit exactly. So a node whose usage is mixed widely,
-and whose splits have raised bounds so far (:mod:`formulations.solvers.huge_tables.split_gains`), is split into
+and whose splits have raised bounds so far (:mod:`formulations.solvers.branching.split_gains`), is split into
 strategies that use little and much. And where a few nodes touch hundreds of others, message passing proves little,
 since every cycle through such a hub is cut; where tables are very large, or nothing has a price, the strategies of the
 hub that promises most are split into groups.
@@ -34,10 +34,10 @@ from formulations.encodings.flat_restriction import narrow
 from formulations.encodings.priced_costs import expected_usage
 from formulations.problem.solution import Claim, Progress, SolveOptions
 from formulations.problem.strategy_problem import IntArray, StrategyProblem
-from formulations.solvers.branching.open_leaf import Leaf, OpenLeaf, Split, reopened
-from formulations.solvers.branching.relaxation import spread_within
+from formulations.solvers.branching.halves import spread_within
+from formulations.solvers.branching.open_leaf import Leaf, OpenLeaf, reopened
+from formulations.solvers.branching.split_gains import Split, SplitGains
 from formulations.solvers.huge_tables.small_branches import settle
-from formulations.solvers.huge_tables.split_gains import SplitGains
 from formulations.solvers.huge_tables.tunables import (
     BRANCH_STEPS,
     BRANCHES,
@@ -272,8 +272,8 @@ class Branching:
             return None
         order = self._entries(leaf, node)
         order = order[np.argsort(priced[order], kind="stable")]
-        summed = np.cumsum(likely[order])
-        count = min(1 + int(np.searchsorted(summed, 0.5 * summed[-1])), len(order) - 1)
+        mean = float(likely[order] @ priced[order] / likely[order].sum())
+        count = min(max(1, int(np.searchsorted(priced[order], mean, side="right"))), len(order) - 1)
         self._halved += 1
         split = Split(node, float(spread[node]), leaf.bound)
         return self._branches(leaf, order, (order[:count], order[count:]), split)

@@ -1,4 +1,4 @@
-"""How the tree splits a branch, and what it reports on the way; that its proofs hold is in the differential tests."""
+"""What the tree reports on the way; that its proofs hold is in the differential tests."""
 
 from __future__ import annotations
 
@@ -7,64 +7,11 @@ import pytest
 from support.problems.tight_problems import tight_problem
 from support.tiers import slow
 
-from formulations.encodings.flat import flatten
 from formulations.problem.checker import check
 from formulations.problem.solution import SolveOptions
-from formulations.problem.strategy_problem import Node, Resource, StrategyProblem, UsageTerm
+from formulations.problem.strategy_problem import StrategyProblem
 from formulations.solvers.branching import branch_and_bound
-from formulations.solvers.branching.branch_and_bound import _split
-from formulations.solvers.branching.relaxation import Relaxed
 from formulations.solvers.exact import brute_force
-
-
-def knapsack(usages: list[list[int]], limit: int) -> StrategyProblem:
-    """Nodes that all use memory at once; a strategy costs what it saves of the node's most."""
-    nodes = []
-    for i, amounts in enumerate(usages):
-        amount = np.array(amounts, dtype=np.int64)
-        nodes.append(Node(f"node {i}", 3 * (amount.max() - amount) + i, None, (UsageTerm(0, 0, 1, amount),)))
-    return StrategyProblem("knapsack", tuple(nodes), (), (Resource("memory", limit),), 1)
-
-
-def relaxed_at(problem: StrategyProblem, price: float, values: list[list[float]]) -> Relaxed:
-    flat = flatten(problem)
-    allowed = np.ones(len(flat.unary), dtype=np.bool_)
-    prices = np.full(len(flat.usage.limit), price)
-    return Relaxed(allowed, None, False, (prices, np.zeros(0)), np.concatenate([np.array(own) for own in values]))
-
-
-def split_node(problem: StrategyProblem, relaxed: Relaxed) -> tuple[int, list[list[int]]]:
-    """The node that was split, and the strategies of either half."""
-    flat = flatten(problem)
-    halves = _split(flat, relaxed.allowed, flat.graph.sizes, relaxed)
-    offset = flat.graph.offset
-    assert not (halves[0] & halves[1] & ~relaxed.allowed).any()
-    assert (halves[0] | halves[1]).all()
-    (node,) = [i for i in range(len(problem.nodes)) if not halves[0][offset[i] : offset[i + 1]].all()]
-    return node, [np.flatnonzero(half[offset[node] : offset[node + 1]]).tolist() for half in halves]
-
-
-def test_the_node_whose_usage_is_mixed_widest_is_split() -> None:
-    problem = knapsack([[10, 11], [0, 100], [0, 500]], 300)
-    mixed = [0.5, 0.5]
-    assert split_node(problem, relaxed_at(problem, 1.0, [mixed, mixed, mixed]))[0] == 2
-    assert split_node(problem, relaxed_at(problem, 1.0, [mixed, mixed, [1.0, 0.0]]))[0] == 1
-    assert split_node(problem, relaxed_at(problem, 1.0, [[0.9, 0.1], [1.0, 0.0], [0.0, 1.0]]))[0] == 0
-
-
-def test_half_of_the_weight_is_on_either_side() -> None:
-    problem = knapsack([[0, 10, 20, 30]], 15)
-    node, halves = split_node(problem, relaxed_at(problem, 1.0, [[0.1, 0.4, 0.2, 0.3]]))
-    assert node == 0
-    assert halves == [[1, 3], [0, 2]]
-
-
-def test_without_a_relaxation_the_most_strategies_are_cut_in_half() -> None:
-    problem = knapsack([[0, 10], [0, 10, 20, 30]], 15)
-    unknown = Relaxed(np.ones(6, dtype=np.bool_), None, False)
-    assert split_node(problem, unknown) == (1, [[0, 1], [2, 3]])
-    decided = relaxed_at(problem, 1.0, [[1.0, 0.0], [0.0, 0.0, 1.0, 0.0]])
-    assert split_node(problem, decided) == (1, [[0, 1], [2, 3]])
 
 
 @pytest.mark.parametrize("seeds", [range(120), slow(range(120, 400))], ids=["sample", "length"])

@@ -6,10 +6,32 @@ where both do.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
 from formulations.encodings.flat import FloatArray
-from formulations.solvers.branching.open_leaf import Split
+
+
+class Split(NamedTuple):
+    """How a branch came from another one: a part of the strategies of a node.
+
+    Parameters
+    ----------
+    node
+        The node that was split.
+    spread
+        How widely its priced usage was spread.
+    bound
+        Bound of the branch that was split.
+    side
+        0 for the strategies that use little, 1 for those that use much.
+    """
+
+    node: int
+    spread: float
+    bound: int
+    side: int = 0
 
 
 class SplitGains:
@@ -21,7 +43,7 @@ class SplitGains:
         self._parts = 0
 
     def record(self, split: Split, bound: int) -> None:
-        """Learn that price steps have raised the bound of a part to ``bound``."""
+        """Learn that the bound of a part was raised to ``bound``."""
         self._gain[split.side, split.node] += max(0, bound - split.bound)
         self._spread[split.side, split.node] += split.spread
         self._parts += 1

@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from formulations.solvers.branching.open_leaf import Split
-from formulations.solvers.huge_tables.split_gains import SplitGains
+from formulations.solvers.branching.split_gains import Split, SplitGains
 
 
 def _recorded(*gains: tuple[int, int, int]) -> SplitGains:
