@@ -8,8 +8,10 @@ is enumerated. So nothing that HiGHS says decides a proof: it only suggests dual
 tree ends with the optimum, or with the proof that nothing is feasible.
 
 The branch of the smallest bound comes next, but a child first goes on below its parent while it has lost little: its
-relaxation is solved from a similar one, and assignments are found in the depth. The node whose priced usage is spread
-widest is split, with half of the relaxation's weight on either side, the heavier strategies first.
+relaxation is solved from a similar one, and assignments are found in the depth. A node whose priced usage is spread
+widely, and whose splits have gained so far, is split into strategies that use less and more than the mean. Both parts
+are bounded at once, and other nodes are tried while they promise more: reliability branching (Achterberg, Koch and
+Martin 2005).
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Two kinds of nodes keep such a bound low. Memory is one row for all nodes: at its price, strategies that use much and
 little cost nearly the same, and the bound mixes them to meet the limit exactly. So a node whose usage is mixed widely,
 and whose splits have raised bounds so far (:mod:`formulations.solvers.branching.split_gains`), is split into
-strategies that use little and much. And where a few nodes touch hundreds of others, message passing proves little,
+strategies that use less and more than the mean, after a few such nodes have been tried. And where a few nodes touch hundreds of others, message passing proves little,
 since every cycle through such a hub is cut; where tables are very large, or nothing has a price, the strategies of the
 hub that promises most are split into groups.
 
@@ -61,8 +61,8 @@ _COLD = 20.0
 """Not tunable: a strategy that costs one part in so many of the gap is less likely by e. With 10 or 30 some trees prove
 more, others less."""
 
-_BY_SPREAD = 3
-"""Not tunable: of so many splits one goes by spread alone, so that nodes are tried whose splits are not known yet."""
+_TRIED = 4
+"""Not tunable: nodes of which the parts of a split are bounded before one is split."""
 
 _NEVER = 50.0
 """Not tunable: exponents from which on nothing is likely."""
@@ -152,7 +152,6 @@ class Branching:
         self._pushed = 0
         self._stuck = False
         self._gains = SplitGains(len(flat.graph.sizes))
-        self._halved = 0
 
     def run(self, share: float = 1.0) -> Claim:
         """Work on the branch of the smallest bound, for a part of the time; a later call goes on from there."""
@@ -186,14 +185,27 @@ class Branching:
                 self._stuck = True
                 self._push(leaf, raised)
                 return
-            for part in self._split(leaf):
-                self._keep(part, raised=False)
+            halves = None if self._wide else self._halves(leaf)
+            if halves is None:
+                for part in self._split(leaf):
+                    self._keep(part, raised=False)
+            else:
+                for part in halves:
+                    self._finish(part)
             return
+        self._raise(leaf)
+        self._finish(leaf)
+
+    def _raise(self, leaf: OpenLeaf) -> None:
+        """Raise the bound of a branch, and learn what its split has gained; at most the incumbent's cost counts."""
         objective = self.search.objective
         leaf.climb(BRANCH_STEPS, self._deadline, math.inf if objective is None else objective)
         if leaf.split is not None:
             worth = leaf.bound if objective is None else objective if leaf.closed else min(leaf.bound, objective)
             self._gains.record(leaf.split, worth)
+
+    def _finish(self, leaf: OpenLeaf) -> None:
+        """Decode a branch whose bound was raised, and solve what is small in it."""
         if leaf.closed or self._beaten(leaf.bound):
             return
         self._decode(leaf)
@@ -221,9 +233,6 @@ class Branching:
 
     def _split(self, leaf: OpenLeaf) -> Iterable[OpenLeaf]:
         """Try the most promising nodes; return the parts of the one whose parts have the highest bounds."""
-        halves = None if self._wide else self._halves(leaf)
-        if halves is not None:
-            return halves
         candidates = self._candidates(leaf)
         if len(candidates) == 1:
             return self._parts(leaf, candidates[0])
@@ -253,11 +262,11 @@ class Branching:
         order = np.argsort(-score, kind="stable")[: self._tried_hubs]
         return [int(i) for i in order if score[i] > 0]
 
-    def _halves(self, leaf: OpenLeaf) -> Iterator[OpenLeaf] | None:
-        """Split the node that promises most into strategies that use little and much.
+    def _halves(self, leaf: OpenLeaf) -> list[OpenLeaf] | None:
+        """Split a node into strategies that use less and more than the mean, the most promising first.
 
-        Half of the likelihood is on either side: a strategy is the less likely, the more of the gap it costs beyond the
-        bound. None where no node's usage spreads.
+        A strategy is the less likely, the more of the gap it costs beyond the bound. Nodes are tried while they promise
+        more than the best so far has gained. None where no node's usage spreads.
         """
         assert leaf.proof is not None
         graph, objective = leaf.flat.graph, self.search.objective
@@ -267,16 +276,27 @@ class Branching:
         priced = expected_usage(leaf.flat, leaf.ascent.best_prices, leaf.ascent.best_messages)
         likely[~leaf.restriction.left] = 0.0
         spread = spread_within(likely, priced, graph.offset[:-1])
-        node = int(np.argmax(spread if self._halved % _BY_SPREAD == 0 else self._gains.promised(spread)))
-        if spread[node] <= 0.0:
+        if not spread.any():
             return None
-        order = self._entries(leaf, node)
-        order = order[np.argsort(priced[order], kind="stable")]
-        mean = float(likely[order] @ priced[order] / likely[order].sum())
-        count = min(max(1, int(np.searchsorted(priced[order], mean, side="right"))), len(order) - 1)
-        self._halved += 1
-        split = Split(node, float(spread[node]), leaf.bound)
-        return self._branches(leaf, order, (order[:count], order[count:]), split)
+        promised = self._gains.promised(spread)
+        best: list[OpenLeaf] = []
+        most = -1.0
+        for node in np.argsort(-promised, kind="stable")[:_TRIED]:
+            if promised[node] <= most or (best and self._out_of_time()):
+                break
+            own = self._entries(leaf, int(node))
+            little = priced[own] <= likely[own] @ priced[own] / likely[own].sum()
+            split = Split(int(node), float(spread[node]), leaf.bound)
+            parts = list(self._branches(leaf, own, (own[little], own[~little]), split))
+            for part in parts:
+                self._raise(part)
+            open_parts = [part for part in parts if not (part.closed or self._beaten(part.bound))]
+            gained = float(min((part.bound for part in open_parts), default=leaf.bound) - leaf.bound)
+            if gained > most or len(open_parts) < 2:
+                best, most = open_parts, gained
+            if len(open_parts) < 2:
+                break
+        return best
 
     def _parts(self, leaf: OpenLeaf, node: int) -> Iterator[OpenLeaf]:
         """Split a node's strategies: the cheapest few alone, all others together; drop empty parts."""
