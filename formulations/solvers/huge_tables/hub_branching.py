@@ -3,9 +3,9 @@
 Two kinds of nodes keep such a bound low. Memory is one row for all nodes: at its price, strategies that use much and
 little cost nearly the same, and the bound mixes them to meet the limit exactly. So a node whose usage is mixed widely,
 and whose splits have raised bounds so far (:mod:`formulations.solvers.branching.split_gains`), is split into
-strategies that use less and more than the mean, after a few such nodes have been tried. And where a few nodes touch hundreds of others, message passing proves little,
-since every cycle through such a hub is cut; where tables are very large, or nothing has a price, the strategies of the
-hub that promises most are split into groups.
+strategies that use less and more than the mean, after a few such nodes have been tried. And where a few nodes touch
+hundreds of others, message passing proves little, since every cycle through such a hub is cut; where tables are very
+large, or nothing has a price, the strategies of the hub that promises most are split into groups.
 
 Every part is a branch with a bound of its own, warm started from its parent's prices and messages, and the smallest
 bound of all open branches holds for the problem. Strategies that cannot be part of a better assignment are dropped on
