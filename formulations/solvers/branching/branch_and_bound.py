@@ -19,7 +19,7 @@ from __future__ import annotations
 import heapq
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -37,7 +37,7 @@ from formulations.problem.strategy_problem import BoolArray, IntArray, StrategyP
 from formulations.solvers.branching.halves import Mixture
 from formulations.solvers.branching.parts import Choices, presolved_part
 from formulations.solvers.branching.relaxation import Relaxation, Relaxed
-from formulations.solvers.branching.split_gains import Split, SplitGains
+from formulations.solvers.branching.split_gains import Candidate, Split, SplitGains
 from formulations.solvers.branching.tunables import WORTH_PRESOLVING
 from formulations.solvers.exact import brute_force
 from formulations.solvers.exact.tunables import CHUNK
@@ -45,9 +45,6 @@ from formulations.solvers.prices.fixing import fix_by_reduced_cost
 from formulations.solvers.prices.integer_bound import holds_exact_costs
 from formulations.solvers.protocol.exchange import EXCHANGE
 from formulations.solvers.protocol.solver import ReportIncumbent, ReportProgress
-
-_TRIED = 4
-"""Not tunable: nodes of which the parts of a split are bounded before one is split."""
 
 
 def solve(
@@ -289,11 +286,11 @@ class _Tree:
         mixture = branch.mixture(self.flat)
         best: list[_Branch] = []
         most = -1.0
-        for node, spread, promised in self._candidates(mixture):
-            if promised <= most or (best and self.search.ends()):
+        for candidate in self._candidates(mixture):
+            if candidate.promised <= most or (best and self.search.ends()):
                 break
-            parts = [self._bounded(branch.bound, half) for half in mixture.halves(node)]
-            gained = self._recorded(branch, node, spread, parts)
+            parts = [self._bounded(branch.bound, half) for half in mixture.halves(candidate.node)]
+            gained = self._recorded(branch, candidate, parts)
             if gained > most or None in parts:
                 best, most = [part for part in parts if part is not None], gained
             if None in parts:
@@ -304,28 +301,24 @@ class _Tree:
             self._push(part)
         return onwards
 
-    def _candidates(self, mixture: Mixture) -> Iterator[tuple[int, float, float]]:
-        """Nodes to split, their spread, and what that promises to gain, the most promising first."""
+    def _candidates(self, mixture: Mixture) -> Iterable[Candidate]:
+        """Nodes to split: those whose usage spreads, else the undecided one of the most strategies."""
         spread = mixture.spread()
-        if not spread.any():
-            sizes = np.add.reduceat(mixture.allowed, mixture.offset[:-1], dtype=np.int64)
-            undecided = mixture.undecided()
-            yield int(np.argmax(np.where(undecided, sizes, 0) if undecided.any() else sizes)), 0.0, 0.0
-            return
-        promised = self._gains.promised(spread)
-        for node in np.argsort(-promised, kind="stable")[:_TRIED]:
-            if spread[node] > 0.0:
-                yield int(node), float(spread[node]), float(promised[node])
+        if spread.any():
+            return self._gains.candidates(spread)
+        sizes = np.add.reduceat(mixture.allowed, mixture.offset[:-1], dtype=np.int64)
+        undecided = mixture.undecided()
+        return [Candidate(int(np.argmax(np.where(undecided, sizes, 0) if undecided.any() else sizes)), 0.0, 0.0)]
 
-    def _recorded(self, branch: _Branch, node: int, spread: float, parts: list[_Branch | None]) -> float:
+    def _recorded(self, branch: _Branch, candidate: Candidate, parts: list[_Branch | None]) -> float:
         """Learn what the parts of a branch have gained; return the lesser gain."""
         cutoff = self._cutoff
         highest = max((part.bound for part in parts if part is not None), default=branch.bound)
         beaten = highest if cutoff is None else cutoff
         bounds = [beaten if part is None else part.bound for part in parts]
         for side, bound in enumerate(bounds):
-            if spread > 0.0:
-                self._gains.record(Split(node, spread, branch.bound, side), bound)
+            if candidate.spread > 0.0:
+                self._gains.record(Split(candidate.node, candidate.spread, branch.bound, side), bound)
         return float(min(bounds) - branch.bound)
 
     def _is_promising(self, bound: int) -> bool:

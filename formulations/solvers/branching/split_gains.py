@@ -6,11 +6,15 @@ where both do.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
 
 from formulations.encodings.flat import FloatArray
+
+_TRIED = 4
+"""Not tunable: nodes of which the parts of a split are bounded before one is split."""
 
 
 class Split(NamedTuple):
@@ -32,6 +36,14 @@ class Split(NamedTuple):
     spread: float
     bound: int
     side: int = 0
+
+
+class Candidate(NamedTuple):
+    """A node that may be split, how widely its priced usage is spread, and what the lesser part should gain."""
+
+    node: int
+    spread: float
+    promised: float
 
 
 class SplitGains:
@@ -60,3 +72,10 @@ class SplitGains:
         rates = (self._gain + gain / self._parts) / (self._spread + average)
         promised: FloatArray = spread * rates.min(axis=0)
         return promised
+
+    def candidates(self, spread: FloatArray) -> Iterator[Candidate]:
+        """Yield a few nodes whose usage spreads, the most promising first."""
+        promised = self.promised(spread)
+        for node in np.argsort(-promised, kind="stable")[:_TRIED]:
+            if spread[node] > 0.0:
+                yield Candidate(int(node), float(spread[node]), float(promised[node]))

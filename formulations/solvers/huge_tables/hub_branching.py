@@ -61,9 +61,6 @@ _COLD = 20.0
 """Not tunable: a strategy that costs one part in so many of the gap is less likely by e. With 10 or 30 some trees prove
 more, others less."""
 
-_TRIED = 4
-"""Not tunable: nodes of which the parts of a split are bounded before one is split."""
-
 _NEVER = 50.0
 """Not tunable: exponents from which on nothing is likely."""
 
@@ -278,15 +275,14 @@ class Branching:
         spread = spread_within(likely, priced, graph.offset[:-1])
         if not spread.any():
             return None
-        promised = self._gains.promised(spread)
         best: list[OpenLeaf] = []
         most = -1.0
-        for node in np.argsort(-promised, kind="stable")[:_TRIED]:
-            if promised[node] <= most or (best and self._out_of_time()):
+        for candidate in self._gains.candidates(spread):
+            if candidate.promised <= most or (best and self._out_of_time()):
                 break
-            own = self._entries(leaf, int(node))
+            own = self._entries(leaf, candidate.node)
             little = priced[own] <= likely[own] @ priced[own] / likely[own].sum()
-            split = Split(int(node), float(spread[node]), leaf.bound)
+            split = Split(candidate.node, candidate.spread, leaf.bound)
             parts = list(self._branches(leaf, own, (own[little], own[~little]), split))
             for part in parts:
                 self._raise(part)

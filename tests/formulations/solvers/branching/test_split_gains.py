@@ -36,6 +36,17 @@ def test_a_node_without_splits_counts_as_an_average_one() -> None:
     assert unknown == 4.0
 
 
+def test_the_most_promising_few_of_those_that_spread_are_tried() -> None:
+    gains = SplitGains(8)
+    spread = np.array([0.0, 3.0, 1.0, 0.0, 2.0, 5.0, 4.0, 6.0])
+    assert [found.node for found in gains.candidates(spread)] == [7, 5, 6, 1]
+    for side in (0, 1):
+        gains.record(Split(7, 6.0, 100, side), 100)
+        gains.record(Split(2, 1.0, 100, side), 130)
+    assert [found.node for found in gains.candidates(spread)] == [5, 6, 1, 2]
+    assert not list(gains.candidates(np.zeros(8)))
+
+
 def test_scaled_costs_choose_the_same_node() -> None:
     random = np.random.default_rng(0)
     for _ in range(200):
