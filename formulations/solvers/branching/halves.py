@@ -54,10 +54,13 @@ class Mixture(NamedTuple):
 
     def spread(self) -> FloatArray:
         """Standard deviation of every node's priced usage; zero where it is decided."""
+        starts = self.offset[:-1]
         weight = np.where(self.allowed, self.weight, 0.0)
-        found = spread_within(weight, self.priced, self.offset[:-1])
-        largest = np.maximum.reduceat(self.priced, self.offset[:-1])
-        found[~self.undecided() | (found <= _EQUAL * largest)] = 0.0
+        total = np.maximum(np.add.reduceat(weight, starts), _LEAST_WEIGHT)
+        mean = np.add.reduceat(weight * self.priced, starts) / total
+        square = np.add.reduceat(weight * self.priced**2, starts) / total
+        found: FloatArray = np.sqrt(np.maximum(square - mean**2, 0.0))
+        found[~self.undecided() | (found <= _EQUAL * np.maximum.reduceat(self.priced, starts))] = 0.0
         return found
 
     def halves(self, node: int) -> tuple[BoolArray, BoolArray]:
@@ -65,7 +68,7 @@ class Mixture(NamedTuple):
         first, end = self.offset[node], self.offset[node + 1]
         own = first + np.flatnonzero(self.allowed[first:end])
         weight, priced = self.weight[own], self.priced[own]
-        little = priced <= weight @ priced / weight.sum()
+        little = priced <= weight @ priced / max(weight.sum(), _LEAST_WEIGHT)
         if self.spread()[node] == 0.0 or not weight[little].any() or not weight[~little].any():
             order = np.argsort(-weight, kind="stable")
             summed = np.cumsum(weight[order])
@@ -76,11 +79,3 @@ class Mixture(NamedTuple):
         below[own[~little]] = False
         above[own[little]] = False
         return below, above
-
-
-def spread_within(weight: FloatArray, values: FloatArray, starts: IntArray) -> FloatArray:
-    """Standard deviation of every node's values where its weights are likelihoods; nodes begin at ``starts``."""
-    total = np.maximum(np.add.reduceat(weight, starts), _LEAST_WEIGHT)
-    mean = np.add.reduceat(weight * values, starts) / total
-    square = np.add.reduceat(weight * values**2, starts) / total
-    return np.sqrt(np.maximum(square - mean**2, 0.0))

@@ -34,7 +34,7 @@ from formulations.encodings.flat_restriction import narrow
 from formulations.encodings.priced_costs import expected_usage
 from formulations.problem.solution import Claim, Progress, SolveOptions
 from formulations.problem.strategy_problem import IntArray, StrategyProblem
-from formulations.solvers.branching.halves import spread_within
+from formulations.solvers.branching.halves import Mixture
 from formulations.solvers.branching.open_leaf import Leaf, OpenLeaf, reopened
 from formulations.solvers.branching.split_gains import Split, SplitGains
 from formulations.solvers.huge_tables.small_branches import settle
@@ -272,7 +272,9 @@ class Branching:
         likely = np.exp(-beyond)
         priced = expected_usage(leaf.flat, leaf.ascent.best_prices, leaf.ascent.best_messages)
         likely[~leaf.restriction.left] = 0.0
-        spread = spread_within(likely, priced, graph.offset[:-1])
+        likely /= np.repeat(np.add.reduceat(likely, graph.offset[:-1]), graph.sizes)
+        mixture = Mixture(graph.offset, leaf.restriction.left, likely, priced)
+        spread = mixture.spread()
         if not spread.any():
             return None
         best: list[OpenLeaf] = []
@@ -281,9 +283,9 @@ class Branching:
             if candidate.promised <= most or (best and self._out_of_time()):
                 break
             own = self._entries(leaf, candidate.node)
-            little = priced[own] <= likely[own] @ priced[own] / likely[own].sum()
+            groups = [own[half[own]] for half in mixture.halves(candidate.node)]
             split = Split(candidate.node, candidate.spread, leaf.bound)
-            parts = list(self._branches(leaf, own, (own[little], own[~little]), split))
+            parts = list(self._branches(leaf, own, groups, split))
             for part in parts:
                 self._raise(part)
             open_parts = [part for part in parts if not (part.closed or self._beaten(part.bound))]

@@ -45,6 +45,17 @@ def test_only_nodes_that_are_mixed_spread() -> None:
     assert mixed.spread() == pytest.approx([3.0, 0.0, 0.0, 0.0])
 
 
+def test_rounding_errors_are_no_spread() -> None:
+    mixed = mixture([[0.3, 0.7], [0.3, 0.7]], [[5.3, 5.3 + 1e-9], [5.3, 5.4]])
+    assert (mixed.spread() > 0.0).tolist() == [False, True]
+    assert halves(mixed, 0) == [[1], [0]]
+
+
+def test_both_sides_have_strategies_whatever_the_weights_are() -> None:
+    assert halves(mixture([[0.0, 0.0, 0.0]], [[0.0, 1.0, 2.0]]), 0) == [[0], [1, 2]]
+    assert halves(mixture([[1.0, 0.0]], [[7.0, 0.0]]), 0) == [[0], [1]]
+
+
 def test_neither_side_holds_the_mixture() -> None:
     random = np.random.default_rng(0)
     for _ in range(500):
