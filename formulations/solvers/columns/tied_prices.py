@@ -18,7 +18,7 @@ from formulations.solvers.columns.repeated_blocks import Repeats
 from formulations.solvers.columns.tunables import FRESH_ROWS
 from formulations.solvers.local_search.moves import usage_of
 from formulations.solvers.prices.ascent import PriceAscent
-from formulations.solvers.prices.steering import block_peaks
+from formulations.solvers.prices.raised_prices import block_peaks
 from formulations.solvers.prices.tunables import FIRST_PAIRS, NEGLIGIBLE, PAIRS, PATIENCE, SHORT_ASCENT
 
 

@@ -93,4 +93,4 @@ def _search_cores(
             entries /= _GROWTH**0.5
         else:
             tried, entries = entries, min(_GROWTH * entries, everything)
-        prices.steer(min(ends, 2 * time.monotonic() - begun))
+        prices.walk(min(ends, 2 * time.monotonic() - begun))

@@ -137,12 +137,16 @@ class IncumbentSearch:
         self.fill(candidate, usage_now, prices)
         return candidate if self.is_feasible(candidate) else None
 
-    def finish_grown(self, choices: IntArray, prices: FloatArray, visits: int = 10) -> IntArray | None:
+    def finish_grown(
+        self, choices: IntArray, prices: FloatArray, visits: int = 10, bias: FloatArray | None = None
+    ) -> IntArray | None:
         """Improve ``choices`` at prices, single nodes first and random trees after them; then :meth:`finish` a copy.
 
-        The trees visit every node so many times on average.
+        The trees visit every node so many times on average. Strategies cost ``bias`` more while they are improved.
         """
         self.set_prices(prices)
+        if bias is not None:
+            self._unary += bias
         self.settle(choices)
         self.grow_trees(choices, visits * len(choices), 4000)
         return self.finish(choices, prices)

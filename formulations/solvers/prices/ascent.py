@@ -17,7 +17,7 @@ from formulations.encodings.flat import FlatProblem, FloatArray, Graph, Usage, m
 from formulations.encodings.priced_costs import PricedCosts
 from formulations.problem.strategy_problem import IntArray
 from formulations.solvers.prices.dual_model import gather_blocks, newton_step, soft_usage
-from formulations.solvers.prices.steering import block_peaks
+from formulations.solvers.prices.raised_prices import block_peaks
 from formulations.solvers.prices.trws import sweep
 from formulations.solvers.prices.tunables import (
     ASCENT_NEAR_LIMIT,

@@ -17,7 +17,7 @@ from formulations.encodings.flat import FlatProblem, FloatArray
 from formulations.encodings.priced_costs import PricedCosts
 from formulations.problem.strategy_problem import IntArray
 from formulations.solvers.local_search.moves import usage_of
-from formulations.solvers.prices.steering import block_peaks
+from formulations.solvers.prices.raised_prices import block_peaks
 from formulations.solvers.prices.tunables import BUNDLE_CUTS, BUNDLE_SERIOUS_SHARE, NEGLIGIBLE, PATIENCE
 
 

@@ -2,9 +2,10 @@
 
 1. Raise the bound by prices on memory rows (:mod:`formulations.solvers.prices.ascent`); where the graph is
    narrow, go on with exact minimisation (:mod:`formulations.solvers.prices.bundle`).
-2. At those prices decode, improve by random trees, and steer usage to the limits by small price changes; near the
-   limits repair greedily and fill what is left (:mod:`formulations.solvers.local_search.incumbent_search`). Then again,
-   from assignments decoded by decimation (:mod:`formulations.solvers.prices.decimation`) at prices around the best.
+2. At those prices decode, improve by random trees, repair greedily and fill what is left
+   (:mod:`formulations.solvers.local_search.incumbent_search`). Then walk: the same from the last assignment, at prices
+   that weigh differently from region to region (:mod:`formulations.solvers.prices.regions`), and now and then from one
+   decoded by decimation (:mod:`formulations.solvers.prices.decimation`).
 3. Intensify: perturb the incumbent at noisy prices within the limits.
 
 The bound that is claimed is evaluated anew in exact integers (:mod:`formulations.solvers.prices.dual_bound`).
@@ -20,6 +21,7 @@ import numpy as np
 
 from formulations.encodings.elimination import OutOfTimeError, TooWideError
 from formulations.encodings.flat import FlatProblem, FloatArray
+from formulations.encodings.priced_costs import expected_usage
 from formulations.problem.compiled import seed_compiled
 from formulations.problem.solution import Claim, Progress, SolveOptions
 from formulations.problem.strategy_problem import IntArray, StrategyProblem
@@ -31,7 +33,8 @@ from formulations.solvers.prices.decimation import decimate
 from formulations.solvers.prices.dual_bound import eliminated_bound
 from formulations.solvers.prices.flatten_or_finish import flatten_or_finish
 from formulations.solvers.prices.proven_bound import ProvenBound
-from formulations.solvers.prices.steering import steered_prices
+from formulations.solvers.prices.raised_prices import raised_prices
+from formulations.solvers.prices.regions import regional_bias
 from formulations.solvers.prices.tunables import (
     ASCENT_SHARE,
     BUNDLE_ENTRIES,
@@ -41,22 +44,22 @@ from formulations.solvers.prices.tunables import (
     LAST_SHARE,
     PAIRS,
     PROOF_SPACING,
-    RESTART_FACTORS,
+    RAISED_MASS,
     SHORT_ASCENT,
     START_FACTORS,
-    STEER_SHARE,
-    STEERED_MASS,
-    STEERED_ROUNDS,
     STEPS_BETWEEN_CHECKS,
     TIGHTEN_SHARE,
+    WALK_SHARE,
+    WALKED_FACTORS,
+    WALKED_ROUNDS,
 )
 from formulations.solvers.protocol.solver import ReportIncumbent, ReportProgress
 
 _BUNDLE = True
 """Technique: exact minimisation at prices by a bundle method, where the graph is narrow."""
 
-_STEERING = True
-"""Technique: phase 2, which steers usage to the limits by small price changes."""
+_WALKING = True
+"""Technique: phase 2, which walks from assignment to assignment at regional prices."""
 
 _RESTARTS = True
 """Technique: phase 2 begins again and again, from what decimation decodes."""
@@ -64,8 +67,18 @@ _RESTARTS = True
 _INTENSIFYING = True
 """Technique: phase 3, which rebuilds parts of the incumbent at noisy prices."""
 
-_FINISHED_ROUNDS = 3
-"""Not tunable: rounds of phase 2 between assignments that are repaired and filled, which takes as long as a round."""
+_BOUNDING_SHARES = 0.6, 0.8
+"""Not tunable: parts of the time after which ascent and bundle end where others look for assignments."""
+
+_VISITS = 2
+"""Not tunable: times that random trees visit every node in a round of phase 2, on average."""
+
+_PATIENCE = 10
+"""Not tunable: rebuilt assignments in a row that are no cheaper, after which an incumbent is left as it is."""
+
+_BACK = 0.1
+"""Not tunable: part of the rounds of phase 2 after which the next goes on from the best assignment; with 0.3 about the
+same."""
 
 
 def solve(problem: StrategyProblem, options: SolveOptions, report: ReportProgress, incumbent: ReportIncumbent) -> Claim:
@@ -99,8 +112,8 @@ class PriceSearch:
         self.started = started
         self.rounds = 0
         self.prices: FloatArray = np.zeros(len(flat.usage.limit))
-        self._steered = self.prices
-        self._steer_from: tuple[IntArray, FloatArray] | None = None
+        self._walked = self.prices
+        self._walked_to: IntArray | None = None
         self._ascent_share, self._tighten_share = ASCENT_SHARE, TIGHTEN_SHARE
         self._report = report
         self._incumbent = incumbent
@@ -127,19 +140,19 @@ class PriceSearch:
                 self.search.finish(start, self.ascent.prices)
         others_search = bounding and self.search.best is not None
         if others_search:
-            self._ascent_share, self._tighten_share = ASCENT_SHARE / STEER_SHARE, TIGHTEN_SHARE / STEER_SHARE
+            self._ascent_share, self._tighten_share = _BOUNDING_SHARES
         self._raise_bound(most_steps)
         self.proven.evaluate()
         self.prices = self.ascent.best_prices
         if _BUNDLE and not self._done():
             self._tighten()
-        self._steered = self.prices
+        self._walked = self.prices
         if bounding:
             own = self.search.objective
             self.search.import_incumbent()
             others_search |= self.search.objective != own
         if not (others_search or self._done()):
-            self.steer(self._deadline(STEER_SHARE))
+            self.walk(self._deadline(WALK_SHARE))
         if not (others_search or self._done()):
             self._intensify()
         return self._claim()
@@ -226,44 +239,52 @@ class PriceSearch:
             self.proven.raise_to(found)
         self._publish()
 
-    def steer(self, deadline: float) -> None:
-        """Phase 2: from decoded assignments to feasible ones, prices rising where usage is over its limit.
+    def walk(self, deadline: float) -> None:
+        """Phase 2: from assignment to assignment, improved at prices that weigh differently from region to region.
 
-        It goes on from where it ended before, until ``deadline`` (of :func:`time.monotonic`).
+        A new incumbent is rebuilt as long as that pays. Now and then the walk goes on from the incumbent, or from what
+        decimation decodes. Where repair does not suffice, prices rise. A later call goes on from where this one ended,
+        at ``deadline`` (of :func:`time.monotonic`).
         """
-        if not _STEERING:
+        if not _WALKING:
             return
-        limit = self.flat.usage.limit
-        nodes = len(self.flat.graph.sizes)
+        search, random = self.search, self._random
         last_restart = deadline - DECIMATION_BATCHES * self._step_seconds  # its sweeps are those of so many price steps
-        if self._steer_from is None:
-            self._steer_from = self._start(self.prices, deadline), self.prices
-        choices, prices = self._steer_from
+        if self._walked_to is None:
+            self._walked_to = self._start(self.prices, deadline)
+        priced = expected_usage(self.flat, self.prices, self.ascent.best_messages)
+        risen = self.prices
         while time.monotonic() < deadline and not self._out_of_rounds(0.5):
             self.rounds += 1
-            self.search.import_incumbent()
-            if _RESTARTS and self.rounds % STEERED_ROUNDS == 0 and time.monotonic() < last_restart:
-                prices = self._random.uniform(*RESTART_FACTORS) * self.prices
-                choices = decimate(self.ascent, prices, self._random)
-                self.search.finish_grown(choices, prices)
-            self.search.set_prices(prices)
-            self.search.grow_trees(choices, 2 * nodes, 4000 if self.rounds % 2 else 400)
-            usage = self.search.usage(choices)
-            before = self.search.objective
-            if self.rounds % _FINISHED_ROUNDS == 0:
-                self.search.finish(choices, prices)
-                if self.search.best is None:
-                    self.search.force_feasible(choices, FORCED_STEPS, deadline)
-                if self.search.objective != before:
-                    self._steered = prices
-                self._publish()
-                if self._done():
-                    return
-            if len(limit):
-                scale = self.ascent.temperature_scale() * nodes
-                mass = STEERED_MASS * max(float(prices @ limit), 1e-3 * scale)
-                prices = steered_prices(prices, usage, limit, mass)
-            self._steer_from = choices, prices
+            search.import_incumbent()
+            known, prices = search.objective, random.uniform(*WALKED_FACTORS) * risen
+            if _RESTARTS and self.rounds % WALKED_ROUNDS == 0 and time.monotonic() < last_restart:
+                choices, bias = decimate(self.ascent, prices, random), None
+            else:
+                choices, bias = self._walked_to.copy(), regional_bias(priced, self.flat.graph.sizes, random)
+            found = search.finish_grown(choices, prices, _VISITS, bias)
+            if found is None:
+                risen = self._raised(risen, search.usage(choices))
+            if search.best is None:
+                search.force_feasible(choices, FORCED_STEPS, deadline)
+            if search.best is not None and search.objective != known:
+                self._walked = prices
+                found = search.rebuild_while_better(search.best, prices, random, _PATIENCE)
+            self._publish()
+            if self._done():
+                return
+            if search.best is None:
+                self._walked_to = choices
+            elif found is None or random.random() < _BACK:
+                self._walked_to = search.best
+            else:
+                self._walked_to = found
+
+    def _raised(self, prices: FloatArray, usage: FloatArray) -> FloatArray:
+        """Raise prices where the usage of an assignment exceeds limits."""
+        limit = self.flat.usage.limit
+        scale = self.ascent.temperature_scale() * len(self.flat.graph.sizes)
+        return raised_prices(prices, usage, limit, RAISED_MASS * max(float(prices @ limit), 1e-3 * scale))
 
     def _start(self, prices: FloatArray, deadline: float) -> IntArray:
         """Decode at the prices and at some around them, improve by tree moves, and finish copies."""
@@ -281,7 +302,7 @@ class PriceSearch:
         while self.search.best is not None and not self._out_of_time(LAST_SHARE) and not self._out_of_rounds(1.0):
             self.rounds += 1
             self.search.import_incumbent()
-            prices = self._steered if self._random.random() < 0.5 else self.prices
+            prices = self._walked if self._random.random() < 0.5 else self.prices
             self.search.rebuild(self.search.best, prices, self._random)
             if self.rounds % STEPS_BETWEEN_CHECKS == 0 and self._done():
                 return

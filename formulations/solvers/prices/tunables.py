@@ -47,13 +47,13 @@ BUNDLE_SERIOUS_SHARE = 0.1
 
 # lagrangian.py
 
-ASCENT_SHARE = 0.45
+ASCENT_SHARE = 0.3
 """Part of the time after which the ascent of phase 1 ends."""
 
-TIGHTEN_SHARE = 0.6
+TIGHTEN_SHARE = 0.4
 """Part of the time after which the bundle method ends."""
 
-STEER_SHARE = 0.75
+WALK_SHARE = 0.9
 """Part of the time after which phase 2 ends."""
 
 START_FACTORS = (1.6, 0.5, 1.3, 1.0)
@@ -68,15 +68,14 @@ BUNDLE_ENTRIES = 1 << 24
 STEPS_BETWEEN_CHECKS = 10
 """Not tunable: price steps, or rounds of phase 3, between looks at the gap."""
 
-RESTART_FACTORS = (1.0, 1.2)
-"""Not tunable: factors of the best prices between which phase 2 begins again. A little above them assignments fit; 1.15
-or 1.3 in place of 1.2 made no difference."""
+WALKED_FACTORS = (1.0, 1.2)
+"""Not tunable: factors of the best prices between which phase 2 draws; a little above them assignments fit."""
 
-STEERED_ROUNDS = 20
-"""Not tunable: rounds of phase 2 before it begins again; half and twice as many made no difference."""
+WALKED_ROUNDS = 20
+"""Not tunable: rounds of phase 2 before one begins with what decimation decodes; 10 and 40 were no better."""
 
-STEERED_MASS = 0.02
-"""Price times limit that one steering step adds, as a part of the whole."""
+RAISED_MASS = 0.02
+"""Price times limit that one rise of prices adds, as a part of the whole."""
 
 PROOF_SPACING = 1.5
 """Seconds, or steps, before the first exact bound whatever the gap, and those before one over those before the last."""
@@ -100,5 +99,5 @@ NEGLIGIBLE_OF_LARGE = 3e-5
 
 # decimation.py
 
-DECIMATION_BATCHES = 40
-"""Not tunable: batches of nodes, each decided after a few sweeps; twice as many made no difference."""
+DECIMATION_BATCHES = 20
+"""Not tunable: batches of nodes, each decided after a few sweeps; half and twice as many made no difference."""

@@ -17,8 +17,8 @@ from formulations.solvers.local_search.incumbent_search import IncumbentSearch
 from formulations.solvers.local_search.tunables import FORCED_STEPS
 from formulations.solvers.prices.ascent import PriceAscent
 from formulations.solvers.prices.flatten_or_finish import flatten_or_finish
-from formulations.solvers.prices.steering import raised_prices
-from formulations.solvers.prices.tunables import PAIRS, STEERED_MASS
+from formulations.solvers.prices.raised_prices import raised_prices
+from formulations.solvers.prices.tunables import PAIRS, RAISED_MASS
 from formulations.solvers.protocol.solver import ReportIncumbent, ReportProgress
 
 GREEDY_ROUNDS = 12
@@ -62,7 +62,7 @@ def solve(problem: StrategyProblem, options: SolveOptions, report: ReportProgres
         usage = search.usage(choices)
         if not (usage > limit).any():
             break
-        prices = raised_prices(prices, usage, limit, ascent.temperature_scale() * nodes * STEERED_MASS)
+        prices = raised_prices(prices, usage, limit, ascent.temperature_scale() * nodes * RAISED_MASS)
     if search.best is None:
         return Claim(None, None, message=f"no feasible assignment in {rounds} rounds", iterations=rounds)
     return Claim(flat.original_choices(search.best), None, iterations=rounds)

@@ -1,4 +1,4 @@
-"""Small changes of memory prices that lead an assignment's usage to the limits."""
+"""Rises of memory prices where an assignment exceeds limits."""
 
 from __future__ import annotations
 
@@ -35,12 +35,3 @@ def raised_prices(prices: FloatArray, usage: FloatArray, limit: FloatArray, mass
     if len(over):
         result[over] += mass / max(5, len(over)) / scale[over]
     return result
-
-
-def steered_prices(prices: FloatArray, usage: FloatArray, limit: FloatArray, mass: float) -> FloatArray:
-    """Like :func:`raised_prices`, and prices fall by up to 10 % where a row has room left."""
-    slack = (prices > 0) & (usage < limit)
-    room = (limit - usage) / np.maximum(limit, 1.0)
-    lowered = prices.copy()
-    lowered[slack] *= 1.0 - np.minimum(0.1, 2.0 * room[slack])
-    return raised_prices(lowered, usage, limit, mass)
