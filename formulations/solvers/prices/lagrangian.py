@@ -252,8 +252,8 @@ class PriceSearch:
         last_restart = deadline - DECIMATION_BATCHES * self._step_seconds  # its sweeps are those of so many price steps
         if self._walked_to is None:
             self._walked_to = self._start(self.prices, deadline)
-        priced = expected_usage(self.flat, self.prices, self.ascent.best_messages)
         risen = self.prices
+        priced = expected_usage(self.flat, risen, self.ascent.best_messages)
         while time.monotonic() < deadline and not self._out_of_rounds(0.5):
             self.rounds += 1
             search.import_incumbent()
@@ -265,6 +265,7 @@ class PriceSearch:
             found = search.finish_grown(choices, prices, _VISITS, bias)
             if found is None:
                 risen = self._raised(risen, search.usage(choices))
+                priced = expected_usage(self.flat, risen, self.ascent.best_messages)
             if search.best is None:
                 search.force_feasible(choices, FORCED_STEPS, deadline)
             if search.best is not None and search.objective != known:
