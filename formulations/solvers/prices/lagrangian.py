@@ -112,7 +112,7 @@ class PriceSearch:
         self.started = started
         self.rounds = 0
         self.prices: FloatArray = np.zeros(len(flat.usage.limit))
-        self._walked = self.prices
+        self._improved_at = self.prices
         self._walked_to: IntArray | None = None
         self._ascent_share, self._tighten_share = ASCENT_SHARE, TIGHTEN_SHARE
         self._report = report
@@ -146,7 +146,7 @@ class PriceSearch:
         self.prices = self.ascent.best_prices
         if _BUNDLE and not self._done():
             self._tighten()
-        self._walked = self.prices
+        self._improved_at = self.prices
         if bounding:
             own = self.search.objective
             self.search.import_incumbent()
@@ -243,8 +243,8 @@ class PriceSearch:
         """Phase 2: from assignment to assignment, improved at prices that weigh differently from region to region.
 
         A new incumbent is rebuilt as long as that pays. Now and then the walk goes on from the incumbent, or from what
-        decimation decodes. Where repair does not suffice, prices rise. A later call goes on from where this one ended,
-        at ``deadline`` (of :func:`time.monotonic`).
+        decimation decodes. Until anything feasible is known, prices rise. It ends at ``deadline`` (of
+        :func:`time.monotonic`), and a later call goes on from there.
         """
         if not _WALKING:
             return
@@ -263,13 +263,12 @@ class PriceSearch:
             else:
                 choices, bias = self._walked_to.copy(), regional_bias(priced, self.flat.graph.sizes, random)
             found = search.finish_grown(choices, prices, _VISITS, bias)
-            if found is None:
+            if search.best is None:
                 risen = self._raised(risen, search.usage(choices))
                 priced = expected_usage(self.flat, risen, self.ascent.best_messages)
-            if search.best is None:
                 search.force_feasible(choices, FORCED_STEPS, deadline)
             if search.best is not None and search.objective != known:
-                self._walked = prices
+                self._improved_at = prices
                 found = search.rebuild_while_better(search.best, prices, random, _PATIENCE)
             self._publish()
             if self._done():
@@ -303,7 +302,7 @@ class PriceSearch:
         while self.search.best is not None and not self._out_of_time(LAST_SHARE) and not self._out_of_rounds(1.0):
             self.rounds += 1
             self.search.import_incumbent()
-            prices = self._walked if self._random.random() < 0.5 else self.prices
+            prices = self._improved_at if self._random.random() < 0.5 else self.prices
             self.search.rebuild(self.search.best, prices, self._random)
             if self.rounds % STEPS_BETWEEN_CHECKS == 0 and self._done():
                 return

@@ -1,4 +1,4 @@
-"""Rises of memory prices where an assignment exceeds limits."""
+"""The fullest rows of memory, and rises of prices where an assignment exceeds limits."""
 
 from __future__ import annotations
 

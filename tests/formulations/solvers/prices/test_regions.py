@@ -23,8 +23,7 @@ def test_weights_belong_to_runs_of_nodes_and_leave_what_costs_nothing():
         priced = random.uniform(1.0, 2.0, sizes.sum()) * (random.random(sizes.sum()) < 0.7)
         bias = regional_bias(priced, sizes, random)
         assert not bias[priced == 0.0].any()
-        with np.errstate(invalid="ignore"):
-            weight = 1.0 + bias / np.where(priced == 0.0, np.nan, priced)
+        weight = 1.0 + bias / np.where(priced == 0.0, np.nan, priced)
         assert np.nanmin(weight) >= np.exp(-4.0) - 1e-9
         assert np.nanmax(weight) <= np.exp(4.0) + 1e-9
         of_node = [part[~np.isnan(part)] for part in np.split(weight, np.cumsum(sizes)[:-1])]
