@@ -27,6 +27,7 @@ class MeasuredRank(BaseModel):
     measured_host_peak_bytes: int
     resident_set_bytes: int
     measured_step_s: float | None
+    timed_steps_s: tuple[float, ...] = ()
     grad_rel_error: float
     worst_gradient: str
     grad_tolerance: float = GRADIENT_TOLERANCE
@@ -56,6 +57,8 @@ class TrainingReport(BaseModel):
         Largest resident set of each rank's process, all of Python and torch included.
     measured_step_s
         Median seconds of a step on the slowest rank; None with one step.
+    timed_steps_s
+        Seconds of each step after the first, on the rank that was the slowest in it.
     loss, reference_loss
         Loss of each step, and that of one process (None where not checked).
     max_grad_rel_error, worst_gradient
@@ -76,6 +79,7 @@ class TrainingReport(BaseModel):
     measured_host_peak_bytes: list[int]
     resident_set_bytes: list[int]
     measured_step_s: float | None
+    timed_steps_s: list[float] = []
     loss: list[float]
     reference_loss: list[float] | None
     max_grad_rel_error: float | None

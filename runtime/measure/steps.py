@@ -61,8 +61,8 @@ class Measurement:
         Most bytes of offloaded tensors in host memory at once, in the first step.
     resident_set_bytes
         Largest resident set of the process.
-    step_seconds
-        Median time of the steps after the first; None with one step.
+    timed_steps
+        Seconds of each step after the first.
     reserved_peak_bytes, allocation_retries
         Of CUDA's allocator over all steps, see :class:`MemoryMeter`; None elsewhere.
     """
@@ -71,9 +71,14 @@ class Measurement:
     peak_bytes: int
     host_peak_bytes: int
     resident_set_bytes: int
-    step_seconds: float | None
+    timed_steps: tuple[float, ...]
     reserved_peak_bytes: int | None = None
     allocation_retries: int | None = None
+
+    @property
+    def step_seconds(self) -> float | None:
+        """Median of the timed steps; None with one step."""
+        return median(self.timed_steps) if self.timed_steps else None
 
 
 def train_and_measure(
@@ -118,13 +123,12 @@ def train_and_measure(
         if device.type == "cuda":
             torch.cuda.synchronize(device)
         seconds.append(time.perf_counter() - started)
-    typical = median(seconds) if seconds else None
     return Measurement(
         tuple(losses),
         meter.peak_bytes,
         meter.host_peak_bytes,
         resident_set_peak_bytes(),
-        typical,
+        tuple(seconds),
         meter.reserved_peak_bytes,
         meter.allocation_retries,
     )

@@ -7,7 +7,9 @@ from rich.console import Console
 from support.steps.planned_steps import random_plan
 
 from runtime.commands.tables.run import run_table
-from runtime.measure.run_report import RunReport
+from runtime.measure.merged_report import merged_measurements, rank_measurements
+from runtime.measure.run_report import MeasuredRank, RunReport
+from runtime.measure.steps import Measurement
 
 LIMIT = 1_000_000
 
@@ -57,6 +59,29 @@ def test_the_limit_and_the_check_fail_side_by_side() -> None:
     found = report(2 * LIMIT, reference_loss=[1.1], max_grad_rel_error=float("inf"), max_param_rel_error=0.0)
     assert [failure.split()[0] for failure in found.failures()] == ["rank", "loss", "gradient"]
     assert RunReport.model_validate_json(found.model_dump_json()) == found
+
+
+def rank_with(*seconds: float) -> MeasuredRank:
+    measured = Measurement((2.0,) * (len(seconds) + 1), 8, 0, 9, seconds)
+    return MeasuredRank(**rank_measurements(measured, {}))
+
+
+def test_each_step_takes_as_long_as_on_its_slowest_rank() -> None:
+    merged = merged_measurements([rank_with(1.0, 4.0, 3.0), rank_with(2.0, 3.0, 2.5)], None)
+    assert merged["timed_steps_s"] == [2.0, 4.0, 3.0]
+    assert merged["measured_step_s"] == 3.0  # the larger median of a rank
+    alone = merged_measurements([rank_with()], None)
+    assert alone["timed_steps_s"] == []
+    assert alone["measured_step_s"] is None
+
+
+def test_the_table_has_the_fastest_and_the_slowest_step() -> None:
+    plan, console = random_plan("mlp", (2,), 0), Console(width=200, record=True, quiet=False)
+    with console.capture() as captured:
+        console.print(run_table(plan, report(LIMIT, timed_steps_s=[2.0, 4.0, 3.0])))
+    (row,) = (line for line in captured.get().splitlines() if "of 3 steps" in line)
+    assert "fastest, slowest" in row
+    assert "2 s, 4 s" in row
 
 
 @pytest.mark.parametrize(
