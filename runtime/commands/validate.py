@@ -38,6 +38,9 @@ def validate(
     cluster: Cluster = "local-cpu",
     batch: Batch = 8,
     steps: Annotated[int, typer.Option(min=2, help="Steps of each run; the first is not timed.")] = 4,
+    rounds: Annotated[
+        int, typer.Option(min=1, help="Runs of each plan, the others between them; their median counts.")
+    ] = 1,
     device: Annotated[
         str | None, typer.Option(help="cpu or cuda; that of each plan's cluster if left out.", show_default=False)
     ] = None,
@@ -65,7 +68,9 @@ def validate(
         reference, shape = step.reference(model, batch), parse_mesh(mesh, "--mesh")
         plans += _sampled(reference, cluster, shape, step.optimizer, sample, step.seed)
     with progress_line(f"running {len(plans)} plans"):
-        found = run_and_compare(plans, steps=steps, device=device, progress=lambda name: typer.echo(f"running {name}"))
+        found = run_and_compare(
+            plans, steps=steps, rounds=rounds, device=device, progress=lambda name: typer.echo(f"running {name}")
+        )
     _print(found)
     write_json(json_file, {"plans": [asdict(plan) for plan in found.plans], **_summary(found)})
     if plot is not None:
@@ -103,6 +108,8 @@ def _summary(found: Validation) -> dict[str, float | None]:
         "mean_time_error": found.mean_time_error,
         "mean_memory_error": found.mean_memory_error,
         "rank_correlation": found.rank_correlation,
+        "repeatability": found.repeatability,
+        "mean_spread": found.mean_spread,
         "chosen_over_best": found.chosen_over_best,
     }
 
@@ -111,12 +118,20 @@ def _print(found: Validation) -> None:
     from rich.console import Console
 
     Console().print(_table(found))
-    correlation = found.rank_correlation
     typer.echo(
         f"mean error: {found.mean_time_error:.1%} of time, {found.mean_memory_error:.2%} of peak memory; "
-        f"rank correlation {'-' if correlation is None else f'{correlation:.3f}'}; "
+        f"rank correlation {_correlation(found.rank_correlation)}; "
         f"the plan of least predicted time takes {found.chosen_over_best:.3f} times the least measured"
     )
+    if found.mean_spread is not None:
+        typer.echo(
+            f"runs of one plan differ by {found.mean_spread:.1%} in the mean; "
+            f"rank correlation of two rounds {_correlation(found.repeatability)}"
+        )
+
+
+def _correlation(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3f}"
 
 
 def _table(found: Validation) -> Table:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections import Counter
 from collections.abc import Iterator
 
@@ -13,12 +14,18 @@ from planner.plan.notes import cost_note
 from planner.session import PlanningSession
 from planner.strategies.random_decision import random_decision
 
+MOST_RECOMPUTED = 0.5
+"""Largest probability that an operator of a random plan runs again."""
+
 FORMULATION = SOLVER = "random"
 """Names in the plans, which no solver made."""
 
 
 def random_plans(session: PlanningSession, count: int, seed: int = 0) -> Iterator[Plan]:
     """Plans with random layouts and recomputation, replayed and without a memory limit; certified by nobody.
+
+    Each has its own care (:func:`planner.strategies.random_decision.random_decision`) and its own share of operators
+    that run again, so that fast and slow plans are among them.
 
     Parameters
     ----------
@@ -29,8 +36,10 @@ def random_plans(session: PlanningSession, count: int, seed: int = 0) -> Iterato
     seed
         The same plans for the same seed.
     """
-    for number in range(count):
-        yield _plan(session, random_decision(session.space, seed + number))
+    for number in range(seed, seed + count):
+        rng = random.Random(number)
+        care, share = rng.random(), rng.uniform(0.0, MOST_RECOMPUTED)
+        yield _plan(session, random_decision(session.space, number, share, care=care))
 
 
 def covering_plans(session: PlanningSession, count: int, seed: int = 0) -> Iterator[Plan]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import combinations
+from statistics import median
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -24,13 +26,17 @@ STEPS = 4
 
 @dataclass(frozen=True, slots=True)
 class ValidatedPlan:
-    """A plan that ran: seconds of a step and peak bytes of a rank, as predicted and as measured."""
+    """A plan that ran: seconds of a step and peak bytes of a rank, as predicted and as measured.
+
+    Of several runs ``runs_s`` has the seconds of each, ``measured_s`` their median, ``measured_bytes`` the most.
+    """
 
     name: str
     predicted_s: float
     measured_s: float
     predicted_bytes: int
     measured_bytes: int
+    runs_s: tuple[float, ...] = ()
 
     @property
     def time_error(self) -> float:
@@ -64,10 +70,25 @@ class Validation:
         """Spearman's correlation of predicted and measured times; None with fewer than three plans."""
         if len(self.plans) < 3:
             return None
-        predicted, measured = (
-            _ranks([getattr(plan, name) for plan in self.plans]) for name in ("predicted_s", "measured_s")
-        )
-        return float(np.corrcoef(predicted, measured)[0, 1])
+        return _rank_correlation([plan.predicted_s for plan in self.plans], [plan.measured_s for plan in self.plans])
+
+    @property
+    def repeatability(self) -> float | None:
+        """Spearman's correlation of two rounds of runs, as a mean over pairs of rounds: what no prediction can exceed.
+
+        None with fewer than three plans, or one round.
+        """
+        rounds = list(zip(*(plan.runs_s for plan in self.plans), strict=True))
+        if len(self.plans) < 3 or len(rounds) < 2:
+            return None
+        return float(np.mean([_rank_correlation(one, other) for one, other in combinations(rounds, 2)]))
+
+    @property
+    def mean_spread(self) -> float | None:
+        """Mean over plans of the slowest run's seconds over the fastest's, less 1; None with one round."""
+        if any(len(plan.runs_s) < 2 for plan in self.plans):
+            return None
+        return float(np.mean([max(plan.runs_s) / min(plan.runs_s) - 1.0 for plan in self.plans]))
 
     @property
     def chosen_over_best(self) -> float:
@@ -80,10 +101,13 @@ def validate(
     plans: Sequence[tuple[str, Plan | LayerPlan]],
     *,
     steps: int = STEPS,
+    rounds: int = 1,
     device: str | None = None,
     progress: Callable[[str], None] = lambda _: None,
 ) -> Validation:
     """Run plans one after another and compare each with its prediction; several of operators in one pool of processes.
+
+    A machine's speed changes over minutes. In several rounds a plan runs at several times, others between.
 
     Parameters
     ----------
@@ -91,6 +115,8 @@ def validate(
         Names and plans, of operators or of layers.
     steps
         Steps of each run, at least 2.
+    rounds
+        Runs of each plan; a round runs every plan once.
     device
         As :func:`runtime.job.launch.run_plan` takes it.
     progress
@@ -99,25 +125,34 @@ def validate(
     Raises
     ------
     ValueError
-        No plans, or fewer than two steps.
+        No plans, fewer than two steps, or no round.
     PlanError
         A plan of layers predicts no time or no peak.
     LaunchError
         A run failed.
     """
-    if not plans or steps < 2:
+    if not plans or steps < 2 or rounds < 1:
         raise ValueError(
-            f"{len(plans)} plans of {steps} steps: give at least one plan, and 2 steps to time one of them"
+            f"{len(plans)} plans of {steps} steps in {rounds} rounds: give at least one plan, one round, and 2 steps, "
+            "of which one is timed"
         )
     predicted = [predicted_figures(name, plan) for name, plan in plans]
-    found = []
+    times: list[list[float]] = [[] for _ in plans]
+    peaks = [0] * len(plans)
     with PlanPool() as pool:
-        for (name, plan), (seconds, peak) in zip(plans, predicted, strict=True):
-            progress(name)
-            report = _report(plan, steps, device, pool if len(plans) > 1 else None)
-            assert report.measured_step_s is not None
-            found.append(ValidatedPlan(name, seconds, report.measured_step_s, peak, max(report.measured_peak_bytes)))
-    return Validation(tuple(found))
+        for number in range(rounds):
+            for at, (name, plan) in enumerate(plans):
+                progress(name if rounds == 1 else f"{name}, round {number + 1} of {rounds}")
+                report = _report(plan, steps, device, pool if len(plans) * rounds > 1 else None)
+                assert report.measured_step_s is not None
+                times[at].append(report.measured_step_s)
+                peaks[at] = max(peaks[at], *report.measured_peak_bytes)
+    return Validation(
+        tuple(
+            ValidatedPlan(name, seconds, median(runs), planned, peak, tuple(runs))
+            for (name, _), (seconds, planned), runs, peak in zip(plans, predicted, times, peaks, strict=True)
+        )
+    )
 
 
 def _report(plan: Plan | LayerPlan, steps: int, device: str | None, pool: PlanPool | None) -> TrainingReport:
@@ -156,6 +191,10 @@ def predicted_figures(name: str, plan: Plan | LayerPlan) -> tuple[float, int]:
     if record is None or not record.objective_seconds or not record.engine_peaks:
         raise PlanError(f"plan {name} predicts no time or no peak: give one that a formulation made")
     return record.objective_seconds, plan.held_bytes
+
+
+def _rank_correlation(one: Sequence[float], other: Sequence[float]) -> float:
+    return float(np.corrcoef(_ranks(one), _ranks(other))[0, 1])
 
 
 def _ranks(values: ArrayLike) -> NDArray[np.float64]:

@@ -49,6 +49,45 @@ def test_the_plan_of_least_predicted_time_is_compared_with_the_fastest():
     assert validated((1.0, 1.0), (1.5, 2.0)).chosen_over_best == 1.0
 
 
+def of_rounds(*runs):
+    return Validation(tuple(ValidatedPlan(str(k), 1.0, 1.0, 1, 1, each) for k, each in enumerate(runs)))
+
+
+def test_rounds_say_how_well_a_measurement_repeats():
+    found = of_rounds((1.0, 1.1), (2.0, 2.0), (3.0, 2.4))
+    assert found.repeatability == pytest.approx(1.0)
+    assert found.mean_spread == pytest.approx((0.1 + 0.0 + 0.25) / 3)
+    # Pairs of three rounds: the same order once, the reverse order twice.
+    assert of_rounds((1, 1, 9), (2, 2, 8), (3, 3, 7)).repeatability == pytest.approx(-1 / 3)
+    one = of_rounds((1.0,), (2.0,), (3.0,))
+    assert one.repeatability is None
+    assert one.mean_spread is None
+
+
+def test_each_round_runs_every_plan_and_medians_count(monkeypatch):
+    plans = [(str(k), random_plan("mlp", (2,), k)) for k in range(2)]
+    seconds = iter((1.0, 10.0, 5.0, 20.0, 2.0, 90.0))
+    ran = []
+
+    class Report:
+        def __init__(self):
+            self.measured_step_s = next(seconds)
+            self.measured_peak_bytes = [len(ran), 1]
+
+    def run(_, plan, steps):
+        ran.append((plan.digest, steps))
+        return Report()
+
+    monkeypatch.setattr("runtime.prediction.plan_pool.PlanPool.run", run)
+    named = []
+    found = validate(plans, steps=3, rounds=3, progress=named.append)
+    assert ran == [(plan.digest, 3) for _ in range(3) for _, plan in plans]
+    assert [plan.measured_s for plan in found.plans] == [2.0, 20.0]
+    assert [plan.runs_s for plan in found.plans] == [(1.0, 5.0, 2.0), (10.0, 20.0, 90.0)]
+    assert [plan.measured_bytes for plan in found.plans] == [5, 6]
+    assert named[:3] == ["0, round 1 of 3", "1, round 1 of 3", "0, round 2 of 3"]
+
+
 @pytest.mark.slow
 def test_plans_that_run_have_the_memory_that_they_predict(tmp_path):
     pytest.importorskip("matplotlib", reason="figures need the extra notebooks")
@@ -86,6 +125,8 @@ def test_without_plans_or_steps_to_time_nothing_is_run():
         validate([])
     with pytest.raises(ValueError, match="1 steps"):
         validate([("one", random_plan("mlp", (2,), 0))], steps=1)
+    with pytest.raises(ValueError, match="0 rounds"):
+        validate([("one", random_plan("mlp", (2,), 0))], rounds=0)
 
 
 def test_random_plans_differ_and_are_the_same_for_the_same_seed():
