@@ -44,8 +44,9 @@ PLANS = 1 if SMALL else 12
 # %% [markdown]
 # ## Random plans
 #
-# Every operator has a random placement among those that its rules allow. Such plans reshard much and are slow, which
-# is what makes them a test: their times differ widely.
+# Every operator has a random placement among those that its rules allow; then a share of the operators, different
+# from plan to plan, takes the placement that costs the least beside its neighbours. So there are slow plans, which
+# reshard much, and faster ones.
 
 # %%
 try:

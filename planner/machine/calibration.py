@@ -116,12 +116,14 @@ _Timed = TypeVar("_Timed", KernelSample, CollectiveSample)
 class RankReport(_Sample):
     """Measurements of one rank; all ranks measure the same kernels and collectives in the same order.
 
-    ``overlap`` is of processes on a CPU, ``host`` and ``device`` of CUDA devices.
+    ``collectives`` are of the ranks of one machine, ``between`` of ranks on different machines, all machines' ranks at
+    once. ``overlap`` is of processes on a CPU, ``host`` and ``device`` of CUDA devices.
     """
 
     launch_seconds: PositiveFloat
     kernels: tuple[KernelSample, ...]
     collectives: tuple[CollectiveSample, ...] = ()
+    between: tuple[CollectiveSample, ...] = ()
     overlap: OverlapSample | None = None
     host: HostSample | None = None
     device: FoundDevice | None = None
@@ -133,6 +135,7 @@ def slowest(reports: Sequence[RankReport]) -> RankReport:
         launch_seconds=max(report.launch_seconds for report in reports),
         kernels=tuple(_slowest(samples) for samples in zip(*(r.kernels for r in reports), strict=True)),
         collectives=tuple(_slowest(samples) for samples in zip(*(r.collectives for r in reports), strict=True)),
+        between=tuple(_slowest(samples) for samples in zip(*(r.between for r in reports), strict=True)),
         overlap=max(
             (report.overlap for report in reports if report.overlap is not None),
             key=lambda overlap: overlap.slowdowns,
@@ -243,47 +246,61 @@ def device_from(report: RankReport, name: str, memory_bytes: int, reserve_bytes:
     )
 
 
-def local_cluster(reports: Sequence[RankReport]) -> ClusterSpec:
-    """Cluster ``local-cpu`` from what each rank on this machine measured while all ran at once.
+def local_cluster(reports: Sequence[RankReport], per_machine: int | None = None) -> ClusterSpec:
+    """Cluster ``local-cpu`` from what each rank measured while all ran at once.
+
+    Parameters
+    ----------
+    reports
+        Of all ranks.
+    per_machine
+        How many of them share a machine; all if None.
 
     Raises
     ------
     CalibrationError
         The reports do not suffice.
     """
-    report, ranks = slowest(reports), len(reports)
+    report, ranks = slowest(reports), per_machine or len(reports)
     assert report.overlap is not None, "processes measure what their collectives take from the computation"
     own, name = physical_memory_bytes() // ranks, f"process of {current_machine().processor}"
     device = device_from(report, name, own, min(PROCESS_RESERVE_BYTES, own // 2))
-    copy_bandwidth = device.bandwidth_by_class.get(OperatorClass.COPY.value, device.memory_bandwidth)
-    link = fit_link(report.collectives, device.launch_seconds, copy_bandwidth)
+    copy_bandwidth = _copy_bandwidth(device)
+    host = LinkSpec(latency_seconds=device.launch_seconds, bandwidth=copy_bandwidth / 2)
+    # One rank has no link inside its machine; that of the host stands for it.
+    link = fit_link(report.collectives, device.launch_seconds, copy_bandwidth) if ranks > 1 else host
     machine = current_machine()
     return ClusterSpec(
         name=LOCAL_NAME,
         source=f"Measured on {machine.processor}, {machine.cores} cores, torch {machine.torch_version}, "
-        f"{ranks} processes at once over gloo (load average {os.getloadavg()[0]:.1f} at the end). "
+        f"{len(reports)} processes at once over gloo (load average {os.getloadavg()[0]:.1f} at the end). "
         "Host link: a copy within this machine's memory.",
         device=device,
         devices_per_node=ranks,
         nodes=1,
         intra_node=link,
-        host_link=LinkSpec(latency_seconds=device.launch_seconds, bandwidth=copy_bandwidth / 2),
+        host_link=host,
         overlap=OverlapSpec(computation=report.overlap.slowdowns[0], collectives=report.overlap.slowdowns[1]),
-        measured=Measurement(machine=machine, ranks=ranks, method=METHOD),
+        measured=Measurement(machine=machine, ranks=len(reports), method=METHOD),
     )
 
 
-def cuda_cluster(reports: Sequence[RankReport]) -> ClusterSpec:
-    """Cluster ``local-cuda`` from what each of this machine's devices measured while all ran at once.
+def cuda_cluster(reports: Sequence[RankReport], per_machine: int | None = None) -> ClusterSpec:
+    """Cluster ``local-cuda`` from what each device measured while all ran at once.
 
-    With one device nothing is known of links between devices: they are given the speed of the host link.
+    With one device on a machine nothing is known of links inside it: they are given the speed of the host link.
+
+    Parameters
+    ----------
+    reports, per_machine
+        As for :func:`local_cluster`.
 
     Raises
     ------
     CalibrationError
         The reports do not suffice.
     """
-    report, ranks = slowest(reports), len(reports)
+    report, ranks = slowest(reports), per_machine or len(reports)
     found, host = report.device, report.host
     assert found is not None
     assert host is not None, "devices measure their copies to the host"
@@ -294,13 +311,12 @@ def cuda_cluster(reports: Sequence[RankReport]) -> ClusterSpec:
     between = "Links between devices are not measured: that of the host stands for them."
     intra = link
     if report.collectives:
-        copy_bandwidth = device.bandwidth_by_class.get(OperatorClass.COPY.value, device.memory_bandwidth)
-        intra = fit_link(report.collectives, device.launch_seconds, copy_bandwidth)
+        intra = fit_link(report.collectives, device.launch_seconds, _copy_bandwidth(device))
         between = "Collectives over NCCL; what they take from the computation beside them is not measured."
     machine = current_machine("cuda")
     return ClusterSpec(
         name=LOCAL_DEVICE_NAME,
-        source=f"Measured on {ranks} of {machine.device}, torch {machine.torch_version}. {between} Reserve: "
+        source=f"Measured on {len(reports)} of {machine.device}, torch {machine.torch_version}. {between} Reserve: "
         f"{found.outside_bytes} bytes outside the allocator, and {ALLOCATOR_RESERVE_BYTES} for what it holds beyond "
         f"tensors. The host starts a kernel in {found.dispatch_seconds:.2g} s, which is not priced.",
         device=device,
@@ -309,13 +325,50 @@ def cuda_cluster(reports: Sequence[RankReport]) -> ClusterSpec:
         intra_node=intra,
         host_link=link,
         host_link_shared=host.both_seconds > SHARED_LINK * copied,
-        measured=Measurement(machine=machine, ranks=ranks, method=METHOD),
+        measured=Measurement(machine=machine, ranks=len(reports), method=METHOD),
+    )
+
+
+def cluster_of_machines(reports: Sequence[RankReport], per_machine: int, name: str) -> ClusterSpec:
+    """Cluster of several machines from what each rank of a job measured while all ran at once.
+
+    The network of a machine is shared by all its ranks, which measured it at once; machines count as equal, each as
+    the slowest.
+
+    Parameters
+    ----------
+    reports
+        Of all ranks, machine by machine.
+    per_machine
+        Ranks of each machine.
+    name
+        Its name.
+
+    Raises
+    ------
+    CalibrationError
+        The reports do not suffice.
+    """
+    nodes, report = len(reports) // per_machine, slowest(reports)
+    one = (cuda_cluster if report.device is not None else local_cluster)(reports, per_machine)
+    network = fit_link(report.between, one.device.launch_seconds, _copy_bandwidth(one.device))
+    return one.model_copy(
+        update={
+            "name": name,
+            "source": f"{one.source} {nodes} machines of {per_machine} ranks each.",
+            "nodes": nodes,
+            "inter_node": network.model_copy(update={"bandwidth": per_machine * network.bandwidth}),
+        }
     )
 
 
 def save_cluster(cluster: ClusterSpec, path: Path) -> None:
     """Write a cluster file atomically; its folder is made where missing."""
     write_text_atomically(path, cluster.model_dump_json(indent=2) + "\n")
+
+
+def _copy_bandwidth(device: DeviceSpec) -> float:
+    return device.bandwidth_by_class.get(OperatorClass.COPY.value, device.memory_bandwidth)
 
 
 def _slowest(samples: Sequence[_Timed]) -> _Timed:

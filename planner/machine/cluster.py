@@ -251,8 +251,8 @@ class ClusterSpec(_Spec):
     overlap
         What computation and collectives that run at once take from each other.
     measured
-        For a measured machine: the circumstances of its measurement. If its devices are processes on a CPU, a mesh of
-        any size fits on it and its rates are shared among the processes.
+        For measured machines: the circumstances of their measurement. If the devices are processes on one machine's
+        CPU, a mesh of any size fits on it and its rates are shared among the processes.
     costs
         Costs of single instructions that were measured on it, see :mod:`planner.machine.known_costs`.
     """
@@ -288,13 +288,17 @@ class ClusterSpec(_Spec):
 
     @property
     def is_shared(self) -> bool:
-        """Whether its devices are processes that share the cores and the memory of a measured machine."""
+        """Whether its devices are processes that share the cores and the memory of one measured machine."""
+        return self.nodes == 1 and self._are_processes
+
+    @property
+    def _are_processes(self) -> bool:
         return self.measured is not None and self.device_kind == "cpu"
 
     @property
     def host_copies(self) -> HostCopies:
-        """Concurrency of copies to and from the host; between processes of one machine they are blocking."""
-        if self.is_shared:
+        """Concurrency of copies to and from the host; a process copies within its machine's memory, and waits."""
+        if self._are_processes:
             return HostCopies.BLOCKING
         return HostCopies.TAKE_TURNS if self.host_link_shared else HostCopies.BOTH_WAYS
 

@@ -125,7 +125,7 @@ def _rank_main(rank: int, ranks: int, folder: str, seconds: float, kind: str) ->
         timeout=timedelta(seconds=60),
         device_id=device if device.type == "cuda" else None,
     )
-    groups = MeshGroups.of(init_device_mesh(kind, (ranks,)))
+    groups = MeshGroups.of(init_device_mesh(kind, (1, ranks)))
     report = measure_rank(groups, seconds, device)
     _report(folder, rank).write_text(report.model_dump_json(), encoding="utf-8")
     dist.barrier()

@@ -25,13 +25,30 @@ OVERLAPPED_WORDS = 2**24
 
 
 def measure_rank(groups: MeshGroups, seconds: float, device: torch.device) -> RankReport:
-    """Time everything on this rank, each thing for about ``seconds`` seconds; all ranks must call it."""
-    on_device, alone = device.type == "cuda", groups.shape[0] == 1
+    """Time everything on this rank, each thing for about ``seconds`` seconds; all ranks must call it.
+
+    Parameters
+    ----------
+    groups
+        Of all ranks: machines, then the ranks of each.
+    seconds
+        How long each kernel and each collective is timed.
+    device
+        Of this rank.
+    """
+    on_device = device.type == "cuda"
     work = WORKLOADS[device.type]
+    launching = launch_seconds(seconds, device)
+    computing = tuple(_kernel_sample(kernel, seconds, device) for kernel in kernels(work))
+    between, inside = (
+        tuple(_collective_samples(groups.along(axis), seconds, device)) if ranks > 1 else ()
+        for axis, ranks in enumerate(groups.shape)
+    )
     return RankReport(
-        launch_seconds=launch_seconds(seconds, device),
-        kernels=tuple(_kernel_sample(kernel, seconds, device) for kernel in kernels(work)),
-        collectives=() if alone else tuple(_collective_samples(groups, seconds, device)),
+        launch_seconds=launching,
+        kernels=computing,
+        collectives=inside,
+        between=between,
         overlap=None if on_device else _overlap_sample(seconds, work.rows, work.width),
         host=host_sample(device) if on_device else None,
         device=found_device(device) if on_device else None,

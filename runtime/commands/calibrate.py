@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from planner.common.units import format_seconds
-from runtime.commands.options import Batch, Formulation, JsonFile, Memory, Step
+from runtime.commands.options import AllowCode, Batch, Formulation, JsonFile, Memory, Step
 from runtime.commands.tables.progress import progress_line
-from runtime.commands.values import OptionError, parse_bytes, parse_mesh, writable_file, write_json
+from runtime.commands.values import OptionError, parse_bytes, parse_mesh, readable_file, writable_file, write_json
 
 if TYPE_CHECKING:
+    from planner.machine.cluster import ClusterSpec
     from planner.plan.document import Plan
     from runtime.measure.run_report import RunReport
 
@@ -42,6 +44,13 @@ def calibrate(
     batch: Batch = 8,
     model_formulation: Formulation = "kiwi_chain",
     time_limit: Annotated[float, typer.Option(min=0.1, help="Seconds for the solver, per plan of the model.")] = 10.0,
+    plan_file: Annotated[
+        Path | None, typer.Option("--plan", help="Plan that ran with --profile elsewhere.", show_default=False)
+    ] = None,
+    report: Annotated[
+        Path | None, typer.Option(help="Report of that run; --out is its cluster, which gets the costs.")
+    ] = None,
+    allow_code: AllowCode = False,
     json_file: JsonFile = None,
 ) -> None:
     """Measure this machine, in under a minute, and keep the result as the cluster local-cpu, or local-cuda.
@@ -49,6 +58,9 @@ def calibrate(
     Costs of instructions that were measured before are forgotten then. With --model, plans of a model are run with
     every instruction timed and made again with what was measured, until they have no instruction that was not; the
     cluster keeps these costs. The other options say which plans.
+
+    As one rank of a job that torchrun started, measure all its machines and the links between them into --out. Costs of
+    a plan's instructions there come from its run: run --profile --report, then calibrate --plan --report.
     """
     if device not in ("cpu", "cuda"):
         raise OptionError(f"--device {device!r}: choose cpu or cuda")
@@ -56,6 +68,19 @@ def calibrate(
         raise OptionError("--ranks 1: collectives need at least 2 processes")
     if out is not None:
         writable_file(out, "--out")
+    if plan_file is not None or report is not None:
+        write_json(json_file, _add_costs(plan_file, report, out, allow_code))
+        return
+    if "SLURM_STEP_NUM_TASKS" in os.environ:
+        from runtime.job.slurm import adopt_slurm
+
+        adopt_slurm()
+    if "WORLD_SIZE" in os.environ:
+        if model is not None or ranks is not None:
+            given = "--model" if model is not None else "--ranks"
+            raise OptionError(f"{given}: a job that a launcher started is measured as it is; leave it out")
+        _calibrate_job(out, device, json_file)
+        return
     if model is None:
         if mesh is not None or memory is not None or sample:
             raise OptionError(
@@ -72,7 +97,7 @@ def calibrate(
 
     request = PlanRequest(limit, model_formulation, time_limit=time_limit)
     with progress_line(f"measuring plans of {model}"):
-        plan, report, cluster = calibrate_model(
+        plan, ran, cluster = calibrate_model(
             step.reference(model, batch),
             shape,
             request,
@@ -82,16 +107,49 @@ def calibrate(
             progress=typer.echo,
             device=device,
         )
+    _show(plan, ran)
+    write_json(json_file, _figures(plan, ran, cluster, _written(out, device)))
+
+
+def _add_costs(plan_file: Path | None, report_file: Path | None, out: Path | None, allow_code: bool) -> dict[str, Any]:
+    """Keep the costs of a run elsewhere, and return what was predicted and measured, in seconds."""
+    if plan_file is None or report_file is None or out is None:
+        raise OptionError(
+            "--plan, --report and --out: give the plan, the report of its run, and the file of its cluster"
+        )
+    readable_file(plan_file, "--plan")
+    readable_file(report_file, "--report")
+    readable_file(out, "--out")
+
+    from planner.plan.document import load_plan
+    from runtime.measure.run_report import read_report
+    from runtime.prediction.model_costs import add_costs_of_run
+
+    plan, report = load_plan(plan_file), read_report(report_file)
+    cluster = add_costs_of_run(plan, report, out, allow_code)
     _show(plan, report)
+    return _figures(plan, report, cluster, out)
+
+
+def _figures(plan: Plan, report: RunReport, cluster: ClusterSpec, written: Path) -> dict[str, Any]:
+    """Print how many instructions are measured, and return that with the seconds of a plan that ran."""
     measured = sum(map(len, cluster.costs.values()))
-    typer.echo(f"{measured} instructions are measured; wrote {_written(out, device)}")
-    figures = {
+    typer.echo(f"{measured} instructions are measured; wrote {written}")
+    return {
         "predicted_seconds": plan.objective_seconds,
         "measured_seconds": report.measured_step_s,
         "measured_instructions": measured,
-        "out": str(_written(out, device)),
+        "out": str(written),
     }
-    write_json(json_file, figures)
+
+
+def _calibrate_job(out: Path | None, kind: str, json_file: Path | None) -> None:
+    """Measure the machines of a job as one of its ranks; rank 0 prints."""
+    from runtime.calibration.job import calibrate_job
+
+    cluster = calibrate_job(out, kind)
+    if os.environ["RANK"] == "0":
+        write_json(json_file, _rates(cluster, _written(out, kind)))
 
 
 def _calibrate_machine(ranks: int | None, out: Path | None, kind: str) -> dict[str, Any]:
@@ -105,21 +163,33 @@ def _calibrate_machine(ranks: int | None, out: Path | None, kind: str) -> dict[s
     else:
         with progress_line(f"measuring with {ranks or 2} processes"):
             cluster = measure(ranks or 2, out)
-    device, link = cluster.device, cluster.intra_node
-    between = f"{link.bandwidth / 1e9:.2f} GB/s and {format_seconds(link.latency_seconds)} between ranks"
-    typer.echo(
-        f"{device.name}: {device.flops['float32'] / 1e9:.1f} GFLOP/s float32, "
-        f"{device.memory_bandwidth / 1e9:.1f} GB/s memory{f', {between}' if cluster.devices > 1 else ''}\n"
-        f"wrote {_written(out, kind)}"
+    return _rates(cluster, _written(out, kind))
+
+
+def _rates(cluster: ClusterSpec, written: Path) -> dict[str, Any]:
+    """Print the rates of a measured cluster and return them, in operations, bytes and seconds."""
+    device, link, network = cluster.device, cluster.intra_node, cluster.inter_node
+    links = [(link, "between ranks")] if cluster.devices_per_node > 1 else []
+    links += [] if network is None else [(network, "between machines")]
+    found = [
+        f"{each.bandwidth / 1e9:.3g} GB/s and {format_seconds(each.latency_seconds)} {where}" for each, where in links
+    ]
+    rates = (
+        f"{device.flops['float32'] / 1e9:.1f} GFLOP/s float32",
+        f"{device.memory_bandwidth / 1e9:.1f} GB/s memory",
+        *found,
     )
+    typer.echo(f"{device.name}: {', '.join(rates)}\nwrote {written}")
     return {
         "device": device.name,
         "devices": cluster.devices,
         "flops": dict(device.flops),
         "memory_bandwidth": device.memory_bandwidth,
-        "link_bandwidth": link.bandwidth if cluster.devices > 1 else None,
-        "link_latency_seconds": link.latency_seconds if cluster.devices > 1 else None,
-        "out": str(_written(out, kind)),
+        "link_bandwidth": link.bandwidth if cluster.devices_per_node > 1 else None,
+        "link_latency_seconds": link.latency_seconds if cluster.devices_per_node > 1 else None,
+        "network_bandwidth": None if network is None else network.bandwidth,
+        "network_latency_seconds": None if network is None else network.latency_seconds,
+        "out": str(written),
     }
 
 

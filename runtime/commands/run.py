@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from runtime.commands.options import AllowCode, PlanFile
+from runtime.commands.options import AllowCode, OtherCluster, PlanFile
 from runtime.commands.tables.progress import progress_line
 from runtime.commands.values import STANDARD_OUTPUT, OptionError, json_path, readable_file, writable_file, write_json
 
@@ -42,6 +42,7 @@ def run(
         Path | None,
         typer.Option(help="Time every instruction; Chrome trace to write, beside tables.", show_default=False),
     ] = None,
+    cluster: OtherCluster = None,
     allow_code: AllowCode = False,
     checkpoints: Annotated[
         Path | None,
@@ -71,9 +72,8 @@ def run(
         readable_file(data, "--data")
     if device not in (None, "cpu", "cuda"):
         raise OptionError(f"--device: {device!r} is unknown; choose cpu or cuda")
-    if profile is not None and (of_layers or started_by_torchrun):
-        reason = "of layers" if of_layers else "that torchrun started"
-        raise OptionError(f"--profile: no instructions are timed in a run {reason}; leave it out")
+    if profile is not None and of_layers:
+        raise OptionError("--profile: no instructions are timed in a run of layers; leave it out")
     if profile is not None:
         writable_file(profile, "--profile")
     if checkpoints is not None:
@@ -94,10 +94,11 @@ def run(
             every=every,
         )
         return _train(options, max_restarts, started_by_torchrun, json_file)
-    if of_layers or started_by_torchrun:
-        start = _run_layers if of_layers else _run_as_rank
-        return start(plan_file, steps, check, json_file, data, device, allow_code)
-    return _run_locally(plan_file, steps, check, json_file, data, device, allow_code, profile)
+    if of_layers:
+        return _run_layers(plan_file, steps, check, json_file, data, device, allow_code)
+    if started_by_torchrun:
+        return _run_as_rank(plan_file, steps, check, json_file, data, device, allow_code, profile, cluster)
+    return _run_locally(plan_file, steps, check, json_file, data, device, allow_code, profile, cluster)
 
 
 def _train(options: RunOptions, max_restarts: int, started_by_torchrun: bool, json_file: Path | None) -> int:
@@ -131,6 +132,7 @@ def _run_locally(
     device: str | None,
     allow_code: bool,
     profile: Path | None,
+    cluster: str | None,
 ) -> int:
     from planner.plan.document import load_plan
     from runtime.job.launch import run_plan
@@ -150,7 +152,7 @@ def _run_locally(
     write_json(json_file, json.loads(found.model_dump_json()))
     _show(plan, found)
     if profile is not None:
-        _show_profile(plan, found, profile)
+        _show_profile(plan, found, profile, cluster, allow_code)
     return found.exit_code
 
 
@@ -180,12 +182,12 @@ def _run_layers(
     return found.exit_code
 
 
-def _show_profile(plan: Plan, found: RunReport, trace: Path) -> None:
+def _show_profile(plan: Plan, found: RunReport, trace: Path, cluster: str | None, allow_code: bool) -> None:
     from rich.console import Console
 
     from runtime.commands.tables.profile import profile_of_run, profile_tables
 
-    profiled = profile_of_run(plan, found)
+    profiled = profile_of_run(plan, found, cluster, allow_code)
     profiled.save_trace(trace)
     Console().print(*profile_tables(profiled), sep="\n")
 
@@ -198,8 +200,10 @@ def _run_as_rank(
     data: Path | None,
     device: str | None,
     allow_code: bool,
+    profile: Path | None,
+    cluster: str | None,
 ) -> int:
-    """Do one rank's part; rank 0 reads the plan and prints the table."""
+    """Do one rank's part; rank 0 reads the plan and prints the tables."""
     from runtime.job.rank_job import parse_options
     from runtime.rank_main import run_rank
 
@@ -207,6 +211,7 @@ def _run_as_rank(
     arguments += [] if device is None else ["--device", device]
     arguments += ["--check"] if check else []
     arguments += ["--allow-code"] if allow_code else []
+    arguments += ["--profile"] if profile is not None else []
     report = json_path(json_file)
     arguments += ["--report", str(report)] if report is not None else []
     arguments += ["--data", str(data)] if data is not None else []
@@ -215,6 +220,8 @@ def _run_as_rank(
         _show(plan, found)
         if json_file == STANDARD_OUTPUT:
             write_json(json_file, json.loads(found.model_dump_json()))
+        if profile is not None:
+            _show_profile(plan, found, profile, cluster, allow_code)
 
     return run_rank(parse_options("meshwright run", arguments), show)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from formulations.problem.files import write_text_atomically
 from planner.common.units import format_bytes, format_seconds
@@ -15,6 +15,10 @@ LIMIT_TOLERANCE = 1e-3
 what kernels hold while they run; a cluster's reserve has room for them."""
 
 CHECK_FAILED = 1
+
+
+class ReportError(ValueError):
+    """A file that is no report of a run."""
 
 
 class MeasuredRank(BaseModel):
@@ -184,6 +188,21 @@ class RunReport(TrainingReport):
                 f"{max(self.measured_peak_bytes)} bytes, the plan's memory limit is {self.memory_limit_bytes}"
             )
         return found + super().failures()
+
+
+def read_report(path: Path) -> RunReport:
+    """The report of a run of an operator plan.
+
+    Raises
+    ------
+    ReportError
+        The file cannot be read or is no such report.
+    """
+    try:
+        return RunReport.model_validate_json(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, ValidationError) as error:
+        first = str(error).splitlines()[0]
+        raise ReportError(f"report {path} cannot be read as one of a plan of operators: {first}") from None
 
 
 def write_report(report: TrainingReport, path: Path) -> None:

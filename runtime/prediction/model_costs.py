@@ -23,7 +23,7 @@ from planner.machine.known_costs import CostSource, MeasuredCost, MeasuredCosts
 from planner.models.references import ModelReference
 from planner.plan.document import Plan, schedule_of
 from planner.schedule.instructions import Reshard, Schedule, Update
-from planner.session import PlanningSession, PlanRequest
+from planner.session import PlanningSession, PlanRequest, session_of
 from runtime.job.launch import run_plan
 from runtime.measure.profile import profile_of
 from runtime.measure.run_report import RunReport
@@ -105,6 +105,36 @@ def _measured(session: PlanningSession, plan: Plan, cluster: ClusterSpec, path: 
     found = with_costs(cluster, costs)
     save_cluster(found, path)
     return found, report
+
+
+def add_costs_of_run(plan: Plan, report: RunReport, path: Path, allow_code: bool = False) -> ClusterSpec:
+    """Keep what the instructions of a plan took in a run elsewhere, such as a job of several machines.
+
+    Parameters
+    ----------
+    plan, report
+        The plan, and the report of a run that timed its instructions.
+    path
+        File of the cluster that ran it, which gets the costs.
+    allow_code
+        As for :func:`planner.models.references.check_code`.
+
+    Raises
+    ------
+    CalibrationError
+        The report is not of this plan, or has no times of instructions.
+    ClusterError
+        The file is no cluster.
+    """
+    if report.plan_digest != plan.digest:
+        raise CalibrationError(f"the report is of plan {report.plan_digest[:12]}, the plan is {plan.digest[:12]}")
+    if report.instruction_ns is None or report.measured_step_s is None:
+        raise CalibrationError("the report has no times of instructions: run the plan with --profile, 2 steps or more")
+    cluster = read_cluster(path)
+    session = session_of(plan, cluster, allow_code)
+    found = with_costs(cluster, measured_costs(session, schedule_of(plan, session.graph), report))
+    save_cluster(found, path)
+    return found
 
 
 def unmeasured_seconds(session: PlanningSession, schedule: Schedule) -> float:

@@ -79,6 +79,13 @@ class MeshGroups:
         overlapped = tuple(_new_group(mesh, axis) for axis in range(mesh.ndim)) if overlapping else ()
         return cls(tuple(mesh.shape), tuple(coordinate), names, overlapped)
 
+    def along(self, axis: int) -> MeshGroups:
+        """The groups of one axis, as those of a mesh of this axis alone."""
+        overlapped = self.overlapped[axis : axis + 1]
+        return MeshGroups(
+            self.shape[axis : axis + 1], self.coordinate[axis : axis + 1], self.names[axis : axis + 1], overlapped
+        )
+
     def beside(self) -> MeshGroups:
         """The groups with those for collectives that run beside the computation in place of the others.
 

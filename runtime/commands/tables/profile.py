@@ -16,13 +16,15 @@ if TYPE_CHECKING:
     from runtime.measure.run_report import RunReport
 
 
-def profile_of_run(plan: Plan, report: RunReport) -> StepProfile:
+def profile_of_run(plan: Plan, report: RunReport, cluster: str | None = None, allow_code: bool = False) -> StepProfile:
     """Profile of a run that timed its instructions, priced with the cluster of the plan.
 
     Parameters
     ----------
     plan, report
         The plan and the report of its run.
+    cluster, allow_code
+        As for :func:`planner.session.session_of`.
 
     Raises
     ------
@@ -36,7 +38,7 @@ def profile_of_run(plan: Plan, report: RunReport) -> StepProfile:
     from runtime.measure.profile import profile_of
 
     assert report.instruction_ns is not None, "the run timed its instructions"
-    session = session_of(plan)
+    session = session_of(plan, cluster, allow_code)
     schedule = schedule_of(plan, session.graph)
     time, _ = step_time(session.graph, schedule, session.instruction_costs, LocalBytes(session.graph, session.mesh))
     return profile_of(session.graph, schedule, report.instruction_ns, time)

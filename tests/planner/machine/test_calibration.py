@@ -14,6 +14,7 @@ from planner.machine.calibration import (
     KernelSample,
     OverlapSample,
     RankReport,
+    cluster_of_machines,
     cuda_cluster,
     device_from,
     fit_link,
@@ -190,6 +191,46 @@ def test_devices_that_are_connected_have_a_link_and_share_one_to_the_host(monkey
     assert cluster.intra_node.bandwidth == pytest.approx(TRUE.bandwidth, rel=1e-6)
     assert cluster.device_for((2,)) == cluster.device_for((1,)) == cluster.device
     assert cluster.host_copies is HostCopies.TAKE_TURNS
+
+
+NETWORK = LinkSpec(latency_seconds=2e-4, bandwidth=1e8)
+
+
+def across(base, ranks=2):
+    return base.model_copy(update={"between": tuple(collective_samples(NETWORK, ranks))})
+
+
+def test_ranks_of_a_machine_share_its_network(tmp_path):
+    cluster = cluster_of_machines([across(report(), 3)] * 6, 2, "rack")
+    assert (cluster.name, cluster.nodes, cluster.devices_per_node, cluster.is_shared) == ("rack", 3, 2, False)
+    assert cluster.device.memory_bytes == physical_memory_bytes() // 2
+    assert cluster.intra_node.bandwidth == pytest.approx(TRUE.bandwidth, rel=1e-6)
+    assert cluster.inter_node.bandwidth == pytest.approx(2 * NETWORK.bandwidth, rel=1e-6)
+    assert cluster.inter_node.latency_seconds == pytest.approx(NETWORK.latency_seconds, rel=1e-6)
+    assert cluster.mesh_links((3, 2))[0].bandwidth == pytest.approx(NETWORK.bandwidth, rel=1e-6)
+    assert cluster.measured.ranks == 6
+    assert "3 machines of 2 ranks each" in cluster.source
+    save_cluster(cluster, tmp_path / "rack.json")
+    assert load_cluster(str(tmp_path / "rack.json")) == cluster
+
+
+def test_machines_of_one_rank_have_their_network_alone():
+    alone = across(report()).model_copy(update={"collectives": ()})
+    cluster = cluster_of_machines([alone] * 2, 1, "pair")
+    assert cluster.device.memory_bytes == physical_memory_bytes()
+    (link,) = cluster.mesh_links((2,))
+    assert link.bandwidth == pytest.approx(NETWORK.bandwidth, rel=1e-6)
+    assert link.collective_seconds(Collective.ALL_REDUCE, 2, 10**6) == pytest.approx(
+        NETWORK.collective_seconds(Collective.ALL_REDUCE, 2, 10**6), rel=1e-6
+    )
+
+
+def test_machines_of_devices_are_measured_alike(monkeypatch):
+    monkeypatch.setattr(calibration, "current_machine", lambda kind: current_machine())
+    cluster = cluster_of_machines([across(device_report(collective_samples(TRUE, ranks=2)))] * 4, 2, "rack")
+    assert (cluster.device_kind, cluster.nodes, cluster.devices) == ("cuda", 2, 4)
+    assert cluster.intra_node.bandwidth == pytest.approx(TRUE.bandwidth, rel=1e-6)
+    assert cluster.inter_node.bandwidth == pytest.approx(2 * NETWORK.bandwidth, rel=1e-6)
 
 
 def test_a_kernel_with_a_key_has_a_rate_of_its_own(monkeypatch):

@@ -79,7 +79,7 @@ def test_bandwidths_that_papers_print_are_used():
 def test_copies_to_the_host_run_as_the_machine_allows():
     assert spec().host_copies is HostCopies.BOTH_WAYS
     assert spec(host_link_shared=True).host_copies is HostCopies.TAKE_TURNS
-    measured = spec(measured=Measurement(machine=current_machine(), ranks=2))
+    measured = spec(nodes=1, inter_node=None, measured=Measurement(machine=current_machine(), ranks=2))
     assert measured.host_copies is HostCopies.BLOCKING
     assert spec().host_link_for((2, 4)) == measured.host_link_for((2,)) == FAST
     assert measured.host_link_for((4,)).bandwidth == FAST.bandwidth / 2
@@ -157,6 +157,17 @@ def test_a_measured_machine_is_shared_by_any_number_of_ranks():
     assert (four.memory_bytes, four.reserve_bytes) == (2**29, 2**19)
     assert cluster.mesh_links((2, 2)) == (LinkSpec(latency_seconds=2e-6, bandwidth=5e10),) * 2
     assert cluster.mesh_links((1,)) == (FAST,)
+
+
+def test_measured_processes_of_several_machines_are_as_many_as_were_measured():
+    cluster = spec(per_node=2, nodes=2, measured=Measurement(machine=current_machine(), ranks=4))
+    assert (cluster.is_shared, cluster.host_copies) == (False, HostCopies.BLOCKING)
+    assert cluster.device_for((2, 2)) == cluster.device_for((2,)) == DEVICE
+    across, inside = cluster.mesh_links((2, 2))
+    assert inside == FAST
+    assert across.bandwidth == NETWORK.bandwidth / 2
+    with pytest.raises(ClusterError, match="mesh 8 has 8 devices but cluster test has 4"):
+        cluster.device_for((8,))
 
 
 def test_a_fingerprint_follows_every_figure():

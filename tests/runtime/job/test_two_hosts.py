@@ -8,14 +8,16 @@ from pathlib import Path
 
 import pytest
 from support.processes.two_hosts import NoNamespacesError, two_hosts
-from support.steps.planned_steps import plan_of, random_plan
+from support.steps.planned_steps import plan_of, random_plan, step_reference
 
+from planner.machine.cluster import read_cluster
 from planner.overlap.timetable import Room, overlapped
-from planner.plan.document import save_plan, schedule_of
+from planner.plan.document import load_plan, save_plan, schedule_of
 from planner.schedule.instructions import Wait
-from planner.session import session_of
+from planner.session import PlanningSession, PlanRequest, session_of
 from runtime.job.launch import run_plan
 from runtime.measure.run_report import RunReport
+from runtime.prediction.model_costs import unmeasured_seconds
 
 ROOT = Path(__file__).parents[3]
 STEPS = 3
@@ -76,6 +78,31 @@ def test_the_inner_axis_of_a_mesh_stays_on_a_machine(hosts, tmp_path, monkeypatc
     first, second, third, fourth = found["machines"]
     assert first == second != third == fourth
     assert found["sums"] == [2.0, 1.0]
+
+
+def on_both(hosts, *command):
+    ended = hosts.torchrun("runtime.commands.main", *command)
+    assert [node.returncode for node in ended] == [0, 0], [node.stderr[-2000:] for node in ended]
+    assert ended[1].stdout == ""  # rank 0 alone prints
+    return ended[0].stdout
+
+
+@pytest.mark.slow
+def test_a_job_measures_its_machines_and_a_plan_for_them_what_it_took(hosts, tmp_path, meshwright):
+    rack, path, report = tmp_path / "rack.json", tmp_path / "plan.json", tmp_path / "report.json"
+    assert "between machines" in on_both(hosts, "calibrate", "--out", rack)
+    cluster = read_cluster(rack)
+    assert (cluster.name, cluster.nodes, cluster.devices_per_node) == ("rack", 2, 1)
+    assert 0.05e9 < cluster.inter_node.bandwidth < 0.14e9  # of 0.125e9
+    session = PlanningSession(step_reference("gpt2"), cluster, (2,))
+    save_plan(session.plan(PlanRequest(time_limit=2.0)), path)
+    run = ("run", path, "--steps", STEPS, "--allow-code", "--profile", tmp_path / "trace.json", "--cluster", rack)
+    assert "by kind" in on_both(hosts, *run, "--report", report)
+    outcome = meshwright("calibrate", "--plan", path, "--report", report, "--out", rack, "--allow-code")
+    assert outcome.code == 0, outcome.err
+    plan = load_plan(path)
+    measured = session_of(plan, read_cluster(rack), allow_code=True)
+    assert unmeasured_seconds(measured, schedule_of(plan, measured.graph)) == 0.0
 
 
 def test_a_machine_without_namespaces_gives_the_reason(tmp_path, monkeypatch):

@@ -7,14 +7,21 @@ import pytest
 from support.steps.planned_steps import random_plan, step_reference
 from support.tiers import slow
 
-from planner.machine.cluster import LOCAL_NAME, load_cluster
+from planner.machine.calibration import CalibrationError, save_cluster
+from planner.machine.cluster import LOCAL_NAME, load_cluster, read_cluster
 from planner.machine.known_costs import CostSource
 from planner.plan.document import schedule_of
 from planner.schedule.instructions import Update
 from planner.session import PlanningSession, PlanRequest, session_of
 from runtime.calibration.calibrate import calibrate
 from runtime.measure.run_report import RunReport
-from runtime.prediction.model_costs import calibrate_model, measured_costs, unmeasured_seconds, with_costs
+from runtime.prediction.model_costs import (
+    add_costs_of_run,
+    calibrate_model,
+    measured_costs,
+    unmeasured_seconds,
+    with_costs,
+)
 from runtime.prediction.random_plans import covering_plans, random_plans
 
 
@@ -59,6 +66,34 @@ def test_the_costs_of_a_run_add_up_to_its_step(name, seed):
     assert unmeasured_seconds(measured, schedule) == 0.0
     assert measured.instruction_costs.seconds_by_source(schedule)[CostSource.MEASURED] == pytest.approx(step)
     assert measured.replay(schedule).total_quanta == pytest.approx(step * 1e9, rel=1e-3)
+
+
+def test_costs_of_a_run_elsewhere_are_kept_with_its_cluster(tmp_path):
+    plan, path = random_plan("gpt2", (2,), 1), tmp_path / "rack.json"
+    session = session_of(plan)
+    save_cluster(session.cluster.model_copy(update={"name": "rack"}), path)
+    times = np.full((2, len(schedule_of(plan, session.graph).instructions)), 5000).tolist()
+    found = add_costs_of_run(plan, report_of(plan, times, 0.5), path)
+    assert found == read_cluster(path)
+    assert found.name == "rack"
+    schedule = schedule_of(plan, session.graph)
+    assert unmeasured_seconds(session_of(plan, found), schedule) == 0.0
+    assert session_of(plan, found).replay(schedule).total_quanta == pytest.approx(0.5e9, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"plan_digest": "0" * 64}, "the report is of plan 000000000000, the plan is"),
+        ({"instruction_ns": None}, "no times of instructions: run the plan with --profile"),
+        ({"measured_step_s": None}, "no times of instructions: run the plan with --profile, 2 steps or more"),
+    ],
+)
+def test_reports_that_have_no_costs_of_the_plan_are_refused(changed, message, tmp_path):
+    plan = random_plan("mlp", (2,), 0)
+    report = report_of(plan, [[1], [1]], 0.5).model_copy(update=changed)
+    with pytest.raises(CalibrationError, match=message):
+        add_costs_of_run(plan, report, tmp_path / "absent.json")
 
 
 def test_updates_that_one_kernel_makes_share_its_time():
