@@ -39,7 +39,7 @@ def validate(
     batch: Batch = 8,
     steps: Annotated[int, typer.Option(min=2, help="Steps of each run; the first is not timed.")] = 4,
     rounds: Annotated[
-        int, typer.Option(min=1, help="Runs of each plan, the others between them; the fastest counts.")
+        int, typer.Option(min=1, help="Runs of each plan, the others between them; their median counts.")
     ] = 1,
     device: Annotated[
         str | None, typer.Option(help="cpu or cuda; that of each plan's cluster if left out.", show_default=False)

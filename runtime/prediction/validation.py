@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import combinations
+from statistics import median
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -27,8 +28,7 @@ STEPS = 4
 class ValidatedPlan:
     """A plan that ran: seconds of a step and peak bytes of a rank, as predicted and as measured.
 
-    Of several runs ``runs_s`` has the seconds of each and ``measured_s`` the least, since other work on a machine only
-    makes a run slower; ``measured_bytes`` is the most.
+    Of several runs ``runs_s`` has the seconds of each, ``measured_s`` their median, ``measured_bytes`` the most.
     """
 
     name: str
@@ -107,8 +107,7 @@ def validate(
 ) -> Validation:
     """Run plans one after another and compare each with its prediction; several of operators in one pool of processes.
 
-    A machine's speed changes over minutes. In several rounds a plan runs at several times, others between, and the
-    fastest run counts.
+    A machine's speed changes over minutes. In several rounds a plan runs at several times, others between.
 
     Parameters
     ----------
@@ -150,7 +149,7 @@ def validate(
                 peaks[at] = max(peaks[at], *report.measured_peak_bytes)
     return Validation(
         tuple(
-            ValidatedPlan(name, seconds, min(runs), planned, peak, tuple(runs))
+            ValidatedPlan(name, seconds, median(runs), planned, peak, tuple(runs))
             for (name, _), (seconds, planned), runs, peak in zip(plans, predicted, times, peaks, strict=True)
         )
     )
