@@ -126,9 +126,9 @@ pd.Series(
 ).round(3).to_frame("all plans")
 
 # %% [markdown]
-# Peaks of plans are exact, since the replay counts every tensor that exists, but where a tensor that only a forward
-# operator reads is resharded in several steps: it ends with the first, and is counted to the last, because its reader
-# might run again. One chosen plan peaks where its logits are summed so. No plan needs more.
+# Peaks of plans are exact, since the replay counts every tensor that exists. Where a tensor that only a forward
+# operator reads is resharded in several steps, a plan may need less: it ends with the first, and is counted to the
+# last, because its reader might run again. No plan needs more.
 #
 # Times depend on what the machine does beside; a rerun
 # differs by some per cent, and more where processes share cores. Costs measured for this model's own instructions
