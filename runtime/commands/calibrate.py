@@ -62,19 +62,19 @@ def calibrate(
     As one rank of a job that torchrun started, measure all its machines and the links between them into --out. Costs of
     a plan's instructions there come from its run: run --profile --report, then calibrate --plan --report.
     """
-    if device not in ("cpu", "cuda"):
-        raise OptionError(f"--device {device!r}: choose cpu or cuda")
-    if device == "cpu" and ranks == 1:
-        raise OptionError("--ranks 1: collectives need at least 2 processes")
-    if out is not None:
-        writable_file(out, "--out")
-    if plan_file is not None or report is not None:
-        write_json(json_file, _add_costs(plan_file, report, out, allow_code))
-        return
     if "SLURM_STEP_NUM_TASKS" in os.environ:
         from runtime.job.slurm import adopt_slurm
 
         adopt_slurm()
+    if device not in ("cpu", "cuda"):
+        raise OptionError(f"--device {device!r}: choose cpu or cuda")
+    if device == "cpu" and ranks == 1:
+        raise OptionError("--ranks 1: collectives need at least 2 processes")
+    if out is not None and os.environ.get("RANK", "0") == "0":  # other machines may lack the folder
+        writable_file(out, "--out")
+    if plan_file is not None or report is not None:
+        write_json(json_file, _add_costs(plan_file, report, out, allow_code))
+        return
     if "WORLD_SIZE" in os.environ:
         if model is not None or ranks is not None:
             given = "--model" if model is not None else "--ranks"

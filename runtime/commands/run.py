@@ -74,7 +74,7 @@ def run(
         raise OptionError(f"--device: {device!r} is unknown; choose cpu or cuda")
     if profile is not None and of_layers:
         raise OptionError("--profile: no instructions are timed in a run of layers; leave it out")
-    if profile is not None:
+    if profile is not None and os.environ.get("RANK", "0") == "0":  # other machines may lack the folder
         writable_file(profile, "--profile")
     if checkpoints is not None:
         if check or profile is not None:

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from planner.machine.calibration import CalibrationError
-from planner.machine.cluster import read_cluster
+from planner.machine.cluster import load_cluster, read_cluster
 from planner.machine.identity import current_machine
 from runtime.calibration import job as module
 
@@ -31,6 +31,30 @@ def test_ranks_of_each_machine_are_counted(monkeypatch):
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
     monkeypatch.setattr(module, "gather_texts", lambda text: [text] * 8)
     assert module._ranks_of_each_machine() == 4
+
+
+def test_rank_0_alone_writes_and_prints(tmp_path, monkeypatch, meshwright):
+    asked = []
+
+    def measured(path, kind):
+        asked.append((path, kind))
+        return load_cluster("a100-2x8-nvlink")
+
+    monkeypatch.setattr(module, "calibrate_job", measured)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    elsewhere = tmp_path / "absent" / "rack.json"
+    monkeypatch.setenv("RANK", "1")
+    outcome = meshwright("calibrate", "--out", elsewhere)
+    assert (outcome.code, outcome.out, asked) == (0, "", [(elsewhere, "cpu")])
+    refused = meshwright("calibrate", "--ranks", "2")
+    assert refused.code == 2
+    assert "--ranks: a job that a launcher started is measured as it is" in refused.err
+    monkeypatch.setenv("RANK", "0")
+    assert meshwright("calibrate", "--out", elsewhere).code == 2
+    outcome = meshwright("calibrate", "--out", tmp_path / "rack.json")
+    assert outcome.code == 0
+    assert "between ranks" in outcome.out
+    assert "between machines" in outcome.out
 
 
 @pytest.mark.slow
