@@ -20,7 +20,7 @@ from planner.torch_adapter.local.collectives import MeshGroups
 from runtime.calibration.microbenchmarks import measure_rank
 from runtime.job.layout import device_mesh, ranks_by_machine
 from runtime.job.membership import joined
-from runtime.job.process_group import gather_texts, rank_device, round_as_float32
+from runtime.job.process_group import broadcast_text, gather_texts, rank_device, round_as_float32
 
 
 def calibrate_job(path: Path | None, kind: str = "cpu", seconds_per_kernel: float = 0.3) -> ClusterSpec:
@@ -66,6 +66,7 @@ def calibrate_job(path: Path | None, kind: str = "cpu", seconds_per_kernel: floa
             cluster = cluster_of_machines(reports, per_machine, path.stem)
         else:
             cluster = (cuda_cluster if kind == "cuda" else local_cluster)(reports)
+        cluster = ClusterSpec.model_validate_json(broadcast_text(cluster.model_dump_json()))  # with rank 0's memory
         if dist.get_rank() == 0:
             save_cluster(cluster, path or local_cluster_path(kind))
         membership.exit_code = 0

@@ -74,8 +74,9 @@ def run(
         raise OptionError(f"--device: {device!r} is unknown; choose cpu or cuda")
     if profile is not None and of_layers:
         raise OptionError("--profile: no instructions are timed in a run of layers; leave it out")
-    if profile is not None and os.environ.get("RANK", "0") == "0":  # other machines may lack the folder
+    if profile is not None and os.environ.get("RANK", "0") == "0":  # other machines may lack folder and plan
         writable_file(profile, "--profile")
+        _check_cluster(plan_file, cluster)
     if checkpoints is not None:
         if check or profile is not None:
             raise OptionError(
@@ -154,6 +155,20 @@ def _run_locally(
     if profile is not None:
         _show_profile(plan, found, profile, cluster, allow_code)
     return found.exit_code
+
+
+def _check_cluster(plan_file: Path, cluster: str | None) -> None:
+    """Refuse a profile of a plan whose cluster is not found, before the plan runs."""
+    from planner.machine.cluster import ClusterError, load_cluster
+    from planner.plan.document import load_plan
+
+    name = cluster or load_plan(plan_file).decision.options.cluster
+    try:
+        load_cluster(name)
+    except ClusterError as error:
+        raise OptionError(
+            f"--profile: instructions are priced with the plan's cluster; give --cluster ({error})"
+        ) from None
 
 
 def _run_layers(

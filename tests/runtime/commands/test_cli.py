@@ -288,10 +288,13 @@ def test_a_rank_of_a_job_needs_no_plan_file_and_ends_with_the_verdict_of_the_job
     monkeypatch.setattr(rank_main, "run_rank", run_rank)
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")
-    outcome = meshwright("run", tmp_path / "on_rank_0.json", "--report", tmp_path / "on_rank_0" / "r.json", "--check")
+    there = tmp_path / "on_rank_0"
+    outputs = ("--report", there / "r.json", "--profile", there / "t.json")
+    outcome = meshwright("run", tmp_path / "on_rank_0.json", *outputs, "--check")
     assert (outcome.code, outcome.err) == (1, "")
     assert started[0].plan == tmp_path / "on_rank_0.json"
     assert started[0].check
+    assert started[0].profile
 
 
 def test_an_edited_plan_is_refused(meshwright, plan_file: Path, tmp_path: Path) -> None:
@@ -302,6 +305,8 @@ def test_an_edited_plan_is_refused(meshwright, plan_file: Path, tmp_path: Path) 
     for command in ("run", "explain"):
         refused(meshwright(command, edited), "edited.json", "digest")
     refused(meshwright("run", plan_file, "--profile", tmp_path / "absent" / "t.json"), "--profile", "absent")
+    unknown = ("--profile", tmp_path / "t.json", "--cluster", "tpu")
+    refused(meshwright("run", plan_file, *unknown), "--profile", "--cluster", "tpu")
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"version": 99}', '{"version": 2}', "\x00\x01"])
