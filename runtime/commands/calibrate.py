@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,7 +10,16 @@ import typer
 from planner.common.units import format_seconds
 from runtime.commands.options import AllowCode, Batch, Formulation, JsonFile, Memory, Step
 from runtime.commands.tables.progress import progress_line
-from runtime.commands.values import OptionError, parse_bytes, parse_mesh, readable_file, writable_file, write_json
+from runtime.commands.values import (
+    OptionError,
+    is_first_rank,
+    parse_bytes,
+    parse_mesh,
+    readable_file,
+    started_by_launcher,
+    writable_file,
+    write_json,
+)
 
 if TYPE_CHECKING:
     from planner.machine.cluster import ClusterSpec
@@ -62,20 +70,17 @@ def calibrate(
     As one rank of a job that torchrun started, measure all its machines and the links between them into --out. Costs of
     a plan's instructions there come from its run: run --profile --report, then calibrate --plan --report.
     """
-    if "SLURM_STEP_NUM_TASKS" in os.environ:
-        from runtime.job.slurm import adopt_slurm
-
-        adopt_slurm()
+    of_job = started_by_launcher()
     if device not in ("cpu", "cuda"):
         raise OptionError(f"--device {device!r}: choose cpu or cuda")
     if device == "cpu" and ranks == 1:
         raise OptionError("--ranks 1: collectives need at least 2 processes")
-    if out is not None and os.environ.get("RANK", "0") == "0":  # other machines may lack the folder
+    if out is not None and is_first_rank():  # other machines may lack the folder
         writable_file(out, "--out")
     if plan_file is not None or report is not None:
         write_json(json_file, _add_costs(plan_file, report, out, allow_code))
         return
-    if "WORLD_SIZE" in os.environ:
+    if of_job:
         if model is not None or ranks is not None:
             given = "--model" if model is not None else "--ranks"
             raise OptionError(f"{given}: a job that a launcher started is measured as it is; leave it out")
@@ -148,7 +153,7 @@ def _calibrate_job(out: Path | None, kind: str, json_file: Path | None) -> None:
     from runtime.calibration.job import calibrate_job
 
     cluster = calibrate_job(out, kind)
-    if os.environ["RANK"] == "0":
+    if is_first_rank():
         write_json(json_file, _rates(cluster, _written(out, kind)))
 
 

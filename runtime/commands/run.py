@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
+import tempfile
+from contextlib import AbstractContextManager
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -12,7 +13,16 @@ import typer
 
 from runtime.commands.options import AllowCode, OtherCluster, PlanFile
 from runtime.commands.tables.progress import progress_line
-from runtime.commands.values import STANDARD_OUTPUT, OptionError, json_path, readable_file, writable_file, write_json
+from runtime.commands.values import (
+    STANDARD_OUTPUT,
+    OptionError,
+    is_first_rank,
+    json_path,
+    readable_file,
+    started_by_launcher,
+    writable_file,
+    write_json,
+)
 
 if TYPE_CHECKING:
     from planner.plan.document import Plan
@@ -52,11 +62,7 @@ def run(
     max_restarts: Annotated[int, typer.Option(min=0, help="Restarts from the last checkpoint after a failure.")] = 0,
 ) -> int:
     """Run a plan on local processes, or as one rank of a job that torchrun started."""
-    if "SLURM_STEP_NUM_TASKS" in os.environ:
-        from runtime.job.slurm import adopt_slurm
-
-        adopt_slurm()
-    started_by_torchrun = "WORLD_SIZE" in os.environ
+    started_by_torchrun = started_by_launcher()
     if not started_by_torchrun:
         readable_file(plan_file, "PLAN")
     from planner.layers.plan.document import is_layer_plan
@@ -74,32 +80,32 @@ def run(
         raise OptionError(f"--device: {device!r} is unknown; choose cpu or cuda")
     if profile is not None and of_layers:
         raise OptionError("--profile: no instructions are timed in a run of layers; leave it out")
-    if profile is not None and os.environ.get("RANK", "0") == "0":  # other machines may lack folder and plan
+    if profile is not None and is_first_rank():  # other machines may lack folder and plan
         writable_file(profile, "--profile")
         _check_cluster(plan_file, cluster)
+    options = RunOptions(
+        plan_file,
+        steps,
+        check,
+        data,
+        device,
+        json_path(json_file),
+        Path(tempfile.gettempdir()),
+        profile=profile is not None,
+        allow_code=allow_code,
+        checkpoints=checkpoints,
+        every=every,
+    )
     if checkpoints is not None:
         if check or profile is not None:
             raise OptionError(
                 "--checkpoints: a run that is kept is neither compared nor timed; leave --check and --profile out"
             )
-        options = RunOptions(
-            plan_file,
-            steps,
-            False,
-            data,
-            device,
-            json_path(json_file),
-            Path(),
-            allow_code=allow_code,
-            checkpoints=checkpoints,
-            every=every,
-        )
         return _train(options, max_restarts, started_by_torchrun, json_file)
     if of_layers:
-        return _run_layers(plan_file, steps, check, json_file, data, device, allow_code)
-    if started_by_torchrun:
-        return _run_as_rank(plan_file, steps, check, json_file, data, device, allow_code, profile, cluster)
-    return _run_locally(plan_file, steps, check, json_file, data, device, allow_code, profile, cluster)
+        return _run_layers(options, json_file)
+    run_operators = _run_as_rank if started_by_torchrun else _run_locally
+    return run_operators(options, json_file, profile, cluster)
 
 
 def _train(options: RunOptions, max_restarts: int, started_by_torchrun: bool, json_file: Path | None) -> int:
@@ -115,7 +121,7 @@ def _train(options: RunOptions, max_restarts: int, started_by_torchrun: bool, js
 
         with progress_line(f"training up to step {options.steps}"):
             found = train_plan(options, max_restarts)
-    if os.environ.get("RANK", "0") == "0":
+    if is_first_rank():
         end = json.loads(found)
         found = "was reached before" if end["loss"] is None else f"has loss {end['loss']:.6f}"
         typer.echo(f"step {end['steps']} {found}; checkpoints and metrics are in {options.checkpoints}")
@@ -124,36 +130,25 @@ def _train(options: RunOptions, max_restarts: int, started_by_torchrun: bool, js
     return 0
 
 
-def _run_locally(
-    plan_file: Path,
-    steps: int,
-    check: bool,
-    json_file: Path | None,
-    data: Path | None,
-    device: str | None,
-    allow_code: bool,
-    profile: Path | None,
-    cluster: str | None,
-) -> int:
+def _run_locally(options: RunOptions, json_file: Path | None, profile: Path | None, cluster: str | None) -> int:
     from planner.plan.document import load_plan
     from runtime.job.launch import run_plan
 
-    plan = load_plan(plan_file)
-    ranks = prod(plan.decision.options.mesh)
-    with progress_line(f"running {steps} steps on {ranks} ranks" + (" and on one process" if check else "")):
+    plan = load_plan(options.plan)
+    with _running(options, prod(plan.decision.options.mesh)):
         found = run_plan(
             plan,
-            steps=steps,
-            check=check,
-            data=data,
-            device=device,
-            profile=profile is not None,
-            allow_code=allow_code,
+            steps=options.steps,
+            check=options.check,
+            data=options.data,
+            device=options.device,
+            profile=options.profile,
+            allow_code=options.allow_code,
         )
     write_json(json_file, json.loads(found.model_dump_json()))
     _show(plan, found)
     if profile is not None:
-        _show_profile(plan, found, profile, cluster, allow_code)
+        _show_profile(plan, found, profile, cluster, options.allow_code)
     return found.exit_code
 
 
@@ -171,15 +166,13 @@ def _check_cluster(plan_file: Path, cluster: str | None) -> None:
         ) from None
 
 
-def _run_layers(
-    plan_file: Path,
-    steps: int,
-    check: bool,
-    json_file: Path | None,
-    data: Path | None,
-    device: str | None,
-    allow_code: bool,
-) -> int:
+def _running(options: RunOptions, ranks: int) -> AbstractContextManager[object]:
+    """A line beside a run on so many local processes."""
+    beside = " and on one process" if options.check else ""
+    return progress_line(f"running {options.steps} steps on {ranks} ranks{beside}")
+
+
+def _run_layers(options: RunOptions, json_file: Path | None) -> int:
     """Run a plan of layers on local processes and print predicted beside measured figures."""
     from rich.console import Console
 
@@ -187,9 +180,16 @@ def _run_layers(
     from runtime.commands.tables.layers import run_table
     from runtime.layers.launch import run_layer_plan
 
-    plan = load_layer_plan(plan_file)
-    with progress_line(f"running {steps} steps on {plan.devices} ranks" + (" and on one process" if check else "")):
-        found = run_layer_plan(plan, steps=steps, check=check, data=data, device=device, allow_code=allow_code)
+    plan = load_layer_plan(options.plan)
+    with _running(options, plan.devices):
+        found = run_layer_plan(
+            plan,
+            steps=options.steps,
+            check=options.check,
+            data=options.data,
+            device=options.device,
+            allow_code=options.allow_code,
+        )
     write_json(json_file, json.loads(found.model_dump_json()))
     Console().print(run_table(plan, found))
     for failure in found.failures():
@@ -207,38 +207,18 @@ def _show_profile(plan: Plan, found: RunReport, trace: Path, cluster: str | None
     Console().print(*profile_tables(profiled), sep="\n")
 
 
-def _run_as_rank(
-    plan_file: Path,
-    steps: int,
-    check: bool,
-    json_file: Path | None,
-    data: Path | None,
-    device: str | None,
-    allow_code: bool,
-    profile: Path | None,
-    cluster: str | None,
-) -> int:
+def _run_as_rank(options: RunOptions, json_file: Path | None, profile: Path | None, cluster: str | None) -> int:
     """Do one rank's part; rank 0 reads the plan and prints the tables."""
-    from runtime.job.rank_job import parse_options
     from runtime.rank_main import run_rank
-
-    arguments = [str(plan_file), "--steps", str(steps)]
-    arguments += [] if device is None else ["--device", device]
-    arguments += ["--check"] if check else []
-    arguments += ["--allow-code"] if allow_code else []
-    arguments += ["--profile"] if profile is not None else []
-    report = json_path(json_file)
-    arguments += ["--report", str(report)] if report is not None else []
-    arguments += ["--data", str(data)] if data is not None else []
 
     def show(plan: Plan, found: RunReport) -> None:
         _show(plan, found)
         if json_file == STANDARD_OUTPUT:
             write_json(json_file, json.loads(found.model_dump_json()))
         if profile is not None:
-            _show_profile(plan, found, profile, cluster, allow_code)
+            _show_profile(plan, found, profile, cluster, options.allow_code)
 
-    return run_rank(parse_options("meshwright run", arguments), show)
+    return run_rank(options, show)
 
 
 def _show(plan: Plan, found: RunReport) -> None:

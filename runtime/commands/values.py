@@ -160,6 +160,20 @@ def figure_file(path: Path, option: str) -> Path:
     return writable_file(path, option)
 
 
+def started_by_launcher() -> bool:
+    """Return whether this process is one rank of a job; Slurm's variables become those of torch's launcher."""
+    if "SLURM_STEP_NUM_TASKS" in os.environ:
+        from runtime.job.slurm import adopt_slurm
+
+        adopt_slurm()
+    return "WORLD_SIZE" in os.environ
+
+
+def is_first_rank() -> bool:
+    """Return whether this process writes files and prints: rank 0 of a job, or one without a job."""
+    return os.environ.get("RANK", "0") == "0"
+
+
 def check_json_file(path: Path | None) -> None:
     """Refuse a file of ``--json`` that cannot be written; ranks of a job beside the first write none.
 
@@ -168,7 +182,7 @@ def check_json_file(path: Path | None) -> None:
     OptionError
         As for :func:`writable_file`.
     """
-    if path not in (None, STANDARD_OUTPUT) and os.environ.get("RANK", "0") == "0":
+    if path not in (None, STANDARD_OUTPUT) and is_first_rank():
         writable_file(path, "--json")
 
 

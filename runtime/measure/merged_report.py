@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from statistics import median
 from typing import Any
 
 from runtime.measure.reference import ReferenceRun
@@ -31,7 +32,6 @@ def rank_measurements(
         "measured_peak_bytes": measured.peak_bytes,
         "measured_host_peak_bytes": measured.host_peak_bytes,
         "resident_set_bytes": measured.resident_set_bytes,
-        "measured_step_s": measured.step_seconds,
         "timed_steps_s": measured.timed_steps,
         "grad_rel_error": worst.error,
         "worst_gradient": worst.name,
@@ -55,7 +55,7 @@ def merged_measurements(ranks: Sequence[MeasuredRank], reference: ReferenceRun |
     worst = NO_ERROR
     for rank in ranks:
         worst = worst.worse_of(WorstError(rank.grad_rel_error, rank.worst_gradient, rank.grad_tolerance))
-    times = [rank.measured_step_s for rank in ranks if rank.measured_step_s is not None]
+    times = [median(rank.timed_steps_s) for rank in ranks if rank.timed_steps_s]
     return {
         "steps": len(ranks[0].losses),
         "measured_peak_bytes": [rank.measured_peak_bytes for rank in ranks],

@@ -30,8 +30,7 @@ class MeasuredRank(BaseModel):
     measured_peak_bytes: int
     measured_host_peak_bytes: int
     resident_set_bytes: int
-    measured_step_s: float | None
-    timed_steps_s: tuple[float, ...] = ()
+    timed_steps_s: tuple[float, ...]
     grad_rel_error: float
     worst_gradient: str
     grad_tolerance: float = GRADIENT_TOLERANCE
@@ -101,6 +100,14 @@ class TrainingReport(BaseModel):
         times = ", ".join(f"{format_seconds(value)} {word}" for value, word in step if value is not None)
         peaks = ", ".join(f"{format_bytes(value)} {word}" for value, word in peak if value is not None)
         return f"step {times or 'not timed'}; peak {peaks or 'not measured'}; {losses}"
+
+    @property
+    def step_range(self) -> tuple[str, str] | None:
+        """Name and value of a table's row of the fastest and the slowest step; None where no two were timed."""
+        if len(self.timed_steps_s) < 2:
+            return None
+        fastest, slowest = (format_seconds(end(self.timed_steps_s)) for end in (min, max))
+        return f"fastest, slowest of {len(self.timed_steps_s)} steps", f"{fastest}, {slowest}"
 
     @property
     def exit_code(self) -> int:

@@ -41,9 +41,9 @@ def run_table(plan: LayerPlan, found: LayerRunReport) -> Table:
             format_seconds(found.measured_step_s),
             "-" if not step else f"{found.measured_step_s / step:.3f}",
         )
-    if len(found.timed_steps_s) > 1:
-        fastest, slowest = (format_seconds(end(found.timed_steps_s)) for end in (min, max))
-        table.add_row(f"fastest, slowest of {len(found.timed_steps_s)} steps", "", "", f"{fastest}, {slowest}", "")
+    if found.step_range is not None:
+        name, value = found.step_range
+        table.add_row(name, "", "", value, "")
     if found.reference_loss is not None:
         table.add_section()
         table.add_row("", "one process", "", "ranks", "relative difference")

@@ -56,9 +56,9 @@ def run_table(plan: Plan, report: RunReport) -> Table:
         "-" if step is None else format_seconds(step),
         "-" if step is None else _ratio(step, report.predicted_step_s),
     )
-    if len(report.timed_steps_s) > 1:
-        fastest, slowest = (format_seconds(end(report.timed_steps_s)) for end in (min, max))
-        table.add_row(f"fastest, slowest of {len(report.timed_steps_s)} steps", "", f"{fastest}, {slowest}", "")
+    if report.step_range is not None:
+        name, value = report.step_range
+        table.add_row(name, "", value, "")
     if any(report.predicted_host_peak_bytes):
         table.add_row("waiting for host copies, in a step", format_seconds(report.predicted_stall_s), "-", "")
     table.add_section()
