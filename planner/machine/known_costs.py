@@ -10,7 +10,8 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
-from math import log
+from itertools import accumulate
+from math import inf, log
 from statistics import fmean
 
 from pydantic import BaseModel, ConfigDict, PositiveFloat, PositiveInt
@@ -111,15 +112,19 @@ class _Ratios:
     """Ratios of cost to prediction of one kind, as a function of the prediction."""
 
     def __init__(self, costs: Iterable[MeasuredCost]) -> None:
+        every = sorted(costs, key=lambda cost: cost.modelled)
         groups: list[list[MeasuredCost]] = []
-        for cost in sorted(costs, key=lambda cost: cost.modelled):
+        for cost in every:
             if groups and cost.modelled <= _ONE_SIZE * groups[-1][0].modelled:
                 groups[-1].append(cost)
             else:
                 groups.append([cost])
-        ratios = [[cost.seconds / cost.modelled for cost in group] for group in groups]
         self._sizes = [log(group[0].modelled) for group in groups]
-        self._means, self._least = [fmean(group) for group in ratios], [min(group) for group in ratios]
+        self._means = [fmean(cost.seconds / cost.modelled for cost in group) for group in groups]
+        # Of one size: what the rates predict may be that of an earlier calibration.
+        self._measured = [log(cost.modelled * _ONE_SIZE) for cost in every]
+        self._least_measured = _least_of_rest([cost.seconds / cost.modelled for cost in every])
+        self._least_means = _least_of_rest(self._means)
 
     def of(self, modelled: float) -> float:
         """Ratio for a prediction of so many seconds, on a line between those next to it in logarithm."""
@@ -132,9 +137,18 @@ class _Ratios:
 
     def least_from(self, modelled: float) -> float:
         """Least ratio for predictions of so many seconds and more, measured ones included."""
-        # A group that begins below may have sizes above.
-        at = bisect_left(self._sizes, log(max(modelled, _LEAST_SECONDS)))
-        return min(self._least[max(at - 1, 0) :])
+        size = log(max(modelled, _LEAST_SECONDS))
+        # On lines between sizes the least is at an end: this prediction, or a size above it.
+        return min(
+            self.of(modelled),
+            self._least_means[bisect_left(self._sizes, size)],
+            self._least_measured[bisect_left(self._measured, size)],
+        )
+
+
+def _least_of_rest(values: Sequence[float]) -> list[float]:
+    """The least of each value and those behind it; infinity behind the last."""
+    return [*accumulate(reversed(values), min, initial=inf)][::-1]
 
 
 def local_signature(spec: TensorSpec, placement: Placement, mesh: Sequence[int]) -> str:

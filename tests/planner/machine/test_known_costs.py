@@ -54,6 +54,10 @@ def test_the_least_ratio_holds_for_all_larger_predictions() -> None:
             larger = modelled * np.exp(rng.exponential(2.0, size=20))
             assert all(costs.seconds("aten.mm.default", "other", each) >= 0.999999 * least * each for each in larger)
             assert all(seconds >= 0.999999 * least * size for _, seconds, size in measured if size >= modelled)
+            above = (modelled, *sizes[sizes >= modelled])
+            fitted = [costs.seconds("aten.mm.default", "other", each) / each for each in above]
+            ratios = [seconds / size for _, seconds, size in measured if 1.01 * size >= modelled]
+            assert least >= 0.999999 * min([*fitted, *ratios]), "no lower than any ratio that is used"
     assert costs.least_ratio("aten.add.Tensor", 1.0) == 1.0
 
 
