@@ -25,8 +25,9 @@ FloatArray = NDArray[np.float64]
 SCALE = 4096
 """Weights are rounded down to parts of it."""
 
-CENTRE_SHARE = 0.6
-"""Part of the weights with the best bound so far in the next ones: the program's solutions jump while plans are few."""
+MOST_CENTRED = 0.9
+"""Largest part of the weights with the best bound so far in the next ones. It grows while the bound does not rise, as
+the program's solutions jump while plans are few, and shrinks while it does."""
 
 STALLED, RISE = 3, 1e-4
 """The bound has stalled when it has risen by less than a part of it in so many rounds one after another."""
@@ -51,6 +52,18 @@ class Corner:
     resharding: int
     activations: tuple[int, ...]
     transfers: tuple[int, ...]
+
+
+def window_ends(operators: int, windows: int) -> NDArray[np.int64]:
+    """Ends of windows of equally many operators, of which the first and last are cut by halves towards the ends.
+
+    What the first operators read can hardly be gathered beside others, and what the last ones make can hardly be
+    reduced beside others.
+    """
+    equal = np.arange(1, windows + 1) * operators // windows
+    halves = 2 ** np.arange(max(1, operators // windows).bit_length())
+    ends = np.unique(np.concatenate([equal, halves, operators - halves, [operators]]))
+    return ends[ends > 0]
 
 
 def corners(axes: int, slowdowns: Slowdowns) -> tuple[Corner, ...]:
@@ -93,8 +106,9 @@ class Multipliers:
         computing = np.array([node.kind in kinds for node in model.nodes])
         position = np.cumsum(computing) - computing
         operators = max(1, int(computing.sum()))
-        self._last = min(windows, operators)
-        self._window = np.minimum(position * self._last // operators, self._last - 1)
+        ends = window_ends(operators, windows)
+        self._last = len(ends)
+        self._window = np.minimum(np.searchsorted(ends, position, side="right"), self._last - 1)
         """Of every node; the updates have window ``last``."""
         self._axes = axes
         self._corners = corners(axes, slowdowns)
@@ -102,6 +116,7 @@ class Multipliers:
         self._centre = np.zeros(self.shape)
         self._centre[:, 0] = 1.0
         self._tried = self._centre
+        self._centred = 0.0
         self._bound = self._stalled = 0
 
     def see(self, tally: Tally) -> None:
@@ -116,7 +131,9 @@ class Multipliers:
         """Take the bound that the last weights gave; whether it is the best so far, so that the next are near them."""
         self._stalled = self._stalled + 1 if self._bound and bound <= (1.0 + RISE) * self._bound else 0
         if bound <= self._bound:
+            self._centred = min(MOST_CENTRED, (1.0 + self._centred) / 2.0)
             return False
+        self._centred /= 2.0
         self._bound, self._centre = bound, self._tried
         return True
 
@@ -131,7 +148,7 @@ class Multipliers:
 
     def next(self) -> StepWeights:
         """Weights between the best ones so far and those whose least time over the plans seen is largest."""
-        self._tried = CENTRE_SHARE * self._centre + (1.0 - CENTRE_SHARE) * self._best(self._seen)
+        self._tried = self._centred * self._centre + (1.0 - self._centred) * self._best(self._seen)
         return self.weights(self._tried)
 
     @property
