@@ -5,22 +5,24 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from math import inf
 
 from planner.graph.operator_graph import OperatorGraph
 from planner.overlap.buckets import BucketRule
-from planner.overlap.timetable import Room, overlapped
+from planner.overlap.serial import SerialSchedule
+from planner.overlap.timetable import APART, Room, overlapped
 from planner.replay.clocks import StepCosts
 from planner.replay.report import ReplayReport
 from planner.schedule.instructions import Schedule
 
-TRIALS = ((1.0, False), (1.5, False), (3.0, False), (8.0, False), (1.0, True), (1.5, True), (3.0, True), (8.0, True))
+TRIALS = ((3.0, True), (8.0, True), (1.5, True), (1.0, True), (3.0, False), (8.0, False), (1.5, False), (1.0, False))
 """How many times their duration gathers start before they are needed, and whether transfers give way."""
 
 RULES = (BucketRule(0.25), BucketRule(0.25, 0.05), BucketRule(0.06, 0.2))
 """Rules for buckets, tried with the best of these."""
 
 NEAR = 1.05
-"""Rules are tried for a decision whose timetable takes at most so many times as long as the fastest plan so far."""
+"""Timetables are replayed, and rules tried, that take less than so many times as long as the fastest plan so far."""
 
 ATTEMPTS = 3
 """Limits that are tried for a timetable, which knows its memory only nearly."""
@@ -28,7 +30,7 @@ ATTEMPTS = 3
 
 def fastest(
     graph: OperatorGraph,
-    serial: Schedule,
+    schedule: Schedule,
     costs: StepCosts,
     limit: int | None,
     replay: Callable[[Schedule], ReplayReport],
@@ -38,7 +40,7 @@ def fastest(
 
     Parameters
     ----------
-    graph, serial
+    graph, schedule
         The step and a correct schedule of the decision without overlap.
     costs
         Prices of instructions.
@@ -49,17 +51,21 @@ def fastest(
     known
         Time of the fastest plan so far, or None.
     """
-    report = replay(serial)
-    room = Room(report.profile.total_during, limit)
-    best, chosen = (serial, report), TRIALS[0]
-    for eagerness, give_way in TRIALS:
-        write = partial(overlapped, graph, serial, costs, eagerness=eagerness, give_way=give_way)
-        if (found := _within(write, room, replay)) is not None and _time(found) < _time(best):
-            best, chosen = found, (eagerness, give_way)
-    for rule in RULES if known is None or _time(best) <= NEAR * known else ():
-        write = partial(overlapped, graph, serial, costs, eagerness=chosen[0], give_way=chosen[1], rule=rule)
-        if (found := _within(write, room, replay)) is not None and _time(found) < _time(best):
-            best = found
+    report = replay(schedule)
+    serial, room = SerialSchedule(graph, schedule, costs), Room(report.profile.total_during, limit)
+    best, chosen = (schedule, report), TRIALS[0]
+    most = inf if known is None else NEAR * known
+
+    def faster(eagerness: float, give_way: bool, rule: BucketRule = APART) -> tuple[Schedule, ReplayReport] | None:
+        """A timetable within the limit that takes less than the best one so far and most."""
+        write = partial(overlapped, serial, eagerness=eagerness, give_way=give_way, rule=rule)
+        return _within(write, room, lambda found: serial.time_of(found) < min(_time(best), most), replay)
+
+    for trial in TRIALS:
+        if (found := faster(*trial)) is not None:
+            best, chosen = found, trial
+    for rule in RULES if _time(best) < most else ():
+        best = faster(*chosen, rule) or best
     return best
 
 
@@ -70,12 +76,17 @@ def _time(timed: tuple[Schedule, ReplayReport]) -> int:
 
 
 def _within(
-    write: Callable[[Room], Schedule], room: Room, replay: Callable[[Schedule], ReplayReport]
+    write: Callable[[Room], Schedule],
+    room: Room,
+    is_faster: Callable[[Schedule], bool],
+    replay: Callable[[Schedule], ReplayReport],
 ) -> tuple[Schedule, ReplayReport] | None:
     """The timetable if it is within the limit; where it is not, one for a limit lower by what was too much."""
     limit = room.limit
     for _ in range(ATTEMPTS):
         schedule = write(room)
+        if not is_faster(schedule):
+            return None
         found = replay(schedule)
         if limit is None or found.peak_bytes <= limit:
             return schedule, found

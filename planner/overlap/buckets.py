@@ -82,23 +82,32 @@ class Grouping:
         The step and its schedule without overlap.
     costs
         Prices of instructions.
+    transfers
+        Its transfers.
     when
         Time of the computation by position.
     """
 
-    def __init__(self, graph: OperatorGraph, schedule: Schedule, costs: StepCosts, when: Callable[[int], int]) -> None:
+    def __init__(
+        self,
+        graph: OperatorGraph,
+        schedule: Schedule,
+        costs: StepCosts,
+        transfers: Sequence[Transfer],
+        when: Callable[[int], int],
+    ) -> None:
         self._graph, self._schedule, self._costs, self._when = graph, schedule, costs, when
         self.buffers = list(schedule.buffers)
         """Those of the schedule, and between steps."""
+        self._singles = [self._single(transfer) for transfer in transfers]
 
-    def of(self, transfers: Sequence[Transfer], rule: BucketRule, computation: int) -> list[Bucket]:
+    def of(self, rule: BucketRule, computation: int) -> list[Bucket]:
         """Buckets by a rule, of a step whose computation takes so many quanta."""
-        singles = [self._single(transfer) for transfer in transfers]
         if not rule.span:
-            return singles
+            return self._singles
         span = int(rule.span * computation)
         alike: dict[Hashable, list[Bucket]] = defaultdict(list)
-        for single in singles:
+        for single in self._singles:
             alike[self._kind(single)].append(single)
         apart = alike.pop(None, [])
         return [*apart, *(bucket for members in alike.values() for bucket in self._merged(members, span, rule.exposed))]

@@ -25,15 +25,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.graph.operator_graph import OperatorGraph
-from planner.overlap.buckets import Bucket, BucketRule, Grouping, TransferStep
-from planner.overlap.transfers import Transfer, transfers
-from planner.replay.clocks import StepCosts, instruction_quanta
-from planner.replay.memory import LocalBytes
+from planner.overlap.buckets import Bucket, BucketRule, TransferStep
+from planner.overlap.serial import SerialSchedule
+from planner.overlap.transfers import Transfer
 from planner.replay.structure import communicating_axes
 from planner.schedule.frees import with_frees
 from planner.schedule.instructions import (
-    Free,
     Instruction,
     Reshard,
     Schedule,
@@ -114,9 +111,7 @@ class _Task:
 
 
 def overlapped(
-    graph: OperatorGraph,
-    schedule: Schedule,
-    costs: StepCosts,
+    serial: SerialSchedule,
     room: Room,
     eagerness: float = 1.0,
     *,
@@ -127,12 +122,10 @@ def overlapped(
 
     Parameters
     ----------
-    graph, schedule
-        A correct schedule without overlapped collectives and without offload.
-    costs
-        Prices of instructions.
+    serial
+        The schedule without overlap.
     room
-        Memory of the schedule.
+        Memory of it.
     eagerness
         How many times its duration a gather starts before it is needed, at most where it gives way.
     give_way
@@ -140,42 +133,23 @@ def overlapped(
     rule
         Which transfers share their collectives.
     """
-    return _Timetable(graph, schedule, costs, room, eagerness, give_way, rule).write()
+    return _Timetable(serial, room, eagerness, give_way, rule).write()
 
 
 class _Timetable:
-    def __init__(
-        self,
-        graph: OperatorGraph,
-        schedule: Schedule,
-        costs: StepCosts,
-        room: Room,
-        eagerness: float,
-        give_way: bool,
-        rule: BucketRule,
-    ) -> None:
-        self._graph, self._schedule, self._costs, self._room = graph, schedule, costs, room
-        self._local_bytes = LocalBytes(graph, schedule.mesh)
+    def __init__(self, serial: SerialSchedule, room: Room, eagerness: float, give_way: bool, rule: BucketRule) -> None:
+        self._serial, self._schedule, self._room = serial, serial.schedule, room
+        self._local_bytes, self._kept, self._quanta = serial.local_bytes, serial.kept, serial.quanta
+        self._begins, self._buffers = serial.begins, serial.grouping.buffers
+        self._give_way = give_way
         self._written: list[Instruction] = []
         self._now = 0
         self._link: dict[int, int] = defaultdict(int)
         self._flying: dict[int, _Task] = {}
         """Transfers under way, and those that hold bytes while they wait, by position of the first."""
         self._holding: dict[int, _Task] = {}
-        every = transfers(graph, schedule)
-        moved = {at for transfer in every for at in transfer.positions}
-        self._kept = [
-            at for at, entry in enumerate(schedule.instructions) if at not in moved and not isinstance(entry, Free)
-        ]
-        self._quanta = [self._price(schedule.instructions[at]) for at in self._kept]
-        self._begins = np.concatenate(([0], np.cumsum(np.array(self._quanta, dtype=np.int64))))
-        grouping = Grouping(graph, schedule, costs, lambda at: int(self._begins[np.searchsorted(self._kept, at)]))
-        buckets = grouping.of(every, rule, int(self._begins[-1]))
-        self._tasks = sorted(map(_Task.of, buckets), key=lambda task: _ready(task.transfers))
-        self._buffers = grouping.buffers
-        self._extra = np.zeros(len(schedule.instructions) + 1, dtype=np.int64)
-        self._give_way = give_way
-        self._blocking = [self._blocked(axis) for axis in range(len(schedule.mesh))]
+        self._tasks = sorted(map(_Task.of, serial.buckets(rule)), key=lambda task: _ready(task.transfers))
+        self._extra = np.zeros(len(self._schedule.instructions) + 1, dtype=np.int64)
         self._left: dict[int, int] = defaultdict(int)
         """Quanta of reductions that have not started, by axis."""
         for task in self._tasks:
@@ -217,14 +191,11 @@ class _Timetable:
         for task in dict.fromkeys((*waiting, *(task for _, task in coming))):
             self._start(task)
         self._update(updates, by_need)
-        kept = kept_buffers(self._graph, self._schedule.inputs, self._schedule.results)
+        kept = kept_buffers(self._serial.graph, self._schedule.inputs, self._schedule.results)
         instructions = with_frees(self._written, kept, self._sends_copy)
         return replace(self._schedule, buffers=tuple(self._buffers), instructions=instructions)
 
     # ---------------------------------------------------------------- plan
-
-    def _price(self, entry: Instruction) -> int:
-        return instruction_quanta(self._graph, self._schedule, self._costs, entry)
 
     def _plan_gathers(self, eagerness: float) -> None:
         """Latest begins of gathers, from the last one backwards."""
@@ -276,19 +247,10 @@ class _Timetable:
             return False
         return bool(self._left[axis] < self._begins[-1] - now)
 
-    def _blocked(self, axis: int) -> NDArray[np.int64]:
-        """Quanta for which resharded activations need the link of an axis before each instruction that is kept."""
-        entries = (self._schedule.instructions[at] for at in self._kept)
-        costs = [
-            cost if isinstance(entry, Reshard) and axis in communicating_axes(entry.path) else 0
-            for entry, cost in zip(entries, self._quanta, strict=True)
-        ]
-        return np.concatenate(([0], np.cumsum(np.array(costs, dtype=np.int64))))
-
     def _blocks(self, axis: int, begin: float, end: float) -> int:
         """Quanta for which resharded activations that start in a time need the link of an axis."""
         first, last = np.minimum(np.searchsorted(self._begins, (begin, end)), len(self._kept))
-        return int(self._blocking[axis][last] - self._blocking[axis][first])
+        return int(self._serial.blocking[axis][last] - self._serial.blocking[axis][first])
 
     def _is_free(self, task: _Task, until: int) -> bool:
         step = task.next_collective

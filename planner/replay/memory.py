@@ -83,10 +83,7 @@ class LocalBytes:
 
     def __call__(self, value: int, placement: Placement) -> int:
         """Bytes of ``value`` under ``placement``."""
-        key = (value, placement)
-        if key not in self._known:
-            self._known[key] = self.numel(value, placement) * self._values[value].spec.item_bytes
-        return self._known[key]
+        return self.numel(value, placement) * self._values[value].spec.item_bytes
 
     def along(self, value: int, path: Sequence[Placement]) -> tuple[list[Placement], list[tuple[int, ...]], list[int]]:
         """Placements, local shapes and bytes along a path, all in the order of memory, where it is lawful."""
@@ -101,10 +98,12 @@ class LocalBytes:
 
     def numel(self, value: int, placement: Placement) -> int:
         """Elements of ``value`` under ``placement``."""
-        shape = self._values[value].spec.shape
-        if len(placement) != len(self._mesh) or not divides(shape, placement, self._mesh):
-            return 0
-        return local_numel(shape, placement, self._mesh)
+        key = (value, placement)
+        if key not in self._known:
+            shape = self._values[value].spec.shape
+            is_lawful = len(placement) == len(self._mesh) and divides(shape, placement, self._mesh)
+            self._known[key] = local_numel(shape, placement, self._mesh) if is_lawful else 0
+        return self._known[key]
 
 
 def path_peak(

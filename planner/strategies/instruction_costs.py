@@ -66,7 +66,8 @@ class InstructionCosts:
         self._strategies = strategies
         self._optimizer = optimizer
         self._known: dict[tuple[object, ...], int] = {}
-        """Of executions of operators: plans are replayed many times."""
+        """Of executions, paths and updates: plans are replayed many times."""
+        self._flat_steps: dict[tuple[object, ...], tuple[Step, tuple[int, int]]] = {}
 
     def compute_quanta(
         self, operator: int, outputs: tuple[Placement | None, ...], inputs: tuple[Placement, ...]
@@ -89,6 +90,12 @@ class InstructionCosts:
 
     def reshard_quanta(self, value: int, path: tuple[Placement, ...]) -> int:
         """Cost of a path of single collectives."""
+        key = "path", value, path
+        if key not in self._known:
+            self._known[key] = self._path_quanta(value, path)
+        return self._known[key]
+
+    def _path_quanta(self, value: int, path: tuple[Placement, ...]) -> int:
         spec = self._graph.values[value].spec
         order = spec.memory_order
         shape = tuple(spec.shape[dim] for dim in order)
@@ -115,16 +122,20 @@ class InstructionCosts:
 
     def _flat(self, parts: Sequence[tuple[int, tuple[Placement, ...]]]) -> tuple[Step, list[tuple[int, int]]]:
         """The collective of a bucket, and bytes of each part before and after it."""
-        steps, sizes = [], []
-        for value, (source, target) in parts:
+        found = [self._flat_step(value, path) for value, path in parts]
+        return found[0][0], [sizes for _, sizes in found]
+
+    def _flat_step(self, value: int, path: tuple[Placement, ...]) -> tuple[Step, tuple[int, int]]:
+        """The collective of a part, and its bytes before and after."""
+        key = value, path
+        if key not in self._flat_steps:
             spec, mesh = self._graph.values[value].spec, self._costs.mesh
-            step = step_between(source, target)
+            step = step_between(*path)
             if step is None or step.collective is None:
-                raise KeyError((source, target))
-            steps.append(step)
-            before, after = (local_numel(spec.shape, at, mesh) * spec.item_bytes for at in (source, target))
-            sizes.append((before, after))
-        return steps[0], sizes
+                raise KeyError(path)
+            before, after = (local_numel(spec.shape, at, mesh) * spec.item_bytes for at in path)
+            self._flat_steps[key] = step, (before, after)
+        return self._flat_steps[key]
 
     def parts(self, schedule: Schedule, instruction: Instruction) -> tuple[CostPart, ...]:
         """Parts of an instruction's cost that may be measured: itself, or the steps of a path; none of a view or copy.
@@ -191,10 +202,14 @@ class InstructionCosts:
 
     def update_quanta(self, parameter: int, placement: Placement) -> int:
         """Cost of the optimizer's update of one parameter."""
-        value = self._graph.values[parameter]
-        numel = local_numel(value.spec.shape, placement, self._costs.mesh)
-        gradient = self._graph.gradient_dtypes[parameter]
-        return int(to_quanta(self._costs.update_seconds(numel, value.spec.dtype, gradient, self._optimizer)))
+        key = "update", parameter, placement
+        if key not in self._known:
+            value = self._graph.values[parameter]
+            numel = local_numel(value.spec.shape, placement, self._costs.mesh)
+            gradient = self._graph.gradient_dtypes[parameter]
+            seconds = self._costs.update_seconds(numel, value.spec.dtype, gradient, self._optimizer)
+            self._known[key] = int(to_quanta(seconds))
+        return self._known[key]
 
     @property
     def host_copies(self) -> HostCopies:

@@ -11,6 +11,7 @@ from planner.machine.cluster import load_cluster
 from planner.overlap.best import fastest
 from planner.overlap.buckets import BucketRule
 from planner.overlap.fastest_plan import FastestPlan
+from planner.overlap.serial import SerialSchedule
 from planner.overlap.timetable import Room, overlapped
 from planner.plan.document import load_plan, save_plan, schedule_of, verify_plan
 from planner.schedule.instructions import Wait, buckets
@@ -81,7 +82,7 @@ def test_an_overlapped_schedule_is_written_and_read(planned, span, tmp_path):
     session, _, _ = planned
     serial = build_schedule(session.space, random_decision(session.space, 0))
     room = Room(session.replay(serial).profile.total_during, None)
-    schedule = overlapped(session.graph, serial, session.instruction_costs, room, rule=BucketRule(span))
+    schedule = overlapped(SerialSchedule(session.graph, serial, session.instruction_costs), room, rule=BucketRule(span))
     assert bool(buckets(schedule.instructions)) == bool(span)
     assert any(isinstance(entry, Wait) for entry in schedule.instructions)
     name = "gpt2" if len(session.mesh) == 1 else "llama"

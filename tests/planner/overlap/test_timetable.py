@@ -19,6 +19,7 @@ from planner.overlap.best import fastest
 from planner.overlap.buckets import BucketRule
 from planner.overlap.link_costs import with_link_costs
 from planner.overlap.multipliers import Multipliers
+from planner.overlap.serial import SerialSchedule
 from planner.overlap.timetable import Room, overlapped
 from planner.overlap.transfers import transfers
 from planner.replay.checker import OptimizerMemory, replay
@@ -75,7 +76,9 @@ def test_random_plans(name, mesh, seed):
     bounds += [tally.weigh(each) // each.scale for each in weights]
     room = Room(before.profile.total_during, before.peak_bytes)
     for eagerness, give_way, span in ((1.0, False, 0.0), (3.0, False, 0.0), (3.0, True, 0.0), (3.0, True, 0.3)):
-        schedule = overlapped(space.graph, serial, costs, room, eagerness, give_way=give_way, rule=BucketRule(span))
+        schedule = overlapped(
+            SerialSchedule(space.graph, serial, costs), room, eagerness, give_way=give_way, rule=BucketRule(span)
+        )
         assert not buckets(schedule.instructions) or span
         found = replayed(name, mesh, schedule, costs)
         assert found.ok, found.violations[:3]
@@ -115,7 +118,10 @@ def test_no_choice_of_starts_is_below_the_bound(numbers):
             bounds = found if best is None else [min(pair) for pair in zip(bounds, found, strict=True)]
             serial = build_schedule(space, decision)
             room = Room(replayed(name, mesh, serial, costs).profile.total_during, None)
-            tables = [overlapped(space.graph, serial, costs, room, rng.choice((1.0, 3.0, 100.0))), serial]
+            tables = [
+                overlapped(SerialSchedule(space.graph, serial, costs), room, rng.choice((1.0, 3.0, 100.0))),
+                serial,
+            ]
             tables += [random_timetable(space.graph, serial, rng) for _ in range(4)]
             reports = [replayed(name, mesh, table, costs) for table in tables]
             assert all(report.ok for report in reports), (number, [report.violations[:2] for report in reports])
@@ -140,9 +146,8 @@ def test_slower_streams_take_longer():
     space = strategy_space("gpt2", (2,))
     serial = build_schedule(space, random_decision(space, 0))
     _, plain = prices("gpt2", (2,))
-    schedule = overlapped(
-        space.graph, serial, plain, Room(replayed("gpt2", (2,), serial, plain).profile.total_during, None)
-    )
+    room = Room(replayed("gpt2", (2,), serial, plain).profile.total_during, None)
+    schedule = overlapped(SerialSchedule(space.graph, serial, plain), room)
     times = [
         replayed(
             "gpt2", (2,), schedule, prices("gpt2", (2,), OverlapSpec(computation=own, collectives=other))[1]
@@ -158,6 +163,6 @@ def test_a_schedule_that_overlaps_is_not_moved_again():
     serial = build_schedule(space, random_decision(space, 0))
     _, costs = prices("mlp", (2,))
     room = Room(replayed("mlp", (2,), serial, costs).profile.total_during, None)
-    schedule = overlapped(space.graph, serial, costs, room)
+    schedule = overlapped(SerialSchedule(space.graph, serial, costs), room)
     assert not transfers(space.graph, schedule)
     assert replace(schedule) == schedule

@@ -10,6 +10,7 @@ from support.steps.planned_steps import strategy_space
 from planner.graph.optimizers import optimizer_named
 from planner.machine.cluster import HostCopies
 from planner.overlap.buckets import BucketRule
+from planner.overlap.serial import SerialSchedule
 from planner.overlap.timetable import Room, overlapped
 from planner.replay.checker import OptimizerMemory, replay
 from planner.replay.clocks import BucketCosts
@@ -51,7 +52,8 @@ def check(schedule, prices=None):
     return replay(SPACE.graph, schedule, optimizer=SGD, seconds=prices or Prices(), counter_based_random=True)
 
 
-BESIDE = overlapped(SPACE.graph, SERIAL, Prices(), Room(check(SERIAL).profile.total_during, None))
+PARTS, ROOM = SerialSchedule(SPACE.graph, SERIAL, Prices()), Room(check(SERIAL).profile.total_during, None)
+BESIDE = overlapped(PARTS, ROOM)
 STARTS = waits(BESIDE.instructions)
 
 
@@ -165,7 +167,9 @@ def test_only_single_collectives_overlap():
     assert ViolationKind.RESHARD_PATH in check(replace(SERIAL, instructions=found)).kinds
 
 
-JOINED = overlapped(SPACE.graph, SERIAL, Prices(), Room(check(SERIAL).profile.total_during, None), rule=BucketRule(1.0))
+JOINED = overlapped(
+    SerialSchedule(SPACE.graph, SERIAL, Prices()), Room(check(SERIAL).profile.total_during, None), rule=BucketRule(1.0)
+)
 BUCKET = next(iter(buckets(JOINED.instructions)))
 FIRST_WAIT = waits(JOINED.instructions)[BUCKET.start]
 

@@ -11,6 +11,7 @@ from support.processes.two_hosts import NoNamespacesError, two_hosts
 from support.steps.planned_steps import plan_of, random_plan, step_reference
 
 from planner.machine.cluster import Collective, read_cluster
+from planner.overlap.serial import SerialSchedule
 from planner.overlap.timetable import Room, overlapped
 from planner.plan.document import load_plan, save_plan, schedule_of
 from planner.schedule.instructions import Wait
@@ -59,7 +60,7 @@ def test_overlapped_transfers_change_no_bit(hosts, tmp_path):
     session = session_of(serial)
     schedule = schedule_of(serial, session.graph)
     room = Room(session.replay(schedule).profile.total_during, None)
-    beside = overlapped(session.graph, schedule, session.instruction_costs, room)
+    beside = overlapped(SerialSchedule(session.graph, schedule, session.instruction_costs), room)
     assert any(isinstance(entry, Wait) for entry in beside.instructions)
     plan = plan_of("gpt2", beside, session.instruction_costs)
     there = on_two_hosts(hosts, plan, tmp_path, folder=tmp_path)

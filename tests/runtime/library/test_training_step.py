@@ -12,6 +12,7 @@ from support.steps.random_schedules import random_offload
 from support.tiers import slow
 
 from planner.overlap.buckets import BucketRule
+from planner.overlap.serial import SerialSchedule
 from planner.overlap.timetable import Room, overlapped
 from planner.plan.document import Plan, schedule_of
 from planner.schedule.instructions import Offload, Wait, buckets
@@ -63,7 +64,9 @@ def overlapped_plan(name: str, mesh: tuple[int, ...], seed: int, span: float = 0
     session = session_of(plan)
     serial = schedule_of(plan, session.graph)
     room = Room(session.replay(serial).profile.total_during, None)
-    beside = overlapped(session.graph, serial, session.instruction_costs, room, 1.5, rule=BucketRule(span))
+    beside = overlapped(
+        SerialSchedule(session.graph, serial, session.instruction_costs), room, 1.5, rule=BucketRule(span)
+    )
     assert any(isinstance(entry, Wait) for entry in beside.instructions)
     assert bool(buckets(beside.instructions)) == bool(span)
     return plan_of(name, beside, session.instruction_costs)

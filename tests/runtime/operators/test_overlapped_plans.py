@@ -15,6 +15,7 @@ from support.tiers import slow
 
 from planner.graph.optimizers import optimizer_named
 from planner.overlap.buckets import BucketRule
+from planner.overlap.serial import SerialSchedule
 from planner.overlap.timetable import Room, overlapped
 from planner.plan.document import schedule_of
 from planner.replay.checker import OptimizerMemory, replay
@@ -70,7 +71,9 @@ def check(ranks, name, mesh, seed, eagerness=1.5, limited=False, delays=True, sp
     report = session.replay(serial)
     limit = report.peak_bytes if limited else None
     room = Room(report.profile.total_during, limit)
-    beside = overlapped(session.graph, serial, session.instruction_costs, room, eagerness, rule=BucketRule(span))
+    beside = overlapped(
+        SerialSchedule(session.graph, serial, session.instruction_costs), room, eagerness, rule=BucketRule(span)
+    )
     assert any(getattr(entry, "overlapped", False) for entry in beside.instructions)
     if must_bucket or not span:
         assert bool(buckets(beside.instructions)) == bool(span)

@@ -10,6 +10,7 @@ from support.steps.random_schedules import random_offload
 from planner.graph.optimizers import optimizer_named
 from planner.machine.cluster import load_cluster
 from planner.machine.costs import CostModel
+from planner.overlap.serial import SerialSchedule
 from planner.overlap.timetable import Room, overlapped
 from planner.replay.checker import OptimizerMemory, replay
 from planner.replay.clocks import step_time
@@ -31,7 +32,7 @@ def opened_plan(kind: str, name: str = "gpt2", mesh: tuple[int, ...] = (2,), see
     costs = InstructionCosts(graph, CostModel(load_cluster("a100-8-nvlink"), mesh), space.operator_strategies, "adamw")
     if kind == "overlapped":
         report = replay(graph, schedule, optimizer=OptimizerMemory(optimizer_named("adamw")), counter_based_random=True)
-        schedule = overlapped(graph, schedule, costs, Room(report.profile.total_during, None))
+        schedule = overlapped(SerialSchedule(graph, schedule, costs), Room(report.profile.total_during, None))
     if kind == "offloaded":
         schedule, costs = random_offload(name, schedule, seed)
     plan = plan_of(name, schedule, costs)
