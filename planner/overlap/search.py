@@ -33,10 +33,10 @@ from planner.schedule.instructions import Schedule
 ROUNDS = 30
 """Most rounds."""
 
-ROUND_SHARE = 0.4
+ROUND_SHARE = 0.6
 """Part of the time that is left that a round may take."""
 
-SERIAL_SHARE, HALF_SHARE, RELAXED_SHARE, EXCHANGE_SHARE = 0.15, 0.2, 0.2, 0.1
+SERIAL_SHARE, HALF_SHARE, RELAXED_SHARE, EXCHANGE_SHARE = 0.15, 0.12, 0.06, 0.1
 """Parts of the time limit: for the plan that does not overlap, that with transfers at half their cost, rounds without a
 memory limit, and exchanged layers."""
 
